@@ -1,0 +1,39 @@
+# The two commands of a newcomer: `make quick` (main job) and `make test`. Both set up what they need.
+SHELL := /bin/bash
+export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
+TARGET = --target $(shell rustc -vV | sed -n 's/^host: //p')
+
+.PHONY: quick setup test test-setup lint unit linux bench bench-judge format wheel
+
+quick: setup
+	planewise quick
+
+setup:
+	@scripts/setup
+
+test: lint unit linux
+
+test-setup:
+	@scripts/setup test
+
+lint: test-setup
+	cargo fmt --check
+	cargo clippy -q $(TARGET) --workspace --all-targets -- -D warnings
+	ruff format --check -q .
+	ruff check -q .
+	mypy
+
+unit: test-setup
+	cargo test -q $(TARGET) --workspace
+	pytest -q tests/unit
+
+linux: test-setup
+	pytest -q tests/linux
+
+format:
+	cargo fmt
+	ruff format -q .
+	ruff check -q --fix .
+
+wheel: setup
+	maturin build --release $(TARGET) -o dist

@@ -1,0 +1,6 @@
+//! Packets for Planewise. Knows frames, clocks, sockets and histograms; knows nothing of planes,
+//! testbeds or experiments. Every subcommand prints one JSON object on stdout (docs/formats.md).
+
+pub mod cli;
+pub mod error;
+pub mod output;

@@ -1,0 +1,45 @@
+"""What a person reads when something cannot be done: what, where, and the way out.
+
+Every error that may reach a user is a `PlanewiseError`. The command line prints it as one
+sentence and a remedy; nothing else of Python's ever reaches the terminal.
+"""
+
+
+class PlanewiseError(Exception):
+    """It could not be done (exit code 1).
+
+    `what` is one clear sentence with the place in it; `remedy` says what to do next.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, remedy: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+
+
+class BadInputError(PlanewiseError):
+    """The user's input is wrong: a file, a flag, a name (exit code 2).
+
+    `where` names file and line (or flag) and is put in front of the sentence.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
+        super().__init__(f"{where}: {what}" if where else what, remedy=remedy)
+        self.where = where
+
+
+class UnsupportedError(PlanewiseError):
+    """This machine lacks an ability (kernel, privilege, device, tool).
+
+    Tests skip on it by name: the message is the reason, the remedy the way out.
+    """
+
+
+class VerdictNotGoodError(PlanewiseError):
+    """It was measured, but `--require-good` asked for GOOD and the verdict is another."""
+
+    exit_code = 3

@@ -1,0 +1,4 @@
+"""The run directory (format 1) and importers and exporters of other tools' results.
+
+Knows files; knows nothing of testbeds or measurements.
+"""
