@@ -1,7 +1,6 @@
-"""The `planewise` commands: parses arguments, calls one function, prints. Nothing is decided here.
+"""The `planewise` command line: gathers the commands and turns errors into sentences.
 
-Modules that are slow to import (polars, scipy, altair) are imported by the command that needs
-them, so that `planewise --help` answers at once.
+Each command is a module of `planewise.commands`. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
+from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
 app = typer.Typer(
@@ -24,14 +24,28 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def common(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    """Measure, judge, advise, allocate."""
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"planewise {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def common(
+    context: typer.Context,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no hints.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say every step on stderr.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Measure, judge, advise, allocate."""
+    context.obj = Verbosity(quiet=quiet, verbose=verbose)
 
 
 def main() -> None:
