@@ -40,10 +40,14 @@ class RunReader:
     def trials(self) -> list[TrialRecord]:
         """All finished trials, in the order in which they were written.
 
-        A cut last line is left out (`is_cut` says so); any other bad line is a BadInputError
-        with its number.
+        Of a trial that failed and was tried again on resume, the last attempt counts. A cut last
+        line is left out (`is_cut` says so); any other bad line is a BadInputError with its number.
         """
-        return [record for record, _ in _parse_trials(self.path / TRIALS_FILE)]
+        latest: dict[str, TrialRecord] = {}
+        for record, _ in _parse_trials(self.path / TRIALS_FILE):
+            latest.pop(record.trial, None)
+            latest[record.trial] = record
+        return list(latest.values())
 
     def is_cut(self) -> bool:
         """Whether the last line of trials.jsonl was cut short by a kill or a full disk."""
@@ -111,6 +115,8 @@ class RunWriter:
             end = offset
             if record.status == "done":
                 finished.add(record.trial)
+            else:
+                finished.discard(record.trial)
         with _disk_errors(path):
             if file.exists():
                 os.truncate(file, end)
