@@ -190,3 +190,35 @@ class RunInfo(Record):
     status: Literal["running", "done", "interrupted", "failed"] = "running"
     reason: str = ""
     trials_planned: NonNegativeInt = 0
+
+
+class Ranked(Record):
+    """One plane's place in one ranking, with what it rests on."""
+
+    plane: str
+    load_type: str
+    """Under which load (`none`, `cpu`, `network`, `all`)."""
+    metric: Literal["rtt_p50", "rtt_p99", "pdr", "cpu"]
+    """`rtt_p50` and `rtt_p99` are in ns, `pdr` in packet/s, `cpu` a share."""
+    value: float
+    low: float | None = None
+    """95 % interval, over replicates; None where there are too few."""
+    high: float | None = None
+    effect: float | None = None
+    """Relative difference to the best plane of this ranking: 0.25 is 25 % worse. None: it is
+    the best one."""
+    note: str = ""
+    """What a reader should know of this place, one sentence: a tie, a limit, a verdict."""
+
+
+class Recommendation(Record):
+    """recommendation.json: what the run advises, in words, with what it rests on."""
+
+    plane: str | None
+    """None when the data do not tell the planes apart."""
+    headline: str
+    """The answer in one sentence."""
+    reasons: tuple[str, ...] = ()
+    reservations: tuple[str, ...] = ()
+    ranking: tuple[Ranked, ...] = ()
+    """Best first within each `metric` and `load_type`."""

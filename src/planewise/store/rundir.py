@@ -3,6 +3,7 @@
 RUN/run.json        RunInfo; replaced atomically
 RUN/trials.jsonl    one TrialRecord a line, appended and fsynced
 RUN/packets/        Parquet files named by the trials
+RUN/recommendation.json  Recommendation, when the run came to one; replaced atomically
 RUN/report.html     written by `planewise report`
 """
 
@@ -22,11 +23,12 @@ import polars as pl
 from pydantic import ValidationError
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.store.models import FORMAT, RunInfo, TrialRecord
+from planewise.store.models import FORMAT, Recommendation, Record, RunInfo, TrialRecord
 
 RUN_FILE = "run.json"
 TRIALS_FILE = "trials.jsonl"
 PACKETS_DIR = "packets"
+RECOMMENDATION_FILE = "recommendation.json"
 
 
 class RunReader:
@@ -71,6 +73,20 @@ class RunReader:
                 where=str(file),
                 remedy="the trial's summary in trials.jsonl is still good; restore the file or "
                 "leave the trial out",
+            ) from error
+
+    def recommendation(self) -> Recommendation | None:
+        """What the run advises; None when it came to no recommendation."""
+        file = self.path / RECOMMENDATION_FILE
+        try:
+            return Recommendation.model_validate_json(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            raise BadInputError(
+                f"the recommendation cannot be read: {_first_line(error)}",
+                where=str(file),
+                remedy="delete that file; everything else of the run is still good",
             ) from error
 
 
@@ -151,13 +167,21 @@ class RunWriter:
         with _disk_errors(self.path):
             self._write_info()
 
+    def recommend(self, recommendation: Recommendation) -> None:
+        """Writes or replaces recommendation.json."""
+        with _disk_errors(self.path):
+            self._replace(RECOMMENDATION_FILE, recommendation)
+
     def _write_info(self) -> None:
-        new = self.path / f".{RUN_FILE}.new"
+        self._replace(RUN_FILE, self.info)
+
+    def _replace(self, name: str, record: Record) -> None:
+        new = self.path / f".{name}.new"
         with new.open("wb") as handle:
-            handle.write(self.info.model_dump_json(indent=2).encode() + b"\n")
+            handle.write(record.model_dump_json(indent=2).encode() + b"\n")
             handle.flush()
             os.fsync(handle.fileno())
-        new.replace(self.path / RUN_FILE)
+        new.replace(self.path / name)
 
     def __enter__(self) -> Self:
         return self
