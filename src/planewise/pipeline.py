@@ -18,7 +18,6 @@ from planewise.measure.design import Design
 from planewise.measure.experiment import (
     Outcome,
     Progress,
-    Stage,
     estimate_s,
     find_ladders,
     run,
@@ -75,9 +74,10 @@ _AROUND_S = 25.0
 """Of quick's budget for what is not trials: doctor, building testbeds, pilots, the report."""
 
 
-def dry_run(design: Design, stage: Stage) -> Schedule:
+def dry_run(design: Design) -> Schedule:
     """What `design` would run here. Ladders that need a pilot show made-up loads of 1, 2, … pps."""
-    unavailable = stage.unavailable(design.factors.plane)
+    with _stage(design) as stage:
+        unavailable = stage.unavailable(design.factors.plane)
     sweep = design.sweep
     steps: Sequence[float] = ()
     if sweep is not None:
@@ -86,10 +86,15 @@ def dry_run(design: Design, stage: Stage) -> Schedule:
     return schedule_for(design, dict.fromkeys(cells_of(design), steps), unavailable)
 
 
-def start(design: Design, out: Path, progress: Progress) -> Finished:
-    """Measures `design` into the new run directory `out`, recommends and reports."""
-    host = doctor.examine()
-    with NamespaceStage(design.background, _protocol(design)) as stage:
+def start(
+    design: Design, out: Path, progress: Progress, *, host: Fingerprint | None = None
+) -> Finished:
+    """Measures `design` into the new run directory `out`, recommends and reports.
+
+    `host` is doctor's examination, where the caller has one already.
+    """
+    host = host or doctor.examine()
+    with _stage(design) as stage:
         unavailable = stage.unavailable(design.factors.plane)
         for plane, reason in unavailable.items():
             progress.note(f"plane {plane} is left out: {reason}")
@@ -104,7 +109,7 @@ def resume(out: Path, progress: Progress) -> Finished:
     """Continues the run in `out`: what is finished stays, the rest is measured."""
     info = RunReader(out).info
     design, ladders = _stored(info, out)
-    with NamespaceStage(design.background, _protocol(design)) as stage:
+    with _stage(design) as stage:
         unavailable = stage.unavailable(design.factors.plane)
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.resume(out) as writer:
@@ -112,8 +117,8 @@ def resume(out: Path, progress: Progress) -> Finished:
     return _conclude(out, outcome)
 
 
-def _protocol(design: Design) -> str:
-    return design.rtt.protocol if design.rtt is not None else "icmp"
+def _stage(design: Design) -> NamespaceStage:
+    return NamespaceStage(design.background, "icmp" if design.rtt is None else design.rtt.protocol)
 
 
 def _conclude(out: Path, outcome: Outcome) -> Finished:

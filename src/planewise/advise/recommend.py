@@ -16,6 +16,7 @@ from planewise.judge.curve import Curve, curves_from_trials
 from planewise.judge.statistics import Comparison, compare, geometric_mean
 from planewise.judge.verdict import Verdict, judge
 from planewise.store.models import Ranked, Recommendation, RunInfo, TrialRecord
+from planewise.units import rate_text, share_text, time_text
 
 ALL_LOADS = "all"
 """The ranking over every load: per block the geometric mean over loads."""
@@ -225,7 +226,7 @@ def _choose(overall: Sequence[Ranked], forwarded: Sequence[Ranked]) -> tuple[str
         second = overall[1]
         return best.plane, (
             f"Use {best.plane}: over all loads its median round-trip time is "
-            f"{_ns(best.value)}, {_percent_lower(best.value, second.value)} below that of "
+            f"{time_text(best.value)}, {share_text(1 - best.value / second.value)} below that of "
             f"{second.plane}, the next best."
         )
     tied = [best.plane, *(place.plane for place in rivals)]
@@ -233,7 +234,7 @@ def _choose(overall: Sequence[Ranked], forwarded: Sequence[Ranked]) -> tuple[str
     if len(rates) > 1 and not any(place.note for place in rates[1:]) and rates[0].effect is None:
         return rates[0].plane, (
             f"Use {rates[0].plane}: {_listed(tied)} are not told apart in round-trip time, and "
-            f"{rates[0].plane} forwards most, {_pps(rates[0].value)}."
+            f"{rates[0].plane} forwards most, {rate_text(rates[0].value)}."
         )
     same = all(place.note.startswith("practically") for place in rivals)
     if same:
@@ -249,10 +250,10 @@ def _choose(overall: Sequence[Ranked], forwarded: Sequence[Ranked]) -> tuple[str
 def _reasons(plane: str, rankings: Mapping[str, Sequence[Ranked]]) -> tuple[str, ...]:
     reasons = []
     for metric, what, show in (
-        ("rtt_p50", "median round-trip time", _ns),
-        ("rtt_p99", "99th percentile of round-trip time", _ns),
-        ("forwarded", "highest forwarding rate", _pps),
-        ("cpu", "kernel CPU time per packet", _ns),
+        ("rtt_p50", "median round-trip time", time_text),
+        ("rtt_p99", "99th percentile of round-trip time", time_text),
+        ("forwarded", "highest forwarding rate", rate_text),
+        ("cpu", "kernel CPU time per packet", time_text),
     ):
         loads = dict.fromkeys(place.load_type for place in rankings[metric])
         for load in loads:
@@ -337,26 +338,6 @@ def _not_tried(info: RunInfo) -> list[str]:
         f"not measured, because this host cannot do them: {', '.join(missing)} "
         "(`planewise doctor` says why)"
     ]
-
-
-def _percent_lower(value: float, other: float) -> str:
-    return f"{1 - value / other:.0%}".replace("%", " %")
-
-
-def _ns(value: float) -> str:
-    if value >= 1e6:
-        return f"{value / 1e6:.3g} ms"
-    if value >= 1e3:
-        return f"{value / 1e3:.3g} µs"
-    return f"{value:.3g} ns"
-
-
-def _pps(value: float) -> str:
-    if value >= 1e6:
-        return f"{value / 1e6:.3g} Mpps"
-    if value >= 1e3:
-        return f"{value / 1e3:.3g} kpps"
-    return f"{value:.3g} pps"
 
 
 def _listed(words: Sequence[str]) -> str:
