@@ -183,12 +183,6 @@ class TrialColumns:
                     "the file does not hold the intended loads: measured rates within "
                     f"{MEASURED_RATE_SHARE:.0%} of each other are taken as one load"
                 )
-        known = duration[np.isfinite(duration)]
-        if len(known) and known.max() > known.min() * 1.02:
-            notes.append(
-                f"trials of different durations ({known.min():g} to {known.max():g} s) are "
-                "judged together"
-            )
         return LoadTrials(
             name=name or self.path.name,
             format=format_name,
@@ -196,7 +190,7 @@ class TrialColumns:
             sent=sent,
             received=received,
             order=np.argsort(np.argsort(places, kind="stable"), kind="stable").astype(np.int64),
-            duration_s=duration if len(known) else None,
+            duration_s=_known(duration),
             drops=_known(drops),
             cpu=_known(cpu),
             limited=limited > 0 if (limited > 0).any() else None,

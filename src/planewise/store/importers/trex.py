@@ -94,9 +94,6 @@ def _statistics(
         offered = intended
     full = everywhere.get("queue_full")
     limited = isinstance(full, int | float) and full > QUEUE_FULL_SHARE * sent > 0
-    if limited:
-        notes["TRex met a full transmit queue in some trials: they were limited by the "
-              "generator"] = None  # fmt: skip
     duration = next(
         (trial[key] for key in ("duration_s", "duration") if trial.get(key) is not None), None
     )
