@@ -2,5 +2,11 @@
 //! testbeds or experiments. Every subcommand prints one JSON object on stdout (docs/formats.md).
 
 pub mod cli;
+pub mod clock;
+pub mod cpu;
 pub mod error;
+pub mod histogram;
+pub mod netns;
 pub mod output;
+pub mod stop;
+pub mod units;
