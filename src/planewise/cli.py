@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
+from planewise.commands import judge
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -46,6 +47,9 @@ def common(
 ) -> None:
     """Measure, judge, advise, allocate."""
     context.obj = Verbosity(quiet=quiet, verbose=verbose)
+
+
+app.command("judge")(judge.judge)
 
 
 def main() -> None:

@@ -281,35 +281,25 @@ def _interval(name: str, estimate: Estimate | None, reported: object) -> dict[st
 
 
 def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     out = console.out()
     for line in _sentence(judged, rule, plr):
         out.print(Text(line))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("file", overflow="fold")
-    table.add_column("format")
-    for title in ("loads", "runs", "PDR", "saturation"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("P(GOOD)", justify="right", no_wrap=True)
-    table.add_column("warnings", overflow="fold")
-    for one in judged:
-        verdict = one.verdict
-        table.add_row(
-            Text(one.title),
-            one.trials.format,
-            str(one.trials.loads),
-            str(len(one.trials)),
-            _pdr_cell(one),
-            _load(verdict.saturation.offered_pps) if verdict and verdict.saturation else "–",
-            Text(one.word, style=_STYLES[one.word]),
-            f"{verdict.probability_good:.0%}" if verdict else "–",
-            Text(_kinds(one) if len(judged) > LISTED else str(len(one.warnings) or "none")),
-        )
     out.print()
-    out.print(table, width=None if sys.stdout.isatty() else 10_000)
+    rows = [_COLUMNS, *(_row(one) for one in judged)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if title in _NUMBERS else cell.ljust(width)
+            for cell, width, title in zip(row, widths, _COLUMNS, strict=True)
+        ]
+        style = "bold" if row is _COLUMNS else ""
+        shown = Text("  ".join(cells).rstrip(), style=style)
+        if row is not _COLUMNS:
+            shown.stylize(_STYLES[row[0]], 0, len(row[0]))
+        # One line a curve, whatever the terminal's width: it is there to be compared and grepped.
+        out.print(shown, soft_wrap=True)
     if len(judged) <= LISTED:
         _print_warnings(judged)
     elif not quiet and any(one.warnings for one in judged):
@@ -317,6 +307,25 @@ def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None
 
 
 _STYLES = {"GOOD": "green", "BAD": "red", "UNDECIDED": "yellow"}
+_COLUMNS = (
+    "verdict", "P(GOOD)", "PDR", "saturation", "loads", "runs", "format", "file", "warnings"
+)  # fmt: skip
+_NUMBERS = frozenset({"P(GOOD)", "PDR", "saturation", "loads", "runs"})
+
+
+def _row(one: Judged) -> tuple[str, ...]:
+    verdict = one.verdict
+    return (
+        one.word,
+        f"{verdict.probability_good:.0%}" if verdict else "–",
+        _pdr_cell(one),
+        _load(verdict.saturation.offered_pps) if verdict and verdict.saturation else "–",
+        str(one.trials.loads),
+        str(len(one.trials)),
+        one.trials.format,
+        one.title,
+        _kinds(one),
+    )
 
 
 def _print_warnings(judged: list[Judged]) -> None:
@@ -345,7 +354,9 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
     one = judged[0]
     verdict = one.verdict
     if verdict is None:
-        reported = [f"{key[:3].upper()} {_load(value)}" for key, value in one.trials.reported.items()]
+        reported = [
+            f"{key[:3].upper()} {_load(value)}" for key, value in one.trials.reported.items()
+        ]
         return [f"UNDECIDED: {_NOTHING_TO_JUDGE} (reported: {', '.join(reported)})."]
     lines = [f"{verdict.verdict}: {verdict.reason}."]
     if verdict.pdr is None:

@@ -44,9 +44,7 @@ def curve_from_trials(trials: LoadTrials) -> Curve:
     return Curve(_title(trials), points, _source(trials))
 
 
-def trials_from_curve(
-    curve: Curve, *, format_name: str, notes: tuple[str, ...] = ()
-) -> LoadTrials:
+def trials_from_curve(curve: Curve, *, format_name: str, notes: tuple[str, ...] = ()) -> LoadTrials:
     """The trials of a curve as columns: the way back, for exporters. A run not in order follows."""
     tables = [RunTable.of(point.runs) for point in curve.points]
     table = RunTable.concatenate(tables)
