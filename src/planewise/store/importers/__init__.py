@@ -65,7 +65,8 @@ def recognise(path: Path) -> str:
 
     BadInputError when it cannot be read, is empty, or is none of them.
     """
-    head = b"" if path.is_dir() else read_bytes(path, HEAD_BYTES)
+    raw = b"" if path.is_dir() else read_bytes(path, HEAD_BYTES)
+    head = _as_utf8(raw)
     best, confidence = "", 0.0
     for name in MODULES:
         found = importer(name).recognise(head, path)
@@ -73,13 +74,27 @@ def recognise(path: Path) -> str:
             best, confidence = name, found
     if best:
         return best
-    decode(head[: HEAD_BYTES - 8], path)  # empty and binary files get their own sentence
+    _complain_of_no_text(raw, path)
     raise BadInputError(
         "none of the known formats",
         where=str(path),
         remedy=f"name its format with --from ({', '.join(MODULES)}), or bring it into the "
         "documented CSV (docs/formats.md)",
     )
+
+
+def _as_utf8(head: bytes) -> bytes:
+    """The head without its byte order mark, UTF-16 as UTF-8."""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return head.decode("utf-16", errors="ignore").encode()
+    return head.removeprefix(b"\xef\xbb\xbf")
+
+
+def _complain_of_no_text(head: bytes, path: Path) -> None:
+    """BadInputError when the file is empty or binary; a character cut in two is neither."""
+    if len(head) >= HEAD_BYTES:
+        head = head[: head.rfind(b"\n", 0, HEAD_BYTES) + 1] or head[:4]
+    decode(head, path)
 
 
 def read(path: Path, format_name: str | None = None) -> list[LoadTrials]:

@@ -27,9 +27,15 @@ def recognise(head: bytes, path: Path) -> float:
 
 def read(path: Path) -> list[LoadTrials]:
     """A curve a cell. BadInputError for what is no run directory or has no load trials."""
-    from planewise.store.rundir import RunReader
+    from planewise.store.rundir import RUN_FILE, RunReader
 
     directory = path if path.is_dir() else path.parent
+    if not (directory / RUN_FILE).exists():
+        raise BadInputError(
+            f"not a run directory: it has no {RUN_FILE}",
+            where=str(path),
+            remedy="name the result files in it, or a directory that planewise wrote",
+        )
     reader = RunReader(directory)
     notes = []
     if reader.is_cut():
