@@ -54,9 +54,7 @@ def measure_load(
 ) -> TrialResult:
     """Runs one load trial. PlanewiseError when it could not be run or ended early."""
     most = generator.max_pps(trial.size_bytes, load.ip_version)
-    finished = load.host.run(
-        command(load, trial, most), timeout_s=30 + 3 * trial.duration_s
-    )
+    finished = load.host.run(command(load, trial, most), timeout_s=30 + 3 * trial.duration_s)
     output = parse(finished, TrialOutput)
     if output.interrupted:
         raise KeyboardInterrupt
@@ -118,7 +116,9 @@ def _record(load: LoadPath, place: Place, output: TrialOutput) -> TrialRecord:
             late=output.late,
         ),
         loss=tuple(
-            LossPart(where=names.get(part.where, part.where), counter=part.counter, count=part.count)
+            LossPart(
+                where=names.get(part.where, part.where), counter=part.counter, count=part.count
+            )
             for part in output.loss
             if part.count
         ),

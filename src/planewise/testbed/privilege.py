@@ -136,7 +136,7 @@ def _possible_flags() -> int:
                     code = 0
                 else:
                     code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
-            except BaseException:  # noqa: BLE001 - a forked child must not return
+            except BaseException:
                 pass
             finally:
                 os._exit(code)
