@@ -271,9 +271,9 @@ def _explain(step: Step, code: int, message: str) -> PlanewiseError:
     feature = _KERNEL_FEATURE.get(type(step))
     if feature and code in (errno.EOPNOTSUPP, errno.ENOENT, errno.EPROTONOSUPPORT):
         return UnsupportedError(
-            f"this kernel has no {feature}: `{step}` is not supported",
-            remedy=f"load the module (as root: modprobe {feature}), "
-            f"or use a kernel built with CONFIG_{feature.upper()}",
+            f"this kernel has no {feature}",
+            remedy=f"as root: modprobe {feature}; "
+            f"else a kernel built with CONFIG_{feature.upper()}",
         )
     if code == errno.EEXIST:
         return PlanewiseError(

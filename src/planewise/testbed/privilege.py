@@ -136,10 +136,8 @@ def _possible_flags() -> int:
                     code = 0
                 else:
                     code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
-            except BaseException:
-                pass
             finally:
-                os._exit(code)
+                os._exit(code)  # whatever was raised: a forked child must not return
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
             return flags
     return 0
