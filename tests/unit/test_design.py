@@ -59,7 +59,7 @@ def test_a_single_level_may_stand_without_brackets(tmp_path: Path) -> None:
         (GOOD.replace("packets: 100", "packets: many"), 7, "integer"),
         (GOOD.replace("blocks: 4", "blocks: 0"), 10, "greater than or equal to 1"),
         (GOOD.replace("[veth, bridge]", "[veth, veth]"), 2, "names a level twice"),
-        (GOOD.replace("[1000, 2000, 3000]", "[1000, .nan]"), 9, "number"),
+        (GOOD.replace("[1000, 2000, 3000]", "[1000, .nan]"), 9, "offered_pps.1: "),
         ("- a\n- b\n", 1, "a design is a mapping"),
         ("", 1, "a design is a mapping"),
         ("factors: [\n", 2, "not YAML"),

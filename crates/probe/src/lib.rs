@@ -2,5 +2,7 @@
 //! testbeds or experiments. Every subcommand prints one JSON object on stdout (docs/formats.md).
 
 pub mod cli;
+pub mod clock;
 pub mod error;
+pub mod histogram;
 pub mod output;

@@ -169,6 +169,9 @@ class Fingerprint(Record):
     planes: tuple[PlaneAvailability, ...] = ()
 
 
+RunStatus = Literal["running", "done", "interrupted", "failed"]
+
+
 class RunInfo(Record):
     """run.json."""
 
@@ -187,7 +190,7 @@ class RunInfo(Record):
     """Why absolute times of this run are not those of hardware; empty when they are."""
     started: datetime
     finished: datetime | None = None
-    status: Literal["running", "done", "interrupted", "failed"] = "running"
+    status: RunStatus = "running"
     reason: str = ""
     trials_planned: NonNegativeInt = 0
 

@@ -22,7 +22,7 @@ from typing import Self
 import polars as pl
 from pydantic import ValidationError
 
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError, StorageError
 from planewise.store.models import FORMAT, Recommendation, Record, RunInfo, TrialRecord
 
 RUN_FILE = "run.json"
@@ -213,7 +213,7 @@ class _disk_errors:  # noqa: N801 - reads as a statement
     ) -> None:
         if isinstance(error, OSError):
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise PlanewiseError(
+            raise StorageError(
                 f"no space left to write the run directory {self.path}"
                 if full
                 else f"cannot write the run directory {self.path}: {error.strerror}",
