@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
+from planewise.commands import report
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -46,6 +47,9 @@ def common(
 ) -> None:
     """Measure, judge, advise, allocate."""
     context.obj = Verbosity(quiet=quiet, verbose=verbose)
+
+
+app.command("report")(report.report)
 
 
 def main() -> None:

@@ -17,9 +17,11 @@ import polars as pl
 from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
+from planewise.judge.curve import Curve, curves_from_trials
+from planewise.judge.verdict import Verdict, judge
+from planewise.report import theme
 from planewise.store.models import Latency, Level, Metric, Recommendation, TrialRecord
 from planewise.store.rundir import RunReader
-from planewise.report import theme
 
 Factors = tuple[tuple[str, Level], ...]
 """Factor levels of a cell without its plane, in the order of `FACTORS`."""
@@ -116,8 +118,8 @@ class JudgedCurve:
 
     plane: str
     factors: Factors
-    curve: object
-    verdict: object
+    curve: Curve
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -339,9 +341,7 @@ class RunData:
             rtts = packets.select(_rtt(metric).drop_nulls()).collect().to_series()
             n = rtts.len()
             if n:
-                values = [
-                    float(rtts.quantile(quantile, "linear") or 0.0) for quantile in quantiles
-                ]
+                values = [float(rtts.quantile(quantile, "linear") or 0.0) for quantile in quantiles]
         else:
             values, n = _from_histograms(summaries, quantiles)
         if values is None:
@@ -527,7 +527,7 @@ def _parts(
     for trial in trials:
         for name in ("overhead", "response"):
             if name in trial.not_measurable:
-                return None, f"not measurable: {trial.not_measurable[name]}"  # type: ignore[index]
+                return None, f"not measurable: {trial.not_measurable[name]}"
     if packets is None:
         return _parts_from_summaries(metric, trials)
     if not set(_STAMPS) <= set(packets.collect_schema().names()):

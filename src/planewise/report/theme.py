@@ -94,9 +94,7 @@ def every_colour() -> tuple[Colour, ...]:
 def colours_of(planes: Iterable[str]) -> dict[str, str]:
     """The colour on white of each plane; planes without one of their own share a second set."""
     others = cycle(_OTHERS)
-    return {
-        plane: (PLANES[plane] if plane in PLANES else next(others)).light for plane in planes
-    }
+    return {plane: (PLANES[plane] if plane in PLANES else next(others)).light for plane in planes}
 
 
 def recolouring(selector: str) -> str:
@@ -152,7 +150,7 @@ def _digits(value: float, digits: int) -> str:
 def ticks(low: float, high: float, *, log: bool, most: int) -> list[float]:
     """Round values between `low` and `high` (both included), at most about `most` of them."""
     if log:
-        for steps in ((1, 2, 5), (1, 3), (1,)):
+        for steps in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
             first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
             values = [
                 step * 10.0**power

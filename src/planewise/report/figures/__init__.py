@@ -5,5 +5,6 @@ is merely shrunk cannot be read. `save` writes any chart as SVG, PDF, PNG or int
 """
 
 from planewise.report.figures.base import Figure, Table, save
+from planewise.report.figures.loss_curve import load_loss
 
-__all__ = ["Figure", "Table", "save"]
+__all__ = ["Figure", "Table", "load_loss", "save"]

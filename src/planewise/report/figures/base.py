@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from planewise.report.data import Factors
 Format = Literal["svg", "pdf", "png", "html"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png", "html")
 
-Chart = alt.Chart | alt.LayerChart | alt.VConcatChart | alt.HConcatChart
+Chart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart | alt.HConcatChart
 Row = Mapping[str, Any]
 
 WIDE, NARROW = 760, 336
@@ -86,7 +88,7 @@ def finish(chart: Chart, title: str = "", subtitle: Sequence[str] = ()) -> Chart
         )
     label = {"labelFont": theme.FONT, "labelFontSize": theme.FONT_SIZE}
     heading = {"titleFont": theme.FONT, "titleFontSize": theme.FONT_SIZE}
-    return (
+    finished: Chart = (
         chart.configure(background="transparent", font=theme.FONT, padding=4)
         .configure_view(stroke=None)
         .configure_axis(
@@ -123,6 +125,12 @@ def finish(chart: Chart, title: str = "", subtitle: Sequence[str] = ()) -> Chart
         )
         .configure_text(font=theme.FONT, fontSize=theme.FONT_SIZE, color=theme.INK.light)
     )
+    return finished
+
+
+def slug(text: str) -> str:
+    """`text` as a file name and an anchor: lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "figure"
 
 
 def text_width(text: str) -> float:
@@ -137,8 +145,6 @@ def label_room(labels: Iterable[str], most: int) -> int:
 
 def wrapped(text: str, width: float) -> list[str]:
     """`text` in lines that fit `width` [px]."""
-    import textwrap
-
     return textwrap.wrap(text, max(12, int(width / 6.0))) or [""]
 
 
@@ -154,6 +160,7 @@ _RATE = (
     " : format(datum.value / 1e6, '~r') + ' Mpps'"
 )
 _SHARE = "format(datum.value * 100, '~r') + ' %'"
+
 
 class InContext(Protocol):
     """A summary of one cell."""
@@ -266,11 +273,10 @@ def key(names: Mapping[str, str], width: int) -> Chart:
     x, y = 0.0, 0
     for name, colour in names.items():
         room = 32 + text_width(name)
-        if x and x + room > width - 10:
+        if x and x + room > width:
             x, y = 0.0, y + 18
         rows.append({"name": name, "colour": colour, "x": x, "y": y})
         x += room
-    width -= 10
     height = y + 10
     chart = alt.Chart(data(rows))
     place = {
@@ -313,15 +319,25 @@ def save(
             content = bytes(vl_convert.vegalite_to_pdf(spec))
         elif wanted == "png":
             content = bytes(vl_convert.vegalite_to_png(spec, scale=2))
-        elif wanted == "html":
-            content = str(vl_convert.vegalite_to_html(spec, bundle=True)).encode()
         else:
-            raise BadInputError(
-                f"figures cannot be written as {wanted}", remedy=f"choose of {', '.join(FORMATS)}"
-            )
+            content = str(vl_convert.vegalite_to_html(spec, bundle=True)).encode()
         write_file(file, content)
         files.append(file)
     return files
+
+
+def parse_formats(text: str) -> list[Format]:
+    """`svg,pdf` as formats. BadInputError for one that there is not."""
+    wanted: list[Format] = []
+    for name in text.replace(",", " ").split():
+        if name not in FORMATS:
+            raise BadInputError(
+                f"{name!r} is no format of figures",
+                where="--format",
+                remedy=f"choose of {', '.join(FORMATS)}",
+            )
+        wanted.append(name)
+    return wanted
 
 
 def write_file(file: Path, content: bytes) -> None:

@@ -32,9 +32,7 @@ def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
     for cell in cells:
         groups.setdefault((cell.factors, cell.host), []).append(cell)
     span = Span(0.0, 1.0, log=False)
-    shown = [
-        group for group in CPU_GROUPS if any(cell.shares[group] >= 0.0005 for cell in cells)
-    ]
+    shown = [group for group in CPU_GROUPS if any(cell.shares[group] >= 0.0005 for cell in cells)]
 
     def label(factors: run_data.Factors, host: str) -> str:
         said = words(factors, common)
@@ -55,7 +53,7 @@ def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
             )
             for place, ((factors, host), group) in enumerate(groups.items())
         ]
-        key = base.key({NAMES[one]: theme.MODES[one].light for one in shown}, width)
+        key = base.key({NAMES[one]: theme.MODES[one].light for one in shown}, plot + _TOTAL_ROOM)
         return base.finish(base.stacked([key, *charts], spacing=10))
 
     most = max(cells, key=lambda cell: cell.busy)

@@ -10,7 +10,7 @@ from planewise.report import data as run_data
 from planewise.report import theme
 from planewise.report.data import Parts, RttCell, words
 from planewise.report.figures import base
-from planewise.report.figures.base import Chart, Figure, Missing, Row, Span, Table, Value
+from planewise.report.figures.base import Chart, Entry, Figure, Missing, Row, Span, Table, Value
 
 _ROW = 30
 _TOTAL_ROOM = 66
@@ -51,7 +51,7 @@ def figure(cells: Sequence[RttCell], *, name: str, title: str) -> Figure:
             )
             for place, (factors, group) in enumerate(groups)
         ]
-        key = base.key({NAMES[part]: theme.PARTS[part].light for part in shown}, width)
+        key = base.key({NAMES[part]: theme.PARTS[part].light for part in shown}, plot + _TOTAL_ROOM)
         return base.finish(base.stacked([key, *charts], spacing=10))
 
     hidden = sorted({cell.plane for cell in cells if cell.parts is None})
@@ -116,9 +116,7 @@ def _context(
     reasons: list[Row] = []
     for cell in cells:
         if cell.parts is None:
-            reasons.append(
-                {"plane": cell.plane, "text": base.wrapped(cell.no_parts, plot)[:2]}
-            )
+            reasons.append({"plane": cell.plane, "text": base.wrapped(cell.no_parts, plot)[:2]})
             continue
         start = 0.0
         values = _values(cell.parts)
@@ -166,7 +164,7 @@ def _context(
 
 
 def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
-    rows = []
+    rows: list[tuple[Entry, ...]] = []
     for cell in cells:
         head = (words(cell.factors, common), cell.plane)
         if cell.parts is None:

@@ -25,9 +25,7 @@ def figure(
     """
     common = run_data.common_factors(cell.factors for cell in cells)
     groups = base.by_context(cells)
-    span = Span.of_times(
-        min(cell.low_ns for cell in cells), max(cell.high_ns for cell in cells)
-    )
+    span = Span.of_times(min(cell.low_ns for cell in cells), max(cell.high_ns for cell in cells))
     scale = "logarithmic" if span.log else "linear"
     best = min(cells, key=lambda cell: cell.median_ns)
     worst = max(cells, key=lambda cell: cell.median_ns)
@@ -128,13 +126,10 @@ def _context(
     numbers = chart.mark_text(align="right").encode(
         x=alt.value(plot + _MEDIAN_ROOM), y=y, text="text:N"
     )
-    return (
-        alt.layer(whiskers, boxes, medians, replicates, numbers)
-        .properties(
-            width=plot,
-            height=_ROW * len(here),
-            title=base.heading(label, plot + room),
-        )
+    return alt.layer(whiskers, boxes, medians, replicates, numbers).properties(
+        width=plot,
+        height=_ROW * len(here),
+        title=base.heading(label, plot + room),
     )
 
 
@@ -166,8 +161,7 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
                         cell.high_ns,
                     )
                 ),
-                f"{theme.duration(min(cell.medians_ns))} – "
-                f"{theme.duration(max(cell.medians_ns))}",
+                f"{theme.duration(min(cell.medians_ns))} – {theme.duration(max(cell.medians_ns))}",
                 Value(theme.count(cell.packets), cell.packets),
                 Value(theme.count(cell.lost), cell.lost),
             )
