@@ -3,6 +3,10 @@
 
 pub mod cli;
 pub mod clock;
+pub mod cpu;
 pub mod error;
 pub mod histogram;
+pub mod netns;
 pub mod output;
+pub mod stop;
+pub mod units;

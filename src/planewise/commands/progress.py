@@ -39,7 +39,7 @@ class ProgressLine:
                 self._bar.remove_task(self._task)
             self._task = self._bar.add_task(what, total=self._total_s)
         elif not self._quiet:
-            self._line(f"{what} (about {_duration(total_s)})")
+            self._line(f"{what} (about {duration(total_s)})")
 
     def step(self, what: str, done_s: float) -> None:
         """`what` is next; `done_s` of the estimate have been worked off so far."""
@@ -51,7 +51,7 @@ class ProgressLine:
         if due and not self._quiet:
             self._last_line = now
             left = self._left_s(done_s, now)
-            self._line(f"{done_s / self._total_s:4.0%}  {what}, about {_duration(left)} left")
+            self._line(f"{done_s / self._total_s:4.0%}  {what}, about {duration(left)} left")
 
     def note(self, text: str) -> None:
         """Something that a person should know at once (also with --quiet)."""
@@ -94,7 +94,7 @@ class ProgressLine:
             self._bar = None
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """`45 s`, `3 min 20 s`, `2 h 5 min`."""
     whole = round(max(seconds, 0))
     if whole < 60:

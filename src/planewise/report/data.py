@@ -19,9 +19,9 @@ from hdrh.histogram import HdrHistogram
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve, curves_from_trials
 from planewise.judge.verdict import Verdict, judge
-from planewise.report import theme
 from planewise.store.models import Latency, Level, Metric, Recommendation, TrialRecord
 from planewise.store.rundir import RunReader
+from planewise.units import rate_text
 
 Factors = tuple[tuple[str, Level], ...]
 """Factor levels of a cell without its plane, in the order of `FACTORS`."""
@@ -474,7 +474,7 @@ def _level(name: str, level: Level) -> str:
     if name == "size_bytes":
         return f"{level}-byte frames"
     if name == "frequency_pps" and isinstance(level, int | float):
-        return f"at {theme.rate(level)}"
+        return f"at {rate_text(level)}"
     return f"{name} {level}"
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from planewise import __version__
+import planewise
 from planewise.report import data as run_data
 from planewise.report import svg, theme
 from planewise.report.data import RunData, common_factors, words
 from planewise.report.figures import base, cpu, loss_curve, parts, rtt, schedule, tail
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.store.rundir import RunReader
+from planewise.units import rate_text, time_text
 
 _CONTEXTS_A_FIGURE = 6
 """Small multiples in one figure; a large design becomes several figures."""
@@ -65,9 +66,6 @@ def render(run: RunReader) -> str:
     )
     environment.tests["value"] = lambda entry: isinstance(entry, Value)
     environment.tests["missing"] = lambda entry: isinstance(entry, Missing)
-    environment.filters["duration"] = theme.duration
-    environment.filters["rate"] = theme.rate
-    environment.filters["share"] = theme.share
     environment.filters["count"] = theme.count
     templates = resources.files("planewise.report") / "templates"
     style = (templates / "report.css").read_text(encoding="utf-8")
@@ -79,7 +77,7 @@ def render(run: RunReader) -> str:
         sections=sections(data),
         ranking=ranking(data),
         style=Markup(style + _recolouring() + _chips()),
-        version=__version__,
+        version=planewise.__version__,
         shared_words=_shared_words(data),
         verdicts=data.curves,
         open_figures=_OPEN,
@@ -111,7 +109,7 @@ def headline(data: RunData) -> str:
         best = min(idle or data.rtt, key=lambda cell: cell.median_ns)
         return (
             f"This run holds no recommendation. Its lowest median RTT is "
-            f"{theme.duration(best.median_ns)}, with {best.plane}, {words(best.factors)}."
+            f"{time_text(best.median_ns)}, with {best.plane}, {words(best.factors)}."
         )
     if data.curves:
         return "This run holds no recommendation; its load-loss curves are below."
@@ -142,10 +140,10 @@ def ranking(data: RunData) -> Table:
 
 
 _METRICS = {
-    "rtt_p50": ("median RTT", theme.duration),
-    "rtt_p99": ("99th percentile of RTT", theme.duration),
-    "pdr": ("PDR", theme.rate),
-    "cpu": ("CPU time", theme.share),
+    "rtt_p50": ("median RTT", time_text),
+    "rtt_p99": ("99th percentile of RTT", time_text),
+    "forwarded": ("highest forwarding rate", rate_text),
+    "cpu": ("kernel CPU time a forwarded packet", time_text),
 }
 
 

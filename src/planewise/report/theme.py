@@ -1,4 +1,4 @@
-"""Colours, fonts and number formats of every figure and table. Knows no data.
+"""Colours, fonts and formats of shares and axes of every figure and table. Knows no data.
 
 Each colour that a figure may use stands here once, with its partner for dark backgrounds: the
 report's style sheet recolours the figures by it, so that one drawing serves light and dark.
@@ -7,7 +7,7 @@ report's style sheet recolours the figures by it, so that one drawing serves lig
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -106,16 +106,6 @@ def recolouring(selector: str) -> str:
     return "\n".join(rules)
 
 
-def duration(value_ns: float) -> str:
-    """Three significant digits with the unit that suits: `14.1 µs`."""
-    return _scaled(value_ns, (("ns", 1), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)))
-
-
-def rate(value_pps: float) -> str:
-    """Three significant digits of packets a second: `640 kpps`."""
-    return _scaled(value_pps, (("pps", 1), ("kpps", 1e3), ("Mpps", 1e6)))
-
-
 def share(value: float) -> str:
     """A ratio as per cent, with as many digits as it takes to see it: `0.5 %`, `0.00031 %`."""
     if value == 0:
@@ -126,18 +116,6 @@ def share(value: float) -> str:
 def count(value: float) -> str:
     """A whole number in groups of three: `12 000`."""
     return f"{value:,.0f}".replace(",", "\u202f")
-
-
-def _scaled(value: float, units: Sequence[tuple[str, float]]) -> str:
-    if not math.isfinite(value):
-        return "—"
-    if value == 0:
-        return f"0 {units[0][0]}"
-    unit, size = units[0]
-    for name, scale in units[1:]:
-        if abs(value) >= 0.9995 * scale:
-            unit, size = name, scale
-    return f"{_digits(value / size, 3)} {unit}"
 
 
 def _digits(value: float, digits: int) -> str:

@@ -201,8 +201,9 @@ class Ranked(Record):
     plane: str
     load_type: str
     """Under which load (`none`, `cpu`, `network`, `all`)."""
-    metric: Literal["rtt_p50", "rtt_p99", "pdr", "cpu"]
-    """`rtt_p50` and `rtt_p99` are in ns, `pdr` in packet/s, `cpu` a share."""
+    metric: Literal["rtt_p50", "rtt_p99", "forwarded", "cpu"]
+    """`rtt_p50` and `rtt_p99` of RTT trials in ns; `forwarded` the highest forwarding rate of a
+    block's load trials in packet/s; `cpu` kernel CPU time per forwarded packet in ns."""
     value: float
     low: float | None = None
     """95 % interval, over replicates; None where there are too few."""

@@ -19,6 +19,7 @@ from planewise.report import theme
 from planewise.report.data import JudgedCurve, words
 from planewise.report.figures import base
 from planewise.report.figures.base import Chart, Entry, Figure, Missing, Row, Span, Table, Value
+from planewise.units import rate_text
 
 FLOOR = 1e-6
 _BENDS = 24
@@ -110,7 +111,7 @@ def overview(
                 "plane": item.plane,
                 "load": point.offered_pps,
                 "plr": max(FLOOR, point.plr),
-                "said": f"{item.plane} at {theme.rate(point.offered_pps)}: "
+                "said": f"{item.plane} at {rate_text(point.offered_pps)}: "
                 f"{theme.share(point.plr)} lost",
             }
             for item in items
@@ -188,7 +189,7 @@ def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Tab
                 _interval(item.verdict.pdr),
                 Missing("the first load already lost packets")
                 if item.verdict.ndr is None
-                else Value(theme.rate(item.verdict.ndr.pps), item.verdict.ndr.pps),
+                else Value(rate_text(item.verdict.ndr.pps), item.verdict.ndr.pps),
                 *_saturation(item.verdict),
             )
             for item in items
@@ -204,7 +205,7 @@ def table(curve: Curve) -> Table:
         interval = point.interval95
         rows.append(
             (
-                Value(theme.rate(point.offered_pps), point.offered_pps),
+                Value(rate_text(point.offered_pps), point.offered_pps),
                 Value(str(len(point.runs)), len(point.runs)),
                 Value(str(point.limited), point.limited),
                 Value(theme.share(point.plr), point.plr),
@@ -212,7 +213,7 @@ def table(curve: Curve) -> Table:
                 if interval is None
                 else f"{theme.share(interval[0])} – {theme.share(interval[1])}",
                 Value(theme.share(point.dr), point.dr),
-                Value(theme.rate(point.forwarded_pps), point.forwarded_pps),
+                Value(rate_text(point.forwarded_pps), point.forwarded_pps),
                 Missing("there is no load before the first")
                 if tir is None
                 else Value(f"{tir:.3f}", tir),
@@ -287,7 +288,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
                 "plr": max(FLOOR, point.plr),
                 "floored": point.plr <= FLOOR,
                 "limited": point.limited == len(point.runs),
-                "said": f"{theme.rate(point.offered_pps)}: {theme.share(point.plr)} lost, "
+                "said": f"{rate_text(point.offered_pps)}: {theme.share(point.plr)} lost, "
                 f"{point.count} runs"
                 + (f", {point.limited} limited by the generator" if point.limited else ""),
             }
@@ -334,7 +335,7 @@ def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
     layers: list[Chart] = []
     pdr, saturation = verdict.pdr, verdict.saturation
     if pdr is not None and pdr.bounded and pdr.pps <= span.high:
-        marks.append((f"PDR {theme.rate(pdr.pps)}", pdr.pps, -_MARK_ROOM + 24))
+        marks.append((f"PDR {rate_text(pdr.pps)}", pdr.pps, -_MARK_ROOM + 24))
         shade = alt.Chart(
             base.data([{"from": max(pdr.low_pps, span.low), "to": min(pdr.high_pps, span.high)}])
         )
@@ -348,7 +349,7 @@ def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
     if saturation is not None and saturation.offered_pps <= span.high:
         marks.append(
             (
-                f"saturation {theme.rate(saturation.offered_pps)}",
+                f"saturation {rate_text(saturation.offered_pps)}",
                 saturation.offered_pps,
                 -_MARK_ROOM + 8,
             )
@@ -418,7 +419,7 @@ def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Chart:
         {
             "load": point.offered_pps,
             "dr": point.dr,
-            "said": f"{theme.rate(point.offered_pps)}: {theme.share(point.dr)} delivered",
+            "said": f"{rate_text(point.offered_pps)}: {theme.share(point.dr)} delivered",
         }
         for point in curve.points
     ]
@@ -476,8 +477,8 @@ def _said(estimate: Estimate | None) -> str:
     if estimate is None:
         return "below the first load"
     if not math.isfinite(estimate.pps) or not estimate.bounded:
-        return f"at least {theme.rate(estimate.pps)}"
-    return theme.rate(estimate.pps)
+        return f"at least {rate_text(estimate.pps)}"
+    return rate_text(estimate.pps)
 
 
 def _pdr(estimate: Estimate | None) -> Entry:
@@ -489,8 +490,8 @@ def _pdr(estimate: Estimate | None) -> Entry:
 def _interval(estimate: Estimate | None) -> Entry:
     if estimate is None:
         return Missing("the first load already loses more")
-    high = theme.rate(estimate.high_pps) if estimate.bounded else "beyond the last load"
-    return f"{theme.rate(estimate.low_pps)} – {high}"
+    high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
+    return f"{rate_text(estimate.low_pps)} – {high}"
 
 
 def _saturation(verdict: Verdict) -> tuple[Entry, Entry]:
@@ -498,6 +499,6 @@ def _saturation(verdict: Verdict) -> tuple[Entry, Entry]:
         missing = Missing("saturation is not seen to begin and last")
         return missing, missing
     return (
-        Value(theme.rate(verdict.saturation.offered_pps), verdict.saturation.offered_pps),
-        Value(theme.rate(verdict.saturation.throughput_pps), verdict.saturation.throughput_pps),
+        Value(rate_text(verdict.saturation.offered_pps), verdict.saturation.offered_pps),
+        Value(rate_text(verdict.saturation.throughput_pps), verdict.saturation.throughput_pps),
     )

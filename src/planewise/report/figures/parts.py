@@ -11,6 +11,7 @@ from planewise.report import theme
 from planewise.report.data import Parts, RttCell, words
 from planewise.report.figures import base
 from planewise.report.figures.base import Chart, Entry, Figure, Missing, Row, Span, Table, Value
+from planewise.units import time_text
 
 _ROW = 30
 _TOTAL_ROOM = 66
@@ -76,8 +77,8 @@ def figure(cells: Sequence[RttCell], *, name: str, title: str) -> Figure:
             "Stacked bars of the time in sender host, wire and responder host. "
             + " ".join(
                 f"{cell.plane}, {words(cell.factors, common)}: "
-                f"{theme.duration(cell.parts.sender_ns)}, {theme.duration(cell.parts.wire_ns)}, "
-                f"{theme.duration(cell.parts.responder_ns)}."
+                f"{time_text(cell.parts.sender_ns)}, {time_text(cell.parts.wire_ns)}, "
+                f"{time_text(cell.parts.responder_ns)}."
                 for cell in cells[:12]
                 if cell.parts is not None
             )
@@ -130,12 +131,12 @@ def _context(
                     "part": part,
                     "from": start,
                     "to": start + value,
-                    "said": f"{cell.plane}, {NAMES[part]}: {theme.duration(value)} "
+                    "said": f"{cell.plane}, {NAMES[part]}: {time_text(value)} "
                     f"({theme.share(value / cell.parts.total_ns)} of the RTT)",
                 }
             )
             start += value
-        sums.append({"plane": cell.plane, "text": theme.duration(cell.parts.total_ns)})
+        sums.append({"plane": cell.plane, "text": time_text(cell.parts.total_ns)})
     y = base.plane_axis([cell.plane for cell in cells], room)
     axis = base.x_axis("time", span, "duration", plot, labels=last)
     layers: list[Chart] = [
@@ -177,7 +178,7 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
                 *(
                     Missing("no kernel stamps in every trial")
                     if number is None
-                    else Value(theme.duration(number), number)
+                    else Value(time_text(number), number)
                     for number in numbers
                 ),
                 Value(theme.count(cell.parts.packets), cell.parts.packets),

@@ -11,6 +11,7 @@ from planewise.report import theme
 from planewise.report.data import RttCell, words
 from planewise.report.figures import base
 from planewise.report.figures.base import Chart, Figure, Row, Span, Table, Value
+from planewise.units import time_text
 
 _ROW = 34
 _MEDIAN_ROOM = 66
@@ -56,9 +57,9 @@ def figure(
             f"of each replicate. The axis is {scale}."
         ),
         alt=(
-            f"Boxplots of round-trip time. Lowest median {theme.duration(best.median_ns)} with "
+            f"Boxplots of round-trip time. Lowest median {time_text(best.median_ns)} with "
             f"{best.plane}, {words(best.factors, common)}; highest "
-            f"{theme.duration(worst.median_ns)} with {worst.plane}, "
+            f"{time_text(worst.median_ns)} with {worst.plane}, "
             f"{words(worst.factors, common)}."
         ),
         draw=draw,
@@ -85,11 +86,11 @@ def _context(
             "median": cell.median_ns,
             "q75": cell.q75_ns,
             "high": cell.high_ns,
-            "text": theme.duration(cell.median_ns),
-            "said": f"{cell.plane}, {label}: median {theme.duration(cell.median_ns)}, "
-            f"middle half {theme.duration(cell.q25_ns)} to {theme.duration(cell.q75_ns)}, "
-            f"5th to 95th percentile {theme.duration(cell.low_ns)} to "
-            f"{theme.duration(cell.high_ns)}",
+            "text": time_text(cell.median_ns),
+            "said": f"{cell.plane}, {label}: median {time_text(cell.median_ns)}, "
+            f"middle half {time_text(cell.q25_ns)} to {time_text(cell.q75_ns)}, "
+            f"5th to 95th percentile {time_text(cell.low_ns)} to "
+            f"{time_text(cell.high_ns)}",
         }
         for cell in cells
     ]
@@ -97,7 +98,7 @@ def _context(
         {
             "plane": cell.plane,
             "median": median,
-            "said": f"{cell.plane}: median of one replicate {theme.duration(median)}",
+            "said": f"{cell.plane}: median of one replicate {time_text(median)}",
         }
         for cell in cells
         for median in cell.medians_ns
@@ -152,7 +153,7 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
                 words(cell.factors, common),
                 cell.plane,
                 *(
-                    Value(theme.duration(value), value)
+                    Value(time_text(value), value)
                     for value in (
                         cell.low_ns,
                         cell.q25_ns,
@@ -161,7 +162,7 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
                         cell.high_ns,
                     )
                 ),
-                f"{theme.duration(min(cell.medians_ns))} – {theme.duration(max(cell.medians_ns))}",
+                f"{time_text(min(cell.medians_ns))} – {time_text(max(cell.medians_ns))}",
                 Value(theme.count(cell.packets), cell.packets),
                 Value(theme.count(cell.lost), cell.lost),
             )

@@ -12,6 +12,7 @@ from planewise.report import theme
 from planewise.report.data import Visit, words
 from planewise.report.figures import base
 from planewise.report.figures.base import Chart, Entry, Figure, Missing, Row, Span, Table, Value
+from planewise.units import rate_text, time_text
 
 _MOST_POINTS = 400
 """RTT trials that are drawn one by one; of more, every so many are drawn as their median."""
@@ -232,10 +233,10 @@ def _table(visits: Sequence[Visit]) -> Table:
     for visit in visits[:_MOST_ROWS]:
         what = "RTT" if visit.kind == "rtt" else "load"
         if visit.kind == "load" and visit.trial.load is not None:
-            what = f"load, {theme.rate(visit.trial.load.intended_pps)}"
+            what = f"load, {rate_text(visit.trial.load.intended_pps)}"
         median: Entry
         if visit.median_ns is not None:
-            median = Value(theme.duration(visit.median_ns), visit.median_ns)
+            median = Value(time_text(visit.median_ns), visit.median_ns)
         elif visit.failed:
             median = Missing(f"failed: {visit.trial.reason}")
         else:

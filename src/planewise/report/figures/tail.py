@@ -8,6 +8,7 @@ from planewise.report import data as run_data
 from planewise.report import theme
 from planewise.report.data import TAIL, RttCell, words
 from planewise.report.figures.base import Entry, Missing, Table, Value
+from planewise.units import time_text
 
 
 def table(cells: Sequence[RttCell]) -> Table:
@@ -21,7 +22,7 @@ def table(cells: Sequence[RttCell]) -> Table:
             quantiles.append(
                 Missing(f"it takes {needed[name]} packets, there are {cell.packets}")
                 if value is None
-                else Value(theme.duration(value), value)
+                else Value(time_text(value), value)
             )
         rows.append(
             (
