@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -31,6 +32,14 @@ _PRIOR_FLOOR: Final = 1e-3
 """… as if there always were this much loss …"""
 _PRIOR_CAP: Final = 0.01
 """… and not more than this, however high the loss."""
+_SATURATED_PLR: Final = 0.03
+"""From here on runs vary as the system's capacity does: by the same share at all such loads."""
+_POOLED_PRIOR_RUNS: Final = 4.0
+"""Weight of those loads' common deviation at each of them, in runs."""
+_SLOPE_SPREADS: Final = np.geomspace(0.01, 0.64, 7)
+"""How far the TIR of saturated steps may lie apart; each is held equally likely beforehand."""
+_KNEE_SPREAD: Final = 0.3
+"""The first step over the limit may hold the knee: its TIR may lie this far from the others'."""
 _DISTURBED_PLR: Final = 0.02
 _DISTURBED_DEVIATIONS: Final = 8.0
 """How far above the median a disturbed run is, at least, in PLR and in robust deviations."""
@@ -68,18 +77,34 @@ class Moments:
     depth: Floats
     """Share of its throughput that a disturbed run loses."""
 
+    @cached_property
+    def _spread(self) -> tuple[Floats, Floats]:
+        """Deviation of ordinary runs under the model, and its degrees of freedom."""
+        degrees = self.ordinary - 1
+        usual = usual_deviation(self.ordinary_mean)
+        prior = np.full(usual.size, _PRIOR_RUNS)
+        saturated = self.ordinary_mean > _SATURATED_PLR
+        if saturated.any():
+            passed = np.maximum(1 - self.ordinary_mean[saturated], _PRIOR_FLOOR)
+            known = degrees[saturated]
+            common = (
+                _PRIOR_RUNS * _PRIOR_CAP**2 + known @ (self.deviation[saturated] / passed) ** 2
+            ) / (_PRIOR_RUNS + known.sum())
+            usual[saturated] = passed * math.sqrt(common)
+            prior[saturated] = np.minimum(_PRIOR_RUNS + known.sum() / 2, _POOLED_PRIOR_RUNS)
+        variance = (prior * usual**2 + degrees * self.deviation**2) / (prior + degrees)
+        return np.sqrt(variance), prior + degrees
+
     @property
     def scale(self) -> Floats:
         """Standard error of the ordinary runs' mean PLR under the model."""
-        usual = usual_deviation(self.ordinary_mean)
-        degrees = self.ordinary - 1
-        variance = (_PRIOR_RUNS * usual**2 + degrees * self.deviation**2) / (_PRIOR_RUNS + degrees)
-        return np.sqrt(variance * self.inflation / self.ordinary)
+        return self._spread[0] * np.sqrt(self.inflation / self.ordinary)
 
     @property
     def degrees(self) -> Floats:
         """Degrees of freedom of the ordinary mean's distribution."""
-        return np.maximum(1.0, self.ordinary / self.inflation - 1 + _PRIOR_RUNS)
+        prior = self._spread[1] - (self.ordinary - 1)
+        return np.maximum(1.0, self.ordinary / self.inflation - 1 + prior)
 
     @property
     def disturbed(self) -> Floats:
@@ -235,16 +260,21 @@ def draw(
             size=(draws, size),
         )
         mean += share * ladder.depth * (1 - mean)
-    return apply(ladder.offered_pps, mean, plr=plr, eta=eta)
-
-
-def apply(offered_pps: Floats, mean: Floats, *, plr: float, eta: float = ETA) -> Draws:
-    """The written rule on many curves of mean PLR at once; `mean` has shape (draws, G)."""
-    size = offered_pps.size
-    forwarded = offered_pps * (1 - mean)
     over = mean > plr
     first = np.where(over.any(axis=1), over.argmax(axis=1), size)
-    outcome = np.full(mean.shape[0], OPEN, dtype=np.int8)
+    forwarded = ladder.offered_pps * (1 - mean)
+    for start in np.unique(first[first < size - 2]):
+        rows = np.flatnonzero(first == start)
+        forwarded[rows, start:] = _smoothed(ladder, int(start), forwarded[rows, start:], rng)
+    return Draws(mean, forwarded, _outcomes(ladder.offered_pps, forwarded, first, eta), first)
+
+
+def _outcomes(
+    offered_pps: Floats, forwarded: Floats, first: NDArray[np.int64], eta: float
+) -> NDArray[np.int8]:
+    """The written rule on many curves at once; `forwarded` has shape (draws, G)."""
+    size = offered_pps.size
+    outcome = np.full(forwarded.shape[0], OPEN, dtype=np.int8)
     if size > 1:
         high = np.diff(forwarded, axis=1) >= eta * np.diff(offered_pps)
         # A step counts from the first load over the limit on.
@@ -253,7 +283,56 @@ def apply(offered_pps: Floats, mean: Floats, *, plr: float, eta: float = ETA) ->
         seen = first < size - 1
         outcome[seen & violated] = BAD
         outcome[seen & ~violated & (first > 0)] = GOOD
-    return Draws(mean, forwarded, outcome, first)
+    return outcome
+
+
+def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Generator) -> Floats:
+    """Draws of the throughput from load `start` on, given that saturated steps resemble.
+
+    Each step's TIR by itself is noise where loads are close, and the largest of many noisy TIR
+    is large. So the true TIR of the steps after the first are taken to scatter around a common
+    value, unknown, by an unknown spread; what the data say about the spread (its restricted
+    likelihood) decides how far they are drawn together. Precise data are left as they are.
+    `forwarded` has shape (draws, G − start): draws of the throughput by the runs alone.
+    """
+    width = np.diff(ladder.offered_pps[start:])
+    steps = width.size
+    degrees = ladder.degrees[start:]
+    error = (
+        np.maximum(ladder.scale[start:], 1e-9)
+        * ladder.offered_pps[start:]
+        * np.sqrt(np.minimum(3.0, degrees / np.maximum(degrees - 2, 1)))
+    )
+    slope = np.zeros((steps, steps + 1))
+    slope[np.arange(steps), np.arange(steps)] = -1 / width
+    slope[np.arange(steps), np.arange(steps) + 1] = 1 / width
+    observed = slope @ (ladder.offered_pps * (1 - ladder.ordinary_mean))[start:]
+    noise = (slope * error**2) @ slope.T
+    spreads = np.empty((_SLOPE_SPREADS.size, steps))
+    likelihood = np.empty(_SLOPE_SPREADS.size)
+    for index, spread in enumerate(_SLOPE_SPREADS):
+        spreads[index] = spread**2
+        spreads[index, 0] += _KNEE_SPREAD**2
+        precision = np.linalg.inv(noise + np.diag(spreads[index]))
+        weight = precision.sum()
+        residual = observed - precision.sum(axis=0) @ observed / weight
+        likelihood[index] = 0.5 * (
+            np.linalg.slogdet(precision)[1] - math.log(weight) - residual @ precision @ residual
+        )
+    share = np.exp(likelihood - likelihood.max())
+    chosen = rng.choice(_SLOPE_SPREADS.size, size=forwarded.shape[0], p=share / share.sum())
+    result = forwarded.copy()
+    for index in np.unique(chosen):
+        rows = np.flatnonzero(chosen == index)
+        # Perturb data and prior, then solve: exact for normal errors, and Student's tails stay.
+        prior = np.diag(1 / spreads[index])
+        prior -= np.outer(prior.sum(axis=0), prior.sum(axis=0)) / prior.sum()
+        data = np.diag(1 / error**2)
+        pull = slope.T @ prior
+        gain = np.linalg.inv(data + pull @ slope)
+        scatter = rng.standard_normal((rows.size, steps)) * np.sqrt(spreads[index])
+        result[rows] = (forwarded[rows] @ data + scatter @ pull.T) @ gain.T
+    return result
 
 
 def sensitivity(draws: Draws, ladder: Moments, bins: int = 12) -> Floats:

@@ -109,7 +109,7 @@ def judge(
     eta: float = ETA,
     good_at: float = GOOD_AT,
     bad_at: float = BAD_AT,
-    draws: int = 4000,
+    draws: int = 6_000,
     seed: int = 1,
 ) -> Verdict:
     """Judges a curve. Deterministic for a seed; never raises for a valid curve.
