@@ -108,7 +108,7 @@ def _curve(
         _fixed_rate(columns, analysis, curve, path)
     else:
         notes.append(
-            "NFVbench kept no iterations of the search (it is of an older version): the numbers are as "
+            "NFVbench kept no iterations of the search (an older version): the numbers are as "
             "reported and nothing can be judged"
         )
         if not reported:
