@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::cpu;
 use crate::error::Result;
+use crate::{cpu, ping};
 
 /// Packets for Planewise: measures latency, loss and throughput between two interfaces.
 #[derive(Debug, Parser)]
@@ -20,6 +20,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 #[expect(missing_docs, reason = "a text here would hide that of the Args")]
 pub enum Command {
+    Ping(ping::Args),
     Cpu(cpu::Args),
 }
 
@@ -39,6 +40,7 @@ pub fn main(cli: Cli) -> ExitCode {
 
 fn run(command: &Command) -> Result<()> {
     match command {
+        Command::Ping(args) => ping::run(args),
         Command::Cpu(args) => cpu::run(args),
     }
 }
