@@ -19,9 +19,9 @@ def doctor(
 
     Each plane is tried, in namespaces that are gone again afterwards.
     """
-    from planewise.doctor import diagnose
+    from planewise.doctor import examine
 
-    host = diagnose()
+    host = examine()
     if json_:
         print_json(host.model_dump(mode="json"))
         return

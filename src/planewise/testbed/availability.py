@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.store.models import PlaneAvailability
 from planewise.testbed.model import TestbedSpec
 from planewise.testbed.namespaces import NamespaceTestbed
-from planewise.testbed.planes import ELSEWHERE, NAMESPACE_PLANES, Elsewhere, Plane
+from planewise.testbed.planes import (
+    ELSEWHERE,
+    NAMESPACE_PLANES,
+    Elsewhere,
+    Plane,
+    namespace_plane,
+)
 
 
 def try_planes(
@@ -25,6 +31,23 @@ def try_planes(
     for plane in NAMESPACE_PLANES:
         tried.append(_refusal(plane.name, refused) if refused else try_plane(plane))
     return (*tried, *(explain_elsewhere(other, lacking) for other in ELSEWHERE))
+
+
+def unavailable_planes(names: Sequence[str]) -> dict[str, str]:
+    """Which of these planes cannot be built here, and why.
+
+    Raises:
+        BadInputError: there is no plane of that name.
+    """
+    found = {}
+    for name in names:
+        try:
+            answer = try_plane(namespace_plane(name))
+        except UnsupportedError as error:
+            answer = _refusal(name, error)
+        if not answer.available:
+            found[name] = answer.reason
+    return found
 
 
 def try_plane(plane: Plane) -> PlaneAvailability:

@@ -1,0 +1,1 @@
+"""Adaptive trials: sequential sweep and NDR/PDR search. Knows a measurer, no testbed."""

@@ -1,0 +1,1 @@
+"""Fuzz targets: one entry function a parser. docs/reference/fuzzing.md says how to run them."""
