@@ -1,7 +1,7 @@
 """What a host is, and what would disturb a measurement on it. Knows no plane and no measurement.
 
 Reads the files of /proc and /sys below a root that is a parameter; every judgement is a pure
-function of their text. `inspect` gathers; `examine` also tries the planes.
+function of their text. `examine` gathers; `diagnose` also tries the planes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planewise.errors import UnsupportedError
-from planewise.store.models import Disturbance, Fingerprint
+from planewise.store.models import Disturbance, Fingerprint, PlaneAvailability
 
 FEW_CPUS = 4
 """A generator, two hosts and a sink want a CPU each."""
@@ -66,8 +66,13 @@ class Activity:
     """Names of the processes that used most, busiest first."""
 
 
-def inspect(root: Path = Path("/"), *, sample_s: float = 0.3) -> Fingerprint:
-    """The host's fingerprint, with what would disturb a measurement on it; no planes tried.
+def examine(
+    root: Path = Path("/"),
+    *,
+    sample_s: float = 0.3,
+    planes: Sequence[PlaneAvailability] = (),
+) -> Fingerprint:
+    """The host's fingerprint, with what would disturb a measurement on it.
 
     `sample_s` is how long its CPUs are watched; 0 leaves that out. Files that are missing make
     the answer poorer, never wrong: they read as `unknown` or `none`.
@@ -95,6 +100,7 @@ def inspect(root: Path = Path("/"), *, sample_s: float = 0.3) -> Fingerprint:
         smt=smt_state(_read(root / _CPU / "smt/active"), _read(root / _CPU / "smt/control")),
         mitigations={path.name: _read(path) for path in _entries(root / _CPU / "vulnerabilities")},
         nics=tuple(_nics(root)),
+        planes=tuple(planes),
     )
     found = (
         *from_cpus(host.cpus),
@@ -121,18 +127,17 @@ def inspect(root: Path = Path("/"), *, sample_s: float = 0.3) -> Fingerprint:
     return host.model_copy(update={"disturbances": tuple(ordered)})
 
 
-def examine(sample_s: float = 0.3) -> Fingerprint:
-    """`inspect` for this machine, and every plane tried on it.
+def diagnose(sample_s: float = 0.3) -> Fingerprint:
+    """`examine` for this machine, and every plane tried on it.
 
     For a plain user, the rest of the program goes on inside a user namespace (see
-    `testbed.privilege.ensure`), so call it before anything starts threads. Where even that is
-    refused, the planes are unavailable for that reason.
+    `testbed.privilege.ensure`), so call it before anything starts threads.
     """
     from planewise.testbed.availability import missing, try_planes
     from planewise.testbed.privilege import ensure
 
     # First: inside, this machine's NICs and daemons are out of sight.
-    host, lacking = inspect(sample_s=sample_s), missing()
+    host, lacking = examine(sample_s=sample_s), missing()
     refused: UnsupportedError | None = None
     try:
         ensure()

@@ -19,9 +19,9 @@ def doctor(
 
     Each plane is tried, in namespaces that are gone again afterwards.
     """
-    from planewise.doctor import examine
+    from planewise.doctor import diagnose
 
-    host = examine()
+    host = diagnose()
     if json_:
         print_json(host.model_dump(mode="json"))
         return

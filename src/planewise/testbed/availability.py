@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.store.models import PlaneAvailability
 from planewise.testbed.model import TestbedSpec
 from planewise.testbed.namespaces import NamespaceTestbed
-from planewise.testbed.planes import (
-    ELSEWHERE,
-    NAMESPACE_PLANES,
-    Elsewhere,
-    Plane,
-    namespace_plane,
-)
+from planewise.testbed.planes import ELSEWHERE, NAMESPACE_PLANES, Elsewhere, Plane
 
 
 def try_planes(
@@ -31,23 +25,6 @@ def try_planes(
     for plane in NAMESPACE_PLANES:
         tried.append(_refusal(plane.name, refused) if refused else try_plane(plane))
     return (*tried, *(explain_elsewhere(other, lacking) for other in ELSEWHERE))
-
-
-def unavailable_planes(names: Sequence[str]) -> dict[str, str]:
-    """Which of these planes cannot be built here, and why.
-
-    Raises:
-        BadInputError: there is no plane of that name.
-    """
-    found = {}
-    for name in names:
-        try:
-            answer = try_plane(namespace_plane(name))
-        except UnsupportedError as error:
-            answer = _refusal(name, error)
-        if not answer.available:
-            found[name] = answer.reason
-    return found
 
 
 def try_plane(plane: Plane) -> PlaneAvailability:
