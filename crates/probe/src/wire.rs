@@ -44,8 +44,7 @@ pub fn payload_bytes(
     least: usize,
     protocol: &str,
 ) -> Result<usize> {
-    let around =
-        ETHERNET_HEADER_BYTES + FCS_BYTES + ip_header_bytes(target) + UPPER_HEADER_BYTES;
+    let around = ETHERNET_HEADER_BYTES + FCS_BYTES + ip_header_bytes(target) + UPPER_HEADER_BYTES;
     let smallest = (around + least).max(SMALLEST_FRAME_BYTES);
     let family = if target.is_ipv4() { "IPv4" } else { "IPv6" };
     if size_bytes < smallest {
