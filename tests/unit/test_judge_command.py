@@ -277,6 +277,21 @@ def test_what_is_exported_is_judged_the_same(
         }
 
 
+def test_figures_are_drawn_each_under_a_name_of_its_own(good: Path, tmp_path: Path) -> None:
+    same_name = tmp_path / "elsewhere" / good.name
+    same_name.parent.mkdir()
+    same_name.write_bytes(good.read_bytes())
+    figures = tmp_path / "figures"
+
+    result = invoke(good, same_name, "--figures", figures)
+
+    assert result.exit_code == 0
+    assert {file.name for file in figures.iterdir()} == {
+        f"{stem}.{ending}" for stem in ("good", "good-2") for ending in ("svg", "pdf", "png")
+    }
+    assert "PDR" in (figures / "good.svg").read_text()
+
+
 def test_an_export_of_another_kind_is_refused(good: Path) -> None:
     result = run(good, "--export", "trials.xlsx")
 

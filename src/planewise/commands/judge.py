@@ -113,6 +113,7 @@ def judge(
 
     Reads PASTRAMI, TRex, NFVbench, MLRsearch, CSIT, CSV, and Planewise's own results.
     """
+    quiet = bool(context.obj and context.obj.quiet)
     chosen = _checked(files or [], example, rule, format_name, plr)
     judged: list[Judged] = []
     failed = 0
@@ -127,13 +128,13 @@ def judge(
     if json:
         console.print_json([_as_json(one, chosen, plr) for one in judged])
     elif judged:
-        _print(judged, chosen, plr, quiet=context.obj.quiet if context.obj else False)
+        _print(judged, chosen, plr, quiet=quiet)
     if export is not None and judged:
         from planewise.store import exporters
 
         exporters.write([one.trials for one in judged], export)
     if figures is not None:
-        _draw(judged, figures)
+        _draw(judged, figures, quiet=quiet)
     if failed:
         raise typer.Exit(BadInputError.exit_code)
     if require_good:
@@ -401,13 +402,25 @@ def _percent(ratio: float) -> str:
     return f"{ratio * 100:.3g} %"
 
 
-def _draw(judged: list[Judged], directory: Path) -> None:
-    from planewise.report import figures
+def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:
+    from planewise.report.figures import load_loss, save
 
-    for place, one in enumerate(judged):
+    used: set[str] = set()
+    for one in judged:
         if one.curve is None or one.verdict is None:
             continue
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", one.title)[:150] or "curve"
-        if any(other.title == one.title for other in judged[:place]):
-            stem = f"{stem}-{place + 1}"
-        figures.save(figures.load_loss(one.curve, one.verdict), directory / stem)
+        stem = plain = _file_stem(one.title)
+        place = 2
+        while stem in used:
+            stem = f"{plain}-{place}"
+            place += 1
+        used.add(stem)
+        save(load_loss(one.curve, one.verdict), directory / stem)
+    if not quiet:
+        console.err().print(f"{len(used)} figures in {directory}", soft_wrap=True)
+
+
+def _file_stem(title: str) -> str:
+    for ending in (".gz", ".txt", ".csv", ".json", ".jsonl", ".parquet", ".log"):
+        title = title.removesuffix(ending)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", title)[:150] or "curve"
