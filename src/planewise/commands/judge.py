@@ -367,6 +367,8 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
         lines.append(
             f"PDR at {_percent(plr)} loss: {_load(verdict.pdr.pps)} (95 %: {low} to {high})."
         )
+    elif verdict.pdr.low_pps <= 0:
+        lines.append(f"PDR at {_percent(plr)} loss is not known: there are too few loads and runs.")
     else:
         lines.append(
             f"PDR at {_percent(plr)} loss: at least {_load(verdict.pdr.low_pps)}; the loads end "
@@ -382,7 +384,9 @@ def _pdr_cell(one: Judged) -> str:
     estimate = one.verdict.pdr
     if estimate is None:
         return f"< {_load(float(one.trials.offered_pps.min()))}"
-    return _load(estimate.pps) if estimate.bounded else f"≥ {_load(estimate.low_pps)}"
+    if estimate.bounded:
+        return _load(estimate.pps)
+    return f"≥ {_load(estimate.low_pps)}" if estimate.low_pps > 0 else "–"
 
 
 def _kinds(one: Judged) -> str:
