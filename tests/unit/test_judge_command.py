@@ -361,3 +361,18 @@ class TestPublishedData:
             assert trials.notes == ()
             assert trials.duration_s is not None
             assert len(set(trials.duration_s.tolist())) == 1
+
+
+def test_judging_text_loads_none_of_the_slow_libraries(good: Path) -> None:
+    script = (
+        "import sys\n"
+        "from planewise.cli import app\n"
+        f"app(['judge', {str(good)!r}, '--json'], standalone_mode=False)\n"
+        "slow = {'altair', 'polars', 'scipy.stats', 'vl_convert'}\n"
+        "print(sorted(slow & set(sys.modules)), file=sys.stderr)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert result.stderr.strip() == "[]"
