@@ -53,8 +53,8 @@ app.command("doctor")(doctor.doctor)
 app.command("quick")(quick.quick)
 app.command("run")(run.run)
 app.command("judge")(judge.judge)
-app.command("clean")(clean.clean)
 app.command("report")(report.report)
+app.command("clean")(clean.clean)
 
 
 def main() -> None:

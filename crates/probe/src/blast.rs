@@ -76,9 +76,8 @@ pub fn run(args: &Args) -> Result<()> {
     let payload = vec![0; usize::from(args.size)];
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
-    let end_ns = args
-        .duration
-        .map_or(i64::MAX, |d| start_ns.saturating_add_unsigned(d.as_nanos() as u64));
+    let end_ns =
+        args.duration.map_or(i64::MAX, |d| start_ns.saturating_add_unsigned(d.as_nanos() as u64));
     let period_ns = f64::from(args.burst) * NANOS_PER_SECOND as f64 / args.rate;
     let (mut sent, mut refused, mut bursts) = (0_u64, 0_u64, 0_u64);
     let mut targets = args.to.iter().cycle();

@@ -72,7 +72,8 @@ pub fn run(args: &Args) -> Result<()> {
         Error::failed(format!("cannot listen on {}: {errno}", args.listen), remedy)
     };
     let family = if args.listen.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).map_err(failed)?;
+    let socket =
+        socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).map_err(failed)?;
     if args.listen.is_ipv6() && args.listen.ip().is_unspecified() {
         setsockopt(&socket, sockopt::Ipv6V6Only, &false).map_err(failed)?;
     }
@@ -81,9 +82,8 @@ pub fn run(args: &Args) -> Result<()> {
     setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(50)).map_err(failed)?;
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
-    let end_ns = args
-        .duration
-        .map_or(i64::MAX, |d| start_ns.saturating_add_unsigned(d.as_nanos() as u64));
+    let end_ns =
+        args.duration.map_or(i64::MAX, |d| start_ns.saturating_add_unsigned(d.as_nanos() as u64));
     eprintln!("ready");
 
     let mut sources: BTreeMap<IpAddr, Count> = BTreeMap::new();

@@ -90,10 +90,7 @@ impl ErrorEstimate {
     /// As on the wire.
     pub fn encode(self) -> [u8; 2] {
         let z = u8::from(self.format == TimeFormat::Ptp);
-        [
-            u8::from(self.synchronised) << 7 | z << 6 | (self.scale & 0x3f),
-            self.multiplier,
-        ]
+        [u8::from(self.synchronised) << 7 | z << 6 | (self.scale & 0x3f), self.multiplier]
     }
 
     /// From the wire.
@@ -293,7 +290,7 @@ mod tests {
             0, 0, 0, 7, // session-sender sequence number
             0xe2, 5, 1, 1, 0, 0, 0, 1, // session-sender timestamp
             0x0b, 1, // session-sender error estimate
-            0, 0, // must be zero
+            0, 0,  // must be zero
             64, // session-sender TTL
             0, 0, 0, // must be zero
         ];

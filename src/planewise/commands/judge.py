@@ -244,7 +244,7 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
         "verdict": one.word,
         "reason": verdict.reason if verdict else _NOTHING_TO_JUDGE,
         "probability_good": verdict.probability_good if verdict else None,
-        "probability_bad": verdict.probability_bad if verdict else None,
+        "probability_open": verdict.probability_open if verdict else None,
         **_interval("pdr", verdict.pdr if verdict else None, reported),
         **_interval("ndr", verdict.ndr if verdict else None, reported),
         **_interval("first_crossing", verdict.first_crossing if verdict else None, {}),

@@ -7,16 +7,18 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
+from planewise.errors import UnsupportedError
 from planewise.measure.design import BackgroundPart
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import Cell, LoadTrial, RttTrial
-from planewise.testbed.availability import unavailable_planes
+from planewise.testbed.availability import try_plane
 from planewise.testbed.host import LocalHost
 from planewise.testbed.load import BackgroundLoad, LoadSpec
 from planewise.testbed.model import TestbedSpec
 from planewise.testbed.namespaces import NamespaceTestbed
+from planewise.testbed.planes import namespace_plane
 
 
 class NamespaceStage:
@@ -36,7 +38,16 @@ class NamespaceStage:
 
     def unavailable(self, planes: Sequence[str]) -> Mapping[str, str]:
         """Which of these planes cannot be had here, and why. BadInputError for an unknown name."""
-        return unavailable_planes(planes)
+        reasons = {}
+        for name in planes:
+            try:
+                tried = try_plane(namespace_plane(name))
+            except UnsupportedError as error:
+                reasons[name] = error.what
+            else:
+                if not tried.available:
+                    reasons[name] = tried.reason
+        return reasons
 
     def max_pps(self, size_bytes: int) -> float:
         """The generator's own maximum on this machine [packet/s]."""
@@ -51,12 +62,12 @@ class NamespaceStage:
             type=cell.load_type,
             location=cell.load_location,
             cpu_share=background.cpu_share,
-            total_pps=background.total_pps,
-            burst_packets=background.burst_packets,
-            size_bytes=background.size_bytes,
+            rate_pps=background.rate_pps,
+            burst=background.burst_packets,
+            payload_bytes=background.payload_bytes,
         )
-        with BackgroundLoad(testbed, spec):
-            yield _Station(testbed, self._host, self._generator, self._protocol)
+        with BackgroundLoad(testbed, spec) as load:
+            yield _Station(testbed, load, self._host, self._generator, self._protocol)
 
     def _testbed(self, cell: Cell) -> NamespaceTestbed:
         key = (cell.plane, cell.background_guests)
@@ -85,7 +96,12 @@ class _Station:
     """One cell of the stage."""
 
     def __init__(
-        self, testbed: NamespaceTestbed, host: LocalHost, generator: Generator, protocol: str
+        self,
+        testbed: NamespaceTestbed,
+        background: BackgroundLoad,
+        host: LocalHost,
+        generator: Generator,
+        protocol: str,
     ) -> None:
         self._rtt_path = RttPath(
             hosts=testbed.hosts,
@@ -96,12 +112,17 @@ class _Station:
             protocol=protocol,
         )
         self._load_path = LoadPath(host, testbed.trial_path(), testbed.counter_points)
+        self._background = background
         self._generator = generator
 
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial."""
-        return measure_rtt(self._rtt_path, trial, place)
+        result = measure_rtt(self._rtt_path, trial, place)
+        self._background.check()
+        return result
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial."""
-        return measure_load(self._load_path, trial, place, self._generator)
+        result = measure_load(self._load_path, trial, place, self._generator)
+        self._background.check()
+        return result

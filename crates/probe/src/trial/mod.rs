@@ -28,6 +28,9 @@ use crate::netns::{IfSpec, run_in};
 use crate::output::Output;
 use crate::stop::{self, Lifetime};
 
+/// The UDP port that trials send to unless told otherwise.
+pub const DEFAULT_PORT: u16 = 4862;
+
 /// Sends UDP frames by one interface at a set rate and accounts for what arrives at another.
 ///
 /// Frames are paced open loop, carry a sequence number and the time of sending, and every one of
@@ -79,7 +82,7 @@ pub struct Args {
     #[arg(long, value_name = "MAC|rx", value_parser = resolve::parse_mac_choice)]
     pub dst_mac: Option<resolve::MacChoice>,
     /// UDP destination port
-    #[arg(long, value_name = "PORT", default_value_t = 4862,
+    #[arg(long, value_name = "PORT", default_value_t = DEFAULT_PORT,
         value_parser = clap::value_parser!(u16).range(1..))]
     pub dst_port: u16,
     /// First UDP source port
