@@ -245,9 +245,9 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
         "reason": verdict.reason if verdict else _NOTHING_TO_JUDGE,
         "probability_good": verdict.probability_good if verdict else None,
         "probability_open": verdict.probability_open if verdict else None,
-        **_interval("pdr", verdict.pdr if verdict else None, reported),
-        **_interval("ndr", verdict.ndr if verdict else None, reported),
-        **_interval("first_crossing", verdict.first_crossing if verdict else None, {}),
+        **_interval("pdr", verdict.pdr if verdict else reported.get("pdr_pps")),
+        **_interval("ndr", verdict.ndr if verdict else reported.get("ndr_pps")),
+        **_interval("first_crossing", verdict.first_crossing if verdict else None),
         "saturation_pps": verdict.saturation.offered_pps
         if verdict and verdict.saturation
         else None,
@@ -270,10 +270,10 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
 _NOTHING_TO_JUDGE = "the file reports numbers and keeps no trials: nothing can be judged"
 
 
-def _interval(name: str, estimate: Estimate | None, reported: object) -> dict[str, float | None]:
-    if estimate is None:
-        value = reported.get(f"{name}_pps") if isinstance(reported, dict) else None
-        return {f"{name}_pps": value, f"{name}_low_pps": None, f"{name}_high_pps": None}
+def _interval(name: str, estimate: Estimate | float | None) -> dict[str, float | None]:
+    """Three keys. A bare number is another tool's, reported without an interval."""
+    if estimate is None or isinstance(estimate, int | float):
+        return {f"{name}_pps": estimate, f"{name}_low_pps": None, f"{name}_high_pps": None}
     return {
         f"{name}_pps": estimate.pps,
         f"{name}_low_pps": estimate.low_pps,
@@ -421,7 +421,7 @@ def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:
         used.add(stem)
         save(load_loss(one.curve, one.verdict), directory / stem)
     if not quiet:
-        console.err().print(f"{len(used)} figures in {directory}", soft_wrap=True)
+        console.err().print(f"{len(used)} figures in {directory}", markup=False, soft_wrap=True)
 
 
 def _file_stem(title: str) -> str:
