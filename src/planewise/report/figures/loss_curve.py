@@ -35,14 +35,22 @@ def load_loss(
     curve: Curve,
     verdict: Verdict,
     *,
-    name: str = "",
     colour: str = theme.PLANES["veth"].light,
     width: int = base.WIDE,
 ) -> Chart:
-    """One curve: PLR with its 95 % interval, the limit of PDR, where PDR and saturation lie, DR.
+    """One curve for a file: as `panels`, with its name, the verdict and the reason above."""
+    return base.with_title(
+        panels(curve, verdict, colour=colour, width=width),
+        f"{curve.name}: {verdict.verdict}",
+        verdict.reason,
+        width,
+    )
 
-    `name` is the title's (default: the curve's), `colour` one of the theme's, `width` in px:
-    below 560 the two panels lie below each other.
+
+def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Chart:
+    """PLR with its 95 % interval, the limit of PDR, where PDR and saturation lie; DR beside it.
+
+    `colour` is one of the theme's, `width` in px: below 560 the two panels lie below each other.
     """
     narrow = width < 560
     span = _loads(curve.offered_pps.tolist())
@@ -53,16 +61,12 @@ def load_loss(
         side = round((width - 2 * _LOSS_ROOM - 40) * 0.38)
     loss = _loss_panel(curve, verdict, span, colour, plot)
     delivered = _delivery_panel(curve, span, colour, side)
-    panels: Chart
+    both: Chart
     if narrow:
-        panels = alt.vconcat(loss, delivered, spacing=18)
+        both = alt.vconcat(loss, delivered, spacing=18)
     else:
-        panels = alt.hconcat(loss, delivered, spacing=24)
-    return base.finish(
-        panels,
-        title=f"{name or curve.name}: {verdict.verdict}",
-        subtitle=base.wrapped(verdict.reason, width - 10),
-    )
+        both = alt.hconcat(loss, delivered, spacing=24)
+    return base.finish(both)
 
 
 def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -> Figure:
@@ -73,18 +77,20 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
     colour = theme.colours_of(planes)[item.plane]
 
     def draw(width: int) -> Chart:
-        return load_loss(item.curve, verdict, name=title, colour=colour, width=width)
+        return panels(item.curve, verdict, colour=colour, width=width)
 
     return Figure(
         name=base.slug(f"loss-{item.plane}-{words(item.factors)}"),
         title=title,
         caption=(
-            "Share of packets lost against the load that was offered, on a logarithmic axis "
-            "that ends at one in a million (rings: no more than that was lost). Band: 95 % "
-            f"interval of the mean over the runs; dashed line: {limit} loss, the limit of PDR. "
-            "Vertical lines: where PDR lies (shaded: its 95 % interval) and where saturation "
-            "begins. Crosses: loads at which only the generator's own limit was seen. Beside it "
-            "the share delivered."
+            "Packets lost and delivered against the load that was offered. Band: 95 % interval of "
+            f"the mean over the runs; dashed line: {limit} loss, the limit of PDR; shaded: 95 % "
+            "interval of PDR; rings: at most one in a million lost"
+            + (
+                "; crosses: nothing but the generator's own limit was seen."
+                if any(point.limited == len(point.runs) for point in item.curve.points)
+                else "."
+            )
         ),
         alt=(
             f"Load-loss curve of {title}: {verdict.verdict}. {verdict.reason}. "
@@ -92,6 +98,8 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
         ),
         draw=draw,
         table=table(item.curve),
+        verdict=verdict.verdict,
+        lead=verdict.reason,
     )
 
 
@@ -147,7 +155,7 @@ def overview(
         return base.finish(
             alt.layer(curves, names)
             .resolve_scale(y="independent")
-            .properties(width=plot, height=_HEIGHT, title=base.heading(label, plot))
+            .properties(width=plot, height=_HEIGHT)
         )
 
     pdrs = ", ".join(f"{item.plane} {_said(item.verdict.pdr)}" for item in items)
@@ -168,29 +176,16 @@ def overview(
 def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Table:
     """Verdict, PDR, NDR and saturation by curve."""
     return Table(
-        columns=(
-            "Plane",
-            "Load",
-            "Verdict",
-            "Probability of GOOD",
-            "PDR",
-            "95 % interval",
-            "NDR",
-            "Saturation: offered",
-            "Saturation: throughput",
-        ),
+        columns=("Plane", "Load", "Verdict", "Probability of GOOD", "PDR", "NDR", "Saturation"),
         rows=tuple(
             (
                 item.plane,
                 words(item.factors, common),
                 item.verdict.verdict,
-                Value(theme.share(item.verdict.probability_good), item.verdict.probability_good),
-                _pdr(item.verdict.pdr),
-                _interval(item.verdict.pdr),
-                Missing("the first load already lost packets")
-                if item.verdict.ndr is None
-                else Value(rate_text(item.verdict.ndr.pps), item.verdict.ndr.pps),
-                *_saturation(item.verdict),
+                Value(_probability(item.verdict.probability_good), item.verdict.probability_good),
+                _estimate(item.verdict.pdr, "the first load already loses more"),
+                _estimate(item.verdict.ndr, "the first load already loses packets"),
+                _saturation(item.verdict),
             )
             for item in items
         ),
@@ -481,24 +476,26 @@ def _said(estimate: Estimate | None) -> str:
     return rate_text(estimate.pps)
 
 
-def _pdr(estimate: Estimate | None) -> Entry:
+def _estimate(estimate: Estimate | None, why: str) -> Entry:
     if estimate is None:
-        return Missing("the first load already loses more")
-    return Value(_said(estimate), estimate.pps)
-
-
-def _interval(estimate: Estimate | None) -> Entry:
-    if estimate is None:
-        return Missing("the first load already loses more")
+        return Missing(why)
     high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
-    return f"{rate_text(estimate.low_pps)} – {high}"
+    return Value(_said(estimate), estimate.pps, small=f"{rate_text(estimate.low_pps)} – {high}")
 
 
-def _saturation(verdict: Verdict) -> tuple[Entry, Entry]:
+def _probability(value: float) -> str:
+    """Drawn curves are counted: what was never seen is rare, not impossible."""
+    if value < 0.001:
+        return "< 0.1 %"
+    return "> 99.9 %" if value > 0.999 else theme.share(value)
+
+
+def _saturation(verdict: Verdict) -> Entry:
     if verdict.saturation is None:
-        missing = Missing("saturation is not seen to begin and last")
-        return missing, missing
-    return (
-        Value(rate_text(verdict.saturation.offered_pps), verdict.saturation.offered_pps),
-        Value(rate_text(verdict.saturation.throughput_pps), verdict.saturation.throughput_pps),
+        return Missing("not seen to begin and last")
+    seen = verdict.saturation
+    return Value(
+        rate_text(seen.offered_pps),
+        seen.offered_pps,
+        small=f"then {rate_text(seen.throughput_pps)} pass",
     )

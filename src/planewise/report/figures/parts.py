@@ -61,12 +61,12 @@ def figure(cells: Sequence[RttCell], *, name: str, title: str) -> Figure:
         title=title,
         caption=(
             "How long a typical packet and its answer spend where; the number at the right is "
-            "their sum. Sender host: RTT at the guest minus RTT at the sender's network card. "
-            "Wire: what remains between the two cards. Responder host: from its card to its "
-            "guest and back."
+            "their sum. Sender host: RTT at the guest minus RTT at the sender's network card, the "
+            "RTT overhead. Wire: what remains between the two cards. Responder host: from its "
+            "card to its guest and back, the response time."
             + (
-                " The probe itself: what the measuring program adds between its own clock "
-                "readings and the kernel's."
+                " The probe itself, shown apart from the sender host: what passes between its own "
+                "clock readings and the kernel's time stamps."
                 if "instrument" in shown
                 else ""
             )
@@ -169,9 +169,9 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
     for cell in cells:
         head = (words(cell.factors, common), cell.plane)
         if cell.parts is None:
-            rows.append((*head, *[Missing(cell.no_parts)] * 5, "—"))
+            rows.append((*head, *[Missing(cell.no_parts)] * 6, "—"))
             continue
-        numbers = (cell.parts.total_ns, *_values(cell.parts).values())
+        numbers = (cell.parts.total_ns, cell.parts.overhead_ns, *_values(cell.parts).values())
         rows.append(
             (
                 *head,
@@ -189,6 +189,7 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
             "Load",
             "Plane",
             "Sum",
+            "RTT overhead",
             "Sender host",
             "Wire",
             "Responder host",

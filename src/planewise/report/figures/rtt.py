@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 import altair as alt
@@ -10,7 +11,7 @@ from planewise.report import data as run_data
 from planewise.report import theme
 from planewise.report.data import RttCell, words
 from planewise.report.figures import base
-from planewise.report.figures.base import Chart, Figure, Row, Span, Table, Value
+from planewise.report.figures.base import Chart, Figure, Missing, Row, Span, Table, Value
 from planewise.units import time_text
 
 _ROW = 34
@@ -145,6 +146,7 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
             "75 %",
             "95 %",
             "Replicates' medians",
+            "Median between kernel stamps",
             "Packets",
             "Lost",
         ),
@@ -163,6 +165,9 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
                     )
                 ),
                 f"{time_text(min(cell.medians_ns))} – {time_text(max(cell.medians_ns))}",
+                Value(time_text(kernel := statistics.median(cell.kernel_medians_ns)), kernel)
+                if cell.kernel_medians_ns
+                else Missing("no kernel stamps"),
                 Value(theme.count(cell.packets), cell.packets),
                 Value(theme.count(cell.lost), cell.lost),
             )
