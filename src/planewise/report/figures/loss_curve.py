@@ -18,7 +18,7 @@ from planewise.report import data as run_data
 from planewise.report import theme
 from planewise.report.data import JudgedCurve, words
 from planewise.report.figures import base
-from planewise.report.figures.base import Chart, Entry, Figure, Missing, Row, Span, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
 from planewise.units import rate_text
 
 FLOOR = 1e-6
@@ -37,17 +37,19 @@ def load_loss(
     *,
     colour: str = theme.PLANES["veth"].light,
     width: int = base.WIDE,
-) -> Chart:
+) -> alt.TopLevelMixin:
     """One curve for a file: as `panels`, with its name, the verdict and the reason above."""
-    return base.with_title(
-        panels(curve, verdict, colour=colour, width=width),
-        f"{curve.name}: {verdict.verdict}",
-        verdict.reason,
-        width,
+    return base.chart_of(
+        base.with_title(
+            panels(curve, verdict, colour=colour, width=width),
+            f"{curve.name}: {verdict.verdict}",
+            verdict.reason,
+            width,
+        )
     )
 
 
-def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Chart:
+def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Spec:
     """PLR with its 95 % interval, the limit of PDR, where PDR and saturation lie; DR beside it.
 
     `colour` is one of the theme's, `width` in px: below 560 the two panels lie below each other.
@@ -61,12 +63,8 @@ def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Chart:
         side = round((width - 2 * _LOSS_ROOM - 40) * 0.38)
     loss = _loss_panel(curve, verdict, span, colour, plot)
     delivered = _delivery_panel(curve, span, colour, side)
-    both: Chart
-    if narrow:
-        both = alt.vconcat(loss, delivered, spacing=18)
-    else:
-        both = alt.hconcat(loss, delivered, spacing=24)
-    return base.finish(both)
+    both = [loss, delivered]
+    return base.finish(base.below(both, spacing=18) if narrow else base.beside(both))
 
 
 def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -> Figure:
@@ -76,7 +74,7 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
     limit = theme.share(verdict.plr)
     colour = theme.colours_of(planes)[item.plane]
 
-    def draw(width: int) -> Chart:
+    def draw(width: int) -> Spec:
         return panels(item.curve, verdict, colour=colour, width=width)
 
     return Figure(
@@ -111,7 +109,7 @@ def overview(
     span = _loads([load for item in items for load in item.curve.offered_pps.tolist()])
     colours = theme.colours_of(planes)
 
-    def draw(width: int) -> Chart:
+    def draw(width: int) -> Spec:
         room = 10 + round(max(base.text_width(item.plane) for item in items))
         plot = width - _LOSS_ROOM - room - 16
         rows: list[Row] = [
@@ -139,23 +137,28 @@ def overview(
             .encode(
                 x=alt.value(plot + 6),
                 y=alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[_HEIGHT, 0])),
-                text="plane:N",
+                text=alt.Text("plane:N"),
                 color=alt.Color("colour:N", scale=None),
             )
         )
-        curves = alt.layer(
-            *_limit_layers(limit, plot),
-            alt.Chart(base.data(lines))
-            .mark_line(strokeWidth=2)
-            .encode(x=x, y=y, color=colour, order="load:Q"),
-            chart.mark_point(filled=True, size=28, opacity=1).encode(
-                x=x, y=y, color=colour, description="said:N"
-            ),
+        curves = base.layers(
+            [
+                *_limit_layers(limit, plot),
+                alt.Chart(base.data(lines))
+                .mark_line(strokeWidth=2)
+                .encode(x=x, y=y, color=colour, order=alt.Order("load:Q")),
+                chart.mark_point(filled=True, size=28, opacity=1).encode(
+                    x=x, y=y, color=colour, description=alt.Description("said:N")
+                ),
+            ]
         )
         return base.finish(
-            alt.layer(curves, names)
-            .resolve_scale(y="independent")
-            .properties(width=plot, height=_HEIGHT)
+            base.layers(
+                [curves, names],
+                width=plot,
+                height=_HEIGHT,
+                resolve={"scale": {"y": "independent"}},
+            )
         )
 
     pdrs = ", ".join(f"{item.plane} {_said(item.verdict.pdr)}" for item in items)
@@ -259,7 +262,7 @@ def _loss_axis(field: str = "plr") -> alt.Y:
     )
 
 
-def _limit_layers(limit: float, plot: int) -> list[Chart]:
+def _limit_layers(limit: float, plot: int) -> list[alt.Chart | Spec]:
     chart = alt.Chart(base.data([{"plr": limit, "text": f"{theme.share(limit)} lost"}]))
     y = _loss_axis()
     return [
@@ -267,12 +270,12 @@ def _limit_layers(limit: float, plot: int) -> list[Chart]:
             y=y, color=alt.value(theme.ALERT.light)
         ),
         chart.mark_text(align="left", dy=-7).encode(
-            x=alt.value(4), y=y, text="text:N", color=alt.value(theme.ALERT.light)
+            x=alt.value(4), y=y, text=alt.Text("text:N"), color=alt.value(theme.ALERT.light)
         ),
     ]
 
 
-def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: int) -> Chart:
+def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: int) -> Spec:
     rows: list[Row] = []
     band: list[tuple[float, Mapping[str, float]]] = []
     for point in curve.points:
@@ -293,7 +296,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
     x = alt.X("load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot))
     y = _loss_axis()
     chart = alt.Chart(base.data(rows))
-    layers: list[Chart] = []
+    layers: list[alt.Chart | Spec] = []
     if len(band) > 1:
         layers.append(
             alt.Chart(base.data(_bent(band)))
@@ -301,7 +304,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
             .encode(
                 x=x,
                 y=_loss_axis("low"),
-                y2="high",
+                y2=alt.Y2("high"),
                 color=alt.value(colour),
             )
         )
@@ -310,24 +313,26 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
     layers += [
         alt.Chart(base.data(_line(curve)))
         .mark_line(strokeWidth=2)
-        .encode(x=x, y=y, order="load:Q", color=alt.value(colour)),
+        .encode(x=x, y=y, order=alt.Order("load:Q"), color=alt.value(colour)),
         chart.transform_filter("!datum.floored && !datum.limited")
         .mark_point(filled=True, size=36, opacity=1)
-        .encode(x=x, y=y, color=alt.value(colour), description="said:N"),
+        .encode(x=x, y=y, color=alt.value(colour), description=alt.Description("said:N")),
         chart.transform_filter("datum.floored && !datum.limited")
         .mark_point(filled=False, size=36, strokeWidth=1.5, fill="transparent")
-        .encode(x=x, y=y, color=alt.value(colour), description="said:N"),
+        .encode(x=x, y=y, color=alt.value(colour), description=alt.Description("said:N")),
         chart.transform_filter("datum.limited")
         .mark_point(filled=False, shape="cross", size=60, strokeWidth=1.5, fill="transparent")
-        .encode(x=x, y=y, color=alt.value(theme.MUTED.light), description="said:N"),
+        .encode(
+            x=x, y=y, color=alt.value(theme.MUTED.light), description=alt.Description("said:N")
+        ),
     ]
-    return alt.layer(*layers).properties(width=plot, height=_HEIGHT)
+    return base.layers(layers, width=plot, height=_HEIGHT)
 
 
-def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
+def _marks(verdict: Verdict, span: Span, plot: int) -> list[alt.Chart | Spec]:
     """Vertical lines at PDR and saturation, with their names above the plot."""
     marks: list[tuple[str, float, int]] = []
-    layers: list[Chart] = []
+    layers: list[alt.Chart | Spec] = []
     pdr, saturation = verdict.pdr, verdict.saturation
     if pdr is not None and pdr.bounded and pdr.pps <= span.high:
         marks.append((f"PDR {rate_text(pdr.pps)}", pdr.pps, -_MARK_ROOM + 24))
@@ -337,7 +342,7 @@ def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
         layers.append(
             shade.mark_rect(opacity=0.12).encode(
                 x=alt.X("from:Q", scale=span.scale()),
-                x2="to",
+                x2=alt.X2("to"),
                 color=alt.value(theme.INK.light),
             )
         )
@@ -361,7 +366,7 @@ def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
                 x=x, y=alt.value(place - 6), y2=alt.value(_HEIGHT), color=alt.value(theme.INK.light)
             ),
             chart.mark_text(align="right" if left else "left", dx=-4 if left else 4).encode(
-                x=x, y=alt.value(place), text="text:N", color=alt.value(theme.INK.light)
+                x=x, y=alt.value(place), text=alt.Text("text:N"), color=alt.value(theme.INK.light)
             ),
         ]
     return layers
@@ -409,7 +414,7 @@ def _position(value: float, span: Span) -> float:
     return (value - span.low) / (span.high - span.low)
 
 
-def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Chart:
+def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Spec:
     rows: list[Row] = [
         {
             "load": point.offered_pps,
@@ -438,12 +443,16 @@ def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Chart:
         ),
     )
     chart = alt.Chart(base.data(rows))
-    return alt.layer(
-        chart.mark_line(strokeWidth=2).encode(x=x, y=y, color=alt.value(colour)),
-        chart.mark_point(filled=True, size=36, opacity=1).encode(
-            x=x, y=y, color=alt.value(colour), description="said:N"
-        ),
-    ).properties(width=plot, height=_HEIGHT)
+    return base.layers(
+        [
+            chart.mark_line(strokeWidth=2).encode(x=x, y=y, color=alt.value(colour)),
+            chart.mark_point(filled=True, size=36, opacity=1).encode(
+                x=x, y=y, color=alt.value(colour), description=alt.Description("said:N")
+            ),
+        ],
+        width=plot,
+        height=_HEIGHT,
+    )
 
 
 def _ends(items: Sequence[JudgedCurve], colours: dict[str, str]) -> list[Row]:
