@@ -31,6 +31,8 @@ _MOST_CURVES = 24
 """Load-loss curves that are drawn one by one; the table has all."""
 FIGURE_WIDTH = base.WIDE
 """Width [px] at which figures are saved."""
+_OPEN_REASONS = 4
+"""Reasons and reservations that are said at once."""
 _OPEN = 6
 """Figures of a section that are unfolded; of more, all but the first ones are folded."""
 
@@ -54,6 +56,8 @@ class Section:
     figures: tuple[Drawn, ...] = ()
     tables: tuple[tuple[str, Table], ...] = ()
     note: str = ""
+    virtual: str = "times"
+    """What in it is not that of hardware when the run was virtualised; empty: nothing."""
     open_figures: int = _OPEN
     """How many of the figures are unfolded."""
     folded: str = "More conditions"
@@ -80,6 +84,7 @@ def render(run: RunReader) -> str:
         data=data,
         info=data.info,
         recommendation=data.recommendation,
+        open_reasons=_OPEN_REASONS,
         headline=headline(data),
         sections=sections(data),
         rankings=rankings(data),
@@ -279,6 +284,7 @@ def _figures(data: RunData) -> list[tuple[Section, list[Figure]]]:
                     "cpu",
                     "What it costs in CPU time",
                     "A plane that is fast because it takes a whole CPU is not cheap.",
+                    virtual="",
                 ),
                 [
                     cpu.figure(
@@ -341,6 +347,7 @@ def _loss(data: RunData) -> tuple[Section, list[Figure]]:
             ),
             open_figures=_OPEN if len(figures) <= _OPEN else max(1, min(shared, _OPEN)),
             folded="Each curve with its intervals",
+            virtual="rates",
         ),
         figures,
     )

@@ -179,16 +179,16 @@ def overview(
 def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Table:
     """Verdict, PDR, NDR and saturation by curve."""
     return Table(
-        columns=("Plane", "Load", "Verdict", "Probability of GOOD", "PDR", "NDR", "Saturation"),
+        columns=("Plane", "Load", "Verdict", "PDR", "NDR", "Saturation", "Probability of GOOD"),
         rows=tuple(
             (
                 item.plane,
                 words(item.factors, common),
                 item.verdict.verdict,
-                Value(_probability(item.verdict.probability_good), item.verdict.probability_good),
                 _estimate(item.verdict.pdr, "the first load already loses more"),
                 _estimate(item.verdict.ndr, "the first load already loses packets"),
                 _saturation(item.verdict),
+                Value(_probability(item.verdict.probability_good), item.verdict.probability_good),
             )
             for item in items
         ),

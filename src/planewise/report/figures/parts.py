@@ -117,7 +117,14 @@ def _context(
     reasons: list[Row] = []
     for cell in cells:
         if cell.parts is None:
-            reasons.append({"plane": cell.plane, "text": base.wrapped(cell.no_parts, plot)[:2]})
+            lines = base.wrapped(cell.no_parts, plot + _TOTAL_ROOM)
+            short = cell.no_parts.partition(":")[0]
+            reasons.append(
+                {
+                    "plane": cell.plane,
+                    "text": lines[0] if len(lines) == 1 else f"{short} (see the numbers)",
+                }
+            )
             continue
         start = 0.0
         values = _values(cell.parts)
@@ -156,7 +163,7 @@ def _context(
     if reasons:
         layers.append(
             alt.Chart(base.data(reasons))
-            .mark_text(align="left", baseline="middle", fontStyle="italic", lineHeight=13)
+            .mark_text(align="left", baseline="middle", fontStyle="italic")
             .encode(
                 x=alt.value(4), y=y, text=alt.Text("text:N"), color=alt.value(theme.MUTED.light)
             )
