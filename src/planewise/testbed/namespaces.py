@@ -386,6 +386,16 @@ class RouterTestbed(_Testbed):
         }
 
     @property
+    def router_netns(self) -> str:
+        """The router's namespace."""
+        return f"pw-{self.token}-f"
+
+    @property
+    def entrances(self) -> tuple[str, ...]:
+        """The router's interfaces, where frames enter it."""
+        return _ROUTER
+
+    @property
     def plan(self) -> Plan:
         """The steps that made it."""
         return plan_router(self.token, self.mtu_bytes)
