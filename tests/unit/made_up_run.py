@@ -17,6 +17,7 @@ import polars as pl
 from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
+from planewise.advise.recommend import recommend
 from planewise.store.models import (
     Capture,
     Counts,
@@ -28,12 +29,10 @@ from planewise.store.models import (
     Load,
     LossPart,
     PlaneAvailability,
-    Ranked,
-    Recommendation,
     RunInfo,
     TrialRecord,
 )
-from planewise.store.rundir import RunWriter
+from planewise.store.rundir import RunReader, RunWriter
 
 HIDDEN_REASON = "the host does not see the frames of this plane, so it cannot stamp them"
 
@@ -127,7 +126,8 @@ def write(path: Path, wanted: MadeUp = MadeUp()) -> Path:
                 order += 1
                 clock += timedelta(seconds=1.4)
         if wanted.with_recommendation:
-            writer.recommend(_recommendation(wanted))
+            reader = RunReader(path)
+            writer.recommend(recommend(reader.trials(), reader.info))
         finished = clock if wanted.status == "done" else None
         writer.finish(
             info.model_copy(
@@ -239,7 +239,7 @@ def _rtt(
     if hidden:
         not_measurable = {"overhead": HIDDEN_REASON, "response": HIDDEN_REASON}
     else:
-        latency["overhead"] = latency_of(rtt_kernel - (nic_reply - nic_request)[kept])
+        latency["overhead"] = latency_of(rtt_user - (nic_reply - nic_request)[kept])
         latency["response"] = latency_of((departure - arrival)[kept])
     record = TrialRecord(
         trial=f"{_name('rtt', cell)},{frequency:g}pps,{size}B#r{block}",
@@ -415,38 +415,6 @@ def _info(wanted: MadeUp) -> RunInfo:
         hosts=dict.fromkeys(wanted.hosts, fingerprint),
         emulated=wanted.emulated,
         started=STARTED,
-    )
-
-
-def _recommendation(wanted: MadeUp) -> Recommendation:
-    best = wanted.planes[0]
-    return Recommendation(
-        plane=best,
-        headline=f"Give each guest a {best}: the shortest times here, idle and under load.",
-        reasons=(
-            "Its median RTT without load is the lowest, 14 µs.",
-            "Under CPU load it stays ahead of bridge by a quarter.",
-        ),
-        reservations=(
-            "macvlan is within 10 %: with other guests the order may change.",
-            "All times are those of a virtual machine.",
-        ),
-        ranking=tuple(
-            Ranked(
-                plane=plane,
-                load_type="none",
-                metric="rtt_p50",
-                value=sum(PLANES.get(plane, PLANES["bridge"])[:3]),
-                low=sum(PLANES.get(plane, PLANES["bridge"])[:3]) * 0.97,
-                high=sum(PLANES.get(plane, PLANES["bridge"])[:3]) * 1.04,
-                effect=None
-                if plane == best
-                else sum(PLANES.get(plane, PLANES["bridge"])[:3])
-                / sum(PLANES.get(best, PLANES["bridge"])[:3])
-                - 1,
-            )
-            for plane in wanted.planes
-        ),
     )
 
 

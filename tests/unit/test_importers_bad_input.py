@@ -223,6 +223,13 @@ class TestFiles:
 
         assert "--from" in raised.value.remedy
 
+    def test_json_that_is_damaged_has_its_line_named(self, tmp_path: Path) -> None:
+        file = tmp_path / "results.json"
+        file.write_text('{\n"something": [\n')
+
+        with pytest.raises(BadInputError, match=r"results.json:3: not valid JSON"):
+            importers.read(file)
+
     def test_a_directory_without_a_run(self, tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match=r"not a run directory: it has no run\.json"):
             importers.read(tmp_path)

@@ -144,10 +144,22 @@ pub struct IpPacket<'a> {
     pub payload: &'a [u8],
 }
 
+/// As [`parse_ip`], for the beginning of a packet: the payload is what a capture kept of it.
+#[inline]
+pub fn parse_ip_head(packet: &[u8]) -> Option<IpPacket<'_>> {
+    parse_ip_parts(packet, true)
+}
+
 /// Parses an IPv4 or IPv6 packet. None for anything malformed, cut short, fragmented or with IPv6
 /// extension headers: probes never look like that.
 #[inline]
 pub fn parse_ip(packet: &[u8]) -> Option<IpPacket<'_>> {
+    parse_ip_parts(packet, false)
+}
+
+#[inline]
+fn parse_ip_parts(packet: &[u8], head: bool) -> Option<IpPacket<'_>> {
+    let end = |told: usize| if head { told.min(packet.len()) } else { told };
     match packet.first()? >> 4 {
         4 => {
             let header: &[u8; 20] = packet.first_chunk()?;
@@ -162,7 +174,7 @@ pub fn parse_ip(packet: &[u8]) -> Option<IpPacket<'_>> {
                 destination: Ipv4Addr::new(header[16], header[17], header[18], header[19]).into(),
                 protocol: header[9],
                 ttl: header[8],
-                payload: packet.get(header_bytes..total)?,
+                payload: packet.get(header_bytes..end(total))?,
             })
         }
         6 => {
@@ -175,7 +187,7 @@ pub fn parse_ip(packet: &[u8]) -> Option<IpPacket<'_>> {
                 destination: Ipv6Addr::from(destination).into(),
                 protocol: header[6],
                 ttl: header[7],
-                payload: packet.get(40..40 + length)?,
+                payload: packet.get(40..end(40 + length))?,
             })
         }
         _ => None,
@@ -247,12 +259,23 @@ pub struct UdpDatagram<'a> {
 /// Parses a UDP datagram; none when it is cut short.
 #[inline]
 pub fn parse_udp(datagram: &[u8]) -> Option<UdpDatagram<'_>> {
+    parse_udp_parts(datagram, false)
+}
+
+/// As [`parse_udp`], for the beginning of a datagram.
+#[inline]
+pub fn parse_udp_head(datagram: &[u8]) -> Option<UdpDatagram<'_>> {
+    parse_udp_parts(datagram, true)
+}
+
+#[inline]
+fn parse_udp_parts(datagram: &[u8], head: bool) -> Option<UdpDatagram<'_>> {
     let header: &[u8; 8] = datagram.first_chunk()?;
     let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
     Some(UdpDatagram {
         source_port: u16::from_be_bytes([header[0], header[1]]),
         destination_port: u16::from_be_bytes([header[2], header[3]]),
-        payload: datagram.get(8..length)?,
+        payload: datagram.get(8..if head { length.min(datagram.len()) } else { length })?,
     })
 }
 
@@ -325,7 +348,9 @@ mod tests {
     #[test]
     fn parsers_take_any_bytes() {
         bolero::check!().for_each(|bytes: &[u8]| {
+            let _ = parse_ip_head(bytes).map(|ip| parse_udp_head(ip.payload));
             if let Some(ip) = parse_ip(bytes) {
+                assert_eq!(parse_ip_head(bytes), Some(ip));
                 assert!(ip.payload.len() + 20 <= bytes.len());
                 let _ = parse_udp(ip.payload);
             }

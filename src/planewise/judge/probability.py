@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from planewise.judge.curve import Curve, Floats
+from planewise.judge.curve import Curve, Floats, Ints
 from planewise.judge.rules import ETA
 
 MIN_STEP: Final = 0.035
@@ -48,6 +48,12 @@ _POOLED_RUNS: Final = 10.0
 _USUAL_CORRELATION: Final = 0.2
 _CORRELATION_RUNS: Final = 8.0
 """Usual lag-1 correlation of consecutive runs, and its weight in runs."""
+_MATERIAL_DRIFT: Final = 0.03
+_CERTAIN_DRIFT: Final = 4.0
+"""A trend counts when capacity changes by this share over the sweep, with this Student's t."""
+_MIN_RUNS_DRIFT: Final = 10
+_INTERLEAVED: Final = 0.25
+"""Share of the time's variance within loads: with less, loads were measured one after another."""
 _MIN_RUNS_CORRELATION: Final = 8
 """With fewer runs a lag-1 correlation is not estimated."""
 
@@ -122,7 +128,7 @@ class Draws:
     """Shape (draws, G)."""
     outcome: NDArray[np.int8]
     """GOOD, BAD or OPEN of each draw, shape (draws,)."""
-    first_over: NDArray[np.int64]
+    first_over: Ints
     """Index of the first load over the limit; G where there is none; shape (draws,)."""
 
     def share(self, outcome: int) -> float:
@@ -269,9 +275,7 @@ def draw(
     return Draws(mean, forwarded, _outcomes(ladder.offered_pps, forwarded, first, eta), first)
 
 
-def _outcomes(
-    offered_pps: Floats, forwarded: Floats, first: NDArray[np.int64], eta: float
-) -> NDArray[np.int8]:
+def _outcomes(offered_pps: Floats, forwarded: Floats, first: Ints, eta: float) -> NDArray[np.int8]:
     """The written rule on many curves at once; `forwarded` has shape (draws, G)."""
     size = offered_pps.size
     outcome = np.full(forwarded.shape[0], OPEN, dtype=np.int8)
@@ -356,6 +360,66 @@ def sensitivity(draws: Draws, ladder: Moments, bins: int = 12) -> Floats:
     noise = overall * (1 - overall) * (bins - 1) / total
     result: Floats = np.maximum(0.0, between - 2 * noise) / (ladder.count + 1)
     return result
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A trend of the system's capacity over a whole sweep."""
+
+    change: float
+    """From the first to the last trial, as a share; negative: it became slower."""
+    t: float
+    """Student's t of the trend, corrected for autocorrelation."""
+
+    @property
+    def material(self) -> bool:
+        """Whether it is certain, and large enough to bend a curve."""
+        return abs(self.change) >= _MATERIAL_DRIFT and abs(self.t) >= _CERTAIN_DRIFT
+
+
+def sweep_drift(order: Floats, load: Ints, plr: Floats) -> Drift | None:
+    """Trend of throughput over the trials at saturated loads; None where it cannot be told.
+
+    Arrays of shape (N,): place of each trial in the sweep's real order, index of its load, its
+    PLR. Each load has its own level, the relative trend is common (least squares). Loads must have
+    been interleaved, else a trend and the curve are the same thing.
+    """
+    _, load = np.unique(load, return_inverse=True)
+    count = np.bincount(load)
+    mean = np.bincount(load, plr) / count
+    used = (mean[load] > _SATURATED_PLR) & (count[load] > 1) & (mean[load] < 1)
+    if int(used.sum()) < _MIN_RUNS_DRIFT:
+        return None
+    order, load, plr = order[used], load[used], plr[used]
+    by_order = np.argsort(order)
+    order, load = order[by_order], load[by_order]
+    level = (1 - plr[by_order]) / (1 - mean[load])
+    count = np.bincount(load)
+    count_or_one = np.maximum(count, 1)
+    time = (order - order.min()) / max(1.0, float(np.ptp(order)))
+    centred = time - (np.bincount(load, time) / count_or_one)[load]
+    level = level - (np.bincount(load, level) / count_or_one)[load]
+    total = float(centred @ centred)
+    if total < _INTERLEAVED * float(((time - time.mean()) ** 2).sum()):
+        return None
+    free = order.size - int((count > 0).sum()) - 1
+    if total <= 0 or free < 3:
+        return None
+    change = float(centred @ level) / total
+    residual = level - change * centred
+    error = math.sqrt(max(float(residual @ residual) / free, 1e-18) / total)
+    rho = min(0.95, max(0.0, lag1(residual)))
+    return Drift(change, change / error / math.sqrt((1 + rho) / (1 - rho)))
+
+
+def curve_drift(curve: Curve) -> Drift | None:
+    """The same of a curve whose runs carry their place in the sweep's order."""
+    tables = [point.table for point in curve.points]
+    order = np.concatenate([table.order for table in tables])
+    if (order < 0).any() or np.unique(order).size < order.size:
+        return None
+    load = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    return sweep_drift(order.astype(np.float64), load, np.concatenate([t.plr for t in tables]))
 
 
 def quantiles(values: Floats, level: float = 0.95) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from planewise.errors import BadInputError
 from planewise.judge import probability
 from planewise.judge.curve import Curve, Floats
 from planewise.judge.diagnose import Caution, diagnose
-from planewise.judge.probability import BAD, GOOD, OPEN, Draws, Moments
+from planewise.judge.probability import BAD, GOOD, OPEN, Draws, Drift, Moments
 from planewise.judge.rules import ETA, PUBLISHED_RULES, PublishedRule, apply_rule
 
 Rule = Literal["planewise", "as-published", "as-coded-intent", "as-written"]
@@ -123,12 +123,15 @@ def judge(
     ladder = probability.moments(curve)
     drawn = probability.draw(ladder, plr=plr, eta=eta, draws=draws, seed=seed)
     good = drawn.probability_good
+    drift = probability.curve_drift(curve)
     if rule in PUBLISHED_RULES:
         word, reason = _published(rule, curve, plr)
     else:
         word = "GOOD" if good >= good_at else "BAD" if good <= bad_at else "UNDECIDED"
-        reason = _reason(word, drawn, ladder, plr, eta)
-    warnings = diagnose(curve, ladder, drawn, plr)
+        if drift is not None and drift.material:
+            word = "UNDECIDED"
+        reason = _reason(word, drawn, ladder, plr, eta, drift)
+    warnings = diagnose(curve, ladder, drawn, plr, drift)
     return Verdict(
         verdict=word,
         rule=rule,
@@ -179,10 +182,17 @@ def _published(rule: Rule, curve: Curve, plr: float) -> tuple[Word, str]:
     return ("GOOD" if result.good else "BAD"), result.reason
 
 
-def _reason(word: Word, drawn: Draws, ladder: Moments, plr: float, eta: float) -> str:
+def _reason(
+    word: Word, drawn: Draws, ladder: Moments, plr: float, eta: float, drift: Drift | None
+) -> str:
     offered, mean = ladder.offered_pps, ladder.mean
     good, bad, open_ = (drawn.share(outcome) for outcome in (GOOD, BAD, OPEN))
     over = np.flatnonzero(mean > plr)
+    if drift is not None and drift.material:
+        return (
+            f"the system did not stay the same: its capacity changed by {drift.change:+.1%} during "
+            "the sweep, so that its loads cannot be compared"
+        )
     if open_ > max(good, bad):
         if over.size == 0:
             return (

@@ -47,14 +47,20 @@ class Parts:
 
     total_ns: float
     instrument_ns: float | None
-    """RTT between user-space stamps minus RTT between kernel stamps."""
+    """RTT between user-space stamps minus RTT between kernel stamps; None without both, and
+    then `sender_ns` has it in it."""
     sender_ns: float
-    """RTT at the guest (kernel stamps where there are any) minus RTT at the sender's NIC."""
+    """RTT between the guest's kernel stamps minus RTT at the sender's NIC."""
     wire_ns: float
     """RTT at the sender's NIC minus response time."""
     responder_ns: float
     """Response time: NIC to NIC inside the responder."""
     packets: int
+
+    @property
+    def overhead_ns(self) -> float:
+        """RTT at the guest minus RTT at the sender's NIC."""
+        return self.sender_ns + (self.instrument_ns or 0.0)
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,8 @@ class RttCell:
     """By name of `TAIL`; None where the packets are too few."""
     medians_ns: tuple[float, ...]
     """Median of each replicate."""
+    kernel_medians_ns: tuple[float, ...]
+    """The same between the guest's kernel stamps, of the replicates that have them."""
     parts: Parts | None
     no_parts: str
     """Why there are no parts; empty when there are."""
@@ -189,15 +197,19 @@ class RunData:
         }
         return f"measured in a virtual machine ({', '.join(sorted(kinds))})" if kinds else ""
 
+    @property
+    def virtual_word(self) -> str:
+        """What kind of times this run has where they are not those of bare hardware."""
+        return "emulated" if self.info.emulated else "virtualised" if self.virtual else ""
+
     @cached_property
     def rtt_metric(self) -> RttMetric:
-        """Kernel stamps where every RTT trial has them, so that all planes are told alike."""
+        """RTT as the guest's program sees it, which the recommendation rests on as well.
+
+        Kernel stamps only where a trial has no others, and then for all planes alike.
+        """
         trials = [trial for trial in self.done if trial.kind == "rtt"]
-        return (
-            "rtt_kernel"
-            if trials and all("rtt_kernel" in trial.latency for trial in trials)
-            else "rtt_user"
-        )
+        return "rtt_user" if all("rtt_user" in trial.latency for trial in trials) else "rtt_kernel"
 
     @cached_property
     def rtt(self) -> list[RttCell]:
@@ -369,6 +381,11 @@ class RunData:
                 for (name, _, needed), value in zip(TAIL, values[5:], strict=True)
             },
             medians_ns=tuple(summary.p50_ns for summary in summaries),
+            kernel_medians_ns=tuple(
+                trial.latency["rtt_kernel"].p50_ns
+                for trial in trials
+                if "rtt_kernel" in trial.latency
+            ),
             parts=parts,
             no_parts=why,
         )
@@ -532,16 +549,21 @@ def _parts(
         return _parts_from_summaries(metric, trials)
     if not set(_STAMPS) <= set(packets.collect_schema().names()):
         return None, "no capture at the network cards in this run"
-    guest = _rtt(metric)
+    columns = set(packets.collect_schema().names())
+    both = {"kernel_tx_ns", "kernel_rx_ns"} <= columns and metric == "rtt_user"
+    guest = _rtt("rtt_kernel") if both else _rtt(metric)
     nic = pl.col("sender_nic_reply_ns") - pl.col("sender_nic_request_ns")
     response = pl.col("responder_nic_reply_ns") - pl.col("responder_nic_request_ns")
-    user = _rtt("rtt_user")
     whole = packets.select(
-        user=user, guest=guest, sender=guest - nic, wire=nic - response, responder=response
+        total=_rtt(metric),
+        instrument=_rtt(metric) - guest,
+        sender=guest - nic,
+        wire=nic - response,
+        responder=response,
     ).drop_nulls()
     middle = whole.filter(
-        pl.col("guest").is_between(
-            pl.col("guest").quantile(0.25, "linear"), pl.col("guest").quantile(0.75, "linear")
+        pl.col("total").is_between(
+            pl.col("total").quantile(0.25, "linear"), pl.col("total").quantile(0.75, "linear")
         )
     )
     row = middle.select(pl.all().mean(), packets=pl.len()).collect().row(0, named=True)
@@ -549,8 +571,8 @@ def _parts(
         return None, "no packet was seen at all four capture points"
     return (
         Parts(
-            total_ns=row["user"],
-            instrument_ns=row["user"] - row["guest"] if metric == "rtt_kernel" else None,
+            total_ns=row["total"],
+            instrument_ns=row["instrument"] if both else None,
             sender_ns=row["sender"],
             wire_ns=row["wire"],
             responder_ns=row["responder"],
@@ -564,7 +586,7 @@ def _parts_from_summaries(
     metric: RttMetric, trials: Sequence[TrialRecord]
 ) -> tuple[Parts | None, str]:
     """Means over all packets, from the trials' summaries: they add up, but outliers weigh in."""
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = {}
     n = 0
     for trial in trials:
         if not {"overhead", "response", metric} <= set(trial.latency):
@@ -572,17 +594,19 @@ def _parts_from_summaries(
         weight = trial.latency[metric].count
         n += weight
         for name, summary in trial.latency.items():
-            sums[name] += summary.mean_ns * weight  # type: ignore[assignment]
+            sums[name] = sums.get(name, 0.0) + summary.mean_ns * weight
     mean = {name: total / n for name, total in sums.items()} if n else {}
     if not mean:
         return None, "no packet came back"
-    guest, user = mean[metric], mean.get("rtt_user", mean[metric])
+    total = mean[metric]
+    both = metric == "rtt_user" and "rtt_kernel" in mean
+    instrument = total - mean["rtt_kernel"] if both else None
     return (
         Parts(
-            total_ns=user,
-            instrument_ns=user - guest if metric == "rtt_kernel" else None,
-            sender_ns=mean["overhead"],
-            wire_ns=guest - mean["overhead"] - mean["response"],
+            total_ns=total,
+            instrument_ns=instrument,
+            sender_ns=mean["overhead"] - (instrument or 0.0),
+            wire_ns=total - mean["overhead"] - mean["response"],
             responder_ns=mean["response"],
             packets=n,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from planewise.report.figures import base
-from planewise.report.figures.base import Chart
+from planewise.report.figures.base import Spec
 
 _ID = re.compile(r'\bid="([^"]+)"')
 _USE = re.compile(r'(url\(#|href="#)([^)"]+)')
@@ -16,14 +16,14 @@ _ARIA = re.compile(
 _SIZE = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)" viewBox="([^"]+)"[^>]*>')
 
 
-def inline(chart: Chart, prefix: str) -> str:
-    """The chart as an SVG element to be put in a page.
+def inline(figure: Spec, prefix: str) -> str:
+    """The figure as an SVG element to be put in a page.
 
     `prefix` makes its ids unique. Marks that carry a description get it as `<title>`, which a
     browser shows on hover without any script. It is hidden from assistive technology: the page
     gives the figure's text beside it.
     """
-    text = base.svg(chart)
+    text = base.svg(figure)
     text = _ID.sub(lambda match: f'id="{prefix}-{match[1]}"', text)
     text = _USE.sub(lambda match: f"{match[1]}{prefix}-{match[2]}", text)
     text = _LABELLED.sub(

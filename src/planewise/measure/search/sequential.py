@@ -20,7 +20,7 @@ from planewise.judge.rules import ETA
 from planewise.judge.verdict import Verdict, judge
 from planewise.measure.search.measurer import Measurer
 
-Stopped = Literal["decided", "ladder too short", "budget spent", "no more runs"]
+Stopped = Literal["decided", "ladder too short", "budget spent", "no more runs", "drifting"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SequentialPlan:
     min_runs: int = 3
     """Runs at each load from the last one below the loss limit on, before it may stop."""
     batch: int = 3
-    """Trials between two looks."""
+    """Trials between two looks, at least; a sixteenth of those done when that is more."""
     stop_at: float = 0.99
     """Probability at which it stops; higher than the verdict's, as it looks many times."""
     max_runs_per_load: int = 50
@@ -60,6 +60,8 @@ class Planner:
             raise BadInputError("the offered loads of a sweep must be positive and rise")
         self._rng = np.random.default_rng(self.seed)
         self._plr: list[list[float]] = [[] for _ in self.loads_pps]
+        self._order: list[list[int]] = [[] for _ in self.loads_pps]
+        self._trials = 0
         self._index = {load: index for index, load in enumerate(self.loads_pps)}
         self._full: set[int] = set()
         self._groups = probability.groups(loads)
@@ -69,7 +71,10 @@ class Planner:
     def add(self, offered_pps: float, run: Run) -> None:
         """Takes the result of a trial. A run that the SUT did not limit counts for nothing."""
         if not run.limited:
-            self._plr[self._index[offered_pps]].append(run.plr)
+            index = self._index[offered_pps]
+            self._plr[index].append(run.plr)
+            self._order[index].append(self._trials)
+        self._trials += 1
 
     def exhausted(self, offered_pps: float) -> None:
         """No more trials can be had at this load."""
@@ -93,6 +98,9 @@ class Planner:
         if first.size:
             return self._in_rounds(first)
         ladder, draws = self._look()
+        if self._drifts():
+            self.stopped = "drifting"
+            return []
         shares = [draws.share(outcome) for outcome in (GOOD, BAD, OPEN)]
         if max(shares) >= self.plan.stop_at:
             missing = self._missing(ladder, counts, free)
@@ -107,8 +115,10 @@ class Planner:
         if left <= 0:
             self.stopped = "budget spent"
             return []
+        # The more there is, the less one more trial changes: looks become rarer.
+        batch = max(self.plan.batch, int(counts.sum()) // 16)
         return self._in_rounds(
-            self._where_it_decides(ladder, draws, counts, free, min(left, self.plan.batch))
+            self._where_it_decides(ladder, draws, counts, free, min(left, batch))
         )
 
     def _look(self) -> tuple[probability.Moments, probability.Draws]:
@@ -129,6 +139,15 @@ class Planner:
             seed=int(self._rng.integers(2**63)),
         )
         return ladder, draws
+
+    def _drifts(self) -> bool:
+        load = np.repeat(np.arange(len(self._plr)), [len(runs) for runs in self._plr])
+        drift = probability.sweep_drift(
+            np.concatenate([np.array(order, dtype=np.float64) for order in self._order]),
+            load,
+            np.concatenate([np.array(runs, dtype=np.float64) for runs in self._plr]),
+        )
+        return drift is not None and drift.material
 
     def _missing(self, ladder: probability.Moments, counts: Ints, free: Bools) -> Ints:
         """Loads (indices, repeated) that lack runs before it may stop."""

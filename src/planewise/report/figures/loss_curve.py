@@ -18,7 +18,7 @@ from planewise.report import data as run_data
 from planewise.report import theme
 from planewise.report.data import JudgedCurve, words
 from planewise.report.figures import base
-from planewise.report.figures.base import Chart, Entry, Figure, Missing, Row, Span, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
 from planewise.units import rate_text
 
 FLOOR = 1e-6
@@ -35,14 +35,24 @@ def load_loss(
     curve: Curve,
     verdict: Verdict,
     *,
-    name: str = "",
     colour: str = theme.PLANES["veth"].light,
     width: int = base.WIDE,
-) -> Chart:
-    """One curve: PLR with its 95 % interval, the limit of PDR, where PDR and saturation lie, DR.
+) -> alt.TopLevelMixin:
+    """One curve for a file: as `panels`, with its name, the verdict and the reason above."""
+    return base.chart_of(
+        base.with_title(
+            panels(curve, verdict, colour=colour, width=width),
+            f"{curve.name}: {verdict.verdict}",
+            verdict.reason,
+            width,
+        )
+    )
 
-    `name` is the title's (default: the curve's), `colour` one of the theme's, `width` in px:
-    below 560 the two panels lie below each other.
+
+def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Spec:
+    """PLR with its 95 % interval, the limit of PDR, where PDR and saturation lie; DR beside it.
+
+    `colour` is one of the theme's, `width` in px: below 560 the two panels lie below each other.
     """
     narrow = width < 560
     span = _loads(curve.offered_pps.tolist())
@@ -53,16 +63,8 @@ def load_loss(
         side = round((width - 2 * _LOSS_ROOM - 40) * 0.38)
     loss = _loss_panel(curve, verdict, span, colour, plot)
     delivered = _delivery_panel(curve, span, colour, side)
-    panels: Chart
-    if narrow:
-        panels = alt.vconcat(loss, delivered, spacing=18)
-    else:
-        panels = alt.hconcat(loss, delivered, spacing=24)
-    return base.finish(
-        panels,
-        title=f"{name or curve.name}: {verdict.verdict}",
-        subtitle=base.wrapped(verdict.reason, width - 10),
-    )
+    both = [loss, delivered]
+    return base.finish(base.below(both, spacing=18) if narrow else base.beside(both))
 
 
 def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -> Figure:
@@ -72,19 +74,21 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
     limit = theme.share(verdict.plr)
     colour = theme.colours_of(planes)[item.plane]
 
-    def draw(width: int) -> Chart:
-        return load_loss(item.curve, verdict, name=title, colour=colour, width=width)
+    def draw(width: int) -> Spec:
+        return panels(item.curve, verdict, colour=colour, width=width)
 
     return Figure(
         name=base.slug(f"loss-{item.plane}-{words(item.factors)}"),
         title=title,
         caption=(
-            "Share of packets lost against the load that was offered, on a logarithmic axis "
-            "that ends at one in a million (rings: no more than that was lost). Band: 95 % "
-            f"interval of the mean over the runs; dashed line: {limit} loss, the limit of PDR. "
-            "Vertical lines: where PDR lies (shaded: its 95 % interval) and where saturation "
-            "begins. Crosses: loads at which only the generator's own limit was seen. Beside it "
-            "the share delivered."
+            "Packets lost and delivered against the load that was offered. Band: 95 % interval of "
+            f"the mean over the runs; dashed line: {limit} loss, the limit of PDR; shaded: 95 % "
+            "interval of PDR; rings: at most one in a million lost"
+            + (
+                "; crosses: nothing but the generator's own limit was seen."
+                if any(point.limited == len(point.runs) for point in item.curve.points)
+                else "."
+            )
         ),
         alt=(
             f"Load-loss curve of {title}: {verdict.verdict}. {verdict.reason}. "
@@ -92,6 +96,8 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
         ),
         draw=draw,
         table=table(item.curve),
+        verdict=verdict.verdict,
+        lead=verdict.reason,
     )
 
 
@@ -103,7 +109,7 @@ def overview(
     span = _loads([load for item in items for load in item.curve.offered_pps.tolist()])
     colours = theme.colours_of(planes)
 
-    def draw(width: int) -> Chart:
+    def draw(width: int) -> Spec:
         room = 10 + round(max(base.text_width(item.plane) for item in items))
         plot = width - _LOSS_ROOM - room - 16
         rows: list[Row] = [
@@ -131,23 +137,28 @@ def overview(
             .encode(
                 x=alt.value(plot + 6),
                 y=alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[_HEIGHT, 0])),
-                text="plane:N",
+                text=alt.Text("plane:N"),
                 color=alt.Color("colour:N", scale=None),
             )
         )
-        curves = alt.layer(
-            *_limit_layers(limit, plot),
-            alt.Chart(base.data(lines))
-            .mark_line(strokeWidth=2)
-            .encode(x=x, y=y, color=colour, order="load:Q"),
-            chart.mark_point(filled=True, size=28, opacity=1).encode(
-                x=x, y=y, color=colour, description="said:N"
-            ),
+        curves = base.layers(
+            [
+                *_limit_layers(limit, plot),
+                alt.Chart(base.data(lines))
+                .mark_line(strokeWidth=2)
+                .encode(x=x, y=y, color=colour, order=alt.Order("load:Q")),
+                chart.mark_point(filled=True, size=28, opacity=1).encode(
+                    x=x, y=y, color=colour, description=alt.Description("said:N")
+                ),
+            ]
         )
         return base.finish(
-            alt.layer(curves, names)
-            .resolve_scale(y="independent")
-            .properties(width=plot, height=_HEIGHT, title=base.heading(label, plot))
+            base.layers(
+                [curves, names],
+                width=plot,
+                height=_HEIGHT,
+                resolve={"scale": {"y": "independent"}},
+            )
         )
 
     pdrs = ", ".join(f"{item.plane} {_said(item.verdict.pdr)}" for item in items)
@@ -168,29 +179,16 @@ def overview(
 def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Table:
     """Verdict, PDR, NDR and saturation by curve."""
     return Table(
-        columns=(
-            "Plane",
-            "Load",
-            "Verdict",
-            "Probability of GOOD",
-            "PDR",
-            "95 % interval",
-            "NDR",
-            "Saturation: offered",
-            "Saturation: throughput",
-        ),
+        columns=("Plane", "Load", "Verdict", "PDR", "NDR", "Saturation", "Probability of GOOD"),
         rows=tuple(
             (
                 item.plane,
                 words(item.factors, common),
                 item.verdict.verdict,
-                Value(theme.share(item.verdict.probability_good), item.verdict.probability_good),
-                _pdr(item.verdict.pdr),
-                _interval(item.verdict.pdr),
-                Missing("the first load already lost packets")
-                if item.verdict.ndr is None
-                else Value(rate_text(item.verdict.ndr.pps), item.verdict.ndr.pps),
-                *_saturation(item.verdict),
+                _estimate(item.verdict.pdr, "the first load already loses more"),
+                _estimate(item.verdict.ndr, "the first load already loses packets"),
+                _saturation(item.verdict),
+                Value(_probability(item.verdict.probability_good), item.verdict.probability_good),
             )
             for item in items
         ),
@@ -264,7 +262,7 @@ def _loss_axis(field: str = "plr") -> alt.Y:
     )
 
 
-def _limit_layers(limit: float, plot: int) -> list[Chart]:
+def _limit_layers(limit: float, plot: int) -> list[alt.Chart | Spec]:
     chart = alt.Chart(base.data([{"plr": limit, "text": f"{theme.share(limit)} lost"}]))
     y = _loss_axis()
     return [
@@ -272,12 +270,12 @@ def _limit_layers(limit: float, plot: int) -> list[Chart]:
             y=y, color=alt.value(theme.ALERT.light)
         ),
         chart.mark_text(align="left", dy=-7).encode(
-            x=alt.value(4), y=y, text="text:N", color=alt.value(theme.ALERT.light)
+            x=alt.value(4), y=y, text=alt.Text("text:N"), color=alt.value(theme.ALERT.light)
         ),
     ]
 
 
-def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: int) -> Chart:
+def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: int) -> Spec:
     rows: list[Row] = []
     band: list[tuple[float, Mapping[str, float]]] = []
     for point in curve.points:
@@ -298,7 +296,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
     x = alt.X("load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot))
     y = _loss_axis()
     chart = alt.Chart(base.data(rows))
-    layers: list[Chart] = []
+    layers: list[alt.Chart | Spec] = []
     if len(band) > 1:
         layers.append(
             alt.Chart(base.data(_bent(band)))
@@ -306,7 +304,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
             .encode(
                 x=x,
                 y=_loss_axis("low"),
-                y2="high",
+                y2=alt.Y2("high"),
                 color=alt.value(colour),
             )
         )
@@ -315,24 +313,26 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
     layers += [
         alt.Chart(base.data(_line(curve)))
         .mark_line(strokeWidth=2)
-        .encode(x=x, y=y, order="load:Q", color=alt.value(colour)),
+        .encode(x=x, y=y, order=alt.Order("load:Q"), color=alt.value(colour)),
         chart.transform_filter("!datum.floored && !datum.limited")
         .mark_point(filled=True, size=36, opacity=1)
-        .encode(x=x, y=y, color=alt.value(colour), description="said:N"),
+        .encode(x=x, y=y, color=alt.value(colour), description=alt.Description("said:N")),
         chart.transform_filter("datum.floored && !datum.limited")
         .mark_point(filled=False, size=36, strokeWidth=1.5, fill="transparent")
-        .encode(x=x, y=y, color=alt.value(colour), description="said:N"),
+        .encode(x=x, y=y, color=alt.value(colour), description=alt.Description("said:N")),
         chart.transform_filter("datum.limited")
         .mark_point(filled=False, shape="cross", size=60, strokeWidth=1.5, fill="transparent")
-        .encode(x=x, y=y, color=alt.value(theme.MUTED.light), description="said:N"),
+        .encode(
+            x=x, y=y, color=alt.value(theme.MUTED.light), description=alt.Description("said:N")
+        ),
     ]
-    return alt.layer(*layers).properties(width=plot, height=_HEIGHT)
+    return base.layers(layers, width=plot, height=_HEIGHT)
 
 
-def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
+def _marks(verdict: Verdict, span: Span, plot: int) -> list[alt.Chart | Spec]:
     """Vertical lines at PDR and saturation, with their names above the plot."""
     marks: list[tuple[str, float, int]] = []
-    layers: list[Chart] = []
+    layers: list[alt.Chart | Spec] = []
     pdr, saturation = verdict.pdr, verdict.saturation
     if pdr is not None and pdr.bounded and pdr.pps <= span.high:
         marks.append((f"PDR {rate_text(pdr.pps)}", pdr.pps, -_MARK_ROOM + 24))
@@ -342,7 +342,7 @@ def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
         layers.append(
             shade.mark_rect(opacity=0.12).encode(
                 x=alt.X("from:Q", scale=span.scale()),
-                x2="to",
+                x2=alt.X2("to"),
                 color=alt.value(theme.INK.light),
             )
         )
@@ -366,7 +366,7 @@ def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
                 x=x, y=alt.value(place - 6), y2=alt.value(_HEIGHT), color=alt.value(theme.INK.light)
             ),
             chart.mark_text(align="right" if left else "left", dx=-4 if left else 4).encode(
-                x=x, y=alt.value(place), text="text:N", color=alt.value(theme.INK.light)
+                x=x, y=alt.value(place), text=alt.Text("text:N"), color=alt.value(theme.INK.light)
             ),
         ]
     return layers
@@ -414,7 +414,7 @@ def _position(value: float, span: Span) -> float:
     return (value - span.low) / (span.high - span.low)
 
 
-def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Chart:
+def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Spec:
     rows: list[Row] = [
         {
             "load": point.offered_pps,
@@ -443,12 +443,16 @@ def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Chart:
         ),
     )
     chart = alt.Chart(base.data(rows))
-    return alt.layer(
-        chart.mark_line(strokeWidth=2).encode(x=x, y=y, color=alt.value(colour)),
-        chart.mark_point(filled=True, size=36, opacity=1).encode(
-            x=x, y=y, color=alt.value(colour), description="said:N"
-        ),
-    ).properties(width=plot, height=_HEIGHT)
+    return base.layers(
+        [
+            chart.mark_line(strokeWidth=2).encode(x=x, y=y, color=alt.value(colour)),
+            chart.mark_point(filled=True, size=36, opacity=1).encode(
+                x=x, y=y, color=alt.value(colour), description=alt.Description("said:N")
+            ),
+        ],
+        width=plot,
+        height=_HEIGHT,
+    )
 
 
 def _ends(items: Sequence[JudgedCurve], colours: dict[str, str]) -> list[Row]:
@@ -481,24 +485,26 @@ def _said(estimate: Estimate | None) -> str:
     return rate_text(estimate.pps)
 
 
-def _pdr(estimate: Estimate | None) -> Entry:
+def _estimate(estimate: Estimate | None, why: str) -> Entry:
     if estimate is None:
-        return Missing("the first load already loses more")
-    return Value(_said(estimate), estimate.pps)
-
-
-def _interval(estimate: Estimate | None) -> Entry:
-    if estimate is None:
-        return Missing("the first load already loses more")
+        return Missing(why)
     high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
-    return f"{rate_text(estimate.low_pps)} – {high}"
+    return Value(_said(estimate), estimate.pps, small=f"{rate_text(estimate.low_pps)} – {high}")
 
 
-def _saturation(verdict: Verdict) -> tuple[Entry, Entry]:
+def _probability(value: float) -> str:
+    """Drawn curves are counted: what was never seen is rare, not impossible."""
+    if value < 0.001:
+        return "< 0.1 %"
+    return "> 99.9 %" if value > 0.999 else theme.share(value)
+
+
+def _saturation(verdict: Verdict) -> Entry:
     if verdict.saturation is None:
-        missing = Missing("saturation is not seen to begin and last")
-        return missing, missing
-    return (
-        Value(rate_text(verdict.saturation.offered_pps), verdict.saturation.offered_pps),
-        Value(rate_text(verdict.saturation.throughput_pps), verdict.saturation.throughput_pps),
+        return Missing("not seen to begin and last")
+    seen = verdict.saturation
+    return Value(
+        rate_text(seen.offered_pps),
+        seen.offered_pps,
+        small=f"then {rate_text(seen.throughput_pps)} pass",
     )
