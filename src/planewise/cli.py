@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
-from planewise.commands import clean, judge, quick, report, run
+from planewise.commands import clean, doctor, judge, quick, report, run
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -49,11 +49,12 @@ def common(
     context.obj = Verbosity(quiet=quiet, verbose=verbose)
 
 
+app.command("doctor")(doctor.doctor)
 app.command("quick")(quick.quick)
 app.command("run")(run.run)
 app.command("judge")(judge.judge)
-app.command("clean")(clean.clean)
 app.command("report")(report.report)
+app.command("clean")(clean.clean)
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""Fuzz targets: one entry function a parser. docs/reference/fuzzing.md says how to run them."""
+"""Fuzz targets: one entry function a parser. README.md says how to run them."""

@@ -68,22 +68,43 @@ def test_any_bytes_are_answered(name: str, data: bytes) -> None:
     ENTRIES[name](data)
 
 
+WORDS = [
+    "total",
+    "opackets",
+    "ipackets",
+    "results",
+    "config",
+    "stats",
+    "rate_pps",
+    "trials",
+    "intended_load",
+    "offered_count",
+    "loss_count",
+    "curves",
+    "planewise_load_trials",
+    "offered_pps",
+    "sent",
+    "received",
+    "result",
+    "ndr",
+    "lower",
+    "rate",
+    "type",
+]
+"""Keys that some format looks for."""
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(
-                ["total", "opackets", "ipackets", "results", "config", "stats", "rate_pps",
-                 "trials", "intended_load", "offered_count", "loss_count", "curves", "planewise_load_trials",
-                 "offered_pps", "sent", "received", "result", "ndr", "lower", "rate", "type"]
-            ),
+            st.sampled_from(WORDS),
             inner,
             max_size=5,
         )
     ),
     max_leaves=20,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", [name for name in ENTRIES if name != "parquet"])
@@ -201,6 +222,13 @@ class TestFiles:
             importers.read(file)
 
         assert "--from" in raised.value.remedy
+
+    def test_json_that_is_damaged_has_its_line_named(self, tmp_path: Path) -> None:
+        file = tmp_path / "results.json"
+        file.write_text('{\n"something": [\n')
+
+        with pytest.raises(BadInputError, match=r"results.json:3: not valid JSON"):
+            importers.read(file)
 
     def test_a_directory_without_a_run(self, tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match=r"not a run directory: it has no run\.json"):

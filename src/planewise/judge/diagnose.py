@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from planewise.judge.curve import Curve, Floats, LoadPoint, RunTable
-from planewise.judge.probability import MIN_STEP, Draws, Moments, groups, lag1, normal_tail
+from planewise.judge.probability import MIN_STEP, Draws, Drift, Moments, groups, lag1, normal_tail
 
 Evidence = Mapping[str, float | int | str]
 
@@ -39,10 +39,13 @@ class Caution:
     """The same evidence as numbers."""
 
 
-def diagnose(curve: Curve, ladder: Moments, draws: Draws, plr: float) -> tuple[Caution, ...]:
+def diagnose(
+    curve: Curve, ladder: Moments, draws: Draws, plr: float, drift: Drift | None = None
+) -> tuple[Caution, ...]:
     """All warnings about `curve`: at most one of a kind, with the worst load as evidence.
 
-    `ladder` and `draws` are those of the verdict; `plr` is its loss limit.
+    `ladder` and `draws` are those of the verdict; `plr` is its loss limit, `drift` the
+    trend over the whole sweep where it is known.
     """
     return (
         *_few_runs(curve),
@@ -54,6 +57,7 @@ def diagnose(curve: Curve, ladder: Moments, draws: Draws, plr: float) -> tuple[C
         *_outlying_runs(curve, plr),
         *_autocorrelated(curve),
         *_drifting(curve, plr),
+        *_sweep_drifting(drift),
         *_not_monotone(ladder),
         *_trashing(ladder, draws),
         *_unexplained_loss(curve),
@@ -235,6 +239,16 @@ def _drifting(curve: Curve, plr: float) -> Iterator[Caution]:
                 "first_third_plr": early,
                 "last_third_plr": late,
             },
+        )
+
+
+def _sweep_drifting(drift: Drift | None) -> Iterator[Caution]:
+    if drift is not None and drift.material:
+        yield Caution(
+            "capacity-drifts",
+            f"throughput at saturated loads changed by {drift.change:+.1%} from the first to the "
+            f"last trial of the sweep (t = {drift.t:.1f})",
+            {"change": drift.change, "t": drift.t},
         )
 
 

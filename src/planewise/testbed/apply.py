@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from planewise.testbed.plan import (
     AddNeighbour,
     AddRoute,
     AddVeth,
+    AwaitUp,
     Plan,
     SetAddress,
     SetMaster,
@@ -41,6 +43,9 @@ _NTF_MASTER = 0x04
 _NUD_NOARP = 0x40
 _LOOPBACK = 1
 _OPEN_SOCKETS = 4
+_IFF_UP = 1
+_FORWARDING = 3
+_UP_S = 10.0
 
 _KERNEL_FEATURE = {
     AddVeth: "veth",
@@ -133,6 +138,7 @@ def _add_veth(links: _Links, step: AddVeth) -> None:
             "add",
             kind="veth",
             ifname=step.name,
+            index=step.index,
             address=step.mac,
             mtu=step.mtu_bytes,
             peer={
@@ -244,6 +250,30 @@ def _set_sysctl(links: _Links, step: SetSysctl) -> None:
     (Path("/proc/sys") / step.key).write_text(step.value)
 
 
+def _await_up(links: _Links, step: AwaitUp) -> None:
+    deadline = time.monotonic() + _UP_S
+    while late := [name for name, ready in _readiness(links.route(step.netns)) if not ready]:
+        if time.monotonic() > deadline:
+            raise PlanewiseError(
+                f"{', '.join(late)} in {step.netns} did not come up within {_UP_S:g} s",
+                remedy="is the machine overloaded? try again",
+            )
+        time.sleep(0.002)
+
+
+def _readiness(route: Any) -> Iterator[tuple[str, bool]]:
+    """Every interface that is set up, and whether it carries (a bridge port: forwards) frames."""
+    for link in route.get_links():
+        if not link["flags"] & _IFF_UP:
+            continue
+        ready = link.get_attr("IFLA_OPERSTATE") in ("UP", "UNKNOWN")
+        info = link.get_attr("IFLA_LINKINFO")
+        if info is not None and info.get_attr("IFLA_INFO_SLAVE_KIND") == "bridge":
+            port = info.get_attr("IFLA_INFO_SLAVE_DATA")
+            ready = ready and port.get_attr("IFLA_BRPORT_STATE") == _FORWARDING
+        yield link.get_attr("IFLA_IFNAME"), ready
+
+
 _ACTIONS: dict[type[Step], Callable[[_Links, Any], None]] = {
     AddNamespace: _add_namespace,
     AddVeth: _add_veth,
@@ -258,6 +288,7 @@ _ACTIONS: dict[type[Step], Callable[[_Links, Any], None]] = {
     AddNeighbour: _add_neighbour,
     AddForwarding: _add_forwarding,
     SetSysctl: _set_sysctl,
+    AwaitUp: _await_up,
 }
 
 
@@ -271,9 +302,9 @@ def _explain(step: Step, code: int, message: str) -> PlanewiseError:
     feature = _KERNEL_FEATURE.get(type(step))
     if feature and code in (errno.EOPNOTSUPP, errno.ENOENT, errno.EPROTONOSUPPORT):
         return UnsupportedError(
-            f"this kernel has no {feature}: `{step}` is not supported",
-            remedy=f"load the module (as root: modprobe {feature}), "
-            f"or use a kernel built with CONFIG_{feature.upper()}",
+            f"this kernel has no {feature}",
+            remedy=f"as root: modprobe {feature}; "
+            f"else a kernel built with CONFIG_{feature.upper()}",
         )
     if code == errno.EEXIST:
         return PlanewiseError(

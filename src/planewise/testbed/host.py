@@ -42,6 +42,14 @@ class Finished:
     stdout: str
     stderr: str
 
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if self.exit_code > 128:
+            with suppress(ValueError):
+                return f"ended by {signal.Signals(self.exit_code - 128).name}"
+        return f"exit code {self.exit_code}"
+
     def check(self) -> Finished:
         """Itself, when it succeeded.
 
@@ -49,13 +57,12 @@ class Finished:
             PlanewiseError: the exit code is not 0; the sentence has the last words of stderr.
         """
         if self.exit_code != 0:
-            words = self.stderr.strip().splitlines() or ["it said nothing"]
-            remedy = words.pop().removeprefix("hint: ") if words[-1].startswith("hint: ") else ""
-            said = words[-1].removeprefix("error: ") if words else "it said nothing"
-            raise PlanewiseError(
-                f"{Path(self.argv[0]).name} failed (exit code {self.exit_code}): {said}",
-                remedy=remedy,
-            )
+            name = Path(self.argv[0]).name
+            # pw-probe says `pw-probe: what is wrong`, and on an indented line what to do.
+            words = self.stderr.rstrip().splitlines()
+            remedy = words.pop().strip() if len(words) > 1 and words[-1].startswith("  ") else ""
+            said = words[-1].removeprefix(f"{name}: ") if words else "it said nothing"
+            raise PlanewiseError(f"{name} failed ({self.ending}): {said}", remedy=remedy)
         return self
 
     def json(self) -> Any:
@@ -97,7 +104,11 @@ class HostProcess(Protocol):
         """
 
     def stop(self) -> Finished:
-        """Asks it to end (SIGINT), kills it after a grace, returns what it left. Idempotent."""
+        """Asks it to end, kills it after a grace, returns what it left. Idempotent.
+
+        It is asked by SIGINT, then by SIGTERM: a shell starts background jobs deaf to SIGINT,
+        and their children inherit that.
+        """
 
     def __enter__(self) -> HostProcess: ...
 
@@ -144,7 +155,9 @@ class Host(Protocol):
         """
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
-        """A file of the host; /proc and /sys are those of the namespace.
+        """A file of the host; below /proc/net and /proc/sys/net, that of the namespace.
+
+        (Not below /sys: what it shows depends on who mounted it, not on who reads it.)
 
         Raises:
             PlanewiseError: it cannot be read.
@@ -232,12 +245,12 @@ class LocalProcess:
 
     def stop(self) -> Finished:
         """See `HostProcess.stop`."""
-        self.interrupt()
-        try:
-            return self.wait(GRACE_S)
-        except ProcessTimeoutError:
-            self.kill()
-            return self.wait()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._signal(number)
+            with suppress(ProcessTimeoutError):
+                return self.wait(GRACE_S / 2)
+        self.kill()
+        return self.wait()
 
     def interrupt(self) -> None:
         """Asks it to end, without waiting."""
@@ -305,8 +318,10 @@ class LocalHost:
         """See `Host.read_text`."""
         if self._thread is None:
             self._thread = NamespaceThread(f"host {self._name}")
+        # /proc/net is that of the process's first thread, which never leaves its namespace.
+        there = path.replace("/proc/net/", "/proc/thread-self/net/", 1)
         try:
-            return self._thread.call(netns or self._home, Path(path).read_text)
+            return self._thread.call(netns or self._home, Path(there).read_text)
         except OSError as error:
             raise PlanewiseError(
                 f"{path} on {self._name} cannot be read: {error.strerror}"

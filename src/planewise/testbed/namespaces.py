@@ -26,6 +26,7 @@ from planewise.testbed.model import (
     BRIDGE,
     HOSTS,
     WIRE,
+    WIRE_INDEX,
     CapturePoint,
     CounterPoint,
     Guest,
@@ -42,6 +43,7 @@ from planewise.testbed.plan import (
     AddNamespace,
     AddNeighbour,
     AddVeth,
+    AwaitUp,
     Plan,
     SetAddress,
     SetMaster,
@@ -101,6 +103,7 @@ def plan_hosts(topology: Topology) -> Plan:
         AddVeth(
             sender.netns,
             WIRE,
+            WIRE_INDEX,
             sender.wire_mac,
             responder.netns,
             WIRE,
@@ -126,6 +129,8 @@ def plan_hosts(topology: Topology) -> Plan:
         main = topology.main[host]
         plane = namespace_plane(main.plane)
         steps += plane.acquaint(topology.sites[host], main, topology.main[peer])
+    for host in HOSTS:
+        steps += [AwaitUp(topology.sites[host].netns), AwaitUp(topology.main[host].netns)]
     return Plan(tuple(steps))
 
 
@@ -271,6 +276,14 @@ class NamespaceTestbed(_Testbed):
         return tuple(points)
 
     @property
+    def entrances(self) -> Mapping[HostRole, tuple[str, ...]]:
+        """By host, the interfaces in its namespace where frames of the main guests enter it."""
+        return {
+            host: tuple(point.interface for point in self.capture_points if point.host == host)
+            for host in HOSTS
+        }
+
+    @property
     def not_measurable(self) -> Mapping[Metric, str]:
         """Metrics that do not exist for the main guests' plane, with the reason."""
         return namespace_plane(self.spec.plane).not_measurable
@@ -326,6 +339,7 @@ def plan_router(token: str, mtu_bytes: int = 1500) -> Plan:
             AddVeth(
                 generator,
                 port,
+                WIRE_INDEX + side,
                 _GENERATOR_MACS[side],
                 router,
                 inside,
@@ -339,6 +353,7 @@ def plan_router(token: str, mtu_bytes: int = 1500) -> Plan:
             AddNeighbour(router, inside, f"198.{18 + side}.0.2", _GENERATOR_MACS[side]),
             AddNeighbour(router, inside, f"2001:2:0:{1 + side}::2", _GENERATOR_MACS[side]),
         ]
+    steps += [AwaitUp(generator), AwaitUp(router)]
     return Plan(tuple(steps))
 
 

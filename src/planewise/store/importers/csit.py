@@ -1,7 +1,7 @@
 """CSIT's test case results (`*.info.json`): bounds that a search found. Knows that schema alone.
 
-Followed: FD.io CSIT's model, docs/model/current/schema/test_case.info.schema.yaml, versions 1.0
-to 1.6 (`result.type` of `ndrpdr`, `mrr`, `soak`). The model keeps no trial of a search: only the
+Followed: FD.io CSIT's model, docs/model/current/schema/test_case.info.schema.yaml, version 1.0.1
+(`result.type` of `ndrpdr`, `mrr`, `soak`). The model keeps no trial of a search: only the
 lower and upper bound of NDR and PDR. They are handed on as reported, with no trials to judge.
 """
 

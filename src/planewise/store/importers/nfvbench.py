@@ -1,6 +1,7 @@
 """NFVbench's JSON results (`--json FILE`): NDR/PDR searches and fixed rates. Knows that alone.
 
-Followed: OPNFV NFVbench 5 (nfvbench/stats_collector.py, chain_runner.py, traffic_client.py):
+Followed: opnfv/nfvbench, nfvbench/stats_collector.py (commit 60277e5), chain_runner.py (0d70709)
+and traffic_client.py (05d97da):
 `benchmarks.network.service_chain.<chain>.result.result.<frame size>` holds
 `iteration_stats.ndr_pdr`, every iteration of the search with `tx_pps` (intended, both
 directions), `tx_pkts`, `rx_pkts`, and `drop_pct`, which counts packets in spite of its name; or,
@@ -107,7 +108,7 @@ def _curve(
         _fixed_rate(columns, analysis, curve, path)
     else:
         notes.append(
-            "NFVbench kept no iterations of the search (older than version 5): the numbers are as "
+            "NFVbench kept no iterations of the search (an older version): the numbers are as "
             "reported and nothing can be judged"
         )
         if not reported:

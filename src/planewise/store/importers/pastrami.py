@@ -16,7 +16,7 @@ import numpy as np
 
 from planewise.errors import BadInputError
 from planewise.store.importers.text import lines, number, parse_json, read_text
-from planewise.store.loads import Floats, LoadTrials, TrialColumns
+from planewise.store.loads import MAX_NUMBER, Floats, LoadTrials, TrialColumns
 
 NAME = "pastrami"
 TITLE = "PASTRAMI: a line a load, [[rate, discards], [tx, rx, discards], …]"
@@ -52,39 +52,63 @@ def read(path: Path) -> list[LoadTrials]:
 
 def parse(text: str, path: Path) -> list[LoadTrials]:
     """The same from the file's text; `path` only names it."""
-    columns = TrialColumns(path)
-    seen: dict[float, int] = {}
-    notes = []
-    info = info_from_name(path)
-    named_s = info.get("duration_s")
+    heads: list[tuple[int, float, float, int]] = []
+    rows: list[list[float]] = []
     for line, content in lines(text):
-        where = f"{path}:{line}"
-        rate, start_discards, runs = _load(parse_json(content, path, line), where)
-        if rate in seen:
-            notes.append(
-                f"the load {rate:.0f} pps stands on lines {seen[rate]} and {line}: "
-                "their runs are taken together"
-            )
-        seen.setdefault(rate, line)
-        if not len(runs):
-            notes.append(f"the load {rate:.0f} pps (line {line}) has no runs")
-            continue
-        with np.errstate(all="ignore"):
-            before = np.concatenate(([start_discards], runs[:-1, 2]))
-            drops = runs[:, 2] - before
-            drops[drops < 0] = np.nan  # the counter was reset: nothing is known of this run
-            duration_s = _duration_s(named_s, float(np.median(runs[:, 0])) / rate if rate else 0.0)
-            cpu = runs[:, 3] / 100 if runs.shape[1] == 4 else None
-        columns.add_columns(
-            line=np.full(len(runs), float(line)),
-            offered_pps=np.full(len(runs), rate),
-            sent=runs[:, 0],
-            received=runs[:, 1],
-            duration_s=np.full(len(runs), duration_s),
-            drops=drops,
-            cpu=cpu,
+        rate, start_discards, runs = _load(parse_json(content, path, line), f"{path}:{line}")
+        heads.append((line, rate, start_discards, len(runs)))
+        rows += runs
+    info = info_from_name(path)
+    columns = TrialColumns(path)
+    if rows:
+        _fill(columns, np.array(heads, dtype=np.float64), _rectangle(rows), info.get("duration_s"))
+    return [columns.finish(format_name=NAME, info=info, notes=_notes(heads))]
+
+
+def _fill(
+    columns: TrialColumns, heads: Floats, runs: Floats, named_s: str | int | float | None
+) -> None:
+    """Adds all runs at once. `heads`: line, rate, discards at the start, number of runs."""
+    line, rate, start, count = heads[heads[:, 3] > 0].T
+    sizes = count.astype(np.int64)
+    begins = np.cumsum(sizes) - sizes
+    sent, received, discards = runs[:, 0], runs[:, 1], runs[:, 2]
+    with np.errstate(all="ignore"):
+        before = np.concatenate(([np.nan], discards[:-1]))
+        before[begins] = start
+        drops = discards - before
+        drops[drops < 0] = np.nan  # the counter was reset: nothing is known of this run
+        duration_s = _durations_s(named_s, np.add.reduceat(sent, begins) / sizes / rate)
+    columns.add_columns(
+        line=np.repeat(line, sizes),
+        offered_pps=np.repeat(rate, sizes),
+        sent=sent,
+        received=received,
+        duration_s=np.repeat(duration_s, sizes),
+        drops=drops,
+        cpu=runs[:, 3] / 100 if runs.shape[1] == 4 else None,
+    )
+
+
+def _notes(heads: list[tuple[int, float, float, int]]) -> list[str]:
+    notes = []
+    first: dict[float, int] = {}
+    again: dict[float, int] = {}
+    for line, rate, _, _ in heads:
+        if rate in first:
+            again.setdefault(rate, line)
+        first.setdefault(rate, line)
+    if again:
+        rate, line = next(iter(again.items()))
+        notes.append(
+            f"{len(again)} loads stand on more than one line (the first, {rate:.0f} pps, on lines "
+            f"{first[rate]} and {line}): their runs are taken together"
         )
-    return [columns.finish(format_name=NAME, info=info, notes=notes)]
+    empty = [(line, rate) for line, rate, _, count in heads if not count]
+    if empty:
+        line, rate = empty[0]
+        notes.append(f"{len(empty)} loads have no runs (the first: {rate:.0f} pps, line {line})")
+    return notes
 
 
 def info_from_name(path: Path) -> dict[str, str | int | float]:
@@ -98,24 +122,22 @@ def info_from_name(path: Path) -> dict[str, str | int | float]:
     return info
 
 
-def _duration_s(named_s: str | int | float | None, sent_over_rate_s: float) -> float:
-    """A line's trial duration: from the file's name, or what the counts imply.
+def _durations_s(named_s: str | int | float | None, sent_over_rate_s: Floats) -> Floats:
+    """Each line's trial duration: from the file's name, or what the counts imply.
 
     The generator keeps its rate within a percent, so sent / rate tells the duration; where the
     name says otherwise by more, the counts are believed.
     """
-    if not 0 < sent_over_rate_s < 1e6:
-        return float("nan")
-    whole_s = float(round(sent_over_rate_s))
-    if isinstance(named_s, int | float) and abs(sent_over_rate_s / named_s - 1) < 0.05:
-        return float(named_s)
-    if whole_s and abs(sent_over_rate_s / whole_s - 1) < 0.01:
-        return whole_s
-    return sent_over_rate_s
+    seconds = np.where((sent_over_rate_s > 0) & (sent_over_rate_s < 1e6), sent_over_rate_s, np.nan)
+    whole_s = np.round(seconds)
+    seconds = np.where((whole_s > 0) & (np.abs(seconds / whole_s - 1) < 0.01), whole_s, seconds)
+    if isinstance(named_s, int | float) and named_s > 0:
+        seconds = np.where(np.abs(seconds / named_s - 1) < 0.05, float(named_s), seconds)
+    return seconds
 
 
-def _load(value: object, where: str) -> tuple[float, float, Floats]:
-    """Rate, discards at the start, and the runs as an array of shape (K, 3) or (K, 4)."""
+def _load(value: object, where: str) -> tuple[float, float, list[list[float]]]:
+    """Rate, discards at the start, and the runs, each of three or four numbers."""
     if not isinstance(value, list) or not value or not isinstance(value[0], list):
         raise _wrong("a line is a list of lists", where)
     head, runs = value[0], value[1:]
@@ -123,25 +145,27 @@ def _load(value: object, where: str) -> tuple[float, float, Floats]:
         raise _wrong("the line's first list holds the rate and the discard counter", where)
     rate = number(head[0], "the offered load", where)
     start = number(head[1], "the discard counter", where) if len(head) == 2 else np.nan
-    width = 0
     for index, run in enumerate(runs, start=1):
         if not isinstance(run, list) or len(run) not in (3, 4):
             raise _wrong(f"run {index} is not a list of three or four numbers", where)
-        width = max(width, len(run))
         for item in run:
-            if type(item) is not int:
-                number(item, f"a value of run {index}", where)
-    if not runs:
-        return rate, start, np.empty((0, 3))
-    rows = [run if len(run) == width else [*run, np.nan] for run in runs]
-    try:
-        return rate, start, np.array(rows, dtype=np.float64)
-    except OverflowError:
-        raise BadInputError(
-            "a count has too many digits",
-            where=where,
-            remedy="the line is damaged: restore it, or delete it",
-        ) from None
+            if type(item) is not int or abs(item) > MAX_NUMBER:
+                value = number(item, f"a value of run {index}", where)
+                if abs(value) > MAX_NUMBER:
+                    raise BadInputError(
+                        f"a value of run {index} has too many digits",
+                        where=where,
+                        remedy="the line is damaged: restore it, or delete it",
+                    )
+    return rate, start, runs
+
+
+def _rectangle(rows: list[list[float]]) -> Floats:
+    """The runs as an array of shape (K, 3) or, when some have a CPU load, (K, 4)."""
+    width = max(map(len, rows))
+    if any(len(row) != width for row in rows):
+        rows = [[*row, np.nan][:width] for row in rows]
+    return np.array(rows, dtype=np.float64)
 
 
 def _wrong(what: str, where: str) -> BadInputError:

@@ -1,6 +1,7 @@
 """TRex's stateless results: statistics of trials, and the NDR benchmark's. Knows those alone.
 
-Followed: cisco-system-traffic-generator/trex-core 3.x.
+Followed: cisco-system-traffic-generator/trex-core, ndr_bench.py (commit 27e0153) and the
+statistics of its stateless client.
 - Statistics: what `STLClient.get_stats()` returns, as JSON: `total.opackets` sent and
   `total.ipackets` received. They hold neither the intended load nor the duration; a file that
   wants to be exact wraps each trial: {"rate_pps": …, "duration_s": …, "stats": {…}}. Without,

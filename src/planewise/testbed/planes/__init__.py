@@ -34,7 +34,7 @@ def namespace_plane(name: str) -> Plane:
     for other in ELSEWHERE:
         if other.name == name:
             raise UnsupportedError(
-                f"the plane {name} cannot attach a namespace: {other.needs}", remedy=other.remedy
+                f"the plane {name} cannot attach a namespace: {other.why}", remedy=other.remedy
             )
     close = get_close_matches(name, known(), n=1)
     hint = f"did you mean {close[0]}? " if close else ""

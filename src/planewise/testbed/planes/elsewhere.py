@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Need = Literal["sriov", "vm", "docker", "iommu", "dpdk"]
 
 
 @dataclass(frozen=True)
@@ -11,61 +14,70 @@ class Elsewhere:
 
     name: str
     description: str
-    needs: str
+    needs: tuple[Need, ...]
+    why: str
     """Why a namespace cannot have it, as the rest of a sentence."""
     remedy: str
 
 
-_VM = "compare it on the virtual lab (planewise lab up), or on hosts with virtual machines"
-_VF = "use a NIC with SR-IOV, or the virtual lab (planewise lab up)"
+_VM = "compare it on hosts with virtual machines"
+_VF = "use a NIC with SR-IOV"
 
 ELSEWHERE: tuple[Elsewhere, ...] = (
     Elsewhere(
         "macvtap-bridge",
         "a macvtap (bridge mode) on the NIC, opened as a tap by a virtual machine",
-        "it ends in a tap that a virtual machine opens, and a namespace has none",
-        _VM,
+        ("vm",),
+        "it ends in a tap that a virtual machine opens, and guests here are namespaces",
+        f"{_VM}; macvlan is the same path for namespaces",
     ),
     Elsewhere(
         "docker-bridge",
         "Docker's default network: a container on the bridge docker0",
-        "it attaches a Docker container",
-        "install Docker and start its daemon; the plane bridge is the same path for namespaces",
+        ("docker",),
+        "it attaches a Docker container, and guests here are namespaces",
+        "bridge is the same path for namespaces",
     ),
     Elsewhere(
         "vf",
         "the network device of an SR-IOV virtual function, moved into the guest",
-        "it needs a virtual function of an SR-IOV NIC",
+        ("sriov",),
+        "its virtual functions belong to a real NIC, and the wire here is virtual",
         _VF,
     ),
     Elsewhere(
         "e1000-bridge",
         "an emulated Intel e1000 NIC of a virtual machine, on a bridge",
-        "it attaches a virtual machine",
+        ("vm",),
+        "it attaches a virtual machine, and guests here are namespaces",
         _VM,
     ),
     Elsewhere(
         "virtio-bridge",
         "a paravirtual NIC (virtio) of a virtual machine, on a bridge",
-        "it attaches a virtual machine",
+        ("vm",),
+        "it attaches a virtual machine, and guests here are namespaces",
         _VM,
     ),
     Elsewhere(
         "macvtap-vf",
         "a macvtap (passthrough mode) on a virtual function, opened by a virtual machine",
-        "it needs a virtual machine and a virtual function of an SR-IOV NIC",
-        _VF,
+        ("sriov", "vm"),
+        "it attaches a virtual machine, and guests here are namespaces",
+        f"{_VF}, on hosts with virtual machines",
     ),
     Elsewhere(
         "vf-passthrough",
         "a virtual function given to a virtual machine whole (VFIO)",
-        "it needs a virtual machine, an IOMMU and a virtual function of an SR-IOV NIC",
-        _VF,
+        ("sriov", "iommu", "vm"),
+        "it attaches a virtual machine, and guests here are namespaces",
+        f"{_VF}, on hosts with virtual machines and an IOMMU",
     ),
     Elsewhere(
         "vhost-user",
-        "a DPDK switch (Open vSwitch) that polls shared memory with a virtual machine",
-        "it needs a virtual machine and a DPDK switch",
+        "a DPDK switch (Open vSwitch) that shares memory with a virtual machine",
+        ("dpdk", "vm"),
+        "it attaches a virtual machine, and guests here are namespaces",
         "install openvswitch-switch-dpdk and set hugepages aside, on hosts with virtual machines",
     ),
 )
