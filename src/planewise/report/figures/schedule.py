@@ -127,7 +127,7 @@ def _drift_panel(
             titleY=-8,
             titleBaseline="bottom",
             values=theme.ticks(low, most, log=False, most=5),
-            labelExpr="format(datum.value * 100, '+.3~r') + ' %'",
+            labelExpr="datum.value === 0 ? '0 %' : format(datum.value * 100, '+.3~r') + ' %'",
             minExtent=room,
             maxExtent=room,
             domain=False,
@@ -147,7 +147,7 @@ def _drift_panel(
             .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
             alt.Chart(base.data(running))
             .mark_line(strokeWidth=1.5)
-            .encode(x=x, y=y, color=alt.value(theme.INK.light)),
+            .encode(x=x, y=y, color=alt.ColorValue(theme.INK.light)),
         ],
         width=plot,
         height=_DRIFT_HEIGHT,
@@ -207,7 +207,7 @@ def _strip(
             .encode(
                 x=alt.X("order:Q", scale=span.scale(), axis=axis),
                 y=y,
-                color=alt.value(theme.ALERT.light),
+                color=alt.ColorValue(theme.ALERT.light),
                 description=alt.Description("said:N"),
             )
         )
