@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::error::Result;
-use crate::{cpu, ping};
+use crate::{cpu, ping, reflect};
 
 /// Packets for Planewise: measures latency, loss and throughput between two interfaces.
 #[derive(Debug, Parser)]
@@ -21,6 +21,7 @@ pub struct Cli {
 #[expect(missing_docs, reason = "a text here would hide that of the Args")]
 pub enum Command {
     Ping(ping::Args),
+    Reflect(reflect::Args),
     Cpu(cpu::Args),
 }
 
@@ -41,6 +42,7 @@ pub fn main(cli: Cli) -> ExitCode {
 fn run(command: &Command) -> Result<()> {
     match command {
         Command::Ping(args) => ping::run(args),
+        Command::Reflect(args) => reflect::run(args),
         Command::Cpu(args) => cpu::run(args),
     }
 }

@@ -9,6 +9,7 @@ pub mod histogram;
 pub mod netns;
 pub mod output;
 pub mod ping;
+pub mod reflect;
 pub mod stamp;
 pub mod stop;
 pub mod timestamping;

@@ -421,15 +421,7 @@ fn check_memory(count: u64) -> Result<()> {
 fn place_thread(args: &Args) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     if let Some(cpu) = args.cpu {
-        let mut set = nix::sched::CpuSet::new();
-        set.set(cpu)
-            .and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set))
-            .map_err(|errno| {
-                Error::bad_input(
-                    format!("cannot run on CPU {cpu}: {}", errno.desc()),
-                    "`nproc` tells how many there are; they count from 0",
-                )
-            })?;
+        pin_to_cpu(cpu)?;
     }
     if args.realtime {
         let parameters = libc::sched_param { sched_priority: 10 };
@@ -443,6 +435,22 @@ fn place_thread(args: &Args) -> Result<Vec<String>> {
         }
     }
     Ok(warnings)
+}
+
+/// Lets this thread run on one CPU alone.
+///
+/// # Errors
+/// There is no such CPU, or it is not allowed to this process.
+pub fn pin_to_cpu(cpu: usize) -> Result<()> {
+    let mut set = nix::sched::CpuSet::new();
+    set.set(cpu)
+        .and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set))
+        .map_err(|errno| {
+            Error::bad_input(
+                format!("cannot run on CPU {cpu}: {}", errno.desc()),
+                "`nproc` tells how many there are; they count from 0",
+            )
+        })
 }
 
 fn create(path: &FilePath) -> Result<(File, PathBuf)> {
