@@ -25,6 +25,7 @@ mod session;
 mod socket;
 mod transport;
 mod warmup;
+mod watch;
 
 use record::{Counts, Plan, Tally};
 use socket::{Kind, Route};
@@ -110,6 +111,11 @@ pub struct Args {
     /// How packets are sent and answers received
     #[arg(long, value_enum, default_value_t = Path::Auto)]
     pub path: Path,
+    /// Do without the second thread that looks for answers at rates up to 10k. It notes when an
+    /// answer lies in memory while the kernel still works on it, and keeps a second CPU busy around
+    /// each packet
+    #[arg(long)]
+    pub no_watch: bool,
     /// Run on this CPU alone
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
@@ -120,6 +126,9 @@ pub struct Args {
     #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
 }
+
+/// Above this rate a watching thread would keep a CPU busy all the time.
+const WATCHED_PPS: f64 = 10_000.0;
 
 #[derive(Debug, Serialize)]
 struct Load {
@@ -216,8 +225,16 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         Kind::Echo(identifier)
     };
-    let mut ready =
-        warmup::prepare(kind, &route, payload_bytes, size_bytes, args.path, &stop::requested)?;
+    let wish = warmup::Wish {
+        kind,
+        route,
+        payload_bytes,
+        size_bytes,
+        path: args.path,
+        peak_pps: args.rate,
+        watch: !args.no_watch && args.rate <= WATCHED_PPS,
+    };
+    let mut ready = warmup::prepare(&wish, &stop::requested)?;
     warnings.append(&mut ready.warnings);
     let meter = CpuMeter::start().ok();
     let outcome = session::run(ready.transport.as_mut(), order, &stop::requested);
@@ -238,7 +255,8 @@ pub fn run(args: &Args) -> Result<()> {
         size_bytes,
     };
     let burst = args.burst.zip(args.burst_every).map(|(packets, every)| {
-        let (achieved_pps, achieved_kernel_pps) = record::burst_rates(records, packets);
+        let (achieved_pps, achieved_kernel_pps) =
+            record::burst_rates(records, packets, &outcome.burst_ends_ns);
         Burst {
             packets,
             every_ns: every.as_nanos() as u64,
@@ -389,7 +407,13 @@ fn order(args: &Args) -> Result<session::Order> {
             "send fewer in one run, or use --proto icmp",
         ));
     }
-    Ok(session::Order { schedule, count, deadline_ns, timeout_ns: args.timeout.as_nanos() as i64 })
+    Ok(session::Order {
+        schedule,
+        count,
+        burst: args.burst.unwrap_or(1),
+        deadline_ns,
+        timeout_ns: args.timeout.as_nanos() as i64,
+    })
 }
 
 /// All stamps are kept in memory until the end, so that nothing disturbs the run.
