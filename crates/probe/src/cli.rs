@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::error::Result;
-use crate::{cpu, ping, reflect};
+use crate::{blast, burn, cpu, ping, reflect, sink, tap, trial};
 
 /// Packets for Planewise: measures latency, loss and throughput between two interfaces.
 #[derive(Debug, Parser)]
@@ -20,8 +20,13 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 #[expect(missing_docs, reason = "a text here would hide that of the Args")]
 pub enum Command {
-    Ping(ping::Args),
+    Ping(Box<ping::Args>),
     Reflect(reflect::Args),
+    Tap(tap::Args),
+    Trial(Box<trial::Args>),
+    Blast(blast::Args),
+    Sink(sink::Args),
+    Burn(burn::Args),
     Cpu(cpu::Args),
 }
 
@@ -43,6 +48,11 @@ fn run(command: &Command) -> Result<()> {
     match command {
         Command::Ping(args) => ping::run(args),
         Command::Reflect(args) => reflect::run(args),
+        Command::Tap(args) => tap::run(args),
+        Command::Trial(args) => trial::run(args),
+        Command::Blast(args) => blast::run(args),
+        Command::Sink(args) => sink::run(args),
+        Command::Burn(args) => burn::run(args),
         Command::Cpu(args) => cpu::run(args),
     }
 }

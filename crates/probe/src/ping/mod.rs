@@ -133,7 +133,7 @@ const WATCHED_PPS: f64 = 10_000.0;
 #[derive(Debug, Serialize)]
 struct Load {
     intended_pps: f64,
-    achieved_pps: Option<f64>,
+    achieved_pps: f64,
     size_bytes: usize,
 }
 
@@ -251,7 +251,7 @@ pub fn run(args: &Args) -> Result<()> {
     let written = packets.map(|(file, path)| write_packets(file, &path, records, &plan));
     let load = Load {
         intended_pps: order.schedule.mean_pps(),
-        achieved_pps: achieved_pps(&tally, &order.schedule, args.burst),
+        achieved_pps: achieved_pps(&tally, &order.schedule),
         size_bytes,
     };
     let burst = args.burst.zip(args.burst_every).map(|(packets, every)| {
@@ -502,22 +502,13 @@ fn write_packets(
     })
 }
 
-/// Packets per second between the first and the last packet; bursts count with their pauses.
-fn achieved_pps(tally: &Tally, schedule: &Schedule, burst: Option<u64>) -> Option<f64> {
-    let (first, last) = tally.sending_ns?;
-    let sent = tally.counts.sent;
-    if sent < 2 || last <= first {
-        return None;
-    }
-    let gaps_pps = (sent - 1) as f64 * NANOS_PER_SECOND as f64 / (last - first) as f64;
-    // The last burst has no pause behind it: measured against what the schedule itself gives.
-    Some(match burst {
-        None => gaps_pps,
-        Some(_) => {
-            let due = schedule.due_ns(sent - 1) as f64;
-            schedule.mean_pps() * due / (last - first) as f64
-        }
-    })
+/// Packets per second over the time of sending, which ends one interval after the last packet;
+/// bursts count with their pauses. Zero when nothing was sent.
+fn achieved_pps(tally: &Tally, schedule: &Schedule) -> f64 {
+    let Some((first, last)) = tally.sending_ns else { return 0.0 };
+    let interval_ns = NANOS_PER_SECOND as f64 / schedule.mean_pps();
+    let meant_ns = schedule.due_ns(tally.counts.sent.saturating_sub(1)) as f64 + interval_ns;
+    schedule.mean_pps() * meant_ns / ((last - first).max(0) as f64 + interval_ns)
 }
 
 /// The share of the intended rate that counts as kept.
@@ -535,7 +526,7 @@ fn rate_not_kept(
     refused: &BTreeMap<String, u64>,
 ) -> bool {
     let interval_ns = NANOS_PER_SECOND as f64 / load.intended_pps;
-    let slow = load.achieved_pps.is_some_and(|achieved| achieved < load.intended_pps * KEPT);
+    let slow = load.achieved_pps < load.intended_pps * KEPT;
     let behind = tally.slip.quantile_ns(0.9) as f64 > interval_ns;
     let slow_burst = burst.is_some_and(|burst| {
         burst.achieved_pps.is_some_and(|achieved| achieved < burst.intended_pps * KEPT_IN_BURST)
@@ -546,7 +537,7 @@ fn rate_not_kept(
 fn rate_warning(load: &Load, burst: Option<&Burst>, tally: &Tally) -> String {
     let (what, intended, achieved) = match burst {
         Some(burst) => (" within bursts", burst.intended_pps, burst.achieved_pps),
-        None => ("", load.intended_pps, load.achieved_pps),
+        None => ("", load.intended_pps, Some(load.achieved_pps)),
     };
     format!(
         "the rate{what} was not kept: {:.0} of {intended:.0} packets/s; 90 % of the packets slipped \
