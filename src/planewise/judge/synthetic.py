@@ -1,0 +1,577 @@
+"""Synthetic systems under test whose truth is known: for tests, benches and for learning.
+
+A `SyntheticSut` is a pure description: a loss curve, how its capacity wavers from trial to trial,
+and how its losses clump. `SyntheticSut.start(seed)` gives a `Simulation` that answers trials;
+`SyntheticSut.truth(…)` gives what a perfect measurement would find. Knows no search and no testbed.
+
+Words: `O` is the offered load, `C` the nominal saturation load, `m` the capacity factor of one
+trial. Curves are in terms of the relative load O/(C·m): a trial with m = 0.97 is a trial of a
+system that is 3 % slower throughout.
+
+What "the truth" is
+    NDR          the largest load up to which, at every load, at least half of all trials of the
+                 given duration lose nothing. This is MLRsearch's NDR goal (loss ratio 0, exceed
+                 ratio 0.5). Where a system loses a packet now and then, the duration matters.
+    PDR@x        the same with "lose at most the share x" (MLRsearch's PDR goal, exceed ratio 0.5).
+    expected PDR the first load at which the *mean* loss ratio over trials exceeds x (PASTRAMI,
+                 section IV-C). Where the capacity is the same in all trials it equals PDR@x; where
+                 it wavers by some per cent it lies lower (rare bad trials weigh in a mean).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from planewise.errors import BadInputError
+from planewise.judge.curve import Curve, Run
+
+Array: TypeAlias = NDArray[np.float64]
+
+MIN_LOAD_PPS = 9001.0
+"""Lowest load of a simulated generator: FD.io CSIT's."""
+MAX_LOAD_PPS = 14.88e6
+"""Highest load of a simulated generator: 10 Gbit/s of 64-byte frames."""
+
+_QUANTILES = 2001
+"""Odd, so that the median is one of them."""
+_COARSE = 101
+_SCAN = 400
+
+
+class LossCurve(Protocol):
+    """Expected loss ratio of a system, by relative load."""
+
+    @property
+    def name(self) -> str:
+        """One word."""
+
+    def loss_ratio(self, relative_load: Array) -> Array:
+        """Loss ratio [0, 1] at relative loads r = O/(C·m); same shape."""
+
+
+@dataclass(frozen=True)
+class IdealCurve:
+    """No loss up to saturation, then constant throughput (PASTRAMI, equation 3).
+
+    PLR(r) = max(0, 1 − 1/r).
+    """
+
+    name: str = "ideal"
+
+    def loss_ratio(self, relative_load: Array) -> Array:
+        """See `LossCurve`."""
+        r = np.asarray(relative_load, dtype=np.float64)
+        return np.maximum(0.0, 1.0 - 1.0 / np.maximum(r, 1e-300))
+
+
+@dataclass(frozen=True)
+class RealisticCurve:
+    """Small loss early, growing smoothly up to saturation (PASTRAMI, section IV-B, figure 5).
+
+    Up to saturation PLR(r) = p_early·r + p_sat·r^g, with p_early 1e-8 to 1e-6 and p_sat about
+    1 %; beyond, throughput is T_sat = O_sat·(1 − PLR(O_sat)), so PLR(r) = 1 − (1 − PLR(1))/r.
+    The paper gives the end points only; the power between them is ours: g = 40 puts 1e-6 at
+    80 % of saturation.
+    """
+
+    early_loss: float = 1e-7
+    loss_at_saturation: float = 0.01
+    steepness: float = 40.0
+    name: str = "realistic"
+
+    def loss_ratio(self, relative_load: Array) -> Array:
+        """See `LossCurve`."""
+        r = np.asarray(relative_load, dtype=np.float64)
+        below = np.minimum(r, 1.0)
+        rising = self.early_loss * below + self.loss_at_saturation * below**self.steepness
+        at_saturation = self.early_loss + self.loss_at_saturation
+        return np.where(r <= 1.0, rising, 1.0 - (1.0 - at_saturation) / np.maximum(r, 1.0))
+
+
+@dataclass(frozen=True)
+class TrashingCurve:
+    """A realistic curve whose throughput falls past O_trash (PASTRAMI, equations 4 and 5).
+
+    T(O) = f·T_sat with f = 1 up to O_trash, then max(0, 1 − (O − O_trash)/M). Figure 4 has
+    O_trash = 1.5·O_sat and M = O_sat; both are given here relative to O_sat.
+    """
+
+    before: RealisticCurve = RealisticCurve()
+    trash_at: float = 1.5
+    fall_over: float = 1.0
+    name: str = "trashing"
+
+    def loss_ratio(self, relative_load: Array) -> Array:
+        """See `LossCurve`."""
+        r = np.asarray(relative_load, dtype=np.float64)
+        delivered = 1.0 - self.before.loss_ratio(r)
+        fall = np.clip(1.0 - (r - self.trash_at) / self.fall_over, 0.0, 1.0)
+        return 1.0 - delivered * np.where(r < self.trash_at, 1.0, fall)
+
+
+@dataclass(frozen=True)
+class GradualCurve:
+    """Loses early yet still gains throughput: PDR is no statement about such a system.
+
+    Up to r = 1 no loss; beyond, a share `gain` of the added load still gets through, up to
+    `ceiling` times the throughput at r = 1 (PASTRAMI, figure 6b: gradual transition).
+    R(r) = min(1 + gain·(r − 1), ceiling) for r > 1.
+    """
+
+    gain: float = 0.6
+    ceiling: float = 1.6
+    name: str = "gradual"
+
+    def loss_ratio(self, relative_load: Array) -> Array:
+        """See `LossCurve`."""
+        r = np.asarray(relative_load, dtype=np.float64)
+        rate = np.minimum(1.0 + self.gain * (r - 1.0), self.ceiling)
+        return np.where(r <= 1.0, 0.0, 1.0 - rate / np.maximum(r, 1.0))
+
+
+@dataclass(frozen=True)
+class NonMonotoneCurve:
+    """Ideal, with a bump of loss at a middle load (as of a poll/interrupt mode switch).
+
+    PLR(r) = max(ideal, height·exp(−((r − centre)/width)²/2)). With a height above the goal's
+    loss ratio, NDR and PDR lie on the bump's left flank: the definition asks for *every* lower
+    load to be good.
+    """
+
+    centre: float = 0.55
+    width: float = 0.06
+    height: float = 0.02
+    name: str = "non-monotone"
+
+    def loss_ratio(self, relative_load: Array) -> Array:
+        """See `LossCurve`."""
+        r = np.asarray(relative_load, dtype=np.float64)
+        bump = self.height * np.exp(-0.5 * ((r - self.centre) / self.width) ** 2)
+        return np.maximum(IdealCurve().loss_ratio(r), np.where(bump < 1e-12, 0.0, bump))
+
+
+@dataclass(frozen=True)
+class Wavering:
+    """How the capacity factor m differs from trial to trial.
+
+    m = (1 + sd·ε)·(1 − depth·spike)·(1 + drift·t), where ε is standard normal, white or AR(1)
+    with `correlation` between successive trials, spike is 1 with `spike_probability`, and t is
+    the traffic time so far [s].
+    """
+
+    sd: float = 0.0
+    correlation: float = 0.0
+    spike_probability: float = 0.0
+    spike_depth: float = 0.0
+    drift_per_s: float = 0.0
+
+    def quantile_factors(
+        self, elapsed_s: float, quantiles: int = _QUANTILES
+    ) -> tuple[Array, Array]:
+        """Points and weights of m's stationary distribution at one time."""
+        if self.sd > 0:
+            middle = (np.arange(quantiles) + 0.5) / quantiles
+            normal = 1.0 + self.sd * stats.norm.ppf(middle)
+        else:
+            normal = np.ones(1)
+        weights = np.full(normal.shape, 1.0 / normal.size)
+        if self.spike_probability > 0:
+            normal = np.concatenate([normal, normal * (1.0 - self.spike_depth)])
+            weights = np.concatenate(
+                [weights * (1.0 - self.spike_probability), weights * self.spike_probability]
+            )
+        drifted = normal * max(1.0 + self.drift_per_s * elapsed_s, 1e-3)
+        return np.maximum(drifted, 1e-3), weights
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a perfect measurement would find; loads in packets a second.
+
+    A value is None where it lies above the highest load of the range asked about.
+    """
+
+    ndr_pps: float | None
+    pdr_pps: float | None
+    expected_pdr_pps: float | None
+    saturation_pps: float
+
+
+@dataclass(frozen=True)
+class SyntheticSut:
+    """Curve × wavering × clumping; everything about it is known.
+
+    Attributes:
+        name: its name in the catalogue.
+        capacity_pps: nominal saturation load C.
+        curve: expected loss by relative load.
+        wavering: how the capacity differs between trials.
+        mean_burst_packets: losses come in clumps of geometric length with this mean; 1 means
+            independent losses (binomial).
+        summary: one line for users.
+    """
+
+    name: str
+    capacity_pps: float
+    curve: LossCurve
+    wavering: Wavering = Wavering()
+    mean_burst_packets: float = 1.0
+    summary: str = ""
+
+    def start(
+        self,
+        seed: int,
+        *,
+        min_load_pps: float = MIN_LOAD_PPS,
+        max_load_pps: float = MAX_LOAD_PPS,
+    ) -> Simulation:
+        """A simulation of this system that answers trials, reproducible by its seed."""
+        return Simulation(self, seed, min_load_pps=min_load_pps, max_load_pps=max_load_pps)
+
+    def expected_loss_ratio(
+        self, offered_pps: Array, elapsed_s: float = 0.0, quantiles: int = _QUANTILES
+    ) -> Array:
+        """Mean loss ratio over trials at each load (shape of `offered_pps`)."""
+        factors, weights = self.wavering.quantile_factors(elapsed_s, quantiles)
+        offered = np.asarray(offered_pps, dtype=np.float64)
+        relative = offered[..., None] / (self.capacity_pps * factors)
+        return np.asarray(self.curve.loss_ratio(relative) @ weights, dtype=np.float64)
+
+    def share_of_good_trials(
+        self,
+        offered_pps: Array,
+        loss_ratio: float,
+        duration_s: float,
+        elapsed_s: float = 0.0,
+        quantiles: int = _QUANTILES,
+    ) -> Array:
+        """Probability that a trial loses at most `loss_ratio`, at each load.
+
+        Exact for loss ratio 0; else losses are taken as normal about their mean, with the
+        variance of a binomial times 2b − 1 for clumps of geometric length with mean b.
+        """
+        factors, weights = self.wavering.quantile_factors(elapsed_s, quantiles)
+        offered = np.asarray(offered_pps, dtype=np.float64)
+        expected = self.curve.loss_ratio(offered[..., None] / (self.capacity_pps * factors))
+        sent = np.maximum(np.round(offered * duration_s), 1.0)[..., None]
+        if loss_ratio <= 0:
+            if self.mean_burst_packets > 1:
+                good = np.exp(-sent * expected / self.mean_burst_packets)
+            else:
+                good = np.exp(sent * np.log1p(-np.minimum(expected, 1.0 - 1e-12)))
+        else:
+            variance = expected * (1.0 - expected) * (2.0 * self.mean_burst_packets - 1.0) / sent
+            distance = loss_ratio + 0.5 / sent - expected
+            good = stats.norm.cdf(distance / np.sqrt(np.maximum(variance, 1e-18)))
+        return np.asarray(good @ weights, dtype=np.float64)
+
+    def truth(
+        self,
+        loss_ratio: float = 0.005,
+        *,
+        trial_duration_s: float = 1.0,
+        elapsed_s: float = 0.0,
+        max_load_pps: float = MAX_LOAD_PPS,
+    ) -> Truth:
+        """NDR, PDR@`loss_ratio`, expected PDR and saturation, by numerics on the definitions.
+
+        For a drifting system this is the truth at `elapsed_s` of traffic time: give half the
+        search's time for the truth that a search could at best report.
+        """
+
+        def bad(goal: float) -> Callable[[Array, int], Array]:
+            return lambda load, quantiles: (
+                0.5 - self.share_of_good_trials(load, goal, trial_duration_s, elapsed_s, quantiles)
+            )
+
+        def expected(load: Array, quantiles: int) -> Array:
+            return self.expected_loss_ratio(load, elapsed_s, quantiles) - loss_ratio
+
+        drift = max(1.0 + self.wavering.drift_per_s * elapsed_s, 1e-3)
+        around = self.capacity_pps * drift
+        return Truth(
+            ndr_pps=_first_crossing(bad(0.0), around, max_load_pps),
+            pdr_pps=_first_crossing(bad(loss_ratio), around, max_load_pps),
+            expected_pdr_pps=_first_crossing(expected, around, max_load_pps),
+            saturation_pps=around,
+        )
+
+    def verdict(
+        self,
+        offered_pps: Sequence[float],
+        *,
+        loss_ratio: float = 0.005,
+        eta: float = 0.1,
+        elapsed_s: float = 0.0,
+    ) -> Literal["GOOD", "BAD"]:
+        """PASTRAMI's rule as written, on the exact mean loss ratios at these offered loads.
+
+        From the first load whose mean loss ratio exceeds `loss_ratio`, every throughput increase
+        ratio ΔR/ΔO must stay below `eta`. No crossing, or crossing only at the last load: BAD.
+        """
+        loads = np.sort(np.asarray(offered_pps, dtype=np.float64))
+        rates = loads * (1.0 - self.expected_loss_ratio(loads, elapsed_s))
+        above = np.nonzero(1.0 - rates / loads > loss_ratio)[0]
+        if above.size == 0 or above[0] == loads.size - 1:
+            return "BAD"
+        first = int(above[0])
+        increase = np.diff(rates[first:]) / np.diff(loads[first:])
+        return "GOOD" if bool(np.all(increase < eta)) else "BAD"
+
+
+def _first_crossing(
+    excess: Callable[[Array, int], Array], around_pps: float, max_load_pps: float
+) -> float | None:
+    """First load at which `excess` turns positive: a coarse scan, then exact bisection."""
+    scan = np.concatenate(
+        [
+            np.geomspace(around_pps * 0.02, around_pps * 0.7, _SCAN // 2, endpoint=False),
+            np.linspace(around_pps * 0.7, around_pps * 1.1, _SCAN // 2, endpoint=False),
+            np.geomspace(around_pps * 1.1, max(max_load_pps, around_pps * 1.2), 50),
+        ]
+    )
+    scan = np.append(scan[scan < max_load_pps], max_load_pps)
+    positive = excess(scan, _COARSE) > 0
+    if not positive.any():
+        return None
+    index = int(np.argmax(positive))
+    if index == 0:
+        return float(scan[0])
+    # A step of slack on each side: coarse quantiles may be off by one step of the scan.
+    low = float(scan[max(index - 2, 0)])
+    high = float(scan[min(index + 1, scan.size - 1)])
+    if excess(np.array([high]), _QUANTILES)[0] <= 0:
+        return high
+    for _ in range(45):
+        middle = 0.5 * (low + high)
+        if excess(np.array([middle]), _QUANTILES)[0] > 0:
+            high = middle
+        else:
+            low = middle
+    return 0.5 * (low + high)
+
+
+class Simulation:
+    """A synthetic system being measured: keeps its random state and the traffic time so far.
+
+    Has the shape of a `Measurer` (measure.search.measurer).
+    """
+
+    def __init__(
+        self,
+        sut: SyntheticSut,
+        seed: int,
+        *,
+        min_load_pps: float = MIN_LOAD_PPS,
+        max_load_pps: float = MAX_LOAD_PPS,
+    ) -> None:
+        self.sut = sut
+        self.min_load_pps = min_load_pps
+        self.max_load_pps = max_load_pps
+        self.elapsed_s = 0.0
+        self.trials = 0
+        self._random = np.random.default_rng(seed)
+        self._previous = self._random.standard_normal()
+
+    def trial(self, offered_pps: float, duration_s: float) -> Run:
+        """One trial of constant load. Loads and durations must be positive and finite."""
+        if not (0 < offered_pps < math.inf and 0 < duration_s < math.inf):
+            raise BadInputError(
+                f"a trial needs a positive load and duration, not {offered_pps} pps for "
+                f"{duration_s} s"
+            )
+        factor = self._next_factor(duration_s)
+        sent = max(1, round(offered_pps * duration_s))
+        relative = np.array([offered_pps / (self.sut.capacity_pps * factor)])
+        loss_ratio = float(np.clip(self.sut.curve.loss_ratio(relative)[0], 0.0, 1.0))
+        lost = self._draw_losses(sent, loss_ratio)
+        return Run(sent=sent, received=sent - lost, duration_s=duration_s, order=self.trials - 1)
+
+    def sweep(self, offered_pps: Iterable[float], *, runs: int, duration_s: float) -> Curve:
+        """A load-loss curve: `runs` trials at each load, in rounds over all loads."""
+        loads = tuple(offered_pps)
+        collected: dict[float, list[Run]] = {load: [] for load in loads}
+        for _ in range(runs):
+            for load in collected:
+                collected[load].append(self.trial(load, duration_s))
+        return Curve.from_runs(self.sut.name, collected, {"synthetic": self.sut.name})
+
+    def _next_factor(self, duration_s: float) -> float:
+        wavering = self.sut.wavering
+        rho = wavering.correlation
+        fresh = self._random.standard_normal()
+        noise = rho * self._previous + math.sqrt(1.0 - rho * rho) * fresh
+        self._previous = noise
+        factor = 1.0 + wavering.sd * noise
+        if self._random.random() < wavering.spike_probability:
+            factor *= 1.0 - wavering.spike_depth
+        factor *= 1.0 + wavering.drift_per_s * (self.elapsed_s + duration_s / 2)
+        self.elapsed_s += duration_s
+        self.trials += 1
+        return max(factor, 1e-3)
+
+    def _draw_losses(self, sent: int, loss_ratio: float) -> int:
+        burst = self.sut.mean_burst_packets
+        if burst <= 1:
+            return int(self._random.binomial(sent, loss_ratio))
+        bursts = int(self._random.poisson(sent * loss_ratio / burst))
+        if bursts == 0:
+            return 0
+        # The sum of n geometric lengths is n plus a negative binomial.
+        length = bursts + int(self._random.negative_binomial(bursts, 1.0 / burst))
+        return min(length, sent)
+
+
+_KINDS: dict[str, tuple[LossCurve, Wavering, float, str]] = {
+    "ideal": (IdealCurve(), Wavering(), 1, "no loss up to saturation, constant throughput beyond"),
+    "realistic": (
+        RealisticCurve(),
+        Wavering(),
+        1,
+        "a little loss early, growing smoothly to 1 % at saturation",
+    ),
+    "trashing": (
+        TrashingCurve(),
+        Wavering(),
+        1,
+        "throughput falls once the load exceeds 1.5 times saturation",
+    ),
+    "gradual": (
+        GradualCurve(),
+        Wavering(),
+        1,
+        "loses early and still gains throughput: PDR says little about it",
+    ),
+    "non-monotone": (
+        NonMonotoneCurve(),
+        Wavering(),
+        1,
+        "2 % loss around half of the capacity, none just above",
+    ),
+    "bursty": (
+        RealisticCurve(early_loss=1e-6),
+        Wavering(),
+        200,
+        "realistic, with losses in clumps of 200 packets",
+    ),
+    "drifting": (
+        IdealCurve(),
+        Wavering(drift_per_s=-0.001),
+        1,
+        "capacity falls by 0.1 % with every second of traffic",
+    ),
+    "autocorrelated": (
+        IdealCurve(),
+        Wavering(sd=0.02, correlation=0.8),
+        1,
+        "capacity wavers by 2 %, and a slow trial is followed by slow trials",
+    ),
+    "spikes": (
+        IdealCurve(),
+        Wavering(spike_probability=0.1, spike_depth=0.2),
+        1,
+        "one trial in ten finds a fifth of the capacity gone",
+    ),
+}
+
+NOISE_LEVELS = (0.0, 0.01, 0.03)
+"""Per-trial standard deviations of the capacity for which the catalogue has variants."""
+
+
+def kinds() -> tuple[str, ...]:
+    """Names of the classes of systems, without their noise variants."""
+    return tuple(_KINDS)
+
+
+def make(
+    kind: str, *, capacity_pps: float = 1e6, noise_sd: float = 0.0, seed: int | None = None
+) -> SyntheticSut:
+    """A system of a class, with white per-trial capacity noise added.
+
+    Args:
+        kind: one of `kinds()`.
+        capacity_pps: nominal saturation load.
+        noise_sd: standard deviation of the capacity between trials, relative. For a class that
+            wavers by itself (autocorrelated) the larger of both holds.
+        seed: draws the class's shape (steepness, early loss, gain, burst length, …) from wide
+            ranges, so that nothing is tuned to one shape; None takes the documented values.
+    """
+    if kind not in _KINDS:
+        raise BadInputError(
+            f"there is no synthetic system '{kind}'",
+            remedy="known: " + ", ".join(_KINDS),
+        )
+    curve, wavering, burst, summary = _KINDS[kind]
+    if seed is not None:
+        curve, wavering, burst = _reshape(kind, curve, wavering, burst, seed)
+    if noise_sd > wavering.sd:
+        wavering = replace(wavering, sd=noise_sd)
+    noisy = f"; capacity noise {noise_sd:.0%}" if noise_sd > 0 else ""
+    name = f"{kind}-{noise_sd:.0%}".replace("%", "pct") if noise_sd > 0 else kind
+    return SyntheticSut(name, capacity_pps, curve, wavering, burst, summary + noisy)
+
+
+def _reshape(
+    kind: str, curve: LossCurve, wavering: Wavering, burst: float, seed: int
+) -> tuple[LossCurve, Wavering, float]:
+    """The same class with its shape drawn at random (all ranges are stated here, once)."""
+    draw = np.random.default_rng(seed)
+    realistic = RealisticCurve(
+        early_loss=float(10 ** draw.uniform(-8, -6)),
+        loss_at_saturation=float(10 ** draw.uniform(-2.3, -1.7)),
+        steepness=float(draw.uniform(25, 120)),
+    )
+    if kind == "realistic":
+        curve = realistic
+    elif kind == "bursty":
+        curve, burst = realistic, float(10 ** draw.uniform(1, 3))
+    elif kind == "trashing":
+        curve = TrashingCurve(
+            before=realistic,
+            trash_at=float(draw.uniform(1.2, 2.0)),
+            fall_over=float(draw.uniform(0.5, 3.0)),
+        )
+    elif kind == "gradual":
+        curve = GradualCurve(gain=float(draw.uniform(0.3, 0.8)), ceiling=1.6)
+    elif kind == "non-monotone":
+        curve = NonMonotoneCurve(
+            centre=float(draw.uniform(0.3, 0.7)),
+            width=float(draw.uniform(0.03, 0.08)),
+            height=float(draw.uniform(0.01, 0.05)),
+        )
+    elif kind == "drifting":
+        wavering = replace(wavering, drift_per_s=float(-(10 ** draw.uniform(-3.5, -2.5))))
+    elif kind == "autocorrelated":
+        wavering = replace(wavering, correlation=float(draw.uniform(0.6, 0.9)))
+    elif kind == "spikes":
+        wavering = replace(wavering, spike_depth=float(draw.uniform(0.1, 0.5)))
+    return curve, wavering, burst
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> dict[str, SyntheticSut]:
+    """All named systems at 1 Mpps: each class, and its variants with 1 % and 3 % noise."""
+    systems = {}
+    for kind in _KINDS:
+        for noise_sd in NOISE_LEVELS:
+            sut = make(kind, noise_sd=noise_sd)
+            systems[sut.name] = sut
+    return systems
+
+
+def by_name(name: str) -> SyntheticSut:
+    """A system of the catalogue."""
+    systems = catalogue()
+    if name not in systems:
+        raise BadInputError(
+            f"there is no synthetic system '{name}'", remedy="known: " + ", ".join(systems)
+        )
+    return systems[name]

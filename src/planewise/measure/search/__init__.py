@@ -1,0 +1,1 @@
+"""Adaptive trials that find NDR and PDR. Knows a measurer, no testbed."""

@@ -1,0 +1,30 @@
+"""What a search or a sequential sweep measures with. Knows nothing of what is behind it."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from planewise.judge.curve import Run
+
+
+@runtime_checkable
+class Measurer(Protocol):
+    """Runs one trial at a time: a testbed, a synthetic SUT, or a recording that is replayed."""
+
+    @property
+    def min_load_pps(self) -> float:
+        """Lowest load that may be offered."""
+        ...
+
+    @property
+    def max_load_pps(self) -> float:
+        """Highest load that may be offered: line rate, or the generator's own maximum."""
+        ...
+
+    def trial(self, offered_pps: float, duration_s: float) -> Run:
+        """Offers `offered_pps` for `duration_s` and returns the counts.
+
+        A Run with `limited` set says that the SUT was not what limited the trial. Raises
+        PlanewiseError when the trial could not be run.
+        """
+        ...
