@@ -123,7 +123,7 @@ def overview(
             for item in items
             for point in item.curve.points
         ]
-        lines = [{"plane": item.plane, **row} for item in items for row in _line(item.curve)]
+        lines = [{"plane": item.plane, **row} for item in items for row in line(item.curve)]
         colour = alt.Color("plane:N", scale=base.plane_colour(planes), legend=None)
         x = alt.X(
             "load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot)
@@ -311,7 +311,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
     layers += _limit_layers(verdict.plr, plot)
     layers += _marks(verdict, span, plot)
     layers += [
-        alt.Chart(base.data(_line(curve)))
+        alt.Chart(base.data(line(curve)))
         .mark_line(strokeWidth=2)
         .encode(x=x, y=y, order=alt.Order("load:Q"), color=alt.ColorValue(colour)),
         chart.transform_filter("!datum.floored && !datum.limited")
@@ -410,7 +410,8 @@ def _bends(here: float, there: float) -> list[float]:
     return [place for place in places if 0 < place < 1]
 
 
-def _line(curve: Curve) -> list[Row]:
+def line(curve: Curve) -> list[Row]:
+    """The line of a curve: `load` [packet/s] and `plr`, from point to point."""
     return _bent([(point.offered_pps, {"plr": point.plr}) for point in curve.points])
 
 
