@@ -192,7 +192,7 @@ def test_drift_that_was_planted_is_found(tmp_path: Path) -> None:
     page = html.render(run)
     found = re.search(
         r"From the first to the last quarter of the run the median changed by "
-        r"([+-]\d+\.\d)%",
+        r"([+-]\d+\.\d)\u00a0%",
         page,
     )
     assert found

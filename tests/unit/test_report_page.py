@@ -156,6 +156,22 @@ def test_a_plane_has_the_same_colour_in_every_run() -> None:
     assert len(set(among.values())) == 4
 
 
+def test_a_plane_without_a_colour_of_its_own_is_told_from_the_others() -> None:
+    def distance(one: str, other: str) -> int:
+        pairs = [(int(one[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
+        return sum(abs(a - b) for a, b in pairs)
+
+    colours = list(theme.colours_of(["veth", "bridge", "macvlan", "mine", "yours"]).values())
+    for place, one in enumerate(colours):
+        assert all(distance(one, other) > 60 for other in colours[:place])
+
+
+def test_drawings_say_small_shares_in_full(page: str) -> None:
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    assert f"≤ 0.0001{NBSP}%" in texts
+    assert f"0.001{NBSP}%" in texts
+
+
 def test_axes_count_in_units_and_never_in_powers_of_ten(page: str) -> None:
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", page)
     assert any(text == f"50{NBSP}µs" for text in texts)

@@ -110,7 +110,7 @@ def overview(
     colours = theme.colours_of(planes)
 
     def draw(width: int) -> Spec:
-        room = 10 + round(max(base.text_width(item.plane) for item in items))
+        room = base.label_room((item.plane for item in items), most=130 if width > 560 else 84)
         plot = width - _LOSS_ROOM - room - 16
         rows: list[Row] = [
             {
@@ -133,7 +133,7 @@ def overview(
         ends = _ends(items, colours)
         names = (
             alt.Chart(base.data(ends))
-            .mark_text(align="left", fontWeight=600)
+            .mark_text(align="left", fontWeight=600, limit=room - 4)
             .encode(
                 x=base.x_px(plot + 6),
                 y=alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[_HEIGHT, 0])),
@@ -496,7 +496,9 @@ def _estimate(estimate: Estimate | None, why: str) -> Entry:
     if estimate is None:
         return Missing(why)
     high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
-    return Value(_said(estimate), estimate.pps, small=f"{rate_text(estimate.low_pps)} – {high}")
+    return Value(
+        _said(estimate), estimate.pps, small=f"{rate_text(estimate.low_pps)}\u00a0–\u00a0{high}"
+    )
 
 
 def _probability(value: float) -> str:
