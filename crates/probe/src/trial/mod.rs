@@ -4,6 +4,7 @@
 pub mod account;
 pub mod backend;
 pub mod counters;
+mod discard;
 pub mod generator;
 mod resolve;
 
@@ -16,12 +17,13 @@ use serde::Serialize;
 use self::account::Account;
 use self::backend::{AfPacketTx, Receiver, Transmitter};
 use self::counters::{Change, Explained, Places};
+use self::discard::Discard;
 use self::generator::Generated;
 use crate::capture::{Ring, RingOptions, RingStats};
 use crate::clock::{self, ClockStep, StepDetector, SystemClock};
 use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::{Error, Result};
-use crate::filter::{self, Wanted};
+use crate::filter;
 use crate::frame::{self, FrameSpec, Template};
 use crate::histogram::LatencySummary;
 use crate::netns::{IfSpec, run_in};
@@ -140,6 +142,14 @@ struct GeneratorReport {
     slip: Option<LatencySummary>,
 }
 
+#[derive(Debug, Serialize)]
+struct SinkReport {
+    #[serde(flatten)]
+    ring: RingStats,
+    /// Whether the frames end at the interface, before the IP stack.
+    ends_at_interface: bool,
+}
+
 /// What went wrong, in the JSON beside the results so far.
 #[derive(Debug, Serialize)]
 struct Failure {
@@ -178,7 +188,7 @@ struct Report {
     limits: Vec<&'static str>,
     latency: Option<LatencySummary>,
     generator: GeneratorReport,
-    sink: RingStats,
+    sink: SinkReport,
     warmup: Warmup,
     counters: Vec<Change>,
     cpu: Option<CpuUsage>,
@@ -252,12 +262,9 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
             "leave --ip out, or give an address of that version",
         ));
     }
-    let mut ring = Ring::open(
-        rx,
-        &filter::program(Wanted::UdpTo { port: args.dst_port }),
-        ring_options(args),
-    )?;
-    let _discard = resolve::discard_socket(rx, dst.is_ipv6(), args.dst_port)?;
+    let mut ring =
+        Ring::open(rx, &filter::to_sink(dst.is_ipv6(), args.dst_port), ring_options(args))?;
+    let discard = Discard::begin(rx, dst.is_ipv6(), args.dst_port)?;
     let route = resolve::resolve(tx, rx, args.src, dst, args.dst_mac)?;
     let size_bytes = args.size.unwrap_or_else(|| frame::smallest_bytes(dst.is_ipv6()));
     if size_bytes > route.mtu as usize + 18 {
@@ -405,7 +412,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
             refused: generated.refused,
             slip: generated.slip.summary(),
         },
-        sink,
+        sink: SinkReport { ring: sink, ends_at_interface: discard.is_early() },
         warmup,
         counters: changes,
         cpu,

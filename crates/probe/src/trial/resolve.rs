@@ -1,14 +1,10 @@
-//! Finds out with which addresses the frames of a trial leave, and keeps the sink's namespace from
-//! answering them. Knows nothing of rates.
+//! Finds out with which addresses the frames of a trial leave. Knows nothing of rates.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::capture::attach_filter;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::filter::{self, Wanted};
 use crate::netlink::{Mac, Netlink};
 use crate::netns::{IfSpec, run_in};
 use crate::stop;
@@ -139,29 +135,6 @@ fn ask_for(interface: &str, dst: IpAddr) {
     /// The discard service (RFC 863).
     const DISCARD: u16 = 9;
     let _ = socket.send_to(&[], SocketAddr::new(dst, DISCARD));
-}
-
-/// Binds a UDP socket that discards everything to `port` in the sink's namespace: without one the
-/// namespace would answer frames to its own address with ICMP "port unreachable", and these answers
-/// would load the path that is measured.
-///
-/// # Errors
-/// The port is taken.
-pub fn discard_socket(rx: &IfSpec, ipv6: bool, port: u16) -> Result<OwnedFd> {
-    run_in(rx.netns.as_ref(), || {
-        let any: IpAddr =
-            if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-        let failed = |error: std::io::Error| {
-            Error::failed(
-                format!("cannot hold UDP port {port} where {rx} is: {error}"),
-                "another program or trial uses it: give another --dst-port",
-            )
-        };
-        let socket = UdpSocket::bind(SocketAddr::new(any, port)).map_err(failed)?;
-        let socket = OwnedFd::from(socket);
-        attach_filter(&socket, &filter::program(Wanted::Nothing)).map_err(failed)?;
-        Ok(socket)
-    })
 }
 
 #[cfg(test)]

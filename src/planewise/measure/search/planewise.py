@@ -32,8 +32,15 @@ _CHECKED = (0.3, 0.55, 0.8)
 """Loads of the check for monotone loss, relative to the located edge."""
 _FAR = 0.3
 """Trials whose ln(load/edge) exceeds this are not part of the local model."""
-_OFFSETS = (0.8, 0.2, 0.5)
-"""Where around a goal's load trials are placed, in deviations of the edge."""
+_WINDOW = 0.04
+"""Trials within this of a goal's interval, in ln(load), count for it; more when it is blurred."""
+_LEAST_BLUR = 5e-4
+_MOST_NEED = 3.0
+"""A goal whose interval is wider than this many precisions gets no more trials than at this."""
+_PLACES = ((0.8, 0.0), (0.2, -1.0), (0.5, 1.0))
+"""Where around a goal's load trials are placed: in deviations of the edge (above it, where a
+trial tells how much capacity there was), plus in half intervals (to enclose it where there is
+little noise and the curve's slope is what is not known)."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,8 @@ class PlanewiseOptions:
     """Duration of the trials that locate and check."""
     goal_duration_s: float = 1.0
     """Duration of the trials that goals are about: NDR depends on it where loss is rare."""
-    min_trials: int = 6
-    """Trials that measure, at least."""
+    min_trials: int = 4
+    """Trials that measure, at least, for each goal."""
     max_trials: int = 24
     """Trials that measure, at most."""
     batch: int = 3
@@ -60,12 +67,15 @@ class PlanewiseOptions:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A goal's posterior: ln(load/reference)."""
+    """A goal's posterior: ln(load/reference), and the scale on which its edge is blurred."""
 
     goal: Goal
     middle: float
     low: float
     high: float
+    noise: float
+    blur: float
+    """Deviation of the edge that this goal is about; for NDR more than the noise."""
 
     @property
     def half_width(self) -> float:
@@ -97,9 +107,9 @@ class _Run:
         self.goals = goals
         self.options = options
         self.reference_pps = session.max_load_pps
-        self.posterior: model.Posterior | None = None
-        self.ceiling_pps = math.inf
-        self.measured = 0
+        self.posteriors: dict[Goal, model.Posterior] = {}
+        self.windows: dict[Goal, tuple[float, float]] = {}
+        self.measured = dict.fromkeys(goals, 0)
 
     # -- the search ---------------------------------------------------------------------------
 
@@ -200,72 +210,92 @@ class _Run:
         options = self.options
         while True:
             estimates = self._estimates()
-            precise = all(e.half_width <= options.precision for e in estimates)
-            if precise and self.measured >= options.min_trials:
+            if not any(self._need(estimate) for estimate in estimates):
                 return "precise"
-            if self.measured >= options.max_trials:
+            if sum(self.measured.values()) >= options.max_trials:
                 return "trials"
-            for offered_pps, duration_s in self._next_trials(estimates):
+            for goal, offered_pps, duration_s in self._next_trials(estimates):
                 self.session.measure(offered_pps, duration_s)
-                self.measured += 1
+                self.measured[goal] += 1
 
-    def _next_trials(self, estimates: list[_Estimate]) -> list[tuple[float, float]]:
-        """Loads and durations of the next batch."""
-        assert self.posterior is not None
+    def _need(self, estimate: _Estimate) -> float:
+        """How badly a goal needs trials; 0 when it has enough."""
+        wide = estimate.half_width / self.options.precision
+        if self.measured[estimate.goal] < self.options.min_trials:
+            return max(wide, _MOST_NEED)
+        return min(wide, _MOST_NEED) if wide > 1 else 0.0
+
+    def _next_trials(self, estimates: list[_Estimate]) -> list[tuple[Goal, float, float]]:
+        """Goal, load and duration of the trials of the next batch."""
         options = self.options
-        noise, width = self.posterior.noise(), self.posterior.corner_width()
-        chosen: list[tuple[float, float]] = []
-        need = {e.goal: max(e.half_width / options.precision, 0.2) for e in estimates}
-        for slot in range(options.batch):
+        chosen: list[tuple[Goal, float, float]] = []
+        need = {estimate.goal: self._need(estimate) for estimate in estimates}
+        taken = dict(self.measured)
+        for _ in range(options.batch):
             estimate = max(estimates, key=lambda e: need[e.goal])
-            need[estimate.goal] *= 0.6
-            offset = _OFFSETS[(self.measured + slot) % len(_OFFSETS)]
-            if estimate.goal.loss_ratio > 0:
-                deviation = max(noise, 5e-4)
-                duration_s = options.trial_duration_s
-            else:
-                deviation = math.hypot(noise, 1.28 * width)
-                duration_s = options.goal_duration_s if width > noise else options.trial_duration_s
-            x = estimate.middle + offset * deviation
-            chosen.append((self.reference_pps * math.exp(x), duration_s))
+            goal = estimate.goal
+            if not need[goal]:
+                break
+            need[goal] *= 0.6
+            offset, spread = _PLACES[taken[goal] % len(_PLACES)]
+            taken[goal] += 1
+            duration_s = options.trial_duration_s
+            if estimate.blur > 2 * estimate.noise:
+                duration_s = options.goal_duration_s
+            x = (
+                estimate.middle
+                + offset * estimate.blur
+                + spread * min(estimate.half_width, _WINDOW)
+            )
+            chosen.append((goal, self.reference_pps * math.exp(x), duration_s))
         return chosen
 
     # -- inference ----------------------------------------------------------------------------
 
-    def _observations(self) -> model.Observations:
-        local = [
-            trial
-            for trial in self.session.trials
-            if trial.run.sent > 0 and math.log(trial.achieved_pps / self.reference_pps) <= _FAR
-        ]
-        return model.Observations(
-            np.array([math.log(t.achieved_pps / self.reference_pps) for t in local]),
-            np.array([float(t.run.sent) for t in local]),
-            np.array([float(max(t.run.sent - t.run.received, 0)) for t in local]),
-        )
+    def _observations(self, goal: Goal) -> model.Observations:
+        """The trials near a goal's edge, for a curve that need not be right elsewhere."""
+        low, high = self.windows.get(goal, (-math.inf, _FAR))
+        x = np.array([math.log(t.achieved_pps / self.reference_pps) for t in self.session.trials])
+        sent = np.array([float(t.run.sent) for t in self.session.trials])
+        lost = np.array([float(max(t.run.sent - t.run.received, 0)) for t in self.session.trials])
+        near = (x >= low) & (x <= high)
+        return model.Observations(x[near], sent[near], lost[near])
 
-    def _update(self) -> model.Posterior:
-        if self.posterior is None:
-            self.posterior = model.Posterior(
+    def _posterior(self, goal: Goal) -> model.Posterior:
+        if goal not in self.posteriors:
+            self.posteriors[goal] = model.Posterior(
                 self.options.seed, particles=self.options.particles, moves=self.options.moves
             )
-        self.posterior.update(self._observations())
-        return self.posterior
+        self.posteriors[goal].update(self._observations(goal))
+        return self.posteriors[goal]
 
-    def _estimates(self, theta: model.Array | None = None) -> list[_Estimate]:
-        if theta is None:
-            theta = self._update().theta
+    def _estimates(self, extra_moves: int = 0) -> list[_Estimate]:
+        """Every goal's posterior after all trials so far."""
         estimates = []
         for goal in self.goals:
+            posterior = self._posterior(goal)
             x = model.goal_loads(
-                theta, goal.loss_exponent, self.reference_pps, self.options.goal_duration_s
+                posterior.samples(extra_moves),
+                goal.loss_exponent,
+                self.reference_pps,
+                self.options.goal_duration_s,
             )
             low, middle, high = (float(q) for q in np.quantile(x, (0.025, 0.5, 0.975)))
-            estimates.append(_Estimate(goal, middle, low, high))
+            noise = blur = max(posterior.noise(), _LEAST_BLUR)
+            if goal.loss_ratio == 0:
+                load = self.reference_pps * math.exp(middle)
+                blur = max(posterior.blur(load * self.options.goal_duration_s), blur)
+            estimate = _Estimate(goal, middle, low, high, noise, blur)
+            reach = _WINDOW + 4 * estimate.blur
+            self.windows[goal] = (
+                low - reach if goal.loss_ratio > 0 else -math.inf,
+                min(high + 2 * reach, _FAR),
+            )
+            estimates.append(estimate)
         return estimates
 
     def _results(self, stopped: StopReason) -> tuple[GoalResult, ...]:
-        if self.measured == 0 and stopped == "budget":
+        if not any(self.measured.values()) and stopped == "budget":
             return tuple(
                 GoalResult(
                     goal,
@@ -275,14 +305,14 @@ class _Run:
                 )
                 for goal in self.goals
             )
-        posterior = self._update()
-        theta = posterior.samples(7)
+        estimates = self._estimates(extra_moves=7)
         widen = 1.0
-        for finding, factor in doubts(theta, posterior.seen, self.session.trials):
+        posterior = self.posteriors[max(self.goals, key=lambda goal: goal.loss_ratio)]
+        for finding, factor in doubts(posterior.theta, posterior.seen):
             self.session.add_finding(finding)
             widen *= factor
         self._watch_trashing()
-        return tuple(self._result(estimate, widen) for estimate in self._estimates(theta))
+        return tuple(self._result(estimate, widen) for estimate in estimates)
 
     def _result(self, estimate: _Estimate, widen: float) -> GoalResult:
         def load(x: float) -> float:
