@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -281,6 +282,19 @@ def test_a_broken_packets_file_is_no_traceback(tmp_path: Path) -> None:
     next((run.path / "packets").iterdir()).write_bytes(b"PAR1 this is no parquet file PAR1")
     page = html.render(RunReader(run.path))
     assert "cannot be read" in page
+
+
+def test_stamps_that_no_packet_of_a_trial_has_do_not_spoil_the_others(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    first = next((run.path / "packets").glob("*veth*"))
+    packets = pl.read_parquet(first)
+    nothing = pl.lit(None, dtype=pl.String)
+    packets.with_columns(nothing.alias("kernel_rx_ns"), nothing.alias("kernel_tx_ns")).drop(
+        "responder_nic_reply_ns"
+    ).write_parquet(first)
+    cells = RunData(RunReader(run.path)).rtt
+    assert [cell.packets for cell in cells] == [120, 120]
+    assert all(cell.parts is not None for cell in cells)
 
 
 def test_an_interrupted_run_is_labelled(tmp_path: Path) -> None:
