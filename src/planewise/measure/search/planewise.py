@@ -48,7 +48,8 @@ class PlanewiseOptions:
     """What the search may be told; the defaults are what the benches measure."""
 
     precision: float = 0.005
-    """Stop when every goal's half interval, relative to its estimate, is within this."""
+    """A goal is done when its half interval, relative to its estimate, is within this; NDR, which
+    rests on single packets, when it is within twice this."""
     trial_duration_s: float = 0.5
     """Duration of the trials that measure."""
     probe_duration_s: float = 0.2
@@ -56,11 +57,11 @@ class PlanewiseOptions:
     goal_duration_s: float = 1.0
     """Duration of the trials that goals are about: NDR depends on it where loss is rare."""
     min_trials: int = 4
-    """Trials that measure, at least, for each goal."""
-    max_trials: int = 24
-    """Trials that measure, at most."""
+    """Trials near a goal's edge, at least."""
+    max_trials: int = 26
+    """Trials near a goal's edge after which it is done, however wide its interval."""
     batch: int = 3
-    particles: int = 256
+    particles: int = 1024
     moves: int = 2
     seed: int = 1
 
@@ -76,6 +77,9 @@ class _Estimate:
     noise: float
     blur: float
     """Deviation of the edge that this goal is about; for NDR more than the noise."""
+
+    trials: int
+    """Trials near the edge."""
 
     @property
     def half_width(self) -> float:
@@ -207,22 +211,28 @@ class _Run:
             self.session.measure(load, self.options.trial_duration_s)
 
     def _measure(self) -> StopReason:
-        options = self.options
         while True:
             estimates = self._estimates()
             if not any(self._need(estimate) for estimate in estimates):
-                return "precise"
-            if sum(self.measured.values()) >= options.max_trials:
-                return "trials"
+                wide = any(self._relative_width(e) > 1 for e in estimates)
+                return "trials" if wide else "precise"
             for goal, offered_pps, duration_s in self._next_trials(estimates):
                 self.session.measure(offered_pps, duration_s)
                 self.measured[goal] += 1
 
+    def _relative_width(self, estimate: _Estimate) -> float:
+        """A goal's half interval in units of what is asked for."""
+        allowed = self.options.precision * (1 if estimate.goal.loss_ratio > 0 else 2)
+        return estimate.half_width / allowed
+
     def _need(self, estimate: _Estimate) -> float:
         """How badly a goal needs trials; 0 when it has enough."""
-        wide = estimate.half_width / self.options.precision
-        if self.measured[estimate.goal] < self.options.min_trials:
+        options, own = self.options, self.measured[estimate.goal]
+        wide = self._relative_width(estimate)
+        if own < options.min_trials // 2 or estimate.trials < options.min_trials:
             return max(wide, _MOST_NEED)
+        if estimate.trials >= options.max_trials or own >= options.max_trials:
+            return 0.0
         return min(wide, _MOST_NEED) if wide > 1 else 0.0
 
     def _next_trials(self, estimates: list[_Estimate]) -> list[tuple[Goal, float, float]]:
@@ -285,7 +295,9 @@ class _Run:
             if goal.loss_ratio == 0:
                 load = self.reference_pps * math.exp(middle)
                 blur = max(posterior.blur(load * self.options.goal_duration_s), blur)
-            estimate = _Estimate(goal, middle, low, high, noise, blur)
+            x_seen = posterior.seen.x
+            near = int((np.abs(x_seen - middle) < _WINDOW / 2 + 3 * blur).sum())
+            estimate = _Estimate(goal, middle, low, high, noise, blur, near)
             reach = _WINDOW + 4 * estimate.blur
             self.windows[goal] = (
                 low - reach if goal.loss_ratio > 0 else -math.inf,
