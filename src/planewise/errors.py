@@ -39,6 +39,10 @@ class UnsupportedError(PlanewiseError):
     """
 
 
+class StorageError(PlanewiseError):
+    """Results cannot be written (disk full, no permission): going on would lose them."""
+
+
 class VerdictNotGoodError(PlanewiseError):
     """It was measured, but `--require-good` asked for GOOD and the verdict is another."""
 

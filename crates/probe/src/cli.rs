@@ -4,6 +4,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::error::Result;
+use crate::{blast, burn, cpu, ping, reflect, sink, tap, trial};
+
 /// Packets for Planewise: measures latency, loss and throughput between two interfaces.
 #[derive(Debug, Parser)]
 #[command(name = "pw-probe", version, about, propagate_version = true)]
@@ -13,11 +16,43 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The subcommands.
+/// The subcommands; the help of each is the text of its `Args`.
 #[derive(Debug, Subcommand)]
-pub enum Command {}
+#[expect(missing_docs, reason = "a text here would hide that of the Args")]
+pub enum Command {
+    Ping(Box<ping::Args>),
+    Reflect(reflect::Args),
+    Tap(tap::Args),
+    Trial(Box<trial::Args>),
+    Blast(blast::Args),
+    Sink(sink::Args),
+    Burn(burn::Args),
+    Cpu(cpu::Args),
+}
 
 /// Runs the command; prints JSON on stdout, errors on stderr.
 pub fn main(cli: Cli) -> ExitCode {
-    match cli.command {}
+    match run(&cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pw-probe: {error}");
+            if !error.remedy.is_empty() {
+                eprintln!("  {}", error.remedy);
+            }
+            ExitCode::from(error.code)
+        }
+    }
+}
+
+fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Ping(args) => ping::run(args),
+        Command::Reflect(args) => reflect::run(args),
+        Command::Tap(args) => tap::run(args),
+        Command::Trial(args) => trial::run(args),
+        Command::Blast(args) => blast::run(args),
+        Command::Sink(args) => sink::run(args),
+        Command::Burn(args) => burn::run(args),
+        Command::Cpu(args) => cpu::run(args),
+    }
 }

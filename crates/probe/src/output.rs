@@ -1,6 +1,10 @@
 //! The one JSON object that a subcommand prints.
 
+use std::io::Write;
+
 use serde::Serialize;
+
+use crate::error::{Error, Result};
 
 /// Version of the JSON formats of this binary (docs/formats.md).
 pub const FORMAT: u32 = 1;
@@ -25,5 +29,24 @@ impl<T: Serialize> Output<T> {
     /// Wraps the result of `command`.
     pub fn new(command: &'static str, body: T) -> Self {
         Self { tool: "pw-probe", version: env!("CARGO_PKG_VERSION"), format: FORMAT, command, body }
+    }
+}
+
+impl<T: Serialize> Output<T> {
+    /// Prints the object on stdout, as one line.
+    ///
+    /// # Errors
+    /// stdout cannot be written: no space left, or its reader is gone.
+    pub fn print(&self) -> Result<()> {
+        let unwritten = |error: &dyn std::fmt::Display| {
+            Error::failed(
+                format!("cannot write the result to stdout: {error}"),
+                "make space, or send it elsewhere",
+            )
+        };
+        let mut line = serde_json::to_vec(self).map_err(|error| unwritten(&error))?;
+        line.push(b'\n');
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(&line).and_then(|()| stdout.flush()).map_err(|error| unwritten(&error))
     }
 }

@@ -1,0 +1,1 @@
+"""Which plane for which workload: from measurements alone. Knows no testbed."""

@@ -192,7 +192,7 @@ class RunTable(Sequence[Run]):
         return f"RunTable({len(self)} runs)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LoadPoint:
     """All runs at one offered load.
 

@@ -169,6 +169,9 @@ class Fingerprint(Record):
     planes: tuple[PlaneAvailability, ...] = ()
 
 
+RunStatus = Literal["running", "done", "interrupted", "failed"]
+
+
 class RunInfo(Record):
     """run.json."""
 
@@ -187,6 +190,39 @@ class RunInfo(Record):
     """Why absolute times of this run are not those of hardware; empty when they are."""
     started: datetime
     finished: datetime | None = None
-    status: Literal["running", "done", "interrupted", "failed"] = "running"
+    status: RunStatus = "running"
     reason: str = ""
     trials_planned: NonNegativeInt = 0
+
+
+class Ranked(Record):
+    """One plane's place in one ranking, with what it rests on."""
+
+    plane: str
+    load_type: str
+    """Under which load (`none`, `cpu`, `network`, `all`)."""
+    metric: Literal["rtt_p50", "rtt_p99", "forwarded", "cpu"]
+    """`rtt_p50` and `rtt_p99` of RTT trials in ns; `forwarded` the highest forwarding rate of a
+    block's load trials in packet/s; `cpu` kernel CPU time per forwarded packet in ns."""
+    value: float
+    low: float | None = None
+    """95 % interval, over replicates; None where there are too few."""
+    high: float | None = None
+    effect: float | None = None
+    """Relative difference to the best plane of this ranking: 0.25 is 25 % worse. None: it is
+    the best one."""
+    note: str = ""
+    """What a reader should know of this place, one sentence: a tie, a limit, a verdict."""
+
+
+class Recommendation(Record):
+    """recommendation.json: what the run advises, in words, with what it rests on."""
+
+    plane: str | None
+    """None when the data do not tell the planes apart."""
+    headline: str
+    """The answer in one sentence."""
+    reasons: tuple[str, ...] = ()
+    reservations: tuple[str, ...] = ()
+    ranking: tuple[Ranked, ...] = ()
+    """Best first within each `metric` and `load_type`."""

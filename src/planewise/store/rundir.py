@@ -3,6 +3,7 @@
 RUN/run.json        RunInfo; replaced atomically
 RUN/trials.jsonl    one TrialRecord a line, appended and fsynced
 RUN/packets/        Parquet files named by the trials
+RUN/recommendation.json  Recommendation, when the run came to one; replaced atomically
 RUN/report.html     written by `planewise report`
 """
 
@@ -21,12 +22,13 @@ from typing import Self
 import polars as pl
 from pydantic import ValidationError
 
-from planewise.errors import BadInputError, PlanewiseError
-from planewise.store.models import FORMAT, RunInfo, TrialRecord
+from planewise.errors import BadInputError, PlanewiseError, StorageError
+from planewise.store.models import FORMAT, Recommendation, Record, RunInfo, TrialRecord
 
 RUN_FILE = "run.json"
 TRIALS_FILE = "trials.jsonl"
 PACKETS_DIR = "packets"
+RECOMMENDATION_FILE = "recommendation.json"
 
 
 class RunReader:
@@ -40,10 +42,14 @@ class RunReader:
     def trials(self) -> list[TrialRecord]:
         """All finished trials, in the order in which they were written.
 
-        A cut last line is left out (`is_cut` says so); any other bad line is a BadInputError
-        with its number.
+        Of a trial that failed and was tried again on resume, the last attempt counts. A cut last
+        line is left out (`is_cut` says so); any other bad line is a BadInputError with its number.
         """
-        return [record for record, _ in _parse_trials(self.path / TRIALS_FILE)]
+        latest: dict[str, TrialRecord] = {}
+        for record, _ in _parse_trials(self.path / TRIALS_FILE):
+            latest.pop(record.trial, None)
+            latest[record.trial] = record
+        return list(latest.values())
 
     def is_cut(self) -> bool:
         """Whether the last line of trials.jsonl was cut short by a kill or a full disk."""
@@ -67,6 +73,20 @@ class RunReader:
                 where=str(file),
                 remedy="the trial's summary in trials.jsonl is still good; restore the file or "
                 "leave the trial out",
+            ) from error
+
+    def recommendation(self) -> Recommendation | None:
+        """What the run advises; None when it came to no recommendation."""
+        file = self.path / RECOMMENDATION_FILE
+        try:
+            return Recommendation.model_validate_json(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            raise BadInputError(
+                f"the recommendation cannot be read: {_first_line(error)}",
+                where=str(file),
+                remedy="delete that file; everything else of the run is still good",
             ) from error
 
 
@@ -111,6 +131,8 @@ class RunWriter:
             end = offset
             if record.status == "done":
                 finished.add(record.trial)
+            else:
+                finished.discard(record.trial)
         with _disk_errors(path):
             if file.exists():
                 os.truncate(file, end)
@@ -145,13 +167,21 @@ class RunWriter:
         with _disk_errors(self.path):
             self._write_info()
 
+    def recommend(self, recommendation: Recommendation) -> None:
+        """Writes or replaces recommendation.json."""
+        with _disk_errors(self.path):
+            self._replace(RECOMMENDATION_FILE, recommendation)
+
     def _write_info(self) -> None:
-        new = self.path / f".{RUN_FILE}.new"
+        self._replace(RUN_FILE, self.info)
+
+    def _replace(self, name: str, record: Record) -> None:
+        new = self.path / f".{name}.new"
         with new.open("wb") as handle:
-            handle.write(self.info.model_dump_json(indent=2).encode() + b"\n")
+            handle.write(record.model_dump_json(indent=2).encode() + b"\n")
             handle.flush()
             os.fsync(handle.fileno())
-        new.replace(self.path / RUN_FILE)
+        new.replace(self.path / name)
 
     def __enter__(self) -> Self:
         return self
@@ -183,7 +213,7 @@ class _disk_errors:  # noqa: N801 - reads as a statement
     ) -> None:
         if isinstance(error, OSError):
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise PlanewiseError(
+            raise StorageError(
                 f"no space left to write the run directory {self.path}"
                 if full
                 else f"cannot write the run directory {self.path}: {error.strerror}",

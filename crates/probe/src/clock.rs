@@ -1,0 +1,387 @@
+//! Clocks and pacing: reads the system's clocks, waits for a moment, tells when the wall clock was
+//! stepped. Knows nothing of packets.
+//!
+//! Kernel software stamps are CLOCK_REALTIME, hence so are all stamps of this crate. Schedules run
+//! on CLOCK_MONOTONIC, which no one can set. Both are slewed alike, so that their difference
+//! changes by a step and by nothing else: that is how a step is seen.
+
+use std::time::Duration;
+
+/// Nanoseconds in a second.
+pub const NANOS_PER_SECOND: i64 = 1_000_000_000;
+
+/// The two clocks that a measurement needs; tests bring their own.
+pub trait Clock {
+    /// CLOCK_REALTIME [ns since 1970-01-01 UTC]: the clock of all stamps.
+    fn realtime_ns(&self) -> i64;
+    /// CLOCK_MONOTONIC [ns]: the clock of all schedules.
+    fn monotonic_ns(&self) -> i64;
+}
+
+/// The clocks of this machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    #[inline]
+    fn realtime_ns(&self) -> i64 {
+        read(libc::CLOCK_REALTIME)
+    }
+
+    #[inline]
+    fn monotonic_ns(&self) -> i64 {
+        read(libc::CLOCK_MONOTONIC)
+    }
+}
+
+/// CLOCK_REALTIME [ns since 1970-01-01 UTC].
+#[inline]
+pub fn realtime_ns() -> i64 {
+    SystemClock.realtime_ns()
+}
+
+/// CLOCK_MONOTONIC [ns].
+#[inline]
+pub fn monotonic_ns() -> i64 {
+    SystemClock.monotonic_ns()
+}
+
+#[inline]
+fn read(id: libc::clockid_t) -> i64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a valid timespec to write to; both clock ids always exist on Linux, so the
+    // call cannot fail.
+    unsafe { libc::clock_gettime(id, &mut now) };
+    timespec_ns(now)
+}
+
+/// A kernel timespec as nanoseconds.
+#[inline]
+pub fn timespec_ns(time: libc::timespec) -> i64 {
+    time.tv_sec * NANOS_PER_SECOND + time.tv_nsec
+}
+
+/// Nanoseconds as a kernel timespec; negative durations become zero.
+#[inline]
+pub fn to_timespec(ns: i64) -> libc::timespec {
+    let ns = ns.max(0);
+    libc::timespec { tv_sec: ns / NANOS_PER_SECOND, tv_nsec: ns % NANOS_PER_SECOND }
+}
+
+/// CLOCK_REALTIME minus CLOCK_MONOTONIC [ns], and how far it may be off [ns].
+///
+/// The wall clock is read between two readings of the monotonic clock, a few times; the tightest
+/// pair counts, so that a preemption between the readings does no harm.
+pub fn realtime_offset(clock: &impl Clock) -> (i64, i64) {
+    let mut best = (0, i64::MAX);
+    for _ in 0..5 {
+        let before = clock.monotonic_ns();
+        let wall = clock.realtime_ns();
+        let after = clock.monotonic_ns();
+        let width = after - before;
+        if width < best.1 {
+            best = (wall - (before + width / 2), width);
+        }
+        if width < 500 {
+            break;
+        }
+    }
+    best
+}
+
+/// Sleeps until `deadline_ns` on CLOCK_MONOTONIC; returns early when a signal arrives.
+pub fn sleep_until(deadline_ns: i64) {
+    let deadline = to_timespec(deadline_ns);
+    // SAFETY: `deadline` is a valid timespec; the remaining-time pointer may be null with an
+    // absolute time.
+    unsafe {
+        libc::clock_nanosleep(
+            libc::CLOCK_MONOTONIC,
+            libc::TIMER_ABSTIME,
+            &deadline,
+            std::ptr::null_mut(),
+        )
+    };
+}
+
+/// How long before the deadline [`wait_until`] stops sleeping and starts to spin [ns].
+///
+/// A sleeping thread wakes some tens of microseconds late (timer, idle state, scheduler); spinning
+/// over the rest keeps the schedule.
+pub const SPIN_NS: i64 = 100_000;
+
+/// Waits until `deadline_ns` on CLOCK_MONOTONIC: sleeps, then spins the last [`SPIN_NS`].
+///
+/// Returns the time it saw last, at or after the deadline.
+pub fn wait_until(deadline_ns: i64) -> i64 {
+    let mut now = monotonic_ns();
+    while now < deadline_ns {
+        if deadline_ns - now > SPIN_NS {
+            sleep_until(deadline_ns - SPIN_NS);
+        } else {
+            std::hint::spin_loop();
+        }
+        now = monotonic_ns();
+    }
+    now
+}
+
+/// Makes this thread's sleeps end when they should: timer slack of 1 ns instead of 50 µs.
+pub fn tighten_timers() {
+    // SAFETY: PR_SET_TIMERSLACK takes one integer and touches no memory of ours.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64, 0_u64, 0_u64, 0_u64) };
+}
+
+/// When each packet is due: bursts of `burst` packets, `gap_ns` apart within a burst, bursts
+/// beginning every `period_ns`. A plain rate is a burst of 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Schedule {
+    /// Packets in a burst, at least 1.
+    burst: u64,
+    /// Time between the packets of a burst [ns].
+    gap_ns: f64,
+    /// Time between the first packets of two bursts [ns].
+    period_ns: f64,
+}
+
+impl Schedule {
+    /// One packet every 1/`rate_pps` seconds.
+    pub fn steady(rate_pps: f64) -> Self {
+        Self { burst: 1, gap_ns: 0.0, period_ns: NANOS_PER_SECOND as f64 / rate_pps }
+    }
+
+    /// `burst` packets at `rate_pps`, bursts beginning `period` apart.
+    pub fn bursts(burst: u64, rate_pps: f64, period: Duration) -> Self {
+        Self {
+            burst: burst.max(1),
+            gap_ns: NANOS_PER_SECOND as f64 / rate_pps,
+            period_ns: period.as_nanos() as f64,
+        }
+    }
+
+    /// When packet `index` (from 0) is due, after the schedule's start [ns].
+    ///
+    /// Computed from the index and not summed up, so that no rounding accumulates.
+    #[inline]
+    pub fn due_ns(&self, index: u64) -> i64 {
+        if self.burst == 1 {
+            return (index as f64 * self.period_ns).round() as i64;
+        }
+        let (burst, place) = (index / self.burst, index % self.burst);
+        (burst as f64 * self.period_ns + place as f64 * self.gap_ns).round() as i64
+    }
+
+    /// Packets per second over a long time.
+    pub fn mean_pps(&self) -> f64 {
+        self.burst as f64 * NANOS_PER_SECOND as f64 / self.period_ns
+    }
+
+    /// How many packets are due before `duration` has passed.
+    pub fn count_within(&self, duration: Duration) -> u64 {
+        let duration_ns = duration.as_nanos() as f64;
+        let whole = (duration_ns / self.period_ns).floor();
+        let rest_ns = duration_ns - whole * self.period_ns;
+        let begun = if self.burst == 1 {
+            f64::from(rest_ns > 0.5)
+        } else if rest_ns > 0.5 {
+            ((rest_ns / self.gap_ns).ceil()).clamp(1.0, self.burst as f64)
+        } else {
+            0.0
+        };
+        whole as u64 * self.burst + begun as u64
+    }
+}
+
+/// A step of the wall clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct ClockStep {
+    /// Number of the check that saw it (see [`StepDetector::checks`]).
+    #[serde(skip)]
+    pub check: u32,
+    /// CLOCK_REALTIME when it was seen [ns].
+    pub seen_ns: i64,
+    /// By how much the wall clock jumped [ns]; negative is backwards.
+    pub size_ns: i64,
+}
+
+/// Sees steps of CLOCK_REALTIME by comparing it with CLOCK_MONOTONIC, at each [`check`].
+///
+/// [`check`]: StepDetector::check
+#[derive(Debug)]
+pub struct StepDetector {
+    offset_ns: i64,
+    width_ns: i64,
+    checks: u32,
+    steps: Vec<ClockStep>,
+}
+
+/// Differences below this are reading noise [ns]. Both clocks come from one counter with one
+/// multiplier, so that what remains is rounding and the time between the readings.
+const STEP_TOLERANCE_NS: i64 = 1_000;
+
+impl StepDetector {
+    /// Starts from the clocks as they are now.
+    pub fn new(clock: &impl Clock) -> Self {
+        let (offset_ns, width_ns) = realtime_offset(clock);
+        Self { offset_ns, width_ns, checks: 0, steps: Vec::new() }
+    }
+
+    /// How many checks there were. A sample remembers this number at its beginning and end.
+    pub fn checks(&self) -> u32 {
+        self.checks
+    }
+
+    /// The steps seen so far.
+    pub fn steps(&self) -> &[ClockStep] {
+        &self.steps
+    }
+
+    /// Compares the clocks; true when the wall clock was stepped since the last check.
+    pub fn check(&mut self, clock: &impl Clock) -> bool {
+        self.checks += 1;
+        let (offset_ns, width_ns) = realtime_offset(clock);
+        let size_ns = offset_ns - self.offset_ns;
+        if size_ns.abs() <= STEP_TOLERANCE_NS + width_ns + self.width_ns {
+            if width_ns < self.width_ns {
+                (self.offset_ns, self.width_ns) = (offset_ns, width_ns);
+            }
+            return false;
+        }
+        (self.offset_ns, self.width_ns) = (offset_ns, width_ns);
+        self.steps.push(ClockStep { check: self.checks, seen_ns: clock.realtime_ns(), size_ns });
+        true
+    }
+
+    /// Whether a sample that began when there had been `begin` checks and ended when there had
+    /// been `end` may straddle a step. A step seen by check `c` happened after check `c − 1`.
+    pub fn straddles(&self, begin: u32, end: u32) -> bool {
+        self.steps.iter().any(|step| begin < step.check && end + 1 >= step.check)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Advances by 20 ns at every reading; `step` moves the wall clock alone.
+    struct FakeClock {
+        monotonic: Cell<i64>,
+        offset: Cell<i64>,
+    }
+
+    impl FakeClock {
+        fn new() -> Self {
+            Self { monotonic: Cell::new(5_000), offset: Cell::new(1_700_000_000_000_000_000) }
+        }
+        fn step(&self, by_ns: i64) {
+            self.offset.set(self.offset.get() + by_ns);
+        }
+    }
+
+    impl Clock for FakeClock {
+        fn realtime_ns(&self) -> i64 {
+            self.monotonic_ns() + self.offset.get()
+        }
+        fn monotonic_ns(&self) -> i64 {
+            self.monotonic.set(self.monotonic.get() + 20);
+            self.monotonic.get()
+        }
+    }
+
+    #[test]
+    fn a_clock_that_runs_on_is_no_step() {
+        let clock = FakeClock::new();
+        let mut detector = StepDetector::new(&clock);
+        for _ in 0..1000 {
+            assert!(!detector.check(&clock));
+        }
+        assert!(detector.steps().is_empty());
+        assert!(!detector.straddles(0, 1000));
+    }
+
+    #[test]
+    fn a_step_is_seen_once_with_its_size_in_both_directions() {
+        for size in [5_000_000, -3_000] {
+            let clock = FakeClock::new();
+            let mut detector = StepDetector::new(&clock);
+            assert!(!detector.check(&clock));
+            clock.step(size);
+            assert!(detector.check(&clock));
+            assert!(!detector.check(&clock));
+            assert_eq!(detector.steps().len(), 1);
+            assert!((detector.steps()[0].size_ns - size).abs() <= 60);
+        }
+    }
+
+    #[test]
+    fn only_samples_around_the_step_straddle_it() {
+        let clock = FakeClock::new();
+        let mut detector = StepDetector::new(&clock);
+        for _ in 0..4 {
+            detector.check(&clock);
+        }
+        clock.step(1_000_000);
+        detector.check(&clock); // check 5 sees what happened after check 4
+        detector.check(&clock);
+        assert!(!detector.straddles(1, 3), "ended before the last good check");
+        assert!(detector.straddles(3, 4), "ended after check 4: maybe after the step");
+        assert!(detector.straddles(4, 5));
+        assert!(detector.straddles(2, 6));
+        assert!(!detector.straddles(5, 5), "began after the step was seen");
+    }
+
+    #[test]
+    fn this_machines_clocks_agree_with_themselves() {
+        let mut detector = StepDetector::new(&SystemClock);
+        for _ in 0..100 {
+            assert!(!detector.check(&SystemClock));
+        }
+    }
+
+    #[test]
+    fn a_steady_schedule_does_not_drift() {
+        let schedule = Schedule::steady(3_000.0);
+        assert_eq!(schedule.due_ns(0), 0);
+        assert_eq!(schedule.due_ns(1), 333_333);
+        assert_eq!(schedule.due_ns(3_000_000), 1_000 * NANOS_PER_SECOND);
+    }
+
+    #[test]
+    fn bursts_are_tight_inside_and_periodic_outside() {
+        let schedule = Schedule::bursts(100, 1e6, Duration::from_millis(10));
+        assert_eq!(schedule.due_ns(1), 1_000);
+        assert_eq!(schedule.due_ns(99), 99_000);
+        assert_eq!(schedule.due_ns(100), 10_000_000);
+        assert_eq!(schedule.mean_pps(), 10_000.0);
+    }
+
+    #[test]
+    fn the_count_within_a_duration_is_what_is_due_before_its_end() {
+        bolero::check!().with_type::<(u16, u8, u16)>().for_each(|&(rate, burst, millis)| {
+            let rate = f64::from(rate) + 1.0;
+            let burst = u64::from(burst % 16) + 1;
+            let period = Duration::from_secs_f64(burst as f64 / rate * 3.0);
+            let schedule = if burst == 1 {
+                Schedule::steady(rate)
+            } else {
+                Schedule::bursts(burst, rate, period)
+            };
+            let duration = Duration::from_millis(u64::from(millis));
+            let count = schedule.count_within(duration);
+            let end_ns = duration.as_nanos() as i64;
+            if count > 0 {
+                assert!(schedule.due_ns(count - 1) <= end_ns);
+            }
+            assert!(schedule.due_ns(count) >= end_ns - 1);
+        });
+    }
+
+    #[test]
+    fn waiting_ends_after_the_deadline() {
+        let deadline = monotonic_ns() + 2_000_000;
+        assert!(wait_until(deadline) >= deadline);
+        assert!(wait_until(0) > 0, "a deadline in the past does not block");
+    }
+}

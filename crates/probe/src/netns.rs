@@ -1,0 +1,221 @@
+//! Network namespaces: reads `IF@NETNS`, runs work inside a namespace. Knows nothing of what is
+//! done there.
+
+use std::fmt;
+use std::fs::File;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use nix::sched::{CloneFlags, setns};
+
+use crate::error::{Error, Result};
+
+/// A network namespace, as a user names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Netns {
+    /// `NAME`: a namespace that `ip netns add NAME` made, at /run/netns/NAME.
+    Name(String),
+    /// `/PATH` (or `./PATH`): a file that a namespace is mounted on.
+    Path(PathBuf),
+    /// `pid:N`: the namespace of process N.
+    Pid(u32),
+}
+
+impl FromStr for Netns {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = |why: &str| {
+            Error::bad_input(
+                format!("'{text}' names no network namespace: {why}"),
+                "give a name of `ip netns list`, a path that contains a '/', or pid:N",
+            )
+        };
+        if let Some(pid) = text.strip_prefix("pid:") {
+            return match pid.parse() {
+                Ok(pid) if pid > 0 && pid <= i32::MAX as u32 => Ok(Self::Pid(pid)),
+                _ => Err(wrong("what follows 'pid:' is no process id")),
+            };
+        }
+        if text.is_empty() {
+            return Err(wrong("it is empty"));
+        }
+        if text.contains('\0') {
+            return Err(wrong("it contains a zero byte"));
+        }
+        if text.contains('/') {
+            return Ok(Self::Path(text.into()));
+        }
+        if text == "." || text == ".." {
+            return Err(wrong("it is a directory"));
+        }
+        Ok(Self::Name(text.into()))
+    }
+}
+
+impl fmt::Display for Netns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Pid(pid) => write!(f, "pid:{pid}"),
+        }
+    }
+}
+
+impl Netns {
+    /// The file that stands for the namespace.
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Self::Name(name) => ["/run/netns", name].iter().collect(),
+            Self::Path(path) => path.clone(),
+            Self::Pid(pid) => format!("/proc/{pid}/ns/net").into(),
+        }
+    }
+
+    /// Moves the calling thread (not the process) into the namespace.
+    ///
+    /// # Errors
+    /// There is no such namespace, or entering it is not allowed (needs CAP_SYS_ADMIN over it).
+    pub fn enter(&self) -> Result<()> {
+        let path = self.path();
+        let file = File::open(&path).map_err(|error| {
+            Error::bad_input(
+                format!("cannot open network namespace '{self}' ({}): {error}", path.display()),
+                "list them with `ip netns list`, or give a path or pid:N",
+            )
+        })?;
+        setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
+            nix::Error::EPERM => Error::failed(
+                format!("not allowed to enter network namespace '{self}'"),
+                "run as root, or inside the user namespace that owns it (unshare --user \
+                 --map-root-user --net)",
+            ),
+            nix::Error::EINVAL => Error::bad_input(
+                format!("{} is no network namespace", path.display()),
+                "give a name of `ip netns list`, a path, or pid:N",
+            ),
+            _ => Error::failed(format!("cannot enter network namespace '{self}': {errno}"), ""),
+        })
+    }
+}
+
+/// Runs `work` on a thread of its own inside `netns` (none: where this process is).
+///
+/// A socket keeps the namespace it was opened in: `work` may return one.
+pub fn run_in<T: Send>(
+    netns: Option<&Netns>,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    let Some(netns) = netns else { return work() };
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            netns.enter()?;
+            work()
+        });
+        match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// An interface and the namespace it is in: `IF` or `IF@NETNS`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct IfSpec {
+    /// Name of the interface.
+    pub interface: String,
+    /// Where it is; none: in this process's namespace.
+    pub netns: Option<Netns>,
+}
+
+impl FromStr for IfSpec {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (interface, netns) = match text.split_once('@') {
+            Some((interface, netns)) => (interface, Some(netns.parse()?)),
+            None => (text, None),
+        };
+        // The kernel's own rule (dev_valid_name); IFNAMSIZ counts the closing zero byte.
+        let valid = (1..libc::IFNAMSIZ).contains(&interface.len())
+            && interface != "."
+            && interface != ".."
+            && !interface
+                .bytes()
+                .any(|b| b == b'/' || b == b':' || b == 0 || b.is_ascii_whitespace() || b == 0x0b);
+        if !valid {
+            return Err(Error::bad_input(
+                format!("'{interface}' cannot be the name of an interface"),
+                "write IF or IF@NETNS, for example eth0 or eth0@guest1 (`ip link` lists them)",
+            ));
+        }
+        Ok(Self { interface: interface.into(), netns })
+    }
+}
+
+impl fmt::Display for IfSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.netns {
+            Some(netns) => write!(f, "{}@{netns}", self.interface),
+            None => f.write_str(&self.interface),
+        }
+    }
+}
+
+impl serde::Serialize for IfSpec {
+    fn serialize<S: serde::Serializer>(
+        &self,
+        serializer: S,
+    ) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_may_name_its_namespace_in_three_ways() {
+        let netns = |text: &str| text.parse::<IfSpec>().expect("valid").netns;
+        assert_eq!(netns("eth0"), None);
+        assert_eq!(netns("eth0@guest1"), Some(Netns::Name("guest1".into())));
+        assert_eq!(netns("eth0@/run/docker/x"), Some(Netns::Path("/run/docker/x".into())));
+        assert_eq!(netns("eth0@pid:42"), Some(Netns::Pid(42)));
+    }
+
+    #[test]
+    fn what_cannot_be_a_name_is_refused() {
+        for text in [
+            "",
+            "@x",
+            "a b",
+            "a/b",
+            "..",
+            "eth0@",
+            "eth0@pid:",
+            "eth0@pid:0",
+            "eth0@..",
+            "sixteen-letters-",
+        ] {
+            assert_eq!(text.parse::<IfSpec>().map_err(|error| error.code), Err(2), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_spec_that_is_accepted_reads_back_as_itself() {
+        bolero::check!().with_type::<String>().for_each(|text| {
+            if let Ok(spec) = text.parse::<IfSpec>() {
+                assert_eq!(spec.to_string().parse::<IfSpec>().ok(), Some(spec));
+            }
+        });
+    }
+
+    #[test]
+    fn a_namespace_that_is_not_there_is_named_in_the_error() {
+        let netns = Netns::Name("pw-no-such".into());
+        let error = run_in(Some(&netns), || Ok(())).expect_err("there is none");
+        assert!(error.what.contains("pw-no-such"), "{}", error.what);
+    }
+}

@@ -1,0 +1,48 @@
+"""`planewise quick`: compare this host's planes, judge, recommend, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planewise.commands.console import Verbosity
+from planewise.commands.progress import ProgressLine
+from planewise.commands.result import print_result
+from planewise.errors import BadInputError
+
+
+def quick(
+    context: typer.Context,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Run directory (default: runs/<time>).")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", help="Time budget; more minutes, more replicates.")
+    ] = 3.0,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Compare this host's data planes, judge the numbers, recommend one, write a report.
+
+    Builds its own network namespaces (as a plain user inside a user namespace), measures every
+    plane idle, under CPU load and under network load, and removes everything again.
+    """
+    if not 0.5 <= minutes <= 24 * 60:
+        raise BadInputError(
+            f"{minutes:g} minutes is no budget",
+            where="--minutes",
+            remedy="give between 0.5 and 1440",
+        )
+    from planewise import doctor, pipeline
+    from planewise.measure.experiment import default_directory
+    from planewise.testbed import privilege
+
+    verbosity: Verbosity = context.obj
+    host = doctor.diagnose()
+    privilege.ensure()
+    planes = [plane.plane for plane in host.planes if plane.available]
+    design = pipeline.quick_design(planes, minutes)
+    with ProgressLine(verbosity) as progress:
+        finished = pipeline.start(design, out or default_directory(), host, progress)
+    print_result(finished, json)

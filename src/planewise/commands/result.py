@@ -1,0 +1,85 @@
+"""How a finished run is shown on the terminal: the answer first, then the ranking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planewise.commands.console import out, print_json
+from planewise.units import rate_text, time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planewise.pipeline import Finished
+    from planewise.store.models import Ranked
+
+_METRIC_TITLES = {
+    "rtt_p50": "median RTT",
+    "rtt_p99": "99th percentile RTT",
+    "forwarded": "highest forwarding rate",
+    "cpu": "kernel CPU per packet",
+}
+_LOAD_TITLES = {"none": "idle", "cpu": "CPU load", "network": "network load"}
+
+
+def print_result(finished: Finished, json: bool) -> None:
+    """Prints a finished run: recommendation, ranking, where the report lies."""
+    advice = finished.recommendation
+    if json:
+        print_json(
+            {
+                "run": str(finished.directory),
+                "report": str(finished.report),
+                "status": finished.outcome.info.status,
+                "trials_done": finished.outcome.done,
+                "trials_failed": finished.outcome.failed,
+                "recommendation": advice.model_dump(mode="json"),
+            }
+        )
+        return
+    console = out()
+    console.print()
+    console.print(advice.headline, markup=False, style="bold")
+    console.print()
+    for metric, title in _METRIC_TITLES.items():
+        places = [place for place in advice.ranking if place.metric == metric]
+        if places:
+            _print_ranking(title, metric, places)
+    if advice.reservations:
+        console.print("Reservations", style="bold")
+        for text in advice.reservations:
+            console.print(f"  - {text}", markup=False)
+        console.print()
+    if finished.outcome.info.status != "done":
+        console.print(
+            f"The run is {finished.outcome.info.status}; continue it with "
+            f"planewise run --resume {finished.directory}",
+            markup=False,
+        )
+    console.print(f"Report: {finished.report}", markup=False)
+
+
+def _print_ranking(title: str, metric: str, places: Sequence[Ranked]) -> None:
+    """A table of planes by load: value and its 95 % interval."""
+    from rich.table import Table
+
+    loads = [load for load in dict.fromkeys(place.load_type for place in places) if load != "all"]
+    planes = dict.fromkeys(place.plane for place in places)
+    table = Table(title, *(_LOAD_TITLES.get(load, load) for load in loads), box=None)
+    for plane in planes:
+        row = [plane]
+        for load in loads:
+            own = [p for p in places if p.plane == plane and p.load_type == load]
+            row.append(_value(metric, own[0]) if own else "not measured")
+        table.add_row(*row)
+    console = out()
+    console.print(table)
+    console.print()
+
+
+def _value(metric: str, place: Ranked) -> str:
+    show = rate_text if metric == "forwarded" else time_text
+    text = show(place.value)
+    if place.low is not None and place.high is not None:
+        text += f"  ({show(place.low)} to {show(place.high)})"
+    return text

@@ -1,0 +1,367 @@
+"""What is strange about a curve: warnings, each with the numbers it rests on. Knows no testbed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import ndtr
+
+from planewise.judge.curve import Curve, Floats, LoadPoint, RunTable
+from planewise.judge.probability import MIN_STEP, Draws, Drift, Moments, groups, lag1, normal_tail
+from planewise.units import rate_text
+
+Evidence = Mapping[str, float | int | str]
+
+_ALPHA = 0.01
+"""False alarms of a whole curve per check: each load is tested at this over their number."""
+_MATERIAL_PLR = 1e-4
+"""Loss and variation below this are not worth a warning of their own."""
+_MATERIAL_FALL = 0.02
+"""Share of its peak by which throughput has to fall to be called trashing."""
+_STRAY_SHARE = 1e-3
+"""More arrivals than packets sent, as a share: more than this is not a few stray packets."""
+_ACHIEVED_SHARE = 0.01
+"""How far what was sent may be from the offered load."""
+_MIN_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something that a reader of the verdict should know."""
+
+    code: str
+    """Stable name, for programs."""
+    text: str
+    """One sentence with the evidence in it."""
+    evidence: Evidence = field(default_factory=dict)
+    """The same evidence as numbers."""
+
+
+def diagnose(
+    curve: Curve, ladder: Moments, draws: Draws, plr: float, drift: Drift | None = None
+) -> tuple[Caution, ...]:
+    """All warnings about `curve`: at most one of a kind, with the worst load as evidence.
+
+    `ladder` and `draws` are those of the verdict; `plr` is its loss limit, `drift` the
+    trend over the whole sweep where it is known.
+    """
+    return (
+        *_few_runs(curve),
+        *_limited(curve),
+        *_offered_not_sent(curve),
+        *_more_received_than_sent(curve),
+        *_mixed_durations(curve),
+        *_pooled_loads(curve),
+        *_outlying_runs(curve, plr),
+        *_autocorrelated(curve),
+        *_drifting(curve, plr),
+        *_sweep_drifting(drift),
+        *_not_monotone(ladder),
+        *_trashing(ladder, draws),
+        *_unexplained_loss(curve),
+    )
+
+
+def _few_runs(curve: Curve) -> Iterator[Caution]:
+    few = [point for point in curve.points if point.count < _MIN_RUNS]
+    if few:
+        fewest = min(point.count for point in few)
+        yield Caution(
+            "few-runs",
+            f"{len(few)} of {len(curve.points)} loads have fewer than {_MIN_RUNS} runs (the "
+            f"fewest: {fewest}): how much runs vary is then mostly assumed",
+            {"loads": len(few), "fewest_runs": fewest},
+        )
+
+
+def _limited(curve: Curve) -> Iterator[Caution]:
+    found = [point for point in curve.points if point.limited]
+    if found:
+        none_left = [point for point in found if point.limited == len(point.runs)]
+        worst = max(found, key=lambda point: point.limited)
+        yield Caution(
+            "not-limited-by-sut",
+            f"{_at(found, worst)} {worst.limited} of {len(worst.runs)} runs were limited by the "
+            "generator, the sink or the clock, not by the SUT; they are left out"
+            + (f", but {len(none_left)} loads have no others" if none_left else ""),
+            {
+                "loads": len(found),
+                "loads_without_others": len(none_left),
+                "offered_pps": worst.offered_pps,
+                "limited_runs": worst.limited,
+                "runs": len(worst.runs),
+            },
+        )
+
+
+def _offered_not_sent(curve: Curve) -> Iterator[Caution]:
+    off = {
+        point: sent / point.offered_pps - 1
+        for point in curve.points
+        if (sent := point.achieved_pps) is not None
+    }
+    found = [point for point, error in off.items() if abs(error) > _ACHIEVED_SHARE]
+    if found:
+        worst = max(found, key=lambda point: abs(off[point]))
+        yield Caution(
+            "load-not-achieved",
+            f"{_at(found, worst)} what was really sent differs from the offered load by "
+            f"{off[worst]:+.1%}",
+            {"loads": len(found), "offered_pps": worst.offered_pps, "difference": off[worst]},
+        )
+
+
+def _more_received_than_sent(curve: Curve) -> Iterator[Caution]:
+    excess = {point: float(-point.plr_per_run.min()) for point in curve.points}
+    found = [point for point, share in excess.items() if share > _STRAY_SHARE]
+    if found:
+        worst = max(found, key=lambda point: excess[point])
+        yield Caution(
+            "more-received-than-sent",
+            f"{_at(found, worst)} a run received {excess[worst]:.2%} more than it sent: other "
+            "traffic or duplicates are counted",
+            {"loads": len(found), "offered_pps": worst.offered_pps, "excess": excess[worst]},
+        )
+
+
+def _mixed_durations(curve: Curve) -> Iterator[Caution]:
+    known = np.concatenate([point.table.duration_s for point in curve.points])
+    known = known[~np.isnan(known)]
+    if known.size and float(known.max()) > float(known.min()) * 1.1:
+        yield Caution(
+            "mixed-durations",
+            f"trials last between {known.min():g} s and {known.max():g} s and count alike; short "
+            "ones vary more and fill buffers for a larger share of their time",
+            {"shortest_s": float(known.min()), "longest_s": float(known.max())},
+        )
+
+
+def _pooled_loads(curve: Curve) -> Iterator[Caution]:
+    pooled = groups(curve.offered_pps)
+    if len(pooled) < len(curve.points):
+        yield Caution(
+            "loads-pooled",
+            f"{len(curve.points)} loads were pooled into {len(pooled)}, as TIR between loads "
+            f"closer than {MIN_STEP:.1%} says nothing",
+            {"loads": len(curve.points), "groups": len(pooled)},
+        )
+
+
+def _outlying_runs(curve: Curve, plr: float) -> Iterator[Caution]:
+    """Few runs far above the others that alone move a load's mean materially."""
+    rest: dict[LoadPoint, tuple[int, float]] = {}
+    for point in curve.points:
+        values = point.plr_per_run
+        if values.size < 5:
+            continue
+        median = float(np.median(values))
+        spread = 1.4826 * float(np.median(np.abs(values - median)))
+        far = values > median + max(10 * spread, plr / 2)
+        count = int(far.sum())
+        if 0 < count <= max(1, values.size // 10):
+            rest[point] = count, float(values[~far].mean())
+    if rest:
+        worst = max(rest, key=lambda point: point.plr_counted - rest[point][1])
+        count, without = rest[worst]
+        yield Caution(
+            "outlying-runs",
+            f"{_at(rest, worst)} {count} of {worst.count} runs lost up to "
+            f"{worst.plr_per_run.max():.2%}, the others {max(without, 0):.3%} on average: they "
+            f"make the mean {worst.plr:.3%}",
+            {
+                "loads": len(rest),
+                "offered_pps": worst.offered_pps,
+                "outlying_runs": count,
+                "runs": worst.count,
+                "worst_plr": float(worst.plr_per_run.max()),
+                "mean_plr_without": without,
+                "mean_plr": worst.plr_counted,
+            },
+        )
+
+
+def _varying(curve: Curve, runs: int) -> list[LoadPoint]:
+    """Loads with at least so many runs whose loss and its variation are material."""
+    return [
+        point
+        for point in curve.points
+        if point.count >= runs and point.deviation is not None and point.deviation > _MATERIAL_PLR
+    ]
+
+
+def _autocorrelated(curve: Curve) -> Iterator[Caution]:
+    points = _varying(curve, 10)
+    found: dict[LoadPoint, float] = {}
+    for point in points:
+        size = point.count
+        rho = lag1(point.plr_per_run)
+        # Under independence lag-1 correlation is about normal around −1/K (Moran 1948).
+        z = (rho + 1 / size) / math.sqrt((size - 2) ** 2 / (size**2 * (size - 1)))
+        if rho > 0 and normal_tail(z) / 2 < _ALPHA / len(points):
+            found[point] = rho
+    if found:
+        worst = max(found, key=lambda point: found[point])
+        rho, size = found[worst], worst.count
+        yield Caution(
+            "autocorrelated",
+            f"{_at(found, worst)} consecutive runs resemble each other (lag-1 correlation "
+            f"{rho:+.2f}): {size} runs prove as much as about "
+            f"{max(1, size * (1 - rho) / (1 + rho)):.0f} independent ones",
+            {"loads": len(found), "offered_pps": worst.offered_pps, "lag1": rho, "runs": size},
+        )
+
+
+def _drifting(curve: Curve, plr: float) -> Iterator[Caution]:
+    points = _varying(curve, 10)
+    found: dict[LoadPoint, tuple[float, float, float]] = {}
+    for point in points:
+        tau, z = _kendall_trend(point.plr_per_run)
+        third = point.count // 3
+        early = float(point.plr_per_run[:third].mean())
+        late = float(point.plr_per_run[-third:].mean())
+        # Autocorrelation alone makes trends look significant: only strong, material ones count.
+        if normal_tail(z) < _ALPHA / len(points) and abs(tau) > 0.35 and abs(late - early) > plr:
+            found[point] = tau, early, late
+    if found:
+        worst = max(found, key=lambda point: abs(found[point][2] - found[point][1]))
+        tau, early, late = found[worst]
+        yield Caution(
+            "drifting",
+            f"{_at(found, worst)} loss {'rises' if tau > 0 else 'falls'} over the runs, from "
+            f"{max(early, 0):.2%} in the first third to {max(late, 0):.2%} in the last (Kendall's "
+            f"tau {tau:+.2f})",
+            {
+                "loads": len(found),
+                "offered_pps": worst.offered_pps,
+                "kendall_tau": tau,
+                "first_third_plr": early,
+                "last_third_plr": late,
+            },
+        )
+
+
+def _sweep_drifting(drift: Drift | None) -> Iterator[Caution]:
+    if drift is not None and drift.material:
+        yield Caution(
+            "capacity-drifts",
+            f"throughput at saturated loads changed by {drift.change:+.1%} from the first to the "
+            f"last trial of the sweep (t = {drift.t:.1f})",
+            {"change": drift.change, "t": drift.t},
+        )
+
+
+def _kendall_trend(values: Floats) -> tuple[float, float]:
+    """Mann and Kendall's test of a trend over the index: tau and its normal deviate.
+
+    At most the 2000 means of equal chunks are compared, so that a million runs stay cheap.
+    """
+    if values.size > 2000:
+        values = np.array([chunk.mean() for chunk in np.array_split(values, 2000)])
+    size = values.size
+    signs = np.sign(values[None, :] - values[:, None])
+    score = float(np.triu(signs, 1).sum())
+    _, ties = np.unique(values, return_counts=True)
+    variance = (
+        size * (size - 1) * (2 * size + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())
+    ) / 18
+    if variance <= 0:
+        return 0.0, 0.0
+    return score / (size * (size - 1) / 2), (score - math.copysign(1, score)) / math.sqrt(variance)
+
+
+def _not_monotone(ladder: Moments) -> Iterator[Caution]:
+    """Loads that lose materially and significantly less than a lower load."""
+    mean, scale = ladder.mean, ladder.scale
+    alpha = _ALPHA / max(1, mean.size - 1)
+    found: list[tuple[float, int, int]] = []
+    worst = 0
+    for index in range(1, mean.size):
+        if mean[index - 1] > mean[worst]:
+            worst = index - 1
+        fall = float(mean[worst] - mean[index])
+        error = math.hypot(float(scale[worst]), float(scale[index]))
+        if fall > _MATERIAL_PLR and float(ndtr(-fall / error)) < alpha:
+            found.append((fall, worst, index))
+    if found:
+        _, lower, higher = max(found)
+        yield Caution(
+            "loss-not-monotone",
+            f"less is lost at {rate_text(ladder.offered_pps[higher])} ({max(mean[higher], 0):.2%}) "
+            f"than at {rate_text(ladder.offered_pps[lower])} ({mean[lower]:.2%}): a search that "
+            "assumes that loss rises with load may end anywhere between",
+            {
+                "loads": len(found),
+                "lower_load_pps": float(ladder.offered_pps[lower]),
+                "lower_load_plr": float(mean[lower]),
+                "higher_load_pps": float(ladder.offered_pps[higher]),
+                "higher_load_plr": float(mean[higher]),
+                "standard_error": math.hypot(float(scale[lower]), float(scale[higher])),
+            },
+        )
+
+
+def _trashing(ladder: Moments, draws: Draws) -> Iterator[Caution]:
+    """Throughput that falls materially with load (PASTRAMI, equation 5: past O_trash)."""
+    forwarded = ladder.offered_pps * (1 - ladder.mean)
+    peak = int(forwarded.argmax())
+    if peak == forwarded.size - 1:
+        return
+    low = peak + 1 + int(forwarded[peak + 1 :].argmin())
+    drawn = draws.forwarded_pps
+    probability = float((drawn[:, low] < (1 - _MATERIAL_FALL) * drawn[:, peak]).mean())
+    if probability >= 1 - _ALPHA:
+        fall = 1 - float(forwarded[low] / forwarded[peak])
+        yield Caution(
+            "trashing",
+            f"throughput falls by {fall:.1%} with load: from {rate_text(forwarded[peak])} at "
+            f"{rate_text(ladder.offered_pps[peak])} offered to {rate_text(forwarded[low])} at "
+            f"{rate_text(ladder.offered_pps[low])}",
+            {
+                "peak_offered_pps": float(ladder.offered_pps[peak]),
+                "peak_throughput_pps": float(forwarded[peak]),
+                "low_offered_pps": float(ladder.offered_pps[low]),
+                "low_throughput_pps": float(forwarded[low]),
+                "probability": probability,
+            },
+        )
+
+
+def _unexplained_loss(curve: Curve) -> Iterator[Caution]:
+    """Loss that drop counters do not explain, at loads where a counter was read."""
+    counts = {point: _lost_and_explained(point.table) for point in curve.points}
+    found = [
+        point
+        for point, (lost, explained) in counts.items()
+        if lost and 1 - explained / lost > 0.1 and point.plr_counted > _MATERIAL_PLR
+    ]
+    if found:
+        worst = max(found, key=lambda point: counts[point][0] - counts[point][1])
+        lost, explained = counts[worst]
+        yield Caution(
+            "loss-unexplained",
+            f"{_at(found, worst)} drop counters explain {explained} of {lost} lost packets: "
+            f"{1 - explained / lost:.0%} vanished elsewhere",
+            {
+                "loads": len(found),
+                "offered_pps": worst.offered_pps,
+                "lost": lost,
+                "explained": explained,
+            },
+        )
+
+
+def _lost_and_explained(table: RunTable) -> tuple[int, int]:
+    """Packets lost, and those that counters explain, over the runs that have a counter."""
+    known = table.drops >= 0
+    lost = np.maximum(table.sent - table.received, 0)[known]
+    return int(lost.sum()), int(np.minimum(table.drops[known], lost).sum())
+
+
+def _at(found: Collection[LoadPoint], worst: LoadPoint) -> str:
+    others = len(found) - 1
+    if others == 0:
+        return f"at {rate_text(worst.offered_pps)}"
+    return f"at {len(found)} loads, most at {rate_text(worst.offered_pps)}:"

@@ -1,0 +1,433 @@
+"""How probable it is that a curve's true means fulfil the written rule. Knows no testbed.
+
+The model, and why it is this one, is in docs/concepts/verdict.md. In short: at each load the
+true mean PLR has Student's distribution around the sample mean; its scale comes from the runs'
+deviation, shrunk towards what loads of such a loss usually show (so that two runs that happen to
+agree prove little) and widened where consecutive runs resemble each other. Drawing the means of
+all loads together, many times, and applying the rule to each draw gives the probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planewise.judge.curve import Curve, Floats, Ints
+from planewise.judge.rules import ETA
+
+MIN_STEP: Final = 0.035
+"""Loads closer than this share of the lower one are pooled: TIR between them is only noise."""
+
+_PRIOR_RUNS: Final = 2.0
+"""Weight of the usual deviation, in runs."""
+_PRIOR_RATIO: Final = 0.8
+"""Usual deviation of a run's PLR at low loss: about the PLR itself …"""
+_PRIOR_FLOOR: Final = 1e-3
+"""… as if there always were this much loss …"""
+_PRIOR_CAP: Final = 0.01
+"""… and not more than this, however high the loss."""
+_SATURATED_PLR: Final = 0.03
+"""From here on runs vary as the system's capacity does: by the same share at all such loads."""
+_POOLED_PRIOR_RUNS: Final = 4.0
+"""Weight of those loads' common deviation at each of them, in runs."""
+_SLOPE_SPREADS: Final = np.geomspace(0.01, 0.64, 7)
+"""How far the TIR of saturated steps may lie apart; each is held equally likely beforehand."""
+_KNEE_SPREAD: Final = 0.3
+"""The first step over the limit may hold the knee: its TIR may lie this far from the others'."""
+_DISTURBED_PLR: Final = 0.02
+_DISTURBED_DEVIATIONS: Final = 8.0
+"""How far above the median a disturbed run is, at least, in PLR and in robust deviations."""
+_POOLED_RUNS: Final = 10.0
+"""Weight of all loads' share of disturbed runs at one load, in runs."""
+_USUAL_CORRELATION: Final = 0.2
+_CORRELATION_RUNS: Final = 8.0
+"""Usual lag-1 correlation of consecutive runs, and its weight in runs."""
+_MATERIAL_DRIFT: Final = 0.03
+_CERTAIN_DRIFT: Final = 4.0
+"""A trend counts when capacity changes by this share over the sweep, with this Student's t."""
+_MIN_RUNS_DRIFT: Final = 10
+_INTERLEAVED: Final = 0.25
+"""Share of the time's variance within loads: with less, loads were measured one after another."""
+_MIN_RUNS_CORRELATION: Final = 8
+"""With fewer runs a lag-1 correlation is not estimated."""
+
+OUTCOMES: Final = ("GOOD", "BAD", "OPEN")
+GOOD: Final = 0
+BAD: Final = 1
+OPEN: Final = 2
+"""The ladder ends (or begins) too early to tell, however many runs it has."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A curve's ladder in the numbers that the model needs; all arrays of shape (G,), G loads."""
+
+    offered_pps: Floats
+    count: Floats
+    """Runs at each load."""
+    mean: Floats
+    """Sample mean of all runs' PLR."""
+    ordinary: Floats
+    """Runs that are not disturbed."""
+    ordinary_mean: Floats
+    deviation: Floats
+    """Sample deviation (K − 1) of the ordinary runs; 0 for a single one."""
+    inflation: Floats
+    """By how much autocorrelation multiplies the variance of their mean, at least 1."""
+    depth: Floats
+    """Share of its throughput that a disturbed run loses."""
+
+    @cached_property
+    def _spread(self) -> tuple[Floats, Floats]:
+        """Deviation of ordinary runs under the model, and its degrees of freedom."""
+        degrees = self.ordinary - 1
+        usual = usual_deviation(self.ordinary_mean)
+        prior = np.full(usual.size, _PRIOR_RUNS)
+        saturated = self.ordinary_mean > _SATURATED_PLR
+        if saturated.any():
+            passed = np.maximum(1 - self.ordinary_mean[saturated], _PRIOR_FLOOR)
+            known = degrees[saturated]
+            common = (
+                _PRIOR_RUNS * _PRIOR_CAP**2 + known @ (self.deviation[saturated] / passed) ** 2
+            ) / (_PRIOR_RUNS + known.sum())
+            usual[saturated] = passed * math.sqrt(common)
+            prior[saturated] = np.minimum(_PRIOR_RUNS + known.sum() / 2, _POOLED_PRIOR_RUNS)
+        variance = (prior * usual**2 + degrees * self.deviation**2) / (prior + degrees)
+        return np.sqrt(variance), prior + degrees
+
+    @property
+    def scale(self) -> Floats:
+        """Standard error of the ordinary runs' mean PLR under the model."""
+        return self._spread[0] * np.sqrt(self.inflation / self.ordinary)
+
+    @property
+    def degrees(self) -> Floats:
+        """Degrees of freedom of the ordinary mean's distribution."""
+        prior = self._spread[1] - (self.ordinary - 1)
+        return np.maximum(1.0, self.ordinary / self.inflation - 1 + prior)
+
+    @property
+    def disturbed(self) -> Floats:
+        """Disturbed runs at each load."""
+        return self.count - self.ordinary
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of the true means and what the rule says to each."""
+
+    plr: Floats
+    """True mean PLR, shape (draws, G)."""
+    forwarded_pps: Floats
+    """Shape (draws, G)."""
+    outcome: NDArray[np.int8]
+    """GOOD, BAD or OPEN of each draw, shape (draws,)."""
+    first_over: Ints
+    """Index of the first load over the limit; G where there is none; shape (draws,)."""
+
+    def share(self, outcome: int) -> float:
+        """Share of the draws with this outcome."""
+        return float((self.outcome == outcome).mean())
+
+    @property
+    def probability_good(self) -> float:
+        """Probability of GOOD; what the ladder is too short to show counts half."""
+        return self.share(GOOD) + self.share(OPEN) / 2
+
+
+def lag1(values: Floats) -> float:
+    """Lag-1 autocorrelation, without correction; 0 where there is no variation.
+
+    `values` has shape (K,), in the runs' order, K at least 2.
+    """
+    centred = values - values.mean()
+    total = float(centred @ centred)
+    return float(centred[1:] @ centred[:-1]) / total if total > 0 else 0.0
+
+
+def inflation(values: Floats) -> float:
+    """Variance inflation (1 + ρ)/(1 − ρ) of the mean of an AR(1) series, between 1 and K/2.
+
+    ρ is the lag-1 correlation, corrected for its bias of −(1 + 3ρ)/K (Kendall 1954) and shrunk
+    towards what is usual, which is all there is for few runs. Negative correlation is not
+    believed: it would narrow the interval.
+    """
+    size = values.size
+    rho = _USUAL_CORRELATION
+    if size >= _MIN_RUNS_CORRELATION:
+        raw = lag1(values)
+        estimate = min(0.99, max(0.0, raw + (1 + 3 * raw) / size))
+        rho = (size * estimate + _CORRELATION_RUNS * rho) / (size + _CORRELATION_RUNS)
+    return max(1.0, min(size / 2, (1 + rho) / (1 - rho)))
+
+
+def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
+    """Runs of neighbouring loads that lie within `min_step` of the lowest of them."""
+    found = []
+    start = 0
+    for index in range(1, offered_pps.size + 1):
+        if index == offered_pps.size or offered_pps[index] >= offered_pps[start] * (
+            1 + min_step
+        ) * (1 - 1e-9):
+            found.append(slice(start, index))
+            start = index
+    return found
+
+
+def usual_deviation(mean: Floats) -> Floats:
+    """What runs usually deviate at such a mean PLR: the prior of the model."""
+    return np.minimum(_PRIOR_RATIO * (np.maximum(mean, 0) + _PRIOR_FLOOR), _PRIOR_CAP)
+
+
+def moments(curve: Curve, min_step: float = MIN_STEP) -> Moments:
+    """The ladder of `curve`, loads closer than `min_step` pooled (weighted by runs)."""
+    offered, runs = [], []
+    for group in groups(curve.offered_pps, min_step):
+        points = curve.points[group]
+        weights = [point.count for point in points]
+        offered.append(float(np.average([point.offered_pps for point in points], weights=weights)))
+        runs.append(np.concatenate([point.plr_per_run for point in points]))
+    return moments_of(np.array(offered), runs)
+
+
+def moments_of(offered_pps: Floats, runs: Sequence[Floats]) -> Moments:
+    """The same from the PLR of the runs at each load, in order; every load has at least one."""
+    rows = np.empty((6, len(runs)))
+    local = np.zeros(len(runs))
+    every: list[float] = []
+    for index, plr in enumerate(runs):
+        ordinary = plr
+        disturbed = _disturbed(plr)
+        if disturbed is not None:
+            ordinary = plr[~disturbed]
+            lost = 1 - (1 - plr[disturbed]) / max(1e-9, 1 - float(ordinary.mean()))
+            local[index] = lost.sum()
+            every.extend(lost.tolist())
+        rows[:, index] = (
+            plr.size,
+            plr.mean(),
+            ordinary.size,
+            ordinary.mean(),
+            ordinary.std(ddof=1) if ordinary.size > 1 else 0.0,
+            inflation(ordinary),
+        )
+    # A load that saw none, or few, is taken to lose what the disturbed runs of all loads lost.
+    pooled = float(np.mean(every)) if every else 0.0
+    depth = (local + pooled) / (rows[0] - rows[2] + 1)
+    count, mean, ordinary, ordinary_mean, deviation, widened = rows
+    return Moments(offered_pps, count, mean, ordinary, ordinary_mean, deviation, widened, depth)
+
+
+def _disturbed(plr: Floats) -> NDArray[np.bool_] | None:
+    """Mask of the few runs that lost far more than the others; None when there is none.
+
+    Far: 8 robust deviations and 2 % of the packets above the median. Few: no more than a fifth,
+    else it is how the system runs.
+    """
+    if plr.size < 3:
+        return None
+    median = float(np.median(plr))
+    if float(plr.max()) <= median + _DISTURBED_PLR:
+        return None
+    robust = 1.4826 * float(np.median(np.abs(plr - median)))
+    usual = float(usual_deviation(np.array(median)))
+    spread = math.sqrt((_PRIOR_RUNS * usual**2 + plr.size * robust**2) / (_PRIOR_RUNS + plr.size))
+    far = plr > median + max(_DISTURBED_PLR, _DISTURBED_DEVIATIONS * spread)
+    count = int(far.sum())
+    return far if 0 < count <= max(1, plr.size // 5) else None
+
+
+def draw(
+    ladder: Moments, *, plr: float, eta: float = ETA, draws: int = 4000, seed: int = 0
+) -> Draws:
+    """Draws the true means `draws` times and applies the written rule to each.
+
+    The rule (PASTRAMI, figure 7): from the first load whose PLR exceeds `plr`, every TIR to the
+    next load is below `eta`. OPEN: no load exceeds it, or only the last does; or the first load
+    already does and every TIR is low, so that the curve's beginning is not seen.
+    """
+    rng = np.random.default_rng(seed)
+    size = ladder.offered_pps.size
+    noise = rng.standard_t(ladder.degrees, size=(draws, size))
+    mean = np.minimum(ladder.ordinary_mean + noise * ladder.scale, 1.0)
+    disturbed = ladder.disturbed
+    if disturbed.any():
+        # The share of disturbed runs: that of all loads counts like so many runs at each.
+        pooled = float(disturbed.sum() / ladder.count.sum())
+        share = rng.beta(
+            disturbed + _POOLED_RUNS * pooled,
+            ladder.ordinary + _POOLED_RUNS * (1 - pooled),
+            size=(draws, size),
+        )
+        mean += share * ladder.depth * (1 - mean)
+    over = mean > plr
+    first = np.where(over.any(axis=1), over.argmax(axis=1), size)
+    forwarded = ladder.offered_pps * (1 - mean)
+    for start in np.unique(first[first < size - 2]):
+        rows = np.flatnonzero(first == start)
+        forwarded[rows, start:] = _smoothed(ladder, int(start), forwarded[rows, start:], rng)
+    return Draws(mean, forwarded, _outcomes(ladder.offered_pps, forwarded, first, eta), first)
+
+
+def _outcomes(offered_pps: Floats, forwarded: Floats, first: Ints, eta: float) -> NDArray[np.int8]:
+    """The written rule on many curves at once; `forwarded` has shape (draws, G)."""
+    size = offered_pps.size
+    outcome = np.full(forwarded.shape[0], OPEN, dtype=np.int8)
+    if size > 1:
+        high = np.diff(forwarded, axis=1) >= eta * np.diff(offered_pps)
+        # A step counts from the first load over the limit on.
+        counted = np.arange(size - 1) >= first[:, None]
+        violated = (high & counted).any(axis=1)
+        seen = first < size - 1
+        outcome[seen & violated] = BAD
+        outcome[seen & ~violated & (first > 0)] = GOOD
+    return outcome
+
+
+def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Generator) -> Floats:
+    """Draws of the throughput from load `start` on, given that saturated steps resemble.
+
+    Each step's TIR by itself is noise where loads are close, and the largest of many noisy TIR
+    is large. So the true TIR of the steps after the first are taken to scatter around a common
+    value, unknown, by an unknown spread; what the data say about the spread (its restricted
+    likelihood) decides how far they are drawn together. Precise data are left as they are.
+    `forwarded` has shape (draws, G − start): draws of the throughput by the runs alone.
+    """
+    width = np.diff(ladder.offered_pps[start:])
+    steps = width.size
+    degrees = ladder.degrees[start:]
+    error = (
+        np.maximum(ladder.scale[start:], 1e-9)
+        * ladder.offered_pps[start:]
+        * np.sqrt(np.minimum(3.0, degrees / np.maximum(degrees - 2, 1)))
+    )
+    slope = np.zeros((steps, steps + 1))
+    slope[np.arange(steps), np.arange(steps)] = -1 / width
+    slope[np.arange(steps), np.arange(steps) + 1] = 1 / width
+    observed = slope @ (ladder.offered_pps * (1 - ladder.ordinary_mean))[start:]
+    noise = (slope * error**2) @ slope.T
+    spreads = np.empty((_SLOPE_SPREADS.size, steps))
+    likelihood = np.empty(_SLOPE_SPREADS.size)
+    for index, spread in enumerate(_SLOPE_SPREADS):
+        spreads[index] = spread**2
+        spreads[index, 0] += _KNEE_SPREAD**2
+        precision = np.linalg.inv(noise + np.diag(spreads[index]))
+        weight = precision.sum()
+        residual = observed - precision.sum(axis=0) @ observed / weight
+        likelihood[index] = 0.5 * (
+            np.linalg.slogdet(precision)[1] - math.log(weight) - residual @ precision @ residual
+        )
+    share = np.exp(likelihood - likelihood.max())
+    chosen = rng.choice(_SLOPE_SPREADS.size, size=forwarded.shape[0], p=share / share.sum())
+    result = forwarded.copy()
+    for index in np.unique(chosen):
+        rows = np.flatnonzero(chosen == index)
+        # Perturb data and prior, then solve: exact for normal errors, and Student's tails stay.
+        prior = np.diag(1 / spreads[index])
+        prior -= np.outer(prior.sum(axis=0), prior.sum(axis=0)) / prior.sum()
+        data = np.diag(1 / error**2)
+        pull = slope.T @ prior
+        gain = np.linalg.inv(data + pull @ slope)
+        scatter = rng.standard_normal((rows.size, steps)) * np.sqrt(spreads[index])
+        result[rows] = (forwarded[rows] @ data + scatter @ pull.T) @ gain.T
+    return result
+
+
+def sensitivity(draws: Draws, ladder: Moments, bins: int = 12) -> Floats:
+    """How much one more run at each load would tell about the outcome, shape (G,).
+
+    First-order sensitivity (Sobol): the variance over draws of the probability of GOOD given
+    the load's mean, times the share of that mean's variance that one run removes, 1/(K + 1).
+    """
+    total = draws.outcome.size
+    good = (draws.outcome == GOOD).astype(np.float64)
+    overall = good.mean()
+    bins = max(1, min(bins, total // 50))
+    edges = np.linspace(0, total, bins + 1).astype(np.int64)
+    order = np.argsort(draws.plr, axis=0)
+    sorted_good = good[order]
+    cumulative = np.vstack([np.zeros(sorted_good.shape[1]), np.cumsum(sorted_good, axis=0)])
+    sizes = np.diff(edges)[:, None]
+    means = np.diff(cumulative[edges], axis=0) / sizes
+    between = (sizes * (means - overall) ** 2).sum(axis=0) / total
+    # What binning noise alone would give is no information.
+    noise = overall * (1 - overall) * (bins - 1) / total
+    result: Floats = np.maximum(0.0, between - 2 * noise) / (ladder.count + 1)
+    return result
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A trend of the system's capacity over a whole sweep."""
+
+    change: float
+    """From the first to the last trial, as a share; negative: it became slower."""
+    t: float
+    """Student's t of the trend, corrected for autocorrelation."""
+
+    @property
+    def material(self) -> bool:
+        """Whether it is certain, and large enough to bend a curve."""
+        return abs(self.change) >= _MATERIAL_DRIFT and abs(self.t) >= _CERTAIN_DRIFT
+
+
+def sweep_drift(order: Floats, load: Ints, plr: Floats) -> Drift | None:
+    """Trend of throughput over the trials at saturated loads; None where it cannot be told.
+
+    Arrays of shape (N,): place of each trial in the sweep's real order, index of its load, its
+    PLR. Each load has its own level, the relative trend is common (least squares). Loads must have
+    been interleaved, else a trend and the curve are the same thing.
+    """
+    _, load = np.unique(load, return_inverse=True)
+    count = np.bincount(load)
+    mean = np.bincount(load, plr) / count
+    used = (mean[load] > _SATURATED_PLR) & (count[load] > 1) & (mean[load] < 1)
+    if int(used.sum()) < _MIN_RUNS_DRIFT:
+        return None
+    order, load, plr = order[used], load[used], plr[used]
+    by_order = np.argsort(order)
+    order, load = order[by_order], load[by_order]
+    level = (1 - plr[by_order]) / (1 - mean[load])
+    count = np.bincount(load)
+    count_or_one = np.maximum(count, 1)
+    time = (order - order.min()) / max(1.0, float(np.ptp(order)))
+    centred = time - (np.bincount(load, time) / count_or_one)[load]
+    level = level - (np.bincount(load, level) / count_or_one)[load]
+    total = float(centred @ centred)
+    if total < _INTERLEAVED * float(((time - time.mean()) ** 2).sum()):
+        return None
+    free = order.size - int((count > 0).sum()) - 1
+    if total <= 0 or free < 3:
+        return None
+    change = float(centred @ level) / total
+    residual = level - change * centred
+    error = math.sqrt(max(float(residual @ residual) / free, 1e-18) / total)
+    rho = min(0.95, max(0.0, lag1(residual)))
+    return Drift(change, change / error / math.sqrt((1 + rho) / (1 - rho)))
+
+
+def curve_drift(curve: Curve) -> Drift | None:
+    """The same of a curve whose runs carry their place in the sweep's order."""
+    tables = [point.table for point in curve.points]
+    order = np.concatenate([table.order for table in tables])
+    if (order < 0).any() or np.unique(order).size < order.size:
+        return None
+    load = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    return sweep_drift(order.astype(np.float64), load, np.concatenate([t.plr for t in tables]))
+
+
+def quantiles(values: Floats, level: float = 0.95) -> tuple[float, float]:
+    """Central interval of `values` that holds `level` of them."""
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def normal_tail(z: float) -> float:
+    """Two-sided p-value of a standard normal deviate."""
+    return math.erfc(abs(z) / math.sqrt(2))

@@ -1,0 +1,288 @@
+"""One run from design to report: joins the rooms (doctor, measure, judge, advise, report).
+
+The commands `quick` and `run` are this with different designs. Nothing here measures or decides.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from planewise import __version__
+from planewise.advise.recommend import recommend
+from planewise.errors import BadInputError, PlanewiseError
+from planewise.judge.curve import Curve, Run
+from planewise.judge.verdict import Verdict
+from planewise.measure.design import Design
+from planewise.measure.experiment import (
+    PILOT_S,
+    TRIAL_OVERHEAD_S,
+    Outcome,
+    Progress,
+    estimate_s,
+    find_ladders,
+    run,
+    schedule_for,
+)
+from planewise.measure.namespaces import NamespaceStage
+from planewise.measure.schedule import Cell, Schedule, cells_of, ladder_around
+from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
+from planewise.measure.sut import Sut, SutMeasurer
+from planewise.report import html
+from planewise.store.models import Fingerprint, Recommendation, RunInfo, TrialRecord
+from planewise.store.rundir import RunReader, RunWriter
+from planewise.units import rate_text
+
+LADDERS_KEY = "ladders"
+"""In run.json's design: the offered loads of each cell, as the pilots found them."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run left."""
+
+    directory: Path
+    report: Path
+    outcome: Outcome
+    recommendation: Recommendation
+
+
+def quick_design(planes: Sequence[str], minutes: float) -> Design:
+    """The built-in design of `planewise quick`: every plane × idle, CPU load, network load.
+
+    `minutes` sets the number of blocks; a block takes about 35 s for three planes.
+    """
+    design = Design.model_validate(
+        {
+            "title": "Which data plane should the guests of this host use?",
+            "factors": {
+                "plane": list(planes),
+                "load_type": ["none", "cpu", "network"],
+                "load_location": ["responder"],
+                "background_guests": [4],
+            },
+            "rtt": {"packets": 500, "frequency_pps": [1000]},
+            "sweep": {"offered_pps": "auto", "loads": 7, "duration_s": 0.25},
+            "blocks": 1,
+            "seed": secrets.randbelow(2**31),
+        }
+    )
+    made_up = dict.fromkeys(cells_of(design), tuple(range(1, 8)))
+    block_s = estimate_s(schedule_for(design, made_up, {}))
+    budget_s = minutes * 60 - _AROUND_S
+    blocks = max(1, int(budget_s / block_s))
+    return design.model_copy(update={"blocks": blocks})
+
+
+_AROUND_S = 25.0
+"""Of quick's budget for what is not trials: doctor, building testbeds, pilots, the report."""
+
+
+def dry_run(design: Design) -> Schedule:
+    """What `design` would run here. Ladders that need a pilot show made-up loads of 1, 2, … pps."""
+    with _stage(design) as stage:
+        unavailable = stage.unavailable(design.factors.plane)
+    sweep = design.sweep
+    steps: Sequence[float] = ()
+    if sweep is not None:
+        automatic = sweep.offered_pps == "auto"
+        steps = tuple(range(1, sweep.loads + 1)) if automatic else tuple(sweep.offered_pps)  # type: ignore[arg-type]
+    return schedule_for(design, dict.fromkeys(cells_of(design), steps), unavailable)
+
+
+def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> Finished:
+    """Measures `design` into the new run directory `out`, recommends and reports.
+
+    `host` is what the doctor found.
+    """
+    with _stage(design) as stage:
+        unavailable = stage.unavailable(design.factors.plane)
+        for plane, reason in unavailable.items():
+            progress.note(f"plane {plane} is left out: {reason}")
+        ladders = find_ladders(design, stage, unavailable, progress)
+        schedule = schedule_for(design, ladders, unavailable)
+        with RunWriter.create(out, _info(design, ladders, host, schedule)) as writer:
+            outcome = run(schedule, stage, writer, progress)
+    return _conclude(out, outcome)
+
+
+def resume(out: Path, progress: Progress) -> Finished:
+    """Continues the run in `out`: what is finished stays, the rest is measured."""
+    info = RunReader(out).info
+    design, ladders = _stored(info, out)
+    with _stage(design) as stage:
+        unavailable = stage.unavailable(design.factors.plane)
+        schedule = schedule_for(design, ladders, unavailable)
+        with RunWriter.resume(out) as writer:
+            outcome = run(schedule, stage, writer, progress)
+    return _conclude(out, outcome)
+
+
+def _stage(design: Design) -> NamespaceStage:
+    return NamespaceStage(design.background, "icmp" if design.rtt is None else design.rtt.protocol)
+
+
+def _conclude(out: Path, outcome: Outcome) -> Finished:
+    reader = RunReader(out)
+    advice = recommend(reader.trials(), reader.info)
+    (out / "recommendation.json").write_text(advice.model_dump_json(indent=2) + "\n")
+    report = out / "report.html"
+    html.write(RunReader(out), report)
+    return Finished(out, report, outcome, advice)
+
+
+def _info(
+    design: Design,
+    ladders: Mapping[Cell, Sequence[float]],
+    host: Fingerprint,
+    schedule: Schedule,
+) -> RunInfo:
+    now = datetime.now(UTC)
+    stored = design.model_dump(mode="json")
+    stored[LADDERS_KEY] = {cell.name: list(ladder) for cell, ladder in ladders.items()}
+    return RunInfo(
+        run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        title=design.title,
+        planewise=__version__,
+        design=stored,
+        seed=design.seed,
+        hosts={"shared": host},
+        started=now,
+        trials_planned=schedule.trials,
+    )
+
+
+def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, ...]]]:
+    """The design and ladders that run.json holds."""
+    raw = dict(info.design)
+    ladders = raw.pop(LADDERS_KEY, {})
+    try:
+        design = Design.model_validate(raw)
+        if not isinstance(ladders, dict):
+            raise TypeError("the ladders are no mapping")
+        found = {
+            cell: tuple(float(load) for load in ladders.get(cell.name, ()))
+            for cell in cells_of(design)
+        }
+    except (ValueError, TypeError) as error:
+        raise BadInputError(
+            f"the design in run.json cannot be continued: {str(error).splitlines()[0]}",
+            where=str(out),
+            remedy="start a new run",
+        ) from error
+    if info.status == "done":
+        raise PlanewiseError(
+            f"the run in {out} is finished: there is nothing to resume",
+            remedy="`planewise report` shows it",
+        )
+    return design, found
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What `planewise sweep` was asked for."""
+
+    sut: Sut
+    loads_pps: tuple[float, ...] | None
+    """None: a ladder around what a pilot in overload forwards."""
+    steps: int
+    runs: int
+    """Trials at each load; with `until_verdict` their limit on average."""
+    duration_s: float
+    size_bytes: int
+    until_verdict: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep left."""
+
+    directory: Path
+    report: Path
+    curve: Curve
+    verdict: Verdict
+    trials: int
+    traffic_s: float
+    stopped: str
+
+
+def sweep(plan: SweepPlan, out: Path, host: Fingerprint, progress: Progress) -> Swept:
+    """Measures one load-loss curve into the new run directory `out`, judges and reports it."""
+    records: list[TrialRecord] = []
+    with SutMeasurer(plan.sut, plan.size_bytes, records.append) as measurer:
+        loads = plan.loads_pps or _pilot_ladder(measurer, plan)
+        records.clear()
+        info = _sweep_info(plan, loads, host)
+        each_s = plan.duration_s + TRIAL_OVERHEAD_S
+        progress.begin("sweeping", each_s * plan.runs * len(loads))
+        with RunWriter.create(out, info) as writer:
+
+            def keep(load: float, _: Run) -> None:
+                writer.append(records[-1])
+                progress.step(f"offered {rate_text(load)}", each_s * len(records))
+
+            result = sweep_until_verdict(
+                measurer,
+                loads,
+                duration_s=plan.duration_s,
+                plan=_sequential(plan),
+                seed=plan.seed,
+                name=" ".join(str(level) for level in plan.sut.cell.values()),
+                on_trial=keep,
+            )
+            writer.finish(info.model_copy(update={"status": "done", "finished": datetime.now(UTC)}))
+    report = out / "report.html"
+    html.write(RunReader(out), report)
+    return Swept(
+        out,
+        report,
+        result.curve,
+        result.verdict,
+        result.trials,
+        result.traffic_s,
+        result.stopped if plan.until_verdict else "every load as often as asked",
+    )
+
+
+def _sequential(plan: SweepPlan) -> SequentialPlan:
+    """Without `until_verdict`, `runs` at every load before the first look, and no more."""
+    if plan.until_verdict:
+        return SequentialPlan(max_mean_runs=float(plan.runs))
+    return SequentialPlan(
+        first_runs=plan.runs, max_runs_per_load=plan.runs, max_mean_runs=float(plan.runs)
+    )
+
+
+def _pilot_ladder(measurer: SutMeasurer, plan: SweepPlan) -> tuple[float, ...]:
+    most = measurer.max_load_pps
+    run = measurer.trial(most, PILOT_S)
+    forwarded = run.received / (run.duration_s or PILOT_S)
+    return ladder_around(forwarded, plan.steps, most)
+
+
+def _sweep_info(plan: SweepPlan, loads: Sequence[float], host: Fingerprint) -> RunInfo:
+    now = datetime.now(UTC)
+    cell = plan.sut.cell
+    return RunInfo(
+        run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        title=f"Load and loss of {cell['plane']}, IPv{cell['ip_version']}",
+        planewise=__version__,
+        design={
+            "sweep": {
+                "cell": dict(cell),
+                "offered_pps": list(loads),
+                "runs": plan.runs,
+                "duration_s": plan.duration_s,
+                "size_bytes": plan.size_bytes,
+                "until_verdict": plan.until_verdict,
+            }
+        },
+        seed=plan.seed,
+        hosts={"shared": host},
+        started=now,
+        trials_planned=plan.runs * len(loads),
+    )

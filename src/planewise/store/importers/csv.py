@@ -1,0 +1,309 @@
+"""The documented CSV: one trial a row, named columns with their units. Knows that alone.
+
+docs/formats.md, “Importing results”, lists the columns. A header names them, in any order;
+separator comma, semicolon or tab; lines that begin with `#` are comments, of which
+`#planewise {…}` (written by our exporter) carries what is not a column.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from planewise.errors import BadInputError
+from planewise.store.importers.text import lines, read_text
+from planewise.store.loads import LoadTrials, TrialColumns
+
+NAME = "csv"
+TITLE = "CSV: a trial a row, columns offered_pps, sent, received, …"
+
+MARK = "#planewise "
+MAX_CELL_CHARS = 200
+
+_ALIASES = {
+    "offered": ("offered", "rate", "load", "offered_load", "intended", "intended_load", "target"),
+    "sent": ("sent", "tx", "tx_packets", "tx_pkts", "opackets", "offered_count", "packets_sent"),
+    "received": (
+        "received", "rx", "rx_packets", "rx_pkts", "ipackets", "forwarded", "forwarding_count",
+        "packets_received",
+    ),
+    "lost": ("lost", "loss", "loss_count", "packets_lost"),
+    "sent_rate": (),
+    "received_rate": ("throughput",),
+    "loss_ratio": ("plr", "loss_ratio", "lossratio"),
+    "duration": ("duration", "time", "trial_duration"),
+    "order": ("order", "sequence"),
+    "drops": ("drops", "rx_discards", "dropped"),
+    "cpu": ("cpu", "cpu_load", "cpu_busy"),
+    "limited": ("limited",),
+    "curve": ("curve", "experiment"),
+}  # fmt: skip
+_NAMES = {alias: name for name, aliases in _ALIASES.items() for alias in aliases}
+_UNITS = {
+    "pps": ("rate", 1.0),
+    "kpps": ("rate", 1e3),
+    "mpps": ("rate", 1e6),
+    "s": ("time", 1.0),
+    "sec": ("time", 1.0),
+    "seconds": ("time", 1.0),
+    "ms": ("time", 1e-3),
+    "percent": ("share", 0.01),
+    "share": ("share", 1.0),
+    "packets": ("count", 1.0),
+}
+_KINDS = {
+    "offered": "rate",
+    "received_rate": "rate",
+    "duration": "time",
+    "cpu": "share",
+    "loss_ratio": "share",
+}
+_AS_RATES = {
+    ("sent", "rate"): "sent_rate",
+    ("received", "rate"): "received_rate",
+    ("lost", "share"): "loss_ratio",
+}
+"""A count's name with a rate's unit is that rate."""
+MAX_CURVES = 1000
+"""A column that parts the rows into more curves is some other number."""
+_HEADER_WORD = re.compile(r"[^a-z0-9]+")
+_TRUE = {"1", "1.0", "true", "yes"}
+
+
+_MAY_BE_EMPTY = frozenset({"duration", "order", "drops", "cpu", "limited"})
+
+
+class _Column:
+    """Where a quantity stands in a row, and by what it is multiplied."""
+
+    def __init__(self, index: int, scale: float, title: str) -> None:
+        self.index = index
+        self.scale = scale
+        self.title = title
+
+
+def recognise(head: bytes, path: Path) -> float:
+    """A first row that names an offered load and counts."""
+    if head.startswith(MARK.encode()):
+        return 1.0
+    try:
+        text = head.decode("utf-8-sig", errors="ignore")
+        header = next((row for _, row in _rows(text) if row), None)
+    except BadInputError:
+        return 0.0
+    found = _columns(header or [])
+    if "offered" in found and _is_enough(found):
+        return 0.9
+    return 0.3 if path.name.endswith((".csv", ".tsv", ".csv.gz")) else 0.0
+
+
+def read(path: Path) -> list[LoadTrials]:
+    """A curve a value of the column `curve`. BadInputError with file and line otherwise."""
+    return parse(read_text(path), path)
+
+
+def parse(text: str, path: Path) -> list[LoadTrials]:
+    """The same from the file's text; `path` only names it."""
+    rows = _rows(text, path)
+    line, header = next(rows, (1, []))
+    columns = _columns(header)
+    where = f"{path}:{line}"
+    if "offered" not in columns or not _is_enough(columns):
+        raise BadInputError(
+            "the header names no offered load" if "offered" not in columns else
+            "the header names neither two of sent, received and lost, nor received_pps or plr",
+            where=where,
+            remedy="the columns are offered_pps, sent, received and, as you have them, "
+            "duration_s, order, drops, cpu, curve (docs/formats.md)",
+        )  # fmt: skip
+    by_curve: dict[str, tuple[TrialColumns, list[float]]] = {}
+    described = _described(text)
+    notes = []
+    if "duration" not in columns and not _counts_packets(columns):
+        notes.append(
+            "no packets are counted and no durations told: every trial is taken for one of a second"
+        )
+    curve_at = columns.get("curve")
+    numeric = {name: column for name, column in columns.items() if name != "curve"}
+    width = max(column.index for column in columns.values()) + 1
+    for line, row in rows:
+        if len(row) < width:
+            raise BadInputError(
+                f"{len(row)} columns where the header has {len(header)}",
+                where=f"{path}:{line}",
+                remedy="the row may have been cut short: complete it, or delete it",
+            )
+        curve = row[curve_at.index].strip() if curve_at else ""
+        if curve not in by_curve:
+            if len(by_curve) == MAX_CURVES:
+                raise BadInputError(
+                    f"the column {columns['curve'].title} has more than {MAX_CURVES} different "
+                    "values: it cannot be what parts the curves",
+                    where=f"{path}:{line}",
+                    remedy="give that column another name",
+                )
+            by_curve[curve] = (TrialColumns(path), [])
+        trials, order = by_curve[curve]
+        values = _values(row, numeric, path, line)
+        sent, received = _counts(values)
+        trials.add(
+            line=line,
+            offered_pps=values["offered"],
+            sent=sent,
+            received=received,
+            duration_s=values.get("duration", np.nan),
+            drops=values.get("drops", np.nan),
+            cpu=values.get("cpu", np.nan),
+            limited=values.get("limited", 0.0) == 1.0,
+        )
+        order.append(values.get("order", np.nan))
+    if not by_curve and not described:
+        raise BadInputError(
+            "a header and no trials", where=str(path), remedy="add a row for each trial"
+        )
+    curves = []
+    for curve, (trials, order) in by_curve.items():
+        about = described.pop(curve, {})
+        curves.append(_finish(trials, curve, about, order, notes))
+    for curve, about in described.items():
+        curves.append(_finish(TrialColumns(path), curve, about, [], []))
+    return curves
+
+
+def _counts_packets(columns: Mapping[str, object]) -> bool:
+    return sum(name in columns for name in ("sent", "received", "lost")) >= 2
+
+
+def _is_enough(columns: Mapping[str, object]) -> bool:
+    """Whether packets sent and received follow from these columns."""
+    if _counts_packets(columns) or "loss_ratio" in columns:
+        return True
+    return "received_rate" in columns and ("sent" not in columns or "duration" in columns)
+
+
+def _counts(values: Mapping[str, float]) -> tuple[float, float]:
+    """Packets sent and received of a row, from whatever it tells."""
+    if _counts_packets(values):
+        sent = values.get("sent", np.nan)
+        if "sent" not in values:
+            sent = values["received"] + values["lost"]
+        return sent, values.get("received", sent - values.get("lost", np.nan))
+    duration_s = values.get("duration", np.nan)
+    duration_s = 1.0 if np.isnan(duration_s) else duration_s
+    sent = values.get("sent", values.get("sent_rate", values["offered"]) * duration_s)
+    if "received_rate" in values:
+        return sent, values["received_rate"] * duration_s
+    return sent, sent * (1 - values["loss_ratio"])
+
+
+def _finish(
+    trials: TrialColumns,
+    curve: str,
+    about: dict[str, object],
+    order: list[float],
+    noticed: list[str],
+) -> LoadTrials:
+    places = np.array(order)
+    info = about.get("info")
+    notes = about.get("notes")
+    reported = about.get("reported")
+    return trials.finish(
+        format_name=str(about.get("format", NAME)),
+        name=str(about.get("name", "")),
+        curve=curve,
+        order=None if np.isnan(places).any() else places,
+        info={k: v for k, v in info.items() if isinstance(v, str | int | float)}
+        if isinstance(info, dict)
+        else None,
+        notes=[*(map(str, notes) if isinstance(notes, list) else ()), *noticed],
+        reported={k: float(v) for k, v in reported.items() if isinstance(v, int | float)}
+        if isinstance(reported, dict)
+        else None,
+    )
+
+
+def _described(text: str) -> dict[str, dict[str, object]]:
+    """What our exporter wrote in its first line: by curve, name, format, info, notes, reported."""
+    if not text.startswith(MARK):
+        return {}
+    try:
+        about = json.loads(text[len(MARK) :].split("\n", 1)[0])
+    except (ValueError, RecursionError):
+        return {}
+    curves = about.get("curves") if isinstance(about, dict) else None
+    return {
+        str(curve.get("curve", "")): curve
+        for curve in (curves if isinstance(curves, list) else [])
+        if isinstance(curve, dict)
+    }
+
+
+def _rows(text: str, path: Path | None = None) -> Iterator[tuple[int, list[str]]]:
+    """The rows with their lines; the separator is what the header uses most."""
+    separator = None
+    for number, content in lines(text):
+        if content.startswith("#"):
+            continue
+        if separator is None:
+            separator = max(",;\t", key=content.count)
+        if '"' not in content:
+            yield number, content.split(separator)
+            continue
+        try:
+            yield number, next(csv.reader([content], delimiter=separator, strict=True), [])
+        except csv.Error as error:
+            raise BadInputError(
+                f"not a row of CSV: {error}",
+                where=f"{path}:{number}",
+                remedy="quotes must be closed on their own line",
+            ) from error
+
+
+def _columns(header: Sequence[str]) -> dict[str, _Column]:
+    """The quantities that the header names. A unit is the name's last word, as in offered_mpps."""
+    columns: dict[str, _Column] = {}
+    for index, title in enumerate(header):
+        lower = title.strip().lower().replace("%", " percent ")
+        words = [word for word in _HEADER_WORD.split(lower) if word]
+        name = _NAMES.get("_".join(words))
+        scale = 1.0
+        if name is None and len(words) > 1 and words[-1] in _UNITS:
+            name = _NAMES.get("_".join(words[:-1]))
+            kind, scale = _UNITS[words[-1]]
+            name = _AS_RATES.get((name or "", kind), name)
+            if name is not None and _KINDS.get(name, "count") != kind:
+                name = None
+        if name is not None and name not in columns:
+            columns[name] = _Column(index, scale, title.strip()[:40])
+    return columns
+
+
+def _values(
+    row: Sequence[str], columns: dict[str, _Column], path: Path, line: int
+) -> dict[str, float]:
+    values = {}
+    for name, column in columns.items():
+        text = row[column.index]
+        try:
+            values[name] = float(text) * column.scale
+        except ValueError:
+            text = text.strip()
+            if not text and name in _MAY_BE_EMPTY:
+                values[name] = np.nan
+            elif name == "limited":
+                values[name] = 1.0 if text.lower() in _TRUE else 0.0
+            else:
+                raise BadInputError(
+                    f"{column.title} is {text[:40]!r}, not a number"
+                    if text
+                    else f"{column.title} is empty",
+                    where=f"{path}:{line}",
+                    remedy="numbers have a decimal point and no thousands separator; or delete "
+                    "the row",
+                ) from None
+    return values

@@ -1,0 +1,38 @@
+"""Quantities as people read them: `12.3 µs`, `450 kpps`. Three significant digits, SI prefixes."""
+
+from __future__ import annotations
+
+import math
+
+_TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+_RATES = ((1e9, "Gpps"), (1e6, "Mpps"), (1e3, "kpps"), (1.0, "pps"))
+
+
+def time_text(ns: float) -> str:
+    """A duration given in nanoseconds."""
+    return _scaled(ns, _TIMES)
+
+
+def rate_text(pps: float) -> str:
+    """A packet rate given in packets a second."""
+    return _scaled(pps, _RATES)
+
+
+def share_text(share: float) -> str:
+    """A ratio as a percentage: 0.123 is `12 %`."""
+    return f"{share * 100:.2g} %" if abs(share) < 0.1 else f"{share * 100:.0f} %"
+
+
+def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    if math.isinf(value):
+        return "unbounded"
+    for size, unit in units:
+        # 999.6 ns rounds to 1000 ns, which is written 1 µs
+        if abs(value) >= size * 0.9995:
+            return f"{_three_digits(value / size)} {unit}"
+    return f"{_three_digits(value)} {units[-1][1]}"
+
+
+def _three_digits(value: float) -> str:
+    text = f"{value:.3g}"
+    return f"{value:.0f}" if "e" in text else text

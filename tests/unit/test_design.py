@@ -1,0 +1,175 @@
+"""Designs: what is accepted, what is refused and how, and the schedule that comes of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planewise.errors import BadInputError
+from planewise.measure.design import Design, load_design
+from planewise.measure.schedule import Cell, LoadTrial, cells_of, ladder_around, make_schedule
+
+GOOD = """\
+title: which plane is fastest here?
+factors:
+  plane: [veth, bridge]
+  load_type: [none, cpu, network]
+  background_guests: [0, 8]
+rtt:
+  packets: 100
+sweep:
+  offered_pps: [1000, 2000, 3000]
+blocks: 4
+seed: 11
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "design.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_good_design_is_read_whole(tmp_path: Path) -> None:
+    design = load_design(write(tmp_path, GOOD))
+    assert design.factors.plane == ("veth", "bridge")
+    assert design.sweep is not None
+    assert design.sweep.offered_pps == (1000.0, 2000.0, 3000.0)
+    assert design.rtt is not None
+    assert design.rtt.frequency_pps == (1000.0,)
+
+
+def test_a_single_level_may_stand_without_brackets(tmp_path: Path) -> None:
+    assert load_design(write(tmp_path, "factors: {plane: veth}")).factors.plane == ("veth",)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (GOOD.replace("title", "titel"), 1, "unknown key `titel`"),
+        (GOOD.replace("load_type", "loadtype"), 4, "unknown key `loadtype`"),
+        (GOOD.replace("[none, cpu, network]", "[none, disk]"), 4, "'none', 'cpu' or 'network'"),
+        (GOOD.replace("[veth, bridge]", "[]"), 3, "at least 1"),
+        (GOOD.replace("[0, 8]", "[0, -8]"), 5, "greater than or equal to 0"),
+        (GOOD.replace("[0, 8]", "[0]"), 2, "needs background guests"),
+        (GOOD.replace("packets: 100", "packets: many"), 7, "integer"),
+        (GOOD.replace("blocks: 4", "blocks: 0"), 10, "greater than or equal to 1"),
+        (GOOD.replace("[veth, bridge]", "[veth, veth]"), 2, "names a level twice"),
+        (GOOD.replace("[1000, 2000, 3000]", "[1000, .nan]"), 9, "offered_pps.1: "),
+        ("- a\n- b\n", 1, "a design is a mapping"),
+        ("", 1, "a design is a mapping"),
+        ("factors: [\n", 2, "not YAML"),
+        ("blocks: 3\n", 1, "`factors` is missing"),
+    ],
+)
+def test_a_bad_design_is_refused_with_file_line_and_cause(
+    tmp_path: Path, text: str, line: int, words: str
+) -> None:
+    with pytest.raises(BadInputError) as caught:
+        load_design(write(tmp_path, text))
+    assert f"design.yaml:{line}: " in caught.value.what
+    assert words in caught.value.what
+
+
+def test_a_misspelt_key_gets_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as caught:
+        load_design(write(tmp_path, GOOD.replace("load_type", "loadtype")))
+    assert caught.value.remedy == "did you mean `load_type`?"
+
+
+def test_a_design_that_explodes_is_refused_before_it_is_listed(tmp_path: Path) -> None:
+    levels = ", ".join(str(n) for n in range(1000))
+    text = f"factors:\n  plane: [a]\n  background_guests: [{levels}]\nblocks: 100000\n"
+    with pytest.raises(BadInputError, match="1e\\+08 trials"):
+        load_design(write(tmp_path, text))
+
+
+def test_a_design_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "design.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInputError, match="not UTF-8"):
+        load_design(path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=80))
+def test_any_text_is_a_design_or_a_clear_error(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "design.yaml"
+    path.write_text(text, encoding="utf-8", errors="replace")
+    with pytest.raises(BadInputError):
+        load_design(path)
+
+
+def make_design() -> Design:
+    return Design.model_validate(
+        {
+            "factors": {
+                "plane": ["veth", "bridge", "ipvlan"],
+                "load_type": ["none", "cpu"],
+                "load_location": ["sender", "responder"],
+                "background_guests": [0, 8],
+            },
+            "sweep": {},
+            "blocks": 5,
+        }
+    )
+
+
+def test_an_idle_cell_has_no_load_location_and_a_load_needs_guests() -> None:
+    cells = [cell for cell in cells_of(make_design()) if cell.plane == "veth"]
+    assert cells == [
+        Cell("veth", "none", "sender", 0),
+        Cell("veth", "none", "sender", 8),
+        Cell("veth", "cpu", "sender", 8),
+        Cell("veth", "cpu", "responder", 8),
+    ]
+
+
+def test_every_block_holds_every_cell_once_in_an_order_of_its_own() -> None:
+    design = make_design()
+    ladders = dict.fromkeys(cells_of(design), (10.0, 20.0))
+    schedule = make_schedule(design, ladders, {"ipvlan": "the kernel lacks it"})
+    assert {s.cell.plane for s in schedule.skipped} == {"ipvlan"}
+    orders = set()
+    for block in range(design.blocks):
+        cells = [visit.cell for visit in schedule.visits if visit.block == block]
+        assert Counter(cells) == Counter(c for c in cells_of(design) if c.plane != "ipvlan")
+        orders.add(tuple(cells))
+    assert len(orders) > 1
+    assert schedule == make_schedule(design, ladders, {"ipvlan": "the kernel lacks it"})
+
+
+def test_trial_names_are_unique_in_a_run() -> None:
+    design = make_design()
+    ladders = dict.fromkeys(cells_of(design), (10.0, 20.0))
+    schedule = make_schedule(design, ladders, {})
+    names = [trial.name for visit in schedule.visits for trial in visit.trials]
+    assert len(names) == len(set(names)) == schedule.trials
+
+
+@given(
+    forwarded=st.floats(min_value=1, max_value=1e8),
+    loads=st.integers(min_value=2, max_value=50),
+)
+def test_a_ladder_brackets_the_forwarded_rate_and_keeps_to_its_bound(
+    forwarded: float, loads: int
+) -> None:
+    ladder = ladder_around(forwarded, loads, max_pps=5e6)
+    assert list(ladder) == sorted(set(ladder))
+    assert ladder[-1] <= 5e6
+    if 10 < forwarded < 3e6:
+        assert ladder[0] < forwarded < ladder[-1]
+
+
+def test_a_ladder_is_what_the_schedule_offers() -> None:
+    design = make_design()
+    ladders = dict.fromkeys(cells_of(design), (100.0, 200.0))
+    visit = make_schedule(design, ladders, {}).visits[0]
+    offered = [t.offered_pps for t in visit.trials if isinstance(t, LoadTrial)]
+    assert sorted(offered) == [100.0, 200.0]

@@ -1,0 +1,232 @@
+"""The runner: order, resume, failures and full disks, on a stage that is made up."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from planewise.errors import PlanewiseError, StorageError
+from planewise.measure.design import Design
+from planewise.measure.experiment import (
+    Place,
+    TrialResult,
+    cell_of,
+    find_ladders,
+    run,
+    schedule_for,
+)
+from planewise.measure.schedule import Cell, LoadTrial, RttTrial, Schedule
+from planewise.store.models import Counts, Load, TrialRecord
+from planewise.store.rundir import RunReader, RunWriter
+from tests.unit.test_run_directory import START, make_info
+
+CAPACITY_PPS = 1000.0
+
+
+class MadeUpStage:
+    """Forwards up to CAPACITY_PPS; `fails` names trials that fail, `dies` the one that kills."""
+
+    def __init__(self, fails: Sequence[str] = (), dies: str = "", no_cell: str = "") -> None:
+        self.fails = fails
+        self.dies = dies
+        self.no_cell = no_cell
+        self.ran: list[str] = []
+        self.open_cells = 0
+
+    def unavailable(self, planes: Sequence[str]) -> Mapping[str, str]:
+        return {plane: "the kernel lacks it" for plane in planes if plane == "ipvlan"}
+
+    def max_pps(self, size_bytes: int) -> float:
+        return 1e9
+
+    @contextmanager
+    def station(self, cell: Cell) -> Iterator[MadeUpStage]:
+        if cell.plane == self.no_cell:
+            raise PlanewiseError("the bridge cannot be made")
+        self.open_cells += 1
+        try:
+            yield self
+        finally:
+            self.open_cells -= 1
+
+    def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
+        return TrialResult(self._record(trial, place), pl.DataFrame({"seq": [0]}))
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        return TrialResult(self._record(trial, place))
+
+    def _record(self, trial: RttTrial | LoadTrial, place: Place) -> TrialRecord:
+        if trial.name == self.dies:
+            raise KeyboardInterrupt
+        if trial.name in self.fails:
+            raise PlanewiseError("the guest died", remedy="look at its console")
+        self.ran.append(trial.name)
+        offered = trial.offered_pps if isinstance(trial, LoadTrial) else trial.frequency_pps
+        sent = int(offered)
+        received = min(sent, int(CAPACITY_PPS))
+        return TrialRecord(
+            trial=trial.name,
+            kind="load" if isinstance(trial, LoadTrial) else "rtt",
+            cell=place.cell,
+            block=place.block,
+            replicate=place.block,
+            order=place.order,
+            started=datetime.now(UTC),
+            duration_s=1,
+            load=Load(intended_pps=offered, achieved_pps=offered, size_bytes=64),
+            counts=Counts(sent=sent, received=received, lost=sent - received),
+        )
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.worked: list[float] = []
+        self.total = 0.0
+
+    def begin(self, what: str, total_s: float) -> None:
+        self.total = total_s
+
+    def step(self, what: str, done_s: float) -> None:
+        self.worked.append(done_s)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def make_schedule() -> Schedule:
+    design = Design.model_validate(
+        {
+            "factors": {
+                "plane": ["veth", "bridge", "ipvlan"],
+                "load_type": ["none", "cpu"],
+                "background_guests": [4],
+            },
+            "rtt": {},
+            "sweep": {"offered_pps": [500, 2000]},
+            "blocks": 2,
+        }
+    )
+    stage = MadeUpStage()
+    unavailable = stage.unavailable(design.factors.plane)
+    return schedule_for(design, find_ladders(design, stage, unavailable, Silent()), unavailable)
+
+
+def names(schedule: Schedule) -> list[str]:
+    return [trial.name for visit in schedule.visits for trial in visit.trials]
+
+
+def test_a_run_measures_every_trial_once_in_the_schedules_order(tmp_path: Path) -> None:
+    schedule, stage, progress = make_schedule(), MadeUpStage(), Silent()
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        outcome = run(schedule, stage, writer, progress)
+    assert stage.ran == names(schedule)
+    assert (outcome.done, outcome.failed, outcome.info.status) == (24, 0, "done")
+    trials = RunReader(tmp_path / "run").trials()
+    assert [trial.order for trial in trials] == list(range(24))
+    assert stage.open_cells == 0
+    assert progress.worked == sorted(progress.worked)
+    assert progress.worked[-1] == pytest.approx(progress.total)
+
+
+def test_resume_after_ctrl_c_repeats_and_loses_nothing(tmp_path: Path) -> None:
+    schedule = make_schedule()
+    first = MadeUpStage(dies=names(schedule)[10])
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        outcome = run(schedule, first, writer, Silent())
+    assert outcome.info.status == "interrupted"
+    assert first.open_cells == 0
+    second = MadeUpStage()
+    with RunWriter.resume(tmp_path / "run") as writer:
+        outcome = run(schedule, second, writer, Silent())
+    assert outcome.info.status == "done"
+    assert first.ran + second.ran == names(schedule)
+    assert len(RunReader(tmp_path / "run").trials()) == 24
+
+
+def test_one_failed_trial_is_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
+    schedule, progress = make_schedule(), Silent()
+    stage = MadeUpStage(fails=[names(schedule)[3]])
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        outcome = run(schedule, stage, writer, progress)
+    assert (outcome.done, outcome.failed) == (23, 1)
+    (failed,) = [t for t in RunReader(tmp_path / "run").trials() if t.status == "failed"]
+    assert failed.reason == "the guest died"
+    assert progress.notes == [f"{names(schedule)[3]} failed: the guest died"]
+
+
+def test_three_failures_in_a_row_stop_the_run_with_the_cause(tmp_path: Path) -> None:
+    schedule = make_schedule()
+    stage = MadeUpStage(fails=names(schedule)[4:])
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        with pytest.raises(PlanewiseError, match=r"3 trials in a row failed.*the guest died"):
+            run(schedule, stage, writer, Silent())
+        assert writer.info.status == "failed"
+    assert len(RunReader(tmp_path / "run").trials()) == 7
+    assert stage.open_cells == 0
+
+
+def test_a_cell_that_cannot_be_set_up_fails_its_trials(tmp_path: Path) -> None:
+    schedule = make_schedule()
+    with (
+        RunWriter.create(tmp_path / "run", make_info()) as writer,
+        pytest.raises(PlanewiseError, match="the bridge cannot be made"),
+    ):
+        run(schedule, MadeUpStage(no_cell="bridge"), writer, Silent())
+
+
+def test_a_full_disk_stops_the_run_and_keeps_what_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, stage = make_schedule(), MadeUpStage()
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        real, calls = os.fsync, 0
+
+        def fills_up(handle: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > 5:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", fills_up)
+        with pytest.raises(StorageError, match="no space left"):
+            run(schedule, stage, writer, Silent())
+    monkeypatch.undo()
+    assert [t.trial for t in RunReader(tmp_path / "run").trials()] == names(schedule)[:5]
+
+
+def test_a_design_of_which_nothing_can_run_here_says_why() -> None:
+    design = Design.model_validate({"factors": {"plane": ["ipvlan"]}})
+    with pytest.raises(PlanewiseError, match="ipvlan: the kernel lacks it"):
+        schedule_for(design, {}, {"ipvlan": "the kernel lacks it"})
+
+
+def test_an_automatic_ladder_lies_around_what_the_pilot_forwarded() -> None:
+    design = Design.model_validate(
+        {"factors": {"plane": ["veth"]}, "sweep": {"max_pps": 100_000, "loads": 9}}
+    )
+    ladders = find_ladders(design, MadeUpStage(), {}, Silent())
+    (ladder,) = ladders.values()
+    assert len(ladder) == 9
+    assert ladder[0] < CAPACITY_PPS < ladder[-1]
+
+
+def test_a_trials_cell_names_its_traffic() -> None:
+    cell = Cell("veth", "none", "responder", 0)
+    assert cell_of(cell, RttTrial("t", 1000, 64, 10)) == {
+        "plane": "veth",
+        "load_type": "none",
+        "load_location": "responder",
+        "background_guests": 0,
+        "size_bytes": 64,
+        "frequency_pps": 1000,
+    }
+    assert START.tzinfo is not None

@@ -1,0 +1,175 @@
+"""The recommendation: what the data tell apart it says, what they do not it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from planewise.advise.recommend import recommend
+from planewise.store.models import (
+    Counts,
+    Disturbance,
+    Latency,
+    Load,
+    PlaneAvailability,
+    RunInfo,
+    TrialRecord,
+)
+from tests.unit.test_run_directory import START, make_info
+
+
+def info_with_host() -> RunInfo:
+    info = make_info()
+    host = info.hosts["shared"].model_copy(
+        update={
+            "planes": (PlaneAvailability(plane="vf", available=False, reason="no SR-IOV NIC"),),
+            "disturbances": (
+                Disturbance(
+                    name="steal",
+                    value="4 %",
+                    severity="warning",
+                    why="the hypervisor takes time away",
+                    remedy="use a quieter machine",
+                ),
+            ),
+        }
+    )
+    return info.model_copy(update={"hosts": {"shared": host}})
+
+
+def rtt(plane: str, load: str, block: int, p50_us: float, lost: int = 0) -> TrialRecord:
+    ns = p50_us * 1000
+    return TrialRecord(
+        trial=f"rtt:{plane},{load}#{block}",
+        kind="rtt",
+        cell={"plane": plane, "load_type": load},
+        block=block,
+        replicate=block,
+        order=0,
+        started=START,
+        duration_s=1,
+        counts=Counts(sent=100, received=100 - lost, lost=lost),
+        latency={
+            "rtt_user": Latency(
+                count=100,
+                min_ns=int(ns / 2),
+                mean_ns=ns,
+                p50_ns=ns,
+                p90_ns=ns * 1.5,
+                p99_ns=ns * 2,
+                p999_ns=ns * 3,
+                max_ns=int(ns * 4),
+            )
+        },
+    )
+
+
+def load(
+    plane: str, block: int, offered: float, capacity: float, limits: tuple[str, ...] = ()
+) -> TrialRecord:
+    sent = int(offered)
+    received = min(sent, int(capacity))
+    return TrialRecord.model_validate(
+        {
+            "trial": f"load:{plane}#{block}@{offered}",
+            "kind": "load",
+            "cell": {"plane": plane, "load_type": "none"},
+            "block": block,
+            "replicate": block,
+            "order": 0,
+            "started": START,
+            "duration_s": 1,
+            "load": Load(intended_pps=offered, achieved_pps=offered, size_bytes=64),
+            "counts": Counts(sent=sent, received=received, lost=sent - received),
+            "cpu": {"shared": {"usr": 0.5, "sys": 0.25, "soft": 0.25}},
+            "limits": limits,
+        }
+    )
+
+
+def rtts(medians_us: Mapping[str, tuple[float, ...]]) -> list[TrialRecord]:
+    return [
+        rtt(plane, kind, block, value * (1 if kind == "none" else 3))
+        for plane, values in medians_us.items()
+        for block, value in enumerate(values)
+        for kind in ("none", "cpu")
+    ]
+
+
+def test_a_plane_that_is_clearly_faster_is_recommended_with_its_figures() -> None:
+    trials = rtts({"veth": (10, 11, 10.5, 10.2), "bridge": (20, 22, 21, 20.4)})
+    advice = recommend(trials, info_with_host())
+    assert advice.plane == "veth"
+    assert advice.headline.startswith("Use veth")
+    assert "50 % below that of bridge" in advice.headline
+    second = next(
+        place
+        for place in advice.ranking
+        if place.metric == "rtt_p50" and place.load_type == "all" and place.plane == "bridge"
+    )
+    assert second.effect == pytest.approx(1.0, rel=0.05)
+    assert second.low is not None
+    assert second.high is not None
+    assert second.low < second.value < second.high
+
+
+def test_planes_that_differ_by_nothing_that_matters_are_called_the_same() -> None:
+    base = (10.0, 14.0, 9.0, 12.0)
+    trials = rtts({"veth": base, "bridge": tuple(value * 1.01 for value in base)})
+    advice = recommend(trials, info_with_host())
+    assert advice.plane is None
+    assert "practically the same" in advice.headline
+
+
+def test_noise_is_not_turned_into_a_recommendation() -> None:
+    advice = recommend(rtts({"veth": (10, 30), "bridge": (20, 20)}), info_with_host())
+    assert advice.plane is None
+    assert "cannot be told apart" in advice.headline
+
+
+def test_of_planes_alike_in_time_the_one_that_forwards_more_is_taken() -> None:
+    base = (10.0, 14.0, 9.0, 12.0)
+    trials = rtts({"veth": base, "bridge": base})
+    for block in range(4):
+        for offered in (500, 1000, 2000):
+            trials.append(load("veth", block, offered, 800 + block))
+            trials.append(load("bridge", block, offered, 1600 + block))
+    advice = recommend(trials, info_with_host())
+    assert advice.plane == "bridge"
+    assert "forwards most" in advice.headline
+
+
+def test_a_generators_limit_is_a_reservation_and_not_the_planes() -> None:
+    trials = [
+        *rtts({"veth": (10, 11, 10)}),
+        load("veth", 0, 1000, 1000, limits=("generator",)),
+    ]
+    advice = recommend(trials, info_with_host())
+    assert any("generator, not the plane" in text for text in advice.reservations)
+
+
+def test_reservations_name_few_replicates_disturbances_loss_and_planes_not_tried() -> None:
+    trials = [rtt("veth", "none", 0, 10, lost=2)]
+    text = " | ".join(recommend(trials, info_with_host()).reservations)
+    assert "1 replicate of each cell" in text
+    assert "steal is 4 %" in text
+    assert "probe packets were lost on veth" in text
+    assert "cannot do them: vf" in text
+
+
+def test_without_round_trip_times_there_is_no_recommendation() -> None:
+    advice = recommend([], info_with_host())
+    assert advice.plane is None
+    assert "no round-trip time was measured" in advice.headline
+
+
+def test_kernel_time_per_packet_counts_every_cpu_of_the_host() -> None:
+    trials = [*rtts({"veth": (10, 11, 10)}), load("veth", 0, 1000, 1000)]
+    (place,) = [
+        place
+        for place in recommend(trials, info_with_host()).ranking
+        if place.metric == "cpu" and place.load_type == "none"
+    ]
+    # half of two CPUs for one second, over 1000 packets
+    assert place.value == pytest.approx(0.5 * 2 / 1000 * 1e9)
