@@ -5,11 +5,11 @@ while one that loses nothing says only that there was enough. So a few trials be
 replace many at it. Knows a session and the model; no testbed.
 
     locate    from the highest load down along the forwarding rates, until the loss is small
-    check     some loads far below: is loss really monotone?
+    check     some loads far below: is loss really monotone? If not, bisect to the lower edge
     measure   in batches, at the loads that narrow the widest goal's interval; stop when all
               intervals are narrow enough, or when trials or budget are spent
     doubt     residuals over time (drift, autocorrelation), outliers, contradicted predictions:
-              each becomes a finding, and widens the interval or falls back to bisection
+              each becomes a finding, and widens the intervals where they would be too narrow
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _STEP = 1.03
 """The next load on the way down: this times the forwarding rate just seen."""
 _CHECKED = (0.3, 0.55, 0.8)
 """Loads of the check for monotone loss, relative to the located edge."""
+_TOLERATED = 1e-3
+"""Loss far below the edge that is taken for background, where the goals ask for less."""
 _FAR = 0.3
 """Trials whose ln(load/edge) exceeds this are not part of the local model."""
 _WINDOW = 0.04
@@ -111,6 +113,8 @@ class _Run:
         self.goals = goals
         self.options = options
         self.reference_pps = session.max_load_pps
+        self.edge_pps = session.max_load_pps
+        self.ceiling_pps = math.inf
         self.posteriors: dict[Goal, model.Posterior] = {}
         self.windows: dict[Goal, tuple[float, float]] = {}
         self.measured = dict.fromkeys(goals, 0)
@@ -122,6 +126,7 @@ class _Run:
             outcome = self._locate()
             if outcome is not None:
                 return outcome, "range"
+            self._approach()
             self._check_below()
             stopped: StopReason = self._measure()
         except BudgetSpentError:
@@ -202,13 +207,50 @@ class _Run:
         self.reference_pps = load
         return None
 
+    def _approach(self) -> None:
+        """A few trials toward the loosest goal, so that "far below the edge" means something."""
+        goal = max(self.goals, key=lambda goal: goal.loss_ratio)
+        for _ in range(2):
+            estimate = self._estimate(goal)
+            load = self.reference_pps * math.exp(estimate.middle)
+            self.session.measure(load, self.options.trial_duration_s)
+            self.measured[goal] += 1
+        self.edge_pps = self.reference_pps * math.exp(self._estimate(goal).low)
+
     def _check_below(self) -> None:
-        """Loads far below the edge: a loss there that the edge does not explain is a finding."""
+        """Loads far below the edge: a loss there, if it repeats, moves the search down to it."""
+        tolerated = max(max(goal.loss_ratio for goal in self.goals), _TOLERATED)
+        clean = self.session.min_load_pps
         for share in _CHECKED:
-            load = self.reference_pps * share
+            load = self.edge_pps * share
             if load <= self.session.min_load_pps:
                 continue
-            self.session.measure(load, self.options.trial_duration_s)
+            first = self.session.measure(load, self.options.trial_duration_s)
+            if first.loss_ratio <= tolerated:
+                clean = load
+                continue
+            again = [self.session.measure(load, self.options.trial_duration_s) for _ in range(2)]
+            if sum(trial.loss_ratio > tolerated for trial in again) == 0:
+                continue
+            self.session.add_finding(
+                Finding(
+                    "not-monotone",
+                    f"{first.loss_ratio:.2%} were lost at {load:.0f} packet/s, far below "
+                    f"{self.edge_pps:.0f} where less was: loss does not simply grow with "
+                    "load, and NDR and PDR are those below that load",
+                )
+            )
+            self.ceiling_pps = load
+            self.reference_pps = self._bisect(clean, load, tolerated)
+            return
+
+    def _bisect(self, low: float, high: float, tolerated: float) -> float:
+        """A load near which loss first exceeds `tolerated`, between a good and a bad load."""
+        while high / low > 1.08:
+            middle = math.sqrt(low * high)
+            bad = self.session.measure(middle, self.options.probe_duration_s).loss_ratio > tolerated
+            low, high = (low, middle) if bad else (middle, high)
+        return math.sqrt(low * high)
 
     def _measure(self) -> StopReason:
         while True:
@@ -268,7 +310,8 @@ class _Run:
         x = np.array([math.log(t.achieved_pps / self.reference_pps) for t in self.session.trials])
         sent = np.array([float(t.run.sent) for t in self.session.trials])
         lost = np.array([float(max(t.run.sent - t.run.received, 0)) for t in self.session.trials])
-        near = (x >= low) & (x <= high)
+        offered = np.array([t.offered_pps for t in self.session.trials])
+        near = (x >= low) & (x <= high) & (offered <= self.ceiling_pps)
         return model.Observations(x[near], sent[near], lost[near])
 
     def _posterior(self, goal: Goal) -> model.Posterior:
@@ -281,30 +324,28 @@ class _Run:
 
     def _estimates(self, extra_moves: int = 0) -> list[_Estimate]:
         """Every goal's posterior after all trials so far."""
-        estimates = []
-        for goal in self.goals:
-            posterior = self._posterior(goal)
-            x = model.goal_loads(
-                posterior.samples(extra_moves),
-                goal.loss_exponent,
-                self.reference_pps,
-                self.options.goal_duration_s,
-            )
-            low, middle, high = (float(q) for q in np.quantile(x, (0.025, 0.5, 0.975)))
-            noise = blur = max(posterior.noise(), _LEAST_BLUR)
-            if goal.loss_ratio == 0:
-                load = self.reference_pps * math.exp(middle)
-                blur = max(posterior.blur(load * self.options.goal_duration_s), blur)
-            x_seen = posterior.seen.x
-            near = int((np.abs(x_seen - middle) < _WINDOW / 2 + 3 * blur).sum())
-            estimate = _Estimate(goal, middle, low, high, noise, blur, near)
-            reach = _WINDOW + 4 * estimate.blur
-            self.windows[goal] = (
-                low - reach if goal.loss_ratio > 0 else -math.inf,
-                min(high + 2 * reach, _FAR),
-            )
-            estimates.append(estimate)
-        return estimates
+        return [self._estimate(goal, extra_moves) for goal in self.goals]
+
+    def _estimate(self, goal: Goal, extra_moves: int = 0) -> _Estimate:
+        posterior = self._posterior(goal)
+        x = model.goal_loads(
+            posterior.samples(extra_moves),
+            goal.loss_exponent,
+            self.reference_pps,
+            self.options.goal_duration_s,
+        )
+        low, middle, high = (float(q) for q in np.quantile(x, (0.025, 0.5, 0.975)))
+        noise = blur = max(posterior.noise(), _LEAST_BLUR)
+        if goal.loss_ratio == 0:
+            load = self.reference_pps * math.exp(middle)
+            blur = max(posterior.blur(load * self.options.goal_duration_s), blur)
+        near = np.abs(posterior.seen.x - middle) < _WINDOW / 2 + 3 * blur
+        reach = _WINDOW + 4 * blur
+        self.windows[goal] = (
+            low - reach if goal.loss_ratio > 0 else -math.inf,
+            min(high + 2 * reach, _FAR),
+        )
+        return _Estimate(goal, middle, low, high, noise, blur, int(near.sum()))
 
     def _results(self, stopped: StopReason) -> tuple[GoalResult, ...]:
         if not any(self.measured.values()) and stopped == "budget":
@@ -323,7 +364,6 @@ class _Run:
         for finding, factor in doubts(posterior.theta, posterior.seen):
             self.session.add_finding(finding)
             widen *= factor
-        self._watch_trashing()
         return tuple(self._result(estimate, widen) for estimate in estimates)
 
     def _result(self, estimate: _Estimate, widen: float) -> GoalResult:
@@ -339,25 +379,6 @@ class _Run:
         if pps < lowest:
             return _below_range(estimate.goal, lowest)
         return GoalResult(estimate.goal, "found", pps, max(low, lowest), min(high, highest))
-
-    def _watch_trashing(self) -> None:
-        near = [
-            t.achieved_pps * (1 - t.loss_ratio)
-            for t in self.session.trials
-            if 0.005 < t.loss_ratio < _LOCATED_LOSS
-        ]
-        if not near:
-            return
-        for trial in self.session.trials:
-            rate = trial.achieved_pps * (1 - trial.loss_ratio)
-            if trial.offered_pps > 1.3 * self.reference_pps and rate < 0.9 * float(np.median(near)):
-                self.session.add_finding(
-                    Finding(
-                        "trashing",
-                        f"throughput falls with load: {rate:.0f} packet/s got through at "
-                        f"{trial.offered_pps:.0f} offered, {np.median(near):.0f} near the edge",
-                    )
-                )
 
 
 def _below_range(goal: Goal, load: float) -> GoalResult:
