@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
+from planewise.commands import clean, doctor, judge, quick, report, run
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -46,6 +47,14 @@ def common(
 ) -> None:
     """Measure, judge, advise, allocate."""
     context.obj = Verbosity(quiet=quiet, verbose=verbose)
+
+
+app.command("doctor")(doctor.doctor)
+app.command("quick")(quick.quick)
+app.command("run")(run.run)
+app.command("judge")(judge.judge)
+app.command("report")(report.report)
+app.command("clean")(clean.clean)
 
 
 def main() -> None:

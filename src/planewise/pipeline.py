@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from planewise import __version__, doctor
+from planewise import __version__
 from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.measure.design import Design
@@ -86,14 +86,11 @@ def dry_run(design: Design) -> Schedule:
     return schedule_for(design, dict.fromkeys(cells_of(design), steps), unavailable)
 
 
-def start(
-    design: Design, out: Path, progress: Progress, *, host: Fingerprint | None = None
-) -> Finished:
+def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> Finished:
     """Measures `design` into the new run directory `out`, recommends and reports.
 
-    `host` is doctor's examination, where the caller has one already.
+    `host` is what the doctor found.
     """
-    host = host or doctor.examine()
     with _stage(design) as stage:
         unavailable = stage.unavailable(design.factors.plane)
         for plane, reason in unavailable.items():

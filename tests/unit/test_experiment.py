@@ -43,6 +43,9 @@ class MadeUpStage:
     def unavailable(self, planes: Sequence[str]) -> Mapping[str, str]:
         return {plane: "the kernel lacks it" for plane in planes if plane == "ipvlan"}
 
+    def max_pps(self, size_bytes: int) -> float:
+        return 1e9
+
     @contextmanager
     def station(self, cell: Cell) -> Iterator[MadeUpStage]:
         if cell.plane == self.no_cell:

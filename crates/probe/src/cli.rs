@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::cpu;
 use crate::error::Result;
+use crate::{blast, burn, cpu, ping, sink, tap, trial};
 
 /// Packets for Planewise: measures latency, loss and throughput between two interfaces.
 #[derive(Debug, Parser)]
@@ -20,6 +20,12 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 #[expect(missing_docs, reason = "a text here would hide that of the Args")]
 pub enum Command {
+    Ping(ping::Args),
+    Tap(tap::Args),
+    Trial(Box<trial::Args>),
+    Blast(blast::Args),
+    Sink(sink::Args),
+    Burn(burn::Args),
     Cpu(cpu::Args),
 }
 
@@ -39,6 +45,12 @@ pub fn main(cli: Cli) -> ExitCode {
 
 fn run(command: &Command) -> Result<()> {
     match command {
+        Command::Ping(args) => ping::run(args),
+        Command::Tap(args) => tap::run(args),
+        Command::Trial(args) => trial::run(args),
+        Command::Blast(args) => blast::run(args),
+        Command::Sink(args) => sink::run(args),
+        Command::Burn(args) => burn::run(args),
         Command::Cpu(args) => cpu::run(args),
     }
 }

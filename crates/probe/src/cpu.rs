@@ -214,6 +214,12 @@ impl CpuMeter {
     }
 }
 
+/// CPU time that the calling thread has used so far [ns].
+pub fn thread_cpu_ns() -> i64 {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID)
+        .map_or(0, |time| clock::timespec_ns(*time.as_ref()))
+}
+
 /// CPU time by mode over an interval, of this host, in mpstat's columns.
 ///
 /// Shares run from 0 to 1; steal (time that the hypervisor gave to others) and softirq (most of the

@@ -1,7 +1,7 @@
 //! What can go wrong, said to a person: what, where, and the way out.
 
 /// An error that may reach a user. `Display` is one sentence; the remedy is printed below it.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[error("{what}")]
 pub struct Error {
     /// One sentence: what could not be done, and where.

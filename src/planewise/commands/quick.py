@@ -34,16 +34,15 @@ def quick(
             where="--minutes",
             remedy="give between 0.5 and 1440",
         )
-    from planewise.testbed import privilege
-
-    privilege.ensure()
     from planewise import doctor, pipeline
     from planewise.measure.experiment import default_directory
+    from planewise.testbed import privilege
 
     verbosity: Verbosity = context.obj
-    host = doctor.examine()
+    host = doctor.diagnose()
+    privilege.ensure()
     planes = [plane.plane for plane in host.planes if plane.available]
     design = pipeline.quick_design(planes, minutes)
     with ProgressLine(verbosity) as progress:
-        finished = pipeline.start(design, out or default_directory(), progress, host=host)
+        finished = pipeline.start(design, out or default_directory(), host, progress)
     print_result(finished, json)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planewise.commands.console import Verbosity, out, print_json
+from planewise.commands.console import Verbosity, print_json
+from planewise.commands.console import out as stdout
 from planewise.commands.progress import ProgressLine, duration
 from planewise.commands.result import print_result
 from planewise.errors import BadInputError
@@ -42,19 +43,20 @@ def run(
     from planewise.measure.design import load_design
 
     design = None if design_file is None else load_design(design_file)
+    from planewise import doctor, pipeline
+    from planewise.measure.experiment import default_directory
     from planewise.testbed import privilege
 
-    privilege.ensure()
-    from planewise import pipeline
-    from planewise.measure.experiment import default_directory
-
     verbosity: Verbosity = context.obj
+    host = doctor.diagnose()  # before anything starts a thread
+    privilege.ensure()
     if design is not None and dry_run:
         _print_plan(design, json)
         return
     with ProgressLine(verbosity) as progress:
         if design is not None:
-            finished = pipeline.start(design, out_directory or default_directory(), progress)
+            out = out_directory or default_directory()
+            finished = pipeline.start(design, out, host, progress)
         else:
             assert resume is not None
             finished = pipeline.resume(resume, progress)
@@ -89,7 +91,7 @@ def _print_plan(design: Design, json: bool) -> None:
         return
     from rich.table import Table
 
-    console = out()
+    console = stdout()
     console.print(
         f"{schedule.trials} trials in {len(schedule.visits)} visits of {design.blocks} blocks, "
         f"about {duration(seconds)}.",

@@ -10,13 +10,15 @@ all loads together, many times, and applying the rule to each draw gives the pro
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planewise.judge.curve import Curve, Floats, LoadPoint
+from planewise.judge.curve import Curve, Floats
 from planewise.judge.rules import ETA
 
 MIN_STEP: Final = 0.035
@@ -30,6 +32,22 @@ _PRIOR_FLOOR: Final = 1e-3
 """… as if there always were this much loss …"""
 _PRIOR_CAP: Final = 0.01
 """… and not more than this, however high the loss."""
+_SATURATED_PLR: Final = 0.03
+"""From here on runs vary as the system's capacity does: by the same share at all such loads."""
+_POOLED_PRIOR_RUNS: Final = 4.0
+"""Weight of those loads' common deviation at each of them, in runs."""
+_SLOPE_SPREADS: Final = np.geomspace(0.01, 0.64, 7)
+"""How far the TIR of saturated steps may lie apart; each is held equally likely beforehand."""
+_KNEE_SPREAD: Final = 0.3
+"""The first step over the limit may hold the knee: its TIR may lie this far from the others'."""
+_DISTURBED_PLR: Final = 0.02
+_DISTURBED_DEVIATIONS: Final = 8.0
+"""How far above the median a disturbed run is, at least, in PLR and in robust deviations."""
+_POOLED_RUNS: Final = 10.0
+"""Weight of all loads' share of disturbed runs at one load, in runs."""
+_USUAL_CORRELATION: Final = 0.2
+_CORRELATION_RUNS: Final = 8.0
+"""Usual lag-1 correlation of consecutive runs, and its weight in runs."""
 _MIN_RUNS_CORRELATION: Final = 8
 """With fewer runs a lag-1 correlation is not estimated."""
 
@@ -48,24 +66,50 @@ class Moments:
     count: Floats
     """Runs at each load."""
     mean: Floats
-    """Sample mean of the runs' PLR."""
+    """Sample mean of all runs' PLR."""
+    ordinary: Floats
+    """Runs that are not disturbed."""
+    ordinary_mean: Floats
     deviation: Floats
-    """Sample deviation (K − 1); 0 for a single run."""
+    """Sample deviation (K − 1) of the ordinary runs; 0 for a single one."""
     inflation: Floats
-    """By how much autocorrelation multiplies the variance of the mean, at least 1."""
+    """By how much autocorrelation multiplies the variance of their mean, at least 1."""
+    depth: Floats
+    """Share of its throughput that a disturbed run loses."""
+
+    @cached_property
+    def _spread(self) -> tuple[Floats, Floats]:
+        """Deviation of ordinary runs under the model, and its degrees of freedom."""
+        degrees = self.ordinary - 1
+        usual = usual_deviation(self.ordinary_mean)
+        prior = np.full(usual.size, _PRIOR_RUNS)
+        saturated = self.ordinary_mean > _SATURATED_PLR
+        if saturated.any():
+            passed = np.maximum(1 - self.ordinary_mean[saturated], _PRIOR_FLOOR)
+            known = degrees[saturated]
+            common = (
+                _PRIOR_RUNS * _PRIOR_CAP**2 + known @ (self.deviation[saturated] / passed) ** 2
+            ) / (_PRIOR_RUNS + known.sum())
+            usual[saturated] = passed * math.sqrt(common)
+            prior[saturated] = np.minimum(_PRIOR_RUNS + known.sum() / 2, _POOLED_PRIOR_RUNS)
+        variance = (prior * usual**2 + degrees * self.deviation**2) / (prior + degrees)
+        return np.sqrt(variance), prior + degrees
 
     @property
     def scale(self) -> Floats:
-        """Standard error of the mean PLR under the model."""
-        usual = np.minimum(_PRIOR_RATIO * (np.maximum(self.mean, 0) + _PRIOR_FLOOR), _PRIOR_CAP)
-        degrees = self.count - 1
-        variance = (_PRIOR_RUNS * usual**2 + degrees * self.deviation**2) / (_PRIOR_RUNS + degrees)
-        return np.sqrt(variance * self.inflation / self.count)
+        """Standard error of the ordinary runs' mean PLR under the model."""
+        return self._spread[0] * np.sqrt(self.inflation / self.ordinary)
 
     @property
     def degrees(self) -> Floats:
-        """Degrees of freedom of the mean's distribution."""
-        return np.maximum(1.0, self.count / self.inflation - 1 + _PRIOR_RUNS)
+        """Degrees of freedom of the ordinary mean's distribution."""
+        prior = self._spread[1] - (self.ordinary - 1)
+        return np.maximum(1.0, self.ordinary / self.inflation - 1 + prior)
+
+    @property
+    def disturbed(self) -> Floats:
+        """Disturbed runs at each load."""
+        return self.count - self.ordinary
 
 
 @dataclass(frozen=True)
@@ -81,9 +125,14 @@ class Draws:
     first_over: NDArray[np.int64]
     """Index of the first load over the limit; G where there is none; shape (draws,)."""
 
-    def probability(self, outcome: int) -> float:
+    def share(self, outcome: int) -> float:
         """Share of the draws with this outcome."""
         return float((self.outcome == outcome).mean())
+
+    @property
+    def probability_good(self) -> float:
+        """Probability of GOOD; what the ladder is too short to show counts half."""
+        return self.share(GOOD) + self.share(OPEN) / 2
 
 
 def lag1(values: Floats) -> float:
@@ -99,15 +148,17 @@ def lag1(values: Floats) -> float:
 def inflation(values: Floats) -> float:
     """Variance inflation (1 + ρ)/(1 − ρ) of the mean of an AR(1) series, between 1 and K/2.
 
-    The estimate of ρ is corrected for its bias of −(1 + 3ρ)/K (Kendall 1954). Negative
-    correlation is not believed: it would narrow the interval.
+    ρ is the lag-1 correlation, corrected for its bias of −(1 + 3ρ)/K (Kendall 1954) and shrunk
+    towards what is usual, which is all there is for few runs. Negative correlation is not
+    believed: it would narrow the interval.
     """
     size = values.size
-    if size < _MIN_RUNS_CORRELATION:
-        return 1.0
-    raw = lag1(values)
-    rho = min(0.99, max(0.0, raw + (1 + 3 * raw) / size))
-    return min(size / 2, (1 + rho) / (1 - rho))
+    rho = _USUAL_CORRELATION
+    if size >= _MIN_RUNS_CORRELATION:
+        raw = lag1(values)
+        estimate = min(0.99, max(0.0, raw + (1 + 3 * raw) / size))
+        rho = (size * estimate + _CORRELATION_RUNS * rho) / (size + _CORRELATION_RUNS)
+    return max(1.0, min(size / 2, (1 + rho) / (1 - rho)))
 
 
 def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
@@ -123,31 +174,67 @@ def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
     return found
 
 
+def usual_deviation(mean: Floats) -> Floats:
+    """What runs usually deviate at such a mean PLR: the prior of the model."""
+    return np.minimum(_PRIOR_RATIO * (np.maximum(mean, 0) + _PRIOR_FLOOR), _PRIOR_CAP)
+
+
 def moments(curve: Curve, min_step: float = MIN_STEP) -> Moments:
     """The ladder of `curve`, loads closer than `min_step` pooled (weighted by runs)."""
-    rows = []
+    offered, runs = [], []
     for group in groups(curve.offered_pps, min_step):
         points = curve.points[group]
-        if len(points) == 1:
-            rows.append(_row(points[0].offered_pps, points[0].plr_per_run))
-        else:
-            rows.append(_pooled(points))
-    columns = np.array(rows, dtype=np.float64).T
-    return Moments(*columns)
+        weights = [point.count for point in points]
+        offered.append(float(np.average([point.offered_pps for point in points], weights=weights)))
+        runs.append(np.concatenate([point.plr_per_run for point in points]))
+    return moments_of(np.array(offered), runs)
 
 
-def _row(offered_pps: float, plr: Floats) -> tuple[float, float, float, float, float]:
-    deviation = float(plr.std(ddof=1)) if plr.size > 1 else 0.0
-    return offered_pps, plr.size, float(plr.mean()), deviation, inflation(plr)
+def moments_of(offered_pps: Floats, runs: Sequence[Floats]) -> Moments:
+    """The same from the PLR of the runs at each load, in order; every load has at least one."""
+    rows = np.empty((6, len(runs)))
+    local = np.zeros(len(runs))
+    every: list[float] = []
+    for index, plr in enumerate(runs):
+        ordinary = plr
+        disturbed = _disturbed(plr)
+        if disturbed is not None:
+            ordinary = plr[~disturbed]
+            lost = 1 - (1 - plr[disturbed]) / max(1e-9, 1 - float(ordinary.mean()))
+            local[index] = lost.sum()
+            every.extend(lost.tolist())
+        rows[:, index] = (
+            plr.size,
+            plr.mean(),
+            ordinary.size,
+            ordinary.mean(),
+            ordinary.std(ddof=1) if ordinary.size > 1 else 0.0,
+            inflation(ordinary),
+        )
+    # A load that saw none, or few, is taken to lose what the disturbed runs of all loads lost.
+    pooled = float(np.mean(every)) if every else 0.0
+    depth = (local + pooled) / (rows[0] - rows[2] + 1)
+    count, mean, ordinary, ordinary_mean, deviation, widened = rows
+    return Moments(offered_pps, count, mean, ordinary, ordinary_mean, deviation, widened, depth)
 
 
-def _pooled(points: tuple[LoadPoint, ...]) -> tuple[float, float, float, float, float]:
-    weights = np.array([point.count for point in points], dtype=np.float64)
-    offered = np.array([point.offered_pps for point in points])
-    return _row(
-        float(np.average(offered, weights=weights)),
-        np.concatenate([point.plr_per_run for point in points]),
-    )
+def _disturbed(plr: Floats) -> NDArray[np.bool_] | None:
+    """Mask of the few runs that lost far more than the others; None when there is none.
+
+    Far: 8 robust deviations and 2 % of the packets above the median. Few: no more than a fifth,
+    else it is how the system runs.
+    """
+    if plr.size < 3:
+        return None
+    median = float(np.median(plr))
+    if float(plr.max()) <= median + _DISTURBED_PLR:
+        return None
+    robust = 1.4826 * float(np.median(np.abs(plr - median)))
+    usual = float(usual_deviation(np.array(median)))
+    spread = math.sqrt((_PRIOR_RUNS * usual**2 + plr.size * robust**2) / (_PRIOR_RUNS + plr.size))
+    far = plr > median + max(_DISTURBED_PLR, _DISTURBED_DEVIATIONS * spread)
+    count = int(far.sum())
+    return far if 0 < count <= max(1, plr.size // 5) else None
 
 
 def draw(
@@ -162,17 +249,32 @@ def draw(
     rng = np.random.default_rng(seed)
     size = ladder.offered_pps.size
     noise = rng.standard_t(ladder.degrees, size=(draws, size))
-    mean = np.minimum(ladder.mean + noise * ladder.scale, 1.0)
-    return apply(ladder.offered_pps, mean, plr=plr, eta=eta)
-
-
-def apply(offered_pps: Floats, mean: Floats, *, plr: float, eta: float = ETA) -> Draws:
-    """The written rule on many curves of mean PLR at once; `mean` has shape (draws, G)."""
-    size = offered_pps.size
-    forwarded = offered_pps * (1 - mean)
+    mean = np.minimum(ladder.ordinary_mean + noise * ladder.scale, 1.0)
+    disturbed = ladder.disturbed
+    if disturbed.any():
+        # The share of disturbed runs: that of all loads counts like so many runs at each.
+        pooled = float(disturbed.sum() / ladder.count.sum())
+        share = rng.beta(
+            disturbed + _POOLED_RUNS * pooled,
+            ladder.ordinary + _POOLED_RUNS * (1 - pooled),
+            size=(draws, size),
+        )
+        mean += share * ladder.depth * (1 - mean)
     over = mean > plr
     first = np.where(over.any(axis=1), over.argmax(axis=1), size)
-    outcome = np.full(mean.shape[0], OPEN, dtype=np.int8)
+    forwarded = ladder.offered_pps * (1 - mean)
+    for start in np.unique(first[first < size - 2]):
+        rows = np.flatnonzero(first == start)
+        forwarded[rows, start:] = _smoothed(ladder, int(start), forwarded[rows, start:], rng)
+    return Draws(mean, forwarded, _outcomes(ladder.offered_pps, forwarded, first, eta), first)
+
+
+def _outcomes(
+    offered_pps: Floats, forwarded: Floats, first: NDArray[np.int64], eta: float
+) -> NDArray[np.int8]:
+    """The written rule on many curves at once; `forwarded` has shape (draws, G)."""
+    size = offered_pps.size
+    outcome = np.full(forwarded.shape[0], OPEN, dtype=np.int8)
     if size > 1:
         high = np.diff(forwarded, axis=1) >= eta * np.diff(offered_pps)
         # A step counts from the first load over the limit on.
@@ -181,7 +283,56 @@ def apply(offered_pps: Floats, mean: Floats, *, plr: float, eta: float = ETA) ->
         seen = first < size - 1
         outcome[seen & violated] = BAD
         outcome[seen & ~violated & (first > 0)] = GOOD
-    return Draws(mean, forwarded, outcome, first)
+    return outcome
+
+
+def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Generator) -> Floats:
+    """Draws of the throughput from load `start` on, given that saturated steps resemble.
+
+    Each step's TIR by itself is noise where loads are close, and the largest of many noisy TIR
+    is large. So the true TIR of the steps after the first are taken to scatter around a common
+    value, unknown, by an unknown spread; what the data say about the spread (its restricted
+    likelihood) decides how far they are drawn together. Precise data are left as they are.
+    `forwarded` has shape (draws, G − start): draws of the throughput by the runs alone.
+    """
+    width = np.diff(ladder.offered_pps[start:])
+    steps = width.size
+    degrees = ladder.degrees[start:]
+    error = (
+        np.maximum(ladder.scale[start:], 1e-9)
+        * ladder.offered_pps[start:]
+        * np.sqrt(np.minimum(3.0, degrees / np.maximum(degrees - 2, 1)))
+    )
+    slope = np.zeros((steps, steps + 1))
+    slope[np.arange(steps), np.arange(steps)] = -1 / width
+    slope[np.arange(steps), np.arange(steps) + 1] = 1 / width
+    observed = slope @ (ladder.offered_pps * (1 - ladder.ordinary_mean))[start:]
+    noise = (slope * error**2) @ slope.T
+    spreads = np.empty((_SLOPE_SPREADS.size, steps))
+    likelihood = np.empty(_SLOPE_SPREADS.size)
+    for index, spread in enumerate(_SLOPE_SPREADS):
+        spreads[index] = spread**2
+        spreads[index, 0] += _KNEE_SPREAD**2
+        precision = np.linalg.inv(noise + np.diag(spreads[index]))
+        weight = precision.sum()
+        residual = observed - precision.sum(axis=0) @ observed / weight
+        likelihood[index] = 0.5 * (
+            np.linalg.slogdet(precision)[1] - math.log(weight) - residual @ precision @ residual
+        )
+    share = np.exp(likelihood - likelihood.max())
+    chosen = rng.choice(_SLOPE_SPREADS.size, size=forwarded.shape[0], p=share / share.sum())
+    result = forwarded.copy()
+    for index in np.unique(chosen):
+        rows = np.flatnonzero(chosen == index)
+        # Perturb data and prior, then solve: exact for normal errors, and Student's tails stay.
+        prior = np.diag(1 / spreads[index])
+        prior -= np.outer(prior.sum(axis=0), prior.sum(axis=0)) / prior.sum()
+        data = np.diag(1 / error**2)
+        pull = slope.T @ prior
+        gain = np.linalg.inv(data + pull @ slope)
+        scatter = rng.standard_normal((rows.size, steps)) * np.sqrt(spreads[index])
+        result[rows] = (forwarded[rows] @ data + scatter @ pull.T) @ gain.T
+    return result
 
 
 def sensitivity(draws: Draws, ladder: Moments, bins: int = 12) -> Floats:

@@ -41,7 +41,9 @@ MAX_LOAD_PPS = 14.88e6
 """Highest load of a simulated generator: 10 Gbit/s of 64-byte frames."""
 
 _QUANTILES = 2001
-_SCAN = 4000
+"""Odd, so that the median is one of them."""
+_COARSE = 101
+_SCAN = 400
 
 
 class LossCurve(Protocol):
@@ -171,10 +173,12 @@ class Wavering:
     spike_depth: float = 0.0
     drift_per_s: float = 0.0
 
-    def quantile_factors(self, elapsed_s: float) -> tuple[Array, Array]:
+    def quantile_factors(
+        self, elapsed_s: float, quantiles: int = _QUANTILES
+    ) -> tuple[Array, Array]:
         """Points and weights of m's stationary distribution at one time."""
         if self.sd > 0:
-            middle = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+            middle = (np.arange(quantiles) + 0.5) / quantiles
             normal = 1.0 + self.sd * stats.norm.ppf(middle)
         else:
             normal = np.ones(1)
@@ -232,22 +236,29 @@ class SyntheticSut:
         """A simulation of this system that answers trials, reproducible by its seed."""
         return Simulation(self, seed, min_load_pps=min_load_pps, max_load_pps=max_load_pps)
 
-    def expected_loss_ratio(self, offered_pps: Array, elapsed_s: float = 0.0) -> Array:
+    def expected_loss_ratio(
+        self, offered_pps: Array, elapsed_s: float = 0.0, quantiles: int = _QUANTILES
+    ) -> Array:
         """Mean loss ratio over trials at each load (shape of `offered_pps`)."""
-        factors, weights = self.wavering.quantile_factors(elapsed_s)
+        factors, weights = self.wavering.quantile_factors(elapsed_s, quantiles)
         offered = np.asarray(offered_pps, dtype=np.float64)
         relative = offered[..., None] / (self.capacity_pps * factors)
         return np.asarray(self.curve.loss_ratio(relative) @ weights, dtype=np.float64)
 
     def share_of_good_trials(
-        self, offered_pps: Array, loss_ratio: float, duration_s: float, elapsed_s: float = 0.0
+        self,
+        offered_pps: Array,
+        loss_ratio: float,
+        duration_s: float,
+        elapsed_s: float = 0.0,
+        quantiles: int = _QUANTILES,
     ) -> Array:
         """Probability that a trial loses at most `loss_ratio`, at each load.
 
         Exact for loss ratio 0; else losses are taken as normal about their mean, with the
         variance of a binomial times 2b − 1 for clumps of geometric length with mean b.
         """
-        factors, weights = self.wavering.quantile_factors(elapsed_s)
+        factors, weights = self.wavering.quantile_factors(elapsed_s, quantiles)
         offered = np.asarray(offered_pps, dtype=np.float64)
         expected = self.curve.loss_ratio(offered[..., None] / (self.capacity_pps * factors))
         sent = np.maximum(np.round(offered * duration_s), 1.0)[..., None]
@@ -276,13 +287,13 @@ class SyntheticSut:
         search's time for the truth that a search could at best report.
         """
 
-        def bad(goal: float) -> Callable[[Array], Array]:
-            return lambda load: (
-                0.5 - self.share_of_good_trials(load, goal, trial_duration_s, elapsed_s)
+        def bad(goal: float) -> Callable[[Array, int], Array]:
+            return lambda load, quantiles: (
+                0.5 - self.share_of_good_trials(load, goal, trial_duration_s, elapsed_s, quantiles)
             )
 
-        def expected(load: Array) -> Array:
-            return self.expected_loss_ratio(load, elapsed_s) - loss_ratio
+        def expected(load: Array, quantiles: int) -> Array:
+            return self.expected_loss_ratio(load, elapsed_s, quantiles) - loss_ratio
 
         drift = max(1.0 + self.wavering.drift_per_s * elapsed_s, 1e-3)
         around = self.capacity_pps * drift
@@ -317,31 +328,31 @@ class SyntheticSut:
 
 
 def _first_crossing(
-    excess: Callable[[Array], Array], around_pps: float, max_load_pps: float
+    excess: Callable[[Array, int], Array], around_pps: float, max_load_pps: float
 ) -> float | None:
-    """First load at which `excess` turns positive: a scan, then bisection of its one step."""
-    scan = np.unique(
-        np.concatenate(
-            [
-                np.geomspace(around_pps * 0.02, around_pps * 0.7, _SCAN // 8),
-                np.linspace(around_pps * 0.7, around_pps * 1.1, _SCAN // 8),
-                np.geomspace(around_pps * 1.1, max(max_load_pps, around_pps * 1.2), 50),
-            ]
-        )
+    """First load at which `excess` turns positive: a coarse scan, then exact bisection."""
+    scan = np.concatenate(
+        [
+            np.geomspace(around_pps * 0.02, around_pps * 0.7, _SCAN // 2, endpoint=False),
+            np.linspace(around_pps * 0.7, around_pps * 1.1, _SCAN // 2, endpoint=False),
+            np.geomspace(around_pps * 1.1, max(max_load_pps, around_pps * 1.2), 50),
+        ]
     )
-    scan = scan[scan <= max_load_pps]
-    if scan.size == 0:
-        return None
-    positive = np.concatenate([excess(part) > 0 for part in np.array_split(scan, 20)])
+    scan = np.append(scan[scan < max_load_pps], max_load_pps)
+    positive = excess(scan, _COARSE) > 0
     if not positive.any():
         return None
     index = int(np.argmax(positive))
     if index == 0:
         return float(scan[0])
-    low, high = float(scan[index - 1]), float(scan[index])
-    for _ in range(40):
+    # A step of slack on each side: coarse quantiles may be off by one step of the scan.
+    low = float(scan[max(index - 2, 0)])
+    high = float(scan[min(index + 1, scan.size - 1)])
+    if excess(np.array([high]), _QUANTILES)[0] <= 0:
+        return high
+    for _ in range(45):
         middle = 0.5 * (low + high)
-        if excess(np.array([middle]))[0] > 0:
+        if excess(np.array([middle]), _QUANTILES)[0] > 0:
             high = middle
         else:
             low = middle

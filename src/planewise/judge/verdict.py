@@ -21,8 +21,8 @@ Word = Literal["GOOD", "BAD", "UNDECIDED"]
 
 GOOD_AT = 0.95
 """Probability of GOOD from which the verdict is GOOD."""
-BAD_AT = 0.95
-"""Probability of BAD from which the verdict is BAD."""
+BAD_AT = 0.05
+"""Probability of GOOD up to which the verdict is BAD."""
 _BEYOND = (1.1, 1.25)
 """Loads to try next where the ladder ends too early, as multiples of its last load."""
 
@@ -76,9 +76,10 @@ class Verdict:
     reason: str
     """One plain sentence."""
     probability_good: float
-    """That the curve's true means fulfil the written rule, whatever `rule` decided."""
-    probability_bad: float
-    """That they break it. What is missing to 1: the ladder is too short to tell."""
+    """That the curve's true means fulfil the written rule, whatever `rule` decided; what the
+    ladder is too short to show counts half."""
+    probability_open: float
+    """That the ladder ends, or begins, too early to tell, however many runs it has."""
     pdr: Estimate | None
     """Highest load up to which no more than the limit is lost, interpolated; None when the
     first load already loses more. Infinite `high_pps`: no load loses more."""
@@ -108,7 +109,7 @@ def judge(
     eta: float = ETA,
     good_at: float = GOOD_AT,
     bad_at: float = BAD_AT,
-    draws: int = 4000,
+    draws: int = 6_000,
     seed: int = 1,
 ) -> Verdict:
     """Judges a curve. Deterministic for a seed; never raises for a valid curve.
@@ -121,20 +122,19 @@ def judge(
     _check(rule, plr)
     ladder = probability.moments(curve)
     drawn = probability.draw(ladder, plr=plr, eta=eta, draws=draws, seed=seed)
-    shares = [drawn.probability(outcome) for outcome in (GOOD, BAD, OPEN)]
-    good, bad, _ = shares
+    good = drawn.probability_good
     if rule in PUBLISHED_RULES:
         word, reason = _published(rule, curve, plr)
     else:
-        word = "GOOD" if good >= good_at else "BAD" if bad >= bad_at else "UNDECIDED"
-        reason = _reason(word, shares, ladder, plr, eta)
+        word = "GOOD" if good >= good_at else "BAD" if good <= bad_at else "UNDECIDED"
+        reason = _reason(word, drawn, ladder, plr, eta)
     warnings = diagnose(curve, ladder, drawn, plr)
     return Verdict(
         verdict=word,
         rule=rule,
         reason=reason,
         probability_good=good,
-        probability_bad=bad,
+        probability_open=drawn.share(OPEN),
         pdr=_pdr(ladder, drawn, plr),
         first_crossing=_first_crossing(ladder, drawn, plr),
         ndr=_ndr(curve),
@@ -151,7 +151,7 @@ def next_loads(ladder: Moments, drawn: Draws, most: int = 3) -> tuple[float, ...
     """Offered loads where further trials would decide most, most first."""
     last = float(ladder.offered_pps[-1])
     first = float(ladder.offered_pps[0])
-    if drawn.probability(OPEN) > 0.5:
+    if drawn.share(OPEN) > 0.5:
         early = float((drawn.first_over == 0).mean()) > 0.5 and ladder.offered_pps.size > 1
         beyond = [0.8 * first, 0.5 * first] if early else [last * by for by in _BEYOND]
         return tuple(float(f"{load:.4g}") for load in beyond)
@@ -179,9 +179,9 @@ def _published(rule: Rule, curve: Curve, plr: float) -> tuple[Word, str]:
     return ("GOOD" if result.good else "BAD"), result.reason
 
 
-def _reason(word: Word, shares: list[float], ladder: Moments, plr: float, eta: float) -> str:
+def _reason(word: Word, drawn: Draws, ladder: Moments, plr: float, eta: float) -> str:
     offered, mean = ladder.offered_pps, ladder.mean
-    good, bad, open_ = shares
+    good, bad, open_ = (drawn.share(outcome) for outcome in (GOOD, BAD, OPEN))
     over = np.flatnonzero(mean > plr)
     if open_ > max(good, bad):
         if over.size == 0:

@@ -75,14 +75,16 @@ class SweepPart(Part):
 
 
 class BackgroundPart(Part):
-    """What background guests do while they load a host."""
+    """What the background guests of a loaded host do, all together."""
 
-    cpu_share: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Share of one CPU that each loading guest burns."""
-    burst_packets: Annotated[int, Field(ge=1, le=100_000)] = 32
-    total_pps: Rate = 40_000.0
-    """All background guests together; each sends its part in bursts."""
-    size_bytes: FrameBytes = 256
+    cpu_share: Annotated[float, Field(gt=0, le=0.9)] = 0.5
+    """CPU time burnt, as a share of all CPUs of the host."""
+    rate_pps: Annotated[float, Field(gt=0, le=1e6)] = 20_000.0
+    """Datagrams sent a second."""
+    burst_packets: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Datagrams that a guest sends back to back."""
+    payload_bytes: Annotated[int, Field(ge=0, le=8000)] = 1024
+    """UDP payload of a datagram."""
 
 
 class Design(Part):

@@ -77,6 +77,9 @@ class Stage(Protocol):
     def unavailable(self, planes: Sequence[str]) -> Mapping[str, str]:
         """Which of these planes cannot be had here, and why."""
 
+    def max_pps(self, size_bytes: int) -> float:
+        """The generator's own maximum [packet/s]: nothing above it is worth offering."""
+
     def station(self, cell: Cell) -> AbstractContextManager[Station]:
         """Sets `cell` up and starts its background load."""
 
@@ -124,16 +127,17 @@ def find_ladders(
         progress.step(f"pilot on {plane}", number * each_s)
         own = [cell for cell in cells if cell.plane == plane]
         first = next((cell for cell in own if cell.load_type == "none"), own[0])
-        forwarded = _pilot(design, stage, first)
-        ladder = ladder_around(forwarded, design.sweep.loads, design.sweep.max_pps)
+        most = min(design.sweep.max_pps, stage.max_pps(design.sweep.size_bytes[0]))
+        forwarded = _pilot(design, stage, first, most)
+        ladder = ladder_around(forwarded, design.sweep.loads, most)
         ladders.update(dict.fromkeys(own, ladder))
     return ladders
 
 
-def _pilot(design: Design, stage: Stage, cell: Cell) -> float:
+def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> float:
     """What `cell` forwards [pps] when as much as possible is offered."""
     assert design.sweep is not None
-    trial = LoadTrial("pilot", design.sweep.max_pps, design.sweep.size_bytes[0], PILOT_S)
+    trial = LoadTrial("pilot", offered_pps, design.sweep.size_bytes[0], PILOT_S)
     with stage.station(cell) as station:
         record = station.load(trial, Place("pilot", cell.levels(), 0, 0)).record
     if record.counts is None or record.load is None or record.counts.received == 0:

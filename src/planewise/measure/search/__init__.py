@@ -1,1 +1,1 @@
-"""Adaptive trials: sequential sweep and NDR/PDR search. Knows a measurer, no testbed."""
+"""Adaptive trials that find NDR and PDR. Knows a measurer, no testbed."""

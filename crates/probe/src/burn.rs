@@ -1,0 +1,134 @@
+//! Background CPU load: busy a set share of the time. Knows nothing of networks.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::clock::{self, NANOS_PER_SECOND};
+use crate::cpu;
+use crate::error::{Error, Result};
+use crate::output::Output;
+use crate::stop::{self, Lifetime};
+
+/// Makes background CPU load: each thread is busy a set share of the time, and ends by itself.
+///
+/// The share is of wall time. Where other load keeps a thread from its CPU, it is busy for less;
+/// `achieved_load` tells what it got.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    pw-probe burn --load 0.5 --duration 30\n  \
+    pw-probe burn --load 1 --threads 4 --duration 60 --with-parent")]
+pub struct Args {
+    /// Share of the time to be busy, from 0 to 1
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub load: f64,
+    /// How long [s]
+    #[arg(long, value_name = "S", value_parser = crate::units::seconds)]
+    pub duration: Duration,
+    /// Threads, each with this load
+    #[arg(long, value_name = "N", default_value = "1",
+        value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: u16,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its help comes from its own fields")]
+    pub lifetime: Lifetime,
+}
+
+fn share(text: &str) -> std::result::Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("give a share of the time from 0 to 1, for example 0.5".into()),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    threads: u16,
+    started_ns: i64,
+    duration_s: f64,
+    intended_load: f64,
+    achieved_load: f64,
+    interrupted: bool,
+}
+
+/// One cycle of work and rest [ns]: short against what people notice, long against a time slice.
+const CYCLE_NS: i64 = 10_000_000;
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    args.lifetime.begin()?;
+    let started_ns = clock::realtime_ns();
+    let start_ns = clock::monotonic_ns();
+    let end_ns = start_ns.saturating_add_unsigned(args.duration.as_nanos() as u64);
+    let busy_ns: i64 = std::thread::scope(|scope| {
+        let spawn = |index: u16| {
+            // No thread needs a stack of megabytes: 128 guests may burn at once.
+            std::thread::Builder::new()
+                .stack_size(64 << 10)
+                .spawn_scoped(scope, move || burn(args.load, start_ns, end_ns))
+                .map_err(|error| {
+                    Error::failed(
+                        format!("cannot start thread {index}: {error}"),
+                        "give fewer --threads",
+                    )
+                })
+        };
+        let threads = (1..args.threads).map(spawn).collect::<Result<Vec<_>>>()?;
+        let own = burn(args.load, start_ns, end_ns);
+        Ok(own + threads.into_iter().map(|t| t.join().unwrap_or(0)).sum::<i64>())
+    })?;
+    let duration_ns = clock::monotonic_ns() - start_ns;
+    let report = Report {
+        threads: args.threads,
+        started_ns,
+        duration_s: duration_ns as f64 / NANOS_PER_SECOND as f64,
+        intended_load: args.load,
+        achieved_load: busy_ns as f64 / duration_ns.max(1) as f64 / f64::from(args.threads),
+        interrupted: stop::requested(),
+    };
+    Output::new("burn", report).print()
+}
+
+/// Burns until `end_ns`; returns the CPU time it got [ns].
+fn burn(load: f64, start_ns: i64, end_ns: i64) -> i64 {
+    let busy_part_ns = (CYCLE_NS as f64 * load) as i64;
+    let before_ns = cpu::thread_cpu_ns();
+    let mut cycle_ns = start_ns;
+    let mut state = 1_u64;
+    while cycle_ns < end_ns && !stop::requested() {
+        let (rest_ns, next_ns) = (cycle_ns + busy_part_ns, cycle_ns + CYCLE_NS);
+        while clock::monotonic_ns() < rest_ns.min(end_ns) && !stop::requested() {
+            for _ in 0..1000 {
+                state = black_box(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+            }
+        }
+        if busy_part_ns < CYCLE_NS {
+            clock::sleep_until(next_ns.min(end_ns));
+        }
+        cycle_ns = next_ns;
+    }
+    cpu::thread_cpu_ns() - before_ns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_from_0_to_1() {
+        assert_eq!(share("0.25"), Ok(0.25));
+        for text in ["", "-0.1", "1.1", "nan", "inf", "half"] {
+            assert!(share(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn no_load_burns_no_time_and_ends() {
+        let start_ns = clock::monotonic_ns();
+        let end_ns = start_ns + 30_000_000;
+        let busy_ns = burn(0.0, start_ns, end_ns);
+        assert!(clock::monotonic_ns() >= end_ns);
+        assert!(busy_ns < 15_000_000, "{busy_ns} ns");
+    }
+}

@@ -1,0 +1,372 @@
+//! Sees the packets that pass an interface, with the kernel's nanosecond stamps: a TPACKET_V3 ring
+//! with a filter in the kernel. Knows nothing of what the packets mean.
+//!
+//! The ring disturbs the measured path little: the filter drops what is not wanted before it is
+//! copied, its return value bounds how many bytes are, and the reader wakes once a block, not once
+//! a packet.
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::error::{Error, Result};
+use crate::netlink::Netlink;
+use crate::netns::{IfSpec, run_in};
+
+/// A classic BPF program; its return value is the number of bytes to keep.
+pub type Filter = Vec<libc::sock_filter>;
+
+/// How the ring is laid out.
+#[derive(Debug, Clone, Copy)]
+pub struct RingOptions {
+    /// Size of one block [bytes], a multiple of the page size.
+    pub block_bytes: u32,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// A block is handed over after this time even if it is not full [ms].
+    pub retire_ms: u32,
+    /// Leave out packets that this machine sends by the interface.
+    pub incoming_only: bool,
+}
+
+/// One captured packet.
+#[derive(Debug, Clone, Copy)]
+pub struct Captured<'a> {
+    /// The kernel's stamp [CLOCK_REALTIME, ns].
+    pub stamp_ns: i64,
+    /// The packet from its link-layer header on, as far as the filter kept it.
+    pub frame: &'a [u8],
+    /// The packet from its network header (IP) on.
+    pub network: &'a [u8],
+    /// EtherType of what is at the network header.
+    pub ethertype: u16,
+}
+
+/// The ring's own counters since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct RingStats {
+    /// Packets that passed the filter, the dropped ones included.
+    pub packets: u64,
+    /// Packets that found the ring full.
+    pub dropped: u64,
+}
+
+/// An open ring.
+#[derive(Debug)]
+pub struct Ring {
+    socket: OwnedFd,
+    map: NonNull<u8>,
+    map_bytes: usize,
+    options: RingOptions,
+    next_block: u32,
+    stats: RingStats,
+    place: String,
+}
+
+// SAFETY: the mapping belongs to this value alone and is reached through `&mut self` only.
+unsafe impl Send for Ring {}
+
+/// What a user without the right to capture can do.
+pub const NEEDS_RAW: &str = "run as root, or with CAP_NET_RAW, or inside a user namespace of your \
+                             own (unshare --user --map-root-user --net)";
+
+fn os_error() -> std::io::Error {
+    std::io::Error::last_os_error()
+}
+
+/// Sets one socket option.
+pub fn set_option<T>(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &T,
+) -> std::io::Result<()> {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes at `value`, which is a valid reference.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(os_error()) }
+}
+
+/// Attaches a filter in the kernel to a socket.
+pub fn attach_filter(socket: &OwnedFd, filter: &[libc::sock_filter]) -> std::io::Result<()> {
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        // The kernel only reads the program; the field is mutable in C's declaration alone.
+        filter: filter.as_ptr().cast_mut(),
+    };
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
+
+/// Opens a packet socket that sees nothing yet.
+pub fn packet_socket() -> Result<OwnedFd> {
+    // SAFETY: socket() takes integers and returns a descriptor or -1.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if fd >= 0 {
+        // SAFETY: `fd` was just opened and belongs to no one else.
+        return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+    let error = os_error();
+    Err(match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            Error::failed("not allowed to open a packet socket (CAP_NET_RAW is missing)", NEEDS_RAW)
+        }
+        _ => Error::failed(format!("cannot open a packet socket: {error}"), ""),
+    })
+}
+
+/// Binds a packet socket to one interface and protocol (host byte order; 0 receives nothing).
+pub fn bind_packet_socket(socket: &OwnedFd, index: u32, protocol: u16) -> std::io::Result<()> {
+    // SAFETY: an all-zero sockaddr_ll is valid.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol.to_be();
+    address.sll_ifindex = index as i32;
+    // SAFETY: `address` is a valid sockaddr_ll of the length given.
+    let result = unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            std::ptr::from_ref(&address).cast(),
+            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(os_error()) }
+}
+
+impl Ring {
+    /// Opens a ring on `at`. Every packet that passes `filter` from the return on is captured.
+    ///
+    /// # Errors
+    /// No such interface or namespace, it is down, no CAP_NET_RAW, no memory for the ring, or a
+    /// filter that the kernel refuses.
+    pub fn open(at: &IfSpec, filter: &Filter, options: RingOptions) -> Result<Self> {
+        run_in(at.netns.as_ref(), || Self::open_here(at, filter, options))
+    }
+
+    fn open_here(at: &IfSpec, filter: &Filter, options: RingOptions) -> Result<Self> {
+        let link = Netlink::open()?.link_at(&at.interface, at)?;
+        let failed =
+            |what: &str| Error::failed(format!("cannot {what} on {at}: {}", os_error()), "");
+        let socket = packet_socket()?;
+        attach_filter(&socket, filter).map_err(|error| {
+            Error::bad_input(
+                format!("the kernel refuses the filter for {at}: {error}"),
+                "make it with `tcpdump -ddd -i IF EXPRESSION`",
+            )
+        })?;
+        let set = |name, value: libc::c_int| set_option(&socket, libc::SOL_PACKET, name, &value);
+        set(libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V3 as libc::c_int)
+            .map_err(|_| failed("use a TPACKET_V3 ring"))?;
+        if options.incoming_only {
+            set(libc::PACKET_IGNORE_OUTGOING, 1)
+                .map_err(|_| failed("leave out outgoing packets (Linux 4.20)"))?;
+        }
+        let request = libc::tpacket_req3 {
+            tp_block_size: options.block_bytes,
+            tp_block_nr: options.blocks,
+            // Unused by V3 beyond its check that blocks hold whole frames.
+            tp_frame_size: 2048,
+            tp_frame_nr: options.block_bytes / 2048 * options.blocks,
+            tp_retire_blk_tov: options.retire_ms,
+            tp_sizeof_priv: 0,
+            tp_feature_req_word: 0,
+        };
+        let map_bytes = options.block_bytes as usize * options.blocks as usize;
+        set_option(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request).map_err(|error| {
+            Error::failed(
+                format!("no memory for a capture ring of {} KiB on {at}: {error}", map_bytes >> 10),
+                "give a smaller --ring-mib",
+            )
+        })?;
+        // SAFETY: a new mapping of the ring just made; length and offset are the ring's.
+        let map = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                map_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                socket.as_raw_fd(),
+                0,
+            )
+        };
+        let map = NonNull::new(map.cast::<u8>())
+            .filter(|_| map != libc::MAP_FAILED)
+            .ok_or_else(|| failed("map the capture ring"))?;
+        let ring = Self {
+            socket,
+            map,
+            map_bytes,
+            options,
+            next_block: 0,
+            stats: RingStats::default(),
+            place: at.to_string(),
+        };
+        bind_packet_socket(&ring.socket, link.index, libc::ETH_P_ALL as u16)
+            .map_err(|_| failed("capture"))?;
+        if !link.up {
+            return Err(Error::failed(
+                format!("the interface {at} is down"),
+                format!("set it up: ip link set {} up", at.interface),
+            ));
+        }
+        Ok(ring)
+    }
+
+    /// Waits up to `timeout` for packets and gives each to `each`, in the order of the ring.
+    ///
+    /// Returns how many there were; 0 after the timeout or a signal.
+    ///
+    /// # Errors
+    /// The interface vanished or was set down.
+    pub fn poll(&mut self, timeout: Duration, mut each: impl FnMut(Captured<'_>)) -> Result<u64> {
+        let mut count = self.take_ready(&mut each);
+        if count > 0 {
+            return Ok(count);
+        }
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN | PollFlags::POLLERR)];
+        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+        let _ = poll(&mut fds, timeout);
+        let broken = fds[0].revents().is_some_and(|r| r.intersects(PollFlags::POLLERR));
+        count += self.take_ready(&mut each);
+        if broken && count == 0 {
+            let error =
+                nix::sys::socket::getsockopt(&self.socket, nix::sys::socket::sockopt::SocketError);
+            if error.unwrap_or(0) != 0 {
+                return Err(self.vanished());
+            }
+        }
+        Ok(count)
+    }
+
+    fn vanished(&self) -> Error {
+        Error::failed(
+            format!("the interface {} vanished or was set down while it was captured", self.place),
+            "look who removes it (`ip monitor link`), then measure again",
+        )
+    }
+
+    fn take_ready(&mut self, each: &mut impl FnMut(Captured<'_>)) -> u64 {
+        let mut count = 0;
+        // At most once around, so that the caller looks at its clock under full load too.
+        for _ in 0..self.options.blocks {
+            let offset = self.next_block as usize * self.options.block_bytes as usize;
+            // SAFETY: `next_block` is below the number of blocks, hence the block is inside the
+            // mapping. The kernel aligns blocks to pages.
+            let block = unsafe { self.map.add(offset) };
+            let status_at = std::mem::offset_of!(libc::tpacket_block_desc, hdr)
+                + std::mem::offset_of!(libc::tpacket_hdr_v1, block_status);
+            // SAFETY: the status word is inside the block and aligned; the kernel and we hand the
+            // block over through it, so that it is read and written atomically.
+            let status = unsafe { AtomicU32::from_ptr(block.add(status_at).cast().as_ptr()) };
+            if status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+                break;
+            }
+            // SAFETY: while TP_STATUS_USER is set the kernel leaves the block to us; it is
+            // `block_bytes` long.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(block.as_ptr(), self.options.block_bytes as usize)
+            };
+            count += read_block(bytes, each);
+            status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.next_block = (self.next_block + 1) % self.options.blocks;
+        }
+        count
+    }
+
+    /// The counters since the ring was opened.
+    pub fn stats(&mut self) -> RingStats {
+        let mut delta = libc::tpacket_stats_v3 { tp_packets: 0, tp_drops: 0, tp_freeze_q_cnt: 0 };
+        let mut length = size_of::<libc::tpacket_stats_v3>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes to `delta`.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                std::ptr::from_mut(&mut delta).cast(),
+                &mut length,
+            )
+        };
+        if result == 0 {
+            // Reading resets the kernel's counters.
+            self.stats.packets += u64::from(delta.tp_packets);
+            self.stats.dropped += u64::from(delta.tp_drops);
+        }
+        self.stats
+    }
+
+    /// How long a packet may stay unseen in a block that is not full.
+    pub fn retire_time(&self) -> Duration {
+        Duration::from_millis(u64::from(self.options.retire_ms))
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, of this length, and no reference into it outlives `poll`.
+        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_bytes) };
+    }
+}
+
+/// Reads a structure of plain integers at `offset`; none when the bytes end before.
+fn read_struct<T: Copy>(bytes: &[u8], offset: usize) -> Option<T> {
+    let end = offset.checked_add(size_of::<T>())?;
+    let source = bytes.get(offset..end)?;
+    // SAFETY: `source` has the size of T, which callers choose among the kernel's structures of
+    // integers: any bit pattern is valid, and the read needs no alignment.
+    Some(unsafe { source.as_ptr().cast::<T>().read_unaligned() })
+}
+
+/// Gives each packet of a TPACKET_V3 block to `each`; stops at what does not make sense.
+fn read_block(block: &[u8], each: &mut impl FnMut(Captured<'_>)) -> u64 {
+    let header_at = std::mem::offset_of!(libc::tpacket_block_desc, hdr);
+    let Some(header) = read_struct::<libc::tpacket_hdr_v1>(block, header_at) else { return 0 };
+    let mut offset = header.offset_to_first_pkt as usize;
+    for index in 0..header.num_pkts {
+        let Some(packet) = read_struct::<libc::tpacket3_hdr>(block, offset) else {
+            return u64::from(index);
+        };
+        let address_at = offset + size_of::<libc::tpacket3_hdr>().next_multiple_of(16);
+        let protocol = read_struct::<libc::sockaddr_ll>(block, address_at)
+            .map_or(0, |address| u16::from_be(address.sll_protocol));
+        let start = offset + usize::from(packet.tp_mac);
+        let end = start + packet.tp_snaplen as usize;
+        let network = offset + usize::from(packet.tp_net);
+        if let Some(frame) = block.get(start..end) {
+            each(Captured {
+                stamp_ns: i64::from(packet.tp_sec) * 1_000_000_000 + i64::from(packet.tp_nsec),
+                frame,
+                network: block.get(network..end).unwrap_or(&[]),
+                ethertype: protocol,
+            });
+        }
+        if packet.tp_next_offset == 0 {
+            return u64::from(index) + 1;
+        }
+        offset += packet.tp_next_offset as usize;
+    }
+    u64::from(header.num_pkts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_block_whatever_its_bytes_is_read_past_its_end() {
+        bolero::check!().with_type::<Vec<u8>>().for_each(|block| {
+            let mut bytes = 0;
+            read_block(block, &mut |captured| bytes += captured.frame.len());
+            assert!(bytes <= block.len().saturating_mul(block.len()));
+        });
+    }
+}

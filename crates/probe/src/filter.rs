@@ -1,0 +1,276 @@
+//! Writes the classic BPF programs that choose, in the kernel, what is captured. Knows nothing of
+//! sockets.
+//!
+//! The programs address the packet from its network header on (SKF_NET_OFF), so that they fit
+//! every kind of interface, and need no link layer.
+
+use crate::capture::Filter;
+use crate::error::{Error, Result};
+
+/// Bytes kept of a packet: the longest headers and payload that any reader here looks at.
+pub const SNAP_BYTES: u32 = 144;
+
+/// What to capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// ICMP and ICMPv6 echo requests and replies, of one identifier or of all.
+    Echo {
+        /// The identifier.
+        id: Option<u16>,
+    },
+    /// UDP from or to a port.
+    Udp {
+        /// The port.
+        port: u16,
+    },
+    /// UDP to a port.
+    UdpTo {
+        /// The port.
+        port: u16,
+    },
+    /// Nothing at all.
+    Nothing,
+}
+
+/// Where a jump goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum To {
+    Next,
+    Label(&'static str),
+}
+
+const REJECT: To = To::Label("reject");
+const ACCEPT: To = To::Label("accept");
+
+#[derive(Default)]
+struct Program {
+    code: Vec<(libc::sock_filter, To, To)>,
+    labels: Vec<(&'static str, usize)>,
+}
+
+impl Program {
+    fn label(&mut self, name: &'static str) {
+        self.labels.push((name, self.code.len()));
+    }
+
+    fn op(&mut self, code: u32, k: u32) {
+        let instruction = libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+        self.code.push((instruction, To::Next, To::Next));
+    }
+
+    fn jump(&mut self, condition: u32, k: u32, then: To, otherwise: To) {
+        let code = (libc::BPF_JMP | condition | libc::BPF_K) as u16;
+        self.code.push((libc::sock_filter { code, jt: 0, jf: 0, k }, then, otherwise));
+    }
+
+    fn jeq(&mut self, k: u32, then: To, otherwise: To) {
+        self.jump(libc::BPF_JEQ, k, then, otherwise);
+    }
+
+    /// Loads from the network header on.
+    fn load(&mut self, size: u32, offset: u32) {
+        self.op(libc::BPF_LD | size | libc::BPF_ABS, net(offset));
+    }
+
+    /// Loads from the network header on, X further.
+    fn load_x(&mut self, size: u32, offset: u32) {
+        self.op(libc::BPF_LD | size | libc::BPF_IND, net(offset));
+    }
+
+    /// Resolves the labels. All programs of this module are short enough for 8-bit jumps, and all
+    /// their labels lie ahead, which a test checks for each.
+    fn link(self) -> Filter {
+        let distance = |to: To, from: usize| match to {
+            To::Next => 0,
+            To::Label(name) => self
+                .labels
+                .iter()
+                .find(|(label, _)| *label == name)
+                .map_or(u8::MAX, |(_, at)| (at - from - 1) as u8),
+        };
+        let resolve = |(index, &(op, then, otherwise)): (usize, &(libc::sock_filter, To, To))| {
+            let (jt, jf) = (distance(then, index), distance(otherwise, index));
+            libc::sock_filter { jt, jf, ..op }
+        };
+        self.code.iter().enumerate().map(resolve).collect()
+    }
+}
+
+fn net(offset: u32) -> u32 {
+    (libc::SKF_NET_OFF as u32).wrapping_add(offset)
+}
+
+/// The program that keeps [`SNAP_BYTES`] of what is wanted and nothing of anything else.
+pub fn program(wanted: Wanted) -> Filter {
+    let mut p = Program::default();
+    if wanted != Wanted::Nothing {
+        let protocol = (libc::SKF_AD_OFF + libc::SKF_AD_PROTOCOL) as u32;
+        p.op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, protocol);
+        p.jeq(libc::ETH_P_IP as u32, To::Label("v4"), To::Next);
+        p.jeq(libc::ETH_P_IPV6 as u32, To::Label("v6"), REJECT);
+
+        p.label("v4");
+        let udp = !matches!(wanted, Wanted::Echo { .. });
+        let number = if udp { libc::IPPROTO_UDP } else { libc::IPPROTO_ICMP };
+        p.load(libc::BPF_B, 9);
+        p.jeq(number as u32, To::Next, REJECT);
+        // Later fragments have no ports.
+        p.load(libc::BPF_H, 6);
+        p.jump(libc::BPF_JSET, 0x1fff, REJECT, To::Next);
+        // X = length of the IPv4 header.
+        p.load(libc::BPF_B, 0);
+        p.op(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0x0f);
+        p.op(libc::BPF_ALU | libc::BPF_LSH | libc::BPF_K, 2);
+        p.op(libc::BPF_MISC | libc::BPF_TAX, 0);
+        transport(&mut p, wanted, (8, 0), "v4-id", |p, size, offset| p.load_x(size, offset));
+
+        p.label("v6");
+        let number = if udp { libc::IPPROTO_UDP } else { libc::IPPROTO_ICMPV6 };
+        p.load(libc::BPF_B, 6);
+        p.jeq(number as u32, To::Next, REJECT);
+        transport(&mut p, wanted, (128, 129), "v6-id", |p, size, offset| p.load(size, 40 + offset));
+
+        p.label("accept");
+        p.op(libc::BPF_RET | libc::BPF_K, SNAP_BYTES);
+    }
+    p.label("reject");
+    p.op(libc::BPF_RET | libc::BPF_K, 0);
+    p.link()
+}
+
+/// The part that looks at the ICMP or UDP header, which `load` reads.
+fn transport(
+    p: &mut Program,
+    wanted: Wanted,
+    (request, reply): (u32, u32),
+    id_label: &'static str,
+    load: impl Fn(&mut Program, u32, u32),
+) {
+    match wanted {
+        Wanted::Echo { id } => {
+            let found = if id.is_some() { To::Label(id_label) } else { ACCEPT };
+            load(p, libc::BPF_B, 0);
+            p.jeq(request, found, To::Next);
+            p.jeq(reply, found, REJECT);
+            if let Some(id) = id {
+                p.label(id_label);
+                load(p, libc::BPF_H, 4);
+                p.jeq(u32::from(id), ACCEPT, REJECT);
+            }
+        }
+        Wanted::Udp { port } => {
+            load(p, libc::BPF_H, 0);
+            p.jeq(u32::from(port), ACCEPT, To::Next);
+            load(p, libc::BPF_H, 2);
+            p.jeq(u32::from(port), ACCEPT, REJECT);
+        }
+        Wanted::UdpTo { port } => {
+            load(p, libc::BPF_H, 2);
+            p.jeq(u32::from(port), ACCEPT, REJECT);
+        }
+        Wanted::Nothing => {}
+    }
+}
+
+/// Reads what `tcpdump -ddd EXPRESSION` prints: the number of instructions, then one instruction a
+/// line (or, as a shell's `$(…)` leaves them unquoted, all in one line) as four decimal numbers.
+pub fn parse_ddd(text: &str) -> Result<Filter> {
+    let wrong = |why: String| {
+        Error::bad_input(
+            format!("the BPF program cannot be read: {why}"),
+            "give it as --bpf \"$(tcpdump -ddd -i IF EXPRESSION)\"",
+        )
+    };
+    let mut numbers = text.split_ascii_whitespace().map(|word| {
+        word.parse::<u32>().map_err(|_| wrong(format!("'{word}' is no number from 0 to 2^32 − 1")))
+    });
+    let count = numbers.next().ok_or_else(|| wrong("it is empty".into()))??;
+    // BPF_MAXINSNS of the kernel.
+    if !(1..=4096).contains(&count) {
+        return Err(wrong(format!("it announces {count} instructions; 1 to 4096 are possible")));
+    }
+    let mut program = Filter::new();
+    while let Some(code) = numbers.next() {
+        let line = program.len() + 1;
+        let mut field = |limit: u32| {
+            let value = numbers
+                .next()
+                .unwrap_or_else(|| Err(wrong(format!("instruction {line} is cut off"))))?;
+            if value > limit {
+                return Err(wrong(format!(
+                    "instruction {line} has {value} where {limit} is the most"
+                )));
+            }
+            Ok(value)
+        };
+        let (jt, jf, k) = (field(255)? as u8, field(255)? as u8, field(u32::MAX)?);
+        let code = u16::try_from(code?)
+            .map_err(|_| wrong(format!("instruction {line} has no 16-bit code")))?;
+        program.push(libc::sock_filter { code, jt, jf, k });
+    }
+    if program.len() != count as usize {
+        return Err(wrong(format!("it announces {count} instructions and has {}", program.len())));
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Wanted; 5] = [
+        Wanted::Echo { id: None },
+        Wanted::Echo { id: Some(0xbeef) },
+        Wanted::Udp { port: 862 },
+        Wanted::UdpTo { port: 9 },
+        Wanted::Nothing,
+    ];
+
+    #[test]
+    fn every_jump_lands_inside_its_program_and_ahead() {
+        for wanted in ALL {
+            let code = program(wanted);
+            for (index, op) in code.iter().enumerate() {
+                if u32::from(op.code) & 7 == libc::BPF_JMP {
+                    assert!(index + 1 + usize::from(op.jt) < code.len(), "{wanted:?} {index}");
+                    assert!(index + 1 + usize::from(op.jf) < code.len(), "{wanted:?} {index}");
+                }
+            }
+            let last = code.last().expect("never empty");
+            assert_eq!((u32::from(last.code), last.k), (libc::BPF_RET | libc::BPF_K, 0));
+        }
+    }
+
+    #[test]
+    fn tcpdumps_programs_are_read_with_and_without_line_breaks() {
+        let lines = "4\n40 0 0 12\n21 0 1 2048\n6 0 0 262144\n6 0 0 0\n";
+        let program = parse_ddd(lines).expect("valid");
+        assert_eq!(program.len(), 4);
+        assert_eq!((program[1].code, program[1].jt, program[1].jf, program[1].k), (21, 0, 1, 2048));
+        assert_eq!(parse_ddd(&lines.replace('\n', " ")).map(|p| p.len()).ok(), Some(4));
+    }
+
+    #[test]
+    fn a_broken_program_is_refused_with_its_instruction() {
+        for (text, expected) in [
+            ("", "empty"),
+            ("2\n6 0 0 0\n", "announces 2"),
+            ("1\n6 0 300 0\n", "instruction 1"),
+            ("1\n6 0\n", "cut off"),
+            ("1\nret 0 0 0\n", "'ret'"),
+            ("0\n", "announces 0"),
+        ] {
+            let error = parse_ddd(text).expect_err(text);
+            assert!(error.what.contains(expected), "{text:?}: {}", error.what);
+        }
+    }
+
+    #[test]
+    fn no_text_makes_the_reader_panic() {
+        bolero::check!().with_type::<String>().for_each(|text| {
+            if let Ok(program) = parse_ddd(text) {
+                assert!((1..=4096).contains(&program.len()));
+            }
+        });
+    }
+}

@@ -1,0 +1,375 @@
+//! Asks the kernel about links, routes, neighbours and queues of the namespace that the calling
+//! thread is in. Knows nothing of what the answers are for.
+
+use std::net::IpAddr;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
+};
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+    Stats64,
+};
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
+use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcStats2};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+use crate::error::{Error, Result};
+
+/// A MAC address.
+pub type Mac = [u8; 6];
+
+/// What is known of an interface.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Link {
+    /// Its index in its namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its MAC address; none on links that are not Ethernet.
+    pub mac: Option<Mac>,
+    /// Largest IP packet [bytes].
+    pub mtu: u32,
+    /// Whether it is set up.
+    pub up: bool,
+    /// Its driver's kind (`veth`, `bridge`, …); empty on a physical NIC.
+    pub kind: String,
+    /// Index of the link at its other end or below it, in `peer_netns`.
+    pub peer_index: Option<u32>,
+    /// This namespace's number for the namespace of the other end; none: this one.
+    pub peer_netns: Option<i32>,
+    /// Its counters.
+    pub stats: Stats64,
+}
+
+/// How a packet leaves for an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hop {
+    /// Index of the interface it leaves by.
+    pub interface_index: u32,
+    /// The router to hand it to; none: the destination itself is on the link.
+    pub gateway: Option<IpAddr>,
+    /// The source address the kernel would choose.
+    pub source: Option<IpAddr>,
+    /// Whether the address belongs to this namespace itself.
+    pub local: bool,
+}
+
+/// A socket to the kernel's routing tables, bound to the namespace it was opened in.
+pub struct Netlink {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl std::fmt::Debug for Netlink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Netlink").finish_non_exhaustive()
+    }
+}
+
+impl Netlink {
+    /// Opens the socket in the calling thread's namespace.
+    pub fn open() -> Result<Self> {
+        let failed = |error| Error::failed(format!("cannot open a netlink socket: {error}"), "");
+        let mut socket = Socket::new(NETLINK_ROUTE).map_err(failed)?;
+        socket.bind_auto().map_err(failed)?;
+        socket.connect(&SocketAddr::new(0, 0)).map_err(failed)?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// Sends one request and collects the answers. The inner result is the kernel's errno.
+    fn request(
+        &mut self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<std::result::Result<Vec<RouteNetlinkMessage>, i32>> {
+        let failed = |error: std::io::Error| {
+            Error::failed(format!("the kernel's netlink socket failed: {error}"), "")
+        };
+        self.sequence += 1;
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = self.sequence;
+        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        packet.finalize();
+        let mut bytes = vec![0; packet.buffer_len()];
+        packet.serialize(&mut bytes);
+        self.socket.send(&bytes, 0).map_err(failed)?;
+        let mut answers = Vec::new();
+        loop {
+            let (datagram, _) = self.socket.recv_from_full().map_err(failed)?;
+            let mut rest = datagram.as_slice();
+            while rest.len() >= 16 {
+                let length = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
+                if !(16..=rest.len()).contains(&length) {
+                    break;
+                }
+                let parsed = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&rest[..length]);
+                rest = &rest[length.next_multiple_of(4).min(rest.len())..];
+                // What a newer kernel says and the library cannot read is not what we ask for.
+                let Ok(answer) = parsed else { continue };
+                if answer.header.sequence_number != self.sequence {
+                    continue;
+                }
+                match answer.payload {
+                    NetlinkPayload::InnerMessage(inner) => {
+                        answers.push(inner);
+                        if flags & (NLM_F_DUMP | NLM_F_ACK) == 0 {
+                            return Ok(Ok(answers));
+                        }
+                    }
+                    NetlinkPayload::Done(_) => return Ok(Ok(answers)),
+                    NetlinkPayload::Error(error) => {
+                        return Ok(match error.code {
+                            None => Ok(answers),
+                            Some(code) => Err(code.get().abs()),
+                        });
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// The interface `name`; none when there is none.
+    pub fn link(&mut self, name: &str) -> Result<Option<Link>> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(name.into()));
+        let answers = self.request(RouteNetlinkMessage::GetLink(message), 0)?;
+        Ok(answers.ok().and_then(|answers| {
+            answers.into_iter().find_map(|answer| match answer {
+                RouteNetlinkMessage::NewLink(link) => Some(read_link(link)),
+                _ => None,
+            })
+        }))
+    }
+
+    /// The interface `name`.
+    ///
+    /// # Errors
+    /// There is none; `place` (as the user wrote it) is named in the error.
+    pub fn link_at(&mut self, name: &str, place: &dyn std::fmt::Display) -> Result<Link> {
+        self.link(name)?.ok_or_else(|| {
+            Error::bad_input(
+                format!("there is no interface {place}"),
+                "list them with `ip link`; one of another namespace is written IF@NETNS",
+            )
+        })
+    }
+
+    /// Sets an interface up.
+    pub fn set_up(&mut self, index: u32) -> Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.header.flags = LinkFlags::Up;
+        message.header.change_mask = LinkFlags::Up;
+        self.request(RouteNetlinkMessage::SetLink(message), NLM_F_ACK)?.map(|_| ()).map_err(
+            |code| Error::failed(format!("cannot set a link up: {}", errno_text(code)), ""),
+        )
+    }
+
+    /// Makes a veth pair in this namespace.
+    pub fn add_veth(&mut self, name: &str, peer: &str) -> Result<()> {
+        let mut other = LinkMessage::default();
+        other.attributes.push(LinkAttribute::IfName(peer.into()));
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(name.into()));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
+        ]));
+        self.request(RouteNetlinkMessage::NewLink(message), NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)?
+            .map(|_| ())
+            .map_err(|code| {
+                Error::failed(format!("cannot make a veth pair: {}", errno_text(code)), "")
+            })
+    }
+
+    /// How a packet from this namespace to `destination` leaves by the interface `by`; none when
+    /// there is no route.
+    pub fn route(&mut self, destination: IpAddr, by: u32) -> Result<Option<Hop>> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family(destination);
+        message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
+        message.attributes.push(RouteAttribute::Destination(destination.into()));
+        message.attributes.push(RouteAttribute::Oif(by));
+        let Ok(answers) = self.request(RouteNetlinkMessage::GetRoute(message), 0)? else {
+            return Ok(None);
+        };
+        let Some(RouteNetlinkMessage::NewRoute(route)) = answers.into_iter().next() else {
+            return Ok(None);
+        };
+        let unreachable =
+            [RouteType::Unreachable, RouteType::BlackHole, RouteType::Prohibit, RouteType::Throw];
+        if unreachable.contains(&route.header.kind) {
+            return Ok(None);
+        }
+        let mut hop = Hop {
+            interface_index: by,
+            gateway: None,
+            source: None,
+            local: route.header.kind == RouteType::Local,
+        };
+        for attribute in route.attributes {
+            match attribute {
+                RouteAttribute::Oif(index) => hop.interface_index = index,
+                RouteAttribute::Gateway(address) => hop.gateway = ip(&address),
+                RouteAttribute::PrefSource(address) => hop.source = ip(&address),
+                _ => {}
+            }
+        }
+        Ok(Some(hop))
+    }
+
+    /// The MAC address that the neighbour table has for `address` on an interface; none when it
+    /// has none yet.
+    pub fn neighbour(&mut self, interface_index: u32, address: IpAddr) -> Result<Option<Mac>> {
+        let mut message = NeighbourMessage::default();
+        message.header.family = family(address);
+        let answers = self
+            .request(RouteNetlinkMessage::GetNeighbour(message), NLM_F_DUMP)?
+            .unwrap_or_default();
+        for answer in answers {
+            let RouteNetlinkMessage::NewNeighbour(entry) = answer else { continue };
+            if entry.header.ifindex != interface_index {
+                continue;
+            }
+            let (mut here, mut mac) = (false, None);
+            for attribute in entry.attributes {
+                match attribute {
+                    NeighbourAttribute::Destination(NeighbourAddress::Inet(other)) => {
+                        here = IpAddr::V4(other) == address;
+                    }
+                    NeighbourAttribute::Destination(NeighbourAddress::Inet6(other)) => {
+                        here = IpAddr::V6(other) == address;
+                    }
+                    NeighbourAttribute::LinkLayerAddress(bytes) => {
+                        mac = Mac::try_from(bytes.as_slice()).ok();
+                    }
+                    _ => {}
+                }
+            }
+            if here && mac.is_some() {
+                return Ok(mac);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Frames that the queueing discipline of an interface has dropped so far.
+    pub fn qdisc_drops(&mut self, interface_index: u32) -> Result<u64> {
+        let message = TcMessage::with_index(interface_index as i32);
+        let answers = self
+            .request(RouteNetlinkMessage::GetQueueDiscipline(message), NLM_F_DUMP)?
+            .unwrap_or_default();
+        let mut drops = 0;
+        for answer in answers {
+            let RouteNetlinkMessage::NewQueueDiscipline(qdisc) = answer else { continue };
+            // A root counts what its children drop.
+            if qdisc.header.index != interface_index as i32 || qdisc.header.parent != TcHandle::ROOT
+            {
+                continue;
+            }
+            for attribute in qdisc.attributes {
+                let TcAttribute::Stats2(stats) = attribute else { continue };
+                for stat in stats {
+                    if let TcStats2::Queue(queue) = stat {
+                        drops += u64::from(queue.drops);
+                    }
+                }
+            }
+        }
+        Ok(drops)
+    }
+
+    /// This namespace's number for the namespace that the open file `fd` stands for; none when it
+    /// has none.
+    pub fn netns_number(&mut self, fd: std::os::fd::RawFd) -> Result<Option<i32>> {
+        let mut message = NsidMessage::default();
+        message.attributes.push(NsidAttribute::Fd(fd as u32));
+        let answers = self.request(RouteNetlinkMessage::GetNsId(message), 0)?;
+        Ok(answers.ok().and_then(|answers| {
+            answers.into_iter().find_map(|answer| match answer {
+                RouteNetlinkMessage::NewNsId(message) => {
+                    message.attributes.into_iter().find_map(|attribute| match attribute {
+                        NsidAttribute::Id(id) if id >= 0 => Some(id),
+                        _ => None,
+                    })
+                }
+                _ => None,
+            })
+        }))
+    }
+}
+
+fn read_link(message: LinkMessage) -> Link {
+    let ethernet =
+        matches!(message.header.link_layer_type, LinkLayerType::Ether | LinkLayerType::Loopback);
+    let mut link = Link {
+        index: message.header.index,
+        name: String::new(),
+        mac: None,
+        mtu: 0,
+        up: message.header.flags.contains(LinkFlags::Up),
+        kind: String::new(),
+        peer_index: None,
+        peer_netns: None,
+        stats: Stats64::default(),
+    };
+    for attribute in message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name = name,
+            LinkAttribute::Address(bytes) if ethernet => {
+                link.mac = Mac::try_from(bytes.as_slice()).ok();
+            }
+            LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+            LinkAttribute::Link(index) => link.peer_index = Some(index),
+            LinkAttribute::LinkNetNsId(id) => link.peer_netns = Some(id),
+            LinkAttribute::Stats64(stats) => link.stats = stats,
+            LinkAttribute::LinkInfo(infos) => {
+                for info in infos {
+                    if let LinkInfo::Kind(kind) = info {
+                        link.kind = kind.to_string();
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    link
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
+        RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
+        _ => None,
+    }
+}
+
+fn errno_text(code: i32) -> String {
+    std::io::Error::from_raw_os_error(code).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_found_and_an_unknown_one_is_named() {
+        let mut netlink = Netlink::open().expect("Linux");
+        let lo = netlink.link_at("lo", &"lo").expect("every namespace has one");
+        assert_eq!((lo.index, lo.name.as_str()), (1, "lo"));
+        let error = netlink.link_at("pw-none", &"pw-none@x").expect_err("there is none");
+        assert!(error.what.contains("pw-none@x"));
+        assert_eq!(error.code, 2);
+    }
+}

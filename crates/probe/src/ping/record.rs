@@ -1,0 +1,434 @@
+//! What is known of each packet of a run, and what follows from it: counts and distributions. Pure;
+//! knows no clocks and no sockets.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::clock::{Schedule, StepDetector};
+use crate::histogram::LatencyRecorder;
+
+/// A stamp that is missing.
+pub const MISSING: i64 = 0;
+
+/// One packet. Stamps are CLOCK_REALTIME [ns], or [`MISSING`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Record {
+    /// Read right before the system call that sent it; missing when it was not sent.
+    pub user_tx_ns: i64,
+    /// When the kernel handed it to the driver.
+    pub kernel_tx_ns: i64,
+    /// When the driver handed the answer to the kernel.
+    pub kernel_rx_ns: i64,
+    /// Read right after the answer could be read.
+    pub user_rx_ns: i64,
+    /// Number of clock checks before it was sent, and before its answer was read.
+    pub checks: (u32, u32),
+    /// Time in the reflector [ns]; -1 when unknown.
+    pub residence_ns: i32,
+    /// More copies of the answer.
+    pub duplicates: u16,
+    /// The answer came after the answer to a later packet (RFC 4737, section 3.3).
+    pub reordered: bool,
+}
+
+/// All packets of a run, by sequence number.
+#[derive(Debug)]
+pub struct Records {
+    records: Vec<Record>,
+    highest: Option<u64>,
+    outstanding: u64,
+}
+
+/// An answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// Sequence number of the packet that it answers.
+    pub sequence: u64,
+    /// When the driver handed it to the kernel [CLOCK_REALTIME ns], or [`MISSING`].
+    pub kernel_rx_ns: i64,
+    /// When it could be read [CLOCK_REALTIME ns].
+    pub user_rx_ns: i64,
+    /// Time in the reflector [ns]; -1 when unknown.
+    pub residence_ns: i32,
+}
+
+impl Records {
+    /// Room for `count` packets, touched, so that no page is missing when it is first needed.
+    pub fn with_capacity(count: u64) -> Self {
+        let mut records = Vec::with_capacity(count as usize);
+        // Prepared in full up to 64 MB; the rest comes page by page.
+        let prepared = (count as usize).min((64 << 20) / size_of::<Record>());
+        records.resize(prepared, Record { user_tx_ns: 1, ..Record::default() });
+        records.clear();
+        Self { records, highest: None, outstanding: 0 }
+    }
+
+    /// Notes that the next packet was sent at `user_tx_ns`; [`MISSING`] when it could not be sent.
+    #[inline]
+    pub fn sent(&mut self, user_tx_ns: i64, check: u32) {
+        self.records.push(Record {
+            user_tx_ns,
+            checks: (check, 0),
+            residence_ns: -1,
+            ..Record::default()
+        });
+        self.outstanding += u64::from(user_tx_ns != MISSING);
+    }
+
+    /// Notes an answer. Answers to what was never sent are ignored.
+    #[inline]
+    pub fn arrived(&mut self, arrival: Arrival, check: u32) {
+        let Some(record) = self.records.get_mut(arrival.sequence as usize) else { return };
+        if record.user_tx_ns == MISSING {
+            return;
+        }
+        if record.user_rx_ns != MISSING {
+            record.duplicates = record.duplicates.saturating_add(1);
+            return;
+        }
+        record.kernel_rx_ns = arrival.kernel_rx_ns;
+        record.user_rx_ns = arrival.user_rx_ns;
+        record.residence_ns = arrival.residence_ns;
+        record.checks.1 = check;
+        record.reordered = self.highest.is_some_and(|highest| arrival.sequence < highest);
+        self.highest = self.highest.max(Some(arrival.sequence));
+        self.outstanding -= 1;
+    }
+
+    /// Notes a transmit stamp. One that lies before the packet's sending belongs to another packet
+    /// (the kernel's count slipped) and is left out.
+    #[inline]
+    pub fn stamped(&mut self, sequence: u64, kernel_tx_ns: i64) {
+        if let Some(record) = self.records.get_mut(sequence as usize) {
+            if record.user_tx_ns != MISSING && kernel_tx_ns >= record.user_tx_ns {
+                record.kernel_tx_ns = kernel_tx_ns;
+            }
+        }
+    }
+
+    /// Packets without an answer so far.
+    #[inline]
+    pub fn outstanding(&self) -> u64 {
+        self.outstanding
+    }
+
+    /// The packets, by sequence number.
+    pub fn as_slice(&self) -> &[Record] {
+        &self.records
+    }
+}
+
+/// Packets of a run; sent = received + lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Packets that the kernel took.
+    pub sent: u64,
+    /// Packets with an answer, late ones included.
+    pub received: u64,
+    /// Packets without.
+    pub lost: u64,
+    /// Answers beyond the first.
+    pub duplicate: u64,
+    /// Answers that came after the answer to a later packet.
+    pub reordered: u64,
+    /// Answers that came after the timeout.
+    pub late: u64,
+}
+
+/// How a run was meant: what is needed to judge its records.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// When each packet was due, after `start_ns`.
+    pub schedule: Schedule,
+    /// CLOCK_REALTIME of the schedule's start [ns], by the clock as it was then.
+    pub start_ns: i64,
+    /// An answer later than this is late [ns].
+    pub timeout_ns: i64,
+    /// What was seen of the wall clock.
+    pub steps: &'a StepDetector,
+}
+
+impl Plan<'_> {
+    /// When packet `sequence` was due [CLOCK_REALTIME ns], by the clock as it was when the packet
+    /// was sent.
+    fn scheduled_ns(&self, sequence: usize, record: &Record) -> i64 {
+        let stepped: i64 = self
+            .steps
+            .steps()
+            .iter()
+            .filter(|step| step.check <= record.checks.0)
+            .map(|step| step.size_ns)
+            .sum();
+        self.start_ns + self.schedule.due_ns(sequence as u64) + stepped
+    }
+
+    /// Whether a sample's stamps may lie on both sides of a step of the clock.
+    fn straddles(&self, record: &Record) -> bool {
+        let end = if record.user_rx_ns == MISSING { record.checks.0 } else { record.checks.1 };
+        self.steps.straddles(record.checks.0, end)
+    }
+
+    fn is_late(&self, record: &Record) -> bool {
+        record.user_rx_ns != MISSING && record.user_rx_ns - record.user_tx_ns > self.timeout_ns
+    }
+}
+
+/// What follows from the records.
+#[derive(Debug)]
+pub struct Tally {
+    /// Packets.
+    pub counts: Counts,
+    /// Packets that the kernel did not take.
+    pub not_sent: u64,
+    /// RTT between user stamps.
+    pub rtt_user: LatencyRecorder,
+    /// RTT between kernel stamps.
+    pub rtt_kernel: LatencyRecorder,
+    /// User send time minus scheduled time.
+    pub slip: LatencyRecorder,
+    /// Time in the reflector.
+    pub residence: LatencyRecorder,
+    /// Sent packets without kernel TX stamp.
+    pub tx_stamps_missing: u64,
+    /// Answers without kernel RX stamp.
+    pub rx_stamps_missing: u64,
+    /// Samples that straddle a step of the clock and are in no distribution.
+    pub straddling: u64,
+    /// First and last user send time [ns]; none when nothing was sent.
+    pub sending_ns: Option<(i64, i64)>,
+}
+
+/// Counts and distributions of a run. Samples that straddle a step of the clock are counted as
+/// packets and left out of the distributions.
+pub fn tally(records: &[Record], plan: &Plan<'_>) -> Tally {
+    let mut tally = Tally {
+        counts: Counts::default(),
+        not_sent: 0,
+        rtt_user: LatencyRecorder::new(),
+        rtt_kernel: LatencyRecorder::new(),
+        slip: LatencyRecorder::new(),
+        residence: LatencyRecorder::new(),
+        tx_stamps_missing: 0,
+        rx_stamps_missing: 0,
+        straddling: 0,
+        sending_ns: None,
+    };
+    for (sequence, record) in records.iter().enumerate() {
+        if record.user_tx_ns == MISSING {
+            tally.not_sent += 1;
+            continue;
+        }
+        let first = tally.sending_ns.map_or(record.user_tx_ns, |(first, _)| first);
+        tally.sending_ns = Some((first, record.user_tx_ns));
+        tally.counts.sent += 1;
+        tally.tx_stamps_missing += u64::from(record.kernel_tx_ns == MISSING);
+        let straddles = plan.straddles(record);
+        if straddles {
+            tally.straddling += 1;
+        } else {
+            tally.slip.record(record.user_tx_ns - plan.scheduled_ns(sequence, record));
+        }
+        if record.user_rx_ns == MISSING {
+            tally.counts.lost += 1;
+            continue;
+        }
+        tally.counts.received += 1;
+        tally.counts.duplicate += u64::from(record.duplicates);
+        tally.counts.reordered += u64::from(record.reordered);
+        tally.rx_stamps_missing += u64::from(record.kernel_rx_ns == MISSING);
+        if record.residence_ns >= 0 {
+            tally.residence.record(i64::from(record.residence_ns));
+        }
+        if straddles {
+            continue;
+        }
+        tally.counts.late += u64::from(plan.is_late(record));
+        tally.rtt_user.record(record.user_rx_ns - record.user_tx_ns);
+        if record.kernel_tx_ns != MISSING && record.kernel_rx_ns != MISSING {
+            tally.rtt_kernel.record(record.kernel_rx_ns - record.kernel_tx_ns);
+        }
+    }
+    tally
+}
+
+/// Rates inside bursts [packet/s]: the median over all complete bursts of `burst` packets, between
+/// user stamps and between kernel TX stamps.
+pub fn burst_rates(records: &[Record], burst: u64) -> (Option<f64>, Option<f64>) {
+    let rate = |stamp: fn(&Record) -> i64| {
+        let mut rates: Vec<f64> = records
+            .chunks_exact(burst as usize)
+            .filter_map(|packets| {
+                let (first, last) = (stamp(packets.first()?), stamp(packets.last()?));
+                (first != MISSING && last > first)
+                    .then(|| (burst - 1) as f64 * 1e9 / (last - first) as f64)
+            })
+            .collect();
+        rates.sort_by(f64::total_cmp);
+        rates.get(rates.len() / 2).copied()
+    };
+    (rate(|record| record.user_tx_ns), rate(|record| record.kernel_tx_ns))
+}
+
+/// Header of the per-packet file.
+pub const CSV_HEADER: &str =
+    "seq,scheduled_ns,user_tx_ns,kernel_tx_ns,kernel_rx_ns,user_rx_ns,flags";
+
+/// Writes one line a packet; what is missing is empty, flags are joined by `+`.
+pub fn write_csv(records: &[Record], plan: &Plan<'_>, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "{CSV_HEADER}")?;
+    for (sequence, record) in records.iter().enumerate() {
+        write!(out, "{sequence},{}", plan.scheduled_ns(sequence, record))?;
+        for stamp in
+            [record.user_tx_ns, record.kernel_tx_ns, record.kernel_rx_ns, record.user_rx_ns]
+        {
+            if stamp == MISSING {
+                write!(out, ",")?;
+            } else {
+                write!(out, ",{stamp}")?;
+            }
+        }
+        let sent = record.user_tx_ns != MISSING;
+        let flags = [
+            (!sent, "unsent"),
+            (sent && record.user_rx_ns == MISSING, "lost"),
+            (plan.is_late(record), "late"),
+            (record.duplicates > 0, "duplicate"),
+            (record.reordered, "reordered"),
+            (sent && plan.straddles(record), "clock"),
+        ];
+        let set: Vec<&str> = flags.iter().filter(|flag| flag.0).map(|flag| flag.1).collect();
+        writeln!(out, ",{}", set.join("+"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::clock::{Clock, SystemClock};
+
+    fn arrival(sequence: u64, user_rx_ns: i64) -> Arrival {
+        Arrival { sequence, kernel_rx_ns: user_rx_ns - 10, user_rx_ns, residence_ns: -1 }
+    }
+
+    fn plan(steps: &StepDetector) -> Plan<'_> {
+        Plan { schedule: Schedule::steady(1e6), start_ns: 1_000, timeout_ns: 500, steps }
+    }
+
+    #[test]
+    fn sent_is_received_plus_lost_whatever_arrives() {
+        bolero::check!().with_type::<(u8, Vec<(u8, u16)>)>().for_each(|(count, arrivals)| {
+            let mut records = Records::with_capacity(u64::from(*count));
+            for sequence in 0..*count {
+                let stamp = if sequence % 7 == 6 { MISSING } else { 10_000 + i64::from(sequence) };
+                records.sent(stamp, 0);
+            }
+            for &(sequence, delay) in arrivals {
+                records.arrived(arrival(u64::from(sequence), 20_000 + i64::from(delay)), 0);
+            }
+            let steps = StepDetector::new(&SystemClock);
+            let tally = tally(records.as_slice(), &plan(&steps));
+            let counts = tally.counts;
+            assert_eq!(counts.sent, counts.received + counts.lost);
+            assert_eq!(counts.lost, records.outstanding());
+            assert_eq!(counts.sent + tally.not_sent, u64::from(*count));
+            assert!(counts.reordered + counts.late <= 2 * counts.received);
+            assert_eq!(tally.rtt_user.count(), counts.received);
+            let mut csv = Vec::new();
+            write_csv(records.as_slice(), &plan(&steps), &mut csv).expect("memory");
+            let text = String::from_utf8(csv).expect("ASCII");
+            assert_eq!(text.lines().count(), usize::from(*count) + 1);
+            assert!(text.lines().all(|line| line.matches(',').count() == 6));
+        });
+    }
+
+    #[test]
+    fn late_duplicate_and_reordered_answers_are_told_apart() {
+        let mut records = Records::with_capacity(4);
+        for sequence in 0..4 {
+            records.sent(1_000 + sequence * 1_000, 0);
+        }
+        records.arrived(arrival(1, 2_100), 0);
+        records.arrived(arrival(0, 2_200), 0); // after 1: reordered, and 1200 ns: late
+        records.arrived(arrival(1, 2_300), 0); // again
+        records.arrived(arrival(3, 4_200), 0);
+        records.arrived(arrival(9, 4_300), 0); // never sent
+        let steps = StepDetector::new(&SystemClock);
+        let tally = tally(records.as_slice(), &plan(&steps));
+        assert_eq!(
+            tally.counts,
+            Counts { sent: 4, received: 3, lost: 1, duplicate: 1, reordered: 1, late: 1 }
+        );
+        let mut csv = Vec::new();
+        write_csv(records.as_slice(), &plan(&steps), &mut csv).expect("memory");
+        let text = String::from_utf8(csv).expect("ASCII");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], CSV_HEADER);
+        assert_eq!(lines[1], "0,1000,1000,,2190,2200,late+reordered");
+        assert_eq!(lines[2], "1,2000,2000,,2090,2100,duplicate");
+        assert_eq!(lines[3], "2,3000,3000,,,,lost");
+    }
+
+    #[test]
+    fn a_transmit_stamp_before_the_sending_belongs_to_another_packet() {
+        let mut records = Records::with_capacity(1);
+        records.sent(1_000, 0);
+        records.stamped(0, 900);
+        assert_eq!(records.as_slice()[0].kernel_tx_ns, MISSING);
+        records.stamped(0, 1_200);
+        records.stamped(7, 1_200);
+        assert_eq!(records.as_slice()[0].kernel_tx_ns, 1_200);
+    }
+
+    /// A wall clock that can be set, over a monotonic one that stands still.
+    struct SettableClock(Cell<i64>);
+
+    impl Clock for SettableClock {
+        fn realtime_ns(&self) -> i64 {
+            self.0.get()
+        }
+        fn monotonic_ns(&self) -> i64 {
+            0
+        }
+    }
+
+    #[test]
+    fn samples_that_straddle_a_clock_step_are_in_no_distribution() {
+        let clock = SettableClock(Cell::new(0));
+        let mut steps = StepDetector::new(&clock);
+        let mut records = Records::with_capacity(3);
+        records.sent(1_000, steps.checks());
+        records.arrived(arrival(0, 1_100), steps.checks());
+        steps.check(&clock);
+        steps.check(&clock);
+        records.sent(2_000, steps.checks());
+        clock.0.set(50_000);
+        assert!(steps.check(&clock));
+        records.arrived(arrival(1, 52_100), steps.checks());
+        records.sent(53_000, steps.checks());
+        records.arrived(arrival(2, 53_100), steps.checks());
+        let plan = Plan { timeout_ns: 10_000, ..plan(&steps) };
+        let tally = tally(records.as_slice(), &plan);
+        assert_eq!(tally.straddling, 1);
+        assert_eq!((tally.counts.received, tally.counts.late), (3, 0));
+        assert_eq!(tally.rtt_user.count(), 2);
+        let summary = tally.rtt_user.summary().expect("samples");
+        assert_eq!((summary.min_ns, summary.max_ns), (100, 100));
+        // Packet 2 was due at 3000 of the old clock: 53000 of the new one.
+        assert_eq!(tally.slip.summary().map(|slip| slip.max_ns), Some(0));
+    }
+
+    #[test]
+    fn the_rate_inside_a_burst_is_between_its_first_and_last_packet() {
+        let mut records = Records::with_capacity(6);
+        for burst in 0..2 {
+            for packet in 0..3 {
+                records.sent(1 + burst * 1_000_000 + packet * 1_000, 0);
+            }
+        }
+        assert_eq!(burst_rates(records.as_slice(), 3), (Some(1e6), None));
+    }
+}

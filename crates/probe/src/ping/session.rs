@@ -1,0 +1,261 @@
+//! The open loop: sends on schedule whether or not answers came, collects answers and stamps in the
+//! time that is left. Knows neither protocol nor sockets.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use nix::errno::Errno;
+
+use super::record::{Arrival, Records};
+use super::transport::{Transport, is_warmup};
+use crate::clock::{self, SPIN_NS, Schedule, StepDetector, SystemClock};
+use crate::error::Error;
+
+/// How long after a packet its answer is polled for before the thread sleeps [ns]. An answer that
+/// comes later than this is read after a wake-up, which its user stamp shows.
+const ANSWER_SPIN_NS: i64 = 200_000;
+/// The clocks are compared about this often [ns].
+const CHECK_NS: i64 = 10_000_000;
+/// Fetching a transmit stamp takes about a microsecond; it is done when this much time is left [ns].
+const STAMP_SLACK_NS: i64 = 6_000;
+/// From the decision to start until the first packet [ns].
+const LEAD_NS: i64 = 2_000_000;
+
+/// What to send.
+#[derive(Debug, Clone, Copy)]
+pub struct Order {
+    /// When each packet is due.
+    pub schedule: Schedule,
+    /// How many packets.
+    pub count: u64,
+    /// Sending ends this long after its start, however many packets are left [ns].
+    pub deadline_ns: Option<i64>,
+    /// How long to wait for answers after the last packet [ns].
+    pub timeout_ns: i64,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Every packet.
+    pub records: Records,
+    /// What was seen of the wall clock.
+    pub steps: StepDetector,
+    /// CLOCK_REALTIME of the schedule's start [ns].
+    pub start_ns: i64,
+    /// From the schedule's start to the end of waiting [ns].
+    pub elapsed_ns: i64,
+    /// A signal ended it.
+    pub interrupted: bool,
+    /// Packets that the kernel refused, by error.
+    pub refused: BTreeMap<String, u64>,
+    /// Why it ended before its time, other than by a signal.
+    pub failure: Option<Error>,
+}
+
+struct Session<'a> {
+    transport: &'a mut dyn Transport,
+    records: Records,
+    steps: StepDetector,
+    checked_ns: i64,
+    refused: BTreeMap<String, u64>,
+    failure: Option<Error>,
+}
+
+/// Runs `order` over `transport`, until it is done or `stop` says so.
+pub fn run(transport: &mut dyn Transport, order: Order, stop: &dyn Fn() -> bool) -> Outcome {
+    let records = Records::with_capacity(order.count);
+    lock_memory();
+    clock::tighten_timers();
+    let steps = StepDetector::new(&SystemClock);
+    let start = clock::monotonic_ns() + LEAD_NS;
+    let start_ns = clock::realtime_offset(&SystemClock).0 + start;
+    let mut session = Session {
+        transport,
+        records,
+        steps,
+        checked_ns: start,
+        refused: BTreeMap::new(),
+        failure: None,
+    };
+    let mut interrupted = session.send_all(order, start, stop);
+    if session.failure.is_none() {
+        interrupted |= session.wait_for_answers(order.timeout_ns, stop);
+    }
+    session.collect_stamps();
+    session.steps.check(&SystemClock);
+    Outcome {
+        start_ns,
+        elapsed_ns: clock::monotonic_ns() - start,
+        interrupted,
+        refused: session.refused,
+        failure: session.failure,
+        steps: session.steps,
+        records: session.records,
+    }
+}
+
+/// Keeps the pages that there are in memory, where that is allowed.
+fn lock_memory() {
+    // SAFETY: takes a flag, touches no memory of ours.
+    unsafe { libc::mlockall(libc::MCL_CURRENT) };
+}
+
+impl Session<'_> {
+    /// Sends every packet at its time; true when `stop` ended it.
+    fn send_all(&mut self, order: Order, start: i64, stop: &dyn Fn() -> bool) -> bool {
+        let mut last_tx = start;
+        for sequence in 0..order.count {
+            self.transport.prepare(sequence);
+            let due = start + order.schedule.due_ns(sequence);
+            let now = self.wait_until_due(due, last_tx, stop);
+            if stop() {
+                return true;
+            }
+            if self.failure.is_some() || order.deadline_ns.is_some_and(|d| now >= start + d) {
+                return false;
+            }
+            let sent = self.transport.transmit();
+            // Read before anything else: on a short path the answer is there already.
+            let answer = self.transport.receive();
+            last_tx = now;
+            match sent {
+                Ok(user_tx_ns) => self.records.sent(user_tx_ns, self.steps.checks()),
+                Err(error) => self.not_sent(&error),
+            }
+            self.take(answer);
+            if now - self.checked_ns > CHECK_NS {
+                self.check_clock(now);
+            }
+        }
+        false
+    }
+
+    /// Uses the time until `due`; returns when it has come (or something has failed).
+    #[inline]
+    fn wait_until_due(&mut self, due: i64, last_tx: i64, stop: &dyn Fn() -> bool) -> i64 {
+        loop {
+            let now = clock::monotonic_ns();
+            let slack = due - now;
+            if slack <= 0 || self.failure.is_some() {
+                return now;
+            }
+            let answer = self.transport.receive();
+            if self.take(answer) {
+                continue;
+            }
+            if slack > STAMP_SLACK_NS && self.transport.stamps_pending() {
+                if let Some((sequence, kernel_tx_ns)) = self.transport.transmit_stamp() {
+                    self.records.stamped(sequence, kernel_tx_ns);
+                    continue;
+                }
+            }
+            if slack <= SPIN_NS {
+                std::hint::spin_loop();
+                continue;
+            }
+            if now - self.checked_ns > CHECK_NS {
+                self.check_clock(now);
+            }
+            if stop() {
+                return now;
+            }
+            let polling = self.records.outstanding() > 0 && now - last_tx < ANSWER_SPIN_NS;
+            if polling {
+                std::hint::spin_loop();
+            } else {
+                self.sleep((slack - SPIN_NS).min(100_000_000));
+            }
+        }
+    }
+
+    /// Waits for the answers that are outstanding; true when `stop` ended it.
+    fn wait_for_answers(&mut self, timeout_ns: i64, stop: &dyn Fn() -> bool) -> bool {
+        let begin = clock::monotonic_ns();
+        let end = begin + timeout_ns;
+        loop {
+            let answer = self.transport.receive();
+            if self.take(answer) {
+                continue;
+            }
+            let now = clock::monotonic_ns();
+            // A duplicate of the last answer needs a moment more.
+            let end =
+                if self.records.outstanding() == 0 { end.min(begin + ANSWER_SPIN_NS) } else { end };
+            if now >= end || self.failure.is_some() {
+                return false;
+            }
+            if stop() {
+                return true;
+            }
+            if now - self.checked_ns > CHECK_NS {
+                self.check_clock(now);
+            }
+            self.collect_stamps();
+            if now - begin > ANSWER_SPIN_NS {
+                self.sleep((end - now).min(50_000_000));
+            }
+        }
+    }
+
+    fn sleep(&mut self, timeout_ns: i64) {
+        if let Err(error) = self.transport.wait(timeout_ns) {
+            self.fail_if_interface_is_gone(&error);
+        }
+    }
+
+    fn collect_stamps(&mut self) {
+        while let Some((sequence, kernel_tx_ns)) = self.transport.transmit_stamp() {
+            self.records.stamped(sequence, kernel_tx_ns);
+        }
+    }
+
+    /// Notes what was received; true when it was something.
+    #[inline]
+    fn take(&mut self, answer: io::Result<Option<Arrival>>) -> bool {
+        match answer {
+            Ok(None) => false,
+            Ok(Some(arrival)) => {
+                if !is_warmup(arrival.sequence) {
+                    self.records.arrived(arrival, self.steps.checks());
+                }
+                true
+            }
+            Err(error) => {
+                // Such an error was left by an earlier packet and is gone now that it was read.
+                self.fail_if_interface_is_gone(&error);
+                false
+            }
+        }
+    }
+
+    fn not_sent(&mut self, error: &io::Error) {
+        self.records.sent(super::record::MISSING, self.steps.checks());
+        let name = match error.raw_os_error() {
+            Some(errno) => format!("{:?}", Errno::from_raw(errno)),
+            None => error.to_string(),
+        };
+        *self.refused.entry(name).or_default() += 1;
+        if !matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EAGAIN | libc::ENOMEM)) {
+            self.fail_if_interface_is_gone(error);
+        }
+    }
+
+    fn fail_if_interface_is_gone(&mut self, error: &io::Error) {
+        let (name, there) = self.transport.interface();
+        if !there && self.failure.is_none() {
+            self.failure = Some(Error::failed(
+                format!(
+                    "interface {name} vanished after {} packets ({error})",
+                    self.records.as_slice().len()
+                ),
+                "what was measured until then is printed; repeat the run when it is back",
+            ));
+        }
+    }
+
+    fn check_clock(&mut self, now: i64) {
+        self.steps.check(&SystemClock);
+        self.checked_ns = now;
+    }
+}

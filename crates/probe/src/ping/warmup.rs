@@ -1,0 +1,226 @@
+//! Before the first sample: resolves the next hop (ARP, ND), makes sure that the target answers,
+//! chooses the shortest way to it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+use super::packet::{DepartureWatch, PacketTransport, interface_name};
+use super::socket::{Kind, Route, SocketTransport, unreachable};
+use super::transport::{Transport, is_warmup};
+use crate::clock::{self, NANOS_PER_SECOND};
+use crate::error::{Error, Result};
+use crate::wire::WARMUP_BIT;
+
+/// Which way the probes take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Path {
+    /// `packet` where it works, else `socket`.
+    #[default]
+    Auto,
+    /// Whole frames by a packet socket, answers by a ring: stamps closest to the wire.
+    Packet,
+    /// The kernel's ICMP or UDP sockets: what an application sees.
+    Socket,
+}
+
+/// The kernel gives up on a neighbour after 3 s (three requests); then it is known why.
+const PATIENCE_NS: i64 = 3_500_000_000;
+/// Between two warm-up packets [ns].
+const INTERVAL_NS: i64 = 100_000_000;
+/// Warm-up packets over the way that was chosen: caches, and the kernel's receive stamps, which it
+/// switches on in the background.
+const ROUNDS: u64 = 10;
+
+/// A way to the target that was tried.
+pub struct Ready {
+    /// Sends and receives.
+    pub transport: Box<dyn Transport>,
+    /// Source address of the probes.
+    pub source: std::net::IpAddr,
+    /// What a reader should know.
+    pub warnings: Vec<String>,
+}
+
+/// Finds a way for probes of `kind` along `route` and tries it.
+///
+/// # Errors
+/// No route, no neighbour, no answer, too large for the MTU; or `path` is `packet` and that way is
+/// closed.
+pub fn prepare(
+    kind: Kind,
+    route: &Route,
+    payload_bytes: usize,
+    size_bytes: usize,
+    path: Path,
+    stop: &dyn Fn() -> bool,
+) -> Result<Ready> {
+    let mut socket = SocketTransport::open(kind, route, payload_bytes)?;
+    let source = socket.source();
+    let watch = match path {
+        Path::Socket => Err(io::Error::from(io::ErrorKind::Unsupported)),
+        Path::Auto | Path::Packet => DepartureWatch::open(),
+    };
+    await_answer(&mut socket, route, size_bytes, stop)?;
+    let departure = match &watch {
+        Ok(watch) => watch.next(socket.probe(), route.target.ip()).ok().flatten(),
+        Err(_) => None,
+    };
+    if let Some(departure) = &departure {
+        if let Ok(name) = interface_name(departure.interface) {
+            socket.set_interface(&name);
+        }
+    }
+    if path == Path::Socket {
+        warm(&mut socket, stop);
+        return Ok(Ready { transport: Box::new(socket), source, warnings: Vec::new() });
+    }
+    let probe = socket.probe();
+    let why = match (watch, departure) {
+        (Err(error), _) => format!("packet sockets are closed to this user ({error})"),
+        (_, None) => "the kernel's own probe was not seen to leave".to_owned(),
+        (_, Some(departure)) => match PacketTransport::open(&departure, probe) {
+            Ok(mut packet) => {
+                if warm(&mut packet, stop) > 0 {
+                    packet.keep(socket).map_err(|error| {
+                        Error::failed(format!("cannot keep the probes' port: {error}"), "")
+                    })?;
+                    return Ok(Ready { transport: Box::new(packet), source, warnings: Vec::new() });
+                }
+                "no answer came that way".to_owned()
+            }
+            Err(error) => error.to_string(),
+        },
+    };
+    if path == Path::Packet {
+        return Err(Error::failed(
+            format!("cannot send whole frames to {}: {why}", route.target.ip()),
+            "use --path socket, or run where CAP_NET_RAW is held",
+        ));
+    }
+    warm(&mut socket, stop);
+    let warnings =
+        vec![format!("probes go through the kernel's sockets, whose cost is in rtt_user: {why}")];
+    Ok(Ready { transport: Box::new(socket), source, warnings })
+}
+
+/// Sends warm-up packets until one is answered.
+fn await_answer(
+    socket: &mut SocketTransport,
+    route: &Route,
+    size_bytes: usize,
+    stop: &dyn Fn() -> bool,
+) -> Result<()> {
+    let begin = clock::monotonic_ns();
+    let mut number = 0;
+    loop {
+        socket.prepare(WARMUP_BIT | number);
+        number += 1;
+        if let Err(error) = socket.transmit() {
+            match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
+                Errno::EMSGSIZE => return Err(too_large(route, size_bytes)),
+                Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR => {}
+                errno => return Err(unreachable(route, errno)),
+            }
+        }
+        let next = clock::monotonic_ns() + INTERVAL_NS;
+        loop {
+            match socket.receive() {
+                Ok(Some(_)) => return Ok(()),
+                Ok(None) => {}
+                Err(error) => {
+                    let errno = Errno::from_raw(error.raw_os_error().unwrap_or(0));
+                    return Err(unreachable(route, errno));
+                }
+            }
+            if let Some(errno) = socket.failure() {
+                return Err(unreachable(route, Errno::from_raw(errno)));
+            }
+            let now = clock::monotonic_ns();
+            if stop() {
+                return Err(Error::failed("interrupted before the first answer", ""));
+            }
+            if now >= next {
+                break;
+            }
+            socket
+                .wait(next - now)
+                .map_err(|error| Error::failed(format!("cannot wait for answers: {error}"), ""))?;
+        }
+        if clock::monotonic_ns() - begin > PATIENCE_NS {
+            return Err(silent(route));
+        }
+    }
+}
+
+/// A few packets over the way that will be used, one after the other; returns how many answers came.
+fn warm(transport: &mut dyn Transport, stop: &dyn Fn() -> bool) -> u64 {
+    let mut answered = 0;
+    for round in 0..ROUNDS {
+        transport.prepare(WARMUP_BIT | (1_000 + round));
+        if transport.transmit().is_ok() {
+            let end = clock::monotonic_ns() + NANOS_PER_SECOND / 10;
+            while clock::monotonic_ns() < end && !stop() {
+                match transport.receive() {
+                    Ok(Some(arrival)) if is_warmup(arrival.sequence) => {
+                        answered += 1;
+                        break;
+                    }
+                    _ => std::hint::spin_loop(),
+                }
+            }
+        }
+        if answered == 0 && round >= 3 {
+            break;
+        }
+        // Receive stamps need some milliseconds from when they were asked for.
+        clock::sleep_until(clock::monotonic_ns() + 2_000_000);
+        while transport.transmit_stamp().is_some() {}
+    }
+    answered
+}
+
+fn silent(route: &Route) -> Error {
+    let (target, port) = (route.target.ip(), route.target.port());
+    let seconds = PATIENCE_NS as f64 / 1e9;
+    if port == 0 {
+        Error::failed(
+            format!("{target} did not answer an echo request within {seconds} s"),
+            "is it up, and does it answer echo requests (net.ipv4.icmp_echo_ignore_all, firewall)?",
+        )
+    } else {
+        Error::failed(
+            format!("no STAMP answer from {target}, UDP port {port}, within {seconds} s"),
+            "start `pw-probe reflect` there, or name its port with --port; is there a firewall?",
+        )
+    }
+}
+
+fn too_large(route: &Route, size_bytes: usize) -> Error {
+    let what =
+        format!("a frame of {size_bytes} bytes does not fit the path to {}", route.target.ip());
+    // A frame is the MTU with Ethernet header and FCS.
+    let remedy = match path_mtu(route) {
+        Some(mtu) => format!(
+            "its MTU is {mtu}: the largest is --size {}, or raise the MTU (ip link set IF mtu N)",
+            mtu + 18
+        ),
+        None => "choose a smaller --size, or raise the MTU (ip link set IF mtu N)".to_owned(),
+    };
+    Error::bad_input(what, remedy)
+}
+
+fn path_mtu(route: &Route) -> Option<i32> {
+    let ipv6 = route.target.is_ipv6();
+    let family = if ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    let socket: OwnedFd = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).ok()?;
+    let mut target = route.target;
+    target.set_port(9);
+    let address = nix::sys::socket::SockaddrStorage::from(target);
+    nix::sys::socket::connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &address).ok()?;
+    let (level, name) =
+        if ipv6 { (libc::IPPROTO_IPV6, libc::IPV6_MTU) } else { (libc::IPPROTO_IP, libc::IP_MTU) };
+    crate::timestamping::get_option(socket.as_fd(), level, name).ok()
+}

@@ -1,0 +1,137 @@
+//! The other end of background load: takes UDP datagrams of a port, counts them by source,
+//! discards them. Knows nothing of their contents.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, recvmsg, setsockopt,
+    socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+use serde::Serialize;
+
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::output::Output;
+use crate::stop::{self, Lifetime};
+
+/// Takes UDP datagrams on a port, counts them by source address, and discards them.
+///
+/// Needs no privileges, one thread and some kilobytes. Prints `ready` on stderr once datagrams
+/// are counted, and its counts when it ends.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    pw-probe sink --listen 198.18.0.2:5000\n  \
+    pw-probe sink --listen [::]:5000 --duration 30 --with-parent      IPv4 and IPv6")]
+pub struct Args {
+    /// Where to listen; [::]:PORT takes IPv4 too
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: SocketAddr,
+    /// How long to count [s]; without it until SIGINT or SIGTERM
+    #[arg(long, value_name = "S", value_parser = crate::units::seconds)]
+    pub duration: Option<Duration>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its help comes from its own fields")]
+    pub lifetime: Lifetime,
+}
+
+#[derive(Debug, Default, Clone, Copy, Serialize)]
+struct Count {
+    packets: u64,
+    payload_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    listen: SocketAddr,
+    started_ns: i64,
+    duration_s: f64,
+    packets: u64,
+    payload_bytes: u64,
+    /// By source address, not port; `other` beyond [`MOST_SOURCES`].
+    sources: BTreeMap<String, Count>,
+    interrupted: bool,
+}
+
+/// More sources than these are counted together, so that memory stays bounded.
+const MOST_SOURCES: usize = 4096;
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    args.lifetime.begin()?;
+    let failed = |errno: nix::Error| {
+        let remedy = match errno {
+            nix::Error::EADDRINUSE => "another program listens there: choose another port",
+            nix::Error::EADDRNOTAVAIL => "the address is none of this machine's: see `ip address`",
+            nix::Error::EACCES => "ports below 1024 need root: choose another",
+            _ => "",
+        };
+        Error::failed(format!("cannot listen on {}: {errno}", args.listen), remedy)
+    };
+    let family = if args.listen.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    let socket =
+        socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).map_err(failed)?;
+    if args.listen.is_ipv6() && args.listen.ip().is_unspecified() {
+        setsockopt(&socket, sockopt::Ipv6V6Only, &false).map_err(failed)?;
+    }
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(args.listen)).map_err(failed)?;
+    // A bounded wait, so that the end of --duration is seen without traffic.
+    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(50)).map_err(failed)?;
+    let started_ns = clock::realtime_ns();
+    let start_ns = clock::monotonic_ns();
+    let end_ns =
+        args.duration.map_or(i64::MAX, |d| start_ns.saturating_add_unsigned(d.as_nanos() as u64));
+    eprintln!("ready");
+
+    let mut sources: BTreeMap<IpAddr, Count> = BTreeMap::new();
+    let (mut total, mut other) = (Count::default(), Count::default());
+    while !stop::requested() && clock::monotonic_ns() < end_ns {
+        match receive(&socket) {
+            Ok((bytes, from)) => {
+                let full = sources.len() >= MOST_SOURCES && !sources.contains_key(&from);
+                let source = if full { &mut other } else { sources.entry(from).or_default() };
+                for count in [source, &mut total] {
+                    count.packets += 1;
+                    count.payload_bytes += bytes as u64;
+                }
+            }
+            Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
+            Err(errno) => {
+                return Err(Error::failed(
+                    format!("cannot receive on {}: {errno}", args.listen),
+                    "",
+                ));
+            }
+        }
+    }
+    let mut by_source: BTreeMap<String, Count> =
+        sources.into_iter().map(|(ip, count)| (ip.to_string(), count)).collect();
+    if other.packets > 0 {
+        by_source.insert("other".into(), other);
+    }
+    let report = Report {
+        listen: args.listen,
+        started_ns,
+        duration_s: (clock::monotonic_ns() - start_ns) as f64 / 1e9,
+        packets: total.packets,
+        payload_bytes: total.payload_bytes,
+        sources: by_source,
+        interrupted: args.duration.is_some() && stop::requested(),
+    };
+    Output::new("sink", report).print()
+}
+
+/// Takes one datagram; returns the length of its payload and who sent it. MSG_TRUNC tells the
+/// length without copying the payload.
+fn receive(socket: &OwnedFd) -> nix::Result<(usize, IpAddr)> {
+    let message =
+        recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut [], None, MsgFlags::MSG_TRUNC)?;
+    let from = message.address.and_then(|address| {
+        let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().to_canonical()))
+    });
+    Ok((message.bytes, from.unwrap_or(Ipv6Addr::UNSPECIFIED.into())))
+}

@@ -1,0 +1,298 @@
+//! Joins what several capture points saw of the same probes. Knows nothing of where it was seen,
+//! and no clock: all stamps are given.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use serde::Serialize;
+
+use super::decode::{Probe, Protocol, Sequence};
+use crate::histogram::{LatencyRecorder, LatencySummary};
+
+/// One probe that passed one point.
+#[derive(Debug, Clone, Copy)]
+pub struct Sighting {
+    /// The probe.
+    pub probe: Probe,
+    /// When [CLOCK_REALTIME, ns].
+    pub stamp_ns: i64,
+}
+
+/// What one point saw.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct PointSummary {
+    /// Probes, duplicates included, warm-up not.
+    pub packets: u64,
+    /// Requests, each counted once.
+    pub requests: u64,
+    /// Replies, each counted once.
+    pub replies: u64,
+    /// Probes seen again in the same direction.
+    pub duplicates: u64,
+    /// Probes that warmed up the path; left out everywhere.
+    pub warmup: u64,
+    /// Requests whose reply did not pass.
+    pub requests_unmatched: u64,
+    /// Replies whose request did not pass.
+    pub replies_unmatched: u64,
+    /// From request to reply at this point: the RTT at a sender's NIC, the response time at a
+    /// responder's.
+    pub response: Option<LatencySummary>,
+}
+
+type Flow = (Protocol, u16);
+type Key = (Flow, u64);
+
+/// No stamp: the probe was not seen.
+const UNSEEN: i64 = i64::MIN;
+
+#[derive(Debug)]
+struct Row {
+    key: Key,
+    /// Whether the number was unwrapped, and so starts at [`UNWRAP_BASE`].
+    unwrapped: bool,
+    first_ns: i64,
+}
+
+/// Unwrapped numbers start this far up, so that a first packet that was overtaken by later ones
+/// does not go below zero.
+const UNWRAP_BASE: u64 = 1 << 32;
+
+/// Joins sightings into one row a probe.
+#[derive(Debug)]
+pub struct Joiner {
+    points: usize,
+    rows: Vec<Row>,
+    /// By row: request and reply of each point.
+    stamps: Vec<i64>,
+    index: HashMap<Key, usize>,
+    /// The last unwrapped number of a flow, anywhere, and by point and direction.
+    last: HashMap<Flow, u64>,
+    last_at: HashMap<(Flow, usize, bool), u64>,
+    summaries: Vec<PointSummary>,
+}
+
+impl Joiner {
+    /// A joiner of `points` points.
+    pub fn new(points: usize) -> Self {
+        Self {
+            points,
+            rows: Vec::new(),
+            stamps: Vec::new(),
+            index: HashMap::new(),
+            last: HashMap::new(),
+            last_at: HashMap::new(),
+            summaries: vec![PointSummary::default(); points],
+        }
+    }
+
+    /// Adds everything that the points saw, in the order of time.
+    pub fn join(points: &[Vec<Sighting>]) -> Self {
+        let mut joiner = Self::new(points.len());
+        let mut order: Vec<(i64, usize, usize)> = Vec::new();
+        for (point, sightings) in points.iter().enumerate() {
+            order.extend(sightings.iter().enumerate().map(|(i, s)| (s.stamp_ns, point, i)));
+        }
+        order.sort_unstable();
+        for (_, point, index) in order {
+            joiner.add(point, points[point][index]);
+        }
+        joiner
+    }
+
+    /// Adds one sighting; those of one point in the order of time.
+    pub fn add(&mut self, point: usize, sighting: Sighting) {
+        let Sighting { probe, stamp_ns } = sighting;
+        if probe.warmup {
+            self.summaries[point].warmup += 1;
+            return;
+        }
+        let flow = (probe.protocol, probe.id);
+        let (sequence, unwrapped) = match probe.sequence {
+            Sequence::Wide(sequence) => (sequence, false),
+            Sequence::Short(low) => (self.unwrap(flow, point, probe.reply, low.into(), 16), true),
+            Sequence::Half(low) => (self.unwrap(flow, point, probe.reply, low.into(), 32), true),
+        };
+        let key = (flow, sequence);
+        let row = *self.index.entry(key).or_insert_with(|| {
+            self.rows.push(Row { key, unwrapped, first_ns: stamp_ns });
+            self.stamps.extend(std::iter::repeat_n(UNSEEN, 2 * self.points));
+            self.rows.len() - 1
+        });
+        let summary = &mut self.summaries[point];
+        summary.packets += 1;
+        let slot = &mut self.stamps[(row * self.points + point) * 2 + usize::from(probe.reply)];
+        if *slot != UNSEEN {
+            summary.duplicates += 1;
+            return;
+        }
+        *slot = stamp_ns;
+        self.rows[row].first_ns = self.rows[row].first_ns.min(stamp_ns);
+        *(if probe.reply { &mut summary.replies } else { &mut summary.requests }) += 1;
+    }
+
+    /// The number nearest to the last one of this flow here whose lowest `bits` are `low`.
+    fn unwrap(&mut self, flow: Flow, point: usize, reply: bool, low: u64, bits: u32) -> u64 {
+        let modulus = 1_u64 << bits;
+        let here = (flow, point, reply);
+        let last = self.last_at.get(&here).or_else(|| self.last.get(&flow)).copied();
+        let sequence = match last {
+            None => UNWRAP_BASE + low,
+            Some(last) => {
+                let ahead = low.wrapping_sub(last) % modulus;
+                if ahead < modulus / 2 { last + ahead } else { last + ahead - modulus }
+            }
+        };
+        self.last_at.insert(here, sequence);
+        self.last.insert(flow, sequence);
+        sequence
+    }
+
+    /// Number of probes seen anywhere.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn stamp(&self, row: usize, point: usize, reply: bool) -> Option<i64> {
+        let stamp = self.stamps[(row * self.points + point) * 2 + usize::from(reply)];
+        (stamp != UNSEEN).then_some(stamp)
+    }
+
+    /// What each point saw.
+    pub fn summaries(&self) -> Vec<PointSummary> {
+        let mut summaries = self.summaries.clone();
+        for (point, summary) in summaries.iter_mut().enumerate() {
+            let mut response = LatencyRecorder::new();
+            for row in 0..self.rows.len() {
+                match (self.stamp(row, point, false), self.stamp(row, point, true)) {
+                    (Some(request), Some(reply)) => response.record(reply - request),
+                    (Some(_), None) => summary.requests_unmatched += 1,
+                    (None, Some(_)) => summary.replies_unmatched += 1,
+                    (None, None) => {}
+                }
+            }
+            summary.response = response.summary();
+        }
+        summaries
+    }
+
+    /// Writes `proto,id,seq,<NAME>_request_ns,<NAME>_reply_ns,…`, one row a probe in the order of
+    /// time; a stamp that is not there is empty.
+    pub fn write_csv(&self, names: &[&str], out: &mut impl Write) -> std::io::Result<()> {
+        write!(out, "proto,id,seq")?;
+        for name in names {
+            write!(out, ",{name}_request_ns,{name}_reply_ns")?;
+        }
+        writeln!(out)?;
+        let mut order: Vec<usize> = (0..self.rows.len()).collect();
+        order.sort_by_key(|&row| self.rows[row].first_ns);
+        for row in order {
+            let ((protocol, id), sequence) = self.rows[row].key;
+            write!(out, "{},{id},", protocol.name())?;
+            if self.rows[row].unwrapped {
+                write!(out, "{}", sequence as i64 - UNWRAP_BASE as i64)?;
+            } else {
+                write!(out, "{sequence}")?;
+            }
+            for point in 0..self.points {
+                for reply in [false, true] {
+                    match self.stamp(row, point, reply) {
+                        Some(stamp_ns) => write!(out, ",{stamp_ns}")?,
+                        None => write!(out, ",")?,
+                    }
+                }
+            }
+            writeln!(out)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(sequence: Sequence, reply: bool, stamp_ns: i64) -> Sighting {
+        let protocol = Protocol::Icmp;
+        Sighting { probe: Probe { protocol, id: 5, sequence, reply, warmup: false }, stamp_ns }
+    }
+
+    fn csv(joiner: &Joiner, names: &[&str]) -> String {
+        let mut out = Vec::new();
+        joiner.write_csv(names, &mut out).expect("memory");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_probe_is_one_row_with_the_stamps_of_all_points() {
+        let joiner = Joiner::join(&[
+            vec![seen(Sequence::Wide(1), false, 10), seen(Sequence::Wide(1), true, 90)],
+            vec![seen(Sequence::Wide(1), false, 30), seen(Sequence::Wide(1), true, 70)],
+        ]);
+        assert_eq!(
+            csv(&joiner, &["a", "b"]),
+            "proto,id,seq,a_request_ns,a_reply_ns,b_request_ns,b_reply_ns\nicmp,5,1,10,90,30,70\n"
+        );
+        let response: Vec<_> =
+            joiner.summaries().iter().map(|s| s.response.as_ref().map(|r| r.max_ns)).collect();
+        assert_eq!(response, [Some(80), Some(40)]);
+    }
+
+    #[test]
+    fn duplicates_and_the_unmatched_are_counted_and_the_first_stamp_stays() {
+        let joiner = Joiner::join(&[vec![
+            seen(Sequence::Wide(1), false, 10),
+            seen(Sequence::Wide(2), false, 11),
+            seen(Sequence::Wide(1), true, 20),
+            seen(Sequence::Wide(1), true, 25),
+            seen(Sequence::Wide(3), true, 30),
+        ]]);
+        let summary = &joiner.summaries()[0];
+        assert_eq!((summary.packets, summary.requests, summary.replies), (5, 2, 2));
+        assert_eq!(summary.duplicates, 1);
+        assert_eq!((summary.requests_unmatched, summary.replies_unmatched), (1, 1));
+        assert_eq!(summary.response.as_ref().map(|r| (r.count, r.max_ns)), Some((1, 10)));
+    }
+
+    #[test]
+    fn sixteen_bit_numbers_are_unwrapped_at_every_point() {
+        let mut points = vec![Vec::new(), Vec::new()];
+        for n in 65_000..200_000_u64 {
+            let sequence = Sequence::Short(n as u16);
+            points[0].push(seen(sequence, false, n as i64 * 100));
+            // The second point loses some, and sees them later.
+            if n % 7 != 0 {
+                points[1].push(seen(sequence, false, n as i64 * 100 + 40));
+            }
+            points[0].push(seen(sequence, true, n as i64 * 100 + 150));
+        }
+        let joiner = Joiner::join(&points);
+        assert_eq!(joiner.rows(), 135_000);
+        let summaries = joiner.summaries();
+        assert_eq!(summaries[0].response.as_ref().map(|r| (r.min_ns, r.max_ns)), Some((150, 150)));
+        assert_eq!(summaries[0].duplicates + summaries[1].duplicates, 0);
+        assert!(csv(&joiner, &["a", "b"]).contains("\nicmp,5,131072,"));
+    }
+
+    #[test]
+    fn every_sighting_is_counted_once_whatever_its_order() {
+        bolero::check!().with_type::<Vec<(u8, bool, u8, i32)>>().for_each(|sightings| {
+            let mut points = vec![Vec::new(), Vec::new(), Vec::new()];
+            for &(point, reply, sequence, stamp) in sightings {
+                let sighting = seen(Sequence::Short(sequence.into()), reply, stamp.into());
+                points[usize::from(point % 3)].push(sighting);
+            }
+            let joiner = Joiner::join(&points);
+            for (summary, sightings) in joiner.summaries().iter().zip(&points) {
+                assert_eq!(summary.packets, sightings.len() as u64);
+                let sorted = summary.requests + summary.replies + summary.duplicates;
+                assert_eq!(sorted, summary.packets);
+                let matched = summary.response.as_ref().map_or(0, |r| r.count);
+                assert_eq!(matched + summary.requests_unmatched, summary.requests);
+                assert_eq!(matched + summary.replies_unmatched, summary.replies);
+            }
+            let rows = csv(&joiner, &["a", "b", "c"]).lines().count();
+            assert_eq!(rows, joiner.rows() + 1);
+        });
+    }
+}

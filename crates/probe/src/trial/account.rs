@@ -1,0 +1,141 @@
+//! Accounts for every frame of a trial: received, lost, duplicate, reordered, late. Knows nothing
+//! of where the frames come from.
+
+use crate::frame::Stamped;
+use crate::histogram::LatencyRecorder;
+
+/// Counts the frames of one trial as they arrive.
+#[derive(Debug)]
+pub struct Account {
+    first_sequence: u64,
+    planned: u64,
+    late_after_ns: i64,
+    /// One bit a frame: seen already.
+    seen: Vec<u64>,
+    /// By flow: one more than the largest index that has arrived.
+    next_of_flow: Vec<u64>,
+    /// Frames that arrived in time, each counted once.
+    pub received: u64,
+    /// Further copies of frames that had arrived.
+    pub duplicates: u64,
+    /// Frames that arrived after a later one of their flow (RFC 4737, section 3.2).
+    pub reordered: u64,
+    /// Frames that took longer than the drain time; they count as lost.
+    pub late: u64,
+    /// Frames on our port that are none of this trial.
+    pub foreign: u64,
+    /// From handing over to the kernel's receive stamp, of the frames in `received` [ns].
+    pub latency: LatencyRecorder,
+}
+
+impl Account {
+    /// Starts an account of `planned` frames from `first_sequence` on, which take turns in
+    /// `flows` flows.
+    pub fn new(first_sequence: u64, planned: u64, flows: u16, late_after_ns: i64) -> Self {
+        Self {
+            first_sequence,
+            planned,
+            late_after_ns,
+            seen: vec![0; planned.div_ceil(64) as usize],
+            next_of_flow: vec![0; usize::from(flows.max(1))],
+            received: 0,
+            duplicates: 0,
+            reordered: 0,
+            late: 0,
+            foreign: 0,
+            latency: LatencyRecorder::new(),
+        }
+    }
+
+    /// Counts one frame that arrived at `rx_ns` [CLOCK_REALTIME].
+    #[inline]
+    pub fn record(&mut self, frame: Stamped, rx_ns: i64) {
+        let index = frame.sequence.wrapping_sub(self.first_sequence);
+        if index >= self.planned {
+            self.foreign += 1;
+            return;
+        }
+        let (word, bit) = ((index / 64) as usize, 1_u64 << (index % 64));
+        if self.seen[word] & bit != 0 {
+            self.duplicates += 1;
+            return;
+        }
+        self.seen[word] |= bit;
+        let flow = (frame.sequence % self.next_of_flow.len() as u64) as usize;
+        if index < self.next_of_flow[flow] {
+            self.reordered += 1;
+        } else {
+            self.next_of_flow[flow] = index + 1;
+        }
+        let latency_ns = rx_ns - frame.tx_ns;
+        if latency_ns > self.late_after_ns {
+            self.late += 1;
+        } else {
+            self.received += 1;
+            self.latency.record(latency_ns);
+        }
+    }
+
+    /// Frames that have arrived, in time or late.
+    pub fn arrived(&self) -> u64 {
+        self.received + self.late
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn frame(sequence: u64) -> Stamped {
+        Stamped { sequence, tx_ns: 1_000, source_port: 1, destination_port: 9 }
+    }
+
+    #[test]
+    fn duplicates_reordered_late_and_foreign_frames_are_told_apart() {
+        let mut account = Account::new(100, 10, 1, 5_000);
+        for (sequence, rx_ns) in [
+            (100, 1_500),
+            (102, 1_500),
+            (101, 1_600),
+            (102, 1_700),
+            (103, 7_000),
+            (110, 0),
+            (99, 0),
+        ] {
+            account.record(frame(sequence), rx_ns);
+        }
+        assert_eq!((account.received, account.duplicates, account.reordered), (3, 1, 1));
+        assert_eq!((account.late, account.foreign), (1, 2));
+        let latency = account.latency.summary().expect("three samples");
+        assert_eq!((latency.count, latency.min_ns, latency.max_ns), (3, 500, 600));
+    }
+
+    #[test]
+    fn flows_may_overtake_each_other() {
+        let mut account = Account::new(0, 10, 2, 5_000);
+        for sequence in [0, 2, 4, 1, 3, 5] {
+            account.record(frame(sequence), 2_000);
+        }
+        assert_eq!(account.reordered, 0);
+    }
+
+    #[test]
+    fn each_frame_counts_once_in_any_order() {
+        bolero::check!().with_type::<(u64, Vec<u8>)>().for_each(|(first, arrivals)| {
+            let mut account = Account::new(*first, 200, 3, i64::MAX);
+            for &index in arrivals {
+                account.record(frame(first.wrapping_add(u64::from(index))), 2_000);
+            }
+            let ours = arrivals.iter().filter(|&&index| index < 200);
+            let distinct = ours.clone().collect::<BTreeSet<_>>().len() as u64;
+            assert_eq!(account.received, distinct);
+            assert_eq!(account.duplicates, ours.count() as u64 - distinct);
+            assert_eq!(
+                account.foreign,
+                arrivals.iter().filter(|&&index| index >= 200).count() as u64
+            );
+        });
+    }
+}

@@ -1,0 +1,267 @@
+//! Reads the drop counters along a path and says which of them explain the loss. Knows nothing of
+//! how the loss was found.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
+
+use serde::Serialize;
+
+use crate::error::Result;
+use crate::netlink::{Link, Netlink};
+use crate::netns::{IfSpec, Netns, run_in};
+
+/// What an interface is to the trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// The generator sends by it.
+    Tx,
+    /// The sink captures on it.
+    Rx,
+    /// It lies between.
+    Between,
+}
+
+/// The counters of an interface, by name.
+pub type Counters = BTreeMap<&'static str, u64>;
+
+/// One reading of one interface.
+#[derive(Debug, Clone)]
+struct Reading {
+    link: Link,
+    /// Number, in this interface's namespace, of each place's namespace.
+    netns_numbers: Vec<Option<i32>>,
+    same_netns: Vec<bool>,
+    counters: Counters,
+}
+
+/// The counters of all places of a trial at one moment.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    readings: Vec<Reading>,
+}
+
+/// An interface's counters before and after a trial.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// The interface, as the user named it.
+    #[serde(rename = "where")]
+    pub place: String,
+    /// What it is to the trial.
+    pub role: Role,
+    /// Its driver's kind; empty on a physical NIC.
+    pub kind: String,
+    /// Its counters before the first frame.
+    pub before: Counters,
+    /// Its counters after the drain.
+    pub after: Counters,
+}
+
+/// Part of the loss, with the counter that explains it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Explained {
+    /// The interface, `sink` or `host`.
+    #[serde(rename = "where")]
+    pub place: String,
+    /// The counter.
+    pub counter: String,
+    /// Frames.
+    pub count: u64,
+}
+
+/// The counters that count lost frames, each frame in one of them only. The kernel's finer ones
+/// (rx_crc_errors, …) are parts of rx_errors and tx_errors (Documentation/networking/statistics).
+const DROPS: [&str; 7] = [
+    "rx_dropped",
+    "rx_errors",
+    "rx_missed_errors",
+    "rx_nohandler",
+    "tx_dropped",
+    "tx_errors",
+    "qdisc_drops",
+];
+
+fn counters(link: &Link, qdisc_drops: u64) -> Counters {
+    let s = &link.stats;
+    Counters::from([
+        ("rx_packets", s.rx_packets),
+        ("tx_packets", s.tx_packets),
+        ("rx_dropped", s.rx_dropped),
+        ("rx_errors", s.rx_errors),
+        ("rx_missed_errors", s.rx_missed_errors),
+        ("rx_nohandler", s.rx_nohandler),
+        ("tx_dropped", s.tx_dropped),
+        ("tx_errors", s.tx_errors),
+        ("qdisc_drops", qdisc_drops),
+    ])
+}
+
+/// The places of a trial.
+#[derive(Debug, Clone)]
+pub struct Places {
+    places: Vec<(IfSpec, Role)>,
+}
+
+impl Places {
+    /// The places `tx`, `rx` and those between; a place named twice counts once.
+    pub fn new(tx: &IfSpec, rx: &IfSpec, between: &[IfSpec]) -> Self {
+        let mut places = vec![(tx.clone(), Role::Tx), (rx.clone(), Role::Rx)];
+        for place in between {
+            if !places.iter().any(|(known, _)| known == place) {
+                places.push((place.clone(), Role::Between));
+            }
+        }
+        Self { places }
+    }
+
+    /// Reads the counters of all places.
+    ///
+    /// # Errors
+    /// One of them does not exist (any more).
+    pub fn read(&self) -> Result<Snapshot> {
+        let readings = self.places.iter().map(|(place, _)| self.read_one(place));
+        Ok(Snapshot { readings: readings.collect::<Result<_>>()? })
+    }
+
+    fn read_one(&self, place: &IfSpec) -> Result<Reading> {
+        run_in(place.netns.as_ref(), || {
+            let mut netlink = Netlink::open()?;
+            let link = netlink.link_at(&place.interface, place)?;
+            let counters = counters(&link, netlink.qdisc_drops(link.index)?);
+            let mut netns_numbers = Vec::new();
+            for (other, _) in &self.places {
+                let path = other.netns.as_ref().map_or("/proc/self/ns/net".into(), Netns::path);
+                let file = std::fs::File::open(path).ok();
+                netns_numbers.push(match file {
+                    Some(file) => netlink.netns_number(file.as_raw_fd())?,
+                    None => None,
+                });
+            }
+            let same_netns = self.places.iter().map(|(other, _)| other.netns == place.netns);
+            Ok(Reading { link, netns_numbers, same_netns: same_netns.collect(), counters })
+        })
+    }
+
+    /// The counters of every place before and after.
+    pub fn changes(&self, before: &Snapshot, after: &Snapshot) -> Vec<Change> {
+        let pairs = before.readings.iter().zip(&after.readings);
+        pairs
+            .zip(&self.places)
+            .map(|((before, after), (place, role))| Change {
+                place: place.to_string(),
+                role: *role,
+                kind: after.link.kind.clone(),
+                before: before.counters.clone(),
+                after: after.counters.clone(),
+            })
+            .collect()
+    }
+
+    /// The drop counters that rose. `refused` are frames that the sending interface refused and
+    /// counted as dropped, and that were sent again.
+    ///
+    /// A frame that a veth pair loses on its way across is counted on both sides (tx_dropped
+    /// here, rx_dropped there): it is taken from the sending side alone where that is a place too.
+    pub fn drops(&self, before: &Snapshot, after: &Snapshot, refused: u64) -> Vec<Explained> {
+        let rise = |index: usize, counter: &str| {
+            let get = |snapshot: &Snapshot| {
+                snapshot.readings[index].counters.get(counter).copied().unwrap_or(0)
+            };
+            get(after).saturating_sub(get(before))
+        };
+        let mut drops = Vec::new();
+        for (index, (place, role)) in self.places.iter().enumerate() {
+            for counter in DROPS {
+                let counted_already = match counter {
+                    "tx_dropped" if *role == Role::Tx => refused,
+                    "rx_dropped" => {
+                        after.veth_peer(index).map_or(0, |peer| rise(peer, "tx_dropped"))
+                    }
+                    _ => 0,
+                };
+                let count = rise(index, counter).saturating_sub(counted_already);
+                if count > 0 {
+                    let (place, counter) = (place.to_string(), counter.to_string());
+                    drops.push(Explained { place, counter, count });
+                }
+            }
+        }
+        drops
+    }
+}
+
+impl Snapshot {
+    /// The place at the other end of the veth pair of place `index`, where it is a place too.
+    fn veth_peer(&self, index: usize) -> Option<usize> {
+        let this = &self.readings[index];
+        (0..self.readings.len()).find(|&other| {
+            let peer = &self.readings[other].link;
+            let same_netns = match this.link.peer_netns {
+                None => this.same_netns[other],
+                Some(number) => this.netns_numbers[other] == Some(number),
+            };
+            this.link.kind == "veth"
+                && peer.kind == "veth"
+                && this.link.peer_index == Some(peer.index)
+                && same_netns
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::Stats64;
+
+    use super::*;
+
+    fn veth(
+        index: u32,
+        peer_index: u32,
+        peer_netns: Option<i32>,
+        other: [Option<i32>; 2],
+    ) -> Reading {
+        let link = Link {
+            index,
+            name: "v".into(),
+            mac: None,
+            mtu: 1500,
+            up: true,
+            kind: "veth".into(),
+            peer_index: Some(peer_index),
+            peer_netns,
+            stats: Stats64::default(),
+        };
+        let counters = counters(&link, 0);
+        Reading { link, netns_numbers: other.into(), same_netns: vec![false, false], counters }
+    }
+
+    fn with(mut snapshot: Snapshot, place: usize, counter: &'static str, value: u64) -> Snapshot {
+        snapshot.readings[place].counters.insert(counter, value);
+        snapshot
+    }
+
+    fn pair() -> (Places, Snapshot) {
+        let spec = |text: &str| text.parse().expect("valid");
+        let places = Places::new(&spec("v@a"), &spec("v@b"), &[spec("v@a")]);
+        let readings =
+            vec![veth(2, 2, Some(7), [None, Some(7)]), veth(2, 2, Some(3), [Some(3), None])];
+        (places, Snapshot { readings })
+    }
+
+    #[test]
+    fn a_frame_lost_between_two_ends_of_a_veth_pair_counts_once() {
+        let (places, before) = pair();
+        let after = with(with(before.clone(), 0, "tx_dropped", 50), 1, "rx_dropped", 52);
+        let drops = places.drops(&before, &after, 10);
+        let found: Vec<_> =
+            drops.iter().map(|d| (d.place.as_str(), d.counter.as_str(), d.count)).collect();
+        assert_eq!(found, [("v@a", "tx_dropped", 40), ("v@b", "rx_dropped", 2)]);
+    }
+
+    #[test]
+    fn a_place_named_twice_is_read_once_and_quiet_counters_explain_nothing() {
+        let (places, before) = pair();
+        assert_eq!(places.places.len(), 2);
+        assert!(places.drops(&before, &before.clone(), 0).is_empty());
+    }
+}

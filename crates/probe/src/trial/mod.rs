@@ -1,0 +1,538 @@
+//! One trial: a generator on one interface, a sink on another, every frame accounted for. Knows
+//! nothing of what lies between them.
+
+pub mod account;
+pub mod backend;
+pub mod counters;
+pub mod generator;
+mod resolve;
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use self::account::Account;
+use self::backend::{AfPacketTx, Receiver, Transmitter};
+use self::counters::{Change, Explained, Places};
+use self::generator::Generated;
+use crate::capture::{Ring, RingOptions, RingStats};
+use crate::clock::{self, ClockStep, StepDetector, SystemClock};
+use crate::cpu::{CpuMeter, CpuUsage};
+use crate::error::{Error, Result};
+use crate::filter::{self, Wanted};
+use crate::frame::{self, FrameSpec, Template};
+use crate::histogram::LatencySummary;
+use crate::netns::{IfSpec, run_in};
+use crate::output::Output;
+use crate::stop::{self, Lifetime};
+
+/// The UDP port that trials send to unless told otherwise.
+pub const DEFAULT_PORT: u16 = 4862;
+
+/// Sends UDP frames by one interface at a set rate and accounts for what arrives at another.
+///
+/// Frames are paced open loop, carry a sequence number and the time of sending, and every one of
+/// them is accounted for: received, lost (split by the drop counters that rose), duplicate,
+/// reordered, late. `limits` says what limited the trial, so that the generator's own limit is not
+/// taken for the path's: its maximum is measured first, on a private veth pair.
+///
+/// --size counts the whole Ethernet frame with its 4-byte check sequence (RFC 2544).
+///
+/// The sink's namespace must not answer with ICMP "port unreachable": a UDP socket that discards
+/// everything is bound to the destination port there while the trial runs.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    pw-probe trial --tx eth0@a --rx eth0@b --dst 198.18.0.2 --rate 100k --duration 10\n  \
+    pw-probe trial --tx veth0 --rx veth1@sink --src 2001:2::1 --dst 2001:2::2 --dst-mac rx \\\n    \
+    --size 128 --flows 16 --rate 1M --duration 5 --tx-cpu 0 --rx-cpu 1 --counter fwd0@router\n  \
+    pw-probe trial --calibrate-only --size 64 --tx-cpu 0")]
+pub struct Args {
+    /// Interface to send by
+    #[arg(long, value_name = "IF[@NETNS]", required_unless_present = "calibrate_only")]
+    pub tx: Option<IfSpec>,
+    /// Interface to receive on
+    #[arg(long, value_name = "IF[@NETNS]", required_unless_present = "calibrate_only")]
+    pub rx: Option<IfSpec>,
+    /// Offered load [packets/s]: 1000, 10k, 1.5M
+    #[arg(long, value_name = "PPS", value_parser = crate::units::pps,
+        required_unless_present = "calibrate_only")]
+    pub rate: Option<f64>,
+    /// How long to send [s]
+    #[arg(long, value_name = "S", value_parser = crate::units::seconds, default_value = "1")]
+    pub duration: Duration,
+    /// Frame size with FCS [bytes]; at least 64 with IPv4, 84 with IPv6
+    #[arg(long, value_name = "BYTES")]
+    pub size: Option<usize>,
+    /// Number of flows (UDP source ports), taking turns
+    #[arg(long, value_name = "N", default_value = "1",
+        value_parser = clap::value_parser!(u16).range(1..=16_384))]
+    pub flows: u16,
+    /// IP version; without it that of --dst
+    #[arg(long, value_name = "4|6", value_parser = clap::value_parser!(u8).range(4..=6))]
+    pub ip: Option<u8>,
+    /// Source address; without it the one the kernel would choose
+    #[arg(long, value_name = "IP")]
+    pub src: Option<IpAddr>,
+    /// Destination address
+    #[arg(long, value_name = "IP", required_unless_present = "calibrate_only")]
+    pub dst: Option<IpAddr>,
+    /// MAC address of the next hop, or `rx` for that of --rx; without it the kernel resolves it
+    #[arg(long, value_name = "MAC|rx", value_parser = resolve::parse_mac_choice)]
+    pub dst_mac: Option<resolve::MacChoice>,
+    /// UDP destination port
+    #[arg(long, value_name = "PORT", default_value_t = DEFAULT_PORT,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub dst_port: u16,
+    /// First UDP source port
+    #[arg(long, value_name = "PORT", default_value_t = 49_152,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub src_port: u16,
+    /// How long to wait for frames after the last was sent [s]; what takes longer is late, and lost
+    #[arg(long, value_name = "S", value_parser = crate::units::seconds, default_value = "0.5")]
+    pub drain: Duration,
+    /// A further interface whose drop counters may explain loss (repeatable)
+    #[arg(long, value_name = "IF[@NETNS]")]
+    pub counter: Vec<IfSpec>,
+    /// CPU for the generator
+    #[arg(long, value_name = "CPU")]
+    pub tx_cpu: Option<usize>,
+    /// CPU for the sink
+    #[arg(long, value_name = "CPU")]
+    pub rx_cpu: Option<usize>,
+    /// Most frames handed to the kernel in one call; only frames that are due are
+    #[arg(long, value_name = "N", default_value = "64",
+        value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub batch: u16,
+    /// Size of the sink's ring [MiB]
+    #[arg(long, value_name = "MIB", default_value = "32",
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ring_mib: u32,
+    /// The generator's maximum [packets/s] from an earlier --calibrate-only; not measured again
+    #[arg(long, value_name = "PPS", value_parser = crate::units::pps)]
+    pub max_pps: Option<f64>,
+    /// Only measure the generator's maximum, with frames of this size, batch and CPU
+    #[arg(long, conflicts_with_all = ["tx", "rx", "rate", "max_pps"])]
+    pub calibrate_only: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its help comes from its own fields")]
+    pub lifetime: Lifetime,
+}
+
+/// Frames before the first that find out whether the path carries any, and teach it where to.
+#[derive(Debug, Default, Serialize)]
+struct Warmup {
+    sent: u64,
+    received: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct GeneratorReport {
+    backend: &'static str,
+    /// Its own maximum, or none when that could not be measured.
+    max_pps: Option<f64>,
+    /// `private veth pair` or `--max-pps`.
+    max_pps_from: Option<&'static str>,
+    max_pps_error: Option<String>,
+    /// Times that the interface had no room; the frame was sent again.
+    refused: u64,
+    slip: Option<LatencySummary>,
+}
+
+/// What went wrong, in the JSON beside the results so far.
+#[derive(Debug, Serialize)]
+struct Failure {
+    what: String,
+    remedy: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    tx: IfSpec,
+    rx: IfSpec,
+    ip: u8,
+    source: IpAddr,
+    destination: IpAddr,
+    destination_mac: String,
+    flows: u16,
+    size_bytes: usize,
+    size_includes_fcs: bool,
+    started_ns: i64,
+    duration_s: f64,
+    first_sequence: u64,
+    intended_pps: f64,
+    achieved_pps: f64,
+    offered_pps: f64,
+    received_pps: f64,
+    planned: u64,
+    sent: u64,
+    received: u64,
+    lost: u64,
+    duplicate: u64,
+    reordered: u64,
+    late: u64,
+    foreign: u64,
+    loss: Vec<Explained>,
+    unexplained: i64,
+    limits: Vec<&'static str>,
+    latency: Option<LatencySummary>,
+    generator: GeneratorReport,
+    sink: RingStats,
+    warmup: Warmup,
+    counters: Vec<Change>,
+    cpu: Option<CpuUsage>,
+    clock_steps: Vec<ClockStep>,
+    interrupted: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Failure>,
+}
+
+#[derive(Debug, Serialize)]
+struct Calibration {
+    size_bytes: usize,
+    size_includes_fcs: bool,
+    batch: u16,
+    max_pps: f64,
+    measured_on: &'static str,
+}
+
+const PRIVATE_VETH: &str = "private veth pair";
+
+/// Achieved counts as intended down to this share of it.
+const RATE_TOLERANCE: f64 = 0.999;
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    args.lifetime.begin()?;
+    clock::tighten_timers();
+    match (&args.tx, &args.rx, args.rate, args.dst) {
+        (Some(tx), Some(rx), Some(rate), Some(dst)) => trial(args, tx, rx, rate, dst),
+        _ => calibrate(args),
+    }
+}
+
+fn calibrate(args: &Args) -> Result<()> {
+    let ipv6 = args.ip == Some(6) || args.dst.is_some_and(|dst| dst.is_ipv6());
+    let address = |last| -> IpAddr {
+        if ipv6 {
+            std::net::Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, last).into()
+        } else {
+            std::net::Ipv4Addr::new(198, 18, 0, last as u8).into()
+        }
+    };
+    let size_bytes = args.size.unwrap_or_else(|| frame::smallest_bytes(ipv6));
+    let template = Template::new(&FrameSpec {
+        source_mac: [2, 0, 0, 0, 0, 1],
+        destination_mac: [2, 0, 0, 0, 0, 2],
+        source: address(1),
+        destination: address(2),
+        first_source_port: args.src_port,
+        destination_port: args.dst_port,
+        size_bytes,
+        flows: args.flows,
+    })?;
+    let max_pps = generator::maximum_pps(&template, usize::from(args.batch), args.tx_cpu)?;
+    let measured_on = PRIVATE_VETH;
+    let body = Calibration {
+        size_bytes,
+        size_includes_fcs: true,
+        batch: args.batch,
+        max_pps,
+        measured_on,
+    };
+    Output::new("trial-calibration", body).print()
+}
+
+fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> Result<()> {
+    let version = if dst.is_ipv6() { 6 } else { 4 };
+    if args.ip.is_some_and(|ip| ip != version) {
+        return Err(Error::bad_input(
+            format!("--ip {} does not fit --dst {dst}", args.ip.unwrap_or(0)),
+            "leave --ip out, or give an address of that version",
+        ));
+    }
+    let mut ring = Ring::open(
+        rx,
+        &filter::program(Wanted::UdpTo { port: args.dst_port }),
+        ring_options(args),
+    )?;
+    let _discard = resolve::discard_socket(rx, dst.is_ipv6(), args.dst_port)?;
+    let route = resolve::resolve(tx, rx, args.src, dst, args.dst_mac)?;
+    let size_bytes = args.size.unwrap_or_else(|| frame::smallest_bytes(dst.is_ipv6()));
+    if size_bytes > route.mtu as usize + 18 {
+        return Err(Error::bad_input(
+            format!(
+                "frames of {size_bytes} bytes exceed what {tx} takes: its MTU is {}",
+                route.mtu
+            ),
+            format!(
+                "give --size {} or less, or raise the MTU: ip link set {} mtu N",
+                route.mtu + 18,
+                tx.interface
+            ),
+        ));
+    }
+    let template = Template::new(&FrameSpec {
+        source_mac: route.source_mac,
+        destination_mac: route.destination_mac,
+        source: route.source,
+        destination: dst,
+        first_source_port: args.src_port,
+        destination_port: args.dst_port,
+        size_bytes,
+        flows: args.flows,
+    })?;
+    let (mut max_pps, mut max_pps_from, mut max_pps_error) =
+        (args.max_pps, Some("--max-pps"), None);
+    if max_pps.is_none() {
+        match generator::maximum_pps(&template, usize::from(args.batch), args.tx_cpu) {
+            Ok(pps) => (max_pps, max_pps_from) = (Some(pps), Some(PRIVATE_VETH)),
+            Err(error) => (max_pps_from, max_pps_error) = (None, Some(error.what)),
+        }
+    }
+    let mut transmitter = run_in(tx.netns.as_ref(), || {
+        AfPacketTx::open(&tx.interface, tx, template.bytes(), usize::from(args.batch))
+    })?;
+    let planned = ((rate_pps * args.duration.as_secs_f64()).round() as u64).max(1);
+    // Never seen before on this machine: no frame of an earlier trial is taken for one of this.
+    let first_sequence = clock::realtime_ns() as u64;
+    let warmup = warm_up(&mut transmitter, &mut ring, &template, first_sequence - 1)?;
+
+    let places = Places::new(tx, rx, &args.counter);
+    let mut steps = StepDetector::new(&SystemClock);
+    let before = places.read()?;
+    let ring_before = ring.stats();
+    let cpu = CpuMeter::start().ok();
+    let started_ns = clock::realtime_ns();
+    let plan = Plan { rate_pps, planned, first_sequence };
+    let (generated, account, sink_error) =
+        send_and_receive(args, &mut transmitter, &mut ring, &template, &plan);
+    let cpu = cpu.and_then(|meter| meter.usage().ok());
+    let ring_stats = ring.stats();
+    let sink = RingStats {
+        packets: ring_stats.packets - ring_before.packets,
+        dropped: ring_stats.dropped - ring_before.dropped,
+    };
+    steps.check(&SystemClock);
+    let after = places.read();
+
+    // An interface that is gone has no counters; what was counted until then is kept.
+    let (changes, mut loss, counter_error) = match after {
+        Ok(after) => (
+            places.changes(&before, &after),
+            places.drops(&before, &after, generated.refused),
+            None,
+        ),
+        Err(error) => (Vec::new(), Vec::new(), Some(error)),
+    };
+    let error = generated.error.or(sink_error).or(counter_error);
+    let generator_pps = generated.sent as f64 * 1e9 / generated.elapsed_ns.max(1) as f64;
+    // A sink cannot receive what was never sent: a frame that was cut off by an error mid-batch
+    // may have been.
+    let sent = generated.sent.max(account.arrived());
+    let lost = sent - account.received;
+    if account.late > 0 {
+        loss.push(explained(rx, "late", account.late));
+    }
+    if sink.dropped > 0 {
+        loss.push(explained("sink", "ring_dropped", sink.dropped));
+    }
+    let sum = |loss: &[Explained]| loss.iter().map(|part| part.count).sum::<u64>();
+    let softnet = cpu.as_ref().and_then(|cpu| cpu.softnet).map_or(0, |softnet| softnet.dropped);
+    let named_softnet: u64 =
+        loss.iter().filter(|part| part.counter.ends_with("_dropped")).map(|part| part.count).sum();
+    let elsewhere = softnet.saturating_sub(named_softnet).min(lost.saturating_sub(sum(&loss)));
+    if elsewhere > 0 {
+        loss.push(explained("host", "softnet_dropped", elsewhere));
+    }
+    let dropped_by_tx: u64 = loss
+        .iter()
+        .filter(|part| part.place == tx.to_string() && part.counter.starts_with("tx_"))
+        .map(|part| part.count)
+        .sum();
+
+    let mut limits = Vec::new();
+    let generator_limits = !stop::requested()
+        && (generator_pps < rate_pps * RATE_TOLERANCE || max_pps.is_some_and(|max| rate_pps > max));
+    if generator_limits {
+        limits.push("generator");
+    }
+    if sink.dropped > 0 {
+        limits.push("sink");
+    }
+    if !steps.steps().is_empty() {
+        limits.push("clock");
+    }
+    if lost > 0 && !generator_limits && sink.dropped == 0 {
+        limits.push("sut");
+    }
+    let seconds = generated.elapsed_ns.max(1) as f64 / 1e9;
+    let report = Report {
+        tx: tx.clone(),
+        rx: rx.clone(),
+        ip: version,
+        source: route.source,
+        destination: dst,
+        destination_mac: resolve::mac_text(route.destination_mac),
+        flows: args.flows,
+        size_bytes,
+        size_includes_fcs: true,
+        started_ns,
+        duration_s: seconds,
+        first_sequence,
+        intended_pps: rate_pps,
+        achieved_pps: generator_pps,
+        offered_pps: (generated.sent - dropped_by_tx.min(generated.sent)) as f64 / seconds,
+        received_pps: account.received as f64 / seconds,
+        planned,
+        sent,
+        received: account.received,
+        lost,
+        duplicate: account.duplicates,
+        reordered: account.reordered,
+        late: account.late,
+        foreign: account.foreign,
+        unexplained: lost as i64 - sum(&loss) as i64,
+        loss,
+        limits,
+        latency: account.latency.summary(),
+        generator: GeneratorReport {
+            backend: "af_packet",
+            max_pps,
+            max_pps_from,
+            max_pps_error,
+            refused: generated.refused,
+            slip: generated.slip.summary(),
+        },
+        sink,
+        warmup,
+        counters: changes,
+        cpu,
+        clock_steps: steps.steps().to_vec(),
+        interrupted: stop::requested(),
+        error: error
+            .as_ref()
+            .map(|error| Failure { what: error.what.clone(), remedy: error.remedy.clone() }),
+    };
+    Output::new("trial", report).print()?;
+    error.map_or(Ok(()), Err)
+}
+
+fn explained(place: impl std::fmt::Display, counter: &str, count: u64) -> Explained {
+    Explained { place: place.to_string(), counter: counter.into(), count }
+}
+
+fn ring_options(args: &Args) -> RingOptions {
+    const BLOCK_BYTES: u32 = 256 << 10;
+    RingOptions {
+        block_bytes: BLOCK_BYTES,
+        blocks: (args.ring_mib << 20) / BLOCK_BYTES,
+        retire_ms: 5,
+        incoming_only: true,
+    }
+}
+
+/// Sends a frame every 10 ms until one arrives or a second has passed. It fills the neighbour and
+/// forwarding tables on the path, so that the trial does not pay for that.
+fn warm_up(
+    tx: &mut impl Transmitter,
+    rx: &mut impl Receiver,
+    template: &Template,
+    sequence: u64,
+) -> Result<Warmup> {
+    let mut warmup = Warmup::default();
+    let mut arrived = false;
+    for _ in 0..100 {
+        let tx_ns = clock::realtime_ns();
+        let sent = tx.send(1, &mut |_, frame| template.stamp(frame, sequence, tx_ns))?;
+        warmup.sent += sent.accepted as u64;
+        let deadline_ns = clock::monotonic_ns() + 10_000_000;
+        while !arrived && clock::monotonic_ns() < deadline_ns {
+            rx.poll(Duration::from_millis(10), &mut |captured| {
+                let stamped = frame::read(captured.network);
+                arrived |= stamped.is_some_and(|stamped| stamped.sequence == sequence);
+            })?;
+        }
+        if arrived || stop::requested() {
+            break;
+        }
+    }
+    warmup.received = arrived;
+    Ok(warmup)
+}
+
+struct Plan {
+    rate_pps: f64,
+    planned: u64,
+    first_sequence: u64,
+}
+
+/// Runs generator and sink, each on a thread of its own, to the end of the drain.
+fn send_and_receive(
+    args: &Args,
+    tx: &mut (impl Transmitter + Send),
+    rx: &mut impl Receiver,
+    template: &Template,
+    plan: &Plan,
+) -> (Generated, Account, Option<Error>) {
+    let drain_ns = args.drain.as_nanos() as i64;
+    let mut account = Account::new(plan.first_sequence, plan.planned, args.flows, drain_ns);
+    let (sent, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    // Time for both threads to come up.
+    let start_ns = clock::monotonic_ns() + 2_000_000;
+    let mut sink_error = None;
+    let generated = std::thread::scope(|scope| {
+        let generator = scope.spawn(|| {
+            let load = (plan.rate_pps, plan.planned);
+            let generated = generator::pin(args.tx_cpu).map_or_else(
+                |error| Generated { error: Some(error), ..Generated::default() },
+                |()| generator::generate(tx, template, plan.first_sequence, load, start_ns, &sent),
+            );
+            done.store(true, Ordering::Release);
+            generated
+        });
+        sink_error = generator::pin(args.rx_cpu)
+            .and_then(|()| receive(rx, &mut account, (&sent, &done), drain_ns))
+            .err();
+        match generator.join() {
+            Ok(generated) => generated,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    });
+    (generated, account, sink_error)
+}
+
+/// Captures until the generator is done and the drain time is over, or all has arrived and
+/// nothing more comes.
+fn receive(
+    rx: &mut impl Receiver,
+    account: &mut Account,
+    (sent, done): (&AtomicU64, &AtomicBool),
+    drain_ns: i64,
+) -> Result<()> {
+    /// With every frame there, only a duplicate can still come: wait less for it.
+    const QUIET_NS: i64 = 50_000_000;
+    let mut ended_ns = None;
+    let mut last_ns = clock::monotonic_ns();
+    loop {
+        let count = rx.poll(Duration::from_millis(20), &mut |captured| {
+            if let Some(stamped) = frame::read(captured.network) {
+                account.record(stamped, captured.stamp_ns);
+            }
+        })?;
+        let now = clock::monotonic_ns();
+        if count > 0 {
+            last_ns = now;
+        }
+        if !done.load(Ordering::Acquire) {
+            continue;
+        }
+        let ended_ns = *ended_ns.get_or_insert(now);
+        let complete = account.arrived() >= sent.load(Ordering::Acquire);
+        let quiet = now - last_ns.max(ended_ns) > QUIET_NS.min(drain_ns);
+        if now - ended_ns > drain_ns || (complete && quiet) {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Finds out with which addresses the frames of a trial leave, and keeps the sink's namespace from
+//! answering them. Knows nothing of rates.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use crate::capture::attach_filter;
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::filter::{self, Wanted};
+use crate::netlink::{Mac, Netlink};
+use crate::netns::{IfSpec, run_in};
+use crate::stop;
+
+/// Which MAC address frames are sent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MacChoice {
+    /// This one.
+    Given(Mac),
+    /// That of the receiving interface.
+    Receiver,
+}
+
+/// Reads `rx` or a MAC address as `02:00:00:00:00:01`.
+pub fn parse_mac_choice(text: &str) -> std::result::Result<MacChoice, String> {
+    if text == "rx" {
+        return Ok(MacChoice::Receiver);
+    }
+    let wrong = || "give six bytes as 02:00:00:00:00:01, or rx".to_string();
+    let bytes: Option<Vec<u8>> = text
+        .split(':')
+        .map(|byte| {
+            let digits = byte.len() == 2 && byte.bytes().all(|b| b.is_ascii_hexdigit());
+            if digits { u8::from_str_radix(byte, 16).ok() } else { None }
+        })
+        .collect();
+    bytes.and_then(|bytes| Mac::try_from(bytes).ok()).map(MacChoice::Given).ok_or_else(wrong)
+}
+
+/// A MAC address as text.
+pub fn mac_text(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// How the frames leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// MAC address of the sending interface.
+    pub source_mac: Mac,
+    /// MAC address of the next hop.
+    pub destination_mac: Mac,
+    /// Source IP address.
+    pub source: IpAddr,
+    /// MTU of the sending interface [bytes].
+    pub mtu: u32,
+}
+
+/// How long the kernel may take to resolve a neighbour [ns].
+const RESOLVE_NS: i64 = 3_000_000_000;
+
+/// Finds MAC and IP addresses for frames from `tx` to `dst`.
+///
+/// # Errors
+/// No such interface, it is not Ethernet, no route to `dst` by it, or no neighbour answers.
+pub fn resolve(
+    tx: &IfSpec,
+    rx: &IfSpec,
+    src: Option<IpAddr>,
+    dst: IpAddr,
+    choice: Option<MacChoice>,
+) -> Result<Route> {
+    let given = match choice {
+        Some(MacChoice::Given(mac)) => Some(mac),
+        Some(MacChoice::Receiver) => Some(run_in(rx.netns.as_ref(), || {
+            let link = Netlink::open()?.link_at(&rx.interface, rx)?;
+            link.mac.ok_or_else(|| not_ethernet(rx))
+        })?),
+        None => None,
+    };
+    run_in(tx.netns.as_ref(), || {
+        let mut netlink = Netlink::open()?;
+        let link = netlink.link_at(&tx.interface, tx)?;
+        let source_mac = link.mac.ok_or_else(|| not_ethernet(tx))?;
+        let hop = netlink.route(dst, link.index)?;
+        let no_route = || {
+            Error::failed(
+                format!("there is no route to {dst} by {tx}"),
+                format!(
+                    "add one (ip route add … dev {}), or give --src and --dst-mac",
+                    tx.interface
+                ),
+            )
+        };
+        let source = match src.or(hop.as_ref().and_then(|hop| hop.source)) {
+            Some(source) => source,
+            None => return Err(no_route()),
+        };
+        let route = |destination_mac| Route { source_mac, destination_mac, source, mtu: link.mtu };
+        if let Some(mac) = given {
+            return Ok(route(mac));
+        }
+        let hop = hop.filter(|hop| hop.interface_index == link.index).ok_or_else(no_route)?;
+        let neighbour = hop.gateway.unwrap_or(dst);
+        ask_for(&tx.interface, dst);
+        let deadline_ns = clock::monotonic_ns() + RESOLVE_NS;
+        loop {
+            if let Some(mac) = netlink.neighbour(link.index, neighbour)? {
+                return Ok(route(mac));
+            }
+            if clock::monotonic_ns() > deadline_ns || stop::requested() {
+                break;
+            }
+            super::generator::pause(Duration::from_millis(2));
+        }
+        let protocol = if dst.is_ipv4() { "ARP" } else { "neighbour discovery" };
+        Err(Error::failed(
+            format!("nobody on {tx} answers {protocol} for {neighbour}"),
+            "is the other side up, with that address? Else give --dst-mac MAC (or --dst-mac rx)",
+        ))
+    })
+}
+
+fn not_ethernet(place: &IfSpec) -> Error {
+    Error::bad_input(
+        format!("{place} is not an Ethernet interface"),
+        "trials send Ethernet frames: name a veth, bridge, macvlan or NIC",
+    )
+}
+
+/// Sends one empty datagram to `dst` by `interface`, so that the kernel resolves its neighbour.
+/// What goes wrong shows as a neighbour that is not found.
+fn ask_for(interface: &str, dst: IpAddr) {
+    let any: IpAddr =
+        if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let Ok(socket) = UdpSocket::bind(SocketAddr::new(any, 0)) else { return };
+    let name = std::ffi::OsString::from(interface);
+    let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::BindToDevice, &name);
+    /// The discard service (RFC 863).
+    const DISCARD: u16 = 9;
+    let _ = socket.send_to(&[], SocketAddr::new(dst, DISCARD));
+}
+
+/// Binds a UDP socket that discards everything to `port` in the sink's namespace: without one the
+/// namespace would answer frames to its own address with ICMP "port unreachable", and these answers
+/// would load the path that is measured.
+///
+/// # Errors
+/// The port is taken.
+pub fn discard_socket(rx: &IfSpec, ipv6: bool, port: u16) -> Result<OwnedFd> {
+    run_in(rx.netns.as_ref(), || {
+        let any: IpAddr =
+            if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let failed = |error: std::io::Error| {
+            Error::failed(
+                format!("cannot hold UDP port {port} where {rx} is: {error}"),
+                "another program or trial uses it: give another --dst-port",
+            )
+        };
+        let socket = UdpSocket::bind(SocketAddr::new(any, port)).map_err(failed)?;
+        let socket = OwnedFd::from(socket);
+        attach_filter(&socket, &filter::program(Wanted::Nothing)).map_err(failed)?;
+        Ok(socket)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mac_address_reads_back_as_itself() {
+        bolero::check!().with_type::<Mac>().for_each(|mac| {
+            assert_eq!(parse_mac_choice(&mac_text(*mac)), Ok(MacChoice::Given(*mac)));
+        });
+        assert_eq!(parse_mac_choice("rx"), Ok(MacChoice::Receiver));
+    }
+
+    #[test]
+    fn what_is_no_mac_address_is_refused() {
+        for text in ["", "02:00", "02:00:00:00:00:0g", "+2:00:00:00:00:01", "02:00:00:00:00:01:02"]
+        {
+            assert!(parse_mac_choice(text).is_err(), "{text:?}");
+        }
+        bolero::check!().with_type::<String>().for_each(|text| {
+            let _ = parse_mac_choice(text);
+        });
+    }
+}

@@ -1,0 +1,99 @@
+"""`planewise doctor`: what this host can do, and what would disturb a measurement on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planewise.commands.console import out, print_json
+
+if TYPE_CHECKING:
+    from planewise.store.models import Fingerprint
+
+
+def doctor(
+    json_: Annotated[bool, typer.Option("--json", help="Print the fingerprint as JSON.")] = False,
+) -> None:
+    """Say which data planes this host can build, and what would disturb a measurement on it.
+
+    Each plane is tried, in namespaces that are gone again afterwards.
+    """
+    from planewise.doctor import diagnose
+
+    host = diagnose()
+    if json_:
+        print_json(host.model_dump(mode="json"))
+        return
+    _print(host)
+
+
+def _print(host: Fingerprint) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = out()
+    ready = [one.plane for one in host.planes if one.available]
+    if ready:
+        console.print(f"This host can compare {_count(len(ready), 'data plane')}: {_list(ready)}.")
+    else:
+        console.print("This host can build no data plane now.")
+        first = next((one for one in host.planes if one.remedy), None)
+        if first:
+            console.print(escape(f"Why: {first.reason}. Way out: {first.remedy}."))
+    warnings = [one for one in host.disturbances if one.severity == "warning"]
+    if warnings:
+        names = _list([one.name for one in warnings])
+        console.print(f"{_count(len(warnings), 'thing')} would disturb a measurement: {names}.")
+    else:
+        console.print("Nothing serious would disturb a measurement.")
+
+    console.print()
+    facts = Table(title="Host", title_justify="left", show_header=False, box=None)
+    for name, value in _facts(host):
+        facts.add_row(name, escape(value))
+    console.print(facts)
+
+    console.print()
+    planes = Table("plane", "here", "why not", "way out", title="Planes", title_justify="left")
+    for one in host.planes:
+        planes.add_row(
+            one.plane,
+            "yes" if one.available else "no",
+            escape(one.reason),
+            escape(one.remedy),
+        )
+    console.print(planes)
+
+    if host.disturbances:
+        console.print()
+        table = Table("what", "now", "why it matters", "remedy", title_justify="left")
+        table.title = "What would disturb a measurement"
+        for found in host.disturbances:
+            mark = "! " if found.severity == "warning" else "  "
+            table.add_row(
+                mark + found.name, escape(found.value), escape(found.why), escape(found.remedy)
+            )
+        console.print(table)
+
+
+def _facts(host: Fingerprint) -> list[tuple[str, str]]:
+    nics = ", ".join(" ".join(filter(None, (nic["name"], nic["driver"]))) for nic in host.nics)
+    return [
+        ("name", host.hostname),
+        ("system", f"{host.distribution}, kernel {host.kernel}".removeprefix(", ")),
+        ("CPU", f"{host.cpu_model}, {_count(host.cpus, 'CPU')} online, SMT {host.smt}"),
+        ("memory", f"{host.memory_bytes / 2**30:.1f} GiB"),
+        ("virtualisation", host.virtualisation),
+        ("clock", host.clocksource),
+        ("frequency governor", host.governor),
+        ("NICs", nics or "none"),
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _list(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)

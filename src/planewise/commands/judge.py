@@ -1,0 +1,413 @@
+"""`planewise judge`: can a throughput number stand for a load-loss curve? For anybody's results."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planewise.commands import console
+from planewise.errors import BadInputError, PlanewiseError, VerdictNotGoodError
+
+if TYPE_CHECKING:
+    from planewise.judge.curve import Curve
+    from planewise.judge.verdict import Estimate, Rule, Verdict
+    from planewise.store.loads import LoadTrials
+
+EXAMPLE_LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.7, 2.0)
+"""Offered loads of an example, in parts of its capacity."""
+EXAMPLE_RUNS = 20
+EXAMPLE_DURATION_S = 10.0
+LISTED = 4
+"""So many curves get their warnings printed below the table; of more, only the kinds."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One curve, and what was found about it. Without a verdict there were no trials."""
+
+    file: str
+    trials: LoadTrials
+    curve: Curve | None
+    verdict: Verdict | None
+
+    @property
+    def word(self) -> str:
+        """GOOD, BAD or UNDECIDED."""
+        return self.verdict.verdict if self.verdict else "UNDECIDED"
+
+    @property
+    def title(self) -> str:
+        """For people: the file's name and, where it has several, the curve's."""
+        name = Path(self.file).name or self.file
+        return f"{name} {self.trials.curve}" if self.trials.curve else name
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was noticed while reading and while judging."""
+        found = [warning.text for warning in self.verdict.warnings] if self.verdict else []
+        return [*self.trials.notes, *found]
+
+
+def judge(
+    context: typer.Context,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]…",
+            help="Results of load trials, of any known format, or run directories.",
+            show_default=False,
+        ),
+    ] = None,
+    rule: Annotated[
+        str,
+        typer.Option(
+            help="Rule of the verdict: planewise, or one of the published as-written, "
+            "as-published, as-coded-intent."
+        ),
+    ] = "planewise",
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="Take the files for this format: run, json, parquet, pastrami, mlrsearch, trex, "
+            "nfvbench, csit, csv. Without, it is recognised.",
+            show_default=False,
+        ),
+    ] = None,
+    plr: Annotated[
+        float, typer.Option(metavar="RATIO", help="Loss ratio that PDR allows; 0.005 is 0.5 %.")
+    ] = 0.005,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Draw each curve there (SVG, PDF, PNG).", show_default=False
+        ),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the trials as .csv, .json or .parquet.", show_default=False
+        ),
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Judge a synthetic system whose truth is known, such as realistic, gradual, "
+            "trashing, drifting or non-monotone.",
+            show_default=False,
+        ),
+    ] = None,
+    require_good: Annotated[
+        bool, typer.Option("--require-good", help="Exit with 3 unless every verdict is GOOD.")
+    ] = False,
+) -> None:
+    """Judge whether PDR, a single number, can stand for a load-loss curve.
+
+    Reads PASTRAMI, TRex, NFVbench, MLRsearch, CSIT, CSV, and Planewise's own results.
+    """
+    chosen = _checked(files or [], example, rule, format_name, plr)
+    judged: list[Judged] = []
+    failed = 0
+    if example is not None:
+        judged.append(_judge_example(example, chosen, plr))
+    for file in files or []:
+        try:
+            judged += _judge_file(file, format_name, chosen, plr)
+        except PlanewiseError as error:
+            failed += 1
+            _complain(error)
+    if json:
+        console.print_json([_as_json(one, chosen, plr) for one in judged])
+    elif judged:
+        _print(judged, chosen, plr, quiet=context.obj.quiet if context.obj else False)
+    if export is not None and judged:
+        from planewise.store import exporters
+
+        exporters.write([one.trials for one in judged], export)
+    if figures is not None:
+        _draw(judged, figures)
+    if failed:
+        raise typer.Exit(BadInputError.exit_code)
+    if require_good:
+        _require_good(judged)
+
+
+def _checked(
+    files: list[Path], example: str | None, rule: str, format_name: str | None, plr: float
+) -> Rule:
+    from planewise.judge.verdict import RULES
+    from planewise.store import importers
+
+    if not files and example is None:
+        raise BadInputError(
+            "there is nothing to judge",
+            where="planewise judge",
+            remedy="name files with results, or try `planewise judge --example realistic`",
+        )
+    if not 0 < plr < 1:
+        raise BadInputError(
+            f"{plr:g} is no loss ratio between 0 and 1", where="--plr", remedy="0.5 % is 0.005"
+        )
+    if format_name is not None:
+        importers.importer(format_name)
+    for known in RULES:
+        if rule == known:
+            return known
+    raise BadInputError(
+        f"there is no rule {rule!r}", where="--rule", remedy=f"the rules are {', '.join(RULES)}"
+    )
+
+
+def _judge_file(file: Path, format_name: str | None, rule: Rule, plr: float) -> list[Judged]:
+    from planewise.judge.from_store import curve_from_trials, with_few_loads
+    from planewise.judge.verdict import judge as judge_curve
+    from planewise.store import importers
+
+    judged = []
+    for trials in importers.read(file, format_name):
+        if not len(trials):
+            if not trials.reported:
+                raise BadInputError(
+                    f"there are no trials to judge{': ' if trials.notes else ''}"
+                    + "; ".join(trials.notes),
+                    where=str(file),
+                    remedy="give a file that holds each trial's load, sent and received packets",
+                )
+            judged.append(Judged(str(file), trials, None, None))
+            continue
+        trials = with_few_loads(trials)
+        curve = curve_from_trials(trials)
+        judged.append(Judged(str(file), trials, curve, judge_curve(curve, rule, plr)))
+    return judged
+
+
+def _judge_example(name: str, rule: Rule, plr: float) -> Judged:
+    from planewise.judge import synthetic
+    from planewise.judge.from_store import trials_from_curve
+    from planewise.judge.verdict import judge as judge_curve
+
+    sut = synthetic.by_name(name)
+    loads = [round(part * sut.capacity_pps) for part in EXAMPLE_LOADS]
+    curve = sut.start(seed=1).sweep(loads, runs=EXAMPLE_RUNS, duration_s=EXAMPLE_DURATION_S)
+    time_s = EXAMPLE_RUNS * EXAMPLE_DURATION_S * len(loads)
+    truth = sut.truth(plr, trial_duration_s=EXAMPLE_DURATION_S, elapsed_s=time_s / 2)
+    of_truth = [
+        f"{what} {_load(value)}"
+        for what, value in (
+            ("NDR", truth.ndr_pps),
+            ("PDR", truth.expected_pdr_pps),
+            ("saturation", truth.saturation_pps),
+        )
+        if value is not None
+    ]
+    verdict = sut.verdict(loads, loss_ratio=plr, elapsed_s=time_s / 2)
+    note = f"synthetic: {sut.summary}. The truth: {verdict}, {', '.join(of_truth)}"
+    trials = trials_from_curve(curve, format_name="synthetic", notes=(note,))
+    return Judged(f"example:{name}", trials, curve, judge_curve(curve, rule, plr))
+
+
+def _complain(error: PlanewiseError) -> None:
+    print(f"error: {error.what}", file=sys.stderr)
+    if error.remedy:
+        print(f"hint: {error.remedy}", file=sys.stderr)
+
+
+def _require_good(judged: list[Judged]) -> None:
+    others = [one for one in judged if one.word != "GOOD"]
+    if others:
+        raise VerdictNotGoodError(
+            f"{len(others)} of {len(judged)} verdicts are not GOOD: "
+            + ", ".join(f"{one.title} is {one.word}" for one in others[:3])
+            + (" …" if len(others) > 3 else ""),
+            remedy="the table's reasons and warnings say what would change them",
+        )
+
+
+def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
+    verdict = one.verdict
+    reported = one.trials.reported
+    return {
+        "file": one.file,
+        "curve": one.trials.curve,
+        "format": one.trials.format,
+        "rule": rule,
+        "plr": plr,
+        "verdict": one.word,
+        "reason": verdict.reason if verdict else _NOTHING_TO_JUDGE,
+        "probability_good": verdict.probability_good if verdict else None,
+        "probability_open": verdict.probability_open if verdict else None,
+        **_interval("pdr", verdict.pdr if verdict else None, reported),
+        **_interval("ndr", verdict.ndr if verdict else None, reported),
+        **_interval("first_crossing", verdict.first_crossing if verdict else None, {}),
+        "saturation_pps": verdict.saturation.offered_pps
+        if verdict and verdict.saturation
+        else None,
+        "saturation_throughput_pps": verdict.saturation.throughput_pps
+        if verdict and verdict.saturation
+        else None,
+        "loads": one.trials.loads,
+        "runs": len(one.trials),
+        "next_loads_pps": list(verdict.next_loads) if verdict else [],
+        "warnings": one.warnings,
+        "evidence": [
+            {"code": warning.code, "text": warning.text, **dict(warning.evidence)}
+            for warning in (verdict.warnings if verdict else ())
+        ],
+        "info": dict(one.trials.info),
+        "reported": dict(reported),
+    }
+
+
+_NOTHING_TO_JUDGE = "the file reports numbers and keeps no trials: nothing can be judged"
+
+
+def _interval(name: str, estimate: Estimate | None, reported: object) -> dict[str, float | None]:
+    if estimate is None:
+        value = reported.get(f"{name}_pps") if isinstance(reported, dict) else None
+        return {f"{name}_pps": value, f"{name}_low_pps": None, f"{name}_high_pps": None}
+    return {
+        f"{name}_pps": estimate.pps,
+        f"{name}_low_pps": estimate.low_pps,
+        f"{name}_high_pps": estimate.high_pps,
+    }
+
+
+def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None:
+    from rich.text import Text
+
+    out = console.out()
+    for line in _sentence(judged, rule, plr):
+        out.print(Text(line))
+    out.print()
+    rows = [_COLUMNS, *(_row(one) for one in judged)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if title in _NUMBERS else cell.ljust(width)
+            for cell, width, title in zip(row, widths, _COLUMNS, strict=True)
+        ]
+        style = "bold" if row is _COLUMNS else ""
+        shown = Text("  ".join(cells).rstrip(), style=style)
+        if row is not _COLUMNS:
+            shown.stylize(_STYLES[row[0]], 0, len(row[0]))
+        # One line a curve, whatever the terminal's width: it is there to be compared and grepped.
+        out.print(shown, soft_wrap=True)
+    if len(judged) <= LISTED:
+        _print_warnings(judged)
+    elif not quiet and any(one.warnings for one in judged):
+        console.err().print("The warnings' full text: fewer files at a time, or --json.")
+
+
+_STYLES = {"GOOD": "green", "BAD": "red", "UNDECIDED": "yellow"}
+_COLUMNS = (
+    "verdict", "P(GOOD)", "PDR", "saturation", "loads", "runs", "format", "file", "warnings"
+)  # fmt: skip
+_NUMBERS = frozenset({"P(GOOD)", "PDR", "saturation", "loads", "runs"})
+
+
+def _row(one: Judged) -> tuple[str, ...]:
+    verdict = one.verdict
+    return (
+        one.word,
+        f"{verdict.probability_good:.0%}" if verdict else "–",
+        _pdr_cell(one),
+        _load(verdict.saturation.offered_pps) if verdict and verdict.saturation else "–",
+        str(one.trials.loads),
+        str(len(one.trials)),
+        one.trials.format,
+        one.title,
+        _kinds(one),
+    )
+
+
+def _print_warnings(judged: list[Judged]) -> None:
+    from rich.text import Text
+
+    out = console.out()
+    for one in judged:
+        lines = [f"warning: {text}" for text in one.warnings]
+        if one.verdict and one.verdict.next_loads:
+            loads = ", ".join(_load(load) for load in one.verdict.next_loads)
+            lines.append(f"further trials would decide most at {loads}")
+        if lines:
+            out.print()
+            if len(judged) > 1:
+                out.print(Text(one.title, style="bold"))
+            for line in lines:
+                out.print(Text(line))
+
+
+def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
+    """What there is to say in plain words, one or two lines."""
+    if len(judged) > 1:
+        words = [one.word for one in judged]
+        counts = ", ".join(f"{words.count(word)} {word}" for word in _STYLES if word in words)
+        return [f"{len(judged)} curves, judged by the rule {rule}: {counts}."]
+    one = judged[0]
+    verdict = one.verdict
+    if verdict is None:
+        reported = [
+            f"{key[:3].upper()} {_load(value)}" for key, value in one.trials.reported.items()
+        ]
+        return [f"UNDECIDED: {_NOTHING_TO_JUDGE} (reported: {', '.join(reported)})."]
+    lines = [f"{verdict.verdict}: {verdict.reason}."]
+    if verdict.pdr is None:
+        lines.append(f"PDR at {_percent(plr)} loss lies below the lowest load.")
+    elif verdict.pdr.bounded:
+        low, high = _load(verdict.pdr.low_pps), _load(verdict.pdr.high_pps)
+        lines.append(
+            f"PDR at {_percent(plr)} loss: {_load(verdict.pdr.pps)} (95 %: {low} to {high})."
+        )
+    else:
+        lines.append(
+            f"PDR at {_percent(plr)} loss: at least {_load(verdict.pdr.low_pps)}; the loads end "
+            "too early to say more."
+        )
+    return lines
+
+
+def _pdr_cell(one: Judged) -> str:
+    if one.verdict is None:
+        reported = one.trials.reported.get("pdr_pps")
+        return f"({_load(reported)})" if reported is not None else "–"
+    estimate = one.verdict.pdr
+    if estimate is None:
+        return f"< {_load(float(one.trials.offered_pps.min()))}"
+    return _load(estimate.pps) if estimate.bounded else f"≥ {_load(estimate.low_pps)}"
+
+
+def _kinds(one: Judged) -> str:
+    kinds = [warning.code for warning in one.verdict.warnings] if one.verdict else []
+    if one.trials.notes:
+        kinds.insert(0, f"{len(one.trials.notes)} of reading")
+    return ", ".join(kinds) or "none"
+
+
+def _load(pps: float) -> str:
+    if pps >= 1e6:
+        return f"{pps / 1e6:.4g} Mpps"
+    return f"{pps / 1e3:.4g} kpps" if pps >= 1e3 else f"{pps:.4g} pps"
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio * 100:.3g} %"
+
+
+def _draw(judged: list[Judged], directory: Path) -> None:
+    from planewise.report import figures
+
+    for place, one in enumerate(judged):
+        if one.curve is None or one.verdict is None:
+            continue
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", one.title)[:150] or "curve"
+        if any(other.title == one.title for other in judged[:place]):
+            stem = f"{stem}-{place + 1}"
+        figures.save(figures.load_loss(one.curve, one.verdict), directory / stem)

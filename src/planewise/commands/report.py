@@ -1,0 +1,45 @@
+"""`planewise report`: a run directory as an HTML page and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planewise.commands import console
+
+
+def report(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="The page [default: RUN/report.html].", metavar="FILE"),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", help="Also write each figure into this directory."),
+    ] = None,
+    formats: Annotated[
+        str,
+        typer.Option("--format", help="Formats of --figures: svg, pdf, png, html (interactive)."),
+    ] = "svg,pdf,png",
+) -> None:
+    """Write a self-contained HTML report, and figures, from a run directory alone."""
+    from planewise.report import html
+    from planewise.report.figures import save
+    from planewise.report.figures.base import parse_formats
+    from planewise.store.rundir import RunReader
+
+    wanted = parse_formats(formats)
+    reader = RunReader(run)
+    page = out or run / "report.html"
+    html.write(reader, page)
+    print(page)
+    if figures is not None:
+        for figure in html.all_figures(reader):
+            for file in save(figure.draw(html.FIGURE_WIDTH), figures / figure.name, wanted):
+                print(file)
+    if not context.obj.quiet:
+        console.err().print("open the page in a browser; it needs no network")

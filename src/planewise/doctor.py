@@ -1,0 +1,555 @@
+"""What a host is, and what would disturb a measurement on it. Knows no plane and no measurement.
+
+Reads the files of /proc and /sys below a root that is a parameter; every judgement is a pure
+function of their text. `examine` gathers; `diagnose` also tries the planes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from planewise.errors import UnsupportedError
+from planewise.store.models import Disturbance, Fingerprint, PlaneAvailability
+
+FEW_CPUS = 4
+"""A generator, two hosts and a sink want a CPU each."""
+BUSY_SHARE = 0.10
+STEAL_SHARE = 0.005
+DEEP_SLEEP_US = 10
+"""A CPU that takes longer to wake adds that to the time of a packet that woke it."""
+
+_CPU = "sys/devices/system/cpu"
+_GOOD_CLOCKS = ("tsc", "arch_sys_counter", "timebase", "tod", "riscv_clocksource")
+_PARAVIRTUAL_CLOCKS = {
+    "kvm-clock": "kvm",
+    "xen": "xen",
+    "hyperv_clocksource_tsc_page": "hyper-v",
+    "hyperv_clocksource_msr": "hyper-v",
+}
+_VENDORS = (
+    ("QEMU", "kvm"),
+    ("KVM", "kvm"),
+    ("Amazon EC2", "kvm (Amazon EC2)"),
+    ("Google", "kvm (Google)"),
+    ("VMware", "vmware"),
+    ("innotek", "virtualbox"),
+    ("VirtualBox", "virtualbox"),
+    ("Microsoft Corporation", "hyper-v"),
+    ("Xen", "xen"),
+    ("Parallels", "parallels"),
+    ("Apple Virtualization", "apple"),
+)
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Clock ticks since boot, over all CPUs, from /proc/stat."""
+
+    busy: int
+    steal: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the CPUs did during a short look."""
+
+    busy_share: float
+    steal_share: float
+    busiest: tuple[str, ...] = ()
+    """Names of the processes that used most, busiest first."""
+
+
+def examine(
+    root: Path = Path("/"),
+    *,
+    sample_s: float = 0.3,
+    planes: Sequence[PlaneAvailability] = (),
+) -> Fingerprint:
+    """The host's fingerprint, with what would disturb a measurement on it.
+
+    `sample_s` is how long its CPUs are watched; 0 leaves that out. Files that are missing make
+    the answer poorer, never wrong: they read as `unknown` or `none`.
+    """
+    activity = watch(root, sample_s) if sample_s > 0 else Activity(0, 0)
+    cpuinfo = _read(root / "proc/cpuinfo")
+    host = Fingerprint(
+        hostname=_read(root / "proc/sys/kernel/hostname") or "unknown",
+        kernel=_read(root / "proc/sys/kernel/osrelease") or "unknown",
+        distribution=os_name(_read(root / "etc/os-release")),
+        cpu_model=cpu_model(cpuinfo),
+        cpus=count_cpus(_read(root / _CPU / "online"), cpuinfo),
+        memory_bytes=memory_bytes(_read(root / "proc/meminfo")),
+        virtualisation=hypervisor(
+            cpuinfo,
+            " ".join(
+                _read(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")
+            ),
+            _read(root / "sys/hypervisor/type"),
+            _read(root / "sys/devices/system/clocksource/clocksource0/available_clocksource"),
+        ),
+        clocksource=_read(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
+        or "unknown",
+        governor=_governor(root),
+        smt=smt_state(_read(root / _CPU / "smt/active"), _read(root / _CPU / "smt/control")),
+        mitigations={path.name: _read(path) for path in _entries(root / _CPU / "vulnerabilities")},
+        nics=tuple(_nics(root)),
+        planes=tuple(planes),
+    )
+    found = (
+        *from_cpus(host.cpus),
+        *from_virtualisation(host.virtualisation, activity.steal_share),
+        *from_activity(activity),
+        *from_clocksource(host.clocksource),
+        *from_governor(host.governor),
+        *from_turbo(
+            _read(root / _CPU / "intel_pstate/no_turbo"), _read(root / _CPU / "cpufreq/boost")
+        ),
+        *from_smt(host.smt),
+        *from_idle_states(_idle_states(root)),
+        *from_mitigations(host.mitigations),
+        *from_nics(host.nics),
+        *from_irqbalance(_is_running(root, "irqbalance")),
+        *from_cpu_quota(_read(root / "sys/fs/cgroup/cpu.max")),
+        *from_battery(
+            [_read(path / "online") for path in _entries(root / "sys/class/power_supply")
+             if _read(path / "type") == "Mains"]
+        ),
+        *from_timer_slack(_read(root / "proc/self/timerslack_ns")),
+    )  # fmt: skip
+    ordered = sorted(found, key=lambda one: one.severity != "warning")
+    return host.model_copy(update={"disturbances": tuple(ordered)})
+
+
+def diagnose(sample_s: float = 0.3) -> Fingerprint:
+    """`examine` for this machine, and every plane tried on it.
+
+    For a plain user, the rest of the program goes on inside a user namespace (see
+    `testbed.privilege.ensure`), so call it before anything starts threads.
+    """
+    from planewise.testbed.availability import missing, try_planes
+    from planewise.testbed.privilege import ensure
+
+    # First: inside, this machine's NICs and daemons are out of sight.
+    host, lacking = examine(sample_s=sample_s), missing()
+    refused: UnsupportedError | None = None
+    try:
+        ensure()
+    except UnsupportedError as error:
+        refused = error
+    return host.model_copy(update={"planes": try_planes(lacking, refused)})
+
+
+# What the texts say. Pure.
+
+
+def os_name(os_release: str) -> str:
+    """PRETTY_NAME of an os-release file; empty when it has none."""
+    match = re.search(r'^PRETTY_NAME=(["\']?)(.*)\1$', os_release, re.MULTILINE)
+    return match[2] if match else ""
+
+
+def cpu_model(cpuinfo: str) -> str:
+    """The first CPU's name in /proc/cpuinfo, whose label differs between architectures."""
+    for label in ("model name", "Model", "cpu model", "Processor", "cpu", "uarch", "CPU part"):
+        match = re.search(rf"^{label}\s*:\s*(\S.*)$", cpuinfo, re.MULTILINE)
+        if match:
+            return match[1].strip()
+    return "unknown"
+
+
+def count_cpus(online: str, cpuinfo: str = "") -> int:
+    """CPUs in a kernel list like `0-3,8`; else processors in /proc/cpuinfo."""
+    count = 0
+    for part in filter(None, online.strip().split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            count = 0
+            break
+        count += int(last or first) - int(first) + 1
+    return count or len(re.findall(r"^processor\s*:", cpuinfo, re.MULTILINE))
+
+
+def memory_bytes(meminfo: str) -> int:
+    """MemTotal of /proc/meminfo."""
+    match = re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
+
+
+def hypervisor(cpuinfo: str, vendor: str, kind: str, clocksources: str) -> str:
+    """`none`, or the hypervisor's name as far as the machine tells it."""
+    flagged = re.search(r"^flags\s*:.*\bhypervisor\b", cpuinfo, re.MULTILINE) is not None
+    if kind:
+        return kind
+    for mark, name in _VENDORS:
+        # Some of these make real machines, too: then the CPU does not carry the flag.
+        if mark in vendor and (flagged or mark in ("QEMU", "KVM", "Amazon EC2", "Apple Virt")):
+            return name if "metal" not in vendor else "none"
+    for clock, name in _PARAVIRTUAL_CLOCKS.items():
+        if clock in clocksources.split():
+            return name
+    return "unknown hypervisor" if flagged else "none"
+
+
+def smt_state(active: str, control: str) -> str:
+    """`on`, `off`, `not supported` or `unknown`."""
+    if active == "1":
+        return "on"
+    if control == "notsupported":
+        return "not supported"
+    return "off" if active == "0" else "unknown"
+
+
+def cpu_times(stat: str) -> CpuTimes | None:
+    """The sum line of /proc/stat (proc(5)); None when there is none."""
+    match = re.search(r"^cpu\s+(.+)$", stat, re.MULTILINE)
+    if not match:
+        return None
+    ticks = [int(value) for value in match[1].split()[:8]]
+    ticks += [0] * (8 - len(ticks))
+    idle, iowait, steal = ticks[3], ticks[4], ticks[7]
+    total = sum(ticks)
+    return CpuTimes(busy=total - idle - iowait - steal, steal=steal, total=total)
+
+
+def activity_between(before: str, after: str, busiest: Iterable[str] = ()) -> Activity:
+    """What happened between two readings of /proc/stat."""
+    first, last = cpu_times(before), cpu_times(after)
+    if first is None or last is None or last.total <= first.total:
+        return Activity(0, 0)
+    total = last.total - first.total
+    return Activity(
+        busy_share=max(0.0, (last.busy - first.busy) / total),
+        steal_share=max(0.0, (last.steal - first.steal) / total),
+        busiest=tuple(busiest),
+    )
+
+
+# What disturbs, and what to do about it. Pure.
+
+
+def _found(name: str, value: str, severity: str, why: str, remedy: str) -> tuple[Disturbance, ...]:
+    return (
+        Disturbance.model_validate(
+            {"name": name, "value": value, "severity": severity, "why": why, "remedy": remedy}
+        ),
+    )
+
+
+def from_cpus(cpus: int) -> tuple[Disturbance, ...]:
+    """Too few CPUs for generator, hosts and sink."""
+    if cpus >= FEW_CPUS:
+        return ()
+    return _found(
+        "few CPUs",
+        f"{cpus}",
+        "warning",
+        "generator, both hosts and sink share them, so load trials measure their sum",
+        f"measure on a machine with {FEW_CPUS} CPUs or more; compare planes only within one run",
+    )
+
+
+def from_virtualisation(name: str, steal_share: float) -> tuple[Disturbance, ...]:
+    """A hypervisor below, and what it takes away."""
+    if name == "none":
+        return ()
+    found = _found(
+        "virtual machine",
+        name,
+        "warning",
+        "the hypervisor schedules this machine's CPUs: all times here are virtualised times",
+        "compare planes with each other here; take absolute times on hardware",
+    )
+    if steal_share > STEAL_SHARE:
+        found += _found(
+            "stolen CPU time",
+            f"{steal_share:.1%}",
+            "warning",
+            "other virtual machines take CPU time from this one, at moments that nobody sees",
+            "move to a dedicated host, or repeat until the report shows no stolen time",
+        )
+    return found
+
+
+def from_activity(activity: Activity) -> tuple[Disturbance, ...]:
+    """Something else that runs."""
+    if activity.busy_share <= BUSY_SHARE:
+        return ()
+    who = f" ({', '.join(activity.busiest)})" if activity.busiest else ""
+    return _found(
+        "busy CPUs",
+        f"{activity.busy_share:.0%}{who}",
+        "warning",
+        "other work delays packets and hides in every figure",
+        "end the other work, or wait for it",
+    )
+
+
+def from_clocksource(clocksource: str) -> tuple[Disturbance, ...]:
+    """A clock that is slow or coarse to read."""
+    if clocksource in (*_GOOD_CLOCKS, "unknown"):
+        return ()
+    if clocksource in _PARAVIRTUAL_CLOCKS:
+        return _found(
+            "virtualised clock",
+            clocksource,
+            "info",
+            "the hypervisor corrects this clock, and a correction may fall into a measurement",
+            "where the CPU's counter is invariant: echo tsc > /sys/devices/system/clocksource/"
+            "clocksource0/current_clocksource",
+        )
+    return _found(
+        "slow clock",
+        clocksource,
+        "warning",
+        "reading it takes microseconds, and every packet needs two readings",
+        "boot with tsc=reliable where the CPU's counter is invariant (constant_tsc, nonstop_tsc)",
+    )
+
+
+def from_governor(governor: str) -> tuple[Disturbance, ...]:
+    """A clock frequency that follows the load."""
+    if governor in ("none", "performance"):
+        return ()
+    return _found(
+        "frequency governor",
+        governor,
+        "warning",
+        "the CPU's clock follows the load, so an idle plane looks slower than a busy one",
+        "sudo cpupower frequency-set -g performance",
+    )
+
+
+def from_turbo(no_turbo: str, boost: str) -> tuple[Disturbance, ...]:
+    """A clock frequency above the nominal one."""
+    if no_turbo != "0" and boost != "1":
+        return ()
+    path = "intel_pstate/no_turbo" if no_turbo == "0" else "cpufreq/boost"
+    return _found(
+        "turbo",
+        "on",
+        "info",
+        "the clock depends on temperature and on how many CPUs are busy",
+        f"echo {1 if no_turbo == '0' else 0} | sudo tee /{_CPU}/{path}",
+    )
+
+
+def from_smt(smt: str) -> tuple[Disturbance, ...]:
+    """Two logical CPUs on one core."""
+    if smt != "on":
+        return ()
+    return _found(
+        "SMT",
+        "on",
+        "info",
+        "two logical CPUs share a core: work on one slows the other",
+        f"echo off | sudo tee /{_CPU}/smt/control",
+    )
+
+
+def from_idle_states(states: Sequence[tuple[str, int]]) -> tuple[Disturbance, ...]:
+    """Sleep states (name, exit latency in microseconds) that are enabled."""
+    deep = max(states, key=lambda state: state[1], default=("", 0))
+    if deep[1] <= DEEP_SLEEP_US:
+        return ()
+    return _found(
+        "deep sleep states",
+        f"{deep[0]}, {deep[1]} µs to wake",
+        "warning",
+        "a packet that finds the CPU asleep waits for it; rare packets look slower than many",
+        f"sudo cpupower idle-set -D {DEEP_SLEEP_US}",
+    )
+
+
+def from_mitigations(mitigations: dict[str, str]) -> tuple[Disturbance, ...]:
+    """Mitigations that cost time at every system call or branch."""
+    active = sorted(name for name, value in mitigations.items() if "Mitigation" in value)
+    if not active:
+        return ()
+    return _found(
+        "CPU mitigations",
+        f"{len(active)} active ({', '.join(active)})",
+        "info",
+        "they cost time at every system call: planes that make more calls pay more",
+        "keep them (guests need them); compare only runs whose fingerprints have the same",
+    )
+
+
+def from_nics(nics: Sequence[dict[str, str]]) -> tuple[Disturbance, ...]:
+    """Offloads that merge packets before they are timestamped."""
+    merging = [
+        nic["name"] for nic in nics if {"rx-gro", "rx-lro"} & set(nic.get("offloads", "").split())
+    ]
+    if not merging:
+        return ()
+    return _found(
+        "receive offloads",
+        f"on ({', '.join(merging)})",
+        "info",
+        "GRO and LRO merge packets before the kernel stamps them; the testbed of namespaces "
+        "does not use these NICs",
+        f"when you measure through them: ethtool -K {merging[0]} gro off lro off",
+    )
+
+
+def from_irqbalance(running: bool) -> tuple[Disturbance, ...]:
+    """A daemon that moves interrupts between CPUs."""
+    if not running:
+        return ()
+    return _found(
+        "irqbalance",
+        "running",
+        "warning",
+        "it moves the NICs' interrupts between CPUs in the middle of a measurement",
+        "sudo systemctl stop irqbalance",
+    )
+
+
+def from_cpu_quota(cpu_max: str) -> tuple[Disturbance, ...]:
+    """A control group that stops its processes when their quota is used up."""
+    quota, _, period = cpu_max.partition(" ")
+    if not quota.isdigit() or not period.strip().isdigit():
+        return ()
+    return _found(
+        "CPU quota",
+        f"{int(quota) / int(period):.1f} CPUs",
+        "warning",
+        "the kernel stops this container for milliseconds whenever its quota is used up",
+        "start the container without --cpus",
+    )
+
+
+def from_battery(mains: Sequence[str]) -> tuple[Disturbance, ...]:
+    """A laptop without its cable. `mains`: the `online` files of its power supplies."""
+    if not mains or "1" in mains:
+        return ()
+    return _found(
+        "on battery",
+        "yes",
+        "warning",
+        "firmware and kernel save power, with clocks that differ from minute to minute",
+        "plug the machine in",
+    )
+
+
+def from_timer_slack(slack_ns: str) -> tuple[Disturbance, ...]:
+    """How late the kernel may wake a sleeper beyond the usual 50 µs."""
+    if not slack_ns.isdigit() or int(slack_ns) <= 50_000:
+        return ()
+    return _found(
+        "timer slack",
+        f"{int(slack_ns) // 1000} µs",
+        "info",
+        "the kernel may wake this shell's sleepers that late",
+        "start from a shell that was not started with a larger slack",
+    )
+
+
+# The rim: files and time.
+
+
+def watch(root: Path, sample_s: float) -> Activity:
+    """Looks at the CPUs for `sample_s` seconds."""
+    stat_path, before = root / "proc/stat", _process_ticks(root)
+    first = _read(stat_path)
+    time.sleep(sample_s)
+    last, after = _read(stat_path), _process_ticks(root)
+    used = {
+        pid: (ticks - before[pid][1], name)
+        for pid, (name, ticks) in after.items()
+        if pid in before and ticks > before[pid][1]
+    }
+    used.pop(os.getpid(), None)
+    return activity_between(first, last, [name for _, name in sorted(used.values())[:-4:-1]])
+
+
+def _process_ticks(root: Path) -> dict[int, tuple[str, int]]:
+    found = {}
+    for path in _entries(root / "proc"):
+        if path.name.isdigit():
+            # The name is in parentheses and may itself contain some.
+            head, _, rest = _read(path / "stat").rpartition(") ")
+            fields = rest.split()
+            if len(fields) > 12:
+                found[int(path.name)] = (head.partition("(")[2], int(fields[11]) + int(fields[12]))
+    return found
+
+
+def _governor(root: Path) -> str:
+    paths = (root / _CPU).glob("cpu[0-9]*/cpufreq/scaling_governor")
+    governors = {_read(path) for path in paths} - {""}
+    return ", ".join(sorted(governors)) or "none"
+
+
+def _idle_states(root: Path) -> list[tuple[str, int]]:
+    states = []
+    for path in _entries(root / _CPU / "cpu0/cpuidle"):
+        latency = _read(path / "latency")
+        if latency.isdigit() and _read(path / "disable") != "1":
+            states.append((_read(path / "name"), int(latency)))
+    return states
+
+
+def _is_running(root: Path, name: str) -> bool:
+    return any(
+        _read(path / "comm") == name for path in _entries(root / "proc") if path.name.isdigit()
+    )
+
+
+def _nics(root: Path) -> Iterable[dict[str, str]]:
+    ours = root == Path("/")
+    read_offloads = _offloads_reader() if ours else None
+    for path in _entries(root / "sys/class/net"):
+        device = path / "device"
+        if not device.exists():
+            continue  # made by software: no NIC
+        nic = {
+            "name": path.name,
+            "driver": (device / "driver").resolve().name if (device / "driver").exists() else "",
+            "state": _read(path / "operstate"),
+            "mtu": _read(path / "mtu"),
+        }
+        speed = _read(path / "speed")
+        if speed.isdigit():
+            nic["speed_mbps"] = speed
+        if functions := _read(device / "sriov_totalvfs"):
+            nic["sriov_totalvfs"] = functions
+        if read_offloads:
+            nic["offloads"] = read_offloads(path.name)
+        yield nic
+
+
+def _offloads_reader() -> Callable[[str], str]:
+    """Reads an interface's enabled offloads by ethtool's netlink; `unknown` where it cannot."""
+    from pyroute2 import Ethtool
+
+    def read(name: str) -> str:
+        try:
+            with Ethtool() as ethtool:
+                features = ethtool.get_features(name).features
+        except Exception:  # pyroute2 raises many kinds; all mean that it is not known
+            return "unknown"
+        enabled = [str(key) for key, value in features.items() if key and value.enable]
+        wanted = ("checksum", "segmentation", "gro", "lro", "rx-hashing")
+        return " ".join(sorted(one for one in enabled if any(part in one for part in wanted)))
+
+    return read
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""

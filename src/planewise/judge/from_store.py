@@ -1,0 +1,96 @@
+"""Curves from the store's load trials. Knows columns; knows no file format and no testbed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from planewise.errors import BadInputError
+from planewise.judge.curve import Curve, Ints, LoadPoint, RunTable
+from planewise.store.loads import MEASURED_RATE_SHARE, Floats, LoadTrials, group_measured_rates
+
+MANY_LOADS = 500
+"""No ladder has so many steps: beyond, the loads are taken for measured rates and grouped."""
+
+
+def curve_from_trials(trials: LoadTrials) -> Curve:
+    """The load-loss curve of `trials`, runs in their real order at each load.
+
+    BadInputError when there are no trials (a file that only reports numbers).
+    """
+    if not len(trials):
+        raise BadInputError(
+            "there are no trials to judge",
+            where=_title(trials),
+            remedy="give a file that holds each trial's load, sent and received packets",
+        )
+    trials = with_few_loads(trials)
+    loads, at = np.unique(trials.offered_pps, return_inverse=True)
+    by_load = np.lexsort((trials.order, at))
+    table = RunTable(
+        np.round(trials.sent),
+        np.round(trials.received),
+        duration_s=trials.duration_s,
+        order=trials.order,
+        drops=_counts_or_unknown(trials.drops),
+        limited=trials.limited,
+    )
+    ends = np.cumsum(np.bincount(at, minlength=len(loads)))
+    points = tuple(
+        LoadPoint(float(load), table.take(rows))
+        for load, rows in zip(loads, np.split(by_load, ends[:-1]), strict=True)
+    )
+    return Curve(_title(trials), points, _source(trials))
+
+
+def trials_from_curve(curve: Curve, *, format_name: str, notes: tuple[str, ...] = ()) -> LoadTrials:
+    """The trials of a curve as columns: the way back, for exporters. A run not in order follows."""
+    tables = [RunTable.of(point.runs) for point in curve.points]
+    table = RunTable.concatenate(tables)
+    sizes = [len(one) for one in tables]
+    order = np.where(table.order >= 0, table.order, np.iinfo(np.int64).max)
+    drops = np.where(table.drops >= 0, table.drops, np.nan)
+    return LoadTrials(
+        name=curve.name,
+        format=format_name,
+        offered_pps=np.repeat(curve.offered_pps, sizes),
+        sent=table.sent.astype(np.float64),
+        received=table.received.astype(np.float64),
+        order=np.argsort(np.argsort(order, kind="stable"), kind="stable").astype(np.int64),
+        duration_s=None if np.isnan(table.duration_s).all() else table.duration_s,
+        drops=None if np.isnan(drops).all() else drops,
+        limited=table.limited if table.limited.any() else None,
+        notes=notes,
+    )
+
+
+def with_few_loads(trials: LoadTrials) -> LoadTrials:
+    """The same trials, near loads joined into one where there are more than any ladder has."""
+    if trials.loads <= MANY_LOADS:
+        return trials
+    grouped, _ = group_measured_rates(trials.offered_pps)
+    note = (
+        f"{trials.loads} different loads: those within {MEASURED_RATE_SHARE:.0%} of each other "
+        "are taken as one"
+    )
+    return replace(trials, offered_pps=grouped, notes=(*trials.notes, note))
+
+
+def _counts_or_unknown(drops: Floats | None) -> Ints | None:
+    if drops is None:
+        return None
+    return np.where(np.isfinite(drops) & (drops >= 0), drops, -1).astype(np.int64)
+
+
+def _title(trials: LoadTrials) -> str:
+    return f"{trials.name} {trials.curve}" if trials.curve else trials.name
+
+
+def _source(trials: LoadTrials) -> dict[str, object]:
+    return {
+        "file": trials.name,
+        "format": trials.format,
+        **({"curve": trials.curve} if trials.curve else {}),
+        **({"info": dict(trials.info)} if trials.info else {}),
+    }

@@ -1,0 +1,136 @@
+"""Load trials: paced frames from one interface to another, every loss accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from planewise.errors import PlanewiseError
+from planewise.measure.experiment import Place, TrialResult
+from planewise.measure.probe import CalibrationOutput, TrialOutput, parse
+from planewise.measure.rtt import known_limits
+from planewise.measure.schedule import LoadTrial
+from planewise.store.models import Counts, Load, LossPart, TrialRecord
+from planewise.testbed.host import Host
+from planewise.testbed.model import CounterPoint, IpVersion, TrialPath
+
+
+@dataclass(frozen=True)
+class LoadPath:
+    """What a load trial needs of a testbed."""
+
+    host: Host
+    """Where pw-probe runs; it enters the namespaces of both ends itself."""
+    path: TrialPath
+    counters: Sequence[CounterPoint]
+    ip_version: IpVersion = 4
+
+
+class Generator:
+    """What the generator can do by itself on a host, measured once a frame size."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._max_pps: dict[tuple[int, IpVersion], float] = {}
+
+    def max_pps(self, size_bytes: int, ip_version: IpVersion = 4) -> float:
+        """Its maximum rate [packet/s], into a private veth pair that no plane limits."""
+        key = (size_bytes, ip_version)
+        if key not in self._max_pps:
+            finished = self._host.run(
+                [
+                    *(self._host.probe, "trial", "--calibrate-only"),
+                    *("--size", str(size_bytes), "--ip", str(ip_version)),
+                ],
+                timeout_s=30,
+            )
+            self._max_pps[key] = parse(finished, CalibrationOutput).max_pps
+        return self._max_pps[key]
+
+
+def measure_load(
+    load: LoadPath, trial: LoadTrial, place: Place, generator: Generator
+) -> TrialResult:
+    """Runs one load trial. PlanewiseError when it could not be run or ended early."""
+    most = generator.max_pps(trial.size_bytes, load.ip_version)
+    finished = load.host.run(command(load, trial, most), timeout_s=30 + 3 * trial.duration_s)
+    output = parse(finished, TrialOutput)
+    if output.interrupted:
+        raise KeyboardInterrupt
+    if output.error is not None:
+        raise PlanewiseError(output.error.what, remedy=output.error.remedy)
+    return TrialResult(_record(load, place, output))
+
+
+def command(load: LoadPath, trial: LoadTrial, max_pps: float) -> list[str]:
+    """The probe's command line. Pure.
+
+    No more is offered than what the generator can do: it would be its own limit.
+    """
+    path, version = load.path, load.ip_version
+    argv = [
+        *(load.host.probe, "trial"),
+        *("--tx", f"{path.tx_interface}@{path.tx_netns}"),
+        *("--rx", f"{path.rx_interface}@{path.rx_netns}"),
+        *("--rate", f"{min(trial.offered_pps, max_pps):.3f}"),
+        *("--duration", f"{trial.duration_s:g}"),
+        *("--size", str(trial.size_bytes)),
+        *("--src", path.source(version), "--dst", path.destination(version)),
+        *("--dst-mac", path.next_hop_mac),
+        *("--max-pps", f"{max_pps:.0f}"),
+        *("--drain", "0.1"),
+    ]
+    ends = {(path.tx_netns, path.tx_interface), (path.rx_netns, path.rx_interface)}
+    for point in load.counters:
+        if (point.netns, point.interface) not in ends:
+            argv += ["--counter", f"{point.interface}@{point.netns}"]
+    return argv
+
+
+def _record(load: LoadPath, place: Place, output: TrialOutput) -> TrialRecord:
+    names = _place_names(load.counters)
+    warnings = []
+    if output.unexplained:
+        warnings.append(f"{output.unexplained} lost packets are in no drop counter")
+    return TrialRecord(
+        trial=place.trial,
+        kind="load",
+        cell=place.cell,
+        block=place.block,
+        replicate=place.block,
+        order=place.order,
+        started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
+        duration_s=output.duration_s,
+        load=Load(
+            intended_pps=output.intended_pps,
+            achieved_pps=output.achieved_pps,
+            size_bytes=output.size_bytes,
+        ),
+        counts=Counts(
+            sent=output.sent,
+            received=output.received,
+            lost=output.lost,
+            duplicate=output.duplicate,
+            reordered=output.reordered,
+            late=output.late,
+        ),
+        loss=tuple(
+            LossPart(
+                where=names.get(part.where, part.where), counter=part.counter, count=part.count
+            )
+            for part in output.loss
+            if part.count
+        ),
+        latency={} if output.latency is None else {"one_way": output.latency},
+        cpu={} if output.cpu is None else {"shared": output.cpu.all},
+        limits=known_limits(output.limits),
+        warnings=tuple(warnings),
+    )
+
+
+def _place_names(counters: Sequence[CounterPoint]) -> Mapping[str, str]:
+    """`IF@NETNS`, as the probe says it, to `host:IF`, as a person reads it."""
+    return {
+        f"{point.interface}@{point.netns}": f"{point.host}:{point.interface}" for point in counters
+    }

@@ -1,0 +1,128 @@
+"""A stage of network namespaces on this machine: testbeds kept up side by side, loads on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Self
+
+from planewise.errors import UnsupportedError
+from planewise.measure.design import BackgroundPart
+from planewise.measure.experiment import Place, TrialResult
+from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.rtt import RttPath, measure_rtt
+from planewise.measure.schedule import Cell, LoadTrial, RttTrial
+from planewise.testbed.availability import try_plane
+from planewise.testbed.host import LocalHost
+from planewise.testbed.load import BackgroundLoad, LoadSpec
+from planewise.testbed.model import TestbedSpec
+from planewise.testbed.namespaces import NamespaceTestbed
+from planewise.testbed.planes import namespace_plane
+
+
+class NamespaceStage:
+    """Builds a testbed for every plane and number of guests when it is first needed.
+
+    All stand until the stage is closed, so that going from cell to cell builds nothing; a testbed
+    without load costs nothing.
+    """
+
+    def __init__(self, background: BackgroundPart, protocol: str) -> None:
+        self._background = background
+        self._protocol = protocol
+        self._host = LocalHost("generator")
+        self._generator = Generator(self._host)
+        self._testbeds: dict[tuple[str, int], NamespaceTestbed] = {}
+        self._built = ExitStack()
+
+    def unavailable(self, planes: Sequence[str]) -> Mapping[str, str]:
+        """Which of these planes cannot be had here, and why. BadInputError for an unknown name."""
+        reasons = {}
+        for name in planes:
+            try:
+                tried = try_plane(namespace_plane(name))
+            except UnsupportedError as error:
+                reasons[name] = error.what
+            else:
+                if not tried.available:
+                    reasons[name] = tried.reason
+        return reasons
+
+    def max_pps(self, size_bytes: int) -> float:
+        """The generator's own maximum on this machine [packet/s]."""
+        return self._generator.max_pps(size_bytes)
+
+    @contextmanager
+    def station(self, cell: Cell) -> Iterator[_Station]:
+        """The cell's testbed, with its background load running."""
+        testbed = self._testbed(cell)
+        background = self._background
+        spec = LoadSpec(
+            type=cell.load_type,
+            location=cell.load_location,
+            cpu_share=background.cpu_share,
+            rate_pps=background.rate_pps,
+            burst=background.burst_packets,
+            payload_bytes=background.payload_bytes,
+        )
+        with BackgroundLoad(testbed, spec) as load:
+            yield _Station(testbed, load, self._host, self._generator, self._protocol)
+
+    def _testbed(self, cell: Cell) -> NamespaceTestbed:
+        key = (cell.plane, cell.background_guests)
+        if key not in self._testbeds:
+            spec = TestbedSpec(plane=cell.plane, background_guests=cell.background_guests)
+            self._testbeds[key] = self._built.enter_context(NamespaceTestbed(spec))
+        return self._testbeds[key]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._testbeds.clear()
+        try:
+            self._built.close()
+        finally:
+            self._host.close()
+
+
+class _Station:
+    """One cell of the stage."""
+
+    def __init__(
+        self,
+        testbed: NamespaceTestbed,
+        background: BackgroundLoad,
+        host: LocalHost,
+        generator: Generator,
+        protocol: str,
+    ) -> None:
+        self._rtt_path = RttPath(
+            hosts=testbed.hosts,
+            sender=testbed.main("sender"),
+            responder=testbed.main("responder"),
+            capture_points=testbed.capture_points,
+            not_measurable=testbed.not_measurable,
+            protocol=protocol,
+        )
+        self._load_path = LoadPath(host, testbed.trial_path(), testbed.counter_points)
+        self._background = background
+        self._generator = generator
+
+    def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
+        """Runs one RTT trial."""
+        result = measure_rtt(self._rtt_path, trial, place)
+        self._background.check()
+        return result
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        """Runs one load trial."""
+        result = measure_load(self._load_path, trial, place, self._generator)
+        self._background.check()
+        return result

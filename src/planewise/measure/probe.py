@@ -1,0 +1,137 @@
+"""What `pw-probe` prints, as types (docs/formats.md). Runs nothing.
+
+Fields that Planewise does not use are let pass: the probe may say more than we ask.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from planewise.errors import PlanewiseError
+from planewise.store.models import Counts, Latency
+from planewise.testbed.host import Finished
+
+FORMAT = 1
+
+
+class ProbeOutput(BaseModel):
+    """What every subcommand's output begins with."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    command: str
+    version: str
+    interrupted: bool = False
+
+
+class CpuUsage(BaseModel):
+    """CPU of the host while the probe ran, as shares of all CPUs' time by mpstat mode."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    all: dict[str, float]
+
+
+class PingOutput(ProbeOutput):
+    """`pw-probe ping`."""
+
+    size_bytes: NonNegativeInt
+    started_ns: int
+    duration_s: float
+    intended_pps: float
+    achieved_pps: float
+    counts: Counts
+    rtt_user: Latency | None = None
+    rtt_kernel: Latency | None = None
+    slip: Latency | None = None
+    limits: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    cpu: CpuUsage | None = None
+
+
+class TapPoint(BaseModel):
+    """One capture point of `pw-probe tap`."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str
+    packets: NonNegativeInt
+    dropped: NonNegativeInt = 0
+
+
+class TapOutput(ProbeOutput):
+    """`pw-probe tap`."""
+
+    points: tuple[TapPoint, ...]
+
+
+class LossOutput(BaseModel):
+    """A part of a trial's loss that one counter explains."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    where: str
+    counter: str
+    count: NonNegativeInt
+
+
+class Failure(BaseModel):
+    """Why a trial ended early; the counts beside it are of what was done until then."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    what: str
+    remedy: str = ""
+
+
+class TrialOutput(ProbeOutput):
+    """`pw-probe trial`."""
+
+    size_bytes: NonNegativeInt
+    started_ns: int
+    duration_s: float
+    intended_pps: float
+    achieved_pps: float
+    sent: NonNegativeInt
+    received: NonNegativeInt
+    lost: NonNegativeInt
+    duplicate: NonNegativeInt = 0
+    reordered: NonNegativeInt = 0
+    late: NonNegativeInt = 0
+    loss: tuple[LossOutput, ...] = ()
+    unexplained: int = 0
+    limits: tuple[str, ...] = ()
+    latency: Latency | None = None
+    cpu: CpuUsage | None = None
+    error: Failure | None = None
+
+
+class CalibrationOutput(ProbeOutput):
+    """`pw-probe trial --calibrate-only`."""
+
+    max_pps: float
+
+
+OutputT = TypeVar("OutputT", bound=ProbeOutput)
+
+
+def parse(finished: Finished, model: type[OutputT]) -> OutputT:
+    """The probe's JSON; PlanewiseError when it failed or speaks another format."""
+    raw = finished.json()
+    version = raw.get("format") if isinstance(raw, dict) else None
+    if version != FORMAT:
+        raise PlanewiseError(
+            f"pw-probe speaks format {version!r}, this planewise reads format {FORMAT}",
+            remedy="install planewise and pw-probe from one wheel",
+        )
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise PlanewiseError(
+            f"pw-probe's output is not as documented: {place}: {first['msg']}",
+            remedy="install planewise and pw-probe from one wheel",
+        ) from error

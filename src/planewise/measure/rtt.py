@@ -1,0 +1,208 @@
+"""RTT trials with capture points: where a round trip's time goes, packet by packet.
+
+With t(point, request) and t(point, reply) the kernel stamps of one packet at a capture point, all
+of one host's clock (publication K, section 4):
+
+    RTT           user stamps at the sender's guest
+    overhead      RTT − (t(sender_nic, reply) − t(sender_nic, request))
+    response      t(responder_nic, reply) − t(responder_nic, request)
+    wire          RTT − overhead − response: what remains, between the two NICs
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from planewise.errors import PlanewiseError
+from planewise.measure.experiment import Place, TrialResult
+from planewise.measure.probe import PingOutput, TapOutput, parse
+from planewise.measure.schedule import RttTrial
+from planewise.store.models import Capture, Latency, Limit, Load, Metric, TrialRecord
+from planewise.testbed.host import Host
+from planewise.testbed.model import CapturePoint, Guest, HostRole
+
+READY_S = 10.0
+"""How long a probe may take to say that it is ready."""
+
+STAMP_PORT = 862
+"""RFC 8762, section 4.1."""
+
+_STAMPS = ("scheduled_ns", "user_tx_ns", "kernel_tx_ns", "kernel_rx_ns", "user_rx_ns")
+
+
+@dataclass(frozen=True)
+class RttPath:
+    """What an RTT trial needs of a testbed."""
+
+    hosts: Mapping[HostRole, Host]
+    sender: Guest
+    responder: Guest
+    capture_points: Sequence[CapturePoint]
+    not_measurable: Mapping[Metric, str]
+    protocol: str = "icmp"
+    """`icmp`, or `stamp` against a reflector in the responder's guest."""
+
+
+def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
+    """Runs one RTT trial. PlanewiseError when it could not be run."""
+    with tempfile.TemporaryDirectory(prefix="pw-") as scratch, ExitStack() as running:
+        if path.protocol == "stamp":
+            host = path.hosts["responder"]
+            reflector = host.start([host.probe, "reflect"], netns=path.responder.netns)
+            running.enter_context(reflector)
+            reflector.wait_ready("ready", READY_S)
+        taps = _start_taps(path, Path(scratch), running)
+        ping, packets = _ping(path, trial, Path(scratch))
+        captures: list[Capture] = []
+        for role, tap, file in taps:
+            output = parse(tap.stop(), TapOutput)
+            packets = _join(packets, pl.read_csv(file))
+            captures += [
+                Capture(point=p.name, host=role, packets=p.packets, dropped=p.dropped)
+                for p in output.points
+            ]
+    return TrialResult(_record(path, trial, place, ping, packets, captures), packets)
+
+
+def _start_taps(path: RttPath, scratch: Path, running: ExitStack):  # type: ignore[no-untyped-def]
+    taps = []
+    for role, host in path.hosts.items():
+        points = [point for point in path.capture_points if point.host == role]
+        if not points:
+            continue
+        file = scratch / f"{role}.csv"
+        argv = [host.probe, "tap", "--proto", path.protocol, "--packets", str(file)]
+        for point in points:
+            argv += ["--point", f"{point.name}={point.interface}@{point.netns}"]
+        tap = running.enter_context(host.start(argv))
+        taps.append((role, tap, file))
+    for _, tap, _ in taps:
+        tap.wait_ready("ready", READY_S)
+    return taps
+
+
+def _ping(path: RttPath, trial: RttTrial, scratch: Path) -> tuple[PingOutput, pl.DataFrame]:
+    host = path.hosts["sender"]
+    file = scratch / "ping.csv"
+    argv = [
+        *(host.probe, "ping", path.responder.ipv4),
+        *("--proto", path.protocol),
+        *("--rate", f"{trial.frequency_pps:g}"),
+        *("--count", str(trial.packets)),
+        *("--size", str(trial.size_bytes)),
+        *("--packets", str(file)),
+    ]
+    finished = host.run(
+        argv,
+        netns=path.sender.netns,
+        timeout_s=30 + 2 * trial.packets / trial.frequency_pps,
+    )
+    output = parse(finished, PingOutput)
+    if output.interrupted:
+        raise KeyboardInterrupt
+    return output, pl.read_csv(file, infer_schema_length=10_000)
+
+
+def _join(packets: pl.DataFrame, captured: pl.DataFrame) -> pl.DataFrame:
+    """Adds a tap's columns to the packets that were sent, by sequence number."""
+    stamps = [name for name in captured.columns if name.endswith(("_request_ns", "_reply_ns"))]
+    once = captured.unique(subset="seq", keep="first").select("seq", *stamps)
+    return packets.join(once, on="seq", how="left", maintain_order="left")
+
+
+def parts_ns(packets: pl.DataFrame) -> dict[Metric, np.ndarray]:
+    """Overhead and response [ns] of every packet whose stamps are complete.
+
+    `packets` has a row a packet and the columns of docs/formats.md; a part whose capture point is
+    missing is left out.
+    """
+    parts: dict[Metric, np.ndarray] = {}
+    rtt = pl.col("user_rx_ns") - pl.col("user_tx_ns")
+    expressions: dict[Metric, pl.Expr] = {}
+    if "sender_nic_reply_ns" in packets.columns:
+        at_nic = pl.col("sender_nic_reply_ns") - pl.col("sender_nic_request_ns")
+        expressions["overhead"] = rtt - at_nic
+    if "responder_nic_reply_ns" in packets.columns:
+        expressions["response"] = pl.col("responder_nic_reply_ns") - pl.col(
+            "responder_nic_request_ns"
+        )
+    for metric, expression in expressions.items():
+        values = packets.select(expression.cast(pl.Int64)).to_series().drop_nulls().to_numpy()
+        if len(values):
+            parts[metric] = values
+    return parts
+
+
+def summarise(values_ns: np.ndarray) -> Latency:
+    """The distribution of a per-packet part, which may be negative (hence no histogram)."""
+    p50, p90, p99, p999 = np.quantile(values_ns, [0.5, 0.9, 0.99, 0.999])
+    return Latency(
+        count=len(values_ns),
+        min_ns=int(values_ns.min()),
+        mean_ns=float(values_ns.mean()),
+        p50_ns=float(p50),
+        p90_ns=float(p90),
+        p99_ns=float(p99),
+        p999_ns=float(p999),
+        max_ns=int(values_ns.max()),
+    )
+
+
+def _record(
+    path: RttPath,
+    trial: RttTrial,
+    place: Place,
+    ping: PingOutput,
+    packets: pl.DataFrame,
+    captures: Sequence[Capture],
+) -> TrialRecord:
+    latency: dict[Metric, Latency] = {}
+    not_measurable: dict[Metric, str] = dict(path.not_measurable)
+    if ping.rtt_user is not None:
+        latency["rtt_user"] = ping.rtt_user
+    if ping.rtt_kernel is not None:
+        latency["rtt_kernel"] = ping.rtt_kernel
+    for metric, values in parts_ns(packets).items():
+        if metric not in not_measurable:
+            latency[metric] = summarise(values)
+    if ping.counts.sent and not ping.counts.received:
+        raise PlanewiseError(
+            f"none of {ping.counts.sent} probe packets came back on plane {path.sender.plane}",
+            remedy="see whether something filters the testbed's packets (`nft list ruleset`)",
+        )
+    return TrialRecord(
+        trial=place.trial,
+        kind="rtt",
+        cell=place.cell,
+        block=place.block,
+        replicate=place.block,
+        order=place.order,
+        started=datetime.fromtimestamp(ping.started_ns / 1e9, UTC),
+        duration_s=ping.duration_s,
+        load=Load(
+            intended_pps=trial.frequency_pps,
+            achieved_pps=ping.achieved_pps,
+            size_bytes=ping.size_bytes,
+        ),
+        counts=ping.counts,
+        latency=latency,
+        not_measurable=not_measurable,
+        cpu={} if ping.cpu is None else {"shared": ping.cpu.all},
+        schedule_slip_ns=ping.slip,
+        captures=tuple(captures),
+        limits=known_limits(ping.limits),
+        warnings=ping.warnings,
+    )
+
+
+def known_limits(limits: Iterable[str]) -> tuple[Limit, ...]:
+    """The probe's limits, those that the run directory knows."""
+    return tuple(name for name in ("sut", "generator", "sink", "clock") if name in limits)

@@ -1,0 +1,207 @@
+"""What a search looks for, and how what it found is told. Knows no algorithm and no testbed.
+
+A goal is MLRsearch's search goal with exceed ratio 0.5 (FD.io CSIT's): the largest load up to
+which at least half of all trials lose no more than the goal's share. `ndr` is the share 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from planewise.errors import BadInputError
+from planewise.judge.curve import Curve, Run
+
+GoalStatus = Literal["found", "above-range", "below-range", "undecided"]
+"""How a goal's search ended.
+
+`found`        estimate and interval stand
+`above-range`  even the highest load meets the goal: `pps` is that load, `high_pps` is None
+`below-range`  even the lowest load misses it: `pps` is None, `high_pps` is that load
+`undecided`    the trials do not tell; the reason is in `note`
+"""
+
+StopReason = Literal["precise", "trials", "budget", "range", "interrupted"]
+"""Why a search stopped: interval narrow enough, trial limit, budget spent, end of the range."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One search goal."""
+
+    loss_ratio: float
+    """A trial is good when it loses at most this share, 0 ≤ share < 1."""
+
+    def __post_init__(self) -> None:
+        """BadInputError when the share is no share."""
+        if not (math.isfinite(self.loss_ratio) and 0 <= self.loss_ratio < 1):
+            raise BadInputError(
+                f"a goal's loss ratio must lie between 0 and 1, not {self.loss_ratio}",
+                remedy="write ndr for no loss, pdr:0.005 for half a per cent",
+            )
+
+    @property
+    def name(self) -> str:
+        """`ndr` or `pdr:<share>`, as it is parsed."""
+        return "ndr" if self.loss_ratio == 0 else f"pdr:{self.loss_ratio:g}"
+
+    @property
+    def loss_exponent(self) -> float:
+        """−ln(1 − share): the same threshold for z = ln(sent/received)."""
+        return -math.log1p(-self.loss_ratio)
+
+    @classmethod
+    def parse(cls, text: str) -> Goal:
+        """`ndr`, `pdr` (0.5 %), `pdr:0.005`, `pdr:0.5%`. BadInputError for anything else."""
+        word, _, share = text.strip().lower().partition(":")
+        if word == "ndr" and not share:
+            return cls(0.0)
+        if word == "pdr":
+            try:
+                scale = 100.0 if share.endswith("%") else 1.0
+                value = float(share.rstrip("%")) / scale if share else 0.005
+            except ValueError:
+                value = math.nan
+            if 0 < value < 1:
+                return cls(value)
+        raise BadInputError(
+            f"'{text}' is no search goal", remedy="write ndr, or pdr:0.005 for half a per cent"
+        )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of the search, in the order of the search."""
+
+    offered_pps: float
+    """What was asked for."""
+    duration_s: float
+    run: Run
+
+    @property
+    def achieved_pps(self) -> float:
+        """What was really sent a second."""
+        return self.run.sent / (self.run.duration_s or self.duration_s)
+
+    @property
+    def loss_ratio(self) -> float:
+        """Share lost, not below 0 where more arrived than was sent."""
+        return max(0.0, self.run.plr)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A violated assumption, with its evidence."""
+
+    code: str
+    """`not-monotone`, `drift`, `autocorrelation`, `outliers`, `trashing`, `generator`, …"""
+    message: str
+    """One sentence with the numbers that show it."""
+
+
+@dataclass(frozen=True)
+class GoalResult:
+    """What was found for one goal. Loads in packets a second."""
+
+    goal: Goal
+    status: GoalStatus
+    pps: float | None
+    low_pps: float | None = None
+    high_pps: float | None = None
+    """95 % interval where `interval` says so, else a bracket."""
+    interval: Literal["95%", "bracket"] = "95%"
+    note: str = ""
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half of the interval's width over the estimate; infinite where an end is missing."""
+        if not self.pps or self.low_pps is None or self.high_pps is None:
+            return math.inf
+        return (self.high_pps - self.low_pps) / (2 * self.pps)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; keys are the field names, `goal` is its name."""
+        return {
+            "goal": self.goal.name,
+            "status": self.status,
+            "pps": self.pps,
+            "low_pps": self.low_pps,
+            "high_pps": self.high_pps,
+            "interval": self.interval,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class SearchVerdict:
+    """Whether PDR can stand for the curve, from the search's own trials."""
+
+    label: str
+    """GOOD, BAD or UNDECIDED."""
+    reason: str
+    probability_good: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A finished search."""
+
+    algorithm: str
+    goals: tuple[GoalResult, ...]
+    trials: tuple[Trial, ...]
+    stopped: StopReason
+    overhead_s: float
+    """Pause that was counted for each trial, beyond its traffic."""
+    verdict: SearchVerdict | None = None
+    findings: tuple[Finding, ...] = field(default=())
+
+    @property
+    def trial_seconds_s(self) -> float:
+        """Traffic time of all trials."""
+        return math.fsum(trial.duration_s for trial in self.trials)
+
+    @property
+    def total_seconds_s(self) -> float:
+        """Traffic time and the pauses between trials."""
+        return self.trial_seconds_s + self.overhead_s * len(self.trials)
+
+    def goal(self, name: str) -> GoalResult:
+        """The result for the goal of this name."""
+        for result in self.goals:
+            if result.goal.name == name:
+                return result
+        raise BadInputError(f"this search had no goal '{name}'")
+
+    def curve(self, name: str = "search") -> Curve | None:
+        """The search's trials as a load-loss curve; None when there were none."""
+        runs: dict[float, list[Run]] = {}
+        for trial in self.trials:
+            runs.setdefault(trial.offered_pps, []).append(trial.run)
+        return Curve.from_runs(name, runs, {"search": self.algorithm}) if runs else None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object: goals, verdict, costs, findings, and every trial."""
+        verdict = self.verdict
+        return {
+            "algorithm": self.algorithm,
+            "stopped": self.stopped,
+            "goals": [result.to_json() for result in self.goals],
+            "verdict": verdict.label if verdict else None,
+            "verdict_reason": verdict.reason if verdict else "",
+            "probability_good": verdict.probability_good if verdict else None,
+            "trials": len(self.trials),
+            "trial_seconds_s": self.trial_seconds_s,
+            "total_seconds_s": self.total_seconds_s,
+            "overhead_s": self.overhead_s,
+            "warnings": [{"code": f.code, "message": f.message} for f in self.findings],
+            "trial_list": [
+                {
+                    "offered_pps": trial.offered_pps,
+                    "duration_s": trial.duration_s,
+                    "sent": trial.run.sent,
+                    "received": trial.run.received,
+                }
+                for trial in self.trials
+            ],
+        }

@@ -1,0 +1,95 @@
+"""`run_search`: one search with one algorithm on one measurer. Knows no testbed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from planewise.errors import BadInputError
+from planewise.measure.search.binary import BinarySearch
+from planewise.measure.search.goals import Goal, GoalResult, SearchResult, StopReason
+from planewise.measure.search.measurer import Measurer
+from planewise.measure.search.mlr import MlrSearch
+from planewise.measure.search.planewise import PlanewiseSearch
+from planewise.measure.search.session import Limits, Progress, Session
+
+OVERHEAD_S = 0.5
+"""What a trial costs beyond its traffic, by default (CSIT's figure)."""
+
+DEFAULT_GOALS = (Goal(0.0), Goal(0.005))
+
+
+class Algorithm(Protocol):
+    """A way to search."""
+
+    @property
+    def name(self) -> str:
+        """As it is chosen on the command line."""
+        ...
+
+    def search(
+        self, session: Session, goals: tuple[Goal, ...]
+    ) -> tuple[tuple[GoalResult, ...], StopReason]:
+        """A result for each goal, in their order. Never raises BudgetSpentError."""
+        ...
+
+
+ALGORITHMS: Mapping[str, Callable[[], Algorithm]] = {
+    "planewise": PlanewiseSearch,
+    "mlrsearch": MlrSearch,
+    "binary": BinarySearch,
+}
+
+
+def algorithm_named(name: str) -> Algorithm:
+    """The algorithm of that name with its defaults."""
+    if name not in ALGORITHMS:
+        raise BadInputError(
+            f"there is no search algorithm '{name}'", remedy="known: " + ", ".join(ALGORITHMS)
+        )
+    return ALGORITHMS[name]()
+
+
+def run_search(
+    measurer: Measurer,
+    goals: Sequence[Goal] = DEFAULT_GOALS,
+    algorithm: str | Algorithm = "planewise",
+    *,
+    budget_s: float = math.inf,
+    overhead_s: float = OVERHEAD_S,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """Searches all goals on the measurer.
+
+    Args:
+        measurer: answers trials.
+        goals: at least one; doubles count once.
+        algorithm: a name (`planewise`, `mlrsearch`, `binary`) or an algorithm.
+        budget_s: traffic time plus overhead that may be spent; the search then ends with what
+            it knows.
+        overhead_s: what a trial costs beyond its traffic.
+        progress: called after each trial.
+
+    Raises:
+        BadInputError: no goal, unknown algorithm, impossible budget or range of loads.
+        PlanewiseError: whatever the measurer raises.
+    """
+    unique = tuple(dict.fromkeys(goals))
+    if not unique:
+        raise BadInputError("a search needs a goal", remedy="add --goal ndr or --goal pdr:0.005")
+    if not budget_s > 0 or not 0 <= overhead_s < math.inf:
+        raise BadInputError(
+            f"a search cannot work with a budget of {budget_s} s and {overhead_s} s a trial"
+        )
+    chosen = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
+    session = Session(measurer, Limits(budget_s, overhead_s), progress)
+    results, stopped = chosen.search(session, unique)
+    return SearchResult(
+        algorithm=chosen.name,
+        goals=results,
+        trials=tuple(session.trials),
+        stopped=stopped,
+        overhead_s=overhead_s,
+        findings=tuple(session.findings),
+    )

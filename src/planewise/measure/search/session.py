@@ -1,0 +1,99 @@
+"""The book of one search: asks the measurer, keeps every trial, watches the budget.
+
+Algorithms ask a `Session`, never the measurer itself, so that costs are counted in one place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planewise.errors import BadInputError
+from planewise.measure.search.goals import Finding, Trial
+from planewise.measure.search.measurer import Measurer
+
+Progress = Callable[[Trial, int, float], None]
+"""Called after each trial with the trial, the number of trials and the seconds spent."""
+
+GENERATOR_SHORTFALL = 0.02
+"""A trial that sent less than 1 minus this share of what was asked was limited by the generator."""
+
+
+class BudgetSpentError(Exception):
+    """The next trial would exceed the budget. Never leaves `run_search`."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search may spend."""
+
+    budget_s: float = math.inf
+    """Traffic time plus overhead of all trials."""
+    overhead_s: float = 0.5
+    """Time a trial costs beyond its traffic (CSIT: about 0.5 s)."""
+    max_trials: int = 2000
+
+
+class Session:
+    """Trials so far and what is left to spend."""
+
+    def __init__(
+        self, measurer: Measurer, limits: Limits, progress: Progress | None = None
+    ) -> None:
+        """BadInputError when the measurer's range of loads is none."""
+        low, high = float(measurer.min_load_pps), float(measurer.max_load_pps)
+        if not (0 < low < high < math.inf):
+            raise BadInputError(
+                f"the range of loads from {low} to {high} packet/s is empty or not finite"
+            )
+        self.min_load_pps = low
+        self.max_load_pps = high
+        self.limits = limits
+        self.trials: list[Trial] = []
+        self.findings: list[Finding] = []
+        self.spent_s = 0.0
+        self._measurer = measurer
+        self._progress = progress
+
+    def clamp(self, offered_pps: float) -> float:
+        """The nearest load that may be offered."""
+        if math.isnan(offered_pps):
+            return self.min_load_pps
+        return min(max(offered_pps, self.min_load_pps), self.max_load_pps)
+
+    def measure(self, offered_pps: float, duration_s: float) -> Trial:
+        """One trial at the nearest allowed load. BudgetSpentError when it cannot be afforded."""
+        cost_s = duration_s + self.limits.overhead_s
+        over_budget = self.spent_s + cost_s > self.limits.budget_s * (1 + 1e-9)
+        if over_budget or len(self.trials) >= self.limits.max_trials:
+            raise BudgetSpentError
+        offered_pps = self.clamp(offered_pps)
+        run = self._measurer.trial(offered_pps, duration_s)
+        trial = Trial(offered_pps, duration_s, run)
+        self.trials.append(trial)
+        self.spent_s += cost_s
+        self._watch_generator(trial)
+        if self._progress is not None:
+            self._progress(trial, len(self.trials), self.spent_s)
+        return trial
+
+    def add_finding(self, finding: Finding) -> None:
+        """Keeps a finding, one of each code."""
+        if all(known.code != finding.code for known in self.findings):
+            self.findings.append(finding)
+
+    def _watch_generator(self, trial: Trial) -> None:
+        achieved = trial.achieved_pps
+        short = achieved < (1 - GENERATOR_SHORTFALL) * trial.offered_pps
+        if not (short or trial.run.limited):
+            return
+        self.add_finding(
+            Finding(
+                "generator",
+                f"the generator or sink was the limit at {trial.offered_pps:.0f} packet/s: it sent "
+                f"{achieved:.0f}; loads above that say nothing about the system",
+            )
+        )
+        if short and achieved > self.min_load_pps:
+            self.max_load_pps = min(self.max_load_pps, max(achieved, self.min_load_pps * 1.001))

@@ -1,0 +1,590 @@
+"""From a run directory to what the figures show: cells, summaries, curves. Knows no drawing.
+
+Packets are read lazily, one cell at a time and only the columns that are needed; none of them
+leaves this module.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import polars as pl
+from hdrh.histogram import HdrHistogram
+
+from planewise.errors import BadInputError
+from planewise.judge.curve import Curve, curves_from_trials
+from planewise.judge.verdict import Verdict, judge
+from planewise.store.models import Latency, Level, Metric, Recommendation, TrialRecord
+from planewise.store.rundir import RunReader
+from planewise.units import rate_text
+
+Factors = tuple[tuple[str, Level], ...]
+"""Factor levels of a cell without its plane, in the order of `FACTORS`."""
+
+RttMetric = Literal["rtt_kernel", "rtt_user"]
+
+FACTORS = ("load_type", "load_location", "background_guests", "size_bytes", "frequency_pps")
+NO_PLANE = "system under test"
+
+LOW, HIGH = 0.05, 0.95
+"""Where the whiskers of a box end: quantiles of the packets."""
+
+TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
+"""Quantiles of the tail table, with the packets that each needs to mean anything."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the time of a typical packet goes [ns]: means over the middle half of the packets.
+
+    They add up to `total_ns`. None: that part does not exist for this plane.
+    """
+
+    total_ns: float
+    instrument_ns: float | None
+    """RTT between user-space stamps minus RTT between kernel stamps."""
+    sender_ns: float
+    """RTT at the guest (kernel stamps where there are any) minus RTT at the sender's NIC."""
+    wire_ns: float
+    """RTT at the sender's NIC minus response time."""
+    responder_ns: float
+    """Response time: NIC to NIC inside the responder."""
+    packets: int
+
+
+@dataclass(frozen=True)
+class RttCell:
+    """RTT of one cell over all its replicates."""
+
+    plane: str
+    factors: Factors
+    replicates: int
+    packets: int
+    """Packets with an RTT."""
+    sent: int
+    lost: int
+    low_ns: float
+    q25_ns: float
+    median_ns: float
+    q75_ns: float
+    high_ns: float
+    tail_ns: Mapping[str, float | None]
+    """By name of `TAIL`; None where the packets are too few."""
+    medians_ns: tuple[float, ...]
+    """Median of each replicate."""
+    parts: Parts | None
+    no_parts: str
+    """Why there are no parts; empty when there are."""
+
+
+@dataclass(frozen=True)
+class CpuCell:
+    """CPU of one host in one cell's RTT trials, mean over replicates."""
+
+    plane: str
+    factors: Factors
+    host: str
+    shares: Mapping[str, float]
+    """By group of `CPU_GROUPS`, each a share of all CPUs' time; idle is what remains."""
+    busy_low: float
+    busy_high: float
+    """Least and most busy share of a replicate."""
+    replicates: int
+
+    @property
+    def busy(self) -> float:
+        """Share of time in which the CPUs were not idle."""
+        return sum(self.shares.values())
+
+
+CPU_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "programs": ("usr", "nice", "guest", "gnice"),
+    "kernel": ("sys",),
+    "interrupts": ("irq", "soft"),
+    "stolen": ("steal",),
+    "waiting": ("iowait",),
+}
+"""mpstat's modes, gathered."""
+
+
+@dataclass(frozen=True)
+class JudgedCurve:
+    """A load-loss curve with its verdict."""
+
+    plane: str
+    factors: Factors
+    curve: Curve
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One trial in the run's order."""
+
+    order: int
+    plane: str
+    factors: Factors
+    kind: str
+    failed: bool
+    relative: float | None
+    """Median RTT of the trial over the median of its cell's medians; None without an RTT."""
+    median_ns: float | None
+    trial: TrialRecord
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Something that is not in the figures, and why."""
+
+    what: str
+    why: str
+    times: int = 1
+
+
+class RunData:
+    """Everything that a report shows, computed when it is first asked for."""
+
+    def __init__(self, run: RunReader) -> None:
+        """Reads the trials. BadInputError for a line that is no trial record."""
+        self.run = run
+        self.info = run.info
+        self.trials: list[TrialRecord] = run.trials()
+        self.is_cut = run.is_cut()
+        self._notes: list[LeftOut] = []
+
+    @cached_property
+    def done(self) -> list[TrialRecord]:
+        """Trials that came to a result."""
+        return [trial for trial in self.trials if trial.status == "done"]
+
+    @cached_property
+    def recommendation(self) -> Recommendation | None:
+        """What the run advises; a damaged file is noted, not fatal."""
+        try:
+            return self.run.recommendation()
+        except BadInputError as error:
+            self._notes.append(LeftOut("The recommendation", error.what))
+            return None
+
+    @cached_property
+    def planes(self) -> tuple[str, ...]:
+        """All planes, those of the recommendation's order first, then as the trials name them."""
+        seen = dict.fromkeys(plane_of(trial.cell) for trial in self.trials)
+        return tuple(sorted(seen, key=lambda plane: (plane == NO_PLANE, plane)))
+
+    @cached_property
+    def virtual(self) -> str:
+        """Why the times of this run are not those of bare hardware; empty when they are."""
+        if self.info.emulated:
+            return self.info.emulated
+        kinds = {
+            host.virtualisation
+            for host in self.info.hosts.values()
+            if host.virtualisation not in ("", "none")
+        }
+        return f"measured in a virtual machine ({', '.join(sorted(kinds))})" if kinds else ""
+
+    @cached_property
+    def rtt_metric(self) -> RttMetric:
+        """Kernel stamps where every RTT trial has them, so that all planes are told alike."""
+        trials = [trial for trial in self.done if trial.kind == "rtt"]
+        return (
+            "rtt_kernel"
+            if trials and all("rtt_kernel" in trial.latency for trial in trials)
+            else "rtt_user"
+        )
+
+    @cached_property
+    def rtt(self) -> list[RttCell]:
+        """RTT by cell, by context and plane."""
+        cells: dict[tuple[str, Factors], list[TrialRecord]] = {}
+        for trial in self.done:
+            if trial.kind == "rtt":
+                cells.setdefault((plane_of(trial.cell), factors_of(trial.cell)), []).append(trial)
+        summaries = [
+            cell
+            for (plane, factors), trials in cells.items()
+            if (cell := self._summary(plane, factors, trials)) is not None
+        ]
+        return sorted(summaries, key=lambda cell: (_rank(cell.factors), cell.plane))
+
+    @cached_property
+    def cpu(self) -> list[CpuCell]:
+        """CPU by cell and host during RTT trials (load trials where there are no others)."""
+        kind = "rtt" if any(trial.kind == "rtt" for trial in self.done) else "load"
+        cells: dict[tuple[str, Factors, str], list[Mapping[str, float]]] = {}
+        for trial in self.done:
+            if trial.kind == kind:
+                for host, modes in trial.cpu.items():
+                    key = (plane_of(trial.cell), factors_of(trial.cell), host)
+                    cells.setdefault(key, []).append(modes)
+        result = []
+        for (plane, factors, host), samples in cells.items():
+            grouped = [
+                {
+                    group: sum(modes.get(mode, 0.0) for mode in members)
+                    for group, members in CPU_GROUPS.items()
+                }
+                for modes in samples
+            ]
+            busy = [sum(groups.values()) for groups in grouped]
+            result.append(
+                CpuCell(
+                    plane=plane,
+                    factors=factors,
+                    host=host,
+                    shares={
+                        group: statistics.fmean(groups[group] for groups in grouped)
+                        for group in CPU_GROUPS
+                    },
+                    busy_low=min(busy),
+                    busy_high=max(busy),
+                    replicates=len(samples),
+                )
+            )
+        return sorted(result, key=lambda cell: (_rank(cell.factors), cell.host, cell.plane))
+
+    @cached_property
+    def curves(self) -> list[JudgedCurve]:
+        """Load-loss curves by context and plane, each judged by the default rule."""
+        result = []
+        for cell, curve in curves_from_trials(self.trials):
+            plane, factors = plane_of(cell), factors_of(cell)
+            result.append(JudgedCurve(plane, factors, curve, judge(curve)))
+        return sorted(result, key=lambda item: (_rank(item.factors), item.plane))
+
+    @cached_property
+    def visits(self) -> list[Visit]:
+        """All trials in the order in which they were run."""
+        medians: dict[tuple[str, Factors], list[float]] = {}
+        for trial in self.done:
+            if trial.kind == "rtt" and (rtt := trial.latency.get(self.rtt_metric)):
+                medians.setdefault((plane_of(trial.cell), factors_of(trial.cell)), []).append(
+                    rtt.p50_ns
+                )
+        result = []
+        for trial in sorted(self.trials, key=lambda trial: trial.order):
+            key = (plane_of(trial.cell), factors_of(trial.cell))
+            rtt = trial.latency.get(self.rtt_metric)
+            median = rtt.p50_ns if rtt and trial.status == "done" and trial.kind == "rtt" else None
+            of_cell = statistics.median(medians[key]) if key in medians else 0.0
+            result.append(
+                Visit(
+                    order=trial.order,
+                    plane=key[0],
+                    factors=key[1],
+                    kind=trial.kind,
+                    failed=trial.status == "failed",
+                    relative=median / of_cell if median is not None and of_cell > 0 else None,
+                    median_ns=median,
+                    trial=trial,
+                )
+            )
+        return result
+
+    @cached_property
+    def left_out(self) -> list[LeftOut]:
+        """What is not in the figures or must be read with care, and why."""
+        _ = self.rtt, self.recommendation  # they add notes
+        notes = list(self._notes)
+        if self.is_cut:
+            notes.append(
+                LeftOut(
+                    "The last line of trials.jsonl",
+                    "it was cut short (a kill or a full disk): that trial is not here; "
+                    "--resume runs it again",
+                )
+            )
+        for trial in self.trials:
+            if trial.status == "failed":
+                notes.append(LeftOut(f"Trial {trial.trial}", f"it failed: {trial.reason}"))
+        missing = Counter(
+            (plane_of(trial.cell), metric, reason)
+            for trial in self.done
+            for metric, reason in trial.not_measurable.items()
+        )
+        notes += [
+            LeftOut(f"{METRICS[metric]} of {plane}", f"not measurable: {reason}", times)
+            for (plane, metric, reason), times in missing.items()
+        ]
+        limited = Counter(
+            (plane_of(trial.cell), limit)
+            for trial in self.done
+            for limit in trial.limits
+            if limit != "sut"
+        )
+        notes += [
+            LeftOut(f"Load trials of {plane}", LIMITS[limit], times)
+            for (plane, limit), times in limited.items()
+        ]
+        warnings = Counter(warning for trial in self.done for warning in trial.warnings)
+        notes += [
+            LeftOut("Said during a trial", warning, times) for warning, times in warnings.items()
+        ]
+        return notes
+
+    def _summary(
+        self, plane: str, factors: Factors, trials: Sequence[TrialRecord]
+    ) -> RttCell | None:
+        metric = self.rtt_metric
+        summaries = [trial.latency[metric] for trial in trials if metric in trial.latency]
+        packets = self._packets(trials)
+        quantiles = [LOW, 0.25, 0.5, 0.75, HIGH, *(quantile for _, quantile, _ in TAIL)]
+        values: list[float] | None = None
+        n = 0
+        if packets is not None:
+            rtts = packets.select(_rtt(metric).drop_nulls()).collect().to_series()
+            n = rtts.len()
+            if n:
+                values = [float(rtts.quantile(quantile, "linear") or 0.0) for quantile in quantiles]
+        else:
+            values, n = _from_histograms(summaries, quantiles)
+        if values is None:
+            if summaries:
+                why = "neither its packets nor a histogram were kept"
+            else:
+                why = "no packet came back"
+            self._notes.append(LeftOut(f"RTT of {plane}, {words(factors)}", why))
+            return None
+        parts, why = _parts(plane, metric, trials, packets)
+        return RttCell(
+            plane=plane,
+            factors=factors,
+            replicates=len(trials),
+            packets=n,
+            sent=sum(trial.counts.sent for trial in trials if trial.counts),
+            lost=sum(trial.counts.lost for trial in trials if trial.counts),
+            low_ns=values[0],
+            q25_ns=values[1],
+            median_ns=values[2],
+            q75_ns=values[3],
+            high_ns=values[4],
+            tail_ns={
+                name: value if n >= needed else None
+                for (name, _, needed), value in zip(TAIL, values[5:], strict=True)
+            },
+            medians_ns=tuple(summary.p50_ns for summary in summaries),
+            parts=parts,
+            no_parts=why,
+        )
+
+    def _packets(self, trials: Sequence[TrialRecord]) -> pl.LazyFrame | None:
+        """The packets of all `trials`, None when those of one are not there."""
+        names = [trial.packets for trial in trials]
+        if not names or any(name is None for name in names):
+            return None
+        frames = []
+        for name in names:
+            file = self.run.path / str(name)
+            try:
+                frame = pl.scan_parquet(file)
+                missing = {"user_tx_ns", "user_rx_ns"} - set(frame.collect_schema().names())
+            except (OSError, pl.exceptions.PolarsError) as error:
+                reason = str(error).splitlines()[0]
+                self._note_unread(str(name), f"it cannot be read ({reason})")
+                return None
+            if missing:
+                self._note_unread(str(name), f"it has no column {', '.join(sorted(missing))}")
+                return None
+            frames.append(frame)
+        return pl.concat(frames, how="diagonal")
+
+    def _note_unread(self, name: str, why: str) -> None:
+        self._notes.append(
+            LeftOut(
+                f"The packets of {name}",
+                f"{why}; this cell's figures come from the trials' histograms",
+            )
+        )
+
+
+METRICS: Mapping[Metric, str] = {
+    "rtt_user": "RTT between user-space stamps",
+    "rtt_kernel": "RTT between kernel stamps",
+    "overhead": "RTT overhead at the sender",
+    "response": "Response time at the responder",
+    "one_way": "One-way latency",
+}
+
+LIMITS: Mapping[str, str] = {
+    "generator": "the generator could not send as fast as intended, so they say nothing about "
+    "the plane and do not count",
+    "sink": "the sink could not receive as fast as frames arrived, so they say nothing about "
+    "the plane and do not count",
+    "clock": "a clock stepped or could not be trusted during them, so they do not count",
+}
+
+
+def plane_of(cell: Mapping[str, Level]) -> str:
+    """The cell's plane; a run without that factor measured one system."""
+    return str(cell.get("plane", NO_PLANE))
+
+
+def factors_of(cell: Mapping[str, Level]) -> Factors:
+    """The cell's other factors, known ones first; without load, its location has no meaning."""
+    known = [name for name in FACTORS if name in cell]
+    others = sorted(set(cell) - set(known) - {"plane"})
+    return tuple(
+        (name, cell[name])
+        for name in (*known, *others)
+        if not (name == "load_location" and cell.get("load_type", "none") == "none")
+    )
+
+
+def common_factors(cells: Iterable[Factors]) -> Factors:
+    """The levels that all of `cells` share: said once, not in every label."""
+    cells = list(cells)
+    if not cells:
+        return ()
+    shared = set(cells[0]).intersection(*(set(cell) for cell in cells))
+    # Whether there is load is said everywhere: it is the first thing that a reader looks for.
+    return tuple(pair for pair in cells[0] if pair in shared and pair[0] != "load_type")
+
+
+def words(factors: Factors, without: Factors = ()) -> str:
+    """Factor levels in plain words: `CPU load at the responder, 8 background guests`."""
+    levels = dict(factors)
+    said = []
+    load = levels.get("load_type")
+    if load is not None:
+        name = {"none": "no load", "cpu": "CPU load", "network": "network load"}.get(
+            str(load), f"{load} load"
+        )
+        location = ("load_location", levels.get("load_location"))
+        if load != "none" and location[1] is not None and location not in without:
+            name += f" at the {location[1]}"
+        said.append(name)
+    elif "load_location" in levels:
+        said.append(f"load at the {levels['load_location']}")
+    for name, level in factors:
+        if name in ("load_type", "load_location") or (name, level) in without:
+            continue
+        said.append(_level(name, level))
+    return ", ".join(said) or "all trials"
+
+
+def _level(name: str, level: Level) -> str:
+    if name == "background_guests":
+        return f"{level} background guest{'' if level == 1 else 's'}"
+    if name == "size_bytes":
+        return f"{level}-byte frames"
+    if name == "frequency_pps" and isinstance(level, int | float):
+        return f"at {rate_text(level)}"
+    return f"{name} {level}"
+
+
+def _rank(factors: Factors) -> tuple[tuple[int, float, str], ...]:
+    """Sorts contexts as a person would list them: idle first, then by number, then by name."""
+    ranks = []
+    for _, level in factors:
+        known = {"none": 0, "cpu": 1, "network": 2}.get(str(level))
+        if known is not None:
+            ranks.append((0, float(known), ""))
+        elif isinstance(level, int | float):
+            ranks.append((1, float(level), ""))
+        else:
+            ranks.append((2, 0.0, level))
+    return tuple(ranks)
+
+
+def _rtt(metric: RttMetric) -> pl.Expr:
+    stage = metric.removeprefix("rtt_")
+    return (pl.col(f"{stage}_rx_ns") - pl.col(f"{stage}_tx_ns")).alias("rtt_ns")
+
+
+def _from_histograms(
+    summaries: Sequence[Latency], quantiles: Sequence[float]
+) -> tuple[list[float] | None, int]:
+    """Quantiles [ns] of the merged histograms, and their packets; None when one is missing."""
+    if not summaries or any(summary.hdr is None for summary in summaries):
+        return None, 0
+    merged = HdrHistogram(1, 3_600_000_000_000, 3)
+    for summary in summaries:
+        merged.add(HdrHistogram.decode(summary.hdr))
+    n = int(merged.total_count)
+    if n == 0:
+        return None, 0
+    return [float(merged.get_value_at_percentile(quantile * 100)) for quantile in quantiles], n
+
+
+_STAMPS = (
+    "sender_nic_request_ns",
+    "sender_nic_reply_ns",
+    "responder_nic_request_ns",
+    "responder_nic_reply_ns",
+)
+
+
+def _parts(
+    plane: str, metric: RttMetric, trials: Sequence[TrialRecord], packets: pl.LazyFrame | None
+) -> tuple[Parts | None, str]:
+    """Where the time goes, or the reason why that is not known."""
+    for trial in trials:
+        for name in ("overhead", "response"):
+            if name in trial.not_measurable:
+                return None, f"not measurable: {trial.not_measurable[name]}"
+    if packets is None:
+        return _parts_from_summaries(metric, trials)
+    if not set(_STAMPS) <= set(packets.collect_schema().names()):
+        return None, "no capture at the network cards in this run"
+    guest = _rtt(metric)
+    nic = pl.col("sender_nic_reply_ns") - pl.col("sender_nic_request_ns")
+    response = pl.col("responder_nic_reply_ns") - pl.col("responder_nic_request_ns")
+    user = _rtt("rtt_user")
+    whole = packets.select(
+        user=user, guest=guest, sender=guest - nic, wire=nic - response, responder=response
+    ).drop_nulls()
+    middle = whole.filter(
+        pl.col("guest").is_between(
+            pl.col("guest").quantile(0.25, "linear"), pl.col("guest").quantile(0.75, "linear")
+        )
+    )
+    row = middle.select(pl.all().mean(), packets=pl.len()).collect().row(0, named=True)
+    if not row["packets"]:
+        return None, "no packet was seen at all four capture points"
+    return (
+        Parts(
+            total_ns=row["user"],
+            instrument_ns=row["user"] - row["guest"] if metric == "rtt_kernel" else None,
+            sender_ns=row["sender"],
+            wire_ns=row["wire"],
+            responder_ns=row["responder"],
+            packets=row["packets"],
+        ),
+        "",
+    )
+
+
+def _parts_from_summaries(
+    metric: RttMetric, trials: Sequence[TrialRecord]
+) -> tuple[Parts | None, str]:
+    """Means over all packets, from the trials' summaries: they add up, but outliers weigh in."""
+    sums: Counter[str] = Counter()
+    n = 0
+    for trial in trials:
+        if not {"overhead", "response", metric} <= set(trial.latency):
+            return None, "no capture at the network cards in this run"
+        weight = trial.latency[metric].count
+        n += weight
+        for name, summary in trial.latency.items():
+            sums[name] += summary.mean_ns * weight  # type: ignore[assignment]
+    mean = {name: total / n for name, total in sums.items()} if n else {}
+    if not mean:
+        return None, "no packet came back"
+    guest, user = mean[metric], mean.get("rtt_user", mean[metric])
+    return (
+        Parts(
+            total_ns=user,
+            instrument_ns=user - guest if metric == "rtt_kernel" else None,
+            sender_ns=mean["overhead"],
+            wire_ns=guest - mean["overhead"] - mean["response"],
+            responder_ns=mean["response"],
+            packets=n,
+        ),
+        "",
+    )

@@ -1,0 +1,10 @@
+"""The report's figures: one module a figure, each an Altair chart from plain summaries.
+
+Every figure is drawn twice from one function, wide and narrow (a phone), because a drawing that
+is merely shrunk cannot be read. `save` writes any chart as SVG, PDF, PNG or interactive HTML.
+"""
+
+from planewise.report.figures.base import Figure, Table, save
+from planewise.report.figures.loss_curve import load_loss
+
+__all__ = ["Figure", "Table", "load_loss", "save"]

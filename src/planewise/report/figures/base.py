@@ -1,0 +1,367 @@
+"""What all figures share: size, axes, the rows of small multiples, files. Knows no measurement."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import altair as alt
+import vl_convert
+
+from planewise.errors import BadInputError, PlanewiseError
+from planewise.report import theme
+from planewise.report.data import Factors
+
+Format = Literal["svg", "pdf", "png", "html"]
+FORMATS: tuple[Format, ...] = ("svg", "pdf", "png", "html")
+
+Chart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart | alt.HConcatChart
+Row = Mapping[str, Any]
+
+WIDE, NARROW = 760, 336
+"""Width of a figure on a desk and on a phone of 360 px, in CSS pixels."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number as it is printed, with the number itself."""
+
+    text: str
+    raw: float
+
+
+@dataclass(frozen=True)
+class Missing:
+    """No number, and why: never a zero instead."""
+
+    why: str
+
+
+Entry = str | Value | Missing
+
+
+@dataclass(frozen=True)
+class Table:
+    """A figure's numbers."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the report, ready to be drawn at any width."""
+
+    name: str
+    """For the file and the page's anchor: letters, digits and dashes."""
+    title: str
+    caption: str
+    """Says in plain words what is drawn and how to read it."""
+    alt: str
+    """What a person who cannot see it must know."""
+    draw: Callable[[int], Chart]
+    table: Table
+
+
+def data(rows: Iterable[Row]) -> alt.InlineData:
+    """Rows as a chart's data."""
+    return alt.InlineData(values=[dict(row) for row in rows])
+
+
+def finish(chart: Chart, title: str = "", subtitle: Sequence[str] = ()) -> Chart:
+    """Gives a whole figure its look."""
+    if title:
+        chart = chart.properties(
+            title=alt.Title(
+                title,
+                subtitle=list(subtitle),
+                anchor="start",
+                frame="bounds",
+                offset=10,
+            )
+        )
+    label = {"labelFont": theme.FONT, "labelFontSize": theme.FONT_SIZE}
+    heading = {"titleFont": theme.FONT, "titleFontSize": theme.FONT_SIZE}
+    finished: Chart = (
+        chart.configure(background="transparent", font=theme.FONT, padding=4)
+        .configure_view(stroke=None)
+        .configure_axis(
+            **label,
+            **heading,
+            labelColor=theme.INK.light,
+            titleColor=theme.MUTED.light,
+            titleFontWeight="normal",
+            gridColor=theme.GRID.light,
+            domainColor=theme.MUTED.light,
+            tickColor=theme.MUTED.light,
+            labelLimit=400,
+        )
+        .configure_legend(
+            **label,
+            **heading,
+            labelColor=theme.INK.light,
+            titleColor=theme.MUTED.light,
+            titleFontWeight="normal",
+            orient="top",
+            direction="horizontal",
+            symbolType="square",
+            symbolStrokeWidth=0,
+            labelLimit=300,
+        )
+        .configure_title(
+            font=theme.FONT,
+            fontSize=13,
+            fontWeight=600,
+            color=theme.INK.light,
+            subtitleFont=theme.FONT,
+            subtitleFontSize=theme.FONT_SIZE,
+            subtitleColor=theme.MUTED.light,
+        )
+        .configure_text(font=theme.FONT, fontSize=theme.FONT_SIZE, color=theme.INK.light)
+    )
+    return finished
+
+
+def slug(text: str) -> str:
+    """`text` as a file name and an anchor: lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "figure"
+
+
+def text_width(text: str) -> float:
+    """About how wide `text` is in a figure [px]."""
+    return 6.3 * len(text)
+
+
+def label_room(labels: Iterable[str], most: int) -> int:
+    """Room for the longest of `labels` left of a plot [px], at most `most`."""
+    return min(most, 12 + round(max((text_width(label) for label in labels), default=0)))
+
+
+def wrapped(text: str, width: float) -> list[str]:
+    """`text` in lines that fit `width` [px]."""
+    return textwrap.wrap(text, max(12, int(width / 6.0))) or [""]
+
+
+_DURATION = (
+    "datum.value === 0 ? '0' : abs(datum.value) < 1e3 ? format(datum.value, '~r') + ' ns'"
+    " : abs(datum.value) < 1e6 ? format(datum.value / 1e3, '~r') + ' µs'"
+    " : abs(datum.value) < 1e9 ? format(datum.value / 1e6, '~r') + ' ms'"
+    " : format(datum.value / 1e9, '~r') + ' s'"
+)
+_RATE = (
+    "datum.value === 0 ? '0' : datum.value < 1e3 ? format(datum.value, '~r') + ' pps'"
+    " : datum.value < 1e6 ? format(datum.value / 1e3, '~r') + ' kpps'"
+    " : format(datum.value / 1e6, '~r') + ' Mpps'"
+)
+_SHARE = "format(datum.value * 100, '~r') + ' %'"
+
+
+class InContext(Protocol):
+    """A summary of one cell."""
+
+    @property
+    def factors(self) -> Factors:
+        """The cell's levels but its plane."""
+        ...
+
+
+C = TypeVar("C", bound=InContext)
+
+Quantity = Literal["duration", "rate", "share"]
+_EXPRESSIONS: Mapping[Quantity, str] = {"duration": _DURATION, "rate": _RATE, "share": _SHARE}
+
+
+def with_unit(values: str, quantity: Quantity) -> str:
+    """A Vega expression for axis labels with units, so that no axis counts in 1e-05."""
+    return _EXPRESSIONS[quantity].replace("datum.value", values)
+
+
+@dataclass(frozen=True)
+class Span:
+    """What an axis spans, and how."""
+
+    low: float
+    high: float
+    log: bool
+
+    @classmethod
+    def of_times(cls, low: float, high: float) -> Span:
+        """Log where the largest is more than 8 times the smallest, else linear from 0."""
+        if low > 0 and high / low > 8:
+            return cls(low / 1.15, high * 1.15, log=True)
+        return cls(0.0, high * 1.03 or 1.0, log=False)
+
+    def scale(self) -> alt.Scale:
+        """As a scale of Vega."""
+        return alt.Scale(
+            type="log" if self.log else "linear",
+            domain=[self.low, self.high],
+            nice=False,
+            zero=False,
+        )
+
+    def ticks(self, most: int) -> list[float]:
+        """Round values on it."""
+        return theme.ticks(self.low, self.high, log=self.log, most=most)
+
+
+def x_axis(
+    title: str, span: Span, quantity: Quantity, width: int, *, labels: bool = True
+) -> alt.Axis:
+    """A horizontal axis with a grid; without `labels` only the grid."""
+    return alt.Axis(
+        title=title if labels else None,
+        values=span.ticks(max(4, width // 70)),
+        labels=labels,
+        ticks=labels,
+        domain=labels,
+        labelExpr=with_unit("datum.value", quantity),
+        labelFlush=False,
+        titleAnchor="start",
+    )
+
+
+def plane_axis(planes: Sequence[str], room: int) -> alt.Y:
+    """Planes by name at the left, the direct label of everything in their row."""
+    return alt.Y(
+        "plane:N",
+        sort=list(planes),
+        scale=alt.Scale(domain=list(planes), paddingInner=0.3, paddingOuter=0.25),
+        axis=alt.Axis(
+            title=None,
+            domain=False,
+            ticks=False,
+            grid=False,
+            labelLimit=room - 6,
+            labelPadding=6,
+            minExtent=room,
+            maxExtent=room,
+        ),
+    )
+
+
+def plane_colour(planes: Sequence[str]) -> alt.Scale:
+    """The colour of each plane, the same in every figure."""
+    colours = theme.colours_of(planes)
+    return alt.Scale(domain=list(planes), range=[colours[plane] for plane in planes])
+
+
+def by_context(cells: Iterable[C]) -> list[tuple[Factors, list[C]]]:
+    """Cells by their factors without the plane: one small multiple each."""
+    groups: dict[Factors, list[C]] = {}
+    for cell in cells:
+        groups.setdefault(cell.factors, []).append(cell)
+    return list(groups.items())
+
+
+def heading(text: str, width: float) -> alt.Title:
+    """What a small multiple shows, above its left edge, in lines that fit `width` [px]."""
+    return alt.Title(
+        wrapped(text[:1].upper() + text[1:], width), anchor="start", frame="bounds", offset=2
+    )
+
+
+def key(names: Mapping[str, str], width: int) -> Chart:
+    """What the colours of a stacked bar mean, in the order in which they lie; by name, colour."""
+    rows: list[Row] = []
+    x, y = 0.0, 0
+    for name, colour in names.items():
+        room = 32 + text_width(name)
+        if x and x + room > width:
+            x, y = 0.0, y + 18
+        rows.append({"name": name, "colour": colour, "x": x, "y": y})
+        x += room
+    height = y + 10
+    chart = alt.Chart(data(rows))
+    place = {
+        "x": alt.X("x:Q", scale=alt.Scale(domain=[0, width]), axis=None),
+        "y": alt.Y("y:Q", scale=alt.Scale(domain=[height, 0]), axis=None),
+    }
+    squares = chart.mark_square(size=130, opacity=1, xOffset=6, yOffset=6).encode(
+        **place, color=alt.Color("colour:N", scale=None)
+    )
+    labels = chart.mark_text(align="left", dx=18, dy=6).encode(**place, text="name:N")
+    return alt.layer(squares, labels).properties(width=width, height=height)
+
+
+def stacked(charts: Sequence[Chart], spacing: int = 14) -> alt.VConcatChart:
+    """Small multiples below each other."""
+    return alt.vconcat(*charts, spacing=spacing, bounds="full")
+
+
+def svg(chart: Chart, background: str | None = None) -> str:
+    """The chart as SVG text; no file and no network."""
+    return str(vl_convert.vegalite_to_svg(_spec(chart, background)))
+
+
+def save(
+    chart: Chart, path_without_suffix: Path, formats: Sequence[Format] = ("svg", "pdf", "png")
+) -> list[Path]:
+    """Writes `chart` once a format and returns the files.
+
+    SVG, PDF and PNG (2x) are on white; HTML is interactive and holds its scripts, so that it
+    needs no network. PlanewiseError when a file cannot be written.
+    """
+    spec = _spec(chart, "white")
+    files = []
+    for wanted in formats:
+        file = path_without_suffix.with_name(f"{path_without_suffix.name}.{wanted}")
+        content: bytes
+        if wanted == "svg":
+            content = str(vl_convert.vegalite_to_svg(spec)).encode()
+        elif wanted == "pdf":
+            content = bytes(vl_convert.vegalite_to_pdf(spec))
+        elif wanted == "png":
+            content = bytes(vl_convert.vegalite_to_png(spec, scale=2))
+        else:
+            content = str(vl_convert.vegalite_to_html(spec, bundle=True)).encode()
+        write_file(file, content)
+        files.append(file)
+    return files
+
+
+def parse_formats(text: str) -> list[Format]:
+    """`svg,pdf` as formats. BadInputError for one that there is not."""
+    wanted: list[Format] = []
+    for name in text.replace(",", " ").split():
+        if name not in FORMATS:
+            raise BadInputError(
+                f"{name!r} is no format of figures",
+                where="--format",
+                remedy=f"choose of {', '.join(FORMATS)}",
+            )
+        wanted.append(name)
+    return wanted
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Replaces `file` as a whole: a full disk never leaves half a file in its place."""
+    part = file.with_name(f".{file.name}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        part.replace(file)
+    except OSError as error:
+        part.unlink(missing_ok=True) if part.parent.is_dir() else None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise PlanewiseError(
+            f"no space left to write {file}"
+            if full
+            else f"cannot write {file}: {error.strerror or error}",
+            remedy="free some space, or name a file elsewhere with -o"
+            if full
+            else "check the path and its permissions, or name a file elsewhere with -o",
+        ) from error
+
+
+def _spec(chart: Chart, background: str | None) -> str:
+    spec = chart.to_dict()
+    if background is not None:
+        spec.setdefault("config", {})["background"] = background
+    return json.dumps(spec)

@@ -1,0 +1,504 @@
+"""Load-loss curves as PASTRAMI draws them: PLR on a log axis, DR beside it. Knows no run.
+
+PLR is floored at 10⁻⁶ (arXiv 2410.18644, section IV): a linear axis hides the region of low loss
+in which a curve shows whether its PDR can be trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import altair as alt
+
+from planewise.judge.curve import Curve
+from planewise.judge.verdict import Estimate, Verdict
+from planewise.report import data as run_data
+from planewise.report import theme
+from planewise.report.data import JudgedCurve, words
+from planewise.report.figures import base
+from planewise.report.figures.base import Chart, Entry, Figure, Missing, Row, Span, Table, Value
+from planewise.units import rate_text
+
+FLOOR = 1e-6
+_BENDS = 24
+"""Points by which a segment is bent on the log axis."""
+_HEIGHT = 210
+_LOSS_ROOM = 78
+"""Left of the plot, for labels such as `≤ 0.0001 %`."""
+_MARK_ROOM = 34
+"""Above the plot, for the names of its vertical lines."""
+
+
+def load_loss(
+    curve: Curve,
+    verdict: Verdict,
+    *,
+    name: str = "",
+    colour: str = theme.PLANES["veth"].light,
+    width: int = base.WIDE,
+) -> Chart:
+    """One curve: PLR with its 95 % interval, the limit of PDR, where PDR and saturation lie, DR.
+
+    `name` is the title's (default: the curve's), `colour` one of the theme's, `width` in px:
+    below 560 the two panels lie below each other.
+    """
+    narrow = width < 560
+    span = _loads(curve.offered_pps.tolist())
+    if narrow:
+        plot, side = width - _LOSS_ROOM - 12, width - _LOSS_ROOM - 12
+    else:
+        plot = round((width - 2 * _LOSS_ROOM - 40) * 0.62)
+        side = round((width - 2 * _LOSS_ROOM - 40) * 0.38)
+    loss = _loss_panel(curve, verdict, span, colour, plot)
+    delivered = _delivery_panel(curve, span, colour, side)
+    panels: Chart
+    if narrow:
+        panels = alt.vconcat(loss, delivered, spacing=18)
+    else:
+        panels = alt.hconcat(loss, delivered, spacing=24)
+    return base.finish(
+        panels,
+        title=f"{name or curve.name}: {verdict.verdict}",
+        subtitle=base.wrapped(verdict.reason, width - 10),
+    )
+
+
+def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -> Figure:
+    """The figure of one curve of a run."""
+    title = f"{item.plane}, {words(item.factors, common)}"
+    verdict = item.verdict
+    limit = theme.share(verdict.plr)
+    colour = theme.colours_of(planes)[item.plane]
+
+    def draw(width: int) -> Chart:
+        return load_loss(item.curve, verdict, name=title, colour=colour, width=width)
+
+    return Figure(
+        name=base.slug(f"loss-{item.plane}-{words(item.factors)}"),
+        title=title,
+        caption=(
+            "Share of packets lost against the load that was offered, on a logarithmic axis "
+            "that ends at one in a million (rings: no more than that was lost). Band: 95 % "
+            f"interval of the mean over the runs; dashed line: {limit} loss, the limit of PDR. "
+            "Vertical lines: where PDR lies (shaded: its 95 % interval) and where saturation "
+            "begins. Crosses: loads at which only the generator's own limit was seen. Beside it "
+            "the share delivered."
+        ),
+        alt=(
+            f"Load-loss curve of {title}: {verdict.verdict}. {verdict.reason}. "
+            f"PDR at {limit}: {_said(verdict.pdr)}."
+        ),
+        draw=draw,
+        table=table(item.curve),
+    )
+
+
+def overview(
+    items: Sequence[JudgedCurve], planes: Sequence[str], label: str, *, name: str, title: str
+) -> Figure:
+    """The curves of several planes under one load in one panel."""
+    limit = items[0].verdict.plr
+    span = _loads([load for item in items for load in item.curve.offered_pps.tolist()])
+    colours = theme.colours_of(planes)
+
+    def draw(width: int) -> Chart:
+        room = 10 + round(max(base.text_width(item.plane) for item in items))
+        plot = width - _LOSS_ROOM - room - 16
+        rows: list[Row] = [
+            {
+                "plane": item.plane,
+                "load": point.offered_pps,
+                "plr": max(FLOOR, point.plr),
+                "said": f"{item.plane} at {rate_text(point.offered_pps)}: "
+                f"{theme.share(point.plr)} lost",
+            }
+            for item in items
+            for point in item.curve.points
+        ]
+        lines = [{"plane": item.plane, **row} for item in items for row in _line(item.curve)]
+        colour = alt.Color("plane:N", scale=base.plane_colour(planes), legend=None)
+        x = alt.X(
+            "load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot)
+        )
+        y = _loss_axis()
+        chart = alt.Chart(base.data(rows))
+        ends = _ends(items, colours)
+        names = (
+            alt.Chart(base.data(ends))
+            .mark_text(align="left", fontWeight=600)
+            .encode(
+                x=alt.value(plot + 6),
+                y=alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[_HEIGHT, 0])),
+                text="plane:N",
+                color=alt.Color("colour:N", scale=None),
+            )
+        )
+        curves = alt.layer(
+            *_limit_layers(limit, plot),
+            alt.Chart(base.data(lines))
+            .mark_line(strokeWidth=2)
+            .encode(x=x, y=y, color=colour, order="load:Q"),
+            chart.mark_point(filled=True, size=28, opacity=1).encode(
+                x=x, y=y, color=colour, description="said:N"
+            ),
+        )
+        return base.finish(
+            alt.layer(curves, names)
+            .resolve_scale(y="independent")
+            .properties(width=plot, height=_HEIGHT, title=base.heading(label, plot))
+        )
+
+    pdrs = ", ".join(f"{item.plane} {_said(item.verdict.pdr)}" for item in items)
+    return Figure(
+        name=name,
+        title=title,
+        caption=(
+            "Share of packets lost against the load that was offered, mean over the runs, on a "
+            "logarithmic axis that ends at one in a million. The further right a line climbs, "
+            f"the more its plane carries; the dashed line is {theme.share(limit)} loss."
+        ),
+        alt=f"Load-loss curves of all planes, {label}. PDR: {pdrs}.",
+        draw=draw,
+        table=verdict_table(items, ()),
+    )
+
+
+def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Table:
+    """Verdict, PDR, NDR and saturation by curve."""
+    return Table(
+        columns=(
+            "Plane",
+            "Load",
+            "Verdict",
+            "Probability of GOOD",
+            "PDR",
+            "95 % interval",
+            "NDR",
+            "Saturation: offered",
+            "Saturation: throughput",
+        ),
+        rows=tuple(
+            (
+                item.plane,
+                words(item.factors, common),
+                item.verdict.verdict,
+                Value(theme.share(item.verdict.probability_good), item.verdict.probability_good),
+                _pdr(item.verdict.pdr),
+                _interval(item.verdict.pdr),
+                Missing("the first load already lost packets")
+                if item.verdict.ndr is None
+                else Value(rate_text(item.verdict.ndr.pps), item.verdict.ndr.pps),
+                *_saturation(item.verdict),
+            )
+            for item in items
+        ),
+    )
+
+
+def table(curve: Curve) -> Table:
+    """A curve's numbers, one row an offered load."""
+    tirs = [None, *curve.tir.tolist()]
+    rows = []
+    for point, tir in zip(curve.points, tirs, strict=True):
+        interval = point.interval95
+        rows.append(
+            (
+                Value(rate_text(point.offered_pps), point.offered_pps),
+                Value(str(len(point.runs)), len(point.runs)),
+                Value(str(point.limited), point.limited),
+                Value(theme.share(point.plr), point.plr),
+                Missing("a single run has no interval")
+                if interval is None
+                else f"{theme.share(interval[0])} – {theme.share(interval[1])}",
+                Value(theme.share(point.dr), point.dr),
+                Value(rate_text(point.forwarded_pps), point.forwarded_pps),
+                Missing("there is no load before the first")
+                if tir is None
+                else Value(f"{tir:.3f}", tir),
+            )
+        )
+    return Table(
+        columns=(
+            "Offered",
+            "Runs",
+            "Of them limited by the generator",
+            "PLR",
+            "95 % interval",
+            "DR",
+            "Forwarded",
+            "TIR",
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _loads(loads: Sequence[float]) -> Span:
+    low, high = min(loads), max(loads)
+    if high / low > 30:
+        return Span(low / 1.1, high * 1.1, log=True)
+    return Span(0.0, high * 1.04, log=False)
+
+
+def _loss_axis(field: str = "plr") -> alt.Y:
+    return alt.Y(
+        f"{field}:Q",
+        scale=alt.Scale(type="log", domain=[FLOOR, 1.0], clamp=True, nice=False),
+        axis=alt.Axis(
+            title="packets lost (PLR)",
+            titleAngle=0,
+            titleAlign="left",
+            titleAnchor="start",
+            titleX=-_LOSS_ROOM + 8,
+            titleY=-8,
+            titleBaseline="bottom",
+            values=[10.0**power for power in range(-6, 1)],
+            labelExpr="datum.value < 1.5e-6 ? '≤ 0.0001 %' "
+            f": {base.with_unit('datum.value', 'share')}",
+            minExtent=_LOSS_ROOM,
+            maxExtent=_LOSS_ROOM,
+            domain=False,
+            ticks=False,
+        ),
+    )
+
+
+def _limit_layers(limit: float, plot: int) -> list[Chart]:
+    chart = alt.Chart(base.data([{"plr": limit, "text": f"{theme.share(limit)} lost"}]))
+    y = _loss_axis()
+    return [
+        chart.mark_rule(strokeDash=[5, 4], strokeWidth=1.2).encode(
+            y=y, color=alt.value(theme.ALERT.light)
+        ),
+        chart.mark_text(align="left", dy=-7).encode(
+            x=alt.value(4), y=y, text="text:N", color=alt.value(theme.ALERT.light)
+        ),
+    ]
+
+
+def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: int) -> Chart:
+    rows: list[Row] = []
+    band: list[tuple[float, Mapping[str, float]]] = []
+    for point in curve.points:
+        interval = point.interval95
+        rows.append(
+            {
+                "load": point.offered_pps,
+                "plr": max(FLOOR, point.plr),
+                "floored": point.plr <= FLOOR,
+                "limited": point.limited == len(point.runs),
+                "said": f"{rate_text(point.offered_pps)}: {theme.share(point.plr)} lost, "
+                f"{point.count} runs"
+                + (f", {point.limited} limited by the generator" if point.limited else ""),
+            }
+        )
+        if interval is not None:
+            band.append((point.offered_pps, {"low": interval[0], "high": interval[1]}))
+    x = alt.X("load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot))
+    y = _loss_axis()
+    chart = alt.Chart(base.data(rows))
+    layers: list[Chart] = []
+    if len(band) > 1:
+        layers.append(
+            alt.Chart(base.data(_bent(band)))
+            .mark_area(opacity=0.22)
+            .encode(
+                x=x,
+                y=_loss_axis("low"),
+                y2="high",
+                color=alt.value(colour),
+            )
+        )
+    layers += _limit_layers(verdict.plr, plot)
+    layers += _marks(verdict, span, plot)
+    layers += [
+        alt.Chart(base.data(_line(curve)))
+        .mark_line(strokeWidth=2)
+        .encode(x=x, y=y, order="load:Q", color=alt.value(colour)),
+        chart.transform_filter("!datum.floored && !datum.limited")
+        .mark_point(filled=True, size=36, opacity=1)
+        .encode(x=x, y=y, color=alt.value(colour), description="said:N"),
+        chart.transform_filter("datum.floored && !datum.limited")
+        .mark_point(filled=False, size=36, strokeWidth=1.5, fill="transparent")
+        .encode(x=x, y=y, color=alt.value(colour), description="said:N"),
+        chart.transform_filter("datum.limited")
+        .mark_point(filled=False, shape="cross", size=60, strokeWidth=1.5, fill="transparent")
+        .encode(x=x, y=y, color=alt.value(theme.MUTED.light), description="said:N"),
+    ]
+    return alt.layer(*layers).properties(width=plot, height=_HEIGHT)
+
+
+def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
+    """Vertical lines at PDR and saturation, with their names above the plot."""
+    marks: list[tuple[str, float, int]] = []
+    layers: list[Chart] = []
+    pdr, saturation = verdict.pdr, verdict.saturation
+    if pdr is not None and pdr.bounded and pdr.pps <= span.high:
+        marks.append((f"PDR {rate_text(pdr.pps)}", pdr.pps, -_MARK_ROOM + 24))
+        shade = alt.Chart(
+            base.data([{"from": max(pdr.low_pps, span.low), "to": min(pdr.high_pps, span.high)}])
+        )
+        layers.append(
+            shade.mark_rect(opacity=0.12).encode(
+                x=alt.X("from:Q", scale=span.scale()),
+                x2="to",
+                color=alt.value(theme.INK.light),
+            )
+        )
+    if saturation is not None and saturation.offered_pps <= span.high:
+        marks.append(
+            (
+                f"saturation {rate_text(saturation.offered_pps)}",
+                saturation.offered_pps,
+                -_MARK_ROOM + 8,
+            )
+        )
+    for text, load, place in marks:
+        chart = alt.Chart(base.data([{"load": load, "text": text}]))
+        x = alt.X("load:Q", scale=span.scale())
+        # PDR's name lies left of its line and saturation's right of its own, a row higher: the two
+        # lines are often close, and so neither crosses the other's name.
+        room, at = base.text_width(text) + 6, _position(load, span) * plot
+        left = at > room if text.startswith("PDR") else at > plot - room
+        layers += [
+            chart.mark_rule(strokeWidth=1.2).encode(
+                x=x, y=alt.value(place - 6), y2=alt.value(_HEIGHT), color=alt.value(theme.INK.light)
+            ),
+            chart.mark_text(align="right" if left else "left", dx=-4 if left else 4).encode(
+                x=x, y=alt.value(place), text="text:N", color=alt.value(theme.INK.light)
+            ),
+        ]
+    return layers
+
+
+def _bent(points: Sequence[tuple[float, Mapping[str, float]]]) -> list[Row]:
+    """Loads and the PLRs (by field) between them: straight in PLR, as the judge interpolates PDR.
+
+    On a log axis that is bent: so the line meets the limit where PDR lies.
+    """
+    rows: list[Row] = []
+
+    def add(load: float, values: Mapping[str, float]) -> None:
+        rows.append({"load": load, **{field: max(FLOOR, value) for field, value in values.items()}})
+
+    for (load, here), (next_load, there) in pairwise(points):
+        add(load, here)
+        bends = sorted({bend for field in here for bend in _bends(here[field], there[field])})
+        for bend in bends:
+            add(
+                load + bend * (next_load - load),
+                {field: here[field] + bend * (there[field] - here[field]) for field in here},
+            )
+    add(*points[-1])
+    return rows
+
+
+def _bends(here: float, there: float) -> list[float]:
+    """Places between 0 and 1 at which the segment's PLR has risen by equal steps on a log axis."""
+    low, high = sorted((max(FLOOR, here), max(FLOOR, there)))
+    if high / low < 1.05:
+        return []
+    steps = (low * (high / low) ** (step / _BENDS) for step in range(_BENDS))
+    places = ((value - here) / (there - here) for value in steps)
+    return [place for place in places if 0 < place < 1]
+
+
+def _line(curve: Curve) -> list[Row]:
+    return _bent([(point.offered_pps, {"plr": point.plr}) for point in curve.points])
+
+
+def _position(value: float, span: Span) -> float:
+    if span.log:
+        return math.log(value / span.low) / math.log(span.high / span.low)
+    return (value - span.low) / (span.high - span.low)
+
+
+def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Chart:
+    rows: list[Row] = [
+        {
+            "load": point.offered_pps,
+            "dr": point.dr,
+            "said": f"{rate_text(point.offered_pps)}: {theme.share(point.dr)} delivered",
+        }
+        for point in curve.points
+    ]
+    x = alt.X("load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot))
+    y = alt.Y(
+        "dr:Q",
+        scale=alt.Scale(domain=[0, 1], nice=False),
+        axis=alt.Axis(
+            title="packets delivered (DR)",
+            titleAngle=0,
+            titleAlign="left",
+            titleAnchor="start",
+            titleX=-48,
+            titleY=-8,
+            titleBaseline="bottom",
+            values=[0, 0.25, 0.5, 0.75, 1],
+            labelExpr=base.with_unit("datum.value", "share"),
+            minExtent=44,
+            domain=False,
+            ticks=False,
+        ),
+    )
+    chart = alt.Chart(base.data(rows))
+    return alt.layer(
+        chart.mark_line(strokeWidth=2).encode(x=x, y=y, color=alt.value(colour)),
+        chart.mark_point(filled=True, size=36, opacity=1).encode(
+            x=x, y=y, color=alt.value(colour), description="said:N"
+        ),
+    ).properties(width=plot, height=_HEIGHT)
+
+
+def _ends(items: Sequence[JudgedCurve], colours: dict[str, str]) -> list[Row]:
+    """Names beside the ends of the lines, moved apart where they would overlap [px]."""
+    ends = sorted(
+        (
+            -math.log10(max(FLOOR, min(1.0, item.curve.points[-1].plr))) / 6 * _HEIGHT,
+            item.plane,
+        )
+        for item in items
+    )
+    places: list[float] = []
+    for place, _ in ends:
+        places.append(max(place, places[-1] + 15) if places else place)
+    excess = max(0.0, places[-1] - _HEIGHT)
+    for at in range(len(places) - 1, -1, -1):
+        limit = _HEIGHT if at == len(places) - 1 else places[at + 1] - 15
+        places[at] = min(places[at], limit) if excess else places[at]
+    return [
+        {"place": place, "plane": plane, "colour": colours[plane]}
+        for place, (_, plane) in zip(places, ends, strict=True)
+    ]
+
+
+def _said(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "below the first load"
+    if not math.isfinite(estimate.pps) or not estimate.bounded:
+        return f"at least {rate_text(estimate.pps)}"
+    return rate_text(estimate.pps)
+
+
+def _pdr(estimate: Estimate | None) -> Entry:
+    if estimate is None:
+        return Missing("the first load already loses more")
+    return Value(_said(estimate), estimate.pps)
+
+
+def _interval(estimate: Estimate | None) -> Entry:
+    if estimate is None:
+        return Missing("the first load already loses more")
+    high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
+    return f"{rate_text(estimate.low_pps)} – {high}"
+
+
+def _saturation(verdict: Verdict) -> tuple[Entry, Entry]:
+    if verdict.saturation is None:
+        missing = Missing("saturation is not seen to begin and last")
+        return missing, missing
+    return (
+        Value(rate_text(verdict.saturation.offered_pps), verdict.saturation.offered_pps),
+        Value(rate_text(verdict.saturation.throughput_pps), verdict.saturation.throughput_pps),
+    )

@@ -1,0 +1,39 @@
+"""The tail of the RTT as a table. Knows summaries only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planewise.report import data as run_data
+from planewise.report import theme
+from planewise.report.data import TAIL, RttCell, words
+from planewise.report.figures.base import Entry, Missing, Table, Value
+from planewise.units import time_text
+
+
+def table(cells: Sequence[RttCell]) -> Table:
+    """Quantiles by cell; one that too few packets stand behind is missing, not guessed."""
+    common = run_data.common_factors(cell.factors for cell in cells)
+    needed = {name: packets for name, _, packets in TAIL}
+    rows = []
+    for cell in cells:
+        quantiles: list[Entry] = []
+        for name, value in cell.tail_ns.items():
+            quantiles.append(
+                Missing(f"it takes {needed[name]} packets, there are {cell.packets}")
+                if value is None
+                else Value(time_text(value), value)
+            )
+        rows.append(
+            (
+                words(cell.factors, common),
+                cell.plane,
+                *quantiles,
+                Value(theme.count(cell.packets), cell.packets),
+                Value(theme.count(cell.lost), cell.lost),
+            )
+        )
+    return Table(
+        columns=("Load", "Plane", *(name for name, _, _ in TAIL), "Packets", "Lost"),
+        rows=tuple(rows),
+    )

@@ -1,0 +1,345 @@
+"""The report: one HTML file from a run directory. Static: no script, no address, no network.
+
+Figures are drawn here and not in the reader's browser: the file then stays small, opens where
+scripts are forbidden (mail, CI artifacts), prints, and can be read by anyone with a browser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+import planewise
+from planewise.report import data as run_data
+from planewise.report import svg, theme
+from planewise.report.data import RunData, common_factors, words
+from planewise.report.figures import base, cpu, loss_curve, parts, rtt, schedule, tail
+from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.store.rundir import RunReader
+from planewise.units import rate_text, time_text
+
+_CONTEXTS_A_FIGURE = 6
+"""Small multiples in one figure; a large design becomes several figures."""
+_MOST_CURVES = 24
+"""Load-loss curves that are drawn one by one; the table has all."""
+FIGURE_WIDTH = base.WIDE
+"""Width [px] at which figures are saved."""
+_OPEN = 3
+"""Figures of a section that are unfolded."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure, drawn for the page."""
+
+    figure: Figure
+    wide: Markup
+    narrow: Markup
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report."""
+
+    anchor: str
+    title: str
+    intro: str
+    figures: tuple[Drawn, ...] = ()
+    tables: tuple[tuple[str, Table], ...] = ()
+    note: str = ""
+
+
+def render(run: RunReader) -> str:
+    """The report as HTML text. BadInputError when a trial line is damaged."""
+    data = RunData(run)
+    environment = Environment(
+        loader=PackageLoader("planewise.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.tests["value"] = lambda entry: isinstance(entry, Value)
+    environment.tests["missing"] = lambda entry: isinstance(entry, Missing)
+    environment.filters["count"] = theme.count
+    templates = resources.files("planewise.report") / "templates"
+    style = (templates / "report.css").read_text(encoding="utf-8")
+    return environment.get_template("report.html.j2").render(
+        data=data,
+        info=data.info,
+        recommendation=data.recommendation,
+        headline=headline(data),
+        sections=sections(data),
+        ranking=ranking(data),
+        style=Markup(style + _recolouring() + _chips()),
+        version=planewise.__version__,
+        shared_words=_shared_words(data),
+        verdicts=data.curves,
+        open_figures=_OPEN,
+        words=words,
+    )
+
+
+def write(run: RunReader, out: Path) -> None:
+    """Writes the report to `out`, as a whole or not at all. PlanewiseError when it cannot."""
+    base.write_file(out, render(run).encode())
+
+
+def all_figures(run: RunReader) -> list[Figure]:
+    """Every figure of the report, for `save`."""
+    data = RunData(run)
+    return [figure for _, figures in _figures(data) for figure in figures]
+
+
+def headline(data: RunData) -> str:
+    """The answer in one sentence; without a recommendation, what the numbers say and no more."""
+    if data.recommendation is not None:
+        return data.recommendation.headline
+    if not data.trials:
+        return "This run has no finished trial yet: there is nothing to compare."
+    if not data.done:
+        return f"All {len(data.trials)} trials of this run failed: there is nothing to compare."
+    if data.rtt:
+        idle = [cell for cell in data.rtt if dict(cell.factors).get("load_type") == "none"]
+        best = min(idle or data.rtt, key=lambda cell: cell.median_ns)
+        return (
+            f"This run holds no recommendation. Its lowest median RTT is "
+            f"{time_text(best.median_ns)}, with {best.plane}, {words(best.factors)}."
+        )
+    if data.curves:
+        return "This run holds no recommendation; its load-loss curves are below."
+    return "This run holds no recommendation, and no trial that can be drawn."
+
+
+def ranking(data: RunData) -> Table:
+    """The recommendation's ranking, one row a place."""
+    columns = ("Plane", "Load", "Measured", "Value", "95 % interval", "Against the best", "")
+    rows: list[tuple[Entry, ...]] = []
+    for place in data.recommendation.ranking if data.recommendation else ():
+        told, show = _METRICS[place.metric]
+        load = "all loads" if place.load_type == "all" else words((("load_type", place.load_type),))
+        rows.append(
+            (
+                place.plane,
+                load,
+                told,
+                Value(show(place.value), place.value),
+                Missing("too few replicates")
+                if place.low is None or place.high is None
+                else f"{show(place.low)} – {show(place.high)}",
+                "best" if place.effect is None else f"{place.effect:.0%} worse",
+                place.note,
+            )
+        )
+    return Table(columns, tuple(rows))
+
+
+_METRICS = {
+    "rtt_p50": ("median RTT", time_text),
+    "rtt_p99": ("99th percentile of RTT", time_text),
+    "forwarded": ("highest forwarding rate", rate_text),
+    "cpu": ("kernel CPU time a forwarded packet", time_text),
+}
+
+
+def sections(data: RunData) -> list[Section]:
+    """The report's sections that this run has data for."""
+    result = []
+    for section, figures in _figures(data):
+        drawn = tuple(
+            _draw(figure, f"{section.anchor}{place}") for place, figure in enumerate(figures)
+        )
+        result.append(
+            Section(
+                section.anchor,
+                section.title,
+                section.intro,
+                drawn,
+                section.tables,
+                section.note,
+            )
+        )
+    return result
+
+
+def _draw(figure: Figure, prefix: str) -> Drawn:
+    return Drawn(
+        figure,
+        Markup(svg.inline(figure.draw(base.WIDE), f"w{prefix}")),
+        Markup(svg.inline(figure.draw(base.NARROW), f"n{prefix}")),
+    )
+
+
+def _figures(data: RunData) -> list[tuple[Section, list[Figure]]]:
+    result: list[tuple[Section, list[Figure]]] = []
+    if data.rtt:
+        where = (
+            "at the sending guest, between the kernel's time stamps"
+            if data.rtt_metric == "rtt_kernel"
+            else "at the sending guest, between user-space time stamps"
+        )
+        pages = _pages(data.rtt)
+        result.append(
+            (
+                Section(
+                    "rtt",
+                    "How long a packet and its answer take",
+                    "Less is better. Compare planes within one load; where boxes overlap and "
+                    "the rings mix, the planes are hardly told apart.",
+                ),
+                [
+                    rtt.figure(
+                        page,
+                        data.planes,
+                        name=_numbered("rtt", place, pages),
+                        title=_part("Round-trip time by plane and load", place, pages),
+                        where=where,
+                    )
+                    for place, page in enumerate(pages)
+                ],
+            )
+        )
+        result.append(
+            (
+                Section(
+                    "tail",
+                    "The slow packets",
+                    "The tail: of 1000 packets, 1 takes longer than the 99.9th percentile. A "
+                    "guest that waits for many answers at once feels the tail, not the median.",
+                    tables=(("Tail of the round-trip time", tail.table(data.rtt)),),
+                ),
+                [],
+            )
+        )
+        if any(cell.parts is not None or cell.no_parts for cell in data.rtt):
+            result.append(
+                (
+                    Section(
+                        "parts",
+                        "Where the time goes",
+                        "A plane can only shorten what lies inside the hosts.",
+                    ),
+                    [
+                        parts.figure(
+                            page,
+                            name=_numbered("parts", place, pages),
+                            title=_part("Time by place", place, pages),
+                        )
+                        for place, page in enumerate(pages)
+                    ],
+                )
+            )
+    if data.curves:
+        result.append(_loss(data))
+    if data.cpu:
+        pages_cpu = _pages(data.cpu)
+        result.append(
+            (
+                Section(
+                    "cpu",
+                    "What it costs in CPU time",
+                    "A plane that is fast because it takes a whole CPU is not cheap.",
+                ),
+                [
+                    cpu.figure(
+                        page,
+                        name=_numbered("cpu", place, pages_cpu),
+                        title=_part("CPU time by plane and load", place, pages_cpu),
+                    )
+                    for place, page in enumerate(pages_cpu)
+                ],
+            )
+        )
+    if data.visits:
+        result.append(
+            (
+                Section(
+                    "schedule",
+                    "When it was measured",
+                    "Planes take turns in a random order, so that a machine that slows down or "
+                    "speeds up during the run hits all of them alike.",
+                ),
+                schedule.figures(data.visits, data.planes),
+            )
+        )
+    return result
+
+
+def _loss(data: RunData) -> tuple[Section, list[Figure]]:
+    common = common_factors(item.factors for item in data.curves)
+    contexts = base.by_context(data.curves)
+    figures = []
+    for factors, items in contexts[:_MOST_CURVES]:
+        if len(items) > 1:
+            label = words(factors, common)
+            figures.append(
+                loss_curve.overview(
+                    items,
+                    data.planes,
+                    label,
+                    name=base.slug(f"loss-{label}"),
+                    title=f"Loss against offered load: all planes, {label}",
+                )
+            )
+    figures += [loss_curve.figure(item, data.planes, common) for item in data.curves[:_MOST_CURVES]]
+    limit = theme.share(data.curves[0].verdict.plr)
+    return (
+        Section(
+            "loss",
+            "How much each plane carries",
+            f"PDR is the highest load of which no more than {limit} is lost. The verdict says "
+            "whether that one number may stand for the whole curve: GOOD where throughput stays "
+            "level beyond it, BAD where it still rises or falls, UNDECIDED where the trials do "
+            "not tell.",
+            tables=(("Verdicts", loss_curve.verdict_table(data.curves, common)),),
+            note=(
+                f"{len(data.curves) - _MOST_CURVES} more curves are in the table only; "
+                "`planewise report --figures` draws every one."
+                if len(data.curves) > _MOST_CURVES
+                else ""
+            ),
+        ),
+        figures,
+    )
+
+
+def _pages(cells: Sequence[base.C]) -> list[list[base.C]]:
+    """Cells by figure: whole contexts, as many as one figure takes."""
+    contexts = base.by_context(cells)
+    return [
+        [cell for _, group in contexts[start : start + _CONTEXTS_A_FIGURE] for cell in group]
+        for start in range(0, len(contexts), _CONTEXTS_A_FIGURE)
+    ]
+
+
+def _numbered(name: str, place: int, pages: Sequence[object]) -> str:
+    return name if len(pages) == 1 else f"{name}-{place + 1}"
+
+
+def _part(title: str, place: int, pages: Sequence[object]) -> str:
+    return title if len(pages) == 1 else f"{title} ({place + 1} of {len(pages)})"
+
+
+def _shared_words(data: RunData) -> str:
+    """The factor levels that all trials share, said once."""
+    common = common_factors(run_data.factors_of(trial.cell) for trial in data.trials)
+    return words(common) if common else ""
+
+
+def _recolouring() -> str:
+    rules = theme.recolouring(".drawing")
+    return f"\n@media screen and (prefers-color-scheme: dark) {{\n{rules}\n}}\n"
+
+
+def _chips() -> str:
+    light = [f".chip.{name.lower()}{{--chip:{c.light}}}" for name, c in theme.VERDICTS.items()]
+    dark = [f".chip.{name.lower()}{{--chip:{c.dark}}}" for name, c in theme.VERDICTS.items()]
+    return "\n".join([*light, "@media screen and (prefers-color-scheme: dark){", *dark, "}"])
+
+
+__all__ = ["all_figures", "headline", "render", "write"]

@@ -1,0 +1,149 @@
+"""Colours, fonts and formats of shares and axes of every figure and table. Knows no data.
+
+Each colour that a figure may use stands here once, with its partner for dark backgrounds: the
+report's style sheet recolours the figures by it, so that one drawing serves light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import cycle
+
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+"""One metric on every machine: the width of labels is known when a figure is laid out."""
+
+FONT_SIZE = 12
+
+
+@dataclass(frozen=True)
+class Colour:
+    """A colour on white and its partner on black, both as `#rrggbb`."""
+
+    light: str
+    dark: str
+
+
+INK = Colour("#1c1c22", "#ececf1")
+MUTED = Colour("#5c5c66", "#a9a9b6")
+GRID = Colour("#e1e1e6", "#3a3a44")
+PAPER = Colour("#fffffe", "#17171c")
+ALERT = Colour("#b3261e", "#ff8a80")
+
+# The Okabe-Ito palette, darkened where it falls below 3:1 on white, and Tol's muted one for the
+# planes of virtual machines: hues that people with any of the common colour blindnesses tell
+# apart. A plane has the same colour in every figure of every report.
+PLANES: dict[str, Colour] = {
+    "veth": Colour("#0072b2", "#56b4e9"),
+    "bridge": Colour("#c04d00", "#ff9d5c"),
+    "macvlan": Colour("#00805e", "#2fd0a5"),
+    "ipvlan": Colour("#b0578d", "#eea3cf"),
+    "docker-bridge": Colour("#9a6b00", "#f0c04a"),
+    "vf": Colour("#3d3a9e", "#a5a2ff"),
+    "e1000-bridge": Colour("#882255", "#e07fb0"),
+    "virtio-bridge": Colour("#6f6f1d", "#cfcf6a"),
+    "macvtap-bridge": Colour("#8f3a8c", "#de92db"),
+    "macvtap-vf": Colour("#21786c", "#6fd3c5"),
+    "vf-passthrough": Colour("#332288", "#9a90ee"),
+    "vhost-user": Colour("#661100", "#e0886f"),
+}
+
+# What a bar is made of: darker the nearer to the program that is measured.
+PARTS: dict[str, Colour] = {
+    "instrument": Colour("#b9b9c2", "#6b6b78"),
+    "sender": Colour("#27476e", "#86b6f2"),
+    "wire": Colour("#8aa4c4", "#4c6a92"),
+    "responder": Colour("#b9671f", "#f2b06b"),
+}
+
+MODES: dict[str, Colour] = {
+    "programs": Colour("#27476f", "#86b6f3"),
+    "kernel": Colour("#b9671e", "#f2b06a"),
+    "interrupts": Colour("#4f8a8b", "#7fd1d2"),
+    "stolen": Colour("#8c2f5e", "#f08cc0"),
+    "waiting": Colour("#b9b9c3", "#6b6b79"),
+}
+
+_OTHERS = tuple(
+    Colour(*pair)
+    for pair in (
+        ("#0072b3", "#56b4ea"),
+        ("#c04d01", "#ff9d5d"),
+        ("#00805f", "#2fd0a6"),
+        ("#b0578e", "#eea3d0"),
+        ("#9a6b01", "#f0c04b"),
+        ("#3d3a9f", "#a5a2fe"),
+    )
+)
+
+VERDICTS: dict[str, Colour] = {
+    "GOOD": Colour("#1b6e3a", "#6fdc98"),
+    "BAD": Colour("#b3261f", "#ff8a81"),
+    "UNDECIDED": Colour("#7a5800", "#f0c04c"),
+}
+
+
+def every_colour() -> tuple[Colour, ...]:
+    """All colours that may occur in a figure."""
+    named = (INK, MUTED, GRID, PAPER, ALERT)
+    groups = (PLANES, PARTS, MODES, VERDICTS)
+    return (*named, *(colour for group in groups for colour in group.values()), *_OTHERS)
+
+
+def colours_of(planes: Iterable[str]) -> dict[str, str]:
+    """The colour on white of each plane; planes without one of their own share a second set."""
+    others = cycle(_OTHERS)
+    return {plane: (PLANES[plane] if plane in PLANES else next(others)).light for plane in planes}
+
+
+def recolouring(selector: str) -> str:
+    """CSS that turns the figures below `selector` from light to dark."""
+    rules = []
+    for colour in every_colour():
+        for attribute in ("fill", "stroke"):
+            rules.append(f'{selector} [{attribute}="{colour.light}"]{{{attribute}:{colour.dark}}}')
+    return "\n".join(rules)
+
+
+def share(value: float) -> str:
+    """A ratio as per cent, with as many digits as it takes to see it: `0.5 %`, `0.00031 %`."""
+    if value == 0:
+        return "0 %"
+    return f"{_digits(value * 100, 2 if abs(value) < 0.1 else 3)} %"
+
+
+def count(value: float) -> str:
+    """A whole number in groups of three: `12 000`."""
+    return f"{value:,.0f}".replace(",", "\u202f")
+
+
+def _digits(value: float, digits: int) -> str:
+    """Significant digits without an exponent: the axis of a figure is no place for 1e-05."""
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+    text = f"{value:.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def ticks(low: float, high: float, *, log: bool, most: int) -> list[float]:
+    """Round values between `low` and `high` (both included), at most about `most` of them."""
+    if log:
+        for steps in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+            first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+            values = [
+                step * 10.0**power
+                for power in range(first, last + 1)
+                for step in steps
+                if low <= step * 10.0**power <= high * (1 + 1e-9)
+            ]
+            if len(values) <= most:
+                return values
+        stride = math.ceil(len(values) / most)
+        return values[::stride]
+    span = (high - low) / max(1, most - 1)
+    if span <= 0:
+        return [low]
+    magnitude = 10.0 ** math.floor(math.log10(span))
+    step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= span * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [place * step for place in range(first, math.floor(high / step + 1e-9) + 1)]

@@ -1,0 +1,167 @@
+"""Writes load trials as CSV, Parquet or JSON; what is written reads back the same.
+
+Knows files and columns; knows no verdict. The formats are in docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from planewise.errors import BadInputError, PlanewiseError
+from planewise.store.importers import csv as csv_format
+from planewise.store.importers import exported
+from planewise.store.loads import Floats, LoadTrials
+
+CSV_COLUMNS = ("curve", *exported.COLUMNS)
+
+
+def write(curves: Sequence[LoadTrials], path: Path) -> None:
+    """Writes `curves` to `path`; its ending says how: .csv, .json or .parquet.
+
+    Curves of one file or of several may be written together: each gets a name of its own.
+    BadInputError for another ending; PlanewiseError when the file cannot be written.
+    """
+    writer = _WRITERS.get(path.suffix.lower())
+    if writer is None:
+        raise BadInputError(
+            f"no format has the ending {path.suffix or '(none)'}",
+            where=f"--export {path}",
+            remedy=f"use one of {', '.join(_WRITERS)}",
+        )
+    data = writer(_labelled(curves))
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise PlanewiseError(
+            f"cannot write {path}: {error.strerror or error}",
+            remedy="check the directory and its permissions",
+        ) from error
+
+
+Labelled = list[tuple[str, LoadTrials]]
+
+
+def _labelled(curves: Sequence[LoadTrials]) -> Labelled:
+    """Each curve with a label that no other has; a single unnamed curve keeps the empty one."""
+    if len(curves) == 1:
+        return [(curves[0].curve, curves[0])]
+    labels: dict[str, LoadTrials] = {}
+    for trials in curves:
+        label = " ".join(part for part in (trials.name, trials.curve) if part)
+        label = " ".join(label.split())
+        place, unique = 2, label
+        while unique in labels:
+            unique = f"{label} ({place})"
+            place += 1
+        labels[unique] = trials
+    return list(labels.items())
+
+
+def _about(label: str, trials: LoadTrials) -> dict[str, object]:
+    return {
+        "name": trials.name,
+        "format": trials.format,
+        "curve": label,
+        "info": dict(trials.info),
+        "notes": list(trials.notes),
+        "reported": dict(trials.reported),
+    }
+
+
+def _columns(trials: LoadTrials) -> dict[str, list[float | int | None]]:
+    return {
+        "offered_pps": _numbers(trials.offered_pps),
+        "sent": _numbers(trials.sent),
+        "received": _numbers(trials.received),
+        "duration_s": _optional(trials.duration_s, len(trials)),
+        "drops": _optional(trials.drops, len(trials)),
+        "cpu": _optional(trials.cpu, len(trials)),
+        "limited": [0] * len(trials)
+        if trials.limited is None
+        else [int(value) for value in trials.limited],
+        "order": [int(value) for value in trials.order],
+    }
+
+
+def _optional(column: Floats | None, size: int) -> list[float | int | None]:
+    return [None] * size if column is None else _numbers(column)
+
+
+def _numbers(column: Floats) -> list[float | int | None]:
+    """Whole numbers as integers, unknown ones as None."""
+    return [
+        None
+        if not np.isfinite(value)
+        else int(value)
+        if value == int(value) and abs(value) < 2**53
+        else value
+        for value in column.tolist()
+    ]
+
+
+def to_json(curves: Labelled) -> bytes:
+    """Columns by curve; the mark comes first, so that it is recognised."""
+    document = {
+        exported.MARK: exported.VERSION,
+        "curves": [
+            {**_about(label, trials), "trials": _columns(trials)} for label, trials in curves
+        ],
+    }
+    return json.dumps(document, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def to_csv(curves: Labelled) -> bytes:
+    """A trial a row, after one comment line with what is not a column."""
+    about = {"curves": [_about(label, trials) for label, trials in curves]}
+    rows = [csv_format.MARK + json.dumps(about, allow_nan=False), ",".join(CSV_COLUMNS)]
+    for label, trials in curves:
+        quoted = '"' + label.replace('"', '""') + '"' if label else ""
+        for row in zip(*_columns(trials).values(), strict=True):
+            rows.append(
+                ",".join([quoted, *("" if value is None else repr(value) for value in row)])
+            )
+    return ("\n".join(rows) + "\n").encode()
+
+
+def to_parquet(curves: Labelled) -> bytes:
+    """A trial a row; what is not a column stands in the file's metadata."""
+    import io
+
+    import polars as pl
+
+    from planewise.store.importers import parquet as parquet_format
+
+    schema: dict[str, type[pl.DataType]] = {
+        "curve": pl.String,
+        "offered_pps": pl.Float64,
+        "sent": pl.Float64,
+        "received": pl.Float64,
+        "duration_s": pl.Float64,
+        "drops": pl.Float64,
+        "cpu": pl.Float64,
+        "limited": pl.Int64,
+        "order": pl.Int64,
+    }
+    frames = [
+        pl.DataFrame({"curve": [label] * len(trials), **_columns(trials)}, schema=schema)
+        for label, trials in curves
+    ]
+    about = {"curves": [_about(label, trials) for label, trials in curves]}
+    buffer = io.BytesIO()
+    pl.concat(frames).write_parquet(
+        buffer,
+        compression="zstd",
+        metadata={parquet_format.MARK: json.dumps(about, allow_nan=False)},
+    )
+    return buffer.getvalue()
+
+
+_WRITERS: dict[str, Callable[[Labelled], bytes]] = {
+    ".csv": to_csv,
+    ".json": to_json,
+    ".parquet": to_parquet,
+}

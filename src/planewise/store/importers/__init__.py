@@ -1,0 +1,105 @@
+"""Importers of results: one module a format, each with the same small interface.
+
+    NAME, TITLE                 what the format is called, and for people
+    recognise(head, path)       confidence 0 to 1 from the file's first bytes (decompressed)
+    read(path)                  its curves, as store.loads.LoadTrials; BadInputError otherwise
+
+`parse` beside `read` is the same without the file system: what the fuzz targets drive.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from planewise.errors import BadInputError
+from planewise.store.importers.text import HEAD_BYTES, decode, read_bytes
+from planewise.store.loads import LoadTrials
+
+MODULES = {
+    "run": "run",
+    "json": "exported",
+    "parquet": "parquet",
+    "pastrami": "pastrami",
+    "mlrsearch": "mlrsearch",
+    "trex": "trex",
+    "nfvbench": "nfvbench",
+    "csit": "csit",
+    "csv": "csv",
+}
+"""Name of a format -> its module here. Modules are imported when they are asked."""
+
+
+class Importer(Protocol):
+    """What every module of this package offers."""
+
+    NAME: str
+    TITLE: str
+
+    def recognise(self, head: bytes, path: Path) -> float:
+        """Confidence 0 to 1 that `head` begins a file of this format."""
+
+    def read(self, path: Path) -> list[LoadTrials]:
+        """The file's curves, at least one."""
+
+
+def names() -> list[str]:
+    """The formats' names, as `--from` takes them."""
+    return list(MODULES)
+
+
+def importer(name: str) -> Importer:
+    """The importer of a format. BadInputError when there is none of that name."""
+    if name not in MODULES:
+        raise BadInputError(
+            f"there is no format {name!r}",
+            where="--from",
+            remedy=f"the formats are {', '.join(MODULES)}",
+        )
+    return cast(Importer, import_module(f"{__name__}.{MODULES[name]}"))
+
+
+def recognise(path: Path) -> str:
+    """The name of the format that the file (or directory) most likely is.
+
+    BadInputError when it cannot be read, is empty, or is none of them.
+    """
+    raw = b"" if path.is_dir() else read_bytes(path, HEAD_BYTES)
+    head = _as_utf8(raw)
+    best, confidence = "", 0.0
+    for name in MODULES:
+        found = importer(name).recognise(head, path)
+        if found > confidence:
+            best, confidence = name, found
+    if best:
+        return best
+    _complain_of_no_text(raw, path)
+    raise BadInputError(
+        "none of the known formats",
+        where=str(path),
+        remedy=f"name its format with --from ({', '.join(MODULES)}), or bring it into the "
+        "documented CSV (docs/formats.md)",
+    )
+
+
+def _as_utf8(head: bytes) -> bytes:
+    """The head without its byte order mark, UTF-16 as UTF-8."""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return head.decode("utf-16", errors="ignore").encode()
+    return head.removeprefix(b"\xef\xbb\xbf")
+
+
+def _complain_of_no_text(head: bytes, path: Path) -> None:
+    """BadInputError when the file is empty or binary; a character cut in two is neither."""
+    if len(head) >= HEAD_BYTES:
+        head = head[: head.rfind(b"\n", 0, HEAD_BYTES) + 1] or head[:4]
+    decode(head, path)
+
+
+def read(path: Path, format_name: str | None = None) -> list[LoadTrials]:
+    """The curves of a file or run directory, its format recognised or as told.
+
+    BadInputError with file and line for everything that is wrong with it.
+    """
+    return importer(format_name or recognise(path)).read(path)

@@ -1,0 +1,112 @@
+"""Our own run directories: the load trials of `planewise sweep`, `search`, `quick`, `run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planewise.errors import BadInputError
+from planewise.store.loads import LoadTrials, TrialColumns
+
+if TYPE_CHECKING:
+    from planewise.store.models import Level, TrialRecord
+
+NAME = "run"
+TITLE = "Planewise: a run directory with load trials"
+
+_LOAD_FACTORS = frozenset({"offered_pps", "load_pps", "rate_pps", "intended_pps"})
+"""Factors that are the load itself: they do not part one curve from another."""
+
+
+def recognise(head: bytes, path: Path) -> float:
+    """A directory, or the run.json or trials.jsonl in it."""
+    if path.is_dir():
+        return 1.0
+    return 1.0 if path.name in ("run.json", "trials.jsonl") and b'"' in head else 0.0
+
+
+def read(path: Path) -> list[LoadTrials]:
+    """A curve a cell. BadInputError for what is no run directory or has no load trials."""
+    from planewise.store.rundir import RUN_FILE, RunReader
+
+    directory = path if path.is_dir() else path.parent
+    if not (directory / RUN_FILE).exists():
+        raise BadInputError(
+            f"not a run directory: it has no {RUN_FILE}",
+            where=str(path),
+            remedy="name the result files in it, or a directory that planewise wrote",
+        )
+    reader = RunReader(directory)
+    notes = []
+    if reader.is_cut():
+        notes.append("the last line of trials.jsonl was cut short and is left out")
+    info: dict[str, str | int | float] = {"run": reader.info.run, "seed": reader.info.seed}
+    if reader.info.emulated:
+        info["emulated"] = reader.info.emulated
+    records = reader.trials()
+    curves = from_records(records, path, info, notes)
+    if not curves:
+        raise BadInputError(
+            f"a run with {len(records)} trials, none of them a finished load trial",
+            where=str(path),
+            remedy="measure loads with `planewise sweep` or `planewise search`; round-trip times "
+            "are for `planewise compare`",
+        )
+    return curves
+
+
+def from_records(
+    records: list[TrialRecord],
+    path: Path,
+    info: dict[str, str | int | float] | None = None,
+    notes: list[str] | None = None,
+) -> list[LoadTrials]:
+    """The load trials among `records`, a curve a cell, in the order of first appearance."""
+    cells: dict[tuple[tuple[str, Level], ...], tuple[TrialColumns, list[float]]] = {}
+    failed = 0
+    for line, record in enumerate(records, start=1):
+        if record.kind != "load":
+            continue
+        if record.status != "done" or record.load is None or record.counts is None:
+            failed += 1
+            continue
+        cell = tuple(
+            sorted((key, value) for key, value in record.cell.items() if key not in _LOAD_FACTORS)
+        )
+        columns, order = cells.setdefault(cell, (TrialColumns(path / "trials.jsonl"), []))
+        columns.add(
+            line=line,
+            offered_pps=record.load.intended_pps,
+            sent=record.counts.sent,
+            received=record.counts.received,
+            duration_s=record.duration_s or float("nan"),
+            drops=sum(part.count for part in record.loss) if record.loss else float("nan"),
+            cpu=_busy(record),
+            limited=any(limit != "sut" for limit in record.limits),
+        )
+        order.append(record.order)
+    common = [*(notes or [])]
+    if failed:
+        common.append(f"{failed} load trials failed and are left out")
+    curves = []
+    for cell, (columns, order) in cells.items():
+        curve = " ".join(f"{key}={value}" for key, value in cell) if len(cells) > 1 else ""
+        curves.append(
+            columns.finish(
+                format_name=NAME,
+                name=path.name or str(path),
+                curve=curve,
+                order=order,
+                info={**(info or {}), **dict(cell)},
+                notes=common,
+            )
+        )
+    return curves
+
+
+def _busy(record: TrialRecord) -> float:
+    """Busy share of the CPUs that forwarded: the responder's, or the shared machine's."""
+    modes = record.cpu.get("responder") or record.cpu.get("shared")
+    if not modes or "idle" not in modes:
+        return float("nan")
+    return 1 - modes["idle"] - modes.get("iowait", 0.0)

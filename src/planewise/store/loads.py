@@ -1,0 +1,277 @@
+"""Load trials as columns: what every importer gives and every exporter takes.
+
+Knows counts and loads; knows nothing of curves, loss statistics or verdicts (that is `judge`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planewise.errors import BadInputError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MAX_NUMBER = 1e18
+"""Beyond this, a count or a rate is a damaged number: 400 Gbit/s for a year is 2e16 packets."""
+
+RECEIVED_SLACK_SHARE = 0.01
+RECEIVED_SLACK_PACKETS = 100
+"""A receiver may count a few frames of others (neighbour discovery, the trial before): more than
+this above what was sent means that the columns are mixed up or that frames are duplicated."""
+
+MEASURED_RATE_SHARE = 0.01
+"""Measured rates this near to each other are trials of one intended load."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadTrials:
+    """The trials of one load-loss curve, one trial an index of every column.
+
+    All columns have the same length n; n = 0 is allowed only where the file reports numbers
+    without its trials (`reported`). A value that is not known is not-a-number in a column, and a
+    column of which nothing is known is None: never a zero instead.
+    """
+
+    name: str
+    """The file's name, for people."""
+    format: str
+    """The format it was read from: one of `planewise.store.importers.names()`."""
+    offered_pps: Floats
+    """Intended load of each trial; trials of one load have the very same number."""
+    sent: Floats
+    """Packets sent, > 0."""
+    received: Floats
+    """Packets received, ≥ 0; may exceed `sent` by a few."""
+    order: Ints
+    """Place in the real order of trials, from 0."""
+    duration_s: Floats | None = None
+    drops: Floats | None = None
+    """Packets that the system under test's own drop counters explain."""
+    cpu: Floats | None = None
+    """Busy share of the system under test's CPUs, 0 to 1."""
+    limited: Bools | None = None
+    """Trials that something other than the system under test limited (generator, sink, clock)."""
+    curve: str = ""
+    """Which curve of the file this is, where a file has several; else empty."""
+    info: Mapping[str, str | int | float] = field(default_factory=dict)
+    """What the file (or its name) says of the experiment."""
+    notes: tuple[str, ...] = ()
+    """What was noticed, left out or inferred while reading: a sentence each, for people."""
+    reported: Mapping[str, float] = field(default_factory=dict)
+    """The other tool's own results: `ndr_pps`, `pdr_pps`. Not checked by anybody."""
+
+    def __len__(self) -> int:
+        """The number of trials."""
+        return len(self.offered_pps)
+
+    @property
+    def loads(self) -> int:
+        """The number of different offered loads."""
+        return len(np.unique(self.offered_pps))
+
+
+class TrialColumns:
+    """Collects trials while a file is read, with the line each came from, then checks them all.
+
+    Rows are appended as Python numbers or as whole arrays, so that a million lines stay quick.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._parts: list[tuple[Floats, ...]] = []
+        self._rows: list[tuple[float, ...]] = []
+
+    def add(
+        self,
+        *,
+        line: int,
+        offered_pps: float,
+        sent: float,
+        received: float,
+        duration_s: float = np.nan,
+        drops: float = np.nan,
+        cpu: float = np.nan,
+        limited: bool = False,
+    ) -> None:
+        """Adds one trial. `line` 0 where a file has no lines to speak of."""
+        self._rows.append((line, offered_pps, sent, received, duration_s, drops, cpu, limited))
+
+    def add_columns(
+        self,
+        *,
+        line: Floats,
+        offered_pps: Floats,
+        sent: Floats,
+        received: Floats,
+        duration_s: Floats | None = None,
+        drops: Floats | None = None,
+        cpu: Floats | None = None,
+        limited: Bools | None = None,
+    ) -> None:
+        """Adds many trials at once, arrays of one length."""
+        self._flush()
+        unknown = np.full(len(line), np.nan)
+        self._parts.append(
+            (
+                line,
+                offered_pps,
+                sent,
+                received,
+                unknown if duration_s is None else duration_s,
+                unknown if drops is None else drops,
+                unknown if cpu is None else cpu,
+                np.zeros(len(line)) if limited is None else limited.astype(np.float64),
+            )
+        )
+
+    def _flush(self) -> None:
+        if self._rows:
+            block = np.array(self._rows, dtype=np.float64)
+            self._parts.append(tuple(block.T))
+            self._rows = []
+
+    def finish(
+        self,
+        *,
+        format_name: str,
+        name: str = "",
+        curve: str = "",
+        order: Sequence[float] | Floats | None = None,
+        info: Mapping[str, str | int | float] | None = None,
+        notes: Sequence[str] = (),
+        reported: Mapping[str, float] | None = None,
+        group_measured: bool = False,
+    ) -> LoadTrials:
+        """Checks every trial and gives the curve's columns.
+
+        `order` defaults to the order of adding. `group_measured` says that the loads are measured
+        rates: near ones become one load. BadInputError with file and line for a rate or a count
+        that cannot be; trials that sent nothing are left out with a note.
+        """
+        self._flush()
+        if self._parts:
+            columns = tuple(np.concatenate(parts) for parts in zip(*self._parts, strict=True))
+        else:
+            columns = tuple(np.empty(0) for _ in range(8))
+        line, offered, sent, received, duration, drops, cpu, limited = columns
+        self._check(line, offered, sent, received, duration)
+        places = np.arange(len(line)) if order is None else np.asarray(order, dtype=np.float64)
+        notes = list(notes)
+        silent = sent == 0
+        if silent.any():
+            first = int(line[silent][0])
+            notes.append(
+                f"{int(silent.sum())} of {len(line)} trials sent nothing and are left out "
+                f"(first: {self._where(first)})"
+            )
+            keep = ~silent
+            places = places[keep]
+            offered, sent, received, duration, drops, cpu, limited = (
+                column[keep] for column in columns[1:]
+            )
+        if group_measured and len(offered):
+            offered, merged = group_measured_rates(offered)
+            if merged:
+                notes.append(
+                    "the file does not hold the intended loads: measured rates within "
+                    f"{MEASURED_RATE_SHARE:.0%} of each other are taken as one load"
+                )
+        return LoadTrials(
+            name=name or self.path.name,
+            format=format_name,
+            offered_pps=offered,
+            sent=sent,
+            received=received,
+            order=np.argsort(np.argsort(places, kind="stable"), kind="stable").astype(np.int64),
+            duration_s=_known(duration),
+            drops=_known(drops),
+            cpu=_known(cpu),
+            limited=limited > 0 if (limited > 0).any() else None,
+            curve=curve,
+            info=dict(info or {}),
+            notes=tuple(dict.fromkeys(notes)),
+            reported=dict(reported or {}),
+        )
+
+    def _where(self, line: int) -> str:
+        return f"{self.path}:{line}" if line > 0 else str(self.path)
+
+    def _check(
+        self, line: Floats, offered: Floats, sent: Floats, received: Floats, duration: Floats
+    ) -> None:
+        with np.errstate(invalid="ignore"):
+            too_many = received > sent * (1 + RECEIVED_SLACK_SHARE) + RECEIVED_SLACK_PACKETS
+            tests = (
+                (
+                    ~((offered > 0) & (offered <= MAX_NUMBER)),
+                    offered,
+                    "the offered load is {}: it must be a number of packets a second above zero",
+                    "correct the line, or delete it (its trials are lost)",
+                ),
+                (
+                    ~((sent >= 0) & (sent <= MAX_NUMBER)),
+                    sent,
+                    "the count of sent packets is {}: it must be a number, zero or more",
+                    "correct the line, or delete it",
+                ),
+                (
+                    ~((received >= 0) & (received <= MAX_NUMBER)),
+                    received,
+                    "the count of received packets is {}: it must be a number, zero or more",
+                    "correct the line, or delete it",
+                ),
+                (
+                    (duration <= 0) | np.isinf(duration),
+                    duration,
+                    "the duration is {} s: it must be above zero",
+                    "correct the line, or leave the duration empty",
+                ),
+                (
+                    too_many & (sent > 0),
+                    received,
+                    "{} packets received, far more than were sent",
+                    "check that sent and received are not swapped; duplicated frames cannot be "
+                    "judged as loss",
+                ),
+            )
+            for wrong, values, sentence, remedy in tests:
+                if wrong.any():
+                    index = int(np.argmax(wrong))
+                    raise BadInputError(
+                        sentence.format(f"{values[index]:g}"),
+                        where=self._where(int(line[index])),
+                        remedy=remedy,
+                    )
+
+
+def group_measured_rates(rates: Floats) -> tuple[Floats, bool]:
+    """Gives measured rates [pps] that lie near each other one common load, their median.
+
+    Returns the loads and whether any two different rates were joined. Near: within
+    MEASURED_RATE_SHARE of the group's lowest.
+    """
+    order = np.argsort(rates, kind="stable")
+    loads = rates.copy()
+    merged = False
+    start = 0
+    ordered = rates[order]
+    while start < len(ordered):
+        end = int(np.searchsorted(ordered, ordered[start] * (1 + MEASURED_RATE_SHARE), "right"))
+        end = max(end, start + 1)
+        group = ordered[start:end]
+        if group[-1] > group[0]:
+            merged = True
+            loads[order[start:end]] = np.median(group)
+        start = end
+    return loads, merged
+
+
+def _known(column: Floats) -> Floats | None:
+    return column if np.isfinite(column).any() else None

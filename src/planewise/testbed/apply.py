@@ -1,0 +1,293 @@
+"""Performs a plan through netlink. The only file here that changes the kernel's network."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed import netns
+from planewise.testbed.netns import NamespaceThread
+from planewise.testbed.plan import (
+    AddBridge,
+    AddForwarding,
+    AddIpvlan,
+    AddMacvlan,
+    AddNamespace,
+    AddNeighbour,
+    AddRoute,
+    AddVeth,
+    Plan,
+    SetAddress,
+    SetMaster,
+    SetMtu,
+    SetSysctl,
+    SetUp,
+    Step,
+)
+
+_NODAD = 0x02
+_ONLINK = 4
+_PERMANENT = 0x80
+_NTF_MASTER = 0x04
+_NUD_NOARP = 0x40
+_LOOPBACK = 1
+_OPEN_SOCKETS = 4
+
+_KERNEL_FEATURE = {
+    AddVeth: "veth",
+    AddBridge: "bridge",
+    AddMacvlan: "macvlan",
+    AddIpvlan: "ipvlan",
+}
+
+
+def apply(plan: Plan, thread: NamespaceThread) -> None:
+    """Performs every step of `plan` in order, on `thread`.
+
+    When interrupted or failed, what was made until then stands; the caller removes the namespaces.
+
+    Raises:
+        UnsupportedError: no privilege, or the kernel lacks a feature that a step needs.
+        PlanewiseError: a name is taken, or an interface or namespace vanished.
+    """
+    stop = threading.Event()
+    future = thread.submit(None, _perform, plan, thread, stop)
+    try:
+        future.result()
+    except BaseException:
+        stop.set()
+        future.exception()  # waits: the thread must be idle before anybody undoes the plan
+        raise
+
+
+def _perform(plan: Plan, thread: NamespaceThread, stop: threading.Event) -> None:
+    with _Links(thread) as links:
+        for step in plan.steps:
+            if stop.is_set():
+                return
+            try:
+                _ACTIONS[type(step)](links, step)
+            except NetlinkError as error:
+                raise _explain(step, error.code, str(error.args[-1])) from error
+            except OSError as error:
+                raise _explain(step, error.errno or 0, error.strerror or str(error)) from error
+
+
+class _Links:
+    """Netlink sockets by namespace, the few most recent ones, with what is known of interfaces."""
+
+    def __init__(self, thread: NamespaceThread) -> None:
+        self.thread = thread
+        self._open: OrderedDict[str, Any] = OrderedDict()
+        self._index: dict[tuple[str, str], int] = {}
+
+    def __enter__(self) -> _Links:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def route(self, name: str) -> Any:
+        """The rtnetlink socket of namespace `name`."""
+        if name in self._open:
+            self._open.move_to_end(name)
+            return self._open[name]
+        self.thread.enter(name)
+        self._open[name] = IPRoute()
+        if len(self._open) > _OPEN_SOCKETS:
+            self._open.popitem(last=False)[1].close()
+        return self._open[name]
+
+    def index(self, name: str, interface: str) -> int:
+        """Index of an interface; looked up once."""
+        key = (name, interface)
+        if key not in self._index:
+            self.thread.enter(name)
+            self._index[key] = socket.if_nametoindex(interface)
+        return self._index[key]
+
+    def descriptor(self, name: str) -> Any:
+        """The namespace as an open file."""
+        return (netns.RUN / name).open("rb")
+
+
+def _add_namespace(links: _Links, step: AddNamespace) -> None:
+    links.thread.enter(None)
+    links.thread.create_here(step.name)
+    links.route(step.name).link("set", index=_LOOPBACK, state="up")
+
+
+def _add_veth(links: _Links, step: AddVeth) -> None:
+    with links.descriptor(step.peer_netns) as there:
+        links.route(step.netns).link(
+            "add",
+            kind="veth",
+            ifname=step.name,
+            address=step.mac,
+            mtu=step.mtu_bytes,
+            peer={
+                "ifname": step.peer,
+                "address": step.peer_mac,
+                "mtu": step.mtu_bytes,
+                "net_ns_fd": there.fileno(),
+            },
+        )
+
+
+def _add_bridge(links: _Links, step: AddBridge) -> None:
+    links.route(step.netns).link(
+        "add",
+        kind="bridge",
+        ifname=step.name,
+        address=step.mac,
+        mtu=step.mtu_bytes,
+        br_stp_state=0,
+        br_mcast_snooping=0,
+        br_ageing_time=step.ageing_s * 100,
+    )
+
+
+def _add_macvlan(links: _Links, step: AddMacvlan) -> None:
+    with links.descriptor(step.guest_netns) as there:
+        links.route(step.netns).link(
+            "add",
+            kind="macvlan",
+            ifname=step.name,
+            link=links.index(step.netns, step.parent),
+            macvlan_mode=step.mode,
+            address=step.mac,
+            net_ns_fd=there.fileno(),
+        )
+
+
+def _add_ipvlan(links: _Links, step: AddIpvlan) -> None:
+    with links.descriptor(step.guest_netns) as there:
+        links.route(step.netns).link(
+            "add",
+            kind="ipvlan",
+            ifname=step.name,
+            link=links.index(step.netns, step.parent),
+            ipvlan_mode={"l2": 0, "l3": 1, "l3s": 2}[step.mode],
+            net_ns_fd=there.fileno(),
+        )
+
+
+def _set_master(links: _Links, step: SetMaster) -> None:
+    links.route(step.netns).link(
+        "set",
+        index=links.index(step.netns, step.interface),
+        master=links.index(step.netns, step.bridge),
+    )
+
+
+def _set_address(links: _Links, step: SetAddress) -> None:
+    address, _, prefix = step.address.partition("/")
+    flags = {"flags": _NODAD} if ":" in address else {}
+    links.route(step.netns).addr(
+        "add",
+        index=links.index(step.netns, step.interface),
+        address=address,
+        prefixlen=int(prefix),
+        **flags,
+    )
+
+
+def _set_up(links: _Links, step: SetUp) -> None:
+    links.route(step.netns).link("set", index=links.index(step.netns, step.interface), state="up")
+
+
+def _set_mtu(links: _Links, step: SetMtu) -> None:
+    links.route(step.netns).link(
+        "set", index=links.index(step.netns, step.interface), mtu=step.mtu_bytes
+    )
+
+
+def _add_route(links: _Links, step: AddRoute) -> None:
+    via = {"gateway": step.via, "flags": _ONLINK} if step.via else {"scope": 253}
+    links.route(step.netns).route(
+        "add", dst=step.destination, oif=links.index(step.netns, step.interface), **via
+    )
+
+
+def _add_neighbour(links: _Links, step: AddNeighbour) -> None:
+    links.route(step.netns).neigh(
+        "replace",
+        dst=step.address,
+        lladdr=step.mac,
+        ifindex=links.index(step.netns, step.interface),
+        state=_PERMANENT,
+    )
+
+
+def _add_forwarding(links: _Links, step: AddForwarding) -> None:
+    links.route(step.netns).fdb(
+        "replace",
+        ifindex=links.index(step.netns, step.port),
+        lladdr=step.mac,
+        state=_NUD_NOARP,
+        flags=_NTF_MASTER,
+    )
+
+
+def _set_sysctl(links: _Links, step: SetSysctl) -> None:
+    links.thread.enter(step.netns)
+    (Path("/proc/sys") / step.key).write_text(step.value)
+
+
+_ACTIONS: dict[type[Step], Callable[[_Links, Any], None]] = {
+    AddNamespace: _add_namespace,
+    AddVeth: _add_veth,
+    AddBridge: _add_bridge,
+    AddMacvlan: _add_macvlan,
+    AddIpvlan: _add_ipvlan,
+    SetMaster: _set_master,
+    SetAddress: _set_address,
+    SetUp: _set_up,
+    SetMtu: _set_mtu,
+    AddRoute: _add_route,
+    AddNeighbour: _add_neighbour,
+    AddForwarding: _add_forwarding,
+    SetSysctl: _set_sysctl,
+}
+
+
+def _explain(step: Step, code: int, message: str) -> PlanewiseError:
+    """One sentence for an error of the kernel, with the step in it."""
+    if code in (errno.EPERM, errno.EACCES):
+        return UnsupportedError(
+            f"no privilege to change the network: `{step}` was refused",
+            remedy="run as root, or as a plain user on a kernel that allows user namespaces",
+        )
+    feature = _KERNEL_FEATURE.get(type(step))
+    if feature and code in (errno.EOPNOTSUPP, errno.ENOENT, errno.EPROTONOSUPPORT):
+        return UnsupportedError(
+            f"this kernel has no {feature}",
+            remedy=f"as root: modprobe {feature}; "
+            f"else a kernel built with CONFIG_{feature.upper()}",
+        )
+    if code == errno.EEXIST:
+        return PlanewiseError(
+            f"the name or address is taken already: `{step}`",
+            remedy="`planewise clean` removes what dead runs left",
+        )
+    if code in (errno.ENODEV, errno.ENXIO, errno.ENOENT):
+        return PlanewiseError(
+            f"an interface or namespace vanished before it could be used: `{step}`",
+            remedy="another program removed it; start again",
+        )
+    if code == errno.EBUSY:
+        return PlanewiseError(
+            f"the interface is held by another plane: `{step}`",
+            remedy="a bridge and a macvlan cannot share one interface",
+        )
+    return PlanewiseError(f"`{step}` failed: {message or errno.errorcode.get(code, code)}")

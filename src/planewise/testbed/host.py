@@ -1,0 +1,414 @@
+"""A host: where processes start and files are read. Knows no guest, no plane and no measurement.
+
+`LocalHost` is this machine, or a namespace of it. Hosts reached over the network implement the
+same two protocols.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.netns import NamespaceThread
+
+GRACE_S = 3.0
+"""How long a process that was asked to stop may take before it is killed."""
+
+_POLL_S = 0.002
+
+
+class ProcessTimeoutError(PlanewiseError):
+    """A process did not do in time what it was waited for."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that has ended."""
+
+    argv: tuple[str, ...]
+    exit_code: int
+    """As a shell counts: 128 + signal for a process ended by a signal."""
+    stdout: str
+    stderr: str
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if self.exit_code > 128:
+            with suppress(ValueError):
+                return f"ended by {signal.Signals(self.exit_code - 128).name}"
+        return f"exit code {self.exit_code}"
+
+    def check(self) -> Finished:
+        """Itself, when it succeeded.
+
+        Raises:
+            PlanewiseError: the exit code is not 0; the sentence has the last words of stderr.
+        """
+        if self.exit_code != 0:
+            name = Path(self.argv[0]).name
+            # pw-probe says `pw-probe: what is wrong`, and on an indented line what to do.
+            words = self.stderr.rstrip().splitlines()
+            remedy = words.pop().strip() if len(words) > 1 and words[-1].startswith("  ") else ""
+            said = words[-1].removeprefix(f"{name}: ") if words else "it said nothing"
+            raise PlanewiseError(f"{name} failed ({self.ending}): {said}", remedy=remedy)
+        return self
+
+    def json(self) -> Any:
+        """The JSON document on stdout.
+
+        Raises:
+            PlanewiseError: the process failed, or what it printed is not JSON.
+        """
+        self.check()
+        try:
+            return json.loads(self.stdout)
+        except ValueError as error:
+            raise PlanewiseError(
+                f"{' '.join(self.argv[:2])} did not print JSON: {error}",
+                remedy="are planewise and pw-probe of the same version?",
+            ) from error
+
+
+class HostProcess(Protocol):
+    """A process on a host. Leaving its `with` block stops it."""
+
+    @property
+    def pid(self) -> int:
+        """Process id on its host."""
+
+    def wait(self, timeout_s: float | None = None) -> Finished:
+        """Waits for the end.
+
+        Raises:
+            ProcessTimeoutError: it still runs; it is left running.
+        """
+
+    def wait_ready(self, line: str, timeout_s: float) -> None:
+        """Waits for a line on stderr that is or starts with `line`.
+
+        Raises:
+            ProcessTimeoutError: the line did not come in time; the process is left running.
+            PlanewiseError: the process ended before.
+        """
+
+    def stop(self) -> Finished:
+        """Asks it to end, kills it after a grace, returns what it left. Idempotent.
+
+        It is asked by SIGINT, then by SIGTERM: a shell starts background jobs deaf to SIGINT,
+        and their children inherit that.
+        """
+
+    def __enter__(self) -> HostProcess: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Host(Protocol):
+    """A machine, or what stands in for one."""
+
+    @property
+    def name(self) -> str:
+        """Its role: `sender` or `responder`."""
+
+    @property
+    def probe(self) -> str:
+        """Path of pw-probe on this host.
+
+        Raises:
+            UnsupportedError: there is none.
+        """
+
+    def start(
+        self, argv: Sequence[str], *, netns: str | None = None, stdin: bytes | None = None
+    ) -> HostProcess:
+        """Starts a process in a namespace of the host (None: the host's own).
+
+        Raises:
+            UnsupportedError: there is no such program.
+            PlanewiseError: there is no such namespace.
+        """
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        timeout_s: float = 60.0,
+        stdin: bytes | None = None,
+    ) -> Finished:
+        """Starts a process, waits for its end, and kills it when that takes too long.
+
+        Raises:
+            ProcessTimeoutError: it took too long.
+        """
+
+    def read_text(self, path: str, *, netns: str | None = None) -> str:
+        """A file of the host; below /proc/net and /proc/sys/net, that of the namespace.
+
+        (Not below /sys: what it shows depends on who mounted it, not on who reads it.)
+
+        Raises:
+            PlanewiseError: it cannot be read.
+        """
+
+    def put(self, local: Path, remote: str) -> None:
+        """Copies a file to the host.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+
+    def fetch(self, remote: str, local: Path) -> None:
+        """Copies a file from the host.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+
+    def close(self) -> None:
+        """Ends every process that still runs on it."""
+
+
+class LocalProcess:
+    """A process of this machine, in its own process group, that dies with planewise.
+
+    Its output goes to memory files, so that a silent reader can never block it.
+    """
+
+    def __init__(
+        self, argv: tuple[str, ...], process: subprocess.Popen[bytes], out: int, err: int
+    ) -> None:
+        self.argv = argv
+        self._process = process
+        self._out = out
+        self._err = err
+        self._finished: Finished | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._finished is None and self._process.poll() is None
+
+    def wait(self, timeout_s: float | None = None) -> Finished:
+        """See `HostProcess.wait`."""
+        if self._finished is None:
+            try:
+                code = self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise ProcessTimeoutError(
+                    f"{Path(self.argv[0]).name} still runs after {timeout_s:g} s"
+                ) from error
+            self._finished = Finished(
+                self.argv,
+                128 - code if code < 0 else code,
+                _text(self._out),
+                _text(self._err),
+            )
+            os.close(self._out)
+            os.close(self._err)
+        return self._finished
+
+    def wait_ready(self, line: str, timeout_s: float) -> None:
+        """See `HostProcess.wait_ready`."""
+        deadline = time.monotonic() + timeout_s
+        wanted = line.encode()
+        while True:
+            ended = self._finished is not None or self._process.poll() is not None
+            said = self._finished.stderr.encode() if self._finished else _content(self._err)
+            if any(one.startswith(wanted) for one in said.splitlines()):
+                return
+            if ended:
+                self.wait().check()
+                raise PlanewiseError(f"{Path(self.argv[0]).name} ended before it said `{line}`")
+            if time.monotonic() > deadline:
+                raise ProcessTimeoutError(
+                    f"{Path(self.argv[0]).name} did not say `{line}` within {timeout_s:g} s"
+                )
+            time.sleep(_POLL_S)
+
+    def stop(self) -> Finished:
+        """See `HostProcess.stop`."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._signal(number)
+            with suppress(ProcessTimeoutError):
+                return self.wait(GRACE_S / 2)
+        self.kill()
+        return self.wait()
+
+    def interrupt(self) -> None:
+        """Asks it to end, without waiting."""
+        self._signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Ends it and its group now, without waiting."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def __enter__(self) -> LocalProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class LocalHost:
+    """This machine; or, with `home` set, a namespace of it that stands in for a machine."""
+
+    def __init__(self, name: str, home: str | None = None) -> None:
+        self._name = name
+        self._home = home
+        self._thread: NamespaceThread | None = None
+        self._processes: list[LocalProcess] = []
+
+    @property
+    def name(self) -> str:
+        """Its role."""
+        return self._name
+
+    @property
+    def probe(self) -> str:
+        """See `Host.probe`."""
+        return find_probe()
+
+    def start(
+        self, argv: Sequence[str], *, netns: str | None = None, stdin: bytes | None = None
+    ) -> LocalProcess:
+        """See `Host.start`."""
+        if self._thread is None:
+            self._thread = NamespaceThread(f"host {self._name}")
+        started = self._thread.call(netns or self._home, _spawn, tuple(argv), stdin)
+        self._processes = [process for process in self._processes if process.running]
+        self._processes.append(started)
+        return started
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        timeout_s: float = 60.0,
+        stdin: bytes | None = None,
+    ) -> Finished:
+        """See `Host.run`."""
+        with self.start(argv, netns=netns, stdin=stdin) as process:
+            return process.wait(timeout_s)
+
+    def read_text(self, path: str, *, netns: str | None = None) -> str:
+        """See `Host.read_text`."""
+        if self._thread is None:
+            self._thread = NamespaceThread(f"host {self._name}")
+        # /proc/net is that of the process's first thread, which never leaves its namespace.
+        there = path.replace("/proc/net/", "/proc/thread-self/net/", 1)
+        try:
+            return self._thread.call(netns or self._home, Path(there).read_text)
+        except OSError as error:
+            raise PlanewiseError(
+                f"{path} on {self._name} cannot be read: {error.strerror}"
+            ) from error
+
+    def put(self, local: Path, remote: str) -> None:
+        """See `Host.put`."""
+        _copy(local, Path(remote))
+
+    def fetch(self, remote: str, local: Path) -> None:
+        """See `Host.fetch`."""
+        _copy(Path(remote), local)
+
+    def close(self) -> None:
+        """See `Host.close`."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        self._processes.clear()
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
+
+def find_probe() -> str:
+    """Path of pw-probe on this machine: beside the Python that runs, else on PATH.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    beside = Path(sys.executable).with_name("pw-probe")
+    found = str(beside) if beside.is_file() else shutil.which("pw-probe")
+    if not found:
+        raise UnsupportedError(
+            "pw-probe is not installed beside planewise and not on PATH",
+            remedy="run `make setup`, or install the planewise wheel",
+        )
+    return found
+
+
+def _spawn(argv: tuple[str, ...], stdin: bytes | None) -> LocalProcess:
+    # setpriv ties the process to the thread that starts it, without a fork in between and
+    # without a Python hook, which would cost a copy of this process's page tables.
+    setpriv = shutil.which("setpriv")
+    program = shutil.which(argv[0])
+    if not setpriv or not program:
+        raise UnsupportedError(
+            f"there is no program `{argv[0] if setpriv else 'setpriv'}` on this machine",
+            remedy="install it" if setpriv else "install util-linux",
+        )
+    out = os.memfd_create("stdout")
+    err = os.memfd_create("stderr")
+    source = subprocess.DEVNULL
+    if stdin is not None:
+        source = os.memfd_create("stdin")
+        os.write(source, stdin)
+        os.lseek(source, 0, os.SEEK_SET)
+    try:
+        process = subprocess.Popen(
+            [setpriv, "--pdeathsig", "KILL", "--", program, *argv[1:]],
+            stdin=source,
+            stdout=out,
+            stderr=err,
+            process_group=0,
+        )
+    except BaseException:
+        os.close(out)
+        os.close(err)
+        raise
+    finally:
+        if source >= 0:
+            os.close(source)
+    return LocalProcess(argv, process, out, err)
+
+
+def _content(descriptor: int) -> bytes:
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, 0) if size else b""
+
+
+def _text(descriptor: int) -> str:
+    return _content(descriptor).decode(errors="replace")
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copy(source, target)
+    except OSError as error:
+        raise PlanewiseError(f"{source} cannot be copied to {target}: {error.strerror}") from error

@@ -1,0 +1,187 @@
+"""Who made which namespaces: one locked file a testbed, which tells leftovers from live runs.
+
+A testbed has a random token; all its names start with `pw-<token>-`. Its file in /run/planewise is
+locked (flock) as long as the program that made it lives, however it dies: what is not locked is a
+leftover. `sweep` removes leftovers and touches nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed import netns
+
+STATE = Path("/run/planewise")
+
+_NAME = re.compile(r"pw-([0-9a-f]{8})-[a-z][a-z0-9]*")
+"""What a name of ours looks like. `pw-` alone is not enough: other programs may use it."""
+
+
+def token_of(name: str) -> str | None:
+    """The token in a namespace's name, or None where the name is not one of ours."""
+    match = _NAME.fullmatch(name)
+    return match[1] if match else None
+
+
+class Ownership:
+    """The right to use names with this token, held until `release` or the end of the program."""
+
+    def __init__(self, token: str, path: Path, descriptor: int) -> None:
+        self.token = token
+        self._path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def take(cls, what: str, state: Path = STATE) -> Ownership:
+        """Takes a token that nobody has.
+
+        Raises:
+            UnsupportedError: the state directory cannot be written.
+        """
+        try:
+            state.mkdir(mode=0o755, parents=True, exist_ok=True)
+            while True:
+                token = secrets.token_hex(4)
+                path = state / f"{token}.json"
+                with suppress(FileExistsError):
+                    return cls._make(what, token, path)
+        except OSError as error:
+            raise UnsupportedError(
+                f"{state} cannot be written: {error.strerror}",
+                remedy="run as root, or as a plain user on a kernel that allows user namespaces",
+            ) from error
+
+    @classmethod
+    def _make(cls, what: str, token: str, path: Path) -> Ownership:
+        # Locked before it gets its name: at no moment could a sweep take it for a leftover.
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            content = {
+                "what": what,
+                "pid": os.getpid(),
+                "command": sys.argv,
+                "started": datetime.now(UTC).isoformat(),
+            }
+            os.write(descriptor, json.dumps(content).encode())
+            os.link(
+                f"/proc/self/fd/{descriptor}", path, src_dir_fd=0, follow_symlinks=True
+            )  # src_dir_fd makes Python call linkat(AT_SYMLINK_FOLLOW)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(token, path, descriptor)
+
+    def name(self, suffix: str) -> str:
+        """A namespace's name under this token."""
+        return f"pw-{self.token}-{suffix}"
+
+    def release(self) -> None:
+        """Gives the token back; what was made under it must be gone."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What a dead run left behind."""
+
+    token: str
+    namespaces: tuple[str, ...]
+    processes: tuple[int, ...]
+    what: str = ""
+    """What the run was; empty when its file is gone."""
+    started: str = ""
+
+
+def leftovers(state: Path = STATE) -> tuple[Leftover, ...]:
+    """What dead runs left. Live runs, and names that are not ours, are not among it."""
+    return tuple(found for found, _ in _dead(state))
+
+
+def sweep(state: Path = STATE) -> tuple[Leftover, ...]:
+    """Removes what dead runs left and says what it was.
+
+    Raises:
+        PlanewiseError: something could not be removed.
+    """
+    done = []
+    for found, path in _dead(state):
+        ended = netns.end_processes_in(found.namespaces)
+        for name in found.namespaces:
+            try:
+                netns.remove(name)
+            except OSError as error:
+                raise PlanewiseError(
+                    f"the namespace {name} could not be removed: {error.strerror}",
+                    remedy="run `planewise clean` as root",
+                ) from error
+        path.unlink(missing_ok=True)
+        done.append(Leftover(found.token, found.namespaces, ended, found.what, found.started))
+    return tuple(done)
+
+
+def _dead(state: Path) -> Iterator[tuple[Leftover, Path]]:
+    # Names first, files second: a run that starts in between has a file before it has a name.
+    by_token: dict[str, list[str]] = {}
+    for name in netns.names():
+        if token := token_of(name):
+            by_token.setdefault(token, []).append(name)
+    with suppress(OSError):
+        for path in state.glob("*.json"):
+            if re.fullmatch("[0-9a-f]{8}", path.stem):
+                by_token.setdefault(path.stem, [])
+    for token, found in sorted(by_token.items()):
+        path = state / f"{token}.json"
+        content, descriptor = {}, -1
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            content = _read(descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        except FileNotFoundError:
+            # No file: an orphan, or a live run that ended since the names were read.
+            found = [name for name in found if (netns.RUN / name).exists()]
+            if not found:
+                continue
+        except OSError as error:
+            raise PlanewiseError(
+                f"{path} cannot be read: {error.strerror}",
+                remedy="run `planewise clean` as the user that made the testbed",
+            ) from error
+        try:
+            processes = tuple(sorted(netns.processes_in(found)))
+            yield (
+                Leftover(
+                    token,
+                    tuple(found),
+                    processes,
+                    str(content.get("what", "")),
+                    str(content.get("started", "")),
+                ),
+                path,
+            )
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _read(descriptor: int) -> dict[str, object]:
+    try:
+        content = json.loads(os.read(descriptor, 1 << 20))
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}

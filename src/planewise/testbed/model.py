@@ -1,0 +1,211 @@
+"""What a testbed consists of, as values: guests, capture points, counters, and their addresses.
+
+Pure: every name, MAC and IP address follows from a token, a host and an index. Addresses come from
+the benchmarking ranges 198.18.0.0/15 (RFC 2544) and 2001:2::/48 (RFC 5180): the sender's guests
+live in their first half, the responder's in the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planewise.errors import BadInputError
+
+HostRole = Literal["sender", "responder"]
+GuestRole = Literal["main", "background"]
+IpVersion = Literal[4, 6]
+
+HOSTS: tuple[HostRole, HostRole] = ("sender", "responder")
+WIRE = "wire0"
+BRIDGE = "br0"
+GUEST_INTERFACE = "eth0"
+MAX_BACKGROUND_GUESTS = 1000
+MIN_MTU_BYTES, MAX_MTU_BYTES = 1280, 65535
+
+
+@dataclass(frozen=True)
+class TestbedSpec:
+    """What to build. `background_plane` None means the plane of the main guests."""
+
+    __test__ = False  # not a test class, whatever its name says to pytest
+
+    plane: str
+    background_plane: str | None = None
+    background_guests: int = 0
+    """Background guests on each host."""
+    mtu_bytes: int = 1500
+    """Largest packet (without Ethernet header) on every interface."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.background_guests <= MAX_BACKGROUND_GUESTS:
+            raise BadInputError(
+                f"{self.background_guests} background guests a host cannot be built",
+                remedy=f"give a number from 0 to {MAX_BACKGROUND_GUESTS}",
+            )
+        if not MIN_MTU_BYTES <= self.mtu_bytes <= MAX_MTU_BYTES:
+            raise BadInputError(
+                f"an MTU of {self.mtu_bytes} bytes is not possible",
+                remedy=f"give {MIN_MTU_BYTES} (IPv6's least) to {MAX_MTU_BYTES}",
+            )
+
+    @property
+    def planes(self) -> tuple[str, ...]:
+        """The planes in use: the main guests' first."""
+        if not self.background_guests or self.background_plane in (None, self.plane):
+            return (self.plane,)
+        return (self.plane, str(self.background_plane))
+
+
+@dataclass(frozen=True)
+class Guest:
+    """What runs on a host behind a plane; here a namespace."""
+
+    name: str
+    host: HostRole
+    role: GuestRole
+    index: int
+    plane: str
+    netns: str
+    interface: str
+    mac: str
+    ipv4: str
+    ipv6: str
+
+    @property
+    def label(self) -> str:
+        """Short name, unique on its host and short enough for an interface: `m0`, `b17`."""
+        return f"{self.role[0]}{self.index}"
+
+    def address(self, ip_version: IpVersion) -> str:
+        """Its IPv4 or IPv6 address."""
+        return self.ipv4 if ip_version == 4 else self.ipv6
+
+
+@dataclass(frozen=True)
+class CapturePoint:
+    """An interface where passing probe packets can be timestamped."""
+
+    name: str
+    """`sender_guest`, `sender_nic`, `responder_nic` or `responder_guest`."""
+    host: HostRole
+    netns: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class CounterPoint:
+    """An interface on the path whose packet and drop counters tell where frames were lost."""
+
+    host: str
+    netns: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class TrialPath:
+    """All that a generator needs to send frames from one interface to another through a SUT."""
+
+    tx_netns: str
+    tx_interface: str
+    rx_netns: str
+    rx_interface: str
+    source_mac: str
+    next_hop_mac: str
+    """Destination MAC of the frames that the generator sends."""
+    source_ipv4: str
+    destination_ipv4: str
+    source_ipv6: str
+    destination_ipv6: str
+
+    def source(self, ip_version: IpVersion) -> str:
+        """Source address of the frames."""
+        return self.source_ipv4 if ip_version == 4 else self.source_ipv6
+
+    def destination(self, ip_version: IpVersion) -> str:
+        """Destination address of the frames."""
+        return self.destination_ipv4 if ip_version == 4 else self.destination_ipv6
+
+
+@dataclass(frozen=True)
+class Site:
+    """One host of a testbed as its planes see it."""
+
+    host: HostRole
+    netns: str
+    uplink: str
+    """The interface that reaches the other host: the wire, or the bridge that has it as a port."""
+    mtu_bytes: int
+
+    @property
+    def number(self) -> int:
+        """0 for the sender, 1 for the responder."""
+        return HOSTS.index(self.host)
+
+    @property
+    def gateway_ipv4(self) -> str:
+        """The host's own IPv4 address."""
+        return f"198.{18 + self.number}.255.254"
+
+    @property
+    def gateway_ipv6(self) -> str:
+        """The host's own IPv6 address."""
+        return f"2001:2:0:{1 + self.number}::ffff"
+
+    @property
+    def link_local(self) -> str:
+        """The host's address on its uplink that the other host's routes point to."""
+        return f"fe80::{1 + self.number}"
+
+    @property
+    def guests_ipv4(self) -> str:
+        """All guests of this host."""
+        return f"198.{18 + self.number}.0.0/16"
+
+    @property
+    def guests_ipv6(self) -> str:
+        """All guests of this host."""
+        return f"2001:2:0:{1 + self.number}::/64"
+
+    @property
+    def wire_mac(self) -> str:
+        """MAC of the wire's end in this host."""
+        return f"02:70:77:2{self.number}:00:00"
+
+    @property
+    def bridge_mac(self) -> str:
+        """MAC of the host's bridge."""
+        return f"02:70:77:3{self.number}:00:00"
+
+    @property
+    def uplink_mac(self) -> str:
+        """MAC of the uplink."""
+        return self.wire_mac if self.uplink == WIRE else self.bridge_mac
+
+    @property
+    def other(self) -> Site:
+        """The other host; only what follows from its role can be asked of it."""
+        return Site(HOSTS[1 - self.number], "", self.uplink, self.mtu_bytes)
+
+    def port_mac(self, guest: Guest) -> str:
+        """MAC of the host side of a guest's attachment."""
+        return guest.mac.replace("02:70:77:0", "02:70:77:1")
+
+
+def make_guest(token: str, host: HostRole, role: GuestRole, index: int, plane: str) -> Guest:
+    """The guest that follows from these: same arguments, same names and addresses."""
+    number = HOSTS.index(host)
+    slot = 0 if role == "main" else 1 + index
+    high, low = divmod(slot, 250)
+    return Guest(
+        name=f"{host}-{role}" if role == "main" else f"{host}-{role}{index}",
+        host=host,
+        role=role,
+        index=index,
+        plane=plane,
+        netns=f"pw-{token}-{host[0]}{role[0]}{index}",
+        interface=GUEST_INTERFACE,
+        mac=f"02:70:77:0{number}:{slot >> 8:02x}:{slot & 255:02x}",
+        ipv4=f"198.{18 + number}.{high}.{1 + low}",
+        ipv6=f"2001:2:0:{1 + number}::{1 + slot:x}",
+    )

@@ -1,0 +1,231 @@
+"""What is to be made, as values: steps that can be printed, compared and then applied.
+
+Knows no kernel: `apply.py` performs a plan. Every step prints as the command of iproute2 that
+does the same, so that `--dry-run` can be read, and pasted, by anyone who knows `ip`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class AddNamespace:
+    """A new, empty network namespace; its loopback comes up with it."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"ip netns add {self.name} && ip -n {self.name} link set lo up"
+
+
+@dataclass(frozen=True)
+class AddVeth:
+    """A pair of virtual Ethernet interfaces, one end in each namespace; both stay down."""
+
+    netns: str
+    name: str
+    mac: str
+    peer_netns: str
+    peer: str
+    peer_mac: str
+    mtu_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"ip -n {self.netns} link add {self.name} address {self.mac} mtu {self.mtu_bytes} "
+            f"type veth peer name {self.peer} netns {self.peer_netns} address {self.peer_mac} "
+            f"mtu {self.mtu_bytes}"
+        )
+
+
+@dataclass(frozen=True)
+class AddBridge:
+    """A Linux bridge, no spanning tree, no multicast snooping.
+
+    `ageing_s` is long: a guest that only receives must not fall out of the forwarding table in
+    the middle of a measurement, or its frames would be flooded to every guest.
+    """
+
+    netns: str
+    name: str
+    mac: str
+    mtu_bytes: int
+    ageing_s: int = 3600
+
+    def __str__(self) -> str:
+        return (
+            f"ip -n {self.netns} link add {self.name} address {self.mac} mtu {self.mtu_bytes} "
+            f"type bridge stp_state 0 mcast_snooping 0 ageing_time {self.ageing_s * 100}"
+        )
+
+
+@dataclass(frozen=True)
+class AddMacvlan:
+    """A macvlan interface on `parent`, made in the guest's namespace."""
+
+    netns: str
+    parent: str
+    guest_netns: str
+    name: str
+    mac: str
+    mode: Literal["bridge", "private", "vepa"] = "bridge"
+
+    def __str__(self) -> str:
+        return (
+            f"ip -n {self.netns} link add link {self.parent} name {self.name} "
+            f"netns {self.guest_netns} address {self.mac} type macvlan mode {self.mode}"
+        )
+
+
+@dataclass(frozen=True)
+class AddIpvlan:
+    """An ipvlan interface on `parent`, made in the guest's namespace; the MAC is the parent's."""
+
+    netns: str
+    parent: str
+    guest_netns: str
+    name: str
+    mode: Literal["l2", "l3", "l3s"] = "l2"
+
+    def __str__(self) -> str:
+        return (
+            f"ip -n {self.netns} link add link {self.parent} name {self.name} "
+            f"netns {self.guest_netns} type ipvlan mode {self.mode}"
+        )
+
+
+@dataclass(frozen=True)
+class SetMaster:
+    """Makes an interface a port of a bridge."""
+
+    netns: str
+    interface: str
+    bridge: str
+
+    def __str__(self) -> str:
+        return f"ip -n {self.netns} link set {self.interface} master {self.bridge}"
+
+
+@dataclass(frozen=True)
+class SetAddress:
+    """An address with its prefix length; IPv6 without duplicate address detection."""
+
+    netns: str
+    interface: str
+    address: str
+
+    def __str__(self) -> str:
+        nodad = " nodad" if ":" in self.address else ""
+        return f"ip -n {self.netns} address add {self.address} dev {self.interface}{nodad}"
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """Brings an interface up."""
+
+    netns: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"ip -n {self.netns} link set {self.interface} up"
+
+
+@dataclass(frozen=True)
+class SetMtu:
+    """The largest packet (without Ethernet header) that an interface carries."""
+
+    netns: str
+    interface: str
+    mtu_bytes: int
+
+    def __str__(self) -> str:
+        return f"ip -n {self.netns} link set {self.interface} mtu {self.mtu_bytes}"
+
+
+@dataclass(frozen=True)
+class AddRoute:
+    """A route; `via` empty means that the destination is on the link itself."""
+
+    netns: str
+    destination: str
+    interface: str
+    via: str = ""
+
+    def __str__(self) -> str:
+        via = f"via {self.via} " if self.via else ""
+        onlink = " onlink" if self.via else ""
+        return f"ip -n {self.netns} route add {self.destination} {via}dev {self.interface}{onlink}"
+
+
+@dataclass(frozen=True)
+class AddNeighbour:
+    """A permanent neighbour entry, so that address resolution never falls into a measurement."""
+
+    netns: str
+    interface: str
+    address: str
+    mac: str
+
+    def __str__(self) -> str:
+        return (
+            f"ip -n {self.netns} neighbour add {self.address} lladdr {self.mac} "
+            f"dev {self.interface} nud permanent"
+        )
+
+
+@dataclass(frozen=True)
+class AddForwarding:
+    """A static entry of a bridge's forwarding table: this MAC is behind this port."""
+
+    netns: str
+    port: str
+    mac: str
+
+    def __str__(self) -> str:
+        return f"bridge -n {self.netns} fdb replace {self.mac} dev {self.port} master static"
+
+
+@dataclass(frozen=True)
+class SetSysctl:
+    """A kernel setting of one namespace, as a path below /proc/sys."""
+
+    netns: str
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"ip netns exec {self.netns} sysctl -w {self.key.replace('/', '.')}={self.value}"
+
+
+Step = (
+    AddNamespace
+    | AddVeth
+    | AddBridge
+    | AddMacvlan
+    | AddIpvlan
+    | SetMaster
+    | SetAddress
+    | SetUp
+    | SetMtu
+    | AddRoute
+    | AddNeighbour
+    | AddForwarding
+    | SetSysctl
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in the order in which they are done. All that they make lies inside `namespaces`."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """The namespaces that this plan makes: removing them undoes it."""
+        return tuple(step.name for step in self.steps if isinstance(step, AddNamespace))
+
+    def __str__(self) -> str:
+        return "\n".join(str(step) for step in self.steps)

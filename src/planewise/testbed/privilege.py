@@ -1,0 +1,246 @@
+"""The right to make namespaces: root has it, a plain user gets it inside a user namespace.
+
+`ensure` returns only where the right exists. For a plain user it forks: the child goes on, as root
+of namespaces of its own (user, mount, network, process ids) with an empty /run; the parent passes
+signals in and the exit code out. Whatever happens inside, nothing survives the child.
+
+`python -m planewise.testbed.privilege COMMAND…` runs any command that way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.testbed.netns import (
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    MS_BIND,
+    MS_PRIVATE,
+    MS_REC,
+    die_with_parent,
+    mount,
+    unshare,
+)
+
+_CAP_NET_ADMIN, _CAP_NET_RAW, _CAP_SYS_ADMIN = 12, 13, 21
+_NEEDED = 1 << _CAP_NET_ADMIN | 1 << _CAP_NET_RAW | 1 << _CAP_SYS_ADMIN
+_PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_SI_KERNEL = 0x80
+
+_WITHOUT_PROC = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET
+_WHOLE = _WITHOUT_PROC | CLONE_NEWPID
+"""With process ids of its own, the kernel ends everything inside when the first process ends."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why this machine gives a plain user no namespaces, and the way out."""
+
+    reason: str
+    remedy: str
+
+
+def has_privilege() -> bool:
+    """Whether this process may make network namespaces and name them below /run."""
+    return capable(Path("/proc/self/status").read_text()) and os.access("/run", os.W_OK)
+
+
+def capable(status: str) -> bool:
+    """Whether a /proc/PID/status has the capabilities that a testbed needs. Pure."""
+    for line in status.splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16) & _NEEDED == _NEEDED
+    return False
+
+
+def ensure() -> None:
+    """Returns with the right to make namespaces, if need be inside a user namespace.
+
+    Call it before anything starts threads (numpy and polars do): else the command line is started
+    a second time inside.
+
+    Raises:
+        UnsupportedError: neither root nor allowed to make user namespaces.
+    """
+    if os.getpid() == 1:
+        _end_on_signals()
+    if has_privilege():
+        return
+    if _threads() > 1:
+        os.execv(sys.executable, [sys.executable, "-m", __spec__.name, *sys.orig_argv])
+    flags = _possible_flags()
+    if flags == 0:
+        refusal = explain_refusal(Path("/"))
+        raise UnsupportedError(refusal.reason, remedy=refusal.remedy)
+    _enter(flags)
+
+
+def explain_refusal(root: Path) -> Refusal:
+    """Why user namespaces are refused, from the settings below `root`/proc/sys."""
+
+    def setting(key: str) -> str:
+        try:
+            return (root / "proc/sys" / key).read_text().strip()
+        except OSError:
+            return ""
+
+    needs = "a plain user needs a user namespace to build a testbed, and"
+    if setting("user/max_user_namespaces") == "0":
+        return Refusal(
+            f"{needs} this machine allows none (user.max_user_namespaces is 0)",
+            "run with sudo, or: sudo sysctl -w user.max_user_namespaces=10000",
+        )
+    if setting("kernel/unprivileged_userns_clone") == "0":
+        return Refusal(
+            f"{needs} this machine keeps them for root (kernel.unprivileged_userns_clone is 0)",
+            "run with sudo, or: sudo sysctl -w kernel.unprivileged_userns_clone=1",
+        )
+    if setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return Refusal(
+            f"{needs} AppArmor takes its privileges away here, as Ubuntu does since 24.04 "
+            "(kernel.apparmor_restrict_unprivileged_userns is 1)",
+            "run with sudo, or: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        )
+    return Refusal(
+        f"{needs} this machine refuses it, as containers do",
+        "run as root; in Docker, start the container with --privileged",
+    )
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only how many
+
+
+def _possible_flags() -> int:
+    """The largest set of namespaces that this machine gives; tried in a child. 0: none."""
+    for flags in (_WHOLE, _WITHOUT_PROC):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                _become_root(flags)
+                # Mounting /proc needs a process inside the new process ids.
+                inner = os.fork()
+                if inner == 0:
+                    _furnish(flags, os.getuid())
+                    code = 0
+                else:
+                    code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+            finally:
+                os._exit(code)  # whatever was raised: a forked child must not return
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            return flags
+    return 0
+
+
+def _enter(flags: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    user = os.getuid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED, signal.SIGCHLD})
+    try:
+        _become_root(flags)
+        alive, keep = os.pipe()
+        child = os.fork()
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise UnsupportedError(
+            f"a user namespace could not be made: {error.strerror}", remedy="run as root"
+        ) from error
+    if child:
+        _stand_in_for(child)
+    os.close(keep)
+    os.set_blocking(alive, False)
+    die_with_parent()
+    with suppress(BlockingIOError):
+        if os.read(alive, 1) == b"":  # the parent died before its death could be told
+            os._exit(1)
+    os.close(alive)
+    _furnish(flags, user)
+    _end_on_signals()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _become_root(flags: int) -> None:
+    user, group = os.getuid(), os.getgid()
+    unshare(flags)
+    with suppress(FileNotFoundError):
+        Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+
+
+def _furnish(flags: int, user: int) -> None:
+    mount("", "/", "none", MS_REC | MS_PRIVATE)
+    if flags & CLONE_NEWPID:
+        mount("proc", "/proc", "proc", 0)
+    # The user's own runtime directory stays: results may be wanted there.
+    own = Path(f"/run/user/{user}")
+    kept = -1
+    with suppress(OSError):
+        kept = os.open(own, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    mount("planewise", "/run", "tmpfs", 0, "mode=755")
+    if kept >= 0:
+        with suppress(OSError):
+            own.mkdir(parents=True)
+            mount(f"/proc/self/fd/{kept}", str(own), "none", MS_BIND | MS_REC)
+        os.close(kept)
+
+
+def _stand_in_for(child: int) -> NoReturn:
+    """Waits for `child` as if this process were it: signals go in, the exit code comes out."""
+    while True:
+        info = signal.sigwaitinfo({*_PASSED, signal.SIGCHLD})
+        if info.si_signo != signal.SIGCHLD:
+            # What the terminal sends (Ctrl-C) has reached the child already.
+            if info.si_code != _SI_KERNEL:
+                with suppress(ProcessLookupError):
+                    os.kill(child, info.si_signo)
+            continue
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _end_on_signals() -> None:
+    """The first process of a namespace ignores signals that it does not handle."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _exit)
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def main() -> None:
+    """Runs the command line's command with the right to make namespaces."""
+    argv = sys.argv[1:]
+    try:
+        if not argv:
+            raise BadInputError("no command", remedy="python -m planewise.testbed.privilege ls -l")
+        ensure()
+        try:
+            os.execvp(argv[0], argv)
+        except OSError as error:
+            raise BadInputError(f"{argv[0]} cannot be run: {error.strerror}") from error
+    except PlanewiseError as error:
+        print(f"error: {error.what}", file=sys.stderr)
+        if error.remedy:
+            print(f"hint: {error.remedy}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Fuzz targets: one entry function a parser. README.md says how to run them."""

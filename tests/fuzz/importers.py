@@ -1,0 +1,142 @@
+"""One fuzz entry a format of `planewise.store.importers`: bytes in, curves or a clear error out.
+
+Each entry parses what it is given and checks what every importer promises. Anything else than a
+BadInputError is a finding. The unit tests drive the entries with hypothesis; with atheris
+installed (`pip install atheris`) they run as coverage-guided fuzz targets:
+
+    python -m tests.fuzz.importers trex -max_total_time=60 [corpus directory]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from planewise.errors import BadInputError
+from planewise.store.importers import csit, csv, exported, mlrsearch, nfvbench, parquet, pastrami
+from planewise.store.importers import trex as trex_format
+from planewise.store.importers.text import decode
+from planewise.store.loads import LoadTrials
+
+NAME = Path("fuzzed_raw_50_exp_t_10_k6.8.txt")
+
+
+def _text(
+    data: bytes,
+    recognise: Callable[[bytes, Path], float],
+    parse: Callable[[str, Path], list[LoadTrials]],
+) -> list[LoadTrials] | None:
+    confidence = recognise(data[:65536], NAME)
+    assert 0 <= confidence <= 1
+    try:
+        curves = parse(decode(data, NAME), NAME)
+    except BadInputError as error:
+        check_error(error)
+        return None
+    check_curves(curves)
+    return curves
+
+
+def check_error(error: BadInputError) -> None:
+    """One sentence, which names the file."""
+    assert NAME.name in error.what, error.what
+    assert "\n" not in error.what, error.what
+    assert len(error.what) < 500, error.what
+
+
+def check_curves(curves: list[LoadTrials]) -> None:
+    """What every importer promises of its curves."""
+    assert curves
+    for trials in curves:
+        size = len(trials)
+        assert size == len(trials.sent) == len(trials.received) == len(trials.order)
+        assert sorted(trials.order) == list(range(size))
+        for required in (trials.offered_pps, trials.sent):
+            assert np.all(np.isfinite(required))
+            assert np.all(required > 0)
+        assert np.all(np.isfinite(trials.received))
+        assert np.all(trials.received >= 0)
+        for optional in (trials.duration_s, trials.drops, trials.cpu, trials.limited):
+            assert optional is None or len(optional) == size
+        assert trials.name
+        assert trials.format
+
+
+def pastrami_lines(data: bytes) -> list[LoadTrials] | None:
+    """PASTRAMI's files."""
+    return _text(data, pastrami.recognise, pastrami.parse)
+
+
+def trex(data: bytes) -> list[LoadTrials] | None:
+    """TRex's statistics and NDR benchmark."""
+    return _text(data, trex_format.recognise, trex_format.parse)
+
+
+def nfvbench_json(data: bytes) -> list[LoadTrials] | None:
+    """NFVbench's results."""
+    return _text(data, nfvbench.recognise, nfvbench.parse)
+
+
+def mlrsearch_trials(data: bytes) -> list[LoadTrials] | None:
+    """MLRsearch's trials, as JSON or in a log."""
+    return _text(data, mlrsearch.recognise, mlrsearch.parse)
+
+
+def csit_info(data: bytes) -> list[LoadTrials] | None:
+    """CSIT's test case results."""
+    return _text(data, csit.recognise, csit.parse)
+
+
+def csv_rows(data: bytes) -> list[LoadTrials] | None:
+    """The documented CSV."""
+    return _text(data, csv.recognise, csv.parse)
+
+
+def exported_json(data: bytes) -> list[LoadTrials] | None:
+    """Our own JSON."""
+    return _text(data, exported.recognise, exported.parse)
+
+
+def parquet_file(data: bytes) -> list[LoadTrials] | None:
+    """Our own Parquet."""
+    assert 0 <= parquet.recognise(data[:65536], NAME) <= 1
+    try:
+        curves = parquet.parse(data, NAME)
+    except BadInputError as error:
+        check_error(error)
+        return None
+    check_curves(curves)
+    return curves
+
+
+ENTRIES: dict[str, Callable[[bytes], list[LoadTrials] | None]] = {
+    "pastrami": pastrami_lines,
+    "trex": trex,
+    "nfvbench": nfvbench_json,
+    "mlrsearch": mlrsearch_trials,
+    "csit": csit_info,
+    "csv": csv_rows,
+    "json": exported_json,
+    "parquet": parquet_file,
+}
+
+
+def main() -> None:
+    """Runs one entry under atheris, libFuzzer's options following its name."""
+    if len(sys.argv) < 2 or sys.argv[1] not in ENTRIES:
+        sys.exit(f"usage: python -m tests.fuzz.importers ({'|'.join(ENTRIES)}) [libFuzzer options]")
+    try:
+        import atheris
+    except ImportError:
+        sys.exit("atheris is not installed: pip install atheris")
+    entry = ENTRIES[sys.argv[1]]
+    atheris.instrument_all()
+    atheris.Setup([sys.argv[0], *sys.argv[2:]], entry)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

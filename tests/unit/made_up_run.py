@@ -1,0 +1,465 @@
+"""Writes a run directory with made-up numbers, for tests. Knows nothing of testbeds or reports.
+
+As a program: `python tests/unit/made_up_run.py DIR [--large]`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from hdrh.histogram import HdrHistogram
+from numpy.typing import NDArray
+
+from planewise.store.models import (
+    Capture,
+    Counts,
+    Disturbance,
+    Fingerprint,
+    Latency,
+    Level,
+    Limit,
+    Load,
+    LossPart,
+    PlaneAvailability,
+    Ranked,
+    Recommendation,
+    RunInfo,
+    TrialRecord,
+)
+from planewise.store.rundir import RunWriter
+
+HIDDEN_REASON = "the host does not see the frames of this plane, so it cannot stamp them"
+
+STARTED = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+
+# Per plane: time in the sender host, on the wire and in the responder host [ns], saturation [pps].
+PLANES: Mapping[str, tuple[float, float, float, float]] = {
+    "veth": (6_100, 2_300, 5_600, 640_000),
+    "bridge": (8_400, 2_300, 7_900, 520_000),
+    "macvlan": (6_900, 2_300, 6_400, 610_000),
+}
+# Under load everything takes longer and varies more: factor, spread (sigma of the log).
+LOADS: Mapping[str, tuple[float, float]] = {
+    "none": (1.0, 0.10),
+    "cpu": (1.9, 0.45),
+    "network": (4.5, 0.70),
+}
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """What the made-up run holds."""
+
+    planes: Sequence[str] = ("veth", "bridge", "macvlan")
+    load_types: Sequence[str] = ("none", "cpu", "network")
+    locations: Sequence[str] = ("responder",)
+    guests: Sequence[int] = (8,)
+    frequencies_pps: Sequence[float] = (1000.0,)
+    sizes_bytes: Sequence[int] = (64,)
+    blocks: int = 3
+    packets: int = 1000
+    load_blocks: int = 5
+    """K: load trials at each offered load; 0 for none."""
+    ladder: Sequence[float] = (0.3, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.4, 1.6)
+    """Offered loads as shares of the plane's saturation."""
+    loaded: Sequence[str] = ("none",)
+    """Load types under which load trials are run."""
+    hidden: Sequence[str] = ("macvlan",)
+    """Planes whose NIC stamps do not exist."""
+    hosts: Sequence[str] = ("shared",)
+    failed: int = 1
+    generator_limited: bool = True
+    drift: float = 0.05
+    """How much slower everything is at the end of the run."""
+    emulated: str = ""
+    virtualisation: str = "kvm"
+    with_packets: bool = True
+    with_recommendation: bool = True
+    title: str = "Which plane on this host?"
+    status: str = "done"
+    seed: int = 7
+    extra: Mapping[str, Level] = field(default_factory=dict)
+
+
+def write(path: Path, wanted: MadeUp = MadeUp()) -> Path:
+    """Writes the run directory `path` (new or empty) and returns it."""
+    rng = np.random.default_rng(wanted.seed)
+    info = _info(wanted)
+    with RunWriter.create(path, info) as writer:
+        cells = [
+            cell
+            for cell in (
+                dict(zip(_FACTORS, levels, strict=True)) | dict(wanted.extra)
+                for levels in product(
+                    wanted.planes, wanted.load_types, wanted.locations, wanted.guests
+                )
+            )
+            if cell["load_type"] != "none" or cell["load_location"] == wanted.locations[0]
+        ]
+        visits = [
+            (block, cell)
+            for block in range(max(wanted.blocks, wanted.load_blocks))
+            for cell in _shuffled(rng, cells)
+        ]
+        order = failed = 0
+        clock = STARTED
+        for visit, (block, cell) in enumerate(visits):
+            slower = 1 + wanted.drift * visit / max(1, len(visits) - 1)
+            for plan in _plans(rng, wanted, block, cell):
+                kind, value, size = plan
+                if kind == "rtt":
+                    record, packets = _rtt(
+                        rng, wanted, cell, block, order, clock, value, size, slower
+                    )
+                else:
+                    record, packets = _load(rng, wanted, cell, block, order, clock, value, size)
+                if kind == "rtt" and failed < wanted.failed and visit >= 4:
+                    record, packets = _failed(record), None
+                    failed += 1
+                writer.append(record, packets)
+                order += 1
+                clock += timedelta(seconds=1.4)
+        if wanted.with_recommendation:
+            writer.recommend(_recommendation(wanted))
+        finished = clock if wanted.status == "done" else None
+        writer.finish(
+            info.model_copy(
+                update={"finished": finished, "status": wanted.status, "trials_planned": order}
+            )
+        )
+    return path
+
+
+_FACTORS = ("plane", "load_type", "load_location", "background_guests")
+
+
+def _shuffled(
+    rng: np.random.Generator, cells: Sequence[dict[str, Level]]
+) -> list[dict[str, Level]]:
+    return [cells[place] for place in rng.permutation(len(cells))]
+
+
+def _plans(
+    rng: np.random.Generator, wanted: MadeUp, block: int, cell: Mapping[str, Level]
+) -> list[tuple[str, float, int]]:
+    plans: list[tuple[str, float, int]] = []
+    if block < wanted.blocks:
+        plans += [
+            ("rtt", frequency, size)
+            for frequency in wanted.frequencies_pps
+            for size in wanted.sizes_bytes
+        ]
+    if block < wanted.load_blocks and cell["load_type"] in wanted.loaded:
+        steps = rng.permutation(np.asarray(wanted.ladder))
+        saturation = PLANES.get(str(cell["plane"]), PLANES["bridge"])[3]
+        plans += [
+            ("load", float(f"{share * saturation:.2g}"), size)
+            for size in wanted.sizes_bytes
+            for share in steps
+        ]
+    return plans
+
+
+def _name(kind: str, cell: Mapping[str, Level]) -> str:
+    return f"{kind}:" + ",".join(str(level) for level in cell.values())
+
+
+def _rtt(
+    rng: np.random.Generator,
+    wanted: MadeUp,
+    cell: dict[str, Level],
+    block: int,
+    order: int,
+    started: datetime,
+    frequency: float,
+    size: int,
+    slower: float,
+) -> tuple[TrialRecord, pl.DataFrame | None]:
+    n = wanted.packets
+    plane, load = str(cell["plane"]), str(cell["load_type"])
+    sender, wire, responder, _ = PLANES.get(plane, PLANES["bridge"])
+    factor, sigma = LOADS.get(load, (1.5, 0.3))
+    at_sender = cell["load_location"] == "sender"
+    factor *= (1 + 0.004 * float(cell["background_guests"])) * float(rng.normal(1, 0.02)) * slower
+
+    def times(mean: float, busy: bool) -> NDArray[np.int64]:
+        base = mean * (factor if busy else slower)
+        values = base * rng.lognormal(0, sigma if busy else 0.08, n)
+        values[rng.random(n) < 0.004] *= 12
+        return values.astype(np.int64)
+
+    out, back = times(sender * 0.5, at_sender), times(sender * 0.5, at_sender)
+    wire_ns = times(wire, False)
+    inside = times(responder, not at_sender)
+    user_out, user_back = times(900, False), times(1_400, False)
+    scheduled = (np.arange(n) * (1e9 / frequency)).astype(np.int64)
+    user_tx = scheduled + times(300, False)
+    kernel_tx = user_tx + user_out
+    nic_request = kernel_tx + out
+    other_clock = 5_000_000_000
+    arrival = nic_request + wire_ns // 2 + other_clock
+    departure = arrival + inside
+    nic_reply = nic_request + wire_ns + inside
+    kernel_rx = nic_reply + back
+    user_rx = kernel_rx + user_back
+    lost = rng.random(n) < (0.002 if load == "network" else 0.0)
+    columns = {
+        "seq": np.arange(n),
+        "scheduled_ns": scheduled,
+        "user_tx_ns": user_tx,
+        "kernel_tx_ns": kernel_tx,
+        "kernel_rx_ns": kernel_rx,
+        "user_rx_ns": user_rx,
+        "sender_nic_request_ns": nic_request,
+        "sender_nic_reply_ns": nic_reply,
+        "responder_nic_request_ns": arrival,
+        "responder_nic_reply_ns": departure,
+    }
+    frame = pl.DataFrame(columns)
+    gone = pl.Series(lost)
+    nic = [name for name in columns if "_nic_" in name]
+    replies = ["kernel_rx_ns", "user_rx_ns", "sender_nic_reply_ns", "responder_nic_reply_ns"]
+    frame = frame.with_columns(
+        pl.when(gone).then(None).otherwise(pl.col(name)).alias(name) for name in replies
+    )
+    hidden = plane in wanted.hidden
+    if hidden:
+        frame = frame.with_columns(pl.lit(None, dtype=pl.Int64).alias(name) for name in nic)
+    kept = ~lost
+    rtt_user, rtt_kernel = (user_rx - user_tx)[kept], (kernel_rx - kernel_tx)[kept]
+    latency = {"rtt_user": latency_of(rtt_user), "rtt_kernel": latency_of(rtt_kernel)}
+    not_measurable = {}
+    if hidden:
+        not_measurable = {"overhead": HIDDEN_REASON, "response": HIDDEN_REASON}
+    else:
+        latency["overhead"] = latency_of(rtt_kernel - (nic_reply - nic_request)[kept])
+        latency["response"] = latency_of((departure - arrival)[kept])
+    record = TrialRecord(
+        trial=f"{_name('rtt', cell)},{frequency:g}pps,{size}B#r{block}",
+        kind="rtt",
+        cell=cell | {"size_bytes": size, "frequency_pps": frequency},
+        block=block,
+        replicate=block,
+        order=order,
+        started=started,
+        duration_s=n / frequency,
+        load=Load(intended_pps=frequency, achieved_pps=frequency * 0.9998, size_bytes=size),
+        counts=Counts(sent=n, received=int(kept.sum()), lost=int(lost.sum())),
+        latency=latency,  # type: ignore[arg-type]
+        not_measurable=not_measurable,  # type: ignore[arg-type]
+        cpu=_cpu(rng, wanted, load),
+        schedule_slip_ns=latency_of(user_tx - scheduled),
+        captures=()
+        if hidden
+        else (Capture(point="wire0", host="sender", packets=2 * n, dropped=0),),
+        warnings=("steal time was 1.2 % during this trial",) if order == 7 else (),
+    )
+    return record, frame if wanted.with_packets else None
+
+
+def _load(
+    rng: np.random.Generator,
+    wanted: MadeUp,
+    cell: dict[str, Level],
+    block: int,
+    order: int,
+    started: datetime,
+    offered: float,
+    size: int,
+) -> tuple[TrialRecord, None]:
+    plane, load = str(cell["plane"]), str(cell["load_type"])
+    saturation = PLANES.get(plane, PLANES["bridge"])[3] / LOADS.get(load, (1.5, 0.3))[0] ** 0.5
+    saturation *= float(rng.normal(1, 0.01))
+    limits: tuple[Limit, ...] = ("sut",) if offered > saturation else ()
+    achieved = offered * 0.9999
+    if wanted.generator_limited and plane == "veth" and offered > 1.5 * saturation:
+        achieved, limits = offered * 0.93, ("generator",)
+    sent = int(achieved)
+    early = 3e-6 * (achieved / saturation) ** 2
+    loss = max(0.0, 1 - saturation / achieved) if achieved > saturation else 0.0
+    if plane == "macvlan" and achieved > saturation:
+        loss *= 0.55  # forwards ever more: throughput creeps on, never saturates
+    lost = min(sent, int(rng.poisson(sent * early)) + int(sent * loss))
+    at_ring = lost // 3
+    record = TrialRecord(
+        trial=f"{_name('load', cell)},{size}B#r{block}@{offered:.0f}",
+        kind="load",
+        cell=cell | {"size_bytes": size},
+        block=block,
+        replicate=block,
+        order=order,
+        started=started,
+        duration_s=1.0,
+        load=Load(intended_pps=offered, achieved_pps=achieved, size_bytes=size),
+        counts=Counts(sent=sent, received=sent - lost, lost=lost),
+        loss=(
+            LossPart(where="responder:wire0", counter="rx_dropped", count=lost - at_ring),
+            LossPart(where="sender:wire0", counter="tx_dropped", count=at_ring),
+        ),
+        latency={
+            "one_way": latency_of(
+                (9_000 * rng.lognormal(0, 0.2 + 0.5 * (loss > 0), 500)).astype(np.int64)
+            )
+        },
+        cpu=_cpu(rng, wanted, "network"),
+        limits=limits,
+    )
+    return record, None
+
+
+def _failed(record: TrialRecord) -> TrialRecord:
+    return record.model_copy(
+        update={
+            "status": "failed",
+            "reason": "the responder stopped answering: interface pw-r0 vanished",
+            "latency": {},
+            "counts": None,
+            "packets": None,
+        }
+    )
+
+
+def latency_of(values: NDArray[np.int64]) -> Latency:
+    """A metric's distribution [ns] as a trial record has it."""
+    histogram = HdrHistogram(1, 60_000_000_000, 3)
+    for value, count in zip(*np.unique(values, return_counts=True), strict=True):
+        histogram.record_value(int(value), int(count))
+    p50, p90, p99, p999 = np.percentile(values, [50, 90, 99, 99.9])
+    return Latency(
+        count=len(values),
+        min_ns=int(values.min()),
+        mean_ns=float(values.mean()),
+        p50_ns=float(p50),
+        p90_ns=float(p90),
+        p99_ns=float(p99),
+        p999_ns=float(p999),
+        max_ns=int(values.max()),
+        hdr=histogram.encode().decode(),
+    )
+
+
+def _cpu(rng: np.random.Generator, wanted: MadeUp, load: str) -> dict[str, dict[str, float]]:
+    means = {
+        "none": {"usr": 0.03, "sys": 0.05, "soft": 0.03, "steal": 0.005},
+        "cpu": {"usr": 0.71, "sys": 0.06, "soft": 0.03, "steal": 0.02},
+        "network": {"usr": 0.08, "sys": 0.34, "soft": 0.21, "steal": 0.01},
+    }.get(load, {"usr": 0.1})
+    hosts = {}
+    for host in wanted.hosts:
+        modes = {mode: float(mean * rng.normal(1, 0.06)) for mode, mean in means.items()}
+        modes["idle"] = 1 - sum(modes.values())
+        hosts[host] = modes
+    return hosts
+
+
+def _info(wanted: MadeUp) -> RunInfo:
+    fingerprint = Fingerprint(
+        hostname="bench-1",
+        kernel="6.1.0-18-amd64",
+        distribution="Debian GNU/Linux 12 (bookworm)",
+        cpu_model="AMD EPYC 7B13",
+        cpus=2,
+        memory_bytes=23 * 2**30,
+        virtualisation=wanted.virtualisation,
+        clocksource="kvm-clock" if wanted.virtualisation != "none" else "tsc",
+        governor="none",
+        smt="on",
+        mitigations={
+            "spectre_v2": "Mitigation: Retpolines; IBPB: conditional",
+            "meltdown": "Not affected",
+        },
+        nics=({"name": "eth0", "driver": "virtio_net", "speed": "unknown", "offloads": "gro gso"},),
+        disturbances=(
+            Disturbance(
+                name="virtual clock",
+                value="kvm-clock",
+                severity="warning",
+                why="the hypervisor may stop this machine's CPUs at any time",
+                remedy="measure on the bare host, or read times as those of this virtual machine",
+            ),
+            Disturbance(
+                name="SMT",
+                value="on",
+                severity="info",
+                why="two threads of one core slow each other down",
+                remedy="echo off > /sys/devices/system/cpu/smt/control",
+            ),
+        ),
+        planes=(
+            *(PlaneAvailability(plane=plane, available=True) for plane in wanted.planes),
+            PlaneAvailability(
+                plane="ipvlan",
+                available=False,
+                reason="this kernel has no ipvlan",
+                remedy="use a kernel with CONFIG_IPVLAN",
+            ),
+        ),
+    )
+    return RunInfo(
+        run="20260314-092653-k3v9",
+        title=wanted.title,
+        planewise="0.1.0",
+        design={
+            "blocks": wanted.blocks,
+            "seed": wanted.seed,
+            "rtt": {"packets": wanted.packets, "protocol": "icmp"},
+        },
+        seed=wanted.seed,
+        hosts=dict.fromkeys(wanted.hosts, fingerprint),
+        emulated=wanted.emulated,
+        started=STARTED,
+    )
+
+
+def _recommendation(wanted: MadeUp) -> Recommendation:
+    best = wanted.planes[0]
+    return Recommendation(
+        plane=best,
+        headline=f"Give each guest a {best}: the shortest times here, idle and under load.",
+        reasons=(
+            "Its median RTT without load is the lowest, 14 µs.",
+            "Under CPU load it stays ahead of bridge by a quarter.",
+        ),
+        reservations=(
+            "macvlan is within 10 %: with other guests the order may change.",
+            "All times are those of a virtual machine.",
+        ),
+        ranking=tuple(
+            Ranked(
+                plane=plane,
+                load_type="none",
+                metric="rtt_p50",
+                value=sum(PLANES.get(plane, PLANES["bridge"])[:3]),
+                low=sum(PLANES.get(plane, PLANES["bridge"])[:3]) * 0.97,
+                high=sum(PLANES.get(plane, PLANES["bridge"])[:3]) * 1.04,
+                effect=None
+                if plane == best
+                else sum(PLANES.get(plane, PLANES["bridge"])[:3])
+                / sum(PLANES.get(best, PLANES["bridge"])[:3])
+                - 1,
+            )
+            for plane in wanted.planes
+        ),
+    )
+
+
+LARGE = MadeUp(
+    locations=("sender", "responder"),
+    guests=(0, 8, 32, 64),
+    frequencies_pps=(1000.0, 100_000.0),
+    sizes_bytes=(64, 1518),
+    hosts=("sender", "responder"),
+    blocks=3,
+    load_blocks=3,
+)
+
+if __name__ == "__main__":
+    made = write(Path(sys.argv[1]), LARGE if "--large" in sys.argv else MadeUp())
+    print(made)
