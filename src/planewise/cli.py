@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
-from planewise.commands import clean, doctor, judge, quick, report, run
+from planewise.commands import clean, doctor, judge, lab, quick, report, run
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -54,6 +54,7 @@ app.command("quick")(quick.quick)
 app.command("run")(run.run)
 app.command("judge")(judge.judge)
 app.command("report")(report.report)
+app.add_typer(lab.app, name="lab")
 app.command("clean")(clean.clean)
 
 

@@ -17,6 +17,7 @@ from planewise.lab.lifecycle import (
     using,
 )
 from planewise.lab.model import HOSTS, HostId, LabSpec
+from planewise.lab.state import names
 
 __all__ = [
     "HOSTS",
@@ -27,6 +28,7 @@ __all__ = [
     "Leftover",
     "down",
     "leftovers",
+    "names",
     "plan",
     "status",
     "statuses",

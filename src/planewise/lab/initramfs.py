@@ -24,7 +24,6 @@ from planewise.lab.model import (
     MANAGEMENT_NETWORK,
     HostId,
     Kernel,
-    management_mac,
 )
 
 READY = "pw-lab: ready"
@@ -94,13 +93,12 @@ for device in /sys/bus/pci/drivers/igb/0000:*/net/*; do
     $b ip link set "${device##*/}" name pf$pf && $b ip link set pf$pf up
     pf=$((pf + 1))
 done
-for device in /sys/class/net/*; do
-    [ "$($b cat $device/address)" = MANAGEMENT_MAC ] || continue
+for device in /sys/bus/virtio/drivers/virtio_net/virtio*/net/*; do
     $b ip link set "${device##*/}" name mgmt0
     $b ip addr add MANAGEMENT_ADDRESS dev mgmt0
     $b ip link set mgmt0 up
 done
-[ -e /sys/class/net/mgmt0 ] || fail "the interface for ssh is not there"
+$b ip link show mgmt0 >/dev/null || fail "the interface for ssh is not there"
 [ -x /usr/sbin/sshd ] || fail "there is no /usr/sbin/sshd"
 echo "READY_MARK"
 """
@@ -123,7 +121,9 @@ StrictModes no
 UsePAM no
 UseDNS no
 PidFile /run/sshd.pid
-LogLevel ERROR
+LogLevel FATAL
+KexAlgorithms curve25519-sha256
+Ciphers aes128-gcm@openssh.com,chacha20-poly1305@openssh.com
 MaxSessions 256
 MaxStartups 64
 AcceptEnv LANG LC_* NO_COLOR PLANEWISE_*
@@ -188,7 +188,6 @@ def personal(
     rc = (
         _filled(_RC)
         .replace("HOST", host)
-        .replace("MANAGEMENT_MAC", management_mac(host))
         .replace("MANAGEMENT_ADDRESS", f"{address}/{MANAGEMENT_NETWORK.partition('/')[2]}")
     )
     hosts = f"127.0.0.1 localhost\n::1 localhost\n{address} {host}\n"
