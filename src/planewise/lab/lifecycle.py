@@ -214,10 +214,10 @@ def using(name: str) -> Iterator[LabStatus]:
     with state.lock(where, exclusive=False, wait_s=BOOT_LIMIT_S) as mine:
         found = status(name) if mine else None
         if found is None:
+            flag = "" if name == "default" else f" --name {name}"
             raise PlanewiseError(
                 f"there is no lab `{name}`",
-                remedy="start it with `planewise lab up`"
-                + ("" if name == "default" else f" --name {name}"),
+                remedy=f"start it with `planewise lab up{flag}`",
             )
         for host in found.hosts:
             if host.finding.state in ("dead", "hung"):

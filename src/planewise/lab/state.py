@@ -61,7 +61,13 @@ class Record(BaseModel):
 
 
 def state_root() -> Path:
-    """Where labs keep their directories: root's in /run/planewise, a user's in XDG_RUNTIME_DIR."""
+    """Where labs keep their directories: root's in /run/planewise, a user's in XDG_RUNTIME_DIR.
+
+    PLANEWISE_LAB_STATE names another place, whose labs are then the only ones to be seen.
+    """
+    elsewhere = os.environ.get("PLANEWISE_LAB_STATE")
+    if elsewhere:
+        return Path(elsewhere)
     if os.geteuid() == 0:
         return Path("/run/planewise")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -94,15 +100,16 @@ def make_directory(lab: LabPaths) -> None:
     try:
         lab.directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         lab.directory.mkdir(mode=0o700, exist_ok=True)
-        owner = lab.directory.stat().st_uid
+        owners = {lab.directory.stat().st_uid, lab.directory.parent.stat().st_uid}
     except OSError as error:
         raise UnsupportedError(
             f"{lab.directory} cannot be made: {error.strerror}",
             remedy="set XDG_RUNTIME_DIR to a directory of yours",
         ) from error
-    if owner != os.geteuid():
+    if owners != {os.geteuid()}:
         raise UnsupportedError(
-            f"{lab.directory} belongs to another user", remedy="set XDG_RUNTIME_DIR"
+            f"{lab.directory} lies in a directory of another user",
+            remedy="set XDG_RUNTIME_DIR to a directory of yours",
         )
     longest = len(os.fsencode(lab.cable("a", 10)))
     if longest > _MAX_SOCKET_PATH:
