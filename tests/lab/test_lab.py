@@ -258,11 +258,15 @@ def test_down_leaves_no_process_socket_or_file(
     assert "hint: start it with `planewise lab up --name t`" in done.stderr
 
 
+def hosts_in(where: Path) -> set[str | None]:
+    return {seen.option("-name") for seen in qemus(where)}
+
+
 MOMENTS: dict[str, Callable[[Path], bool]] = {
     "nothing is written": lambda _: True,
     "the directory is made": lambda where: where.is_dir(),
-    "the first host is started": lambda where: len(qemus(where)) >= 1,
-    "both hosts boot": lambda where: len(qemus(where)) == 2,
+    "the first host is started": lambda where: len(hosts_in(where)) >= 1,
+    "both hosts boot": lambda where: len(hosts_in(where)) == 2,
 }
 
 
@@ -279,12 +283,12 @@ def test_after_a_kill_while_it_boots_clean_leaves_nothing(
     assert victim.poll() is None, victim.communicate()
     victim.kill()
     victim.communicate()
-    time.sleep(0.5)  # a QEMU that was just being started is still to show up
     swept = lab.sweep()
     assert qemus(state_directory) == []
     assert list(state_directory.glob("*")) == []
     if moment == "both hosts boot":
-        assert [(one.name, len(one.processes)) for one in swept] == [("killed", 2)]
+        assert [one.name for one in swept] == ["killed"]
+        assert len(swept[0].processes) >= 2
 
 
 def test_a_fresh_lab_is_gone_after_its_command(state_directory: Path, planewise: Run) -> None:

@@ -42,6 +42,7 @@ ANSWER_TIMEOUT_S = 10.0
 """How long a running host's sshd may take to greet."""
 
 _POLL_S = 0.1
+_FORK_S = 0.3
 _FIRST_GUESS_S = 20.0
 _PORT_ATTEMPTS = 5
 
@@ -230,7 +231,7 @@ def leftovers() -> tuple[Leftover, ...]:
     found = []
     for name in state.names():
         where = state.paths(name)
-        with state.lock(where, exclusive=True) as mine:
+        with state.lock(where, exclusive=True, wait_s=_FORK_S) as mine:
             if mine:
                 found.append(_leftover(name, where))
     return (*found, *_orphans())
@@ -245,14 +246,16 @@ def sweep() -> tuple[Leftover, ...]:
     done = []
     for name in state.names():
         where = state.paths(name)
-        with state.lock(where, exclusive=True) as mine:
+        # A program that was killed while it started a host has a child for a moment, which holds
+        # its lock.
+        with state.lock(where, exclusive=True, wait_s=_FORK_S) as mine:
             if mine:
                 found = _leftover(name, where)
                 _end_hosts(name, where)
                 _remove(where)
                 done.append(found)
     for orphan in _orphans():
-        _end(_hosts_of(orphan.name, state.paths(orphan.name)))
+        _end_hosts(orphan.name, state.paths(orphan.name))
         done.append(orphan)
     packages.remove_scratch(packages.cache_directory())
     return tuple(done)
@@ -561,9 +564,12 @@ def _leftover(name: str, where: LabPaths) -> Leftover:
 
 
 def _end_hosts(name: str, where: LabPaths) -> tuple[Seen, ...]:
-    found = _hosts_of(name, where)
-    _end(found)
-    return found
+    ended: tuple[Seen, ...] = ()
+    # Again until none is found: one that was just being started forks once into the background.
+    while found := _hosts_of(name, where):
+        _end(found)
+        ended += found
+    return ended
 
 
 def _end(found: tuple[Seen, ...]) -> None:
