@@ -30,6 +30,9 @@ unit: test-setup
 linux: test-setup
 	pytest -q tests/linux
 
+bench: test-setup
+	python benches/rate.py
+
 format:
 	cargo fmt
 	ruff format -q .
