@@ -31,6 +31,7 @@ linux: test-setup
 	pytest -q tests/linux
 
 bench: test-setup
+	python benches/fidelity.py
 	python benches/rate.py
 
 format:

@@ -276,6 +276,14 @@ class NamespaceTestbed(_Testbed):
         return tuple(points)
 
     @property
+    def entrances(self) -> Mapping[HostRole, tuple[str, ...]]:
+        """By host, the interfaces in its namespace where frames of the main guests enter it."""
+        return {
+            host: tuple(point.interface for point in self.capture_points if point.host == host)
+            for host in HOSTS
+        }
+
+    @property
     def not_measurable(self) -> Mapping[Metric, str]:
         """Metrics that do not exist for the main guests' plane, with the reason."""
         return namespace_plane(self.spec.plane).not_measurable
