@@ -261,7 +261,7 @@ def _rtt(
         captures=()
         if hidden
         else (Capture(point="wire0", host="sender", packets=2 * n, dropped=0),),
-        warnings=("steal time was 1.2 % during this trial",) if order == 7 else (),
+        warnings=("steal time was 1.2 % during this trial",) if order == 0 else (),
     )
     return record, frame if wanted.with_packets else None
 

@@ -178,7 +178,7 @@ def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
     place = places[0]
     small = []
     if place.low is not None and place.high is not None:
-        small.append(f"{show(place.low)} – {show(place.high)}")
+        small.append(f"{show(place.low)}\u00a0–\u00a0{show(place.high)}")
     if place.note:
         small.append(place.note)
     elif place.effect is None:

@@ -110,7 +110,7 @@ def overview(
     colours = theme.colours_of(planes)
 
     def draw(width: int) -> Spec:
-        room = 10 + round(max(base.text_width(item.plane) for item in items))
+        room = base.label_room((item.plane for item in items), most=130 if width > 560 else 84)
         plot = width - _LOSS_ROOM - room - 16
         rows: list[Row] = [
             {
@@ -123,7 +123,7 @@ def overview(
             for item in items
             for point in item.curve.points
         ]
-        lines = [{"plane": item.plane, **row} for item in items for row in _line(item.curve)]
+        lines = [{"plane": item.plane, **row} for item in items for row in line(item.curve)]
         colour = alt.Color("plane:N", scale=base.plane_colour(planes), legend=None)
         x = alt.X(
             "load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot)
@@ -133,7 +133,7 @@ def overview(
         ends = _ends(items, colours)
         names = (
             alt.Chart(base.data(ends))
-            .mark_text(align="left", fontWeight=600)
+            .mark_text(align="left", fontWeight=600, limit=room - 4)
             .encode(
                 x=base.x_px(plot + 6),
                 y=alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[_HEIGHT, 0])),
@@ -311,7 +311,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
     layers += _limit_layers(verdict.plr, plot)
     layers += _marks(verdict, span, plot)
     layers += [
-        alt.Chart(base.data(_line(curve)))
+        alt.Chart(base.data(line(curve)))
         .mark_line(strokeWidth=2)
         .encode(x=x, y=y, order=alt.Order("load:Q"), color=alt.ColorValue(colour)),
         chart.transform_filter("!datum.floored && !datum.limited")
@@ -410,7 +410,8 @@ def _bends(here: float, there: float) -> list[float]:
     return [place for place in places if 0 < place < 1]
 
 
-def _line(curve: Curve) -> list[Row]:
+def line(curve: Curve) -> list[Row]:
+    """The line of a curve: `load` [packet/s] and `plr`, from point to point."""
     return _bent([(point.offered_pps, {"plr": point.plr}) for point in curve.points])
 
 
@@ -495,7 +496,9 @@ def _estimate(estimate: Estimate | None, why: str) -> Entry:
     if estimate is None:
         return Missing(why)
     high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
-    return Value(_said(estimate), estimate.pps, small=f"{rate_text(estimate.low_pps)} – {high}")
+    return Value(
+        _said(estimate), estimate.pps, small=f"{rate_text(estimate.low_pps)}\u00a0–\u00a0{high}"
+    )
 
 
 def _probability(value: float) -> str:

@@ -43,7 +43,8 @@ def figures(visits: Sequence[Visit], planes: Sequence[str]) -> list[Figure]:
     said = (
         ""
         if drift is None
-        else f" From the first to the last quarter of the run the median changed by {drift:+.1%}."
+        else " From the first to the last quarter of the run the median changed by "
+        f"{drift * 100:+.1f} %."
     )
     return [
         Figure(
