@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import altair as alt
 
-from planewise.judge.curve import Curve
+from planewise.judge.curve import Curve, LoadPoint
 from planewise.judge.verdict import Estimate, Verdict
 from planewise.report import data as run_data
 from planewise.report import theme
@@ -24,6 +25,14 @@ from planewise.units import rate_text
 FLOOR = 1e-6
 _BENDS = 24
 """Points by which a segment is bent on the log axis."""
+_CROSS: dict[str, Any] = {
+    "filled": False,
+    "shape": "cross",
+    "size": 60,
+    "strokeWidth": 1.5,
+    "fill": "transparent",
+}
+"""The mark of a load at which only the generator's limit was seen."""
 _HEIGHT = 210
 _LOSS_ROOM = 78
 """Left of the plot, for labels such as `≤ 0.0001 %`."""
@@ -86,7 +95,7 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
             "interval of PDR; rings: at most one in a million lost"
             + (
                 "; crosses: nothing but the generator's own limit was seen."
-                if any(point.limited == len(point.runs) for point in item.curve.points)
+                if any(_limited(point) for point in item.curve.points)
                 else "."
             )
         ),
@@ -117,6 +126,7 @@ def overview(
                 "plane": item.plane,
                 "load": point.offered_pps,
                 "plr": max(FLOOR, point.plr),
+                "limited": _limited(point),
                 "said": f"{item.plane} at {rate_text(point.offered_pps)}: "
                 f"{theme.share(point.plr)} lost",
             }
@@ -147,9 +157,12 @@ def overview(
                 alt.Chart(base.data(lines))
                 .mark_line(strokeWidth=2)
                 .encode(x=x, y=y, color=colour, order=alt.Order("load:Q")),
-                chart.mark_point(filled=True, size=28, opacity=1).encode(
-                    x=x, y=y, color=colour, description=alt.Description("said:N")
-                ),
+                chart.transform_filter("!datum.limited")
+                .mark_point(filled=True, size=28, opacity=1)
+                .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
+                chart.transform_filter("datum.limited")
+                .mark_point(**_CROSS)
+                .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
             ]
         )
         return base.finish(
@@ -167,8 +180,14 @@ def overview(
         title=title,
         caption=(
             "Share of packets lost against the load that was offered, mean over the runs, on a "
-            "logarithmic axis that ends at one in a million. The further right a line climbs, "
-            f"the more its plane carries; the dashed line is {theme.share(limit)} loss."
+            "logarithmic axis that ends at one in a million; between two loads straight in loss, "
+            "and so bent here. The further right a line climbs, the more its plane carries. "
+            f"Dashed: {theme.share(limit)} loss."
+            + (
+                " Crosses: nothing but the generator's own limit was seen."
+                if any(_limited(point) for item in items for point in item.curve.points)
+                else ""
+            )
         ),
         alt=f"Load-loss curves of all planes, {label}. PDR: {pdrs}.",
         draw=draw,
@@ -232,6 +251,11 @@ def table(curve: Curve) -> Table:
     )
 
 
+def _limited(point: LoadPoint) -> bool:
+    """Whether every run at this load says more of the generator than of the plane."""
+    return point.limited == len(point.runs)
+
+
 def _loads(loads: Sequence[float]) -> Span:
     low, high = min(loads), max(loads)
     if high / low > 30:
@@ -285,7 +309,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
                 "load": point.offered_pps,
                 "plr": max(FLOOR, point.plr),
                 "floored": point.plr <= FLOOR,
-                "limited": point.limited == len(point.runs),
+                "limited": _limited(point),
                 "said": f"{rate_text(point.offered_pps)}: {theme.share(point.plr)} lost, "
                 f"{point.count} runs"
                 + (f", {point.limited} limited by the generator" if point.limited else ""),
@@ -321,7 +345,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
         .mark_point(filled=False, size=36, strokeWidth=1.5, fill="transparent")
         .encode(x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")),
         chart.transform_filter("datum.limited")
-        .mark_point(filled=False, shape="cross", size=60, strokeWidth=1.5, fill="transparent")
+        .mark_point(**_CROSS)
         .encode(
             x=x, y=y, color=alt.ColorValue(theme.MUTED.light), description=alt.Description("said:N")
         ),
@@ -497,7 +521,7 @@ def _estimate(estimate: Estimate | None, why: str) -> Entry:
         return Missing(why)
     high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
     return Value(
-        _said(estimate), estimate.pps, small=f"{rate_text(estimate.low_pps)}\u00a0–\u00a0{high}"
+        _said(estimate), estimate.pps, small=theme.interval(rate_text(estimate.low_pps), high)
     )
 
 
