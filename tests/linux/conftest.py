@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from planewise.errors import UnsupportedError
 from planewise.testbed import privilege
+from tests.linux import probe
 
 _refusal = ""
 
@@ -23,3 +26,17 @@ def pytest_configure() -> None:
 def _may_make_namespaces() -> None:
     if _refusal:
         pytest.skip(_refusal)
+
+
+@pytest.fixture
+def netns_pair() -> Iterator[probe.Network]:
+    """Two namespaces joined by a veth pair, with IPv4 and IPv6 addresses."""
+    with probe.cable() as network:
+        yield network
+
+
+@pytest.fixture
+def netns_relay() -> Iterator[probe.Network]:
+    """The same with a third namespace between, which passes nothing on by itself."""
+    with probe.relay() as network:
+        yield network

@@ -79,13 +79,16 @@ def sweep(
             where="--duration",
             remedy="0.01 to 3600",
         )
-    from planewise import doctor, pipeline
-    from planewise.measure.experiment import default_directory
+    from planewise import doctor
     from planewise.testbed import privilege
 
     verbosity: Verbosity = context.obj
     host = doctor.diagnose()
     privilege.ensure()
+    # Not before: these start threads, and a user namespace is entered without.
+    from planewise import pipeline
+    from planewise.measure.experiment import default_directory
+
     plan = pipeline.SweepPlan(
         sut=sut,
         loads_pps=ladder,

@@ -39,7 +39,7 @@ impl Generated {
 
 /// After the schedule's end a generator that is behind may go on for this long [ns]; what it has
 /// not sent then it never sends.
-const GRACE_NS: i64 = 5_000_000;
+const GRACE_NS: i64 = 100_000_000;
 
 /// Pins the calling thread to one CPU.
 pub fn pin(cpu: Option<usize>) -> Result<()> {
@@ -50,6 +50,14 @@ pub fn pin(cpu: Option<usize>) -> Result<()> {
             format!("cannot run on CPU {cpu}: {errno}"),
             "`nproc --all` tells how many CPUs there are; they are counted from 0",
         )
+    })
+}
+
+/// Checks that a thread may run on `cpu`, before anything is sent.
+pub fn check_cpu(cpu: Option<usize>) -> Result<()> {
+    std::thread::scope(|scope| match scope.spawn(|| pin(cpu)).join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
     })
 }
 

@@ -184,7 +184,8 @@ struct Report {
     late: u64,
     foreign: u64,
     loss: Vec<Explained>,
-    unexplained: i64,
+    unexplained: u64,
+    excess_drops: u64,
     limits: Vec<&'static str>,
     latency: Option<LatencySummary>,
     generator: GeneratorReport,
@@ -216,6 +217,8 @@ const RATE_TOLERANCE: f64 = 0.999;
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     clock::tighten_timers();
+    generator::check_cpu(args.tx_cpu)?;
+    generator::check_cpu(args.rx_cpu)?;
     match (&args.tx, &args.rx, args.rate, args.dst) {
         (Some(tx), Some(rx), Some(rate), Some(dst)) => trial(args, tx, rx, rate, dst),
         _ => calibrate(args),
@@ -265,7 +268,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let mut ring =
         Ring::open(rx, &filter::to_sink(dst.is_ipv6(), args.dst_port), ring_options(args))?;
     let discard = Discard::begin(rx, dst.is_ipv6(), args.dst_port)?;
-    let route = resolve::resolve(tx, rx, args.src, dst, args.dst_mac)?;
+    let route = resolve::resolve(tx, rx, args.src, dst, args.dst_port, args.dst_mac)?;
     let size_bytes = args.size.unwrap_or_else(|| frame::smallest_bytes(dst.is_ipv6()));
     if size_bytes > route.mtu as usize + 18 {
         return Err(Error::bad_input(
@@ -325,7 +328,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let after = places.read();
 
     // An interface that is gone has no counters; what was counted until then is kept.
-    let (changes, mut loss, counter_error) = match after {
+    let (changes, drops, counter_error) = match after {
         Ok(after) => (
             places.changes(&before, &after),
             places.drops(&before, &after, generated.refused),
@@ -339,12 +342,15 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     // may have been.
     let sent = generated.sent.max(account.arrived());
     let lost = sent - account.received;
+    // What the sink itself knows is exact and comes first.
+    let mut loss = Vec::new();
     if account.late > 0 {
         loss.push(explained(rx, "late", account.late));
     }
     if sink.dropped > 0 {
         loss.push(explained("sink", "ring_dropped", sink.dropped));
     }
+    loss.extend(drops);
     let sum = |loss: &[Explained]| loss.iter().map(|part| part.count).sum::<u64>();
     let softnet = cpu.as_ref().and_then(|cpu| cpu.softnet).map_or(0, |softnet| softnet.dropped);
     let named_softnet: u64 =
@@ -353,6 +359,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     if elsewhere > 0 {
         loss.push(explained("host", "softnet_dropped", elsewhere));
     }
+    let excess_drops = cap(&mut loss, lost);
     let dropped_by_tx: u64 = loss
         .iter()
         .filter(|part| part.place == tx.to_string() && part.counter.starts_with("tx_"))
@@ -400,7 +407,8 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
         reordered: account.reordered,
         late: account.late,
         foreign: account.foreign,
-        unexplained: lost as i64 - sum(&loss) as i64,
+        unexplained: lost - sum(&loss),
+        excess_drops,
         loss,
         limits,
         latency: account.latency.summary(),
@@ -424,6 +432,21 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     };
     Output::new("trial", report).print()?;
     error.map_or(Ok(()), Err)
+}
+
+/// Takes from the parts, last first, what exceeds `lost`, and returns how much that was: counters
+/// count the drops of other traffic too.
+fn cap(loss: &mut Vec<Explained>, lost: u64) -> u64 {
+    let mut left = lost;
+    let mut excess = 0;
+    for part in loss.iter_mut() {
+        let count = part.count.min(left);
+        excess += part.count - count;
+        left -= count;
+        part.count = count;
+    }
+    loss.retain(|part| part.count > 0);
+    excess
 }
 
 fn explained(place: impl std::fmt::Display, counter: &str, count: u64) -> Explained {
@@ -541,5 +564,25 @@ fn receive(
         if now - ended_ns > drain_ns || (complete && quiet) {
             return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_the_loss_never_exceed_it() {
+        bolero::check!().with_type::<(Vec<u32>, u32)>().for_each(|(counts, lost)| {
+            let lost = u64::from(*lost);
+            let mut loss: Vec<_> =
+                counts.iter().map(|&count| explained("x", "y", count.into())).collect();
+            let before: u64 = loss.iter().map(|part| part.count).sum();
+            let excess = cap(&mut loss, lost);
+            let after: u64 = loss.iter().map(|part| part.count).sum();
+            assert_eq!(after, before.min(lost));
+            assert_eq!(after + excess, before);
+            assert!(loss.iter().all(|part| part.count > 0));
+        });
     }
 }

@@ -64,6 +64,7 @@ pub fn resolve(
     rx: &IfSpec,
     src: Option<IpAddr>,
     dst: IpAddr,
+    dst_port: u16,
     choice: Option<MacChoice>,
 ) -> Result<Route> {
     let given = match choice {
@@ -78,7 +79,13 @@ pub fn resolve(
         let mut netlink = Netlink::open()?;
         let link = netlink.link_at(&tx.interface, tx)?;
         let source_mac = link.mac.ok_or_else(|| not_ethernet(tx))?;
-        let hop = netlink.route(dst, link.index)?;
+        // Asked for one interface, IPv4 takes any address for a neighbour on it; asked in general,
+        // it says when there is no route at all.
+        let hop = match netlink.route(dst, None)? {
+            Some(hop) if hop.interface_index == link.index => Some(hop),
+            Some(_) => netlink.route(dst, Some(link.index))?,
+            None => None,
+        };
         let no_route = || {
             Error::failed(
                 format!("there is no route to {dst} by {tx}"),
@@ -98,7 +105,7 @@ pub fn resolve(
         }
         let hop = hop.filter(|hop| hop.interface_index == link.index).ok_or_else(no_route)?;
         let neighbour = hop.gateway.unwrap_or(dst);
-        ask_for(&tx.interface, dst);
+        ask_for(&tx.interface, SocketAddr::new(dst, dst_port));
         let deadline_ns = clock::monotonic_ns() + RESOLVE_NS;
         loop {
             if let Some(mac) = netlink.neighbour(link.index, neighbour)? {
@@ -124,17 +131,16 @@ fn not_ethernet(place: &IfSpec) -> Error {
     )
 }
 
-/// Sends one empty datagram to `dst` by `interface`, so that the kernel resolves its neighbour.
-/// What goes wrong shows as a neighbour that is not found.
-fn ask_for(interface: &str, dst: IpAddr) {
+/// Sends one empty datagram to `to` by `interface`, so that the kernel resolves its neighbour. It
+/// goes to the trial's own port, which the sink holds: nobody answers it. What goes wrong shows as
+/// a neighbour that is not found.
+fn ask_for(interface: &str, to: SocketAddr) {
     let any: IpAddr =
-        if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let Ok(socket) = UdpSocket::bind(SocketAddr::new(any, 0)) else { return };
     let name = std::ffi::OsString::from(interface);
     let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::BindToDevice, &name);
-    /// The discard service (RFC 863).
-    const DISCARD: u16 = 9;
-    let _ = socket.send_to(&[], SocketAddr::new(dst, DISCARD));
+    let _ = socket.send_to(&[], to);
 }
 
 #[cfg(test)]
