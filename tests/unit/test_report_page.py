@@ -214,6 +214,14 @@ def test_failed_and_limited_trials_and_warnings_are_named_with_their_reason(page
     assert "steal time was" in left_out
 
 
+def test_the_judges_warnings_stand_below_each_curve(run: RunReader, page: str) -> None:
+    curves = RunData(run).curves
+    assert any(item.verdict.warnings for item in curves)
+    for item in curves:
+        for caution in item.verdict.warnings:
+            assert str(html.sentence(caution.text)) in page.replace(NBSP, " ")
+
+
 def test_the_machine_its_warnings_and_the_missing_planes_are_shown(page: str) -> None:
     host = page[page.index('<h2 id="host">') : page.index('<h2 id="left-out">')]
     for said in ("AMD EPYC 7B13", "6.1.0-18-amd64", "virtual clock: kvm-clock", "(warning)"):

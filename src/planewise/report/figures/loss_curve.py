@@ -107,6 +107,17 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
         table=table(item.curve),
         verdict=verdict.verdict,
         lead=verdict.reason,
+        notes=(
+            *(caution.text for caution in verdict.warnings),
+            *(
+                (
+                    "further trials would decide most at "
+                    + ", ".join(rate_text(load) for load in verdict.next_loads),
+                )
+                if verdict.next_loads
+                else ()
+            ),
+        ),
     )
 
 
@@ -198,7 +209,16 @@ def overview(
 def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Table:
     """Verdict, PDR, NDR and saturation by curve."""
     return Table(
-        columns=("Plane", "Load", "Verdict", "PDR", "NDR", "Saturation", "Probability of GOOD"),
+        columns=(
+            "Plane",
+            "Load",
+            "Verdict",
+            "PDR",
+            "NDR",
+            "Saturation",
+            "Probability of GOOD",
+            "Warnings",
+        ),
         rows=tuple(
             (
                 item.plane,
@@ -208,6 +228,7 @@ def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Tab
                 _estimate(item.verdict.ndr, "the first load already loses packets"),
                 _saturation(item.verdict),
                 Value(_probability(item.verdict.probability_good), item.verdict.probability_good),
+                Value(str(len(item.verdict.warnings)), len(item.verdict.warnings)),
             )
             for item in items
         ),
@@ -234,6 +255,10 @@ def table(curve: Curve) -> Table:
                 Missing("there is no load before the first")
                 if tir is None
                 else Value(f"{tir:.3f}", tir),
+                Value(theme.count(point.lost), point.lost),
+                Missing("no counter was read")
+                if point.drops is None
+                else Value(theme.count(point.drops), point.drops),
             )
         )
     return Table(
@@ -246,6 +271,8 @@ def table(curve: Curve) -> Table:
             "DR",
             "Forwarded",
             "TIR",
+            "Lost",
+            "Of them counted by drop counters",
         ),
         rows=tuple(rows),
     )
@@ -519,10 +546,11 @@ def _said(estimate: Estimate | None) -> str:
 def _estimate(estimate: Estimate | None, why: str) -> Entry:
     if estimate is None:
         return Missing(why)
-    high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
-    return Value(
-        _said(estimate), estimate.pps, small=theme.interval(rate_text(estimate.low_pps), high)
+    low = rate_text(estimate.low_pps)
+    small = (
+        theme.interval(low, rate_text(estimate.high_pps)) if estimate.bounded else f"{low} or more"
     )
+    return Value(_said(estimate), estimate.pps, small=small)
 
 
 def _probability(value: float) -> str:
