@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
-from planewise.commands import clean, doctor, judge, quick, report, run, sweep
+from planewise.commands import clean, doctor, judge, quick, report, run, search, sweep
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -53,6 +53,7 @@ app.command("doctor")(doctor.doctor)
 app.command("quick")(quick.quick)
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("search")(search.search)
 app.command("judge")(judge.judge)
 app.command("report")(report.report)
 app.command("clean")(clean.clean)
