@@ -119,6 +119,21 @@ def test_a_machine_without_any_file_is_unknown_and_not_an_error(tmp_path: Path) 
             "warning",
             "idle-set",
         ),
+        (
+            {
+                "proc/self/status": "CapEff:\t0000000000000000",
+                "proc/self/uid_map": "0 0 4294967295",
+            },
+            "plain user",
+            "warning",
+            "root",
+        ),
+        (
+            {"proc/self/status": "CapEff:\t000001ffffffffff", "proc/self/uid_map": "0 1000 1"},
+            "plain user",
+            "warning",
+            "root",
+        ),
         ({"proc/self/timerslack_ns": "1000000"}, "timer slack", "info", "shell"),
     ],
 )
@@ -130,6 +145,13 @@ def test_what_disturbs_is_named_with_a_remedy(
     assert seen[name].severity == severity
     assert remedy in seen[name].remedy
     assert seen[name].why
+
+
+def test_root_of_the_machine_is_no_plain_user(tmp_path: Path) -> None:
+    assert not found(
+        tmp_path,
+        {"proc/self/status": "CapEff:\t000001ffffffffff", "proc/self/uid_map": " 0  0 4294967295"},
+    )
 
 
 def test_one_cpu_with_another_governor_is_seen(tmp_path: Path) -> None:

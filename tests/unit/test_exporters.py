@@ -77,37 +77,36 @@ def assert_equal(found: LoadTrials, expected: LoadTrials) -> None:
     assert found.reported == expected.reported
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(trials=load_trials())
-def test_a_curve_comes_back_as_it_was(suffix: str, trials: LoadTrials, tmp_path: Path) -> None:
-    file = tmp_path / f"trials{suffix}"
-
-    exporters.write([trials], file)
-    (found,) = importers.read(file)
-
-    assert_equal(found, trials)
-    assert found.curve == trials.curve
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(curves=st.lists(load_trials(), min_size=2, max_size=4))
-def test_several_curves_come_back_in_order_and_apart(
-    suffix: str, curves: list[LoadTrials], tmp_path: Path
-) -> None:
-    file = tmp_path / f"trials{suffix}"
-
+def assert_comes_back(curves: list[LoadTrials], file: Path) -> None:
     exporters.write(curves, file)
     found = importers.read(file)
 
     assert len({one.curve for one in found}) == len(curves)
     for one, other in zip(found, curves, strict=True):
         assert_equal(one, other)
+    if len(curves) == 1:
+        assert found[0].curve == curves[0].curve
+
+
+several = st.lists(load_trials(), min_size=1, max_size=4)
+sharing = [HealthCheck.function_scoped_fixture]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+@settings(max_examples=50, deadline=None, suppress_health_check=sharing)
+@given(curves=several)
+def test_curves_come_back_as_they_were(
+    suffix: str, curves: list[LoadTrials], tmp_path: Path
+) -> None:
+    assert_comes_back(curves, tmp_path / f"trials{suffix}")
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=sharing)
+@given(curves=several)
+def test_curves_come_back_from_parquet_as_they_were(
+    curves: list[LoadTrials], tmp_path: Path
+) -> None:
+    assert_comes_back(curves, tmp_path / "trials.parquet")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

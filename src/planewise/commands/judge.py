@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLE_LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.7, 2.0)
 """Offered loads of an example, in parts of its capacity."""
 EXAMPLE_RUNS = 20
-EXAMPLE_DURATION_S = 10.0
+EXAMPLE_DURATION_S = 1.0
 LISTED = 4
 """So many curves get their warnings printed below the table; of more, only the kinds."""
 

@@ -11,6 +11,7 @@ from scipy.special import ndtr
 
 from planewise.judge.curve import Curve, Floats, LoadPoint, RunTable
 from planewise.judge.probability import MIN_STEP, Draws, Drift, Moments, groups, lag1, normal_tail
+from planewise.units import rate_text
 
 Evidence = Mapping[str, float | int | str]
 
@@ -288,8 +289,8 @@ def _not_monotone(ladder: Moments) -> Iterator[Caution]:
         _, lower, higher = max(found)
         yield Caution(
             "loss-not-monotone",
-            f"less is lost at {_kpps(ladder.offered_pps[higher])} ({max(mean[higher], 0):.2%}) "
-            f"than at {_kpps(ladder.offered_pps[lower])} ({mean[lower]:.2%}): a search that "
+            f"less is lost at {rate_text(ladder.offered_pps[higher])} ({max(mean[higher], 0):.2%}) "
+            f"than at {rate_text(ladder.offered_pps[lower])} ({mean[lower]:.2%}): a search that "
             "assumes that loss rises with load may end anywhere between",
             {
                 "loads": len(found),
@@ -315,9 +316,9 @@ def _trashing(ladder: Moments, draws: Draws) -> Iterator[Caution]:
         fall = 1 - float(forwarded[low] / forwarded[peak])
         yield Caution(
             "trashing",
-            f"throughput falls by {fall:.1%} with load: from {_kpps(forwarded[peak])} at "
-            f"{_kpps(ladder.offered_pps[peak])} offered to {_kpps(forwarded[low])} at "
-            f"{_kpps(ladder.offered_pps[low])}",
+            f"throughput falls by {fall:.1%} with load: from {rate_text(forwarded[peak])} at "
+            f"{rate_text(ladder.offered_pps[peak])} offered to {rate_text(forwarded[low])} at "
+            f"{rate_text(ladder.offered_pps[low])}",
             {
                 "peak_offered_pps": float(ladder.offered_pps[peak]),
                 "peak_throughput_pps": float(forwarded[peak]),
@@ -362,9 +363,5 @@ def _lost_and_explained(table: RunTable) -> tuple[int, int]:
 def _at(found: Collection[LoadPoint], worst: LoadPoint) -> str:
     others = len(found) - 1
     if others == 0:
-        return f"at {_kpps(worst.offered_pps)}"
-    return f"at {len(found)} loads, most at {_kpps(worst.offered_pps)}:"
-
-
-def _kpps(load_pps: float) -> str:
-    return f"{load_pps / 1000:g} kpps" if load_pps < 1e6 else f"{load_pps / 1e6:.4g} Mpps"
+        return f"at {rate_text(worst.offered_pps)}"
+    return f"at {len(found)} loads, most at {rate_text(worst.offered_pps)}:"

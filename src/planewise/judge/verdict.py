@@ -14,6 +14,7 @@ from planewise.judge.curve import Curve, Floats
 from planewise.judge.diagnose import Caution, diagnose
 from planewise.judge.probability import BAD, GOOD, OPEN, Draws, Drift, Moments
 from planewise.judge.rules import ETA, PUBLISHED_RULES, PublishedRule, apply_rule
+from planewise.units import rate_text
 
 Rule = Literal["planewise", "as-published", "as-coded-intent", "as-written"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -196,29 +197,29 @@ def _reason(
     if open_ > max(good, bad):
         if over.size == 0:
             return (
-                f"no load up to {_kpps(offered[-1])} lost more than {plr:.2%}: PDR and saturation "
-                "lie above what was measured"
+                f"no load up to {rate_text(offered[-1])} lost more than {plr:.2%}: PDR and "
+                "saturation lie above what was measured"
             )
         if over[0] == 0 and offered.size > 1:
             return (
-                f"the first load, {_kpps(offered[0])}, already lost {mean[0]:.2%}: PDR lies below "
-                "what was measured"
+                f"the first load, {rate_text(offered[0])}, already lost {mean[0]:.2%}: PDR lies "
+                "below what was measured"
             )
         return (
-            f"only the last load, {_kpps(offered[-1])}, lost more than {plr:.2%}: whether "
+            f"only the last load, {rate_text(offered[-1])}, lost more than {plr:.2%}: whether "
             "throughput still rises beyond it was not measured"
         )
     start = int(over[0]) if over.size else offered.size - 1
     tir = np.diff(offered * (1 - mean)) / np.diff(offered)
-    at = f"{_kpps(offered[start])}, where loss first exceeds {plr:.2%}"
+    at = f"{rate_text(offered[start])}, where loss first exceeds {plr:.2%}"
     if word == "GOOD":
         return f"from {at}, throughput no longer rises with load: PDR stands for the curve"
     if word == "BAD":
         worst = start + int(np.argmax(tir[start:])) if start < tir.size else tir.size - 1
         return (
             f"beyond {at}, throughput still rises: TIR is {tir[worst]:.2f} from "
-            f"{_kpps(offered[worst])} to {_kpps(offered[worst + 1])} (below {eta:g} would be "
-            "saturation)"
+            f"{rate_text(offered[worst])} to {rate_text(offered[worst + 1])} (below {eta:g} would "
+            "be saturation)"
         )
     if open_ > 0.05:
         return (
@@ -321,7 +322,3 @@ def _steps(ladder: Moments, drawn: Draws) -> tuple[Step, ...]:
         Step(float(offered[i]), float(offered[i + 1]), float(tir[i]), float(low[i]), float(high[i]))
         for i in range(tir.size)
     )
-
-
-def _kpps(load_pps: float) -> str:
-    return f"{load_pps / 1000:g} kpps" if load_pps < 1e6 else f"{load_pps / 1e6:.4g} Mpps"

@@ -76,13 +76,14 @@ def command(load: LoadPath, trial: LoadTrial, generator: Generator) -> list[str]
     max_pps = generator.max_pps(trial.size_bytes, version)
     argv = [
         *(generator.host.probe, "trial"),
-        *("--tx", f"{path.tx_interface}@{path.tx_netns}"),
-        *("--rx", f"{path.rx_interface}@{path.rx_netns}"),
+        *("--tx", _at(path.tx_interface, path.tx_netns)),
+        *("--rx", _at(path.rx_interface, path.rx_netns)),
         *("--rate", f"{trial.offered_pps:.3f}"),
         *("--duration", f"{trial.duration_s:g}"),
         *("--size", str(trial.size_bytes)),
-        *("--src", path.source(version), "--dst", path.destination(version)),
-        *("--dst-mac", path.next_hop_mac),
+        *_unless_empty("--src", path.source(version)),
+        *("--dst", path.destination(version)),
+        *_unless_empty("--dst-mac", path.next_hop_mac),
         *("--max-pps", f"{max_pps:.0f}"),
         *("--drain", "0.1"),
         *generator.placement(),
@@ -92,6 +93,15 @@ def command(load: LoadPath, trial: LoadTrial, generator: Generator) -> list[str]
         if (point.netns, point.interface) not in ends:
             argv += ["--counter", f"{point.interface}@{point.netns}"]
     return argv
+
+
+def _at(interface: str, netns: str) -> str:
+    """As the probe reads it; an empty namespace is the one that planewise runs in."""
+    return f"{interface}@{netns}" if netns else interface
+
+
+def _unless_empty(option: str, value: str) -> tuple[str, ...]:
+    return (option, value) if value else ()
 
 
 def _record(load: LoadPath, place: Place, output: TrialOutput) -> TrialRecord:

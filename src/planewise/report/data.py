@@ -400,7 +400,8 @@ class RunData:
             file = self.run.path / str(name)
             try:
                 frame = pl.scan_parquet(file)
-                missing = {"user_tx_ns", "user_rx_ns"} - set(frame.collect_schema().names())
+                columns = frame.collect_schema().names()
+                missing = {"user_tx_ns", "user_rx_ns"} - set(columns)
             except (OSError, pl.exceptions.PolarsError) as error:
                 reason = str(error).splitlines()[0]
                 self._note_unread(str(name), f"it cannot be read ({reason})")
@@ -408,7 +409,9 @@ class RunData:
             if missing:
                 self._note_unread(str(name), f"it has no column {', '.join(sorted(missing))}")
                 return None
-            frames.append(frame)
+            # A stamp that no packet of a trial has may be of any type in its file.
+            stamps = [name for name in columns if name.endswith("_ns")]
+            frames.append(frame.select(pl.col(stamps).cast(pl.Int64, strict=False)))
         return pl.concat(frames, how="diagonal")
 
     def _note_unread(self, name: str, why: str) -> None:

@@ -42,7 +42,8 @@ class Drawn:
     """A figure, drawn for the page."""
 
     figure: Figure
-    wide: Markup
+    wide: Markup | None
+    """None for a folded one: those lie narrow beside each other on a wide screen, too."""
     narrow: Markup
 
 
@@ -177,7 +178,7 @@ def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
     place = places[0]
     small = []
     if place.low is not None and place.high is not None:
-        small.append(f"{show(place.low)} – {show(place.high)}")
+        small.append(f"{show(place.low)}\u00a0–\u00a0{show(place.high)}")
     if place.note:
         small.append(place.note)
     elif place.effect is None:
@@ -201,16 +202,18 @@ def sections(data: RunData) -> list[Section]:
     result = []
     for section, figures in _figures(data):
         drawn = tuple(
-            _draw(figure, f"{section.anchor}{place}") for place, figure in enumerate(figures)
+            _draw(figure, f"{section.anchor}{place}", wide=place < section.open_figures)
+            for place, figure in enumerate(figures)
         )
         result.append(replace(section, figures=drawn))
     return result
 
 
-def _draw(figure: Figure, prefix: str) -> Drawn:
+def _draw(figure: Figure, prefix: str, *, wide: bool) -> Drawn:
+    # What Vega draws is markup already, and it escapes the names in it.
     return Drawn(
         figure,
-        Markup(svg.inline(figure.draw(base.WIDE), f"w{prefix}")),
+        Markup(svg.inline(figure.draw(base.WIDE), f"w{prefix}")) if wide else None,
         Markup(svg.inline(figure.draw(base.NARROW), f"n{prefix}")),
     )
 

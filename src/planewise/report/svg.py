@@ -13,6 +13,9 @@ _LABELLED = re.compile(r'<path ([^>]*?)aria-label="([^"]*)"([^>]*?)/>')
 _ARIA = re.compile(
     r' (?:role|aria-roledescription|aria-hidden|aria-label|class|pointer-events)="[^"]*"'
 )
+_LONG = re.compile(r"(\d+\.\d\d)\d+")
+_TAG = re.compile(r"<[^>]+>")
+_IDLE = re.compile(r' (?:stroke-miterlimit="10"|opacity="1"|transform="translate\(0,0\)")')
 _SIZE = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)" viewBox="([^"]+)"[^>]*>')
 
 
@@ -29,7 +32,8 @@ def inline(figure: Spec, prefix: str) -> str:
     text = _LABELLED.sub(
         lambda match: f"<path {match[1]}{match[3]}><title>{match[2]}</title></path>", text
     )
-    text = _ARIA.sub("", text)
+    text = _IDLE.sub("", _ARIA.sub("", text)).replace("<path  ", "<path ")
+    text = _TAG.sub(lambda match: _LONG.sub(r"\1", match[0]), text)  # in tags: not what is said
     return _SIZE.sub(
         lambda match: (
             f'<svg viewBox="{match[3]}" style="max-width:{float(match[1]) * 1.25:.0f}px"'

@@ -82,9 +82,9 @@ def _perform(plan: Plan, thread: NamespaceThread, stop: threading.Event) -> None
             try:
                 _ACTIONS[type(step)](links, step)
             except NetlinkError as error:
-                raise _explain(step, error.code, str(error.args[-1])) from error
+                raise explain(step, error.code, str(error.args[-1])) from error
             except OSError as error:
-                raise _explain(step, error.errno or 0, error.strerror or str(error)) from error
+                raise explain(step, error.errno or 0, error.strerror or str(error)) from error
 
 
 class _Links:
@@ -118,7 +118,10 @@ class _Links:
         key = (name, interface)
         if key not in self._index:
             self.thread.enter(name)
-            self._index[key] = socket.if_nametoindex(interface)
+            try:
+                self._index[key] = socket.if_nametoindex(interface)
+            except OSError as error:  # without an errno
+                raise OSError(errno.ENODEV, f"there is no {interface}") from error
         return self._index[key]
 
     def descriptor(self, name: str) -> Any:
@@ -292,8 +295,18 @@ _ACTIONS: dict[type[Step], Callable[[_Links, Any], None]] = {
 }
 
 
-def _explain(step: Step, code: int, message: str) -> PlanewiseError:
-    """One sentence for an error of the kernel, with the step in it."""
+def explain(step: Step, code: int, message: str) -> PlanewiseError:
+    """One sentence for an error number of the kernel, with the step in it. Pure."""
+    if isinstance(step, SetSysctl) and code == errno.ENOENT:
+        return UnsupportedError(
+            f"this kernel has no setting {step.key}",
+            remedy="boot it with IPv6 (without ipv6.disable=1)" if "ipv6" in step.key else "",
+        )
+    if code == errno.EROFS:
+        return UnsupportedError(
+            f"/proc/sys may only be read here, as in a container: `{step}`",
+            remedy="in Docker, start the container with --privileged",
+        )
     if code in (errno.EPERM, errno.EACCES):
         return UnsupportedError(
             f"no privilege to change the network: `{step}` was refused",

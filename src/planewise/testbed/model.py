@@ -22,7 +22,7 @@ BRIDGE = "br0"
 GUEST_INTERFACE = "eth0"
 WIRE_INDEX = 500
 """Index of the wire's end in the sender (see `plan.AddVeth`)."""
-MAX_BACKGROUND_GUESTS = 1000
+MAX_BACKGROUND_GUESTS = 1024
 MIN_MTU_BYTES, MAX_MTU_BYTES = 1280, 65535
 
 

@@ -17,11 +17,12 @@ from functools import cached_property
 from types import FrameType
 from typing import Self
 
+from planewise.errors import PlanewiseError
 from planewise.store.models import Metric
 from planewise.testbed import netns
 from planewise.testbed.apply import apply
 from planewise.testbed.host import LocalHost
-from planewise.testbed.ledger import Ownership
+from planewise.testbed.ledger import Ownership, token_of
 from planewise.testbed.model import (
     BRIDGE,
     HOSTS,
@@ -177,18 +178,33 @@ class _Testbed:
         self._tear_down()
 
     def _tear_down(self) -> None:
-        with _uninterrupted():
-            for host in self._hosts():
-                host.close()
-            if self._ownership is not None:
-                token = self._ownership.token
-                names = [name for name in netns.names() if name.startswith(f"pw-{token}-")]
-                netns.end_processes_in(names)
-                for name in names:
-                    netns.remove(name)
-                self._ownership.release()
-                self._ownership = None
+        try:
+            with _uninterrupted():
+                for host in self._hosts():
+                    host.close()
+                if self._ownership is not None:
+                    self._remove(self._ownership)
+                    self._ownership = None
+        finally:
             self._restore_signals()
+
+    def _remove(self, ownership: Ownership) -> None:
+        names = [name for name in netns.names() if token_of(name) == ownership.token]
+        netns.end_processes_in(names)
+        stuck = []
+        for name in names:
+            try:
+                netns.remove(name)
+            except OSError as error:
+                stuck.append(f"{name} ({error.strerror})")
+        if stuck:
+            # The token stays taken by nobody: `planewise clean` will find it.
+            ownership.abandon()
+            raise PlanewiseError(
+                f"these namespaces could not be removed: {', '.join(stuck)}",
+                remedy="`planewise clean` as root tries again",
+            )
+        ownership.release()
 
     def _catch_signals(self) -> None:
         """A polite kill becomes an exception, so that it, too, tears down."""
@@ -386,6 +402,16 @@ class RouterTestbed(_Testbed):
         }
 
     @property
+    def router_netns(self) -> str:
+        """The router's namespace."""
+        return f"pw-{self.token}-f"
+
+    @property
+    def entrances(self) -> tuple[str, ...]:
+        """The router's interfaces, where frames enter it."""
+        return _ROUTER
+
+    @property
     def plan(self) -> Plan:
         """The steps that made it."""
         return plan_router(self.token, self.mtu_bytes)
@@ -433,13 +459,23 @@ def _exit_on_signal(number: int, _: FrameType | None) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Holds signals back: a second Ctrl-C must not leave half of a testbed behind."""
+    """Holds signals back: a second Ctrl-C must not leave half of a testbed behind.
+
+    Blocking them would not do: another thread would take them, and Python would still run their
+    handlers on this one.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if came:
+            signal.raise_signal(came[0])

@@ -9,6 +9,7 @@ signals in and the exit code out. Whatever happens inside, nothing survives the 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
@@ -36,6 +37,8 @@ _CAP_NET_ADMIN, _CAP_NET_RAW, _CAP_SYS_ADMIN = 12, 13, 21
 _NEEDED = 1 << _CAP_NET_ADMIN | 1 << _CAP_NET_RAW | 1 << _CAP_SYS_ADMIN
 _PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SI_KERNEL = 0x80
+_NS_GET_USERNS = 0xB701
+"""ioctl_ns(2)."""
 
 _WITHOUT_PROC = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET
 _WHOLE = _WITHOUT_PROC | CLONE_NEWPID
@@ -52,7 +55,8 @@ class Refusal:
 
 def has_privilege() -> bool:
     """Whether this process may make network namespaces and name them below /run."""
-    return capable(Path("/proc/self/status").read_text()) and os.access("/run", os.W_OK)
+    status = Path("/proc/self/status").read_text()
+    return capable(status) and _may_mount() and os.access("/run", os.W_OK)
 
 
 def capable(status: str) -> bool:
@@ -115,6 +119,21 @@ def explain_refusal(root: Path) -> Refusal:
         f"{needs} this machine refuses it, as containers do",
         "run as root; in Docker, start the container with --privileged",
     )
+
+
+def _may_mount() -> bool:
+    """Whether this user namespace owns the mounts: `unshare -Ur` alone gives capabilities, but
+    over nothing that was there before."""
+    namespaces = Path("/proc/self/ns")
+    with (namespaces / "mnt").open("rb") as mounts, (namespaces / "user").open("rb") as own:
+        try:
+            owner = fcntl.ioctl(mounts.fileno(), _NS_GET_USERNS)
+        except OSError:
+            return False  # the owner is a namespace above this one
+        try:
+            return os.path.sameopenfile(owner, own.fileno())
+        finally:
+            os.close(owner)
 
 
 def _threads() -> int:

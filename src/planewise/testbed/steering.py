@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.host import Host
@@ -27,9 +28,21 @@ class CpuSplit:
 
 def split_cpus(available: Iterable[int] | None = None) -> CpuSplit | None:
     """The first CPU generates, all others receive; None where there is only one CPU. Pure,
-    unless `available` is left out: then the CPUs that this process may use."""
+    unless `available` is left out: then the CPUs that this process may use, and None where it
+    may not steer."""
+    if available is None and not may_steer(Path("/proc/self/uid_map").read_text()):
+        return None
     cpus = sorted(os.sched_getaffinity(0) if available is None else available)
     return CpuSplit(cpus[0], tuple(cpus[1:])) if len(cpus) > 1 else None
+
+
+def may_steer(uid_map: str) -> bool:
+    """Whether /proc/PID/uid_map is that of the machine's own user namespace. Pure.
+
+    RPS asks for a capability over the whole machine (net/core/net-sysfs.c of Linux), which no
+    user namespace gives.
+    """
+    return uid_map.split() == ["0", "0", "4294967295"]
 
 
 def cpu_mask(cpus: Iterable[int]) -> str:

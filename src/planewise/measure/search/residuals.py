@@ -7,13 +7,12 @@ capacity lay below what the model expects (positive: it lost more).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
 
 from planewise.measure.search import model
-from planewise.measure.search.goals import Finding, Trial
+from planewise.measure.search.goals import Finding
 
 _MIN_TRIALS = 9
 _SIGNIFICANCE = 0.01
@@ -21,9 +20,7 @@ _OUTLYING = 5.0
 """Deviations."""
 
 
-def doubts(
-    theta: model.Array, seen: model.Observations, trials: Sequence[Trial]
-) -> list[tuple[Finding, float]]:
+def doubts(theta: model.Array, seen: model.Observations) -> list[tuple[Finding, float]]:
     """Findings, each with the factor by which it widens the intervals (1: not at all)."""
     found: list[tuple[Finding, float]] = []
     residual, informative = model.residuals(theta, seen)

@@ -112,6 +112,21 @@ def layers(charts: Sequence[alt.Chart | Spec], **properties: Any) -> Spec:
     return {"layer": parts, **properties}
 
 
+def x_px(place: float) -> alt.XValue:
+    """A fixed place in the plot [px from its left edge], whatever the scale."""
+    return alt.XValue(place)  # type: ignore[no-untyped-call]
+
+
+def y_px(place: float) -> alt.YValue:
+    """A fixed place in the plot [px from its upper edge]."""
+    return alt.YValue(place)  # type: ignore[no-untyped-call]
+
+
+def y2_px(place: float) -> alt.Y2Value:
+    """The same for the other end of a line."""
+    return alt.Y2Value(place)  # type: ignore[no-untyped-call]
+
+
 def below(charts: Sequence[Spec], spacing: int = 10) -> Spec:
     """Small multiples below each other [px apart]."""
     return {"vconcat": list(charts), "spacing": spacing, "bounds": "full"}

@@ -144,7 +144,7 @@ def _context(
             ),
             alt.Chart(base.data(sums))
             .mark_text(align="right")
-            .encode(x=alt.value(plot + _TOTAL_ROOM), y=y, text=alt.Text("text:N")),
+            .encode(x=base.x_px(plot + _TOTAL_ROOM), y=y, text=alt.Text("text:N")),
         ],
         width=plot,
         height=_ROW * len(cells),

@@ -110,7 +110,7 @@ def overview(
     colours = theme.colours_of(planes)
 
     def draw(width: int) -> Spec:
-        room = 10 + round(max(base.text_width(item.plane) for item in items))
+        room = base.label_room((item.plane for item in items), most=130 if width > 560 else 84)
         plot = width - _LOSS_ROOM - room - 16
         rows: list[Row] = [
             {
@@ -123,7 +123,7 @@ def overview(
             for item in items
             for point in item.curve.points
         ]
-        lines = [{"plane": item.plane, **row} for item in items for row in _line(item.curve)]
+        lines = [{"plane": item.plane, **row} for item in items for row in line(item.curve)]
         colour = alt.Color("plane:N", scale=base.plane_colour(planes), legend=None)
         x = alt.X(
             "load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot)
@@ -133,9 +133,9 @@ def overview(
         ends = _ends(items, colours)
         names = (
             alt.Chart(base.data(ends))
-            .mark_text(align="left", fontWeight=600)
+            .mark_text(align="left", fontWeight=600, limit=room - 4)
             .encode(
-                x=alt.value(plot + 6),
+                x=base.x_px(plot + 6),
                 y=alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[_HEIGHT, 0])),
                 text=alt.Text("plane:N"),
                 color=alt.Color("colour:N", scale=None),
@@ -267,10 +267,10 @@ def _limit_layers(limit: float, plot: int) -> list[alt.Chart | Spec]:
     y = _loss_axis()
     return [
         chart.mark_rule(strokeDash=[5, 4], strokeWidth=1.2).encode(
-            y=y, color=alt.value(theme.ALERT.light)
+            y=y, color=alt.ColorValue(theme.ALERT.light)
         ),
         chart.mark_text(align="left", dy=-7).encode(
-            x=alt.value(4), y=y, text=alt.Text("text:N"), color=alt.value(theme.ALERT.light)
+            x=base.x_px(4), y=y, text=alt.Text("text:N"), color=alt.ColorValue(theme.ALERT.light)
         ),
     ]
 
@@ -305,25 +305,25 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
                 x=x,
                 y=_loss_axis("low"),
                 y2=alt.Y2("high"),
-                color=alt.value(colour),
+                color=alt.ColorValue(colour),
             )
         )
     layers += _limit_layers(verdict.plr, plot)
     layers += _marks(verdict, span, plot)
     layers += [
-        alt.Chart(base.data(_line(curve)))
+        alt.Chart(base.data(line(curve)))
         .mark_line(strokeWidth=2)
-        .encode(x=x, y=y, order=alt.Order("load:Q"), color=alt.value(colour)),
+        .encode(x=x, y=y, order=alt.Order("load:Q"), color=alt.ColorValue(colour)),
         chart.transform_filter("!datum.floored && !datum.limited")
         .mark_point(filled=True, size=36, opacity=1)
-        .encode(x=x, y=y, color=alt.value(colour), description=alt.Description("said:N")),
+        .encode(x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")),
         chart.transform_filter("datum.floored && !datum.limited")
         .mark_point(filled=False, size=36, strokeWidth=1.5, fill="transparent")
-        .encode(x=x, y=y, color=alt.value(colour), description=alt.Description("said:N")),
+        .encode(x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")),
         chart.transform_filter("datum.limited")
         .mark_point(filled=False, shape="cross", size=60, strokeWidth=1.5, fill="transparent")
         .encode(
-            x=x, y=y, color=alt.value(theme.MUTED.light), description=alt.Description("said:N")
+            x=x, y=y, color=alt.ColorValue(theme.MUTED.light), description=alt.Description("said:N")
         ),
     ]
     return base.layers(layers, width=plot, height=_HEIGHT)
@@ -343,7 +343,7 @@ def _marks(verdict: Verdict, span: Span, plot: int) -> list[alt.Chart | Spec]:
             shade.mark_rect(opacity=0.12).encode(
                 x=alt.X("from:Q", scale=span.scale()),
                 x2=alt.X2("to"),
-                color=alt.value(theme.INK.light),
+                color=alt.ColorValue(theme.INK.light),
             )
         )
     if saturation is not None and saturation.offered_pps <= span.high:
@@ -363,10 +363,16 @@ def _marks(verdict: Verdict, span: Span, plot: int) -> list[alt.Chart | Spec]:
         left = at > room if text.startswith("PDR") else at > plot - room
         layers += [
             chart.mark_rule(strokeWidth=1.2).encode(
-                x=x, y=alt.value(place - 6), y2=alt.value(_HEIGHT), color=alt.value(theme.INK.light)
+                x=x,
+                y=base.y_px(place - 6),
+                y2=base.y2_px(_HEIGHT),
+                color=alt.ColorValue(theme.INK.light),
             ),
             chart.mark_text(align="right" if left else "left", dx=-4 if left else 4).encode(
-                x=x, y=alt.value(place), text=alt.Text("text:N"), color=alt.value(theme.INK.light)
+                x=x,
+                y=base.y_px(place),
+                text=alt.Text("text:N"),
+                color=alt.ColorValue(theme.INK.light),
             ),
         ]
     return layers
@@ -404,7 +410,8 @@ def _bends(here: float, there: float) -> list[float]:
     return [place for place in places if 0 < place < 1]
 
 
-def _line(curve: Curve) -> list[Row]:
+def line(curve: Curve) -> list[Row]:
+    """The line of a curve: `load` [packet/s] and `plr`, from point to point."""
     return _bent([(point.offered_pps, {"plr": point.plr}) for point in curve.points])
 
 
@@ -445,9 +452,9 @@ def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Spec:
     chart = alt.Chart(base.data(rows))
     return base.layers(
         [
-            chart.mark_line(strokeWidth=2).encode(x=x, y=y, color=alt.value(colour)),
+            chart.mark_line(strokeWidth=2).encode(x=x, y=y, color=alt.ColorValue(colour)),
             chart.mark_point(filled=True, size=36, opacity=1).encode(
-                x=x, y=y, color=alt.value(colour), description=alt.Description("said:N")
+                x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")
             ),
         ],
         width=plot,
@@ -489,7 +496,9 @@ def _estimate(estimate: Estimate | None, why: str) -> Entry:
     if estimate is None:
         return Missing(why)
     high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
-    return Value(_said(estimate), estimate.pps, small=f"{rate_text(estimate.low_pps)} – {high}")
+    return Value(
+        _said(estimate), estimate.pps, small=f"{rate_text(estimate.low_pps)}\u00a0–\u00a0{high}"
+    )
 
 
 def _probability(value: float) -> str:

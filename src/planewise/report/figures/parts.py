@@ -158,14 +158,17 @@ def _context(
         ),
         alt.Chart(base.data(sums))
         .mark_text(align="right")
-        .encode(x=alt.value(plot + _TOTAL_ROOM), y=y, text=alt.Text("text:N")),
+        .encode(x=base.x_px(plot + _TOTAL_ROOM), y=y, text=alt.Text("text:N")),
     ]
     if reasons:
         layers.append(
             alt.Chart(base.data(reasons))
             .mark_text(align="left", baseline="middle", fontStyle="italic")
             .encode(
-                x=alt.value(4), y=y, text=alt.Text("text:N"), color=alt.value(theme.MUTED.light)
+                x=base.x_px(4),
+                y=y,
+                text=alt.Text("text:N"),
+                color=alt.ColorValue(theme.MUTED.light),
             )
         )
     return base.layers(

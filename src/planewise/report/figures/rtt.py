@@ -128,7 +128,7 @@ def _context(
         .encode(x=x("median"), y=y, color=colour, description=said)
     )
     numbers = chart.mark_text(align="right").encode(
-        x=alt.value(plot + _MEDIAN_ROOM), y=y, text=alt.Text("text:N")
+        x=base.x_px(plot + _MEDIAN_ROOM), y=y, text=alt.Text("text:N")
     )
     return base.layers(
         [whiskers, boxes, medians, replicates, numbers],

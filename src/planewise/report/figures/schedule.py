@@ -43,7 +43,8 @@ def figures(visits: Sequence[Visit], planes: Sequence[str]) -> list[Figure]:
     said = (
         ""
         if drift is None
-        else f" From the first to the last quarter of the run the median changed by {drift:+.1%}."
+        else " From the first to the last quarter of the run the median changed by "
+        f"{drift * 100:+.1f} %."
     )
     return [
         Figure(
@@ -127,7 +128,7 @@ def _drift_panel(
             titleY=-8,
             titleBaseline="bottom",
             values=theme.ticks(low, most, log=False, most=5),
-            labelExpr="format(datum.value * 100, '+.3~r') + ' %'",
+            labelExpr="datum.value === 0 ? '0 %' : format(datum.value * 100, '+.3~r') + ' %'",
             minExtent=room,
             maxExtent=room,
             domain=False,
@@ -147,7 +148,7 @@ def _drift_panel(
             .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
             alt.Chart(base.data(running))
             .mark_line(strokeWidth=1.5)
-            .encode(x=x, y=y, color=alt.value(theme.INK.light)),
+            .encode(x=x, y=y, color=alt.ColorValue(theme.INK.light)),
         ],
         width=plot,
         height=_DRIFT_HEIGHT,
@@ -207,7 +208,7 @@ def _strip(
             .encode(
                 x=alt.X("order:Q", scale=span.scale(), axis=axis),
                 y=y,
-                color=alt.value(theme.ALERT.light),
+                color=alt.ColorValue(theme.ALERT.light),
                 description=alt.Description("said:N"),
             )
         )
