@@ -13,7 +13,7 @@ from pathlib import Path
 
 from planewise import __version__
 from planewise.advise.recommend import recommend
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import Verdict
 from planewise.measure.design import Design
@@ -54,7 +54,15 @@ def quick_design(planes: Sequence[str], minutes: float) -> Design:
     """The built-in design of `planewise quick`: every plane × idle, CPU load, network load.
 
     `minutes` sets the number of blocks; a block takes about 35 s for three planes.
+
+    Raises:
+        UnsupportedError: this host has no plane.
     """
+    if not planes:
+        raise UnsupportedError(
+            "this host can build none of the planes that Planewise knows",
+            remedy="`planewise doctor` says why, plane by plane",
+        )
     design = Design.model_validate(
         {
             "title": "Which data plane should the guests of this host use?",
@@ -122,7 +130,7 @@ def resume(out: Path, progress: Progress) -> Finished:
 
 
 def _stage(design: Design) -> NamespaceStage:
-    return NamespaceStage(design.background, "icmp" if design.rtt is None else design.rtt.protocol)
+    return NamespaceStage(design)
 
 
 def _conclude(out: Path, outcome: Outcome) -> Finished:
