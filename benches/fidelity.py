@@ -328,7 +328,7 @@ def rates(wire: Wire, duration_s: float) -> list[dict[str, object]]:
 
 def _steer(wire: Wire, cpus: str) -> None:
     """Lets the CPUs of a hexadecimal mask do the responder's receive work (0: who sent it)."""
-    script = f"mount -t sysfs sysfs /sys && echo {cpus} > /sys/class/net/wire1/queues/rx-0/rps_cpus"
+    script = f"echo {cpus} > /sys/class/net/wire1/queues/rx-0/rps_cpus"
     done = wire.run(wire.responder, "sh", "-c", script)
     if done.returncode != 0:
         print(f"receive work stays where it is: {done.stderr.strip()}", file=sys.stderr)

@@ -93,7 +93,10 @@ def cable() -> Iterator[Network]:
     """Two namespaces joined by a veth pair."""
     with _namespaces(2) as (a, b):
         _cable(a, "veth0", b, "veth1")
-        yield Network(_end(a, 0), _end(b, 1))
+        network = Network(_end(a, 0), _end(b, 1))
+        # IPv6 takes a second to come up on a new link.
+        network.a.run("ping", "-q", "-c", "1", "-w", "20", "-i", "0.1", network.b.ipv6)
+        yield network
 
 
 @contextmanager

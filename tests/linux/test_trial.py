@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from planewise.testbed.host import find_probe
 from tests.linux.probe import Network, Outcome, Running, eventually, forwarder, ip, run
 
 pytestmark = pytest.mark.linux
@@ -80,18 +81,16 @@ def test_frames_that_a_queue_drops_are_explained_by_its_counter(netns_relay: Net
     for interface in ("left", "right"):
         ip("-n", middle, "link", "set", interface, "master", "joint")
     ip("-n", middle, "link", "set", "joint", "up")
+    shape = ("tbf", "rate", "100kbit", "burst", "2kb", "limit", "2kb")
     shaped = subprocess.run(
-        ["tc", "-n", middle, "qdisc", "add", "dev", "right", "root"]
-        + ["tbf", "rate", "100kbit", "burst", "2kb", "limit", "2kb"],
+        ["tc", "-n", middle, "qdisc", "add", "dev", "right", "root", *shape],
         capture_output=True,
         text=True,
         check=False,
     )
     if shaped.returncode:
         pytest.skip(f"this kernel has no tbf: {shaped.stderr.strip()}")
-    done = trial(
-        netns_relay, "--rate", "1k", "--duration", "1", "--counter", f"right@{middle}"
-    )
+    done = trial(netns_relay, "--rate", "1k", "--duration", "1", "--counter", f"right@{middle}")
     assert done.code == 0, done.stderr
     output = done.output
     assert output["lost"] > 100
@@ -230,12 +229,10 @@ def test_missing_privileges_are_named_with_the_way_out(netns_pair: Network) -> N
     if not os.access("/etc/shadow", os.R_OK):
         pytest.skip("only root can give up its privileges here")
     drop = ("setpriv", "--reuid", "65534", "--clear-groups", "--inh-caps=-all")
-    path = ("--tx", netns_pair.a.interface, "--rx", netns_pair.a.interface)
-    from planewise.testbed.host import find_probe
-
+    ends = ("--tx", netns_pair.a.interface, "--rx", netns_pair.a.interface)
+    path = (*ends, "--dst", "198.18.0.2", "--rate", "10")
     done = subprocess.run(
-        ["ip", "netns", "exec", netns_pair.a.netns, *drop, find_probe(), "trial", *path]
-        + ["--dst", "198.18.0.2", "--rate", "10"],
+        ["ip", "netns", "exec", netns_pair.a.netns, *drop, find_probe(), "trial", *path],
         capture_output=True,
         text=True,
         check=False,
