@@ -502,13 +502,13 @@ fn write_packets(
     })
 }
 
-/// Packets per second over the time of sending, which ends one interval after the last packet;
-/// bursts count with their pauses. Zero when nothing was sent.
+/// Packets per second from the schedule's start to one interval after the last packet; bursts count
+/// with their pauses. Zero when nothing was sent.
 fn achieved_pps(tally: &Tally, schedule: &Schedule) -> f64 {
-    let Some((first, last)) = tally.sending_ns else { return 0.0 };
+    let Some(sending_ns) = tally.sending_ns else { return 0.0 };
     let interval_ns = NANOS_PER_SECOND as f64 / schedule.mean_pps();
     let meant_ns = schedule.due_ns(tally.counts.sent.saturating_sub(1)) as f64 + interval_ns;
-    schedule.mean_pps() * meant_ns / ((last - first).max(0) as f64 + interval_ns)
+    schedule.mean_pps() * meant_ns / (sending_ns as f64 + interval_ns)
 }
 
 /// The share of the intended rate that counts as kept.
@@ -612,5 +612,26 @@ mod tests {
         assert!(check_memory(1_000_000).is_ok());
         let error = check_memory(u64::MAX).expect_err("no machine has that");
         assert_eq!(error.code, 2);
+    }
+
+    #[test]
+    fn the_achieved_rate_is_the_intended_one_when_every_packet_leaves_in_time() {
+        let steps = crate::clock::StepDetector::new(&crate::clock::SystemClock);
+        for schedule in
+            [Schedule::steady(1_000.0), Schedule::bursts(10, 1e6, Duration::from_millis(10))]
+        {
+            let plan = Plan { schedule, start_ns: 1_000, timeout_ns: 1, steps: &steps };
+            for late_ns in [0, 1_000_000] {
+                let mut records = record::Records::with_capacity(100);
+                for sequence in 0..100 {
+                    let slip_ns = if sequence == 99 { late_ns } else { 0 };
+                    records.sent(1_000 + schedule.due_ns(sequence) + slip_ns, 0);
+                }
+                let tally = record::tally(records.as_slice(), &plan);
+                let ratio = achieved_pps(&tally, &schedule) / schedule.mean_pps();
+                assert_eq!(ratio < 0.9999, late_ns > 0, "{ratio}");
+                assert!((0.98..1.0001).contains(&ratio), "{ratio}");
+            }
+        }
     }
 }

@@ -398,9 +398,18 @@ fn slots(peak_pps: f64) -> usize {
 }
 
 /// Name of interface number `index`.
+///
+/// Not by nix, whose `if_indextoname` (0.30) takes the null pointer of a missing interface for
+/// success.
 pub fn interface_name(index: u32) -> io::Result<String> {
-    let name = nix::net::if_::if_indextoname(index)?;
-    Ok(name.to_string_lossy().into_owned())
+    let mut name = [0_u8; libc::IF_NAMESIZE];
+    // SAFETY: the buffer has the size that the function asks for.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
+    if found.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }
 
 fn packet_socket(protocol: u16) -> io::Result<OwnedFd> {
@@ -639,4 +648,123 @@ fn probe_filter(probe: Probe, ipv6: bool) -> Vec<libc::sock_filter> {
     }
     program.extend([op(RETURN, SNAP_BYTES), op(RETURN, 0)]);
     program
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_without_interface_has_no_name() {
+        assert_eq!(interface_name(1).ok().as_deref(), Some("lo"));
+        assert!(interface_name(u32::MAX >> 1).is_err());
+    }
+
+    #[test]
+    fn the_ring_holds_a_quarter_of_a_second_within_bounds() {
+        assert_eq!(slots(1.0), FEWEST_SLOTS);
+        assert_eq!(slots(1_000.0), 512);
+        assert_eq!(slots(1e9), MOST_SLOTS);
+        assert_eq!(FEWEST_SLOTS * SLOT_BYTES % BLOCK_BYTES, 0);
+    }
+
+    /// Runs a classic BPF program on a frame, as the kernel does; the bytes to keep.
+    fn run(program: &[libc::sock_filter], frame: &[u8]) -> u32 {
+        let (mut a, mut x, mut at) = (0_u32, 0_u32, 0);
+        loop {
+            let instruction = program[at];
+            let k = instruction.k as usize;
+            let byte = |at: usize| frame.get(at).map(|&byte| u32::from(byte));
+            let half = |at: usize| Some(byte(at)? << 8 | byte(at + 1)?);
+            let mut skip = 0;
+            let loaded = match instruction.code {
+                0x30 => byte(k).map(|value| a = value),
+                0x28 => half(k).map(|value| a = value),
+                0x50 => byte(x as usize + k).map(|value| a = value),
+                0x48 => half(x as usize + k).map(|value| a = value),
+                0xb1 => byte(k).map(|value| x = 4 * (value & 0xf)),
+                0x01 => {
+                    x = instruction.k;
+                    Some(())
+                }
+                0x15 | 0x45 => {
+                    let yes = match instruction.code {
+                        0x15 => a == instruction.k,
+                        _ => a & instruction.k != 0,
+                    };
+                    skip = usize::from(if yes { instruction.jt } else { instruction.jf });
+                    Some(())
+                }
+                0x06 => return instruction.k,
+                code => panic!("no such instruction {code:#x}"),
+            };
+            if loaded.is_none() {
+                return 0;
+            }
+            at += 1 + skip;
+        }
+    }
+
+    fn frame(ethertype: u16, protocol: u8, upper: &[u8]) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend(ethertype.to_be_bytes());
+        if ethertype == 0x0800 {
+            let mut header = [0; 20];
+            header[0] = 0x45;
+            header[9] = protocol;
+            frame.extend(header);
+        } else {
+            let mut header = [0; 40];
+            header[0] = 0x60;
+            header[6] = protocol;
+            frame.extend(header);
+        }
+        frame.extend(upper);
+        frame
+    }
+
+    #[test]
+    fn the_filter_keeps_our_requests_and_their_answers_alone() {
+        let echo = |kind, identifier: u16| {
+            let [high, low] = identifier.to_be_bytes();
+            [kind, 0, 0, 0, high, low, 0, 0]
+        };
+        for (ipv6, ethertype, protocol, request, reply) in
+            [(false, 0x0800, 1, 8, 0), (true, 0x86dd, 58, 128, 129)]
+        {
+            let program = probe_filter(Probe::Echo { ipv6, identifier: 7 }, ipv6);
+            let kept = |upper: &[u8]| run(&program, &frame(ethertype, protocol, upper)) > 0;
+            assert!(kept(&echo(request, 7)) && kept(&echo(reply, 7)));
+            assert!(!kept(&echo(reply, 8)), "another run's");
+            assert!(!kept(&echo(3, 7)), "another message");
+            assert!(!kept(&[]), "a packet cut short");
+            assert_eq!(run(&program, &frame(ethertype, 17, &echo(reply, 7))), 0, "UDP");
+            assert_eq!(run(&program, &frame(0x0806, protocol, &echo(reply, 7))), 0, "ARP");
+        }
+        let stamp = Probe::Stamp {
+            format: crate::stamp::TimeFormat::Ntp,
+            ssid: 1,
+            source_port: 5_000,
+            port: 862,
+        };
+        let udp = |source: u16, destination: u16| {
+            [source.to_be_bytes(), destination.to_be_bytes(), [0, 52], [0, 0]].concat()
+        };
+        for (ipv6, ethertype) in [(false, 0x0800), (true, 0x86dd)] {
+            let program = probe_filter(stamp, ipv6);
+            let kept = |upper: &[u8]| run(&program, &frame(ethertype, 17, upper)) > 0;
+            assert!(kept(&udp(5_000, 862)) && kept(&udp(862, 5_000)));
+            assert!(!kept(&udp(862, 5_001)) && !kept(&udp(5_001, 862)));
+            assert!(!kept(&udp(5_000, 5_000)) && !kept(&udp(862, 862)));
+        }
+    }
+
+    #[test]
+    fn fragments_are_not_kept() {
+        let program = probe_filter(Probe::Echo { ipv6: false, identifier: 0 }, false);
+        let mut fragment = frame(0x0800, 1, &[0; 8]);
+        assert!(run(&program, &fragment) > 0);
+        fragment[21] = 1;
+        assert_eq!(run(&program, &fragment), 0);
+    }
 }

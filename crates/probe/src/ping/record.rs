@@ -196,8 +196,8 @@ pub struct Tally {
     pub rx_stamps_missing: u64,
     /// Samples that straddle a step of the clock and are in no distribution.
     pub straddling: u64,
-    /// First and last user send time [ns]; none when nothing was sent.
-    pub sending_ns: Option<(i64, i64)>,
+    /// From the schedule's start to the last packet's sending [ns]; none when nothing was sent.
+    pub sending_ns: Option<i64>,
 }
 
 /// Counts and distributions of a run. Samples that straddle a step of the clock are counted as
@@ -220,15 +220,18 @@ pub fn tally(records: &[Record], plan: &Plan<'_>) -> Tally {
             tally.not_sent += 1;
             continue;
         }
-        let first = tally.sending_ns.map_or(record.user_tx_ns, |(first, _)| first);
-        tally.sending_ns = Some((first, record.user_tx_ns));
+        // By way of the slip, which a step of the clock does not touch.
+        let slip_ns = record.user_tx_ns - plan.scheduled_ns(sequence, record);
+        let straddles = plan.straddles(record);
+        if !straddles {
+            tally.sending_ns = Some(plan.schedule.due_ns(sequence as u64) + slip_ns);
+        }
         tally.counts.sent += 1;
         tally.tx_stamps_missing += u64::from(record.kernel_tx_ns == MISSING);
-        let straddles = plan.straddles(record);
         if straddles {
             tally.straddling += 1;
         } else {
-            tally.slip.record(record.user_tx_ns - plan.scheduled_ns(sequence, record));
+            tally.slip.record(slip_ns);
         }
         if record.user_rx_ns == MISSING {
             tally.counts.lost += 1;

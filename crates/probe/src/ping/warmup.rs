@@ -1,7 +1,6 @@
 //! Before the first sample: resolves the next hop (ARP, ND), makes sure that the target answers,
 //! chooses the shortest way to it.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
@@ -72,10 +71,7 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
     let Wish { kind, ref route, payload_bytes, size_bytes, path, peak_pps, watch } = *wish;
     let mut socket = SocketTransport::open(kind, route, payload_bytes)?;
     let source = socket.source();
-    let departures = match path {
-        Path::Socket => Err(io::Error::from(io::ErrorKind::Unsupported)),
-        Path::Auto | Path::Packet => DepartureWatch::open(),
-    };
+    let departures = DepartureWatch::open();
     await_answer(&mut socket, route, size_bytes, stop)?;
     let departure = match &departures {
         Ok(departures) => departures.next(socket.probe(), route.target.ip()).ok().flatten(),
