@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
-from planewise.commands import clean, doctor, judge, lab, quick, report, run, sweep
+from planewise.commands import clean, doctor, judge, lab, quick, report, run, search, sweep
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -52,13 +52,16 @@ def common(
     context.obj = Verbosity(quiet=quiet, verbose=verbose)
 
 
+app.add_typer(lab.app, name="lab")
+
+
 app.command("doctor")(doctor.doctor)
 app.command("quick")(quick.quick)
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("search")(search.search)
 app.command("judge")(judge.judge)
 app.command("report")(report.report)
-app.add_typer(lab.app, name="lab")
 app.command("clean")(clean.clean)
 
 

@@ -125,6 +125,20 @@ def test_names_from_the_run_are_text_and_never_markup(tmp_path: Path) -> None:
     assert 'x")</' not in page
 
 
+def test_sentences_of_the_run_are_escaped_and_commands_in_them_are_code() -> None:
+    said = html.sentence("use <b>this</b>: `planewise doctor`, or --minutes 10 & wait")
+    assert said == (
+        "Use &lt;b&gt;this&lt;/b&gt;: <code>planewise doctor</code>, or <code>--minutes</code> "
+        "10 &amp; wait."
+    )
+
+
+def test_a_single_replicate_is_not_said_to_have_no_drift(tmp_path: Path) -> None:
+    run = small(tmp_path, blocks=1)
+    assert all(visit.relative is None for visit in RunData(run).visits)
+    assert "No cell has two RTT trials, so drift cannot be told." in html.render(run)
+
+
 def test_every_figure_has_alternative_text_a_caption_and_its_numbers(page: str) -> None:
     figures = re.findall(r"<figure.*?</figure>", page, flags=re.DOTALL)
     assert len(figures) == 8  # RTT, parts, all curves, three curves, CPU, schedule
@@ -198,6 +212,14 @@ def test_failed_and_limited_trials_and_warnings_are_named_with_their_reason(page
     assert "it failed: the responder stopped answering" in left_out
     assert "the generator could not send as fast as intended" in left_out
     assert "steal time was" in left_out
+
+
+def test_the_judges_warnings_stand_below_each_curve(run: RunReader, page: str) -> None:
+    curves = RunData(run).curves
+    assert any(item.verdict.warnings for item in curves)
+    for item in curves:
+        for caution in item.verdict.warnings:
+            assert str(html.sentence(caution.text)) in page.replace(NBSP, " ")
 
 
 def test_the_machine_its_warnings_and_the_missing_planes_are_shown(page: str) -> None:

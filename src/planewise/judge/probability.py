@@ -40,6 +40,7 @@ _SLOPE_SPREADS: Final = np.geomspace(0.01, 0.64, 7)
 """How far the TIR of saturated steps may lie apart; each is held equally likely beforehand."""
 _KNEE_SPREAD: Final = 0.3
 """The first step over the limit may hold the knee: its TIR may lie this far from the others'."""
+_LEAST_PLR: Final = -1.0
 _DISTURBED_PLR: Final = 0.02
 _DISTURBED_DEVIATIONS: Final = 8.0
 """How far above the median a disturbed run is, at least, in PLR and in robust deviations."""
@@ -152,7 +153,7 @@ def lag1(values: Floats) -> float:
 
 
 def inflation(values: Floats) -> float:
-    """Variance inflation (1 + ρ)/(1 − ρ) of the mean of an AR(1) series, between 1 and K/2.
+    """Variance inflation (1 + ρ)/(1 − ρ) of the mean of an AR(1) series, at most K/2.
 
     ρ is the lag-1 correlation, corrected for its bias of −(1 + 3ρ)/K (Kendall 1954) and shrunk
     towards what is usual, which is all there is for few runs. Negative correlation is not
@@ -164,7 +165,7 @@ def inflation(values: Floats) -> float:
         raw = lag1(values)
         estimate = min(0.99, max(0.0, raw + (1 + 3 * raw) / size))
         rho = (size * estimate + _CORRELATION_RUNS * rho) / (size + _CORRELATION_RUNS)
-    return max(1.0, min(size / 2, (1 + rho) / (1 - rho)))
+    return min(max(size / 2, 1.5), (1 + rho) / (1 - rho))
 
 
 def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
@@ -201,7 +202,9 @@ def moments_of(offered_pps: Floats, runs: Sequence[Floats]) -> Moments:
     rows = np.empty((6, len(runs)))
     local = np.zeros(len(runs))
     every: list[float] = []
-    for index, plr in enumerate(runs):
+    for index, counted in enumerate(runs):
+        # Counts that cannot be (several times more received than sent) must not break numerics.
+        plr = np.maximum(counted, _LEAST_PLR)
         ordinary = plr
         disturbed = _disturbed(plr)
         if disturbed is not None:

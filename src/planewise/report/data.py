@@ -140,7 +140,8 @@ class Visit:
     kind: str
     failed: bool
     relative: float | None
-    """Median RTT of the trial over the median of its cell's medians; None without an RTT."""
+    """Median RTT of the trial over the median of its cell's medians; None without an RTT, and
+    where the cell has no other trial."""
     median_ns: float | None
     trial: TrialRecord
 
@@ -284,7 +285,10 @@ class RunData:
             key = (plane_of(trial.cell), factors_of(trial.cell))
             rtt = trial.latency.get(self.rtt_metric)
             median = rtt.p50_ns if rtt and trial.status == "done" and trial.kind == "rtt" else None
-            of_cell = statistics.median(medians[key]) if key in medians else 0.0
+            # With a single trial there is nothing to compare it with: it would lie at its own
+            # middle, and the run would seem to have no drift.
+            several = len(medians.get(key, ())) > 1
+            of_cell = statistics.median(medians[key]) if several else 0.0
             result.append(
                 Visit(
                     order=trial.order,
@@ -462,8 +466,17 @@ def common_factors(cells: Iterable[Factors]) -> Factors:
     if not cells:
         return ()
     shared = set(cells[0]).intersection(*(set(cell) for cell in cells))
+    # Cells without load have no location of it: the others must agree.
+    locations = {pair for cell in cells for pair in cell if pair[0] == "load_location"}
+    if len(locations) == 1:
+        shared |= locations
     # Whether there is load is said everywhere: it is the first thing that a reader looks for.
-    return tuple(pair for pair in cells[0] if pair in shared and pair[0] != "load_type")
+    return tuple(sorted((pair for pair in shared if pair[0] != "load_type"), key=_place))
+
+
+def _place(pair: tuple[str, Level]) -> tuple[int, str]:
+    name = pair[0]
+    return (FACTORS.index(name) if name in FACTORS else len(FACTORS), name)
 
 
 def words(factors: Factors, without: Factors = ()) -> str:

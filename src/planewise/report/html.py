@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import planewise
 from planewise.report import data as run_data
@@ -78,6 +78,7 @@ def render(run: RunReader) -> str:
     environment.tests["value"] = lambda entry: isinstance(entry, Value)
     environment.tests["missing"] = lambda entry: isinstance(entry, Missing)
     environment.filters["sentence"] = sentence
+    environment.filters["code"] = code
     environment.filters["count"] = theme.count
     templates = resources.files("planewise.report") / "templates"
     style = (templates / "report.css").read_text(encoding="utf-8")
@@ -131,12 +132,20 @@ def headline(data: RunData) -> str:
     return "This run holds no recommendation, and no trial that can be drawn."
 
 
-def sentence(text: str) -> str:
-    """`text` with a capital letter and a full stop."""
+def sentence(text: str) -> Markup:
+    """`text`, escaped, with a capital letter, a full stop, and commands set as code."""
     start = text.strip()
     if not start:
-        return ""
-    return f"{start[0].upper()}{start[1:].rstrip('.')}."
+        return Markup("")
+    return code(f"{start[0].upper()}{start[1:].rstrip('.')}.")
+
+
+def code(text: str) -> Markup:
+    """`text`, escaped, with flags and what stands between backquotes set as code."""
+    return Markup(_CODE.sub(lambda m: f"<code>{m[1] or m[2]}</code>", str(escape(text))))
+
+
+_CODE = re.compile(r"`([^`]+)`|(?<![\w-])(--[a-z][a-z-]*)")
 
 
 def rankings(data: RunData) -> list[tuple[str, Table]]:
@@ -178,7 +187,7 @@ def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
     place = places[0]
     small = []
     if place.low is not None and place.high is not None:
-        small.append(f"{show(place.low)}\u00a0–\u00a0{show(place.high)}")
+        small.append(theme.interval(show(place.low), show(place.high)))
     if place.note:
         small.append(place.note)
     elif place.effect is None:

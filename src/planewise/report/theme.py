@@ -116,6 +116,11 @@ def share(value: float) -> str:
     return f"{_digits(value * 100, 2 if abs(value) < 0.1 else 3)} %"
 
 
+def interval(low: str, high: str) -> str:
+    """Both ends as one piece of text in which no line breaks."""
+    return f"{low}\u00a0–\u2060\u00a0{high}".replace(" ", "\u00a0")
+
+
 def count(value: float) -> str:
     """A whole number in groups of three: `12 000`."""
     return f"{value:,.0f}".replace(",", "\u202f")

@@ -7,19 +7,14 @@ names are leftovers that `planewise clean` finds.
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import FrameType
 from typing import Self
 
 from planewise.errors import PlanewiseError
 from planewise.store.models import Metric
-from planewise.testbed import netns
+from planewise.testbed import netns, signals
 from planewise.testbed.apply import apply
 from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import Ownership, token_of
@@ -150,7 +145,7 @@ class _Testbed:
     def __init__(self, what: str) -> None:
         self._what = what
         self._ownership: Ownership | None = None
-        self._previous_handlers: dict[int, object] = {}
+        self._signals: tuple[int, ...] = ()
 
     def _plan(self, token: str) -> Plan:
         raise NotImplementedError
@@ -160,7 +155,7 @@ class _Testbed:
 
     def __enter__(self) -> Self:
         netns.prepare_run()
-        self._catch_signals()
+        self._signals = signals.raise_on_signals()
         try:
             self._ownership = Ownership.take(self._what)
             plan = self._plan(self._ownership.token)
@@ -179,14 +174,15 @@ class _Testbed:
 
     def _tear_down(self) -> None:
         try:
-            with _uninterrupted():
+            with signals.uninterrupted():
                 for host in self._hosts():
                     host.close()
                 if self._ownership is not None:
                     self._remove(self._ownership)
                     self._ownership = None
         finally:
-            self._restore_signals()
+            signals.restore(self._signals)
+            self._signals = ()
 
     def _remove(self, ownership: Ownership) -> None:
         names = [name for name in netns.names() if token_of(name) == ownership.token]
@@ -205,19 +201,6 @@ class _Testbed:
                 remedy="`planewise clean` as root tries again",
             )
         ownership.release()
-
-    def _catch_signals(self) -> None:
-        """A polite kill becomes an exception, so that it, too, tears down."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                self._previous_handlers[number] = signal.signal(number, _exit_on_signal)
-
-    def _restore_signals(self) -> None:
-        for number in self._previous_handlers:
-            signal.signal(number, signal.SIG_DFL)
-        self._previous_handlers.clear()
 
 
 class NamespaceTestbed(_Testbed):
@@ -451,31 +434,3 @@ class RouterTestbed(_Testbed):
         hosts = list(self.__dict__.pop("hosts", {}).values())
         self._token = ""
         return hosts
-
-
-def _exit_on_signal(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Holds signals back: a second Ctrl-C must not leave half of a testbed behind.
-
-    Blocking them would not do: another thread would take them, and Python would still run their
-    handlers on this one.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        if came:
-            signal.raise_signal(came[0])

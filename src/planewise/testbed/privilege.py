@@ -16,7 +16,6 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
@@ -32,6 +31,7 @@ from planewise.testbed.netns import (
     mount,
     unshare,
 )
+from planewise.testbed.signals import raise_on_signals
 
 _CAP_NET_ADMIN, _CAP_NET_RAW, _CAP_SYS_ADMIN = 12, 13, 21
 _NEEDED = 1 << _CAP_NET_ADMIN | 1 << _CAP_NET_RAW | 1 << _CAP_SYS_ADMIN
@@ -77,7 +77,8 @@ def ensure() -> None:
         UnsupportedError: neither root nor allowed to make user namespaces.
     """
     if os.getpid() == 1:
-        _end_on_signals()
+        # The first process of a namespace ignores signals that it does not handle.
+        raise_on_signals()
     if has_privilege():
         return
     if _threads() > 1:
@@ -186,7 +187,7 @@ def _enter(flags: int) -> None:
             os._exit(1)
     os.close(alive)
     _furnish(flags, user)
-    _end_on_signals()
+    raise_on_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -230,17 +231,6 @@ def _stand_in_for(child: int) -> NoReturn:
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
-
-
-def _end_on_signals() -> None:
-    """The first process of a namespace ignores signals that it does not handle."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _exit)
-
-
-def _exit(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ use self::account::Account;
 use self::backend::{AfPacketTx, Receiver, Transmitter};
 use self::counters::{Change, Explained, Places};
 use self::discard::Discard;
-use self::generator::Generated;
+use self::generator::{Generated, Refusals};
 use crate::capture::{Ring, RingOptions, RingStats};
 use crate::clock::{self, ClockStep, StepDetector, SystemClock};
 use crate::cpu::{CpuMeter, CpuUsage};
@@ -315,7 +315,8 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let ring_before = ring.stats();
     let cpu = CpuMeter::start().ok();
     let started_ns = clock::realtime_ns();
-    let plan = Plan { rate_pps, planned, first_sequence };
+    let refusals = if before.is_virtual_tx() { Refusals::Lost } else { Refusals::SentAgain };
+    let plan = Plan { rate_pps, planned, first_sequence, refusals };
     let (generated, account, sink_error) =
         send_and_receive(args, &mut transmitter, &mut ring, &template, &plan);
     let cpu = cpu.and_then(|meter| meter.usage().ok());
@@ -327,13 +328,12 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     steps.check(&SystemClock);
     let after = places.read();
 
+    let sent_again = if refusals == Refusals::SentAgain { generated.refused } else { 0 };
     // An interface that is gone has no counters; what was counted until then is kept.
     let (changes, drops, counter_error) = match after {
-        Ok(after) => (
-            places.changes(&before, &after),
-            places.drops(&before, &after, generated.refused),
-            None,
-        ),
+        Ok(after) => {
+            (places.changes(&before, &after), places.drops(&before, &after, sent_again), None)
+        }
         Err(error) => (Vec::new(), Vec::new(), Some(error)),
     };
     let error = generated.error.or(sink_error).or(counter_error);
@@ -496,6 +496,7 @@ struct Plan {
     rate_pps: f64,
     planned: u64,
     first_sequence: u64,
+    refusals: Refusals,
 }
 
 /// Runs generator and sink, each on a thread of its own, to the end of the drain.
@@ -517,7 +518,17 @@ fn send_and_receive(
             let load = (plan.rate_pps, plan.planned);
             let generated = generator::pin(args.tx_cpu).map_or_else(
                 |error| Generated { error: Some(error), ..Generated::default() },
-                |()| generator::generate(tx, template, plan.first_sequence, load, start_ns, &sent),
+                |()| {
+                    generator::generate(
+                        tx,
+                        template,
+                        plan.first_sequence,
+                        load,
+                        start_ns,
+                        plan.refusals,
+                        &sent,
+                    )
+                },
             );
             done.store(true, Ordering::Release);
             generated

@@ -38,7 +38,7 @@ Array: TypeAlias = NDArray[np.float64]
 Single: TypeAlias = NDArray[np.float32]
 _F = np.float32
 
-_C, _SIGMA, _RISE, _POWER, _SLOPE, _FLOOR, _FLOOR_POWER, _SPIKE, _CLUMP = range(9)
+_PLACE, _SIGMA, _RISE, _POWER, _SLOPE, _FLOOR, _FLOOR_POWER, _SPIKE, _CLUMP = range(9)
 _DIMENSIONS = 9
 
 _LOG_SIGMA = (math.log(1e-5), math.log(0.3))
@@ -153,6 +153,12 @@ class _Curve:
         return u, np.where(z < self.rise, _GUMBEL_VARIANCE / self.power**2, 0.0)
 
 
+def corner(theta: Array, anchor: float) -> Array:
+    """c of each parameter, shape (P,): the curve loses `anchor` (as z) at its place."""
+    u, _ = _Curve.of(theta).inverse(np.array([[anchor]]))
+    return np.asarray(theta[:, _PLACE] - u[:, 0])
+
+
 def log_prior(theta: Array) -> Array:
     """Log density of parameters of shape (P, 9), up to a constant."""
     inside = (
@@ -170,7 +176,7 @@ def log_prior(theta: Array) -> Array:
         & (theta[:, _CLUMP] < math.log(500.0))
     )
     density = (
-        -0.5 * (theta[:, _C] / 0.2) ** 2
+        -0.5 * (theta[:, _PLACE] / 0.3) ** 2
         - 0.5 * (theta[:, _SLOPE] / 0.3) ** 2
         - 0.5 * ((theta[:, _FLOOR_POWER] - 1.0) / 1.0) ** 2
         - 0.5 * ((theta[:, _SPIKE] + 4.0) / 1.3) ** 2
@@ -182,7 +188,7 @@ def log_prior(theta: Array) -> Array:
 def draw_prior(count: int, random: np.random.Generator, spread: float) -> Array:
     """Parameters from the prior, the corner's place within about `spread` of the reference."""
     theta = np.empty((count, _DIMENSIONS))
-    theta[:, _C] = random.normal(0.0, spread, count)
+    theta[:, _PLACE] = random.normal(0.0, spread, count)
     theta[:, _SIGMA] = random.uniform(*_LOG_SIGMA, count)
     theta[:, _RISE] = random.uniform(*_LOG_RISE, count)
     theta[:, _POWER] = random.uniform(*_LOG_POWER, count)
@@ -194,10 +200,10 @@ def draw_prior(count: int, random: np.random.Generator, spread: float) -> Array:
     return theta
 
 
-def log_likelihood(theta: Array, seen: Observations) -> Array:
+def log_likelihood(theta: Array, seen: Observations, anchor: float) -> Array:
     """Log likelihood of all trials together under each parameter, shape (P,)."""
     total = np.zeros(theta.shape[0])
-    parameters = _Single.of(theta)
+    parameters = _Single.of(theta, anchor)
     clean, lossy = seen.split
     if clean.x.size:
         total += _log_without_loss(parameters, clean).sum(axis=0, dtype=np.float64)
@@ -226,12 +232,12 @@ class _Single:
     clump: Single
 
     @classmethod
-    def of(cls, theta: Array) -> _Single:
+    def of(cls, theta: Array, anchor: float) -> _Single:
         def row(values: Array) -> Single:
             return values.astype(np.float32)[None, :]
 
         return cls(
-            c=row(theta[:, _C]),
+            c=row(corner(theta, anchor)),
             sigma2=row(np.exp(2 * theta[:, _SIGMA])),
             log_rise=row(theta[:, _RISE]),
             rise=row(np.exp(theta[:, _RISE])),
@@ -315,17 +321,18 @@ def _log_with_loss(p: _Single, trials: _Trials) -> Single:
 
 
 def goal_loads(
-    theta: Array, loss_exponent: float, reference_pps: float, duration_s: float
+    theta: Array, anchor: float, loss_exponent: float, reference_pps: float, duration_s: float
 ) -> Array:
     """x at which half of all trials meet a goal, per parameter, shape (P,).
 
     Args:
         theta: parameters, shape (P, 9).
+        anchor: as the posterior's.
         loss_exponent: −ln(1 − loss ratio) of the goal; 0 for NDR.
         reference_pps: load at x = 0.
         duration_s: duration of the trials that the goal is about (matters for NDR only).
     """
-    c = theta[:, _C, None]
+    c = corner(theta, anchor)[:, None]
     sigma = np.exp(theta[:, _SIGMA, None])
     curve = _Curve.of(theta)
     spike = np.minimum(expit(theta[:, _SPIKE, None]), 0.45)
@@ -349,11 +356,23 @@ def goal_loads(
 
 
 class Posterior:
-    """Particles of the posterior, updated as trials come."""
+    """Particles of the posterior, updated as trials come.
+
+    The curve is held at its place: the x at which it loses `anchor` (as z), which a goal asks
+    about, and which the trials near it fix whatever the curve does elsewhere. Its corner c
+    follows. Thus the place hardly depends on the other parameters, and the moves mix well.
+    """
 
     def __init__(
-        self, seed: int, *, particles: int = 256, spread: float = 0.05, moves: int = 2
+        self,
+        seed: int,
+        anchor: float,
+        *,
+        particles: int = 1024,
+        spread: float = 0.05,
+        moves: int = 2,
     ) -> None:
+        self.anchor = anchor
         self._random = np.random.default_rng(seed)
         self._moves = moves
         self.seen = no_observations()
@@ -366,7 +385,7 @@ class Posterior:
         if seen.same_as(previous):
             return
         old = self._log_like
-        new = log_likelihood(self.theta, seen)
+        new = log_likelihood(self.theta, seen, self.anchor)
         done = 0.0
         while done < 1.0:
             step = self._temper_step(new - old, 1.0 - done)
@@ -446,17 +465,17 @@ class Posterior:
         proposal = self.theta + scale[:, None] * difference + jitter
         prior_now, prior_then = log_prior(self.theta), log_prior(proposal)
         safe = np.where(np.isfinite(prior_then)[:, None], proposal, self.theta)
-        new_then = log_likelihood(safe, seen)
+        new_then = log_likelihood(safe, seen, self.anchor)
         old_then = old
         if previous is not None and share < 1.0:
-            old_then = log_likelihood(safe, previous)
+            old_then = log_likelihood(safe, previous, self.anchor)
         change = prior_then - prior_now + (1 - share) * (old_then - old) + share * (new_then - new)
         accept = np.log(self._random.random(count)) < change
         self.theta = np.where(accept[:, None], proposal, self.theta)
         return np.where(accept, old_then, old), np.where(accept, new_then, new)
 
 
-def residuals(theta: Array, seen: Observations) -> tuple[Array, NDArray[np.bool_]]:
+def residuals(theta: Array, anchor: float, seen: Observations) -> tuple[Array, NDArray[np.bool_]]:
     """Each trial's residual at the median parameter, and whether it says anything.
 
     A trial with losses has (u − (x − c)) / deviation; one without has the mean of what a normal
@@ -464,7 +483,7 @@ def residuals(theta: Array, seen: Observations) -> tuple[Array, NDArray[np.bool_
     nothing.
     """
     middle = np.median(theta, axis=0)
-    c = middle[_C]
+    c = float(corner(middle[None, :], anchor)[0])
     sigma, curve = math.exp(middle[_SIGMA]), _Curve.of(middle[None, :])
     clump = math.exp(middle[_CLUMP])
     t = seen.x - c

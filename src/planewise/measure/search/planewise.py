@@ -37,6 +37,8 @@ _FAR = 0.3
 _WINDOW = 0.04
 """Trials within this of a goal's interval, in ln(load), count for it; more when it is blurred."""
 _LEAST_BLUR = 5e-4
+_LEAST_ANCHOR = 0.005
+"""NDR's curve, too, is held where the located load has told about it."""
 _MOST_NEED = 3.0
 """A goal whose interval is wider than this many precisions gets no more trials than at this."""
 _PLACES = ((0.8, 0.0), (0.2, -1.0), (0.5, 1.0))
@@ -82,6 +84,10 @@ class _Estimate:
 
     trials: int
     """Trials near the edge."""
+    lowest_bad: float | None
+    """Where no trial near the edge met the goal: the lowest of them."""
+    highest_good: float | None
+    """Where all trials near the edge met the goal: the highest of them."""
 
     @property
     def half_width(self) -> float:
@@ -271,10 +277,14 @@ class _Run:
         """How badly a goal needs trials; 0 when it has enough."""
         options, own = self.options, self.measured[estimate.goal]
         wide = self._relative_width(estimate)
+        if own >= options.max_trials:
+            return 0.0
         if own < options.min_trials // 2 or estimate.trials < options.min_trials:
             return max(wide, _MOST_NEED)
-        if estimate.trials >= options.max_trials or own >= options.max_trials:
+        if estimate.trials >= options.max_trials:
             return 0.0
+        if estimate.lowest_bad is not None or estimate.highest_good is not None:
+            return _MOST_NEED
         return min(wide, _MOST_NEED) if wide > 1 else 0.0
 
     def _next_trials(self, estimates: list[_Estimate]) -> list[tuple[Goal, float, float]]:
@@ -294,11 +304,13 @@ class _Run:
             duration_s = options.trial_duration_s
             if estimate.blur > 2 * estimate.noise:
                 duration_s = options.goal_duration_s
-            x = (
-                estimate.middle
-                + offset * estimate.blur
-                + spread * min(estimate.half_width, _WINDOW)
-            )
+            half_width = min(estimate.half_width, _WINDOW)
+            x = estimate.middle + offset * estimate.blur + spread * half_width
+            if estimate.lowest_bad is not None:
+                x = min(x, estimate.lowest_bad) - 1.5 * abs(estimate.lowest_bad - estimate.middle)
+            elif estimate.highest_good is not None:
+                ahead = abs(estimate.highest_good - estimate.middle)
+                x = max(x, estimate.highest_good) + 1.5 * ahead
             chosen.append((goal, self.reference_pps * math.exp(x), duration_s))
         return chosen
 
@@ -306,7 +318,9 @@ class _Run:
 
     def _observations(self, goal: Goal) -> model.Observations:
         """The trials near a goal's edge, for a curve that need not be right elsewhere."""
-        low, high = self.windows.get(goal, (-math.inf, _FAR))
+        return self._local_trials(*self.windows.get(goal, (-math.inf, _FAR)))
+
+    def _local_trials(self, low: float = -math.inf, high: float = _FAR) -> model.Observations:
         x = np.array([math.log(t.achieved_pps / self.reference_pps) for t in self.session.trials])
         sent = np.array([float(t.run.sent) for t in self.session.trials])
         lost = np.array([float(max(t.run.sent - t.run.received, 0)) for t in self.session.trials])
@@ -316,8 +330,12 @@ class _Run:
 
     def _posterior(self, goal: Goal) -> model.Posterior:
         if goal not in self.posteriors:
+            anchor = max(goal.loss_exponent, _LEAST_ANCHOR)
             self.posteriors[goal] = model.Posterior(
-                self.options.seed, particles=self.options.particles, moves=self.options.moves
+                self.options.seed,
+                anchor,
+                particles=self.options.particles,
+                moves=self.options.moves,
             )
         self.posteriors[goal].update(self._observations(goal))
         return self.posteriors[goal]
@@ -330,6 +348,7 @@ class _Run:
         posterior = self._posterior(goal)
         x = model.goal_loads(
             posterior.samples(extra_moves),
+            posterior.anchor,
             goal.loss_exponent,
             self.reference_pps,
             self.options.goal_duration_s,
@@ -339,13 +358,26 @@ class _Run:
         if goal.loss_ratio == 0:
             load = self.reference_pps * math.exp(middle)
             blur = max(posterior.blur(load * self.options.goal_duration_s), blur)
-        near = np.abs(posterior.seen.x - middle) < _WINDOW / 2 + 3 * blur
+        seen = posterior.seen
+        near = np.abs(seen.x - middle) < _WINDOW / 2 + 3 * blur
+        bad = seen.lost[near] > goal.loss_ratio * seen.sent[near]
+        one_sided = bad.size >= 2 and (bad.all() or not bad.any())
         reach = _WINDOW + 4 * blur
         self.windows[goal] = (
             low - reach if goal.loss_ratio > 0 else -math.inf,
             min(high + 2 * reach, _FAR),
         )
-        return _Estimate(goal, middle, low, high, noise, blur, int(near.sum()))
+        return _Estimate(
+            goal,
+            middle,
+            low,
+            high,
+            noise,
+            blur,
+            trials=int(near.sum()),
+            lowest_bad=float(seen.x[near].min()) if one_sided and bad.all() else None,
+            highest_good=float(seen.x[near].max()) if one_sided and not bad.any() else None,
+        )
 
     def _results(self, stopped: StopReason) -> tuple[GoalResult, ...]:
         if not any(self.measured.values()) and stopped == "budget":
@@ -361,10 +393,27 @@ class _Run:
         estimates = self._estimates(extra_moves=7)
         widen = 1.0
         posterior = self.posteriors[max(self.goals, key=lambda goal: goal.loss_ratio)]
-        for finding, factor in doubts(posterior.theta, posterior.seen):
+        for finding, factor in doubts(posterior.theta, posterior.anchor, posterior.seen):
             self.session.add_finding(finding)
             widen *= factor
+        self._watch_outliers(max(estimates, key=lambda e: e.goal.loss_ratio))
         return tuple(self._result(estimate, widen) for estimate in estimates)
+
+    def _watch_outliers(self, estimate: _Estimate) -> None:
+        """Trials that miss the loosest goal clearly below its load."""
+        below_pps = self.reference_pps * math.exp(estimate.low - _WINDOW / 2 - 3 * estimate.noise)
+        tolerated = max(estimate.goal.loss_ratio, _TOLERATED)
+        below = [t for t in self.session.trials if t.achieved_pps < below_pps]
+        bad = [t for t in below if t.loss_ratio > tolerated]
+        if bad:
+            worst = max(bad, key=lambda t: t.loss_ratio)
+            self.session.add_finding(
+                Finding(
+                    "outliers",
+                    f"{len(bad)} of {len(below)} trials below the edge lost far more than the "
+                    f"rest, up to {worst.loss_ratio:.2%} at {worst.offered_pps:.0f} packet/s",
+                )
+            )
 
     def _result(self, estimate: _Estimate, widen: float) -> GoalResult:
         def load(x: float) -> float:

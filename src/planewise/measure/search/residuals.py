@@ -20,10 +20,12 @@ _OUTLYING = 5.0
 """Deviations."""
 
 
-def doubts(theta: model.Array, seen: model.Observations) -> list[tuple[Finding, float]]:
+def doubts(
+    theta: model.Array, anchor: float, seen: model.Observations
+) -> list[tuple[Finding, float]]:
     """Findings, each with the factor by which it widens the intervals (1: not at all)."""
     found: list[tuple[Finding, float]] = []
-    residual, informative = model.residuals(theta, seen)
+    residual, informative = model.residuals(theta, anchor, seen)
     values = residual[informative]
     outlying = np.abs(values) > _OUTLYING
     if outlying.sum() >= 2 or (outlying.any() and values.size < 20):

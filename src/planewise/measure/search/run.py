@@ -89,12 +89,14 @@ def run_search(
     chosen = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
     session = Session(measurer, Limits(budget_s, overhead_s), progress)
     results, stopped = chosen.search(session, unique)
+    searched = len(session.trials)
     verdict = find_verdict(session, results) if with_verdict else None
     find_trashing(session, results)
     return SearchResult(
         algorithm=chosen.name,
         goals=results,
         verdict=verdict,
+        verdict_trials=len(session.trials) - searched,
         trials=tuple(session.trials),
         stopped=stopped,
         overhead_s=overhead_s,

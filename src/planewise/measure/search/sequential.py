@@ -25,8 +25,8 @@ Stopped = Literal["decided", "ladder too short", "drifting", "budget spent", "no
 
 _MIN_EXTENSION = 1.1
 """Factor by which a ladder that ends too early is extended, at least; else by its last step."""
-_MOST_LIMITED = 3
-"""Runs limited by the generator after which a load is given up."""
+_MOST_LIMITED = 2
+"""Runs that the generator limited, and more than were not, after which a load is given up."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ class Planner:
         load = self._at(offered_pps)
         if run.limited:
             load.limited += 1
-            load.exhausted = load.exhausted or load.limited >= _MOST_LIMITED
+            if load.limited >= _MOST_LIMITED and load.limited > len(load.plr):
+                load.exhausted = True
         else:
             load.plr.append(run.plr)
             load.order.append(self._trials)

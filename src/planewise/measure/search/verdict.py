@@ -56,6 +56,16 @@ def find_verdict(session: Session, results: tuple[GoalResult, ...]) -> SearchVer
         verdict = SearchVerdict(judged.verdict, judged.reason, judged.probability_good)
         if judged.verdict != "UNDECIDED":
             break
+    return _doubted(verdict, session)
+
+
+def _doubted(verdict: SearchVerdict, session: Session) -> SearchVerdict:
+    """A few runs a load cannot make up for a system that changes or has bad trials."""
+    if verdict.label != "GOOD":
+        return verdict
+    for finding in session.findings:
+        if finding.code in ("outliers", "drift", "not-monotone"):
+            return SearchVerdict("UNDECIDED", finding.message, verdict.probability_good)
     return verdict
 
 

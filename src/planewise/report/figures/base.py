@@ -81,6 +81,9 @@ class Figure:
     lead: str = ""
     """What the figure shows, in one sentence, where there is one to say."""
 
+    notes: tuple[str, ...] = ()
+    """What a reader should know of it, a sentence each."""
+
     def titled(self, width: int) -> Spec:
         """As `draw`, with its title: for a file that stands alone."""
         title = f"{self.title}: {self.verdict}" if self.verdict else self.title

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import altair as alt
 
-from planewise.judge.curve import Curve
+from planewise.judge.curve import Curve, LoadPoint
 from planewise.judge.verdict import Estimate, Verdict
 from planewise.report import data as run_data
 from planewise.report import theme
@@ -24,6 +25,14 @@ from planewise.units import rate_text
 FLOOR = 1e-6
 _BENDS = 24
 """Points by which a segment is bent on the log axis."""
+_CROSS: dict[str, Any] = {
+    "filled": False,
+    "shape": "cross",
+    "size": 60,
+    "strokeWidth": 1.5,
+    "fill": "transparent",
+}
+"""The mark of a load at which only the generator's limit was seen."""
 _HEIGHT = 210
 _LOSS_ROOM = 78
 """Left of the plot, for labels such as `≤ 0.0001 %`."""
@@ -86,7 +95,7 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
             "interval of PDR; rings: at most one in a million lost"
             + (
                 "; crosses: nothing but the generator's own limit was seen."
-                if any(point.limited == len(point.runs) for point in item.curve.points)
+                if any(_limited(point) for point in item.curve.points)
                 else "."
             )
         ),
@@ -98,6 +107,17 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
         table=table(item.curve),
         verdict=verdict.verdict,
         lead=verdict.reason,
+        notes=(
+            *(caution.text for caution in verdict.warnings),
+            *(
+                (
+                    "further trials would decide most at "
+                    + ", ".join(rate_text(load) for load in verdict.next_loads),
+                )
+                if verdict.next_loads
+                else ()
+            ),
+        ),
     )
 
 
@@ -117,6 +137,7 @@ def overview(
                 "plane": item.plane,
                 "load": point.offered_pps,
                 "plr": max(FLOOR, point.plr),
+                "limited": _limited(point),
                 "said": f"{item.plane} at {rate_text(point.offered_pps)}: "
                 f"{theme.share(point.plr)} lost",
             }
@@ -147,9 +168,12 @@ def overview(
                 alt.Chart(base.data(lines))
                 .mark_line(strokeWidth=2)
                 .encode(x=x, y=y, color=colour, order=alt.Order("load:Q")),
-                chart.mark_point(filled=True, size=28, opacity=1).encode(
-                    x=x, y=y, color=colour, description=alt.Description("said:N")
-                ),
+                chart.transform_filter("!datum.limited")
+                .mark_point(filled=True, size=28, opacity=1)
+                .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
+                chart.transform_filter("datum.limited")
+                .mark_point(**_CROSS)
+                .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
             ]
         )
         return base.finish(
@@ -167,8 +191,14 @@ def overview(
         title=title,
         caption=(
             "Share of packets lost against the load that was offered, mean over the runs, on a "
-            "logarithmic axis that ends at one in a million. The further right a line climbs, "
-            f"the more its plane carries; the dashed line is {theme.share(limit)} loss."
+            "logarithmic axis that ends at one in a million; between two loads straight in loss, "
+            "and so bent here. The further right a line climbs, the more its plane carries. "
+            f"Dashed: {theme.share(limit)} loss."
+            + (
+                " Crosses: nothing but the generator's own limit was seen."
+                if any(_limited(point) for item in items for point in item.curve.points)
+                else ""
+            )
         ),
         alt=f"Load-loss curves of all planes, {label}. PDR: {pdrs}.",
         draw=draw,
@@ -179,7 +209,16 @@ def overview(
 def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Table:
     """Verdict, PDR, NDR and saturation by curve."""
     return Table(
-        columns=("Plane", "Load", "Verdict", "PDR", "NDR", "Saturation", "Probability of GOOD"),
+        columns=(
+            "Plane",
+            "Load",
+            "Verdict",
+            "PDR",
+            "NDR",
+            "Saturation",
+            "Probability of GOOD",
+            "Warnings",
+        ),
         rows=tuple(
             (
                 item.plane,
@@ -189,6 +228,7 @@ def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Tab
                 _estimate(item.verdict.ndr, "the first load already loses packets"),
                 _saturation(item.verdict),
                 Value(_probability(item.verdict.probability_good), item.verdict.probability_good),
+                Value(str(len(item.verdict.warnings)), len(item.verdict.warnings)),
             )
             for item in items
         ),
@@ -215,6 +255,10 @@ def table(curve: Curve) -> Table:
                 Missing("there is no load before the first")
                 if tir is None
                 else Value(f"{tir:.3f}", tir),
+                Value(theme.count(point.lost), point.lost),
+                Missing("no counter was read")
+                if point.drops is None
+                else Value(theme.count(point.drops), point.drops),
             )
         )
     return Table(
@@ -227,9 +271,16 @@ def table(curve: Curve) -> Table:
             "DR",
             "Forwarded",
             "TIR",
+            "Lost",
+            "Of them counted by drop counters",
         ),
         rows=tuple(rows),
     )
+
+
+def _limited(point: LoadPoint) -> bool:
+    """Whether every run at this load says more of the generator than of the plane."""
+    return point.limited == len(point.runs)
 
 
 def _loads(loads: Sequence[float]) -> Span:
@@ -285,7 +336,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
                 "load": point.offered_pps,
                 "plr": max(FLOOR, point.plr),
                 "floored": point.plr <= FLOOR,
-                "limited": point.limited == len(point.runs),
+                "limited": _limited(point),
                 "said": f"{rate_text(point.offered_pps)}: {theme.share(point.plr)} lost, "
                 f"{point.count} runs"
                 + (f", {point.limited} limited by the generator" if point.limited else ""),
@@ -321,7 +372,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
         .mark_point(filled=False, size=36, strokeWidth=1.5, fill="transparent")
         .encode(x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")),
         chart.transform_filter("datum.limited")
-        .mark_point(filled=False, shape="cross", size=60, strokeWidth=1.5, fill="transparent")
+        .mark_point(**_CROSS)
         .encode(
             x=x, y=y, color=alt.ColorValue(theme.MUTED.light), description=alt.Description("said:N")
         ),
@@ -495,10 +546,11 @@ def _said(estimate: Estimate | None) -> str:
 def _estimate(estimate: Estimate | None, why: str) -> Entry:
     if estimate is None:
         return Missing(why)
-    high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
-    return Value(
-        _said(estimate), estimate.pps, small=f"{rate_text(estimate.low_pps)}\u00a0–\u00a0{high}"
+    low = rate_text(estimate.low_pps)
+    small = (
+        theme.interval(low, rate_text(estimate.high_pps)) if estimate.bounded else f"{low} or more"
     )
+    return Value(_said(estimate), estimate.pps, small=small)
 
 
 def _probability(value: float) -> str:

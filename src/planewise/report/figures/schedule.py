@@ -57,6 +57,8 @@ def figures(visits: Sequence[Visit], planes: Sequence[str]) -> list[Figure]:
                     "median over all planes. If it climbs or falls, the machine changed during "
                     f"the run.{said} "
                     if with_rtt
+                    else "No cell has two RTT trials, so drift cannot be told. "
+                    if any(visit.median_ns is not None for visit in visits)
                     else ""
                 )
                 + "Below: which plane was measured when (tall: RTT trials, low: load trials"
