@@ -24,6 +24,8 @@ from planewise.judge.rules import ETA
 MIN_STEP: Final = 0.035
 """Loads closer than this share of the lower one are pooled: TIR between them is only noise."""
 
+_MOST_GROUPS: Final = 100
+
 _PRIOR_RUNS: Final = 2.0
 """Weight of the usual deviation, in runs."""
 _PRIOR_RATIO: Final = 0.8
@@ -169,8 +171,11 @@ def inflation(values: Floats) -> float:
 
 
 def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
-    """Runs of neighbouring loads that lie within `min_step` of the lowest of them."""
-    found = []
+    """Runs of neighbouring loads that lie within `min_step` of the lowest of them.
+
+    No ladder needs more than a hundred steps: `min_step` is doubled until there are no more.
+    """
+    found: list[slice] = []
     start = 0
     for index in range(1, offered_pps.size + 1):
         if index == offered_pps.size or offered_pps[index] >= offered_pps[start] * (
@@ -178,6 +183,8 @@ def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
         ) * (1 - 1e-9):
             found.append(slice(start, index))
             start = index
+    if len(found) > _MOST_GROUPS:
+        return groups(offered_pps, 2 * min_step)
     return found
 
 
