@@ -145,6 +145,13 @@ def test_loads_that_lie_close_are_pooled() -> None:
     assert moments.mean[0] == pytest.approx(0.01)
 
 
+def test_a_ladder_of_countless_loads_is_pooled_to_a_hundred() -> None:
+    found = probability.groups(np.geomspace(1.0, 1e12, 5000))
+    assert 40 < len(found) <= 100
+    assert found[0].start == 0
+    assert found[-1].stop == 5000
+
+
 def test_a_disturbed_run_counts_by_how_often_all_loads_saw_one() -> None:
     calm = {load: [0.001] * 20 for load in (100.0, 200.0)}
     one = {**calm, 300.0: [0.001] * 19 + [0.301]}

@@ -24,6 +24,8 @@ from planewise.judge.rules import ETA
 MIN_STEP: Final = 0.035
 """Loads closer than this share of the lower one are pooled: TIR between them is only noise."""
 
+_MOST_GROUPS: Final = 100
+
 _PRIOR_RUNS: Final = 2.0
 """Weight of the usual deviation, in runs."""
 _PRIOR_RATIO: Final = 0.8
@@ -169,8 +171,11 @@ def inflation(values: Floats) -> float:
 
 
 def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
-    """Runs of neighbouring loads that lie within `min_step` of the lowest of them."""
-    found = []
+    """Runs of neighbouring loads that lie within `min_step` of the lowest of them.
+
+    No ladder needs more than a hundred steps: `min_step` is doubled until there are no more.
+    """
+    found: list[slice] = []
     start = 0
     for index in range(1, offered_pps.size + 1):
         if index == offered_pps.size or offered_pps[index] >= offered_pps[start] * (
@@ -178,6 +183,8 @@ def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
         ) * (1 - 1e-9):
             found.append(slice(start, index))
             start = index
+    if len(found) > _MOST_GROUPS:
+        return groups(offered_pps, 2 * min_step)
     return found
 
 
@@ -315,30 +322,34 @@ def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Gen
     slope[np.arange(steps), np.arange(steps) + 1] = 1 / width
     observed = slope @ (ladder.offered_pps * (1 - ladder.ordinary_mean))[start:]
     noise = (slope * error**2) @ slope.T
-    spreads = np.empty((_SLOPE_SPREADS.size, steps))
-    likelihood = np.empty(_SLOPE_SPREADS.size)
-    for index, spread in enumerate(_SLOPE_SPREADS):
-        spreads[index] = spread**2
-        spreads[index, 0] += _KNEE_SPREAD**2
-        precision = np.linalg.inv(noise + np.diag(spreads[index]))
-        weight = precision.sum()
-        residual = observed - precision.sum(axis=0) @ observed / weight
-        likelihood[index] = 0.5 * (
-            np.linalg.slogdet(precision)[1] - math.log(weight) - residual @ precision @ residual
-        )
+    spreads = np.repeat(_SLOPE_SPREADS[:, None] ** 2, steps, axis=1)
+    spreads[:, 0] += _KNEE_SPREAD**2
+    diagonal = np.arange(steps)
+    covariance = np.repeat(noise[None], _SLOPE_SPREADS.size, axis=0)
+    covariance[:, diagonal, diagonal] += spreads
+    precision = np.linalg.inv(covariance)
+    column = precision.sum(axis=1)
+    weight = column.sum(axis=1)
+    residual = observed - (column @ observed / weight)[:, None]
+    misfit = np.einsum("ij,ijk,ik->i", residual, precision, residual)
+    likelihood = 0.5 * (np.linalg.slogdet(precision)[1] - np.log(weight) - misfit)
     share = np.exp(likelihood - likelihood.max())
     chosen = rng.choice(_SLOPE_SPREADS.size, size=forwarded.shape[0], p=share / share.sum())
+    # Perturb data and prior, then solve: exact for normal errors, and Student's tails stay.
+    # The prior's common value is unknown: its precision has that direction taken out.
+    certain = 1 / spreads
+    prior = -certain[:, :, None] * certain[:, None, :] / certain.sum(axis=1)[:, None, None]
+    prior[:, diagonal, diagonal] += certain
+    pull = slope.T @ prior
+    data = 1 / error**2
+    system = pull @ slope
+    system[:, np.arange(steps + 1), np.arange(steps + 1)] += data
+    gain = np.linalg.inv(system)
     result = forwarded.copy()
     for index in np.unique(chosen):
         rows = np.flatnonzero(chosen == index)
-        # Perturb data and prior, then solve: exact for normal errors, and Student's tails stay.
-        prior = np.diag(1 / spreads[index])
-        prior -= np.outer(prior.sum(axis=0), prior.sum(axis=0)) / prior.sum()
-        data = np.diag(1 / error**2)
-        pull = slope.T @ prior
-        gain = np.linalg.inv(data + pull @ slope)
         scatter = rng.standard_normal((rows.size, steps)) * np.sqrt(spreads[index])
-        result[rows] = (forwarded[rows] @ data + scatter @ pull.T) @ gain.T
+        result[rows] = (forwarded[rows] * data + scatter @ pull[index].T) @ gain[index].T
     return result
 
 
