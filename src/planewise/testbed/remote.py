@@ -7,6 +7,7 @@ closes the channels, and each command's keeper ends the command and removes what
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import re
 import shlex
@@ -451,6 +452,7 @@ class SshHost:
             options["username"] = self._target.user
         if self._target.port is not None:
             options["port"] = self._target.port
+        _name_ourselves()
         options.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
         options.setdefault("login_timeout", CONNECT_TIMEOUT_S)
         options.setdefault("keepalive_interval", _KEEPALIVE_S)
@@ -461,8 +463,9 @@ class SshHost:
                 f"{self.place} does not answer by ssh within {CONNECT_TIMEOUT_S:g} s",
                 remedy=self.remedy,
             ) from error
-        except OSError as error:
-            why = error.strerror or str(error)
+        except (OSError, ValueError) as error:
+            # ValueError: a key or a line of ~/.ssh/config that cannot be read.
+            why = getattr(error, "strerror", None) or str(error)
             raise PlanewiseError(
                 f"{self.place} cannot be reached by ssh: {why}", remedy=self.remedy
             ) from error
@@ -603,6 +606,14 @@ class LabHost(SshHost):
         """See `SshHost.close`; lets go of the lab."""
         super().close()
         self._held.close()
+
+
+def _name_ourselves() -> None:
+    """asyncssh asks for our own name; a user without an account, as in containers, has none."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = f"uid{os.getuid()}"
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
