@@ -465,7 +465,9 @@ class SshHost:
             ) from error
         except (OSError, ValueError) as error:
             # ValueError: a key or a line of ~/.ssh/config that cannot be read.
-            why = getattr(error, "strerror", None) or str(error)
+            # asyncio's own words for a refusal name the address instead.
+            code = getattr(error, "errno", None) or 0
+            why = os.strerror(code) if code > 0 else getattr(error, "strerror", "") or str(error)
             raise PlanewiseError(
                 f"{self.place} cannot be reached by ssh: {why}", remedy=self.remedy
             ) from error
