@@ -45,6 +45,8 @@ _POLL_S = 0.1
 _FORK_S = 0.3
 _ROUNDS = 5
 _FIRST_GUESS_S = 20.0
+_FETCH_S = 60.0
+_TRIAL_S = 3.0
 _PORT_ATTEMPTS = 5
 
 
@@ -111,10 +113,12 @@ def prepare(progress: Progress) -> Platform:
     """
     program, version = qemu.find()
     cache = packages.cache_directory()
-    progress.begin("looking for a kernel", 30.0)
+    if kernel.needs_download(cache):
+        progress.begin("fetching a kernel, once", _FETCH_S)
     found = kernel.find(cache)
     programs = tools.find(cache)
-    progress.begin("trying KVM", 3.0)
+    if not accelerator.is_known(program, version, found, cache):
+        progress.begin("trying KVM", _TRIAL_S)
     accelerated = accelerator.find(program, version, found, programs.busybox, cache)
     return _platform(program, version, found, programs, accelerated, cache)
 
