@@ -30,6 +30,10 @@ unit: test-setup
 linux: test-setup
 	pytest -q tests/linux
 
+bench: test-setup
+	python benches/fidelity.py
+	python benches/rate.py
+
 # Two virtual servers with SR-IOV NICs; PLANEWISE_NO_LAB=1 skips them where QEMU is not allowed.
 lab:
 	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup lab; fi

@@ -10,7 +10,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from planewise.judge.curve import Curve, Floats, LoadPoint, RunTable
-from planewise.judge.probability import MIN_STEP, Draws, Moments, groups, lag1, normal_tail
+from planewise.judge.probability import MIN_STEP, Draws, Drift, Moments, groups, lag1, normal_tail
+from planewise.units import rate_text
 
 Evidence = Mapping[str, float | int | str]
 
@@ -39,10 +40,13 @@ class Caution:
     """The same evidence as numbers."""
 
 
-def diagnose(curve: Curve, ladder: Moments, draws: Draws, plr: float) -> tuple[Caution, ...]:
+def diagnose(
+    curve: Curve, ladder: Moments, draws: Draws, plr: float, drift: Drift | None = None
+) -> tuple[Caution, ...]:
     """All warnings about `curve`: at most one of a kind, with the worst load as evidence.
 
-    `ladder` and `draws` are those of the verdict; `plr` is its loss limit.
+    `ladder` and `draws` are those of the verdict; `plr` is its loss limit, `drift` the
+    trend over the whole sweep where it is known.
     """
     return (
         *_few_runs(curve),
@@ -54,6 +58,7 @@ def diagnose(curve: Curve, ladder: Moments, draws: Draws, plr: float) -> tuple[C
         *_outlying_runs(curve, plr),
         *_autocorrelated(curve),
         *_drifting(curve, plr),
+        *_sweep_drifting(drift),
         *_not_monotone(ladder),
         *_trashing(ladder, draws),
         *_unexplained_loss(curve),
@@ -238,6 +243,16 @@ def _drifting(curve: Curve, plr: float) -> Iterator[Caution]:
         )
 
 
+def _sweep_drifting(drift: Drift | None) -> Iterator[Caution]:
+    if drift is not None and drift.material:
+        yield Caution(
+            "capacity-drifts",
+            f"throughput at saturated loads changed by {drift.change:+.1%} from the first to the "
+            f"last trial of the sweep (t = {drift.t:.1f})",
+            {"change": drift.change, "t": drift.t},
+        )
+
+
 def _kendall_trend(values: Floats) -> tuple[float, float]:
     """Mann and Kendall's test of a trend over the index: tau and its normal deviate.
 
@@ -274,8 +289,8 @@ def _not_monotone(ladder: Moments) -> Iterator[Caution]:
         _, lower, higher = max(found)
         yield Caution(
             "loss-not-monotone",
-            f"less is lost at {_kpps(ladder.offered_pps[higher])} ({max(mean[higher], 0):.2%}) "
-            f"than at {_kpps(ladder.offered_pps[lower])} ({mean[lower]:.2%}): a search that "
+            f"less is lost at {rate_text(ladder.offered_pps[higher])} ({max(mean[higher], 0):.2%}) "
+            f"than at {rate_text(ladder.offered_pps[lower])} ({mean[lower]:.2%}): a search that "
             "assumes that loss rises with load may end anywhere between",
             {
                 "loads": len(found),
@@ -301,9 +316,9 @@ def _trashing(ladder: Moments, draws: Draws) -> Iterator[Caution]:
         fall = 1 - float(forwarded[low] / forwarded[peak])
         yield Caution(
             "trashing",
-            f"throughput falls by {fall:.1%} with load: from {_kpps(forwarded[peak])} at "
-            f"{_kpps(ladder.offered_pps[peak])} offered to {_kpps(forwarded[low])} at "
-            f"{_kpps(ladder.offered_pps[low])}",
+            f"throughput falls by {fall:.1%} with load: from {rate_text(forwarded[peak])} at "
+            f"{rate_text(ladder.offered_pps[peak])} offered to {rate_text(forwarded[low])} at "
+            f"{rate_text(ladder.offered_pps[low])}",
             {
                 "peak_offered_pps": float(ladder.offered_pps[peak]),
                 "peak_throughput_pps": float(forwarded[peak]),
@@ -348,9 +363,5 @@ def _lost_and_explained(table: RunTable) -> tuple[int, int]:
 def _at(found: Collection[LoadPoint], worst: LoadPoint) -> str:
     others = len(found) - 1
     if others == 0:
-        return f"at {_kpps(worst.offered_pps)}"
-    return f"at {len(found)} loads, most at {_kpps(worst.offered_pps)}:"
-
-
-def _kpps(load_pps: float) -> str:
-    return f"{load_pps / 1000:g} kpps" if load_pps < 1e6 else f"{load_pps / 1e6:.4g} Mpps"
+        return f"at {rate_text(worst.offered_pps)}"
+    return f"at {len(found)} loads, most at {rate_text(worst.offered_pps)}:"

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from planewise.judge.curve import Curve, Floats
+from planewise.judge.curve import Curve, Floats, Ints
 from planewise.judge.rules import ETA
 
 MIN_STEP: Final = 0.035
@@ -40,6 +40,7 @@ _SLOPE_SPREADS: Final = np.geomspace(0.01, 0.64, 7)
 """How far the TIR of saturated steps may lie apart; each is held equally likely beforehand."""
 _KNEE_SPREAD: Final = 0.3
 """The first step over the limit may hold the knee: its TIR may lie this far from the others'."""
+_LEAST_PLR: Final = -1.0
 _DISTURBED_PLR: Final = 0.02
 _DISTURBED_DEVIATIONS: Final = 8.0
 """How far above the median a disturbed run is, at least, in PLR and in robust deviations."""
@@ -48,6 +49,12 @@ _POOLED_RUNS: Final = 10.0
 _USUAL_CORRELATION: Final = 0.2
 _CORRELATION_RUNS: Final = 8.0
 """Usual lag-1 correlation of consecutive runs, and its weight in runs."""
+_MATERIAL_DRIFT: Final = 0.03
+_CERTAIN_DRIFT: Final = 4.0
+"""A trend counts when capacity changes by this share over the sweep, with this Student's t."""
+_MIN_RUNS_DRIFT: Final = 10
+_INTERLEAVED: Final = 0.25
+"""Share of the time's variance within loads: with less, loads were measured one after another."""
 _MIN_RUNS_CORRELATION: Final = 8
 """With fewer runs a lag-1 correlation is not estimated."""
 
@@ -122,7 +129,7 @@ class Draws:
     """Shape (draws, G)."""
     outcome: NDArray[np.int8]
     """GOOD, BAD or OPEN of each draw, shape (draws,)."""
-    first_over: NDArray[np.int64]
+    first_over: Ints
     """Index of the first load over the limit; G where there is none; shape (draws,)."""
 
     def share(self, outcome: int) -> float:
@@ -146,7 +153,7 @@ def lag1(values: Floats) -> float:
 
 
 def inflation(values: Floats) -> float:
-    """Variance inflation (1 + ρ)/(1 − ρ) of the mean of an AR(1) series, between 1 and K/2.
+    """Variance inflation (1 + ρ)/(1 − ρ) of the mean of an AR(1) series, at most K/2.
 
     ρ is the lag-1 correlation, corrected for its bias of −(1 + 3ρ)/K (Kendall 1954) and shrunk
     towards what is usual, which is all there is for few runs. Negative correlation is not
@@ -158,7 +165,7 @@ def inflation(values: Floats) -> float:
         raw = lag1(values)
         estimate = min(0.99, max(0.0, raw + (1 + 3 * raw) / size))
         rho = (size * estimate + _CORRELATION_RUNS * rho) / (size + _CORRELATION_RUNS)
-    return max(1.0, min(size / 2, (1 + rho) / (1 - rho)))
+    return min(max(size / 2, 1.5), (1 + rho) / (1 - rho))
 
 
 def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
@@ -195,7 +202,9 @@ def moments_of(offered_pps: Floats, runs: Sequence[Floats]) -> Moments:
     rows = np.empty((6, len(runs)))
     local = np.zeros(len(runs))
     every: list[float] = []
-    for index, plr in enumerate(runs):
+    for index, counted in enumerate(runs):
+        # Counts that cannot be (several times more received than sent) must not break numerics.
+        plr = np.maximum(counted, _LEAST_PLR)
         ordinary = plr
         disturbed = _disturbed(plr)
         if disturbed is not None:
@@ -269,9 +278,7 @@ def draw(
     return Draws(mean, forwarded, _outcomes(ladder.offered_pps, forwarded, first, eta), first)
 
 
-def _outcomes(
-    offered_pps: Floats, forwarded: Floats, first: NDArray[np.int64], eta: float
-) -> NDArray[np.int8]:
+def _outcomes(offered_pps: Floats, forwarded: Floats, first: Ints, eta: float) -> NDArray[np.int8]:
     """The written rule on many curves at once; `forwarded` has shape (draws, G)."""
     size = offered_pps.size
     outcome = np.full(forwarded.shape[0], OPEN, dtype=np.int8)
@@ -356,6 +363,66 @@ def sensitivity(draws: Draws, ladder: Moments, bins: int = 12) -> Floats:
     noise = overall * (1 - overall) * (bins - 1) / total
     result: Floats = np.maximum(0.0, between - 2 * noise) / (ladder.count + 1)
     return result
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A trend of the system's capacity over a whole sweep."""
+
+    change: float
+    """From the first to the last trial, as a share; negative: it became slower."""
+    t: float
+    """Student's t of the trend, corrected for autocorrelation."""
+
+    @property
+    def material(self) -> bool:
+        """Whether it is certain, and large enough to bend a curve."""
+        return abs(self.change) >= _MATERIAL_DRIFT and abs(self.t) >= _CERTAIN_DRIFT
+
+
+def sweep_drift(order: Floats, load: Ints, plr: Floats) -> Drift | None:
+    """Trend of throughput over the trials at saturated loads; None where it cannot be told.
+
+    Arrays of shape (N,): place of each trial in the sweep's real order, index of its load, its
+    PLR. Each load has its own level, the relative trend is common (least squares). Loads must have
+    been interleaved, else a trend and the curve are the same thing.
+    """
+    _, load = np.unique(load, return_inverse=True)
+    count = np.bincount(load)
+    mean = np.bincount(load, plr) / count
+    used = (mean[load] > _SATURATED_PLR) & (count[load] > 1) & (mean[load] < 1)
+    if int(used.sum()) < _MIN_RUNS_DRIFT:
+        return None
+    order, load, plr = order[used], load[used], plr[used]
+    by_order = np.argsort(order)
+    order, load = order[by_order], load[by_order]
+    level = (1 - plr[by_order]) / (1 - mean[load])
+    count = np.bincount(load)
+    count_or_one = np.maximum(count, 1)
+    time = (order - order.min()) / max(1.0, float(np.ptp(order)))
+    centred = time - (np.bincount(load, time) / count_or_one)[load]
+    level = level - (np.bincount(load, level) / count_or_one)[load]
+    total = float(centred @ centred)
+    if total < _INTERLEAVED * float(((time - time.mean()) ** 2).sum()):
+        return None
+    free = order.size - int((count > 0).sum()) - 1
+    if total <= 0 or free < 3:
+        return None
+    change = float(centred @ level) / total
+    residual = level - change * centred
+    error = math.sqrt(max(float(residual @ residual) / free, 1e-18) / total)
+    rho = min(0.95, max(0.0, lag1(residual)))
+    return Drift(change, change / error / math.sqrt((1 + rho) / (1 - rho)))
+
+
+def curve_drift(curve: Curve) -> Drift | None:
+    """The same of a curve whose runs carry their place in the sweep's order."""
+    tables = [point.table for point in curve.points]
+    order = np.concatenate([table.order for table in tables])
+    if (order < 0).any() or np.unique(order).size < order.size:
+        return None
+    load = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    return sweep_drift(order.astype(np.float64), load, np.concatenate([t.plr for t in tables]))
 
 
 def quantiles(values: Floats, level: float = 0.95) -> tuple[float, float]:

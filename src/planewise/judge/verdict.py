@@ -12,8 +12,9 @@ from planewise.errors import BadInputError
 from planewise.judge import probability
 from planewise.judge.curve import Curve, Floats
 from planewise.judge.diagnose import Caution, diagnose
-from planewise.judge.probability import BAD, GOOD, OPEN, Draws, Moments
+from planewise.judge.probability import BAD, GOOD, OPEN, Draws, Drift, Moments
 from planewise.judge.rules import ETA, PUBLISHED_RULES, PublishedRule, apply_rule
+from planewise.units import rate_text
 
 Rule = Literal["planewise", "as-published", "as-coded-intent", "as-written"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -123,12 +124,15 @@ def judge(
     ladder = probability.moments(curve)
     drawn = probability.draw(ladder, plr=plr, eta=eta, draws=draws, seed=seed)
     good = drawn.probability_good
+    drift = probability.curve_drift(curve)
     if rule in PUBLISHED_RULES:
         word, reason = _published(rule, curve, plr)
     else:
         word = "GOOD" if good >= good_at else "BAD" if good <= bad_at else "UNDECIDED"
-        reason = _reason(word, drawn, ladder, plr, eta)
-    warnings = diagnose(curve, ladder, drawn, plr)
+        if drift is not None and drift.material:
+            word = "UNDECIDED"
+        reason = _reason(word, drawn, ladder, plr, eta, drift)
+    warnings = diagnose(curve, ladder, drawn, plr, drift)
     return Verdict(
         verdict=word,
         rule=rule,
@@ -179,36 +183,43 @@ def _published(rule: Rule, curve: Curve, plr: float) -> tuple[Word, str]:
     return ("GOOD" if result.good else "BAD"), result.reason
 
 
-def _reason(word: Word, drawn: Draws, ladder: Moments, plr: float, eta: float) -> str:
+def _reason(
+    word: Word, drawn: Draws, ladder: Moments, plr: float, eta: float, drift: Drift | None
+) -> str:
     offered, mean = ladder.offered_pps, ladder.mean
     good, bad, open_ = (drawn.share(outcome) for outcome in (GOOD, BAD, OPEN))
     over = np.flatnonzero(mean > plr)
+    if drift is not None and drift.material:
+        return (
+            f"the system did not stay the same: its capacity changed by {drift.change:+.1%} during "
+            "the sweep, so that its loads cannot be compared"
+        )
     if open_ > max(good, bad):
         if over.size == 0:
             return (
-                f"no load up to {_kpps(offered[-1])} lost more than {plr:.2%}: PDR and saturation "
-                "lie above what was measured"
+                f"no load up to {rate_text(offered[-1])} lost more than {plr:.2%}: PDR and "
+                "saturation lie above what was measured"
             )
         if over[0] == 0 and offered.size > 1:
             return (
-                f"the first load, {_kpps(offered[0])}, already lost {mean[0]:.2%}: PDR lies below "
-                "what was measured"
+                f"the first load, {rate_text(offered[0])}, already lost {mean[0]:.2%}: PDR lies "
+                "below what was measured"
             )
         return (
-            f"only the last load, {_kpps(offered[-1])}, lost more than {plr:.2%}: whether "
+            f"only the last load, {rate_text(offered[-1])}, lost more than {plr:.2%}: whether "
             "throughput still rises beyond it was not measured"
         )
     start = int(over[0]) if over.size else offered.size - 1
     tir = np.diff(offered * (1 - mean)) / np.diff(offered)
-    at = f"{_kpps(offered[start])}, where loss first exceeds {plr:.2%}"
+    at = f"{rate_text(offered[start])}, where loss first exceeds {plr:.2%}"
     if word == "GOOD":
         return f"from {at}, throughput no longer rises with load: PDR stands for the curve"
     if word == "BAD":
         worst = start + int(np.argmax(tir[start:])) if start < tir.size else tir.size - 1
         return (
             f"beyond {at}, throughput still rises: TIR is {tir[worst]:.2f} from "
-            f"{_kpps(offered[worst])} to {_kpps(offered[worst + 1])} (below {eta:g} would be "
-            "saturation)"
+            f"{rate_text(offered[worst])} to {rate_text(offered[worst + 1])} (below {eta:g} would "
+            "be saturation)"
         )
     if open_ > 0.05:
         return (
@@ -311,7 +322,3 @@ def _steps(ladder: Moments, drawn: Draws) -> tuple[Step, ...]:
         Step(float(offered[i]), float(offered[i + 1]), float(tir[i]), float(low[i]), float(high[i]))
         for i in range(tir.size)
     )
-
-
-def _kpps(load_pps: float) -> str:
-    return f"{load_pps / 1000:g} kpps" if load_pps < 1e6 else f"{load_pps / 1e6:.4g} Mpps"

@@ -25,7 +25,7 @@ from planewise.errors import PlanewiseError
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.probe import PingOutput, TapOutput, parse
 from planewise.measure.schedule import RttTrial
-from planewise.store.models import Capture, Latency, Limit, Load, Metric, TrialRecord
+from planewise.store.models import Capture, Latency, Limit, Metric, TrialRecord
 from planewise.testbed.host import Host
 from planewise.testbed.model import CapturePoint, Guest, HostRole
 
@@ -64,12 +64,15 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
         captures: list[Capture] = []
         for role, tap, file in taps:
             output = parse(tap.stop(), TapOutput)
+            for point in output.points:
+                if point.error is not None:
+                    raise PlanewiseError(point.error.what, remedy=point.error.remedy)
             packets = _join(packets, pl.read_csv(file))
             captures += [
                 Capture(point=p.name, host=role, packets=p.packets, dropped=p.dropped)
                 for p in output.points
             ]
-    return TrialResult(_record(path, trial, place, ping, packets, captures), packets)
+    return TrialResult(_record(path, place, ping, packets, captures), packets)
 
 
 def _start_taps(path: RttPath, scratch: Path, running: ExitStack):  # type: ignore[no-untyped-def]
@@ -158,7 +161,6 @@ def summarise(values_ns: np.ndarray) -> Latency:
 
 def _record(
     path: RttPath,
-    trial: RttTrial,
     place: Place,
     ping: PingOutput,
     packets: pl.DataFrame,
@@ -187,11 +189,7 @@ def _record(
         order=place.order,
         started=datetime.fromtimestamp(ping.started_ns / 1e9, UTC),
         duration_s=ping.duration_s,
-        load=Load(
-            intended_pps=trial.frequency_pps,
-            achieved_pps=ping.achieved_pps,
-            size_bytes=ping.size_bytes,
-        ),
+        load=ping.load,
         counts=ping.counts,
         latency=latency,
         not_measurable=not_measurable,

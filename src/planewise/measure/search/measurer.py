@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from planewise.errors import PlanewiseError
 from planewise.judge.curve import Run
+
+
+class ExhaustedError(PlanewiseError):
+    """No more trials can be had at this load: all that were recorded are used up."""
 
 
 @runtime_checkable

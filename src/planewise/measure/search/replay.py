@@ -6,28 +6,36 @@ import math
 
 import numpy as np
 
-from planewise.errors import PlanewiseError
 from planewise.judge.curve import Curve, Run, RunTable
-
-
-class ExhaustedError(PlanewiseError):
-    """All recorded runs at a load have been drawn."""
+from planewise.measure.search.measurer import ExhaustedError
 
 
 class Replay:
-    """A Measurer that draws a curve's recorded runs without replacement, in random order.
+    """A Measurer that draws a curve's recorded runs without replacement.
 
     Loads that were not recorded cannot be measured; durations are those recorded.
     """
 
-    def __init__(self, curve: Curve, seed: int) -> None:
-        """`seed` determines the order in which runs are drawn."""
+    def __init__(self, curve: Curve, seed: int, *, shuffled: bool = True) -> None:
+        """`seed` determines the order in which runs are drawn.
+
+        Shuffled, neighbours in time are torn apart, as if loads had been interleaved when they
+        were recorded. Otherwise runs come as they were recorded, from a random one on and in a
+        circle, so that what autocorrelation does to a short sweep can be seen.
+        """
         rng = np.random.default_rng(seed)
         self.loads_pps = tuple(point.offered_pps for point in curve.points)
         self.min_load_pps = self.loads_pps[0]
         self.max_load_pps = self.loads_pps[-1]
-        self._tables = {point.offered_pps: RunTable.of(point.runs) for point in curve.points}
-        self._order = {load: rng.permutation(len(table)) for load, table in self._tables.items()}
+        self._tables = {
+            point.offered_pps: RunTable.of(point.runs).in_order() for point in curve.points
+        }
+        self._order = {
+            load: rng.permutation(len(table))
+            if shuffled
+            else np.roll(np.arange(len(table)), int(rng.integers(len(table))))
+            for load, table in self._tables.items()
+        }
         self._drawn = dict.fromkeys(self.loads_pps, 0)
         self._trials = 0
 

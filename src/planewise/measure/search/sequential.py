@@ -6,26 +6,32 @@ same for a testbed, a synthetic SUT and a replayed recording. `sweep_until_verdi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from planewise.errors import BadInputError
+from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge import probability
-from planewise.judge.curve import Bools, Curve, Ints, LoadPoint, Run, RunTable
+from planewise.judge.curve import Bools, Curve, Floats, Ints, LoadPoint, Run, RunTable
 from planewise.judge.probability import BAD, GOOD, OPEN
 from planewise.judge.rules import ETA
 from planewise.judge.verdict import Verdict, judge
-from planewise.measure.search.measurer import Measurer
+from planewise.measure.search.measurer import ExhaustedError, Measurer
 
-Stopped = Literal["decided", "ladder too short", "budget spent", "no more runs"]
+Stopped = Literal["decided", "ladder too short", "drifting", "budget spent", "no more runs"]
+
+_MIN_EXTENSION = 1.1
+"""Factor by which a ladder that ends too early is extended, at least; else by its last step."""
+_MOST_LIMITED = 2
+"""Runs that the generator limited, and more than were not, after which a load is given up."""
 
 
 @dataclass(frozen=True)
 class SequentialPlan:
-    """How a sequential sweep spends its trials. The defaults are chosen in benches/judge_replay."""
+    """How a sequential sweep spends its trials. benches/judge_replay shows what else would do."""
 
     plr: float = 0.005
     eta: float = ETA
@@ -34,134 +40,201 @@ class SequentialPlan:
     min_runs: int = 3
     """Runs at each load from the last one below the loss limit on, before it may stop."""
     batch: int = 3
-    """Trials between two looks."""
+    """Trials between two looks, at least; a sixteenth of those done when that is more."""
     stop_at: float = 0.99
     """Probability at which it stops; higher than the verdict's, as it looks many times."""
     max_runs_per_load: int = 50
     max_mean_runs: float = 20.0
-    """Budget: runs a load, on average over the ladder."""
+    """Budget: trials a load, on average over the ladder."""
+    max_traffic_s: float = math.inf
+    """Budget: traffic time."""
+    max_extensions: int = 6
+    """Loads that may be added where the ladder ends too early."""
     draws: int = 1000
 
 
 @dataclass
+class _Load:
+    """One load of the ladder as it fills."""
+
+    offered_pps: float
+    plr: list[float] = field(default_factory=list)
+    order: list[float] = field(default_factory=list)
+    limited: int = 0
+    exhausted: bool = False
+
+
 class Planner:
-    """What to measure next. State: the runs so far, by load."""
+    """What to measure next. Its state is the runs so far, by load."""
 
-    loads_pps: tuple[float, ...]
-    plan: SequentialPlan = field(default_factory=SequentialPlan)
-    seed: int = 1
+    def __init__(
+        self,
+        loads_pps: Sequence[float],
+        plan: SequentialPlan | None = None,
+        *,
+        extend_from_pps: float = math.inf,
+        extend_to_pps: float = 0.0,
+        seed: int = 1,
+    ) -> None:
+        """`loads_pps` rise; the ladder may be extended down and up to the given loads.
 
-    def __post_init__(self) -> None:
-        """BadInputError for a ladder of fewer than two loads or one that does not rise."""
-        loads = np.asarray(self.loads_pps, dtype=np.float64)
+        BadInputError for fewer than two loads, or loads that do not rise.
+        """
+        loads = np.asarray(loads_pps, dtype=np.float64)
         if loads.size < 2:
-            raise BadInputError("a sweep needs at least two offered loads")
+            raise BadInputError(
+                f"a sweep needs at least two offered loads, not {loads.size}",
+                remedy="give a ladder that begins below and ends above the expected saturation",
+            )
         if not (np.isfinite(loads).all() and loads[0] > 0 and (np.diff(loads) > 0).all()):
             raise BadInputError("the offered loads of a sweep must be positive and rise")
-        self._rng = np.random.default_rng(self.seed)
-        self._plr: list[list[float]] = [[] for _ in self.loads_pps]
-        self._index = {load: index for index, load in enumerate(self.loads_pps)}
-        self._full: set[int] = set()
-        self._groups = probability.groups(loads)
-        self._loads = loads
+        self.plan = plan or SequentialPlan()
         self.stopped: Stopped | None = None
+        """Why `next_loads` gave no more."""
+        self._ladder = [_Load(float(load)) for load in loads]
+        self._extend = (extend_from_pps, extend_to_pps)
+        self._extensions = 0
+        self._trials = 0
+        self._rng = np.random.default_rng(seed)
 
     def add(self, offered_pps: float, run: Run) -> None:
         """Takes the result of a trial. A run that the SUT did not limit counts for nothing."""
-        if not run.limited:
-            self._plr[self._index[offered_pps]].append(run.plr)
+        load = self._at(offered_pps)
+        if run.limited:
+            load.limited += 1
+            if load.limited >= _MOST_LIMITED and load.limited > len(load.plr):
+                load.exhausted = True
+        else:
+            load.plr.append(run.plr)
+            load.order.append(self._trials)
+        self._trials += 1
 
     def exhausted(self, offered_pps: float) -> None:
         """No more trials can be had at this load."""
-        self._full.add(self._index[offered_pps])
+        self._at(offered_pps).exhausted = True
 
     def next_loads(self) -> list[float]:
         """Offered loads of the next trials, in the order to run them; empty: stop.
 
         Afterwards `stopped` says why.
         """
-        counts = np.array([len(runs) for runs in self._plr])
+        count = np.array([len(load.plr) for load in self._ladder])
         free = np.array(
             [
-                index not in self._full and counts[index] < self.plan.max_runs_per_load
-                for index in range(counts.size)
+                not load.exhausted and len(load.plr) < self.plan.max_runs_per_load
+                for load in self._ladder
             ]
         )
-        first = np.repeat(
-            np.arange(counts.size), np.where(free, np.maximum(0, self.plan.first_runs - counts), 0)
-        )
-        if first.size:
-            return self._in_rounds(first)
-        ladder, draws = self._look()
+        left = int(self.plan.max_mean_runs * len(self._ladder)) - self._trials
+        first = _repeated(np.where(free, np.maximum(0, self.plan.first_runs - count), 0))
+        if first.size and left > 0:
+            return self._in_rounds(first[:left])
+        if not count.any():
+            return self._stop("no more runs")
+        if self._drifts():
+            return self._stop("drifting")
+        moments, draws = self._look()
         shares = [draws.share(outcome) for outcome in (GOOD, BAD, OPEN)]
-        if max(shares) >= self.plan.stop_at:
-            missing = self._missing(ladder, counts, free)
-            if missing.size == 0:
-                self.stopped = "ladder too short" if shares[OPEN] == max(shares) else "decided"
-                return []
-            return self._in_rounds(missing)
-        if not free.any():
-            self.stopped = "no more runs"
-            return []
-        left = int(self.plan.max_mean_runs * counts.size - counts.sum())
+        sure = max(shares) >= self.plan.stop_at
+        if sure:
+            missing = self._missing(moments, count, free)[: max(0, left)]
+            if missing.size:
+                return self._in_rounds(missing)
+            if shares[OPEN] < self.plan.stop_at:
+                return self._stop("decided")
+            added = self._extended(draws)
+            return [added] * self.plan.first_runs if added else self._stop("ladder too short")
         if left <= 0:
-            self.stopped = "budget spent"
-            return []
-        return self._in_rounds(
-            self._where_it_decides(ladder, draws, counts, free, min(left, self.plan.batch))
-        )
+            return self._stop("budget spent")
+        if not free.any():
+            return self._stop("no more runs")
+        # The more there is, the less one more trial changes: looks become rarer.
+        batch = min(left, max(self.plan.batch, int(count.sum()) // 16))
+        return self._in_rounds(self._where_it_decides(moments, draws, count, free, batch))
+
+    def _at(self, offered_pps: float) -> _Load:
+        return next(load for load in self._ladder if load.offered_pps == offered_pps)
+
+    def _stop(self, why: Stopped) -> list[float]:
+        self.stopped = why
+        return []
 
     def _look(self) -> tuple[probability.Moments, probability.Draws]:
+        """The model on what there is; loads that lie close are pooled, empty ones left out."""
+        measured = [load for load in self._ladder if load.plr]
+        loads = np.array([load.offered_pps for load in measured])
         offered, runs = [], []
-        for group in self._groups:
-            members = [np.array(values) for values in self._plr[group]]
+        for group in probability.groups(loads):
+            members = [np.array(load.plr) for load in measured[group]]
             weights = [values.size for values in members]
-            if sum(weights) == 0:
-                continue
-            offered.append(float(np.average(self._loads[group], weights=weights)))
+            offered.append(float(np.average(loads[group], weights=weights)))
             runs.append(np.concatenate(members))
-        ladder = probability.moments_of(np.array(offered), runs)
+        moments = probability.moments_of(np.array(offered), runs)
         draws = probability.draw(
-            ladder,
+            moments,
             plr=self.plan.plr,
             eta=self.plan.eta,
             draws=self.plan.draws,
             seed=int(self._rng.integers(2**63)),
         )
-        return ladder, draws
+        return moments, draws
 
-    def _missing(self, ladder: probability.Moments, counts: Ints, free: Bools) -> Ints:
+    def _drifts(self) -> bool:
+        drift = probability.sweep_drift(
+            np.concatenate([np.array(load.order) for load in self._ladder]),
+            np.repeat(np.arange(len(self._ladder)), [len(load.plr) for load in self._ladder]),
+            np.concatenate([np.array(load.plr) for load in self._ladder]),
+        )
+        return drift is not None and drift.material
+
+    def _extended(self, draws: probability.Draws) -> float | None:
+        """Adds a load where the ladder ends, or begins, too early; None when it cannot."""
+        if self._extensions == self.plan.max_extensions:
+            return None
+        lowest, highest = self._ladder[0].offered_pps, self._ladder[-1].offered_pps
+        if float((draws.first_over == 0).mean()) > 0.5:
+            load = float(f"{lowest * 0.8:.4g}")
+            if load < self._extend[0]:
+                return None
+            self._ladder.insert(0, _Load(load))
+        else:
+            last_step = highest / self._ladder[-2].offered_pps
+            load = float(f"{highest * max(_MIN_EXTENSION, last_step):.4g}")
+            if load > self._extend[1]:
+                return None
+            self._ladder.append(_Load(load))
+        self._extensions += 1
+        return load
+
+    def _missing(self, moments: probability.Moments, count: Ints, free: Bools) -> Ints:
         """Loads (indices, repeated) that lack runs before it may stop."""
-        over = np.flatnonzero(ladder.mean > self.plan.plr)
-        start = ladder.offered_pps[max(0, int(over[0]) - 1)] if over.size else 0.0
-        short = np.maximum(0, self.plan.min_runs - counts)
-        relevant = free & (self._loads >= start * (1 - 1e-9))
-        return np.repeat(np.arange(counts.size), np.where(relevant, short, 0))
+        loads = np.array([load.offered_pps for load in self._ladder])
+        over = np.flatnonzero(moments.mean > self.plan.plr)
+        start = moments.offered_pps[max(0, int(over[0]) - 1)] if over.size else 0.0
+        short = np.maximum(0, self.plan.min_runs - count)
+        return _repeated(np.where(free & (loads >= start * (1 - 1e-9)), short, 0))
 
     def _where_it_decides(
         self,
-        ladder: probability.Moments,
+        moments: probability.Moments,
         draws: probability.Draws,
-        counts: Ints,
+        count: Ints,
         free: Bools,
         trials: int,
     ) -> Ints:
         """Indices of the loads for the next batch: each trial goes where it tells most."""
-        per_run = probability.sensitivity(draws, ladder) * (ladder.count + 1)
-        at = np.clip(
-            np.searchsorted(ladder.offered_pps, self._loads * (1 + 1e-9)) - 1,
-            0,
-            ladder.offered_pps.size - 1,
-        )
-        worth = np.where(free, per_run[at], 0.0)
+        loads = np.array([load.offered_pps for load in self._ladder])
+        group = np.searchsorted(moments.offered_pps, loads * (1 + 1e-9)) - 1
+        group = np.clip(group, 0, moments.offered_pps.size - 1)
+        worth = (probability.sensitivity(draws, moments) * (moments.count + 1))[group]
+        worth = np.where(free, worth, 0.0)
         if worth.max() <= 0:
-            worth = np.where(free, 1.0, 0.0)
-        planned = counts.astype(np.float64)
+            worth = free.astype(np.float64)
+        planned = count.astype(np.float64)
         chosen = []
         for _ in range(trials):
-            gain = np.where(
-                planned < self.plan.max_runs_per_load, worth / ((planned + 1) * (planned + 1)), 0
-            )
+            gain: Floats = worth / (planned + 1) ** 2
+            gain[planned >= self.plan.max_runs_per_load] = 0
             if gain.max() <= 0:
                 break
             index = int(np.argmax(gain))
@@ -175,7 +248,11 @@ class Planner:
         ordered: list[int] = []
         for round_ in range(int(repeats.max())):
             ordered.extend(self._rng.permutation(values[repeats > round_]).tolist())
-        return [self.loads_pps[index] for index in ordered]
+        return [self._ladder[index].offered_pps for index in ordered]
+
+
+def _repeated(times: Ints) -> Ints:
+    return np.repeat(np.arange(times.size), times)
 
 
 @dataclass(frozen=True)
@@ -196,29 +273,39 @@ def sweep_until_verdict(
     *,
     duration_s: float,
     plan: SequentialPlan | None = None,
+    extend: bool = False,
     seed: int = 1,
     name: str = "sweep",
     on_trial: Callable[[float, Run], None] | None = None,
 ) -> SweepResult:
     """Measures until the verdict is decided or the budget spent; then judges what there is.
 
-    `loads_pps` is the ladder, rising, within the measurer's limits. `on_trial` is told every
-    finished trial (to store it, to show progress). Errors of the measurer pass through.
+    `loads_pps` is the ladder, rising, within the measurer's limits; with `extend` loads are added
+    where it ends too early, as far as the measurer goes. `on_trial` is told every finished trial
+    (to store it, to show progress). Errors of the measurer pass through; BadInputError for a
+    ladder that cannot be measured, PlanewiseError when not one trial told anything of the SUT.
     """
-    from planewise.measure.search.replay import ExhaustedError
-
     plan = plan or SequentialPlan()
-    for load in (loads_pps[0], loads_pps[-1]) if loads_pps else ():
+    for load in loads_pps:
         if not measurer.min_load_pps <= load <= measurer.max_load_pps:
             raise BadInputError(
-                f"an offered load of {load:.0f} pps cannot be measured: the generator offers "
-                f"{measurer.min_load_pps:.0f} to {measurer.max_load_pps:.0f} pps"
+                f"an offered load of {load:.0f} pps cannot be measured",
+                remedy=f"the generator offers {measurer.min_load_pps:.0f} to "
+                f"{measurer.max_load_pps:.0f} pps: choose the ladder within",
             )
-    planner = Planner(tuple(loads_pps), plan, seed)
+    planner = Planner(
+        loads_pps,
+        plan,
+        extend_from_pps=measurer.min_load_pps if extend else math.inf,
+        extend_to_pps=measurer.max_load_pps if extend else 0.0,
+        seed=seed,
+    )
     runs: dict[float, list[Run]] = {}
     trials, traffic_s = 0, 0.0
     while loads := planner.next_loads():
         for load in loads:
+            if traffic_s + duration_s > plan.max_traffic_s and trials:
+                break
             try:
                 run = measurer.trial(load, duration_s)
             except ExhaustedError:
@@ -230,10 +317,15 @@ def sweep_until_verdict(
             runs.setdefault(load, []).append(run)
             if on_trial is not None:
                 on_trial(load, run)
+        else:
+            continue
+        break
+    if not any(not run.limited for at_load in runs.values() for run in at_load):
+        raise PlanewiseError(
+            f"none of {trials} trials says anything about the system under test: the generator, "
+            "the sink or the clock limited them all",
+            remedy="offer lower loads, or measure the generator's own maximum first",
+        )
     curve = Curve(name, tuple(LoadPoint(load, RunTable.of(at)) for load, at in runs.items()))
-    verdict = judge(
-        curve,
-        plr=plan.plr,
-        eta=plan.eta,
-    )
+    verdict = judge(curve, plr=plan.plr, eta=plan.eta)
     return SweepResult(curve, verdict, planner.stopped or "budget spent", trials, traffic_s)

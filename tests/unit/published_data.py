@@ -1,0 +1,37 @@
+"""Where the published recordings are, for tests that need them."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from planewise.judge.curve import Curve
+from planewise.judge.from_store import curve_from_trials
+from planewise.store import importers
+
+FOLDER = Path(
+    os.environ.get("PLANEWISE_PASTRAMI_DATA")
+    or Path(os.environ.get("PLANEWISE_SHARED", Path(__file__).parents[3] / "shared"))
+    / "data"
+    / "pastrami"
+)
+
+needs_published_data = pytest.mark.skipif(
+    not (FOLDER / "labels.tsv").exists(),
+    reason="the published data are not here: name their folder in PLANEWISE_PASTRAMI_DATA",
+)
+
+
+def labels() -> list[dict[str, str]]:
+    """The rows of labels.tsv."""
+    with (FOLDER / "labels.tsv").open(newline="") as handle:
+        return list(csv.DictReader(handle, delimiter="\t"))
+
+
+def recorded(name: str) -> Curve:
+    """The curve of one file."""
+    (trials,) = importers.read(FOLDER / name)
+    return curve_from_trials(trials)

@@ -1,0 +1,208 @@
+"""The model behind the probability of GOOD."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from planewise.judge import probability
+from planewise.judge.curve import Curve, LoadPoint, RunTable
+from planewise.judge.probability import BAD, GOOD, OPEN
+from planewise.judge.rules import ETA
+
+SENT = 10_000_000
+
+
+def curve(plr: dict[float, list[float]]) -> Curve:
+    """A curve whose runs lose the given shares."""
+    return Curve(
+        "made up",
+        tuple(
+            LoadPoint(
+                load,
+                RunTable(
+                    np.full(len(runs), SENT),
+                    np.round(SENT * (1 - np.array(runs))).astype(np.int64),
+                ),
+            )
+            for load, runs in plr.items()
+        ),
+    )
+
+
+def test_lag_one_correlation_of_a_worked_series() -> None:
+    # Mean 2; products of neighbours (-1)(0) + (0)(1) + (1)(0) = 0 over squares 1 + 0 + 1 + 0.
+    assert probability.lag1(np.array([1.0, 2.0, 3.0, 2.0])) == pytest.approx(0.0)
+    # Mean 0; neighbours -1 each, three of them, over four squares.
+    assert probability.lag1(np.array([1.0, -1.0, 1.0, -1.0])) == pytest.approx(-0.75)
+    assert probability.lag1(np.ones(5)) == 0.0
+
+
+def test_runs_that_resemble_their_predecessors_widen_the_interval() -> None:
+    rng = np.random.default_rng(1)
+    white = rng.standard_normal(400)
+    resembling = np.empty(400)
+    resembling[0] = white[0]
+    for i in range(1, 400):
+        resembling[i] = 0.8 * resembling[i - 1] + 0.6 * white[i]
+    assert probability.inflation(white) < 1.4
+    # (1 + 0.8) / (1 − 0.8) is 9.
+    assert 4 < probability.inflation(resembling) < 14
+    assert probability.inflation(-white[:3]) == pytest.approx(1.5)
+    # Runs that alternate would narrow it; that is not believed.
+    assert 1.0 <= probability.inflation(np.tile([1.0, -1.0], 50)) < 1.1
+
+
+def test_one_or_two_runs_are_not_taken_at_their_word() -> None:
+    twice = probability.moments(curve({100: [0.05, 0.05], 200: [0.4, 0.4]}))
+    assert (twice.deviation == 0).all()
+    assert (twice.scale > 0.0025).all()
+    often = probability.moments(curve({100: [0.05] * 50, 200: [0.4] * 50}))
+    assert (often.scale < 0.0005).all()
+
+
+def test_the_interval_of_a_mean_holds_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    held = 0
+    for _ in range(400):
+        runs = rng.normal(0.2, 0.004, size=(3, 6))
+        moments = probability.moments_of(np.array([1.0, 2.0, 3.0]), list(runs))
+        reach = stats.t.ppf(0.975, moments.degrees[1]) * moments.scale[1]
+        held += abs(moments.mean[1] - 0.2) < reach
+    assert 0.93 < held / 400 <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("plr", "outcome"),
+    [
+        ({100: [0.0], 200: [0.0], 300: [0.0]}, OPEN),
+        ({100: [0.0], 200: [0.0], 300: [0.2]}, OPEN),
+        ({100: [0.3], 150: [0.53], 200: [0.65]}, OPEN),
+        ({100: [0.0], 200: [0.1], 300: [0.4], 400: [0.55]}, GOOD),
+        ({100: [0.0], 200: [0.1], 300: [0.2], 400: [0.4]}, BAD),
+        ({100: [0.02], 200: [0.03], 300: [0.35]}, BAD),
+        ({100: [0.02]}, OPEN),
+    ],
+    ids=[
+        "no load crosses",
+        "only the last crosses",
+        "the first crosses and nothing is seen to rise",
+        "saturated from the crossing on",
+        "throughput still rises after the crossing",
+        "the first crosses and throughput still rises",
+        "one load",
+    ],
+)
+def test_many_equal_runs_leave_no_doubt(plr: dict[float, list[float]], outcome: int) -> None:
+    sure = curve({load: runs * 60 for load, runs in plr.items()})
+    draws = probability.draw(probability.moments(sure), plr=0.005)
+    assert draws.share(outcome) > 0.99
+
+
+def test_what_the_ladder_does_not_show_counts_half() -> None:
+    short = probability.moments(curve({100: [0.0] * 30, 200: [0.2] * 30}))
+    draws = probability.draw(short, plr=0.005)
+    assert draws.share(OPEN) == 1.0
+    assert draws.probability_good == 0.5
+
+
+def test_noise_on_a_finely_stepped_plateau_is_not_taken_for_rising_throughput() -> None:
+    """Each TIR alone has a deviation of 0.4; that the largest of ten exceeds 0.1 is no news."""
+    rng = np.random.default_rng(3)
+    wrong = 0
+    for _ in range(30):
+        plr = {80.0: [0.0] * 6, 90.0: [0.0] * 6}
+        for load in np.arange(100.0, 160.0, 5.0):
+            plr[float(load)] = (1 - 95 * (1 + rng.normal(0, 0.01, 6)) / load).tolist()
+        draws = probability.draw(probability.moments(curve(plr)), plr=0.005, draws=500)
+        wrong += draws.probability_good < 0.05
+    assert wrong == 0
+
+
+def test_precise_runs_are_not_drawn_together() -> None:
+    """A single step that rises, after the first, stays BAD however flat the others are."""
+    plr = {100.0: [0.0], 200.0: [0.25]}
+    for step, load in enumerate(np.arange(300.0, 1000.0, 100.0)):
+        throughput = 152.0 if step < 3 else 182.0
+        plr[float(load)] = [1 - throughput / load]
+    noisy = curve(
+        {
+            load: (np.array(value * 30) + 1e-4 * np.tile([-1.0, 1.0], 15)).clip(0).tolist()
+            for load, value in plr.items()
+        }
+    )
+    draws = probability.draw(probability.moments(noisy), plr=0.005)
+    assert draws.share(BAD) > 0.99
+
+
+def test_loads_that_lie_close_are_pooled() -> None:
+    loads = np.array([100.0, 101.0, 102.0, 110.0, 120.0, 121.0])
+    assert probability.groups(loads) == [slice(0, 3), slice(3, 4), slice(4, 6)]
+    moments = probability.moments(curve({100: [0.0, 0.0], 103: [0.03], 120: [0.5]}))
+    assert moments.offered_pps == pytest.approx([101.0, 120.0])
+    assert moments.count.tolist() == [3, 1]
+    assert moments.mean[0] == pytest.approx(0.01)
+
+
+def test_a_disturbed_run_counts_by_how_often_all_loads_saw_one() -> None:
+    calm = {load: [0.001] * 20 for load in (100.0, 200.0)}
+    one = {**calm, 300.0: [0.001] * 19 + [0.301]}
+    moments = probability.moments(curve(one))
+    assert moments.disturbed.tolist() == [0, 0, 1]
+    assert moments.ordinary_mean[2] == pytest.approx(0.001)
+    assert moments.depth[2] == pytest.approx(0.3, abs=0.01)
+    draws = probability.draw(moments, plr=0.005, draws=20_000)
+    # One of 60 runs in all: at its own load (1 + 10/60) of (20 + 10), elsewhere (10/60) of 30.
+    assert draws.plr[:, 2].mean() == pytest.approx(0.001 + 0.3 * 0.0389, rel=0.05)
+    assert draws.plr[:, 0].mean() == pytest.approx(0.001 + 0.3 * 0.0056, rel=0.1)
+
+
+def test_runs_go_where_the_verdict_is_open() -> None:
+    """Whether 200 pps is over the limit decides; what 100 and 400 pps lose does not."""
+    plr = {
+        100.0: [0.0] * 8,
+        200.0: [0.001, 0.009, 0.002, 0.008, 0.004, 0.006, 0.003, 0.0075],
+        300.0: [0.2] * 8,
+        400.0: [0.4] * 8,
+    }
+    moments = probability.moments(curve(plr))
+    draws = probability.draw(moments, plr=0.005, eta=ETA)
+    gain = probability.sensitivity(draws, moments)
+    assert gain.argmax() == 1
+    assert gain[1] > 10 * gain[0]
+    assert gain[1] > 10 * gain[3]
+
+
+def test_a_trend_of_capacity_is_seen_when_loads_are_interleaved() -> None:
+    rng = np.random.default_rng(2)
+    order = np.arange(60.0)
+    load = np.tile(np.arange(3), 20)
+    capacity = (1 - 0.08 * order / 60) * (1 + rng.normal(0, 0.003, 60))
+    plr = 1 - capacity / np.array([1.2, 1.5, 2.0])[load]
+    drift = probability.sweep_drift(order, load, plr)
+    assert drift is not None
+    assert drift.material
+    assert drift.change == pytest.approx(-0.08, abs=0.015)
+
+
+def test_no_trend_is_told_where_loads_were_measured_one_after_another() -> None:
+    load = np.repeat(np.arange(3), 20)
+    plr = np.array([0.1, 0.3, 0.5])[load] + 0.01 * np.arange(60) / 60
+    assert probability.sweep_drift(np.arange(60.0), load, plr) is None
+
+
+def test_a_slow_wavering_is_no_certain_trend() -> None:
+    rng = np.random.default_rng(4)
+    material = 0
+    for _ in range(100):
+        capacity = np.empty(90)
+        state = rng.standard_normal()
+        for i in range(90):
+            state = 0.8 * state + 0.6 * rng.standard_normal()
+            capacity[i] = 1 + 0.02 * state
+        load = np.tile(np.arange(3), 30)
+        plr = 1 - capacity / np.array([1.2, 1.5, 2.0])[load]
+        drift = probability.sweep_drift(np.arange(90.0), load, plr)
+        material += drift is not None and drift.material
+    assert material <= 5

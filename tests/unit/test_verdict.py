@@ -1,0 +1,264 @@
+"""The verdict on curves with and without doubt, and on anything that is a curve at all."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from planewise.errors import BadInputError
+from planewise.judge import synthetic
+from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
+from planewise.judge.rules import PUBLISHED_RULES
+from planewise.judge.verdict import RULES, Verdict, judge
+from tests.unit.published_data import labels, needs_published_data, recorded
+
+
+def curve(throughput: dict[float, float], runs: int = 20, spread: float = 0.001) -> Curve:
+    """Loads [pps] and their throughput, which varies by the given share between runs."""
+    rng = np.random.default_rng(7)
+    points = []
+    for load, rate in throughput.items():
+        passed = np.minimum(rate * (1 + rng.normal(0, spread, runs)), load) if rate < load else load
+        received = np.broadcast_to(np.round(passed * 1000).astype(np.int64), (runs,))
+        points.append(LoadPoint(load, RunTable(np.full(runs, round(load * 1000)), received)))
+    return Curve("made up", tuple(points))
+
+
+SATURATED = {100e3: 100e3, 200e3: 200e3, 300e3: 240e3, 400e3: 240e3, 500e3: 239e3}
+RISING = {100e3: 100e3, 200e3: 198e3, 300e3: 280e3, 400e3: 350e3, 500e3: 360e3}
+
+
+def test_a_curve_that_saturates_where_loss_begins_is_good() -> None:
+    verdict = judge(curve(SATURATED))
+    assert verdict.verdict == "GOOD"
+    assert verdict.probability_good > 0.99
+    assert verdict.next_loads == ()
+    assert verdict.saturation is not None
+    assert verdict.saturation.offered_pps == 300e3
+    assert verdict.saturation.low_pps < 240e3 < verdict.saturation.high_pps
+    assert verdict.reason == (
+        "from 300 kpps, where loss first exceeds 0.50%, throughput no longer rises with load: PDR "
+        "stands for the curve"
+    )
+
+
+def test_a_curve_that_rises_beyond_its_pdr_is_bad() -> None:
+    verdict = judge(curve(RISING))
+    assert verdict.verdict == "BAD"
+    assert verdict.probability_good < 0.01
+    assert verdict.saturation is None or verdict.saturation.offered_pps >= 400e3
+    assert "throughput still rises: TIR is 0.8" in verdict.reason
+
+
+def test_pdr_lies_between_what_the_chord_and_the_plateau_say() -> None:
+    """Known truth: all passes up to 240 kpps, so 0.5 % is lost at 240/0.995 = 241.2 kpps."""
+    verdict = judge(curve(SATURATED))
+    assert verdict.pdr is not None
+    # The chord from (200 k, 0) to (300 k, 20 %) reaches 0.5 % at 202.5 k.
+    assert verdict.pdr.pps == pytest.approx(202.5e3, rel=0.001)
+    assert verdict.pdr.low_pps <= verdict.pdr.pps < 241.2e3 <= verdict.pdr.high_pps < 243e3
+    assert verdict.first_crossing is not None
+    assert verdict.first_crossing.pps == 300e3
+    assert verdict.ndr is not None
+    assert (verdict.ndr.pps, verdict.ndr.high_pps) == (200e3, 300e3)
+
+
+def test_where_no_load_loses_the_ladder_is_too_short_and_pdr_has_no_upper_end() -> None:
+    verdict = judge(curve({100e3: 100e3, 200e3: 200e3}))
+    assert verdict.verdict == "UNDECIDED"
+    assert verdict.probability_open == 1
+    assert verdict.probability_good == 0.5
+    assert verdict.pdr is not None
+    assert verdict.pdr.pps == 200e3
+    assert math.isinf(verdict.pdr.high_pps)
+    assert not verdict.pdr.bounded
+    assert verdict.first_crossing is None
+    assert verdict.saturation is None
+    assert verdict.next_loads == (220e3, 250e3)
+    assert "lie above what was measured" in verdict.reason
+
+
+def test_where_only_the_last_load_loses_the_ladder_is_too_short() -> None:
+    verdict = judge(curve({100e3: 100e3, 200e3: 200e3, 300e3: 240e3}))
+    assert verdict.verdict == "UNDECIDED"
+    assert "only the last load, 300 kpps" in verdict.reason
+    assert min(verdict.next_loads) > 300e3
+
+
+def test_where_the_first_load_loses_lower_loads_are_asked_for() -> None:
+    verdict = judge(curve({300e3: 240e3, 400e3: 240e3, 500e3: 240e3}))
+    assert verdict.verdict == "UNDECIDED"
+    assert verdict.pdr is None
+    assert verdict.ndr is None
+    assert max(verdict.next_loads) < 300e3
+    assert "PDR lies below what was measured" in verdict.reason
+
+
+def test_loss_near_the_limit_is_undecided_and_asks_for_that_load() -> None:
+    plr = 0.005
+    lossy = Curve.from_runs(
+        "near",
+        {
+            100e3: [Run(100_000, 100_000)] * 10,
+            200e3: [
+                Run(200_000, round(200_000 * (1 - plr + d))) for d in np.linspace(-4e-3, 4e-3, 10)
+            ],
+            300e3: [Run(300_000, 240_000 + i) for i in range(10)],
+            400e3: [Run(400_000, 240_000 + i) for i in range(10)],
+        },
+    )
+    verdict = judge(lossy)
+    assert verdict.verdict == "UNDECIDED"
+    assert 0.2 < verdict.probability_good < 0.8
+    assert verdict.next_loads[0] == 200e3
+    assert "the runs do not tell" in verdict.reason
+
+
+def test_two_runs_a_load_leave_a_noisy_curve_undecided_and_fifty_do_not() -> None:
+    assert judge(curve(SATURATED, runs=2, spread=0.06)).verdict == "UNDECIDED"
+    assert judge(curve(SATURATED, runs=50, spread=0.06)).verdict == "GOOD"
+
+
+def test_a_system_that_drifts_is_not_judged() -> None:
+    sut = synthetic.by_name("drifting")
+    loads = np.arange(0.5e6, 1.6e6, 0.1e6).tolist()
+    verdict = judge(sut.start(1).sweep(loads, runs=10, duration_s=1))
+    assert verdict.verdict == "UNDECIDED"
+    assert "did not stay the same" in verdict.reason
+    assert "capacity-drifts" in {warning.code for warning in verdict.warnings}
+
+
+def test_every_rule_gives_its_own_word_and_the_same_figures() -> None:
+    verdicts = {rule: judge(curve(SATURATED), rule) for rule in RULES}
+    assert {verdict.verdict for verdict in verdicts.values()} == {"GOOD"}
+    assert {verdict.probability_good for verdict in verdicts.values()} == {
+        verdicts["planewise"].probability_good
+    }
+    short = curve({100e3: 100e3, 200e3: 200e3})
+    assert all(judge(short, rule).verdict == "BAD" for rule in PUBLISHED_RULES)
+
+
+def test_an_unknown_rule_and_an_impossible_limit_are_named() -> None:
+    with pytest.raises(BadInputError, match="asprinted is no rule"):
+        judge(curve(SATURATED), "asprinted")  # type: ignore[arg-type]
+    for limit in (0.0, 1.0, -0.1, math.nan):
+        with pytest.raises(BadInputError, match="no ratio between 0 and 1"):
+            judge(curve(SATURATED), plr=limit)
+
+
+@pytest.mark.parametrize("kind", ["gradual", "non-monotone"])
+def test_systems_that_are_truly_bad_are_not_called_good(kind: str) -> None:
+    loads = (np.arange(0.4, 1.9, 0.1) * 1e6).tolist()
+    for seed in range(25):
+        sut = synthetic.make(kind, noise_sd=0.01, seed=seed)
+        if sut.verdict(loads) == "BAD":
+            assert judge(sut.start(seed).sweep(loads, runs=8, duration_s=5)).verdict != "GOOD"
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> Curve:
+    """Any valid curve: one load or many, one run or many, any counts, known and unknown fields."""
+    loads = draw(st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=8, unique=True))
+    points = []
+    for load in loads:
+        runs = draw(
+            st.lists(
+                st.builds(
+                    Run,
+                    sent=st.integers(1, 10**12),
+                    received=st.integers(0, 10**12),
+                    duration_s=st.none() | st.floats(1e-6, 1e6),
+                    order=st.none() | st.integers(0, 10**6),
+                    drops=st.none() | st.integers(0, 10**12),
+                    limited=st.booleans(),
+                ),
+                min_size=1,
+                max_size=12,
+            )
+        )
+        points.append(LoadPoint(load, tuple(runs)))
+    return Curve("any", tuple(points))
+
+
+def check(verdict: Verdict) -> None:
+    assert verdict.verdict in ("GOOD", "BAD", "UNDECIDED")
+    assert verdict.reason
+    assert 0 <= verdict.probability_good <= 1
+    assert 0 <= verdict.probability_open <= 1
+    for estimate in (verdict.pdr, verdict.first_crossing, verdict.ndr):
+        if estimate is not None:
+            assert 0 <= estimate.low_pps <= estimate.pps <= estimate.high_pps
+            assert math.isfinite(estimate.pps)
+    for step in verdict.steps:
+        assert step.from_pps < step.to_pps
+        assert math.isfinite(step.tir)
+        assert step.low <= step.high
+    for warning in verdict.warnings:
+        assert warning.text
+        assert warning.evidence
+        assert all(not isinstance(v, float) or math.isfinite(v) for v in warning.evidence.values())
+    assert all(math.isfinite(load) and load > 0 for load in verdict.next_loads)
+
+
+@settings(max_examples=150, deadline=None, phases=[Phase.generate])
+@given(curves())
+def test_any_curve_is_judged(any_curve: Curve) -> None:
+    check(judge(any_curve, draws=200))
+
+
+@settings(max_examples=40, deadline=None)
+@given(curves(), st.sampled_from(PUBLISHED_RULES))
+def test_any_curve_is_judged_by_the_published_rules(any_curve: Curve, rule: str) -> None:
+    verdict = judge(any_curve, rule, draws=100)  # type: ignore[arg-type]
+    assert verdict.verdict in ("GOOD", "BAD")
+
+
+@settings(max_examples=40, deadline=None)
+@given(curves(), st.sampled_from([2.0**-10, 0.25, 8.0, 2.0**20]))
+def test_the_unit_of_the_load_does_not_matter(any_curve: Curve, factor: float) -> None:
+    scaled = Curve(
+        "scaled", tuple(LoadPoint(p.offered_pps * factor, p.runs) for p in any_curve.points)
+    )
+    plain, other = judge(any_curve, draws=200), judge(scaled, draws=200)
+    assert plain.verdict == other.verdict
+    assert plain.probability_good == pytest.approx(other.probability_good, abs=0.02)
+    assert (plain.pdr is None) == (other.pdr is None)
+    if plain.pdr is not None and other.pdr is not None:
+        assert other.pdr.pps == pytest.approx(plain.pdr.pps * factor, rel=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(curves(), st.randoms(use_true_random=False))
+def test_the_order_of_lines_does_not_matter(any_curve: Curve, random: object) -> None:
+    shuffle = random.shuffle  # type: ignore[attr-defined]
+    points = []
+    for point in any_curve.points:
+        runs = [
+            Run(run.sent, run.received, run.duration_s, index, run.drops, run.limited)
+            for index, run in enumerate(point.runs)
+        ]
+        points.append((point.offered_pps, runs))
+    plain = Curve("plain", tuple(LoadPoint(load, tuple(runs)) for load, runs in points))
+    for _, runs in points:
+        shuffle(runs)
+    shuffle(points)
+    shuffled = Curve("plain", tuple(LoadPoint(load, tuple(runs)) for load, runs in points))
+    assert judge(plain, draws=200) == judge(shuffled, draws=200)
+
+
+@needs_published_data
+def test_no_published_recording_gets_the_opposite_of_the_written_rule() -> None:
+    """Where the default rule decides, it decides as the paper's text does."""
+    opposite = {"GOOD": "BAD", "BAD": "GOOD"}
+    decided = 0
+    for row in labels():
+        verdict = judge(recorded(row["file"]))
+        check(verdict)
+        if verdict.verdict != "UNDECIDED":
+            decided += 1
+            assert verdict.verdict != opposite[row["as_written"]], row["file"]
+    assert decided >= 50
