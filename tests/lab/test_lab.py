@@ -16,7 +16,7 @@ from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab import process
 from planewise.testbed.host import ProcessTimeoutError
-from planewise.testbed.remote import LabHost
+from planewise.testbed.remote import LabHost, open_host
 
 from .conftest import PLANEWISE, Run, Silence, UpLab
 
@@ -175,6 +175,64 @@ def test_a_host_forgets_what_a_killed_planewise_ran_there(
     pytest.fail("a process or file of the killed planewise is still there")
 
 
+def test_a_server_is_reached_as_ssh_would_with_config_and_known_hosts(
+    up: UpLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    config = (up.status.directory / "ssh_config").read_text()
+    (tmp_path / ".ssh" / "config").write_text(config)
+    server = open_host("ssh://a", "sender")
+    try:
+        assert server.run(["hostname"]).check().stdout == "a\n"
+        assert server.place == "ssh://a"
+    finally:
+        server.close()
+    known = up.status.directory / "known_hosts"
+    elsewhere = tmp_path / "known_hosts"
+    (tmp_path / ".ssh" / "config").write_text(config.replace(str(known), str(elsewhere)))
+    with pytest.raises(PlanewiseError, match=f"{elsewhere}: No such file"):
+        open_host("ssh://a", "sender")
+    elsewhere.write_text("")
+    with pytest.raises(PlanewiseError, match="the host key of ssh://a is not known") as caught:
+        open_host("ssh://a", "sender")
+    assert "`ssh a`" in caught.value.remedy
+    elsewhere.write_text(known.read_text())
+    no_key = config.replace(str(known), str(elsewhere)).replace("IdentityFile", "# IdentityFile")
+    (tmp_path / ".ssh" / "config").write_text(no_key)
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    with pytest.raises(PlanewiseError, match="ssh://a refuses us by ssh"):
+        open_host("ssh://a", "sender")
+
+
+def test_ctrl_c_goes_to_the_command(up: UpLab) -> None:
+    script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.1; done"
+    argv = ["lab", "run", "--name", "t", "--", "sh", "-c", script]
+    process_ = subprocess.Popen([*PLANEWISE, *argv], stdout=subprocess.PIPE, text=True)
+    assert process_.stdout is not None
+    assert process_.stdout.readline() == "ready\n"
+    process_.send_signal(signal.SIGINT)
+    rest, _ = process_.communicate(timeout=60)
+    assert (rest, process_.returncode) == ("caught\n", 9)
+
+
+def test_a_command_ends_with_the_planewise_that_ran_it(
+    up: UpLab, hosts: dict[lab.HostId, LabHost]
+) -> None:
+    argv = ["lab", "run", "--name", "t", "--", "sh", "-c", "echo ready; sleep 8888; true"]
+    victim = subprocess.Popen([*PLANEWISE, *argv], stdout=subprocess.PIPE, text=True)
+    assert victim.stdout is not None
+    assert victim.stdout.readline() == "ready\n"
+    time.sleep(2)  # until its keeper stands, too
+    victim.kill()
+    victim.wait()
+    for _ in range(50):
+        if shell(hosts["a"], "pgrep -fx 'sleep 8888' || echo none").strip() == "none":
+            return
+        time.sleep(0.2)
+    pytest.fail("the command still runs")
+
+
 def test_run_passes_output_input_and_the_exit_code(up: UpLab, planewise: Run) -> None:
     done = planewise(
         *("lab", "run", "--name", "t", "--host", "b", "--"),
@@ -289,6 +347,23 @@ def test_after_a_kill_while_it_boots_clean_leaves_nothing(
     if moment == "both hosts boot":
         assert [one.name for one in swept] == ["killed"]
         assert len(swept[0].processes) >= 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_boot_that_is_interrupted_leaves_nothing(
+    state_directory: Path, number: signal.Signals
+) -> None:
+    argv = ["lab", "up", "--name", "cut", "--memory", "512"]
+    victim = subprocess.Popen([*PLANEWISE, *argv], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len(hosts_in(state_directory)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    victim.send_signal(number)
+    _, said = victim.communicate(timeout=60)
+    assert victim.returncode != 0
+    assert "Traceback" not in said
+    assert qemus(state_directory) == []
+    assert list(state_directory.glob("*")) == []
 
 
 def test_a_fresh_lab_is_gone_after_its_command(state_directory: Path, planewise: Run) -> None:

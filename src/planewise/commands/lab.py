@@ -64,8 +64,8 @@ def up(
         print_json(_as_json(found))
         return
     out().print(
-        f"The lab `{name}` is up ({time.monotonic() - begun:.1f} s): hosts a and b with {pfs} "
-        f"PF{'s' if pfs > 1 else ''} each, under {found.record.accelerator.upper()}.",
+        f"The lab `{name}` is up ({time.monotonic() - begun:.1f} s): hosts a and b with "
+        f"{_count(pfs)} each, under {found.record.accelerator.upper()}.",
         markup=False,
     )
     verbosity: Verbosity = context.obj
@@ -185,7 +185,7 @@ def _print_lab(lab: LabStatus) -> None:
     record = lab.record
     console = out()
     console.print(
-        f"{record.name}: {lab.state}, {record.pfs} PFs a host, {record.accelerator.upper()} "
+        f"{record.name}: {lab.state}, {_count(record.pfs)} a host, {record.accelerator.upper()} "
         f"({record.accelerator_reason}), kernel {record.kernel}",
         markup=False,
     )
@@ -246,3 +246,7 @@ def _host_as_json(host: HostStatus) -> dict[str, object]:
 
 def _name_flag(name: str) -> str:
     return "" if name == "default" else f" --name {name}"
+
+
+def _count(pfs: int) -> str:
+    return f"{pfs} PF" if pfs == 1 else f"{pfs} PFs"

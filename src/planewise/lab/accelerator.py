@@ -45,6 +45,12 @@ def find(
     return found
 
 
+def is_known(qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, cache: Path) -> bool:
+    """Whether `find` needs no trial."""
+    subject = _subject(qemu, qemu_version, kernel)
+    return _refused() is not None or _recall(cache, subject) is not None
+
+
 def recall(qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, cache: Path) -> Accelerator:
     """What `find` would give, without a trial: where none was made, TCG."""
     return (

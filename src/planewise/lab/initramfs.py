@@ -60,7 +60,6 @@ $b mount -t overlay -o "$layers" root /root ||
     fail "the writable layer could not be laid over the outer machine's root"
 for there in proc sys dev run tmp; do $b mkdir -p /root/$there; done
 $b mount -t tmpfs -o mode=755 run /root/run
-$b mount -t tmpfs -o mode=1777 tmp /root/tmp
 $b cp -a /lab /root/run/lab
 $b cp -a $b /root/run/lab/busybox
 $b ln -s busybox /root/run/lab/init
@@ -76,6 +75,14 @@ b=/run/lab/busybox
 fail() { echo "FAILED_MARK$*"; $b sync; $b poweroff -f; }
 $b hostname HOST
 $b mkdir -p /dev/pts /dev/shm /run/sshd /run/netns /run/lock /run/home
+# No udev: what loads its module when it is opened must be there to be opened.
+while read -r module name number; do
+    case $module in tun | vhost_net | vfio | fuse) ;; *) continue ;; esac
+    [ ! -e /dev/$name ] || continue
+    case $name in */*) $b mkdir -p /dev/${name%/*} ;; esac
+    number=${number#c}
+    $b mknod /dev/$name c ${number%:*} ${number#*:}
+done </lib/modules/$($b uname -r)/modules.devname
 $b mount -t devpts -o gid=5,mode=620,ptmxmode=666 devpts /dev/pts
 $b mount -t tmpfs -o mode=1777 shm /dev/shm
 $b mount -t cgroup2 cgroup /sys/fs/cgroup

@@ -40,6 +40,11 @@ def find(cache: Path) -> Kernel:
     return own if own is not None else _from_package(cache, refusals)
 
 
+def needs_download(cache: Path) -> bool:
+    """Whether `find` will have to fetch a package."""
+    return _own()[0] is None and not _unpacked(cache)
+
+
 def at_hand(cache: Path) -> Kernel:
     """The kernel that needs no download.
 
@@ -145,11 +150,11 @@ def _from_package(cache: Path, refusals: list[str]) -> Kernel:
         if refusals
         else "this machine has no kernel of its own in /boot and /lib/modules"
     )
+    # What was unpacked once serves on, whatever newer version apt learns of.
+    for unpacked in _unpacked(cache):
+        return _in_tree(unpacked)
     wanted = _wanted_packages()
     if not wanted:
-        # What was unpacked once serves on, also where the package lists are gone.
-        for tree in _unpacked(cache):
-            return _in_tree(tree)
         raise UnsupportedError(
             f"no kernel for the lab: {own}, and apt offers no kernel package",
             remedy=packages.SETUP_REMEDY,

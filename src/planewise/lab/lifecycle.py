@@ -43,7 +43,10 @@ ANSWER_TIMEOUT_S = 10.0
 
 _POLL_S = 0.1
 _FORK_S = 0.3
+_ROUNDS = 5
 _FIRST_GUESS_S = 20.0
+_FETCH_S = 60.0
+_TRIAL_S = 3.0
 _PORT_ATTEMPTS = 5
 
 
@@ -110,10 +113,12 @@ def prepare(progress: Progress) -> Platform:
     """
     program, version = qemu.find()
     cache = packages.cache_directory()
-    progress.begin("looking for a kernel", 30.0)
+    if kernel.needs_download(cache):
+        progress.begin("fetching a kernel, once", _FETCH_S)
     found = kernel.find(cache)
     programs = tools.find(cache)
-    progress.begin("trying KVM", 3.0)
+    if not accelerator.is_known(program, version, found, cache):
+        progress.begin("trying KVM", _TRIAL_S)
     accelerated = accelerator.find(program, version, found, programs.busybox, cache)
     return _platform(program, version, found, programs, accelerated, cache)
 
@@ -151,7 +156,7 @@ def up(spec: LabSpec, progress: Progress, boot_limit_s: float = BOOT_LIMIT_S) ->
     if found is not None:
         return found
     platform = prepare(progress)
-    _check_memory(spec)
+    check_memory(spec)
     state.make_directory(where)
     with _signals_as_exceptions(), state.lock(where, exclusive=True, wait_s=2.0) as mine:
         if not mine:
@@ -382,7 +387,7 @@ def _start(record: Record, where: LabPaths, platform: Platform) -> Record:
             if not said:
                 continue
             if "host forwarding rule" not in said or attempt == _PORT_ATTEMPTS:
-                raise _refusal(said, record.spec, port)
+                raise refusal(said, record.spec, port)
             # Somebody took the port between our look and QEMU's: other ports, once more.
             _end_hosts(record.name, where)
             ports = dict(zip(HOSTS, _free_ports(len(HOSTS)), strict=True))
@@ -409,7 +414,8 @@ def _launch(argv: Sequence[str]) -> str:
     return done.stderr.strip() or f"exit code {done.returncode}"
 
 
-def _refusal(said: str, spec: LabSpec, port: int) -> PlanewiseError:
+def refusal(said: str, spec: LabSpec, port: int) -> PlanewiseError:
+    """What QEMU complained of, as a sentence. Pure."""
     line = said.splitlines()[-1].removeprefix("qemu-system-x86_64: ")
     if "host forwarding rule" in said:
         return PlanewiseError(
@@ -565,11 +571,17 @@ def _leftover(name: str, where: LabPaths) -> Leftover:
 
 def _end_hosts(name: str, where: LabPaths) -> tuple[Seen, ...]:
     ended: tuple[Seen, ...] = ()
-    # Again until none is found: one that was just being started forks once into the background.
-    while found := _hosts_of(name, where):
+    # More than once: one that is just being started forks into the background.
+    for _ in range(_ROUNDS):
+        found = _hosts_of(name, where)
+        if not found:
+            return ended
         _end(found)
         ended += found
-    return ended
+    raise PlanewiseError(
+        f"process {ended[-1].pid} of the lab `{name}` does not end",
+        remedy="the kernel holds it; look at it with `ps`, and run this again later",
+    )
 
 
 def _end(found: tuple[Seen, ...]) -> None:
@@ -618,7 +630,12 @@ def _free_ports(count: int) -> tuple[int, ...]:
             one.close()
 
 
-def _check_memory(spec: LabSpec) -> None:
+def check_memory(spec: LabSpec) -> None:
+    """Whether two hosts fit into what is available now.
+
+    Raises:
+        UnsupportedError: they do not.
+    """
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))

@@ -36,10 +36,12 @@ TRIAL_NAME = f"{PREFIX}accelerator-trial"
 _PROGRAM = "qemu-system-x86_64"
 
 # no_timer_check: the kernel counts a few timer ticks at its start and panics when there are too
-# few; emulated on a busy machine, there may be.
+# few, and emulated on a busy machine there may be. tsc=reliable: for the same reason its watchdog
+# would take a good clock for a bad one. rcu_expedited: on a busy machine halves the time to boot.
 _APPEND = (
     "console=ttyS0 quiet panic=-1 intel_iommu=on net.ifnames=0 random.trust_cpu=on "
-    "no_timer_check mitigations=off audit=0 selinux=0 apparmor=0"
+    "no_timer_check tsc=reliable rcupdate.rcu_expedited=1 rcupdate.rcu_normal_after_boot=1 "
+    "mitigations=off audit=0 selinux=0 apparmor=0"
 )
 
 

@@ -7,13 +7,13 @@ closes the channels, and each command's keeper ends the command and removes what
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import re
 import shlex
 import signal
 import threading
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +68,7 @@ cat >/dev/null
 rm -rf "$d"
 """
 
-_STDIN = 0
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -405,12 +405,18 @@ class SshHost:
         Raises:
             PlanewiseError: the connection was lost.
         """
-        running: Future[int] = asyncio.run_coroutine_threadsafe(self._stream(command), self._loop)
+        stream = _Stream(self.place, self.remedy)
+        running = asyncio.run_coroutine_threadsafe(
+            stream.run(self._connection, command), self._loop
+        )
         while True:
             try:
                 return running.result()
             except KeyboardInterrupt:
-                self.call(self._interrupt_stream())
+                if stream.pid:
+                    self.call(self.shell(f"kill -s INT -- -{stream.pid}"))
+            except asyncssh.Error as error:
+                raise self._explain(error) from error
 
     def close(self) -> None:
         """See `Host.close`; removes what was copied, and ends the connection."""
@@ -451,6 +457,7 @@ class SshHost:
             options["username"] = self._target.user
         if self._target.port is not None:
             options["port"] = self._target.port
+        _name_ourselves()
         options.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
         options.setdefault("login_timeout", CONNECT_TIMEOUT_S)
         options.setdefault("keepalive_interval", _KEEPALIVE_S)
@@ -461,8 +468,13 @@ class SshHost:
                 f"{self.place} does not answer by ssh within {CONNECT_TIMEOUT_S:g} s",
                 remedy=self.remedy,
             ) from error
-        except OSError as error:
-            why = error.strerror or str(error)
+        except (OSError, ValueError) as error:
+            # ValueError: a key or a line of ~/.ssh/config that cannot be read.
+            # asyncio's own words for a refusal name the address instead.
+            code = getattr(error, "errno", None) or 0
+            why = os.strerror(code) if code > 0 else getattr(error, "strerror", "") or str(error)
+            if getattr(error, "filename", None):
+                why = f"{error.filename}: {why}"  # type: ignore[union-attr]
             raise PlanewiseError(
                 f"{self.place} cannot be reached by ssh: {why}", remedy=self.remedy
             ) from error
@@ -503,44 +515,6 @@ class SshHost:
                 raise PlanewiseError(f"{complaint}: {cause.reason}") from cause
             raise
 
-    async def _stream(self, command: str) -> int:
-        remote = await self._connection.create_process(command, encoding=None)
-        self._streamed = remote
-        loop = asyncio.get_running_loop()
-
-        def feed() -> None:
-            # In a thread of its own: whatever stdin is (terminal, pipe, file), reading blocks.
-            with suppress(OSError, RuntimeError):
-                while part := os.read(_STDIN, 1 << 16):
-                    asyncio.run_coroutine_threadsafe(self._give(remote, part), loop).result()
-                loop.call_soon_threadsafe(remote.stdin.write_eof)
-
-        threading.Thread(target=feed, name="stdin", daemon=True).start()
-
-        async def pump(source: asyncssh.SSHReader[bytes], into: int) -> None:
-            while part := await source.read(1 << 16):
-                await loop.run_in_executor(None, _write_all, into, part)
-
-        await asyncio.gather(pump(remote.stdout, 1), pump(remote.stderr, 2))
-        await remote.wait_closed()
-        if remote.exit_signal:
-            return 128 + int(getattr(signal, f"SIG{remote.exit_signal[0]}", signal.SIGKILL))
-        if remote.exit_status is None or remote.exit_status < 0:
-            raise PlanewiseError(
-                f"the connection to {self.place} was lost while the command ran",
-                remedy=self.remedy,
-            )
-        return remote.exit_status
-
-    async def _give(self, remote: asyncssh.SSHClientProcess[bytes], part: bytes) -> None:
-        with suppress(OSError, asyncssh.Error):
-            remote.stdin.write(part)
-            await remote.stdin.drain()
-
-    async def _interrupt_stream(self) -> None:
-        with suppress(OSError, asyncssh.Error):
-            self._streamed.send_signal("INT")
-
     async def _hang_up(self) -> None:
         if self._keeper is not None:
             self._keeper.stdin.write_eof()
@@ -573,6 +547,67 @@ class SshHost:
         )
 
 
+class _Stream:
+    """A command that has this program's stdin, stdout and stderr."""
+
+    def __init__(self, place: str, remedy: str) -> None:
+        self.pid = 0
+        """Its process group on the host, once it runs."""
+        self._place = place
+        self._remedy = remedy
+
+    async def run(self, connection: asyncssh.SSHClientConnection, command: str) -> int:
+        """Runs it to its end; gives its exit code.
+
+        Raises:
+            PlanewiseError: the connection was lost.
+        """
+        words = shlex.join(["sh", "-c", f'echo "{_BEGUN}$$" >&2; {command}'])
+        remote = await connection.create_process(f"exec {words}", encoding=None)
+        first = await remote.stderr.readline()
+        self.pid = int(first.decode().removeprefix(_BEGUN) or 0)
+        # Its stdin is the command's, so a channel of its own tells the keeper that we are gone.
+        watch = f"trap '' INT TERM HUP; read -r done || kill -s KILL -- -{self.pid}"
+        keeper = await connection.create_process(f"exec {shlex.join(['sh', '-c', watch])}")
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._feed, args=(remote, loop), name="stdin", daemon=True).start()
+        await asyncio.gather(
+            self._pump(remote.stdout, _STDOUT, loop), self._pump(remote.stderr, _STDERR, loop)
+        )
+        await remote.wait_closed()
+        keeper.stdin.write("done\n")
+        if remote.exit_signal:
+            return 128 + int(getattr(signal, f"SIG{remote.exit_signal[0]}", signal.SIGKILL))
+        if remote.exit_status is None or remote.exit_status < 0:
+            raise PlanewiseError(
+                f"the connection to {self._place} was lost while the command ran",
+                remedy=self._remedy,
+            )
+        return remote.exit_status
+
+    @staticmethod
+    async def _pump(
+        source: asyncssh.SSHReader[bytes], into: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        while part := await source.read(1 << 16):
+            await loop.run_in_executor(None, _write_all, into, part)
+
+    def _feed(
+        self, remote: asyncssh.SSHClientProcess[bytes], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        # In a thread of its own: whatever stdin is (terminal, pipe, file), reading it blocks.
+        with suppress(OSError, RuntimeError):
+            while part := os.read(_STDIN, 1 << 16):
+                asyncio.run_coroutine_threadsafe(self._give(remote, part), loop).result()
+            loop.call_soon_threadsafe(remote.stdin.write_eof)
+
+    @staticmethod
+    async def _give(remote: asyncssh.SSHClientProcess[bytes], part: bytes) -> None:
+        with suppress(OSError, asyncssh.Error):
+            remote.stdin.write(part)
+            await remote.stdin.drain()
+
+
 class LabHost(SshHost):
     """A host of a lab: an ssh host whose address and key are known. Holds the lab while open.
 
@@ -603,6 +638,14 @@ class LabHost(SshHost):
         """See `SshHost.close`; lets go of the lab."""
         super().close()
         self._held.close()
+
+
+def _name_ourselves() -> None:
+    """asyncssh asks for our own name; a user without an account, as in containers, has none."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = f"uid{os.getuid()}"
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
