@@ -274,6 +274,9 @@ def test_a_lab_in_use_is_no_leftover(hosts: dict[lab.HostId, LabHost]) -> None:
     assert status.state == "running"
 
 
+PANIC = "(sleep 1; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &"
+
+
 def test_a_host_that_hangs_and_one_that_panics_are_found_and_said(
     up: UpLab, planewise: Run
 ) -> None:
@@ -298,9 +301,6 @@ def test_a_host_that_hangs_and_one_that_panics_are_found_and_said(
     assert done.returncode == 1
     assert "host b of the lab `t` is dead: kernel panic" in done.stderr
     assert str(found.hosts[1].serial_log) in done.stderr
-
-
-PANIC = "(sleep 1; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &"
 
 
 def test_down_leaves_no_process_socket_or_file(

@@ -98,8 +98,8 @@ class Leftover:
     name: str
     processes: tuple[int, ...]
     """Ids of its QEMU processes."""
-    directory: Path | None
-    """Its state directory, where that is still there."""
+    directory: str
+    """Its state directory; empty where that is gone."""
     what: str
     started: str
 
@@ -555,7 +555,7 @@ def _orphans() -> tuple[Leftover, ...]:
             continue
         found.setdefault(directory.name.removeprefix("lab-"), []).append(seen)
     return tuple(
-        Leftover(name, tuple(one.pid for one in seen), None, "lab without a directory", "")
+        Leftover(name, tuple(one.pid for one in seen), "", "lab without a directory", "")
         for name, seen in sorted(found.items())
     )
 
@@ -564,9 +564,9 @@ def _leftover(name: str, where: LabPaths) -> Leftover:
     record = state.read(where)
     pids = tuple(seen.pid for seen in _hosts_of(name, where))
     if record is None:
-        return Leftover(name, pids, where.directory, "lab that was not written down", "")
+        return Leftover(name, pids, str(where.directory), "lab that was not written down", "")
     started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(record.created_s))
-    return Leftover(name, pids, where.directory, f"lab with {record.pfs} PFs a host", started)
+    return Leftover(name, pids, str(where.directory), f"lab with {record.pfs} PFs a host", started)
 
 
 def _end_hosts(name: str, where: LabPaths) -> tuple[Seen, ...]:
