@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from planewise.judge.curve import Curve, Floats, Ints
 from planewise.judge.rules import ETA
 
-MIN_STEP: Final = 0.035
+MIN_STEP: Final = 0.02
 """Loads closer than this share of the lower one are pooled: TIR between them is only noise."""
 
 _MOST_GROUPS: Final = 100
@@ -40,6 +40,8 @@ _POOLED_PRIOR_RUNS: Final = 4.0
 """Weight of those loads' common deviation at each of them, in runs."""
 _SLOPE_SPREADS: Final = np.geomspace(0.01, 0.64, 7)
 """How far the TIR of saturated steps may lie apart; each is held equally likely beforehand."""
+_FALL_SPREAD: Final = 1.0
+"""How far the TIR of a step at which throughput falls may lie from the others'."""
 _KNEE_SPREAD: Final = 0.3
 """The first step over the limit may hold the knee: its TIR may lie this far from the others'."""
 _LEAST_PLR: Final = -1.0
@@ -202,11 +204,30 @@ def moments(curve: Curve, min_step: float = MIN_STEP) -> Moments:
         points = curve.points[group]
         weights = [point.count for point in points]
         offered.append(float(np.average([point.offered_pps for point in points], weights=weights)))
-        runs.append(np.concatenate([point.plr_per_run for point in points]))
+        runs.append(
+            levelled(
+                np.repeat([point.offered_pps for point in points], weights),
+                np.concatenate([point.plr_per_run for point in points]),
+            )
+        )
         places.append(np.concatenate([point.table.order for point in points]).astype(np.float64))
     every = np.concatenate(places)
     known = bool((every >= 0).all()) and np.unique(every).size == every.size
     return moments_of(np.array(offered), runs, places if known else None)
+
+
+def levelled(offered_pps: Floats, plr: Floats) -> Floats:
+    """PLR of runs at pooled loads, without the part that their different loads explain.
+
+    Arrays of shape (K,). Within so short a stretch loss is taken to change linearly with load;
+    with fewer than three runs nothing can be told apart.
+    """
+    if plr.size < 3 or offered_pps.min() == offered_pps.max():
+        return plr
+    centred: Floats = offered_pps / offered_pps.mean() - 1
+    trend = float(centred @ plr) / float(centred @ centred)
+    result: Floats = plr - trend * centred
+    return result
 
 
 def moments_of(
@@ -343,6 +364,9 @@ def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Gen
     noise = (slope * error**2) @ slope.T
     spreads = np.repeat(_SLOPE_SPREADS[:, None] ** 2, steps, axis=1)
     spreads[:, 0] += _KNEE_SPREAD**2
+    # Where throughput clearly falls, steps say nothing about how flat the others are.
+    falling = observed + 2 * np.sqrt(np.diag(noise)) < 0
+    spreads[:, falling & (observed < -ETA)] += _FALL_SPREAD**2
     diagonal = np.arange(steps)
     covariance = np.repeat(noise[None], _SLOPE_SPREADS.size, axis=0)
     covariance[:, diagonal, diagonal] += spreads

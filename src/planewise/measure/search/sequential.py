@@ -168,7 +168,9 @@ class Planner:
             members = [np.array(load.plr) for load in measured[group]]
             weights = [values.size for values in members]
             offered.append(float(np.average(loads[group], weights=weights)))
-            runs.append(np.concatenate(members))
+            runs.append(
+                probability.levelled(np.repeat(loads[group], weights), np.concatenate(members))
+            )
             places.append(np.concatenate([np.array(load.order) for load in measured[group]]))
         moments = probability.moments_of(np.array(offered), runs, places)
         draws = probability.draw(
