@@ -39,6 +39,10 @@ lab:
 	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup lab; fi
 	pytest -q tests/lab
 
+bench-judge: test-setup
+	python benches/judge.py
+	python benches/judge_replay.py
+
 format:
 	cargo fmt
 	ruff format -q .

@@ -27,7 +27,7 @@ from tests.linux.probe import Network, cable, run
 from planewise.testbed import privilege
 
 STEPS_PPS = (1_000, 10_000, 100_000)
-LADDER_PPS = (300_000, 400_000, 500_000, 600_000, 650_000, 700_000, 750_000, 800_000)
+LADDER_PPS = (300_000, 400_000, 500_000, 550_000, 600_000, 650_000, 700_000, 750_000, 800_000)
 SIZE_BYTES = 64
 
 
@@ -103,7 +103,9 @@ def main() -> None:
     args.prepare = real_time if args.real_time else None
     privilege.ensure()
     cpu = ("--tx-cpu", str(min(os.sched_getaffinity(0))))
-    alone = run("trial", "--calibrate-only", "--size", str(SIZE_BYTES), *cpu).output["max_pps"]
+    alone = run(
+        *("trial", "--calibrate-only", "--size", str(SIZE_BYTES), *cpu), preexec_fn=args.prepare
+    ).output["max_pps"]
     with cable() as network:
         steps = [row for rate in STEPS_PPS for row in measure(network, rate, args)]
         ladder = [row for rows in climb(network, args) for row in rows]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from planewise import __version__
 from planewise.advise.recommend import recommend
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import Verdict
 from planewise.measure.design import Design
@@ -54,7 +54,15 @@ def quick_design(planes: Sequence[str], minutes: float) -> Design:
     """The built-in design of `planewise quick`: every plane × idle, CPU load, network load.
 
     `minutes` sets the number of blocks; a block takes about 35 s for three planes.
+
+    Raises:
+        UnsupportedError: this host has no plane.
     """
+    if not planes:
+        raise UnsupportedError(
+            "this host can build none of the planes that Planewise knows",
+            remedy="`planewise doctor` says why, plane by plane",
+        )
     design = Design.model_validate(
         {
             "title": "Which data plane should the guests of this host use?",
@@ -105,8 +113,7 @@ def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> F
         ladders = find_ladders(design, stage, unavailable, progress)
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.create(out, _info(design, ladders, host, schedule)) as writer:
-            outcome = run(schedule, stage, writer, progress)
-    return _conclude(out, outcome)
+            return _measure(schedule, stage, writer, progress)
 
 
 def resume(out: Path, progress: Progress) -> Finished:
@@ -117,21 +124,23 @@ def resume(out: Path, progress: Progress) -> Finished:
         unavailable = stage.unavailable(design.factors.plane)
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.resume(out) as writer:
-            outcome = run(schedule, stage, writer, progress)
-    return _conclude(out, outcome)
+            return _measure(schedule, stage, writer, progress)
 
 
 def _stage(design: Design) -> NamespaceStage:
-    return NamespaceStage(design.background, "icmp" if design.rtt is None else design.rtt.protocol)
+    return NamespaceStage(design)
 
 
-def _conclude(out: Path, outcome: Outcome) -> Finished:
-    reader = RunReader(out)
-    advice = recommend(reader.trials(), reader.info)
-    (out / "recommendation.json").write_text(advice.model_dump_json(indent=2) + "\n")
-    report = out / "report.html"
-    html.write(RunReader(out), report)
-    return Finished(out, report, outcome, advice)
+def _measure(
+    schedule: Schedule, stage: NamespaceStage, writer: RunWriter, progress: Progress
+) -> Finished:
+    """Runs the schedule, recommends from everything in the run directory, and reports."""
+    outcome = run(schedule, stage, writer, progress)
+    advice = recommend(RunReader(writer.path).trials(), writer.info)
+    writer.recommend(advice)
+    report = writer.path / "report.html"
+    html.write(RunReader(writer.path), report)
+    return Finished(writer.path, report, outcome, advice)
 
 
 def _info(

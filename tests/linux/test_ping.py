@@ -92,9 +92,13 @@ def test_a_frame_on_the_wire_has_the_size_that_was_asked_for(
     assert ping(netns_pair, "--count", "50", "--size", "1000", "--path", path).code == 0
     bytes_ = netns_pair.b.counter("rx_bytes") - before[0]
     packets = netns_pair.b.counter("rx_packets") - before[1]
-    # Interface counters leave the FCS out; ARP is the rest.
-    assert packets >= 50
-    assert 996 - 30 < bytes_ / packets <= 996
+    # Interface counters leave the FCS out. What is no probe (ARP, ND) has up to 120 bytes.
+    fits = [
+        probes
+        for probes in range(50, packets + 1)
+        if probes * 996 <= bytes_ <= probes * 996 + (packets - probes) * 120
+    ]
+    assert fits, f"{bytes_} bytes in {packets} packets"
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -145,6 +145,13 @@ def test_loads_that_lie_close_are_pooled() -> None:
     assert moments.mean[0] == pytest.approx(0.01)
 
 
+def test_a_ladder_of_countless_loads_is_pooled_to_a_hundred() -> None:
+    found = probability.groups(np.geomspace(1.0, 1e12, 5000))
+    assert 40 < len(found) <= 100
+    assert found[0].start == 0
+    assert found[-1].stop == 5000
+
+
 def test_a_disturbed_run_counts_by_how_often_all_loads_saw_one() -> None:
     calm = {load: [0.001] * 20 for load in (100.0, 200.0)}
     one = {**calm, 300.0: [0.001] * 19 + [0.301]}
@@ -174,35 +181,58 @@ def test_runs_go_where_the_verdict_is_open() -> None:
     assert gain[1] > 10 * gain[3]
 
 
+def interleaved(capacity: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Places and PLR of trials at three saturated loads in turn, capacity trial by trial."""
+    place = np.arange(float(capacity.size))
+    return (
+        [place[i::3] for i in range(3)],
+        [1 - capacity[i::3] / over for i, over in enumerate((1.2, 1.5, 2.0))],
+    )
+
+
+def wavering(rng: np.random.Generator, size: int, rho: float) -> np.ndarray:
+    state = rng.standard_normal()
+    capacity = np.empty(size)
+    for i in range(size):
+        state = rho * state + np.sqrt(1 - rho**2) * rng.standard_normal()
+        capacity[i] = 1 + 0.02 * state
+    return capacity
+
+
 def test_a_trend_of_capacity_is_seen_when_loads_are_interleaved() -> None:
     rng = np.random.default_rng(2)
-    order = np.arange(60.0)
-    load = np.tile(np.arange(3), 20)
-    capacity = (1 - 0.08 * order / 60) * (1 + rng.normal(0, 0.003, 60))
-    plr = 1 - capacity / np.array([1.2, 1.5, 2.0])[load]
-    drift = probability.sweep_drift(order, load, plr)
+    capacity = (1 - 0.08 * np.arange(60) / 60) * (1 + rng.normal(0, 0.003, 60))
+    drift = probability.sweep_drift(*interleaved(capacity))
     assert drift is not None
     assert drift.material
     assert drift.change == pytest.approx(-0.08, abs=0.015)
 
 
 def test_no_trend_is_told_where_loads_were_measured_one_after_another() -> None:
-    load = np.repeat(np.arange(3), 20)
-    plr = np.array([0.1, 0.3, 0.5])[load] + 0.01 * np.arange(60) / 60
-    assert probability.sweep_drift(np.arange(60.0), load, plr) is None
+    places = [np.arange(20.0) + 20 * i for i in range(3)]
+    runs = [level + 0.01 * place / 60 for level, place in zip((0.1, 0.3, 0.5), places, strict=True)]
+    assert probability.sweep_drift(places, runs) is None
 
 
 def test_a_slow_wavering_is_no_certain_trend() -> None:
     rng = np.random.default_rng(4)
     material = 0
     for _ in range(100):
-        capacity = np.empty(90)
-        state = rng.standard_normal()
-        for i in range(90):
-            state = 0.8 * state + 0.6 * rng.standard_normal()
-            capacity[i] = 1 + 0.02 * state
-        load = np.tile(np.arange(3), 30)
-        plr = 1 - capacity / np.array([1.2, 1.5, 2.0])[load]
-        drift = probability.sweep_drift(np.arange(90.0), load, plr)
+        drift = probability.sweep_drift(*interleaved(wavering(rng, 90, 0.8)))
         material += drift is not None and drift.material
     assert material <= 5
+
+
+def test_a_system_that_wavers_slowly_over_all_loads_widens_every_interval() -> None:
+    rng = np.random.default_rng(6)
+    loads = np.array([1.2, 1.5, 2.0])
+
+    def widening(rho: float) -> float:
+        places, runs = interleaved(wavering(rng, 60, rho))
+        return float(probability.moments_of(loads, runs, places).inflation.mean())
+
+    white = np.mean([widening(0.0) for _ in range(10)])
+    slow = np.mean([widening(0.95) for _ in range(10)])
+    # Three loads in turn: the sum of 0.95^(3 |i − j|) over 20 x 20 visits, divided by 20, is 9.7.
+    assert white < 1.5
+    assert slow > 3

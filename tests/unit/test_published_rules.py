@@ -61,7 +61,7 @@ def test_the_reason_names_the_step_that_breaks_the_rule() -> None:
     result = apply_rule("as-written", curve(100, 200, 250, 270, 275))
     assert result.potential == 2
     assert result.tir == pytest.approx((0.2, 0.05))
-    assert result.reason == "not saturated: from 300 to 400 pps TIR is 0.200, not below 0.1"
+    assert result.reason == "not saturated: from 300 pps to 400 pps TIR is 0.200, not below 0.1"
 
 
 @needs_published_data

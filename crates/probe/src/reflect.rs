@@ -173,7 +173,7 @@ pub fn run(args: &Args) -> Result<()> {
     let started_ns = clock::realtime_ns();
     let start = clock::monotonic_ns();
     let end = args.duration.map(|duration| start + duration.as_nanos() as i64);
-    eprintln!("pw-probe: reflecting on UDP port {}", args.port);
+    eprintln!("ready: reflecting on UDP port {}", args.port);
     let mut reflector = Reflector::new(args.mode);
     let mut report = Report {
         port: args.port,

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from planewise.judge.curve import Curve, Floats
+from planewise.units import rate_text
 
 PublishedRule = Literal["as-published", "as-coded-intent", "as-written"]
 PUBLISHED_RULES: tuple[PublishedRule, ...] = ("as-published", "as-coded-intent", "as-written")
@@ -56,7 +57,7 @@ def apply_rule(rule: PublishedRule, curve: Curve, plr: float = 0.005) -> RuleRes
     if potential == len(offered) - 1:
         return RuleResult(
             False,
-            f"no saturation detected: only the last load, {offered[-1]:.0f} pps, lost more than "
+            f"no saturation detected: only the last load, {rate_text(offered[-1])}, lost more than "
             f"{plr:.2%}",
             potential,
             (),
@@ -69,15 +70,15 @@ def apply_rule(rule: PublishedRule, curve: Curve, plr: float = 0.005) -> RuleRes
     if above.size == 0:
         return RuleResult(
             True,
-            f"saturated from {offered[potential]:.0f} pps on: TIR stays below {ETA}",
+            f"saturated from {rate_text(offered[potential])} on: TIR stays below {ETA}",
             potential,
             tuple(tir.tolist()),
         )
     step = int(above[0])
     return RuleResult(
         False,
-        f"not saturated: from {offered[potential + step]:.0f} to "
-        f"{offered[potential + step + 1]:.0f} pps TIR is {tir[step]:.3f}, "
+        f"not saturated: from {rate_text(offered[potential + step])} to "
+        f"{rate_text(offered[potential + step + 1])} TIR is {tir[step]:.3f}, "
         f"not below {limits[step]:.1f}",
         potential,
         tuple(tir.tolist()),

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from planewise.errors import UnsupportedError
-from planewise.measure.design import BackgroundPart
+from planewise.measure.design import Design
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.rtt import RttPath, measure_rtt
@@ -16,7 +16,7 @@ from planewise.measure.schedule import Cell, LoadTrial, RttTrial
 from planewise.testbed.availability import try_plane
 from planewise.testbed.host import LocalHost
 from planewise.testbed.load import BackgroundLoad, LoadSpec
-from planewise.testbed.model import TestbedSpec
+from planewise.testbed.model import TestbedSpec, mtu_for
 from planewise.testbed.namespaces import NamespaceTestbed
 from planewise.testbed.planes import namespace_plane
 from planewise.testbed.steering import CpuSplit, split_cpus, steer
@@ -29,9 +29,10 @@ class NamespaceStage:
     without load costs nothing.
     """
 
-    def __init__(self, background: BackgroundPart, protocol: str) -> None:
-        self._background = background
-        self._protocol = protocol
+    def __init__(self, design: Design) -> None:
+        self._background = design.background
+        self._protocol = "icmp" if design.rtt is None else design.rtt.protocol
+        self._mtu_bytes = mtu_for(design.frame_sizes())
         self._host = LocalHost("generator")
         self._cpus = split_cpus()
         self._generator = Generator(
@@ -78,7 +79,11 @@ class NamespaceStage:
     def _testbed(self, cell: Cell) -> NamespaceTestbed:
         key = (cell.plane, cell.background_guests)
         if key not in self._testbeds:
-            spec = TestbedSpec(plane=cell.plane, background_guests=cell.background_guests)
+            spec = TestbedSpec(
+                plane=cell.plane,
+                background_guests=cell.background_guests,
+                mtu_bytes=self._mtu_bytes,
+            )
             self._testbeds[key] = self._built.enter_context(NamespaceTestbed(spec))
         return self._testbeds[key]
 

@@ -85,6 +85,14 @@ class LossOutput(BaseModel):
     count: NonNegativeInt
 
 
+class GeneratorOutput(BaseModel):
+    """The generator of a trial."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    max_pps: float | None = None
+
+
 class TrialOutput(ProbeOutput):
     """`pw-probe trial`."""
 
@@ -102,6 +110,7 @@ class TrialOutput(ProbeOutput):
     loss: tuple[LossOutput, ...] = ()
     unexplained: int = 0
     limits: tuple[str, ...] = ()
+    generator: GeneratorOutput
     latency: Latency | None = None
     cpu: CpuUsage | None = None
     error: Failure | None = None

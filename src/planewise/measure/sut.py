@@ -18,7 +18,7 @@ from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.schedule import LoadTrial
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.host import LocalHost
-from planewise.testbed.model import IpVersion, TestbedSpec, TrialPath
+from planewise.testbed.model import IpVersion, TestbedSpec, TrialPath, mtu_for
 from planewise.testbed.namespaces import NamespaceTestbed, RouterTestbed
 from planewise.testbed.steering import split_cpus, steer
 
@@ -141,10 +141,11 @@ class SutMeasurer:
         if isinstance(self.sut, InterfacesUnderTest):
             return LoadPath(self.sut.path, (), version)
         if isinstance(self.sut, RouterUnderTest):
-            router = self._built.enter_context(RouterTestbed(version))
+            router = self._built.enter_context(RouterTestbed(version, mtu_for([self.size_bytes])))
             self._steer(router.hosts["router"], router.router_netns, router.entrances)
             return LoadPath(router.trial_path(), router.counter_points, version)
-        testbed = self._built.enter_context(NamespaceTestbed(TestbedSpec(self.sut.plane)))
+        spec = TestbedSpec(self.sut.plane, mtu_bytes=mtu_for([self.size_bytes]))
+        testbed = self._built.enter_context(NamespaceTestbed(spec))
         for role, interfaces in testbed.entrances.items():
             self._steer(testbed.hosts[role], testbed.topology.sites[role].netns, interfaces)
         return LoadPath(testbed.trial_path(), testbed.counter_points, version)

@@ -148,7 +148,7 @@ def ticks(low: float, high: float, *, log: bool, most: int) -> list[float]:
                 return values
         stride = math.ceil(len(values) / most)
         return values[::stride]
-    span = (high - low) / max(1, most - 1)
+    span = (high - low) / max(1, most)
     if span <= 0:
         return [low]
     magnitude = 10.0 ** math.floor(math.log10(span))

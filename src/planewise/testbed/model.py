@@ -7,6 +7,7 @@ live in their first half, the responder's in the second.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,15 @@ WIRE_INDEX = 500
 """Index of the wire's end in the sender (see `plan.AddVeth`)."""
 MAX_BACKGROUND_GUESTS = 1024
 MIN_MTU_BYTES, MAX_MTU_BYTES = 1280, 65535
+
+
+ETHERNET_BYTES = 18
+"""Header and FCS of an Ethernet frame."""
+
+
+def mtu_for(frame_sizes: Iterable[int]) -> int:
+    """The MTU [bytes] that lets frames of these sizes (with FCS) through; at least 1500."""
+    return max([1500, *(size - ETHERNET_BYTES for size in frame_sizes)])
 
 
 @dataclass(frozen=True)

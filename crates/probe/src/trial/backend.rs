@@ -167,7 +167,10 @@ impl Transmitter for AfPacketTx {
             libc::sendmmsg(self.socket.as_raw_fd(), self.messages.as_mut_ptr(), count as u32, 0)
         };
         if accepted >= 0 {
-            return Ok(Sent { accepted: accepted as usize, refused: false });
+            // sendmmsg tells the error of a first message only: a frame refused later ends the
+            // batch early.
+            let accepted = accepted as usize;
+            return Ok(Sent { accepted, refused: accepted < count });
         }
         let error = std::io::Error::last_os_error();
         match error.raw_os_error() {

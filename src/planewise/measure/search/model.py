@@ -49,6 +49,9 @@ _SPIKE_DEPTH = 0.2
 """Mean of the exponential law of ln-capacity drops in spike trials."""
 _STRAY = 1e-5
 """Weight of trials that no part of the model explains."""
+_JUMPS = 0.3
+"""Share of moves that propose another shape."""
+_JUMP_WIDTH = 0.15
 _GUMBEL_VARIANCE = math.pi**2 / 6
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -446,11 +449,34 @@ class Posterior:
         old: Array,
         new: Array,
     ) -> tuple[Array, Array]:
-        """One differential-evolution Metropolis step for all particles.
+        """One Metropolis step for all particles.
 
         The target is prior · L(previous)^(1 − share) · L(seen)^share; `old` and `new` are the
         log likelihoods of both sets of trials at the particles, before and (returned) after.
         """
+        if self._random.random() < _JUMPS:
+            proposal, correction = self._jump(seen)
+        else:
+            proposal, correction = self._step(), np.zeros(self.theta.shape[0])
+        prior_now, prior_then = log_prior(self.theta), log_prior(proposal)
+        safe = np.where(np.isfinite(prior_then)[:, None], proposal, self.theta)
+        new_then = log_likelihood(safe, seen, self.anchor)
+        old_then = old
+        if previous is not None and share < 1.0:
+            old_then = log_likelihood(safe, previous, self.anchor)
+        change = (
+            prior_then
+            - prior_now
+            + correction
+            + (1 - share) * (old_then - old)
+            + share * (new_then - new)
+        )
+        accept = np.log(self._random.random(self.theta.shape[0])) < change
+        self.theta = np.where(accept[:, None], proposal, self.theta)
+        return np.where(accept, old_then, old), np.where(accept, new_then, new)
+
+    def _step(self) -> Array:
+        """A differential-evolution step: along the difference of two other particles."""
         count = self.theta.shape[0]
         first = self._random.permutation(count)
         second = np.roll(first, 1 + int(self._random.integers(count - 1)))
@@ -462,17 +488,58 @@ class Posterior:
             scale = np.ones(count)
         difference = (self.theta[first] - self.theta[second]) * part
         jitter = self._random.normal(0.0, 1e-6, self.theta.shape) * part
-        proposal = self.theta + scale[:, None] * difference + jitter
-        prior_now, prior_then = log_prior(self.theta), log_prior(proposal)
-        safe = np.where(np.isfinite(prior_then)[:, None], proposal, self.theta)
-        new_then = log_likelihood(safe, seen, self.anchor)
-        old_then = old
-        if previous is not None and share < 1.0:
-            old_then = log_likelihood(safe, previous, self.anchor)
-        change = prior_then - prior_now + (1 - share) * (old_then - old) + share * (new_then - new)
-        accept = np.log(self._random.random(count)) < change
-        self.theta = np.where(accept[:, None], proposal, self.theta)
-        return np.where(accept, old_then, old), np.where(accept, new_then, new)
+        return np.asarray(self.theta + scale[:, None] * difference + jitter)
+
+    def _jump(self, seen: Observations) -> tuple[Array, Array]:
+        """A new shape at the same place, partly as the losses of neighbouring trials suggest.
+
+        Shapes far from all particles are never reached by steps. Returns the proposals and the
+        log of how much less likely they are proposed than what they would replace.
+        """
+        count = self.theta.shape[0]
+        rises, powers = _suggested_shapes(seen)
+        proposal = self.theta.copy()
+        guided = self._random.random((2, count)) < 0.5
+        proposal[:, _RISE] = np.where(
+            guided[0],
+            self._random.uniform(*rises, count),
+            self._random.uniform(*_LOG_RISE, count),
+        )
+        proposal[:, _POWER] = np.where(
+            guided[1],
+            self._random.choice(powers, count) + self._random.normal(0.0, _JUMP_WIDTH, count),
+            self._random.uniform(*_LOG_POWER, count),
+        )
+        proposal[:, _SLOPE] = self._random.normal(0.0, 0.3, count)
+        rescaled = self._random.random(count) < 0.5
+        proposal[:, _SIGMA] += rescaled * self._random.normal(0.0, 1.5, count)
+
+        def log_density(theta: Array) -> Array:
+            within = (theta[:, _RISE] >= rises[0]) & (theta[:, _RISE] <= rises[1])
+            rise = within / (rises[1] - rises[0]) + 1 / (_LOG_RISE[1] - _LOG_RISE[0])
+            off = (theta[:, _POWER, None] - powers[None, :]) / _JUMP_WIDTH
+            near = np.exp(-0.5 * off**2).mean(axis=1) / (_JUMP_WIDTH * math.sqrt(2 * math.pi))
+            power = near + 1 / (_LOG_POWER[1] - _LOG_POWER[0])
+            return np.asarray(np.log(rise * power) - 0.5 * (theta[:, _SLOPE] / 0.3) ** 2)
+
+        return proposal, log_density(self.theta) - log_density(proposal)
+
+
+def _suggested_shapes(seen: Observations) -> tuple[tuple[float, float], Array]:
+    """Range of ln(rise), and values of ln(power), that pairs of neighbouring trials suggest."""
+    lossy = seen.lost > 0
+    order = np.argsort(seen.x[lossy])
+    x = seen.x[lossy][order]
+    log_z = np.log(loss_exponent(seen.lost[lossy][order], seen.sent[lossy][order]))
+    apart = np.diff(x) > 5e-4 if x.size > 1 else np.zeros(0, np.bool_)
+    powers = np.diff(log_z)[apart] / np.diff(x)[apart] if x.size > 1 else np.zeros(0)
+    powers = powers[powers > 1]
+    log_powers = np.log(np.clip(powers, 6.0, 2900.0)) if powers.size else np.array([4.0])
+    low = float(log_z.min()) if x.size else -10.0
+    high = float(log_z.max()) + 0.7 if x.size else -4.0
+    low = max(low, _LOG_RISE[0] + 0.1)
+    high = min(max(high, low + 0.5), _LOG_RISE[1])
+    return (min(low, high - 0.5), high), log_powers
 
 
 def residuals(theta: Array, anchor: float, seen: Observations) -> tuple[Array, NDArray[np.bool_]]:

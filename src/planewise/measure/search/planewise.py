@@ -151,10 +151,10 @@ class _Run:
             loss = trial.loss_ratio
             if loss <= min(goal.loss_ratio for goal in self.goals) and load >= high:
                 return self._whole_range_good()
-            if 0 < loss < _LOCATED_LOSS and self._confirmed(trial):
+            if _TOLERATED < loss < _LOCATED_LOSS and self._confirmed(trial):
                 self.reference_pps = trial.offered_pps * (1 - loss)
                 return None
-            if loss > 0:
+            if loss > _TOLERATED:
                 high = min(high, load)
                 rate = trial.achieved_pps * (1 - loss) * _STEP
                 load = rate if low * 1.02 < rate < high * 0.98 else math.sqrt(low * high)

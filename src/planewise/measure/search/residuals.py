@@ -28,14 +28,14 @@ def doubts(
     residual, informative = model.residuals(theta, anchor, seen)
     values = residual[informative]
     outlying = np.abs(values) > _OUTLYING
-    if outlying.sum() >= 2 or (outlying.any() and values.size < 20):
-        worst = int(np.flatnonzero(informative)[np.argmax(np.abs(values))])
+    if (values > _OUTLYING).sum() >= 2:
+        worst = int(np.flatnonzero(informative)[np.argmax(values)])
         found.append(
             (
                 Finding(
                     "outliers",
-                    f"{int(outlying.sum())} of {values.size} trials lie more than "
-                    f"{_OUTLYING:.0f} deviations off; the worst lost "
+                    f"{int((values > _OUTLYING).sum())} of {values.size} trials lost more than "
+                    f"{_OUTLYING:.0f} deviations too much; the worst lost "
                     f"{seen.lost[worst] / seen.sent[worst]:.2%}",
                 ),
                 1.0,

@@ -310,6 +310,7 @@ def x_axis(
         domain=labels,
         labelExpr=with_unit("datum.value", quantity),
         labelFlush=False,
+        labelOverlap="greedy",
         titleAnchor="start",
     )
 

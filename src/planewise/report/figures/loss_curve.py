@@ -164,7 +164,7 @@ def overview(
         )
         curves = base.layers(
             [
-                *_limit_layers(limit, plot),
+                _limit_line(limit),
                 alt.Chart(base.data(lines))
                 .mark_line(strokeWidth=2)
                 .encode(x=x, y=y, color=colour, order=alt.Order("load:Q")),
@@ -174,6 +174,7 @@ def overview(
                 chart.transform_filter("datum.limited")
                 .mark_point(**_CROSS)
                 .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
+                *_limit_name(limit),
             ]
         )
         return base.finish(
@@ -313,15 +314,23 @@ def _loss_axis(field: str = "plr") -> alt.Y:
     )
 
 
-def _limit_layers(limit: float, plot: int) -> list[alt.Chart | Spec]:
+def _limit_line(limit: float) -> alt.Chart:
+    chart = alt.Chart(base.data([{"plr": limit}])).mark_rule(strokeDash=[5, 4], strokeWidth=1.2)
+    line: alt.Chart = chart.encode(y=_loss_axis(), color=alt.ColorValue(theme.ALERT.light))
+    return line
+
+
+def _limit_name(limit: float) -> list[alt.Chart | Spec]:
+    """What the limit is: below its line, where points seldom lie, on a rim of paper."""
     chart = alt.Chart(base.data([{"plr": limit, "text": f"{theme.share(limit)} lost"}]))
-    y = _loss_axis()
+    place = {"x": base.x_px(4), "y": _loss_axis(), "text": alt.Text("text:N")}
+    rim = chart.mark_text(
+        align="left", dy=9, stroke=theme.PAPER.light, strokeWidth=3, strokeJoin="round"
+    )
     return [
-        chart.mark_rule(strokeDash=[5, 4], strokeWidth=1.2).encode(
-            y=y, color=alt.ColorValue(theme.ALERT.light)
-        ),
-        chart.mark_text(align="left", dy=-7).encode(
-            x=base.x_px(4), y=y, text=alt.Text("text:N"), color=alt.ColorValue(theme.ALERT.light)
+        rim.encode(**place, color=alt.ColorValue(theme.PAPER.light)),
+        chart.mark_text(align="left", dy=9).encode(
+            **place, color=alt.ColorValue(theme.ALERT.light)
         ),
     ]
 
@@ -359,7 +368,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
                 color=alt.ColorValue(colour),
             )
         )
-    layers += _limit_layers(verdict.plr, plot)
+    layers.append(_limit_line(verdict.plr))
     layers += _marks(verdict, span, plot)
     layers += [
         alt.Chart(base.data(line(curve)))
@@ -377,6 +386,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
             x=x, y=y, color=alt.ColorValue(theme.MUTED.light), description=alt.Description("said:N")
         ),
     ]
+    layers += _limit_name(verdict.plr)
     return base.layers(layers, width=plot, height=_HEIGHT)
 
 
