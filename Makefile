@@ -3,7 +3,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 TARGET = --target $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: quick setup test test-setup lint unit linux bench bench-judge format wheel
+.PHONY: quick setup test test-setup lint unit linux lab bench bench-judge format wheel
 
 quick: setup
 	planewise quick
@@ -29,6 +29,19 @@ unit: test-setup
 
 linux: test-setup
 	pytest -q tests/linux
+
+bench: test-setup
+	python benches/fidelity.py
+	python benches/rate.py
+
+# Two virtual servers with SR-IOV NICs; PLANEWISE_NO_LAB=1 skips them where QEMU is not allowed.
+lab:
+	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup lab; fi
+	pytest -q tests/lab
+
+bench-judge: test-setup
+	python benches/judge.py
+	python benches/judge_replay.py
 
 format:
 	cargo fmt

@@ -5,13 +5,16 @@ Each command is a module of `planewise.commands`. Nothing is decided here.
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from planewise import __version__
-from planewise.commands import clean, doctor, judge, quick, report, run
+from planewise.commands import clean, doctor, judge, lab, quick, report, run, search, sweep
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -49,9 +52,14 @@ def common(
     context.obj = Verbosity(quiet=quiet, verbose=verbose)
 
 
+app.add_typer(lab.app, name="lab")
+
+
 app.command("doctor")(doctor.doctor)
 app.command("quick")(quick.quick)
 app.command("run")(run.run)
+app.command("sweep")(sweep.sweep)
+app.command("search")(search.search)
 app.command("judge")(judge.judge)
 app.command("report")(report.report)
 app.command("clean")(clean.clean)
@@ -66,3 +74,24 @@ def main() -> None:
         if error.remedy:
             print(f"hint: {error.remedy}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python would complain again at its own exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        print(
+            f"error: planewise itself failed, in {Path(place.filename).name}:{place.lineno}: "
+            f"{type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
+        print(
+            "hint: this is a mistake in planewise; PLANEWISE_TRACEBACK=1 shows where",
+            file=sys.stderr,
+        )
+        if os.environ.get("PLANEWISE_TRACEBACK"):
+            traceback.print_exc()
+        sys.exit(1)

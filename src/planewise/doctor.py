@@ -16,6 +16,8 @@ from pathlib import Path
 
 from planewise.errors import UnsupportedError
 from planewise.store.models import Disturbance, Fingerprint, PlaneAvailability
+from planewise.testbed.privilege import capable
+from planewise.testbed.steering import may_steer
 
 FEW_CPUS = 4
 """A generator, two hosts and a sink want a CPU each."""
@@ -121,6 +123,7 @@ def examine(
             [_read(path / "online") for path in _entries(root / "sys/class/power_supply")
              if _read(path / "type") == "Mains"]
         ),
+        *from_plain_user(_read(root / "proc/self/status"), _read(root / "proc/self/uid_map")),
         *from_timer_slack(_read(root / "proc/self/timerslack_ns")),
     )  # fmt: skip
     ordered = sorted(found, key=lambda one: one.severity != "warning")
@@ -435,6 +438,20 @@ def from_battery(mains: Sequence[str]) -> tuple[Disturbance, ...]:
         "warning",
         "firmware and kernel save power, with clocks that differ from minute to minute",
         "plug the machine in",
+    )
+
+
+def from_plain_user(status: str, uid_map: str) -> tuple[Disturbance, ...]:
+    """A user who builds testbeds in a user namespace. Texts of /proc/self."""
+    if not status or (capable(status) and may_steer(uid_map)):
+        return ()
+    return _found(
+        "plain user",
+        "yes",
+        "warning",
+        "in a user namespace receive work cannot be moved to other CPUs than the sender's: load "
+        "trials reach the generator's limit before the plane's",
+        "run as root to sweep planes to their limits; RTT trials are as good",
     )
 
 

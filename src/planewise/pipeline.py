@@ -13,9 +13,13 @@ from pathlib import Path
 
 from planewise import __version__
 from planewise.advise.recommend import recommend
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.judge.curve import Curve, Run
+from planewise.judge.verdict import Verdict
 from planewise.measure.design import Design
 from planewise.measure.experiment import (
+    PILOT_S,
+    TRIAL_OVERHEAD_S,
     Outcome,
     Progress,
     estimate_s,
@@ -24,10 +28,13 @@ from planewise.measure.experiment import (
     schedule_for,
 )
 from planewise.measure.namespaces import NamespaceStage
-from planewise.measure.schedule import Cell, Schedule, cells_of
+from planewise.measure.schedule import Cell, Schedule, cells_of, ladder_around
+from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
+from planewise.measure.sut import Sut, SutMeasurer
 from planewise.report import html
-from planewise.store.models import Fingerprint, Recommendation, RunInfo
+from planewise.store.models import Fingerprint, Recommendation, RunInfo, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
+from planewise.units import rate_text
 
 LADDERS_KEY = "ladders"
 """In run.json's design: the offered loads of each cell, as the pilots found them."""
@@ -47,7 +54,15 @@ def quick_design(planes: Sequence[str], minutes: float) -> Design:
     """The built-in design of `planewise quick`: every plane × idle, CPU load, network load.
 
     `minutes` sets the number of blocks; a block takes about 35 s for three planes.
+
+    Raises:
+        UnsupportedError: this host has no plane.
     """
+    if not planes:
+        raise UnsupportedError(
+            "this host can build none of the planes that Planewise knows",
+            remedy="`planewise doctor` says why, plane by plane",
+        )
     design = Design.model_validate(
         {
             "title": "Which data plane should the guests of this host use?",
@@ -98,8 +113,7 @@ def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> F
         ladders = find_ladders(design, stage, unavailable, progress)
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.create(out, _info(design, ladders, host, schedule)) as writer:
-            outcome = run(schedule, stage, writer, progress)
-    return _conclude(out, outcome)
+            return _measure(schedule, stage, writer, progress)
 
 
 def resume(out: Path, progress: Progress) -> Finished:
@@ -110,21 +124,23 @@ def resume(out: Path, progress: Progress) -> Finished:
         unavailable = stage.unavailable(design.factors.plane)
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.resume(out) as writer:
-            outcome = run(schedule, stage, writer, progress)
-    return _conclude(out, outcome)
+            return _measure(schedule, stage, writer, progress)
 
 
 def _stage(design: Design) -> NamespaceStage:
-    return NamespaceStage(design.background, "icmp" if design.rtt is None else design.rtt.protocol)
+    return NamespaceStage(design)
 
 
-def _conclude(out: Path, outcome: Outcome) -> Finished:
-    reader = RunReader(out)
-    advice = recommend(reader.trials(), reader.info)
-    (out / "recommendation.json").write_text(advice.model_dump_json(indent=2) + "\n")
-    report = out / "report.html"
-    html.write(RunReader(out), report)
-    return Finished(out, report, outcome, advice)
+def _measure(
+    schedule: Schedule, stage: NamespaceStage, writer: RunWriter, progress: Progress
+) -> Finished:
+    """Runs the schedule, recommends from everything in the run directory, and reports."""
+    outcome = run(schedule, stage, writer, progress)
+    advice = recommend(RunReader(writer.path).trials(), writer.info)
+    writer.recommend(advice)
+    report = writer.path / "report.html"
+    html.write(RunReader(writer.path), report)
+    return Finished(writer.path, report, outcome, advice)
 
 
 def _info(
@@ -172,3 +188,110 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
             remedy="`planewise report` shows it",
         )
     return design, found
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What `planewise sweep` was asked for."""
+
+    sut: Sut
+    loads_pps: tuple[float, ...] | None
+    """None: a ladder around what a pilot in overload forwards."""
+    steps: int
+    runs: int
+    """Trials at each load; with `until_verdict` their limit on average."""
+    duration_s: float
+    size_bytes: int
+    until_verdict: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep left."""
+
+    directory: Path
+    report: Path
+    curve: Curve
+    verdict: Verdict
+    trials: int
+    traffic_s: float
+    stopped: str
+
+
+def sweep(plan: SweepPlan, out: Path, host: Fingerprint, progress: Progress) -> Swept:
+    """Measures one load-loss curve into the new run directory `out`, judges and reports it."""
+    records: list[TrialRecord] = []
+    with SutMeasurer(plan.sut, plan.size_bytes, records.append) as measurer:
+        loads = plan.loads_pps or _pilot_ladder(measurer, plan)
+        records.clear()
+        info = _sweep_info(plan, loads, host)
+        each_s = plan.duration_s + TRIAL_OVERHEAD_S
+        progress.begin("sweeping", each_s * plan.runs * len(loads))
+        with RunWriter.create(out, info) as writer:
+
+            def keep(load: float, _: Run) -> None:
+                writer.append(records[-1])
+                progress.step(f"offered {rate_text(load)}", each_s * len(records))
+
+            result = sweep_until_verdict(
+                measurer,
+                loads,
+                duration_s=plan.duration_s,
+                plan=_sequential(plan),
+                seed=plan.seed,
+                name=" ".join(str(level) for level in plan.sut.cell.values()),
+                on_trial=keep,
+            )
+            writer.finish(info.model_copy(update={"status": "done", "finished": datetime.now(UTC)}))
+    report = out / "report.html"
+    html.write(RunReader(out), report)
+    return Swept(
+        out,
+        report,
+        result.curve,
+        result.verdict,
+        result.trials,
+        result.traffic_s,
+        result.stopped if plan.until_verdict else "every load as often as asked",
+    )
+
+
+def _sequential(plan: SweepPlan) -> SequentialPlan:
+    """Without `until_verdict`, `runs` at every load before the first look, and no more."""
+    if plan.until_verdict:
+        return SequentialPlan(max_mean_runs=float(plan.runs))
+    return SequentialPlan(
+        first_runs=plan.runs, max_runs_per_load=plan.runs, max_mean_runs=float(plan.runs)
+    )
+
+
+def _pilot_ladder(measurer: SutMeasurer, plan: SweepPlan) -> tuple[float, ...]:
+    most = measurer.max_load_pps
+    run = measurer.trial(most, PILOT_S)
+    forwarded = run.received / (run.duration_s or PILOT_S)
+    return ladder_around(forwarded, plan.steps, most)
+
+
+def _sweep_info(plan: SweepPlan, loads: Sequence[float], host: Fingerprint) -> RunInfo:
+    now = datetime.now(UTC)
+    cell = plan.sut.cell
+    return RunInfo(
+        run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        title=f"Load and loss of {cell['plane']}, IPv{cell['ip_version']}",
+        planewise=__version__,
+        design={
+            "sweep": {
+                "cell": dict(cell),
+                "offered_pps": list(loads),
+                "runs": plan.runs,
+                "duration_s": plan.duration_s,
+                "size_bytes": plan.size_bytes,
+                "until_verdict": plan.until_verdict,
+            }
+        },
+        seed=plan.seed,
+        hosts={"shared": host},
+        started=now,
+        trials_planned=plan.runs * len(loads),
+    )

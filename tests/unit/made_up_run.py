@@ -17,6 +17,7 @@ import polars as pl
 from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
+from planewise.advise.recommend import recommend
 from planewise.store.models import (
     Capture,
     Counts,
@@ -28,12 +29,10 @@ from planewise.store.models import (
     Load,
     LossPart,
     PlaneAvailability,
-    Ranked,
-    Recommendation,
     RunInfo,
     TrialRecord,
 )
-from planewise.store.rundir import RunWriter
+from planewise.store.rundir import RunReader, RunWriter
 
 HIDDEN_REASON = "the host does not see the frames of this plane, so it cannot stamp them"
 
@@ -127,7 +126,8 @@ def write(path: Path, wanted: MadeUp = MadeUp()) -> Path:
                 order += 1
                 clock += timedelta(seconds=1.4)
         if wanted.with_recommendation:
-            writer.recommend(_recommendation(wanted))
+            reader = RunReader(path)
+            writer.recommend(recommend(reader.trials(), reader.info))
         finished = clock if wanted.status == "done" else None
         writer.finish(
             info.model_copy(
@@ -137,6 +137,8 @@ def write(path: Path, wanted: MadeUp = MadeUp()) -> Path:
     return path
 
 
+_MOST_IN_HISTOGRAM = 5_000
+"""Python fills a histogram slowly; trials with more packets do without."""
 _FACTORS = ("plane", "load_type", "load_location", "background_guests")
 
 
@@ -239,7 +241,7 @@ def _rtt(
     if hidden:
         not_measurable = {"overhead": HIDDEN_REASON, "response": HIDDEN_REASON}
     else:
-        latency["overhead"] = latency_of(rtt_kernel - (nic_reply - nic_request)[kept])
+        latency["overhead"] = latency_of(rtt_user - (nic_reply - nic_request)[kept])
         latency["response"] = latency_of((departure - arrival)[kept])
     record = TrialRecord(
         trial=f"{_name('rtt', cell)},{frequency:g}pps,{size}B#r{block}",
@@ -259,7 +261,7 @@ def _rtt(
         captures=()
         if hidden
         else (Capture(point="wire0", host="sender", packets=2 * n, dropped=0),),
-        warnings=("steal time was 1.2 % during this trial",) if order == 7 else (),
+        warnings=("steal time was 1.2 % during this trial",) if order == 0 else (),
     )
     return record, frame if wanted.with_packets else None
 
@@ -328,9 +330,11 @@ def _failed(record: TrialRecord) -> TrialRecord:
 
 def latency_of(values: NDArray[np.int64]) -> Latency:
     """A metric's distribution [ns] as a trial record has it."""
-    histogram = HdrHistogram(1, 60_000_000_000, 3)
-    for value, count in zip(*np.unique(values, return_counts=True), strict=True):
-        histogram.record_value(int(value), int(count))
+    histogram = None
+    if len(values) <= _MOST_IN_HISTOGRAM:
+        histogram = HdrHistogram(1, 60_000_000_000, 3)
+        for value, count in zip(*np.unique(values, return_counts=True), strict=True):
+            histogram.record_value(int(value), int(count))
     p50, p90, p99, p999 = np.percentile(values, [50, 90, 99, 99.9])
     return Latency(
         count=len(values),
@@ -341,7 +345,7 @@ def latency_of(values: NDArray[np.int64]) -> Latency:
         p99_ns=float(p99),
         p999_ns=float(p999),
         max_ns=int(values.max()),
-        hdr=histogram.encode().decode(),
+        hdr=None if histogram is None else histogram.encode().decode(),
     )
 
 
@@ -418,47 +422,17 @@ def _info(wanted: MadeUp) -> RunInfo:
     )
 
 
-def _recommendation(wanted: MadeUp) -> Recommendation:
-    best = wanted.planes[0]
-    return Recommendation(
-        plane=best,
-        headline=f"Give each guest a {best}: the shortest times here, idle and under load.",
-        reasons=(
-            "Its median RTT without load is the lowest, 14 µs.",
-            "Under CPU load it stays ahead of bridge by a quarter.",
-        ),
-        reservations=(
-            "macvlan is within 10 %: with other guests the order may change.",
-            "All times are those of a virtual machine.",
-        ),
-        ranking=tuple(
-            Ranked(
-                plane=plane,
-                load_type="none",
-                metric="rtt_p50",
-                value=sum(PLANES.get(plane, PLANES["bridge"])[:3]),
-                low=sum(PLANES.get(plane, PLANES["bridge"])[:3]) * 0.97,
-                high=sum(PLANES.get(plane, PLANES["bridge"])[:3]) * 1.04,
-                effect=None
-                if plane == best
-                else sum(PLANES.get(plane, PLANES["bridge"])[:3])
-                / sum(PLANES.get(best, PLANES["bridge"])[:3])
-                - 1,
-            )
-            for plane in wanted.planes
-        ),
-    )
-
-
 LARGE = MadeUp(
     locations=("sender", "responder"),
-    guests=(0, 8, 32, 64),
+    guests=(0, 4, 8, 16, 32, 48, 64, 128),
     frequencies_pps=(1000.0, 100_000.0),
     sizes_bytes=(64, 1518),
     hosts=("sender", "responder"),
-    blocks=3,
+    blocks=2,
+    packets=10_000,
     load_blocks=3,
 )
+"""480 RTT cells, 9.6 million packets, 48 curves."""
 
 if __name__ == "__main__":
     made = write(Path(sys.argv[1]), LARGE if "--large" in sys.argv else MadeUp())

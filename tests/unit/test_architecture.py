@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "judge": {"store"},
     "advise": {"judge", "store"},
     "report": {"judge", "store"},
-    "testbed": {"store"},
+    "lab": set(),
+    "testbed": {"store", "lab"},
     "measure": {"testbed", "judge", "store"},
 }
 """Room -> rooms that it may know. measure knows judge for the searches, which place trials."""

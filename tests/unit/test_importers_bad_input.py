@@ -136,7 +136,11 @@ EDITS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+IN_PROCESS = [name for name in ENTRIES if name != "parquet"]
+"""Parquet is decoded by a child process: too slow to be tried hundreds of times."""
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
 @settings(max_examples=150, deadline=None)
 @given(edits=EDITS)
 def test_damaged_files_are_answered(name: str, edits: list[tuple[int, int, bytes]]) -> None:
@@ -150,6 +154,15 @@ def test_damaged_files_are_answered(name: str, edits: list[tuple[int, int, bytes
 def test_truncated_files_are_answered(name: str, cut: int) -> None:
     data = SAMPLES[name]
     ENTRIES[name](data[: cut % len(data)])
+
+
+@pytest.mark.parametrize("place", [4, 30, 60, 90, 200, 400, -300, -200, -100, -60, -20, -9])
+def test_damaged_parquet_is_answered_though_its_decoder_may_abort(place: int) -> None:
+    data = bytearray(SAMPLES["parquet"])
+    data[place] ^= 0xFF
+    data[place + 1] ^= 0x7F
+
+    ENTRIES["parquet"](bytes(data))
 
 
 @pytest.mark.parametrize("name", [name for name in ENTRIES if name not in ("csv", "pastrami")])
@@ -222,6 +235,13 @@ class TestFiles:
             importers.read(file)
 
         assert "--from" in raised.value.remedy
+
+    def test_json_that_is_damaged_has_its_line_named(self, tmp_path: Path) -> None:
+        file = tmp_path / "results.json"
+        file.write_text('{\n"something": [\n')
+
+        with pytest.raises(BadInputError, match=r"results.json:3: not valid JSON"):
+            importers.read(file)
 
     def test_a_directory_without_a_run(self, tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match=r"not a run directory: it has no run\.json"):

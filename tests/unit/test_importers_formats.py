@@ -321,6 +321,30 @@ class TestCsv:
 
         assert found.received.tolist() == [7]
 
+    def test_rates_stand_in_for_counts(self) -> None:
+        (found,) = csv.parse("offered_mpps,throughput_mpps,duration_s\n1,0.9,10\n", HERE)
+
+        assert found.sent.tolist() == pytest.approx([10e6])
+        assert found.received.tolist() == pytest.approx([9e6])
+        assert found.notes == ()
+
+    def test_rates_without_durations_are_trials_of_a_second_and_said_so(self) -> None:
+        (found,) = csv.parse("offered_pps,rx_pps\n1000,900\n", HERE)
+
+        assert (found.sent[0], found.received[0]) == (1000, 900)
+        assert "taken for one of a second" in found.notes[0]
+
+    def test_a_loss_ratio_stands_in_for_counts(self) -> None:
+        for header, value in (("plr", "0.1"), ("loss_percent", "10"), ("Loss [%]", "10")):
+            (found,) = csv.parse(f"offered_pps,tx,{header}\n1000,500,{value}\n", HERE)
+            assert (found.sent[0], found.received[0]) == (500, pytest.approx(450))
+
+    def test_a_column_of_identifiers_is_not_taken_for_curves(self) -> None:
+        rows = "".join(f"{i},1,1,1\n" for i in range(2000))
+
+        with pytest.raises(BadInputError, match=r":1002: the column experiment has more than 1000"):
+            csv.parse("experiment,offered_pps,sent,received\n" + rows, HERE)
+
     def test_a_column_parts_the_curves(self) -> None:
         found = csv.parse(
             "curve,offered_pps,sent,received\na,1,1,1\nb,1,2,2\n'a b',1,3,3\na,2,4,4\n", HERE

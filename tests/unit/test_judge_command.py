@@ -31,7 +31,17 @@ KEYS = {
     "warnings",
 }
 TRIALS = samples.trials(runs=10)
-PASTRAMI = Path(os.environ.get("PLANEWISE_PASTRAMI_DATA", "../shared/data/pastrami"))
+
+
+def published_data() -> Path:
+    """PASTRAMI's files: where the environment says, or in a folder `shared` of a parent."""
+    if "PLANEWISE_PASTRAMI_DATA" in os.environ:
+        return Path(os.environ["PLANEWISE_PASTRAMI_DATA"])
+    places = [parent / "shared/data/pastrami" for parent in Path(__file__).resolve().parents]
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+PASTRAMI = published_data()
 
 
 def invoke(*arguments: str | Path) -> Result:
@@ -215,6 +225,17 @@ def test_a_search_without_trials_is_undecided_and_says_why(tmp_path: Path) -> No
     assert "none of its trials" in found["warnings"][0]
 
 
+def test_what_a_tool_reports_is_never_mixed_with_what_was_computed(tmp_path: Path) -> None:
+    file = tmp_path / "nfvbench.json"
+    lossy = [samples.Trial(load, load * 10, load * 9) for load in (400_000, 600_000, 800_000)]
+    file.write_text(samples.nfvbench(lossy))
+
+    (found,) = judged(file)
+
+    assert (found["ndr_pps"], found["pdr_pps"]) == (None, None)
+    assert found["reported"] == {"ndr_pps": 800_000, "pdr_pps": 804_000}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -275,6 +296,21 @@ def test_what_is_exported_is_judged_the_same(
         assert {k: v for k, v in copy.items() if k not in differing} == {
             k: v for k, v in original.items() if k not in differing
         }
+
+
+def test_figures_are_drawn_each_under_a_name_of_its_own(good: Path, tmp_path: Path) -> None:
+    same_name = tmp_path / "elsewhere" / good.name
+    same_name.parent.mkdir()
+    same_name.write_bytes(good.read_bytes())
+    figures = tmp_path / "figures"
+
+    result = invoke(good, same_name, "--figures", figures)
+
+    assert result.exit_code == 0
+    assert {file.name for file in figures.iterdir()} == {
+        f"{stem}.{ending}" for stem in ("good", "good-2") for ending in ("svg", "pdf", "png")
+    }
+    assert "PDR" in (figures / "good.svg").read_text()
 
 
 def test_an_export_of_another_kind_is_refused(good: Path) -> None:
@@ -346,3 +382,18 @@ class TestPublishedData:
             assert trials.notes == ()
             assert trials.duration_s is not None
             assert len(set(trials.duration_s.tolist())) == 1
+
+
+def test_judging_text_loads_none_of_the_slow_libraries(good: Path) -> None:
+    script = (
+        "import sys\n"
+        "from planewise.cli import app\n"
+        f"app(['judge', {str(good)!r}, '--json'], standalone_mode=False)\n"
+        "slow = {'altair', 'polars', 'scipy.stats', 'vl_convert'}\n"
+        "print(sorted(slow & set(sys.modules)), file=sys.stderr)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert result.stderr.strip() == "[]"

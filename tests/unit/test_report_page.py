@@ -3,31 +3,111 @@
 from __future__ import annotations
 
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 
+import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from planewise.report import html
+from planewise.report import html, theme
+from planewise.report.data import RunData
 from planewise.store.rundir import RunReader
 from tests.unit import made_up_run
-from tests.unit.made_up_run import MadeUp
+from tests.unit.made_up_run import HIDDEN_REASON, MadeUp
+
+NBSP = "\u00a0"
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The report of the default made-up run."""
-    run = made_up_run.write(tmp_path_factory.mktemp("run") / "run")
-    return html.render(RunReader(run))
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
+    """The default made-up run."""
+    return RunReader(made_up_run.write(tmp_path_factory.mktemp("run") / "run"))
 
 
-def test_the_recommendation_is_the_first_sentence(page: str) -> None:
+@pytest.fixture(scope="module")
+def page(run: RunReader) -> str:
+    """Its report."""
+    return html.render(run)
+
+
+def small(path: Path, **changes: object) -> RunReader:
+    """A run that is written and drawn quickly."""
+    wanted: dict[str, object] = {
+        "planes": ("veth", "bridge"),
+        "load_types": ("none",),
+        "blocks": 2,
+        "load_blocks": 0,
+        "packets": 60,
+        "hidden": (),
+        "failed": 0,
+    }
+    made = MadeUp(**(wanted | changes))  # type: ignore[arg-type]
+    return RunReader(made_up_run.write(path / "run", made))
+
+
+class Outline(HTMLParser):
+    """Collects tags with their attributes and checks that they nest."""
+
+    EMPTY = frozenset({"meta", "br", "link", "input", "img", "hr", "path", "line", "rect"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+
+def outline(page: str) -> Outline:
+    parser = Outline()
+    parser.feed(page)
+    assert parser.open == []
+    return parser
+
+
+def test_the_recommendation_is_the_first_sentence_and_its_reasons_follow(page: str) -> None:
     body = page[page.index("<header>") :]
-    assert body.index("Give each guest a veth") < body.index("<h2")
+    assert body.index("Use veth") < body.index("Why</h2>") < body.index("What to keep in mind</h2>")
+    assert body.index("What to keep in mind</h2>") < body.index('id="rtt"')
 
 
-def test_nothing_is_loaded_from_anywhere(page: str) -> None:
-    assert "<script" not in page
-    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)""", page)
+def test_sections_come_in_the_order_in_which_a_person_asks(page: str) -> None:
+    anchors = ["rtt", "tail", "parts", "loss", "cpu", "schedule", "host", "left-out"]
+    places = [page.index(f'<h2 id="{anchor}">') for anchor in anchors]
+    assert places == sorted(places)
+
+
+def test_every_tag_is_closed_and_every_id_is_unique(page: str) -> None:
+    ids = [attributes["id"] for _, attributes in outline(page).tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_links_lead_to_sections_that_exist(page: str) -> None:
+    tags = outline(page).tags
+    ids = {attributes.get("id") for _, attributes in tags}
+    links = [str(attributes["href"]) for tag, attributes in tags if tag == "a"]
+    assert len(links) >= 8
+    assert {link.removeprefix("#") for link in links} <= ids
+
+
+def test_nothing_is_loaded_from_anywhere_and_nothing_runs(page: str) -> None:
+    for tag, attributes in outline(page).tags:
+        assert tag not in ("script", "link", "iframe", "object", "embed", "img")
+        assert "src" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        assert str(attributes.get("href", "#")).startswith("#")
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
     assert "http://" not in page
@@ -36,7 +116,247 @@ def test_nothing_is_loaded_from_anywhere(page: str) -> None:
 
 def test_names_from_the_run_are_text_and_never_markup(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>"
-    wanted = MadeUp(planes=(evil, "veth"), title=evil, hidden=(evil,), blocks=2, packets=50)
-    page = html.render(RunReader(made_up_run.write(tmp_path / "run", wanted)))
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
+    run = small(
+        tmp_path, planes=(evil, "veth"), title=evil, hidden=(evil,), load_blocks=3, failed=0
+    )
+    page = html.render(run)
+    assert all(tag != "script" for tag, _ in outline(page).tags)
+    assert page.count("&lt;script&gt;") > 10
+    assert 'x")</' not in page
+
+
+def test_sentences_of_the_run_are_escaped_and_commands_in_them_are_code() -> None:
+    said = html.sentence("use <b>this</b>: `planewise doctor`, or --minutes 10 & wait")
+    assert said == (
+        "Use &lt;b&gt;this&lt;/b&gt;: <code>planewise doctor</code>, or <code>--minutes</code> "
+        "10 &amp; wait."
+    )
+
+
+def test_a_single_replicate_is_not_said_to_have_no_drift(tmp_path: Path) -> None:
+    run = small(tmp_path, blocks=1)
+    assert all(visit.relative is None for visit in RunData(run).visits)
+    assert "No cell has two RTT trials, so drift cannot be told." in html.render(run)
+
+
+def test_every_figure_has_alternative_text_a_caption_and_its_numbers(page: str) -> None:
+    figures = re.findall(r"<figure.*?</figure>", page, flags=re.DOTALL)
+    assert len(figures) == 8  # RTT, parts, all curves, three curves, CPU, schedule
+    for figure in figures:
+        labels = re.findall(r'role="img" aria-label="([^"]+)"', figure)
+        assert labels
+        assert all(len(label) > 30 for label in labels)
+        assert re.search(r"<figcaption>.{40,}</figcaption>", figure, flags=re.DOTALL)
+        table = figure[figure.index("<details>") :]
+        assert table.count("<tr>") > 1
+
+
+def test_figures_use_only_colours_that_have_a_partner_for_the_dark(page: str) -> None:
+    known = {colour.light for colour in theme.every_colour()} | {"none", "transparent"}
+    used = set()
+    for drawing in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        used |= set(re.findall(r'(?:fill|stroke)="([^"]+)"', drawing))
+    assert len(used) > 10
+    assert used <= known
+
+
+def test_no_two_colours_share_a_light_value_with_different_dark_ones() -> None:
+    lights = [colour.light for colour in theme.every_colour()]
+    assert len(lights) == len(set(lights))
+
+
+def test_a_plane_has_the_same_colour_in_every_run() -> None:
+    alone, among = theme.colours_of(["bridge"]), theme.colours_of(["veth", "x", "bridge", "y"])
+    assert alone["bridge"] == among["bridge"]
+    assert len(set(among.values())) == 4
+
+
+def test_a_plane_without_a_colour_of_its_own_is_told_from_the_others() -> None:
+    def distance(one: str, other: str) -> int:
+        pairs = [(int(one[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
+        return sum(abs(a - b) for a, b in pairs)
+
+    colours = list(theme.colours_of(["veth", "bridge", "macvlan", "mine", "yours"]).values())
+    for place, one in enumerate(colours):
+        assert all(distance(one, other) > 60 for other in colours[:place])
+
+
+def test_drawings_say_small_shares_in_full(page: str) -> None:
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    assert f"≤ 0.0001{NBSP}%" in texts
+    assert f"0.001{NBSP}%" in texts
+
+
+def test_axes_count_in_units_and_never_in_powers_of_ten(page: str) -> None:
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    assert any(text == f"50{NBSP}µs" for text in texts)
+    assert any(text.endswith("kpps") for text in texts)
+    assert not [text for text in texts if re.search(r"\de[-+]?\d|×10", text)]
+
+
+def test_what_cannot_be_measured_is_said_with_its_reason_and_never_zero(page: str) -> None:
+    parts = page[page.index('<figure id="figure-parts"') :]
+    parts = parts[: parts.index("</figure>")]
+    row = next(
+        row
+        for row in re.findall(r"<tr>.*?</tr>", parts, flags=re.DOTALL)
+        if "<td>macvlan</td>" in row
+    )
+    assert row.count(f'class="missing">not measurable: {HIDDEN_REASON}</td>') == 6
+    assert "<data" not in row
+    assert f"not measurable: {HIDDEN_REASON} (9 trials)" in page[page.index('id="left-out"') :]
+
+
+def test_failed_and_limited_trials_and_warnings_are_named_with_their_reason(page: str) -> None:
+    left_out = page[page.index('id="left-out"') :]
+    assert "it failed: the responder stopped answering" in left_out
+    assert "the generator could not send as fast as intended" in left_out
+    assert "steal time was" in left_out
+
+
+def test_the_judges_warnings_stand_below_each_curve(run: RunReader, page: str) -> None:
+    curves = RunData(run).curves
+    assert any(item.verdict.warnings for item in curves)
+    for item in curves:
+        for caution in item.verdict.warnings:
+            assert str(html.sentence(caution.text)) in page.replace(NBSP, " ")
+
+
+def test_the_machine_its_warnings_and_the_missing_planes_are_shown(page: str) -> None:
+    host = page[page.index('<h2 id="host">') : page.index('<h2 id="left-out">')]
+    for said in ("AMD EPYC 7B13", "6.1.0-18-amd64", "virtual clock: kvm-clock", "(warning)"):
+        assert said in host
+    assert "ipvlan</strong>: this kernel has no ipvlan. Use a kernel with" in host
+
+
+def test_times_of_a_virtual_machine_are_labelled_wherever_they_are_shown(page: str) -> None:
+    assert "Virtualised times." in page
+    for anchor in ("rtt", "tail", "parts", "loss", "schedule"):
+        section = page[page.index(f'<h2 id="{anchor}">') :]
+        assert 'class="virtual"' in section[: section.index("</section>")]
+
+
+def test_times_of_hardware_carry_no_label(tmp_path: Path) -> None:
+    page = html.render(small(tmp_path, virtualisation="none"))
+    assert 'class="virtual"' not in page
+
+
+def test_an_emulated_run_says_why(tmp_path: Path) -> None:
+    page = html.render(small(tmp_path, emulated="the lab's NIC is emulated by QEMU"))
+    assert "Emulated times." in page
+    assert "The lab's NIC is emulated by QEMU".replace("'", "&#39;") in page
+
+
+def test_without_a_recommendation_the_page_does_not_make_one_up(tmp_path: Path) -> None:
+    run = small(tmp_path, with_recommendation=False)
+    said = html.headline(RunData(run))
+    assert said.startswith("This run holds no recommendation. Its lowest median RTT is ")
+    assert said in html.render(run).replace(NBSP, " ")
+
+
+def test_a_run_without_trials_says_so(tmp_path: Path) -> None:
+    run = small(tmp_path, with_recommendation=False)
+    (run.path / "trials.jsonl").write_text("")
+    page = html.render(RunReader(run.path))
+    assert "This run has no finished trial yet" in page
+    assert '<h2 id="host">' in page
+    assert "<figure" not in page
+
+
+def test_a_run_of_which_every_trial_failed_says_so(tmp_path: Path) -> None:
+    run = small(tmp_path, with_recommendation=False)
+    changes = {"status": "failed", "reason": "no answer"}
+    failed = [trial.model_copy(update=changes) for trial in run.trials()]
+    (run.path / "trials.jsonl").write_text("".join(t.model_dump_json() + "\n" for t in failed))
+    page = html.render(RunReader(run.path))
+    assert "All 4 trials of this run failed: there is nothing to compare." in page
+    assert page.count("it failed: no answer") == 4
+
+
+def test_a_cut_last_trial_is_noted_and_the_others_are_shown(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    trials = run.path / "trials.jsonl"
+    trials.write_bytes(trials.read_bytes()[:-40])
+    page = html.render(RunReader(run.path))
+    assert "The last trial is missing." in page
+    assert "<figure" in page
+
+
+def test_lost_packets_files_are_noted_and_the_histograms_stand_in(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    before = {(cell.plane, cell.factors): cell for cell in RunData(run).rtt}
+    for file in (run.path / "packets").iterdir():
+        file.unlink()
+    data = RunData(RunReader(run.path))
+    assert len(data.rtt) == len(before)
+    for cell in data.rtt:
+        exact = before[cell.plane, cell.factors]
+        assert cell.median_ns == pytest.approx(exact.median_ns, rel=0.05)
+        assert cell.parts is not None
+        assert exact.parts is not None
+    notes = [note for note in data.left_out if "cannot be read" in note.why]
+    assert len(notes) == len(before)
+    assert "come from the trials&#39; histograms" in html.render(RunReader(run.path))
+
+
+def test_a_broken_packets_file_is_no_traceback(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    next((run.path / "packets").iterdir()).write_bytes(b"PAR1 this is no parquet file PAR1")
+    page = html.render(RunReader(run.path))
+    assert "cannot be read" in page
+
+
+def test_stamps_that_no_packet_of_a_trial_has_do_not_spoil_the_others(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    first = next((run.path / "packets").glob("*veth*"))
+    packets = pl.read_parquet(first)
+    nothing = pl.lit(None, dtype=pl.String)
+    packets.with_columns(nothing.alias("kernel_rx_ns"), nothing.alias("kernel_tx_ns")).drop(
+        "responder_nic_reply_ns"
+    ).write_parquet(first)
+    cells = RunData(RunReader(run.path)).rtt
+    assert [cell.packets for cell in cells] == [120, 120]
+    assert all(cell.parts is not None for cell in cells)
+
+
+def test_an_interrupted_run_is_labelled(tmp_path: Path) -> None:
+    page = html.render(small(tmp_path, status="interrupted"))
+    assert "This run is not complete." in page
+
+
+def test_a_damaged_recommendation_is_noted_and_not_fatal(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    (run.path / "recommendation.json").write_text('{"plane": ')
+    page = html.render(run)
+    assert "This run holds no recommendation." in page
+    assert "the recommendation cannot be read" in page
+
+
+def test_a_run_of_load_trials_only_has_a_report(tmp_path: Path) -> None:
+    page = html.render(small(tmp_path, blocks=0, load_blocks=3, with_recommendation=False))
+    assert "its load-loss curves are below" in page
+    assert '<h2 id="rtt">' not in page
+    assert '<h2 id="loss">' in page
+
+
+def test_a_large_design_is_split_into_figures_that_can_be_read(tmp_path: Path) -> None:
+    page = html.render(small(tmp_path, guests=tuple(range(40)), packets=20, blocks=1))
+    figures = re.findall(r'<figure id="figure-(rtt-\d+)"', page)
+    assert figures == [f"rtt-{place}" for place in range(1, 8)]
+    assert "Round-trip time by plane and load (7 of 7)" in page
+    assert len(page.encode()) < 3_000_000
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1.0001, 1e6), st.booleans(), st.integers(3, 12))
+def test_ticks_lie_on_the_axis_and_rise(low: float, factor: float, log: bool, most: int) -> None:
+    values = theme.ticks(low, low * factor, log=log, most=most)
+    assert all(low * (1 - 1e-6) <= value <= low * factor * (1 + 1e-6) for value in values)
+    assert values == sorted(set(values))
+    assert len(values) <= most + 2
+
+
+@given(st.floats(0, 1))
+def test_a_share_is_printed_without_an_exponent_and_close_to_its_value(value: float) -> None:
+    text = theme.share(value)
+    assert re.fullmatch(r"\d+(\.\d+)? %", text)
+    assert float(text[:-2]) == pytest.approx(value * 100, rel=0.06)

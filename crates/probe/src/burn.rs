@@ -13,8 +13,8 @@ use crate::stop::{self, Lifetime};
 
 /// Makes background CPU load: each thread is busy a set share of the time, and ends by itself.
 ///
-/// The share is of wall time. Where other load keeps a thread from its CPU, it is busy for less;
-/// `achieved_load` tells what it got.
+/// The share is of wall time. Where other load keeps a thread from its CPU, it catches up for a
+/// tenth of a second; `achieved_load` tells what it got.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     pw-probe burn --load 0.5 --duration 30\n  \
@@ -54,6 +54,8 @@ struct Report {
 
 /// One cycle of work and rest [ns]: short against what people notice, long against a time slice.
 const CYCLE_NS: i64 = 10_000_000;
+/// Most CPU time that a thread catches up [ns].
+const MOST_DEBT_NS: i64 = 100_000_000;
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
@@ -91,24 +93,33 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Burns until `end_ns`; returns the CPU time it got [ns].
+///
+/// What other load kept from it is caught up in later cycles, up to [`MOST_DEBT_NS`]: a program
+/// that needs this share of a CPU would do the same.
 fn burn(load: f64, start_ns: i64, end_ns: i64) -> i64 {
-    let busy_part_ns = (CYCLE_NS as f64 * load) as i64;
     let before_ns = cpu::thread_cpu_ns();
+    let used_ns = || cpu::thread_cpu_ns() - before_ns;
+    let mut forgiven_ns = 0;
     let mut cycle_ns = start_ns;
     let mut state = 1_u64;
     while cycle_ns < end_ns && !stop::requested() {
-        let (rest_ns, next_ns) = (cycle_ns + busy_part_ns, cycle_ns + CYCLE_NS);
-        while clock::monotonic_ns() < rest_ns.min(end_ns) && !stop::requested() {
-            for _ in 0..1000 {
+        let next_ns = (cycle_ns + CYCLE_NS).min(end_ns);
+        let owed_ns = ((next_ns - start_ns) as f64 * load) as i64;
+        forgiven_ns = forgiven_ns.max(owed_ns - used_ns() - MOST_DEBT_NS);
+        while used_ns() + forgiven_ns < owed_ns
+            && clock::monotonic_ns() < end_ns
+            && !stop::requested()
+        {
+            for _ in 0..10_000 {
                 state = black_box(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
             }
         }
-        if busy_part_ns < CYCLE_NS {
-            clock::sleep_until(next_ns.min(end_ns));
-        }
-        cycle_ns = next_ns;
+        clock::sleep_until(next_ns);
+        // Cycles that passed meanwhile are over.
+        let passed = (clock::monotonic_ns() - next_ns).max(0) / CYCLE_NS;
+        cycle_ns = next_ns + passed * CYCLE_NS;
     }
-    cpu::thread_cpu_ns() - before_ns
+    used_ns()
 }
 
 #[cfg(test)]

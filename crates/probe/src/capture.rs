@@ -226,7 +226,7 @@ impl Ring {
     /// Returns how many there were; 0 after the timeout or a signal.
     ///
     /// # Errors
-    /// The interface vanished or was set down.
+    /// The interface vanished or was set down; what it had captured was given before.
     pub fn poll(&mut self, timeout: Duration, mut each: impl FnMut(Captured<'_>)) -> Result<u64> {
         let mut count = self.take_ready(&mut each);
         if count > 0 {
@@ -241,6 +241,9 @@ impl Ring {
             let error =
                 nix::sys::socket::getsockopt(&self.socket, nix::sys::socket::sockopt::SocketError);
             if error.unwrap_or(0) != 0 {
+                // What was captured last is still in a block that is not full.
+                std::thread::sleep(2 * self.retire_time());
+                self.take_ready(&mut each);
                 return Err(self.vanished());
             }
         }

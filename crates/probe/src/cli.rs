@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::error::Result;
-use crate::{blast, burn, cpu, ping, sink, tap, trial};
+use crate::{blast, burn, cpu, ping, reflect, sink, tap, trial};
 
 /// Packets for Planewise: measures latency, loss and throughput between two interfaces.
 #[derive(Debug, Parser)]
@@ -20,7 +20,8 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 #[expect(missing_docs, reason = "a text here would hide that of the Args")]
 pub enum Command {
-    Ping(ping::Args),
+    Ping(Box<ping::Args>),
+    Reflect(reflect::Args),
     Tap(tap::Args),
     Trial(Box<trial::Args>),
     Blast(blast::Args),
@@ -46,6 +47,7 @@ pub fn main(cli: Cli) -> ExitCode {
 fn run(command: &Command) -> Result<()> {
     match command {
         Command::Ping(args) => ping::run(args),
+        Command::Reflect(args) => reflect::run(args),
         Command::Tap(args) => tap::run(args),
         Command::Trial(args) => trial::run(args),
         Command::Blast(args) => blast::run(args),

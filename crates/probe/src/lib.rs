@@ -15,6 +15,7 @@ pub mod netlink;
 pub mod netns;
 pub mod output;
 pub mod ping;
+pub mod reflect;
 pub mod sink;
 pub mod stamp;
 pub mod stop;

@@ -189,14 +189,14 @@ impl Netlink {
             })
     }
 
-    /// How a packet from this namespace to `destination` leaves by the interface `by`; none when
-    /// there is no route.
-    pub fn route(&mut self, destination: IpAddr, by: u32) -> Result<Option<Hop>> {
+    /// How a packet from this namespace to `destination` leaves, by the interface `by` if it must;
+    /// none when there is no route.
+    pub fn route(&mut self, destination: IpAddr, by: Option<u32>) -> Result<Option<Hop>> {
         let mut message = RouteMessage::default();
         message.header.address_family = family(destination);
         message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
         message.attributes.push(RouteAttribute::Destination(destination.into()));
-        message.attributes.push(RouteAttribute::Oif(by));
+        message.attributes.extend(by.map(RouteAttribute::Oif));
         let Ok(answers) = self.request(RouteNetlinkMessage::GetRoute(message), 0)? else {
             return Ok(None);
         };
@@ -209,7 +209,7 @@ impl Netlink {
             return Ok(None);
         }
         let mut hop = Hop {
-            interface_index: by,
+            interface_index: by.unwrap_or(0),
             gateway: None,
             source: None,
             local: route.header.kind == RouteType::Local,

@@ -51,6 +51,8 @@ struct Report {
     duration_s: f64,
     packets: u64,
     payload_bytes: u64,
+    /// Datagrams that found the socket full: this process was not given the CPU in time.
+    dropped: Option<u64>,
     /// By source address, not port; `other` beyond [`MOST_SOURCES`].
     sources: BTreeMap<String, Count>,
     interrupted: bool,
@@ -58,6 +60,9 @@ struct Report {
 
 /// More sources than these are counted together, so that memory stays bounded.
 const MOST_SOURCES: usize = 4096;
+
+/// How long the datagrams that had arrived by the end are taken out of the socket at most [ns].
+const DRAIN_NS: i64 = 50_000_000;
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
@@ -88,8 +93,18 @@ pub fn run(args: &Args) -> Result<()> {
 
     let mut sources: BTreeMap<IpAddr, Count> = BTreeMap::new();
     let (mut total, mut other) = (Count::default(), Count::default());
-    while !stop::requested() && clock::monotonic_ns() < end_ns {
-        match receive(&socket) {
+    let mut ended_ns = None;
+    loop {
+        let now = clock::monotonic_ns();
+        if stop::requested() || now >= end_ns {
+            ended_ns.get_or_insert(now);
+        }
+        // What had arrived by the end is still in the socket: it counts, unless it never stops.
+        let ending = ended_ns.is_some();
+        if ended_ns.is_some_and(|ended_ns| now > ended_ns + DRAIN_NS) {
+            break;
+        }
+        match receive(&socket, ending) {
             Ok((bytes, from)) => {
                 let full = sources.len() >= MOST_SOURCES && !sources.contains_key(&from);
                 let source = if full { &mut other } else { sources.entry(from).or_default() };
@@ -98,6 +113,7 @@ pub fn run(args: &Args) -> Result<()> {
                     count.payload_bytes += bytes as u64;
                 }
             }
+            Err(nix::Error::EAGAIN) if ending => break,
             Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
             Err(errno) => {
                 return Err(Error::failed(
@@ -118,6 +134,7 @@ pub fn run(args: &Args) -> Result<()> {
         duration_s: (clock::monotonic_ns() - start_ns) as f64 / 1e9,
         packets: total.packets,
         payload_bytes: total.payload_bytes,
+        dropped: dropped(&socket),
         sources: by_source,
         interrupted: args.duration.is_some() && stop::requested(),
     };
@@ -126,12 +143,32 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Takes one datagram; returns the length of its payload and who sent it. MSG_TRUNC tells the
 /// length without copying the payload.
-fn receive(socket: &OwnedFd) -> nix::Result<(usize, IpAddr)> {
-    let message =
-        recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut [], None, MsgFlags::MSG_TRUNC)?;
+fn receive(socket: &OwnedFd, at_once: bool) -> nix::Result<(usize, IpAddr)> {
+    let mut flags = MsgFlags::MSG_TRUNC;
+    flags.set(MsgFlags::MSG_DONTWAIT, at_once);
+    let message = recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut [], None, flags)?;
     let from = message.address.and_then(|address| {
         let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
         v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().to_canonical()))
     });
     Ok((message.bytes, from.unwrap_or(Ipv6Addr::UNSPECIFIED.into())))
+}
+
+/// Datagrams that the kernel dropped because the socket was full (SO_MEMINFO, Linux 4.12).
+fn dropped(socket: &OwnedFd) -> Option<u64> {
+    /// Place of the drops (linux/sock_diag.h).
+    const SK_MEMINFO_DROPS: usize = 8;
+    let mut info = [0_u32; SK_MEMINFO_DROPS + 1];
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `info`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            info.as_mut_ptr().cast(),
+            &mut length,
+        )
+    };
+    (result == 0).then_some(info[SK_MEMINFO_DROPS].into())
 }

@@ -11,6 +11,7 @@ use std::mem::{MaybeUninit, size_of, size_of_val};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::clock;
+use crate::error::{Error, Result};
 
 /// Sets a socket option to a plain value.
 pub fn set_option<T: Copy>(
@@ -45,6 +46,34 @@ pub fn get_option(
         libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &mut length)
     };
     if done == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Lets a socket send and receive through one interface alone.
+///
+/// # Errors
+/// There is no such interface.
+pub fn bind_to_device(socket: BorrowedFd<'_>, interface: &str) -> Result<()> {
+    // SAFETY: pointer and length describe `interface`, which lives through the call.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_BINDTODEVICE,
+            interface.as_ptr().cast(),
+            interface.len() as libc::socklen_t,
+        )
+    };
+    if done == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    Err(match error.raw_os_error() {
+        Some(libc::ENODEV) => Error::bad_input(
+            format!("there is no interface '{interface}' here"),
+            "`ip link` lists them; one in another namespace is reached with `ip netns exec`",
+        ),
+        _ => Error::failed(format!("cannot use interface {interface}: {error}"), ""),
+    })
 }
 
 /// Asks for receive stamps, and for transmit stamps when `transmit`. Transmit stamps come without
@@ -169,6 +198,65 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<R
         _ => {}
     });
     Ok(Some(received))
+}
+
+/// Sends `packet` to where `request` came from, from the address that it was sent to.
+pub fn send_from(socket: BorrowedFd<'_>, packet: &[u8], request: &Received) -> io::Result<()> {
+    let mut control = Control::new();
+    let mut vector =
+        libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() };
+    let mut destination = request.source;
+    // SAFETY: msghdr is plain data, for which zero is a valid value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_name = (&raw mut destination).cast();
+    message.msg_namelen = request.source_bytes;
+    message.msg_iov = &mut vector;
+    message.msg_iovlen = 1;
+    let ipv6 = request.source.ss_family == libc::AF_INET6 as libc::sa_family_t;
+    match request.destination {
+        Some(std::net::IpAddr::V4(address)) if !ipv6 => {
+            let info = libc::in_pktinfo {
+                ipi_ifindex: 0,
+                ipi_spec_dst: libc::in_addr { s_addr: u32::from(address).to_be() },
+                ipi_addr: libc::in_addr { s_addr: 0 },
+            };
+            put_control(&mut message, &mut control, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+        }
+        Some(std::net::IpAddr::V6(address)) if ipv6 => {
+            let info = libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr { s6_addr: address.octets() },
+                // A link-local address means something on its interface alone.
+                ipi6_ifindex: if address.is_unicast_link_local() { request.interface } else { 0 },
+            };
+            put_control(&mut message, &mut control, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+        }
+        _ => {}
+    }
+    // SAFETY: every pointer in `message` is to memory that lives through the call.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_DONTWAIT) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Makes `value` the one control message of `message`.
+fn put_control<T: Copy>(
+    message: &mut libc::msghdr,
+    control: &mut Control,
+    level: libc::c_int,
+    kind: libc::c_int,
+    value: T,
+) {
+    let length = size_of::<T>() as libc::c_uint;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    // SAFETY: the buffer is aligned and, with 512 bytes, larger than any message put here; the
+    // macros compute places within it.
+    unsafe {
+        message.msg_controllen = libc::CMSG_SPACE(length) as _;
+        let header = libc::CMSG_FIRSTHDR(message);
+        (*header).cmsg_level = level;
+        (*header).cmsg_type = kind;
+        (*header).cmsg_len = libc::CMSG_LEN(length) as _;
+        libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
+    }
 }
 
 /// Takes one entry from the error queue without blocking; none when it is empty.

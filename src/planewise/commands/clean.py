@@ -15,21 +15,31 @@ def clean(
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Remove the namespaces and processes that killed runs left behind.
+    """Remove what killed runs left behind, and labs that nobody uses.
 
     Live runs are never touched, nor is anything that planewise did not make.
     """
     from dataclasses import asdict
 
-    from planewise.testbed.ledger import leftovers, sweep
+    from planewise.lab import lifecycle as lab
+    from planewise.testbed import ledger
 
-    found = leftovers() if dry_run else sweep()
+    found = ledger.leftovers() if dry_run else ledger.sweep()
+    labs = lab.leftovers() if dry_run else lab.sweep()
     if json_:
-        print_json({"dry_run": dry_run, "leftovers": [asdict(one) for one in found]})
+        print_json(
+            {
+                "dry_run": dry_run,
+                "leftovers": [asdict(one) for one in found],
+                "labs": [asdict(one) for one in labs],
+            }
+        )
         return
-    if not found:
+    if not found and not labs:
         out().print("Nothing is left behind.")
         return
+    for one_lab in labs:
+        out().print(f"{'Would remove' if dry_run else 'Removed'} the lab {one_lab.name}.")
     for one in found:
         what = one.what or "a testbed"
         since = f" of {one.started[:19].replace('T', ' ')}" if one.started else ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLE_LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.7, 2.0)
 """Offered loads of an example, in parts of its capacity."""
 EXAMPLE_RUNS = 20
-EXAMPLE_DURATION_S = 10.0
+EXAMPLE_DURATION_S = 1.0
 LISTED = 4
 """So many curves get their warnings printed below the table; of more, only the kinds."""
 
@@ -113,6 +113,7 @@ def judge(
 
     Reads PASTRAMI, TRex, NFVbench, MLRsearch, CSIT, CSV, and Planewise's own results.
     """
+    quiet = bool(context.obj and context.obj.quiet)
     chosen = _checked(files or [], example, rule, format_name, plr)
     judged: list[Judged] = []
     failed = 0
@@ -127,13 +128,13 @@ def judge(
     if json:
         console.print_json([_as_json(one, chosen, plr) for one in judged])
     elif judged:
-        _print(judged, chosen, plr, quiet=context.obj.quiet if context.obj else False)
+        _print(judged, chosen, plr, quiet=quiet)
     if export is not None and judged:
         from planewise.store import exporters
 
         exporters.write([one.trials for one in judged], export)
     if figures is not None:
-        _draw(judged, figures)
+        _draw(judged, figures, quiet=quiet)
     if failed:
         raise typer.Exit(BadInputError.exit_code)
     if require_good:
@@ -244,9 +245,9 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
         "reason": verdict.reason if verdict else _NOTHING_TO_JUDGE,
         "probability_good": verdict.probability_good if verdict else None,
         "probability_open": verdict.probability_open if verdict else None,
-        **_interval("pdr", verdict.pdr if verdict else None, reported),
-        **_interval("ndr", verdict.ndr if verdict else None, reported),
-        **_interval("first_crossing", verdict.first_crossing if verdict else None, {}),
+        **_interval("pdr", verdict.pdr if verdict else reported.get("pdr_pps")),
+        **_interval("ndr", verdict.ndr if verdict else reported.get("ndr_pps")),
+        **_interval("first_crossing", verdict.first_crossing if verdict else None),
         "saturation_pps": verdict.saturation.offered_pps
         if verdict and verdict.saturation
         else None,
@@ -269,10 +270,10 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
 _NOTHING_TO_JUDGE = "the file reports numbers and keeps no trials: nothing can be judged"
 
 
-def _interval(name: str, estimate: Estimate | None, reported: object) -> dict[str, float | None]:
-    if estimate is None:
-        value = reported.get(f"{name}_pps") if isinstance(reported, dict) else None
-        return {f"{name}_pps": value, f"{name}_low_pps": None, f"{name}_high_pps": None}
+def _interval(name: str, estimate: Estimate | float | None) -> dict[str, float | None]:
+    """Three keys. A bare number is another tool's, reported without an interval."""
+    if estimate is None or isinstance(estimate, int | float):
+        return {f"{name}_pps": estimate, f"{name}_low_pps": None, f"{name}_high_pps": None}
     return {
         f"{name}_pps": estimate.pps,
         f"{name}_low_pps": estimate.low_pps,
@@ -366,6 +367,8 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
         lines.append(
             f"PDR at {_percent(plr)} loss: {_load(verdict.pdr.pps)} (95 %: {low} to {high})."
         )
+    elif verdict.pdr.low_pps <= 0:
+        lines.append(f"PDR at {_percent(plr)} loss is not known: there are too few loads and runs.")
     else:
         lines.append(
             f"PDR at {_percent(plr)} loss: at least {_load(verdict.pdr.low_pps)}; the loads end "
@@ -381,7 +384,9 @@ def _pdr_cell(one: Judged) -> str:
     estimate = one.verdict.pdr
     if estimate is None:
         return f"< {_load(float(one.trials.offered_pps.min()))}"
-    return _load(estimate.pps) if estimate.bounded else f"≥ {_load(estimate.low_pps)}"
+    if estimate.bounded:
+        return _load(estimate.pps)
+    return f"≥ {_load(estimate.low_pps)}" if estimate.low_pps > 0 else "–"
 
 
 def _kinds(one: Judged) -> str:
@@ -401,13 +406,25 @@ def _percent(ratio: float) -> str:
     return f"{ratio * 100:.3g} %"
 
 
-def _draw(judged: list[Judged], directory: Path) -> None:
-    from planewise.report import figures
+def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:
+    from planewise.report.figures import load_loss, save
 
-    for place, one in enumerate(judged):
+    used: set[str] = set()
+    for one in judged:
         if one.curve is None or one.verdict is None:
             continue
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", one.title)[:150] or "curve"
-        if any(other.title == one.title for other in judged[:place]):
-            stem = f"{stem}-{place + 1}"
-        figures.save(figures.load_loss(one.curve, one.verdict), directory / stem)
+        stem = plain = _file_stem(one.title)
+        place = 2
+        while stem in used:
+            stem = f"{plain}-{place}"
+            place += 1
+        used.add(stem)
+        save(load_loss(one.curve, one.verdict), directory / stem)
+    if not quiet:
+        console.err().print(f"{len(used)} figures in {directory}", markup=False, soft_wrap=True)
+
+
+def _file_stem(title: str) -> str:
+    for ending in (".gz", ".txt", ".csv", ".json", ".jsonl", ".parquet", ".log"):
+        title = title.removesuffix(ending)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", title)[:150] or "curve"

@@ -34,13 +34,16 @@ def quick(
             where="--minutes",
             remedy="give between 0.5 and 1440",
         )
-    from planewise import doctor, pipeline
-    from planewise.measure.experiment import default_directory
+    from planewise import doctor
     from planewise.testbed import privilege
 
     verbosity: Verbosity = context.obj
     host = doctor.diagnose()
     privilege.ensure()
+    # Not before: these start threads, and a user namespace is entered without.
+    from planewise import pipeline
+    from planewise.measure.experiment import default_directory
+
     planes = [plane.plane for plane in host.planes if plane.available]
     design = pipeline.quick_design(planes, minutes)
     with ProgressLine(verbosity) as progress:

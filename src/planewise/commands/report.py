@@ -39,7 +39,7 @@ def report(
     print(page)
     if figures is not None:
         for figure in html.all_figures(reader):
-            for file in save(figure.draw(html.FIGURE_WIDTH), figures / figure.name, wanted):
+            for file in save(figure.titled(html.FIGURE_WIDTH), figures / figure.name, wanted):
                 print(file)
     if not context.obj.quiet:
         console.err().print("open the page in a browser; it needs no network")

@@ -43,13 +43,16 @@ def run(
     from planewise.measure.design import load_design
 
     design = None if design_file is None else load_design(design_file)
-    from planewise import doctor, pipeline
-    from planewise.measure.experiment import default_directory
+    from planewise import doctor
     from planewise.testbed import privilege
 
     verbosity: Verbosity = context.obj
-    host = doctor.diagnose()  # before anything starts a thread
+    host = doctor.diagnose()
     privilege.ensure()
+    # Not before: these start threads, and a user namespace is entered without.
+    from planewise import pipeline
+    from planewise.measure.experiment import default_directory
+
     if design is not None and dry_run:
         _print_plan(design, json)
         return

@@ -105,6 +105,11 @@ class Design(Part):
             raise ValueError("measures nothing: give it `rtt` or `sweep`")
         return self
 
+    def frame_sizes(self) -> tuple[int, ...]:
+        """Every frame size [bytes, with FCS] that it sends."""
+        parts = (self.rtt, self.sweep)
+        return tuple(size for part in parts if part is not None for size in part.size_bytes)
+
     def trials_upper_bound(self) -> int:
         """How many trials the design has at most, without listing them."""
         cells = 1

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from planewise.errors import UnsupportedError
-from planewise.measure.design import BackgroundPart
+from planewise.measure.design import Design
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.rtt import RttPath, measure_rtt
@@ -16,9 +16,10 @@ from planewise.measure.schedule import Cell, LoadTrial, RttTrial
 from planewise.testbed.availability import try_plane
 from planewise.testbed.host import LocalHost
 from planewise.testbed.load import BackgroundLoad, LoadSpec
-from planewise.testbed.model import TestbedSpec
+from planewise.testbed.model import TestbedSpec, mtu_for
 from planewise.testbed.namespaces import NamespaceTestbed
 from planewise.testbed.planes import namespace_plane
+from planewise.testbed.steering import CpuSplit, split_cpus, steer
 
 
 class NamespaceStage:
@@ -28,11 +29,15 @@ class NamespaceStage:
     without load costs nothing.
     """
 
-    def __init__(self, background: BackgroundPart, protocol: str) -> None:
-        self._background = background
-        self._protocol = protocol
+    def __init__(self, design: Design) -> None:
+        self._background = design.background
+        self._protocol = "icmp" if design.rtt is None else design.rtt.protocol
+        self._mtu_bytes = mtu_for(design.frame_sizes())
         self._host = LocalHost("generator")
-        self._generator = Generator(self._host)
+        self._cpus = split_cpus()
+        self._generator = Generator(
+            self._host, None if self._cpus is None else self._cpus.generator
+        )
         self._testbeds: dict[tuple[str, int], NamespaceTestbed] = {}
         self._built = ExitStack()
 
@@ -67,12 +72,18 @@ class NamespaceStage:
             payload_bytes=background.payload_bytes,
         )
         with BackgroundLoad(testbed, spec) as load:
-            yield _Station(testbed, load, self._host, self._generator, self._protocol)
+            station = _Station(testbed, load, self._generator, self._cpus, self._protocol)
+            yield station
+            station.close()
 
     def _testbed(self, cell: Cell) -> NamespaceTestbed:
         key = (cell.plane, cell.background_guests)
         if key not in self._testbeds:
-            spec = TestbedSpec(plane=cell.plane, background_guests=cell.background_guests)
+            spec = TestbedSpec(
+                plane=cell.plane,
+                background_guests=cell.background_guests,
+                mtu_bytes=self._mtu_bytes,
+            )
             self._testbeds[key] = self._built.enter_context(NamespaceTestbed(spec))
         return self._testbeds[key]
 
@@ -99,10 +110,13 @@ class _Station:
         self,
         testbed: NamespaceTestbed,
         background: BackgroundLoad,
-        host: LocalHost,
         generator: Generator,
+        cpus: CpuSplit | None,
         protocol: str,
     ) -> None:
+        self._testbed = testbed
+        self._cpus = cpus
+        self._steered = False
         self._rtt_path = RttPath(
             hosts=testbed.hosts,
             sender=testbed.main("sender"),
@@ -111,18 +125,33 @@ class _Station:
             not_measurable=testbed.not_measurable,
             protocol=protocol,
         )
-        self._load_path = LoadPath(host, testbed.trial_path(), testbed.counter_points)
+        self._load_path = LoadPath(testbed.trial_path(), testbed.counter_points)
         self._background = background
         self._generator = generator
 
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
-        """Runs one RTT trial."""
+        """Runs one RTT trial, with each frame received by the CPU where it arrives."""
+        self._steer(False)
         result = measure_rtt(self._rtt_path, trial, place)
         self._background.check()
         return result
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """Runs one load trial."""
+        """Runs one load trial, with the hosts' receive work on CPUs of their own."""
+        self._steer(True)
         result = measure_load(self._load_path, trial, place, self._generator)
         self._background.check()
         return result
+
+    def _steer(self, wanted: bool) -> None:
+        if self._cpus is None or wanted == self._steered:
+            return
+        for role, interfaces in self._testbed.entrances.items():
+            host = self._testbed.hosts[role]
+            netns = self._testbed.topology.sites[role].netns
+            steer(host, netns, interfaces, self._cpus.receivers if wanted else ())
+        self._steered = wanted
+
+    def close(self) -> None:
+        """Leaves the testbed as it was found."""
+        self._steer(False)

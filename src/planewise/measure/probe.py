@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from planewise.errors import PlanewiseError
-from planewise.store.models import Counts, Latency
+from planewise.store.models import Counts, Latency, Load
 from planewise.testbed.host import Finished
 
 FORMAT = 1
@@ -37,11 +37,9 @@ class CpuUsage(BaseModel):
 class PingOutput(ProbeOutput):
     """`pw-probe ping`."""
 
-    size_bytes: NonNegativeInt
     started_ns: int
     duration_s: float
-    intended_pps: float
-    achieved_pps: float
+    load: Load
     counts: Counts
     rtt_user: Latency | None = None
     rtt_kernel: Latency | None = None
@@ -49,6 +47,15 @@ class PingOutput(ProbeOutput):
     limits: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     cpu: CpuUsage | None = None
+
+
+class Failure(BaseModel):
+    """Why a trial or a capture point ended early; what stands beside it was done until then."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    what: str
+    remedy: str = ""
 
 
 class TapPoint(BaseModel):
@@ -59,6 +66,7 @@ class TapPoint(BaseModel):
     name: str
     packets: NonNegativeInt
     dropped: NonNegativeInt = 0
+    error: Failure | None = None
 
 
 class TapOutput(ProbeOutput):
@@ -77,13 +85,12 @@ class LossOutput(BaseModel):
     count: NonNegativeInt
 
 
-class Failure(BaseModel):
-    """Why a trial ended early; the counts beside it are of what was done until then."""
+class GeneratorOutput(BaseModel):
+    """The generator of a trial."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    what: str
-    remedy: str = ""
+    max_pps: float | None = None
 
 
 class TrialOutput(ProbeOutput):
@@ -103,6 +110,7 @@ class TrialOutput(ProbeOutput):
     loss: tuple[LossOutput, ...] = ()
     unexplained: int = 0
     limits: tuple[str, ...] = ()
+    generator: GeneratorOutput
     latency: Latency | None = None
     cpu: CpuUsage | None = None
     error: Failure | None = None

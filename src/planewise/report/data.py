@@ -47,14 +47,20 @@ class Parts:
 
     total_ns: float
     instrument_ns: float | None
-    """RTT between user-space stamps minus RTT between kernel stamps."""
+    """RTT between user-space stamps minus RTT between kernel stamps; None without both, and
+    then `sender_ns` has it in it."""
     sender_ns: float
-    """RTT at the guest (kernel stamps where there are any) minus RTT at the sender's NIC."""
+    """RTT between the guest's kernel stamps minus RTT at the sender's NIC."""
     wire_ns: float
     """RTT at the sender's NIC minus response time."""
     responder_ns: float
     """Response time: NIC to NIC inside the responder."""
     packets: int
+
+    @property
+    def overhead_ns(self) -> float:
+        """RTT at the guest minus RTT at the sender's NIC."""
+        return self.sender_ns + (self.instrument_ns or 0.0)
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,8 @@ class RttCell:
     """By name of `TAIL`; None where the packets are too few."""
     medians_ns: tuple[float, ...]
     """Median of each replicate."""
+    kernel_medians_ns: tuple[float, ...]
+    """The same between the guest's kernel stamps, of the replicates that have them."""
     parts: Parts | None
     no_parts: str
     """Why there are no parts; empty when there are."""
@@ -132,7 +140,8 @@ class Visit:
     kind: str
     failed: bool
     relative: float | None
-    """Median RTT of the trial over the median of its cell's medians; None without an RTT."""
+    """Median RTT of the trial over the median of its cell's medians; None without an RTT, and
+    where the cell has no other trial."""
     median_ns: float | None
     trial: TrialRecord
 
@@ -189,15 +198,19 @@ class RunData:
         }
         return f"measured in a virtual machine ({', '.join(sorted(kinds))})" if kinds else ""
 
+    @property
+    def virtual_word(self) -> str:
+        """What kind of times this run has where they are not those of bare hardware."""
+        return "emulated" if self.info.emulated else "virtualised" if self.virtual else ""
+
     @cached_property
     def rtt_metric(self) -> RttMetric:
-        """Kernel stamps where every RTT trial has them, so that all planes are told alike."""
+        """RTT as the guest's program sees it, which the recommendation rests on as well.
+
+        Kernel stamps only where a trial has no others, and then for all planes alike.
+        """
         trials = [trial for trial in self.done if trial.kind == "rtt"]
-        return (
-            "rtt_kernel"
-            if trials and all("rtt_kernel" in trial.latency for trial in trials)
-            else "rtt_user"
-        )
+        return "rtt_user" if all("rtt_user" in trial.latency for trial in trials) else "rtt_kernel"
 
     @cached_property
     def rtt(self) -> list[RttCell]:
@@ -272,7 +285,10 @@ class RunData:
             key = (plane_of(trial.cell), factors_of(trial.cell))
             rtt = trial.latency.get(self.rtt_metric)
             median = rtt.p50_ns if rtt and trial.status == "done" and trial.kind == "rtt" else None
-            of_cell = statistics.median(medians[key]) if key in medians else 0.0
+            # With a single trial there is nothing to compare it with: it would lie at its own
+            # middle, and the run would seem to have no drift.
+            several = len(medians.get(key, ())) > 1
+            of_cell = statistics.median(medians[key]) if several else 0.0
             result.append(
                 Visit(
                     order=trial.order,
@@ -369,6 +385,11 @@ class RunData:
                 for (name, _, needed), value in zip(TAIL, values[5:], strict=True)
             },
             medians_ns=tuple(summary.p50_ns for summary in summaries),
+            kernel_medians_ns=tuple(
+                trial.latency["rtt_kernel"].p50_ns
+                for trial in trials
+                if "rtt_kernel" in trial.latency
+            ),
             parts=parts,
             no_parts=why,
         )
@@ -383,7 +404,8 @@ class RunData:
             file = self.run.path / str(name)
             try:
                 frame = pl.scan_parquet(file)
-                missing = {"user_tx_ns", "user_rx_ns"} - set(frame.collect_schema().names())
+                columns = frame.collect_schema().names()
+                missing = {"user_tx_ns", "user_rx_ns"} - set(columns)
             except (OSError, pl.exceptions.PolarsError) as error:
                 reason = str(error).splitlines()[0]
                 self._note_unread(str(name), f"it cannot be read ({reason})")
@@ -391,7 +413,9 @@ class RunData:
             if missing:
                 self._note_unread(str(name), f"it has no column {', '.join(sorted(missing))}")
                 return None
-            frames.append(frame)
+            # A stamp that no packet of a trial has may be of any type in its file.
+            stamps = [name for name in columns if name.endswith("_ns")]
+            frames.append(frame.select(pl.col(stamps).cast(pl.Int64, strict=False)))
         return pl.concat(frames, how="diagonal")
 
     def _note_unread(self, name: str, why: str) -> None:
@@ -442,8 +466,17 @@ def common_factors(cells: Iterable[Factors]) -> Factors:
     if not cells:
         return ()
     shared = set(cells[0]).intersection(*(set(cell) for cell in cells))
+    # Cells without load have no location of it: the others must agree.
+    locations = {pair for cell in cells for pair in cell if pair[0] == "load_location"}
+    if len(locations) == 1:
+        shared |= locations
     # Whether there is load is said everywhere: it is the first thing that a reader looks for.
-    return tuple(pair for pair in cells[0] if pair in shared and pair[0] != "load_type")
+    return tuple(sorted((pair for pair in shared if pair[0] != "load_type"), key=_place))
+
+
+def _place(pair: tuple[str, Level]) -> tuple[int, str]:
+    name = pair[0]
+    return (FACTORS.index(name) if name in FACTORS else len(FACTORS), name)
 
 
 def words(factors: Factors, without: Factors = ()) -> str:
@@ -532,16 +565,21 @@ def _parts(
         return _parts_from_summaries(metric, trials)
     if not set(_STAMPS) <= set(packets.collect_schema().names()):
         return None, "no capture at the network cards in this run"
-    guest = _rtt(metric)
+    columns = set(packets.collect_schema().names())
+    both = {"kernel_tx_ns", "kernel_rx_ns"} <= columns and metric == "rtt_user"
+    guest = _rtt("rtt_kernel") if both else _rtt(metric)
     nic = pl.col("sender_nic_reply_ns") - pl.col("sender_nic_request_ns")
     response = pl.col("responder_nic_reply_ns") - pl.col("responder_nic_request_ns")
-    user = _rtt("rtt_user")
     whole = packets.select(
-        user=user, guest=guest, sender=guest - nic, wire=nic - response, responder=response
+        total=_rtt(metric),
+        instrument=_rtt(metric) - guest,
+        sender=guest - nic,
+        wire=nic - response,
+        responder=response,
     ).drop_nulls()
     middle = whole.filter(
-        pl.col("guest").is_between(
-            pl.col("guest").quantile(0.25, "linear"), pl.col("guest").quantile(0.75, "linear")
+        pl.col("total").is_between(
+            pl.col("total").quantile(0.25, "linear"), pl.col("total").quantile(0.75, "linear")
         )
     )
     row = middle.select(pl.all().mean(), packets=pl.len()).collect().row(0, named=True)
@@ -549,8 +587,8 @@ def _parts(
         return None, "no packet was seen at all four capture points"
     return (
         Parts(
-            total_ns=row["user"],
-            instrument_ns=row["user"] - row["guest"] if metric == "rtt_kernel" else None,
+            total_ns=row["total"],
+            instrument_ns=row["instrument"] if both else None,
             sender_ns=row["sender"],
             wire_ns=row["wire"],
             responder_ns=row["responder"],
@@ -564,7 +602,7 @@ def _parts_from_summaries(
     metric: RttMetric, trials: Sequence[TrialRecord]
 ) -> tuple[Parts | None, str]:
     """Means over all packets, from the trials' summaries: they add up, but outliers weigh in."""
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = {}
     n = 0
     for trial in trials:
         if not {"overhead", "response", metric} <= set(trial.latency):
@@ -572,17 +610,19 @@ def _parts_from_summaries(
         weight = trial.latency[metric].count
         n += weight
         for name, summary in trial.latency.items():
-            sums[name] += summary.mean_ns * weight  # type: ignore[assignment]
+            sums[name] = sums.get(name, 0.0) + summary.mean_ns * weight
     mean = {name: total / n for name, total in sums.items()} if n else {}
     if not mean:
         return None, "no packet came back"
-    guest, user = mean[metric], mean.get("rtt_user", mean[metric])
+    total = mean[metric]
+    both = metric == "rtt_user" and "rtt_kernel" in mean
+    instrument = total - mean["rtt_kernel"] if both else None
     return (
         Parts(
-            total_ns=user,
-            instrument_ns=user - guest if metric == "rtt_kernel" else None,
-            sender_ns=mean["overhead"],
-            wire_ns=guest - mean["overhead"] - mean["response"],
+            total_ns=total,
+            instrument_ns=instrument,
+            sender_ns=mean["overhead"] - (instrument or 0.0),
+            wire_ns=total - mean["overhead"] - mean["response"],
             responder_ns=mean["response"],
             packets=n,
         ),

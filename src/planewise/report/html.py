@@ -6,13 +6,14 @@ scripts are forbidden (mail, CI artifacts), prints, and can be read by anyone wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import planewise
 from planewise.report import data as run_data
@@ -20,6 +21,7 @@ from planewise.report import svg, theme
 from planewise.report.data import RunData, common_factors, words
 from planewise.report.figures import base, cpu, loss_curve, parts, rtt, schedule, tail
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.store.models import Ranked
 from planewise.store.rundir import RunReader
 from planewise.units import rate_text, time_text
 
@@ -29,8 +31,10 @@ _MOST_CURVES = 24
 """Load-loss curves that are drawn one by one; the table has all."""
 FIGURE_WIDTH = base.WIDE
 """Width [px] at which figures are saved."""
-_OPEN = 3
-"""Figures of a section that are unfolded."""
+_OPEN_REASONS = 4
+"""Reasons and reservations that are said at once."""
+_OPEN = 6
+"""Figures of a section that are unfolded; of more, all but the first ones are folded."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Drawn:
     """A figure, drawn for the page."""
 
     figure: Figure
-    wide: Markup
+    wide: Markup | None
+    """None for a folded one: those lie narrow beside each other on a wide screen, too."""
     narrow: Markup
 
 
@@ -52,6 +57,12 @@ class Section:
     figures: tuple[Drawn, ...] = ()
     tables: tuple[tuple[str, Table], ...] = ()
     note: str = ""
+    virtual: str = "times"
+    """What in it is not that of hardware when the run was virtualised; empty: nothing."""
+    open_figures: int = _OPEN
+    """How many of the figures are unfolded."""
+    folded: str = "More conditions"
+    """What the others are."""
 
 
 def render(run: RunReader) -> str:
@@ -66,23 +77,28 @@ def render(run: RunReader) -> str:
     )
     environment.tests["value"] = lambda entry: isinstance(entry, Value)
     environment.tests["missing"] = lambda entry: isinstance(entry, Missing)
+    environment.filters["sentence"] = sentence
+    environment.filters["code"] = code
     environment.filters["count"] = theme.count
     templates = resources.files("planewise.report") / "templates"
     style = (templates / "report.css").read_text(encoding="utf-8")
-    return environment.get_template("report.html.j2").render(
+    page = environment.get_template("report.html.j2").render(
         data=data,
         info=data.info,
         recommendation=data.recommendation,
+        open_reasons=_OPEN_REASONS,
         headline=headline(data),
         sections=sections(data),
-        ranking=ranking(data),
+        rankings=rankings(data),
         style=Markup(style + _recolouring() + _chips()),
         version=planewise.__version__,
         shared_words=_shared_words(data),
-        verdicts=data.curves,
-        open_figures=_OPEN,
-        words=words,
     )
+    return _NUMBER_AND_UNIT.sub("\\1\u00a0", page)
+
+
+_NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:ns|µs|ms|s|[kMG]?pps|GiB)\b|%)")
+"""The space between a number and its unit, where no line may break."""
 
 
 def write(run: RunReader, out: Path) -> None:
@@ -116,34 +132,77 @@ def headline(data: RunData) -> str:
     return "This run holds no recommendation, and no trial that can be drawn."
 
 
-def ranking(data: RunData) -> Table:
-    """The recommendation's ranking, one row a place."""
-    columns = ("Plane", "Load", "Measured", "Value", "95 % interval", "Against the best", "")
-    rows: list[tuple[Entry, ...]] = []
-    for place in data.recommendation.ranking if data.recommendation else ():
-        told, show = _METRICS[place.metric]
-        load = "all loads" if place.load_type == "all" else words((("load_type", place.load_type),))
-        rows.append(
-            (
-                place.plane,
-                load,
-                told,
-                Value(show(place.value), place.value),
-                Missing("too few replicates")
-                if place.low is None or place.high is None
-                else f"{show(place.low)} – {show(place.high)}",
-                "best" if place.effect is None else f"{place.effect:.0%} worse",
-                place.note,
-            )
+def sentence(text: str) -> Markup:
+    """`text`, escaped, with a capital letter, a full stop, and commands set as code."""
+    start = text.strip()
+    if not start:
+        return Markup("")
+    return code(f"{start[0].upper()}{start[1:].rstrip('.')}.")
+
+
+def code(text: str) -> Markup:
+    """`text`, escaped, with flags and what stands between backquotes set as code."""
+    return Markup(_CODE.sub(lambda m: f"<code>{m[1] or m[2]}</code>", str(escape(text))))
+
+
+_CODE = re.compile(r"`([^`]+)`|(?<![\w-])(--[a-z][a-z-]*)")
+
+
+def rankings(data: RunData) -> list[tuple[str, Table]]:
+    """The recommendation's rankings: a table a metric, planes by rising rank, a column a load."""
+    advice = data.recommendation
+    if advice is None:
+        return []
+    result = []
+    for metric in dict.fromkeys(place.metric for place in advice.ranking):
+        places = [place for place in advice.ranking if place.metric == metric]
+        loads = sorted(
+            {place.load_type for place in places},
+            key=lambda load: (*_LOADS, load).index(load) if load in _LOADS else len(_LOADS),
         )
-    return Table(columns, tuple(rows))
+        if len(loads) == 2:  # one load, and the same once more as all loads
+            loads = [load for load in loads if load != "all"]
+        first = loads[-1]
+        planes = dict.fromkeys(
+            place.plane for place in sorted(places, key=lambda place: place.load_type != first)
+        )
+        told, show = _METRICS[metric]
+        rows = tuple(
+            (
+                plane,
+                *(
+                    _place([p for p in places if (p.plane, p.load_type) == (plane, load)], show)
+                    for load in loads
+                ),
+            )
+            for plane in planes
+        )
+        result.append((told, Table(("Plane", *(_LOADS.get(load, load) for load in loads)), rows)))
+    return result
 
 
+def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
+    if not places:
+        return Missing("not measured")
+    place = places[0]
+    small = []
+    if place.low is not None and place.high is not None:
+        small.append(theme.interval(show(place.low), show(place.high)))
+    if place.note:
+        small.append(place.note)
+    elif place.effect is None:
+        small.append("best")
+    else:
+        small.append(f"{theme.share(round(place.effect, 2))} worse than the best")
+    return Value(show(place.value), place.value, small="; ".join(small))
+
+
+_LOADS = {"none": "No load", "cpu": "CPU load", "network": "Network load", "all": "All loads"}
 _METRICS = {
-    "rtt_p50": ("median RTT", time_text),
-    "rtt_p99": ("99th percentile of RTT", time_text),
-    "forwarded": ("highest forwarding rate", rate_text),
-    "cpu": ("kernel CPU time a forwarded packet", time_text),
+    "rtt_p50": ("Median round-trip time", time_text),
+    "rtt_p99": ("99th percentile of the round-trip time", time_text),
+    "forwarded": ("Highest forwarding rate", rate_text),
+    "cpu": ("Kernel CPU time for each forwarded packet", time_text),
 }
 
 
@@ -152,25 +211,18 @@ def sections(data: RunData) -> list[Section]:
     result = []
     for section, figures in _figures(data):
         drawn = tuple(
-            _draw(figure, f"{section.anchor}{place}") for place, figure in enumerate(figures)
+            _draw(figure, f"{section.anchor}{place}", wide=place < section.open_figures)
+            for place, figure in enumerate(figures)
         )
-        result.append(
-            Section(
-                section.anchor,
-                section.title,
-                section.intro,
-                drawn,
-                section.tables,
-                section.note,
-            )
-        )
+        result.append(replace(section, figures=drawn))
     return result
 
 
-def _draw(figure: Figure, prefix: str) -> Drawn:
+def _draw(figure: Figure, prefix: str, *, wide: bool) -> Drawn:
+    # What Vega draws is markup already, and it escapes the names in it.
     return Drawn(
         figure,
-        Markup(svg.inline(figure.draw(base.WIDE), f"w{prefix}")),
+        Markup(svg.inline(figure.draw(base.WIDE), f"w{prefix}")) if wide else None,
         Markup(svg.inline(figure.draw(base.NARROW), f"n{prefix}")),
     )
 
@@ -179,9 +231,9 @@ def _figures(data: RunData) -> list[tuple[Section, list[Figure]]]:
     result: list[tuple[Section, list[Figure]]] = []
     if data.rtt:
         where = (
-            "at the sending guest, between the kernel's time stamps"
-            if data.rtt_metric == "rtt_kernel"
-            else "at the sending guest, between user-space time stamps"
+            "as the sending guest's program sees it"
+            if data.rtt_metric == "rtt_user"
+            else "at the sending guest, between the kernel's time stamps"
         )
         pages = _pages(data.rtt)
         result.append(
@@ -244,6 +296,7 @@ def _figures(data: RunData) -> list[tuple[Section, list[Figure]]]:
                     "cpu",
                     "What it costs in CPU time",
                     "A plane that is fast because it takes a whole CPU is not cheap.",
+                    virtual="",
                 ),
                 [
                     cpu.figure(
@@ -273,7 +326,7 @@ def _figures(data: RunData) -> list[tuple[Section, list[Figure]]]:
 def _loss(data: RunData) -> tuple[Section, list[Figure]]:
     common = common_factors(item.factors for item in data.curves)
     contexts = base.by_context(data.curves)
-    figures = []
+    figures: list[Figure] = []
     for factors, items in contexts[:_MOST_CURVES]:
         if len(items) > 1:
             label = words(factors, common)
@@ -286,6 +339,7 @@ def _loss(data: RunData) -> tuple[Section, list[Figure]]:
                     title=f"Loss against offered load: all planes, {label}",
                 )
             )
+    shared = len(figures)
     figures += [loss_curve.figure(item, data.planes, common) for item in data.curves[:_MOST_CURVES]]
     limit = theme.share(data.curves[0].verdict.plr)
     return (
@@ -303,6 +357,9 @@ def _loss(data: RunData) -> tuple[Section, list[Figure]]:
                 if len(data.curves) > _MOST_CURVES
                 else ""
             ),
+            open_figures=_OPEN if len(figures) <= _OPEN else max(1, min(shared, _OPEN)),
+            folded="Each curve with its intervals",
+            virtual="rates",
         ),
         figures,
     )

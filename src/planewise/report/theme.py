@@ -65,17 +65,18 @@ MODES: dict[str, Colour] = {
     "waiting": Colour("#b9b9c3", "#6b6b79"),
 }
 
-_OTHERS = tuple(
-    Colour(*pair)
-    for pair in (
-        ("#0072b3", "#56b4ea"),
-        ("#c04d01", "#ff9d5d"),
-        ("#00805f", "#2fd0a6"),
-        ("#b0578e", "#eea3d0"),
-        ("#9a6b01", "#f0c04b"),
-        ("#3d3a9f", "#a5a2fe"),
-    )
-)
+# What a plane without a colour of its own takes, while the plane beside it is not in the run.
+_OTHERS: dict[str, Colour] = {
+    "vhost-user": Colour("#661101", "#e08870"),
+    "docker-bridge": Colour("#9a6b01", "#f0c04b"),
+    "vf": Colour("#3d3a9f", "#a5a2fe"),
+    "ipvlan": Colour("#b0578e", "#eea3d0"),
+    "macvtap-vf": Colour("#21786d", "#6fd3c6"),
+    "virtio-bridge": Colour("#6f6f1e", "#cfcf6b"),
+    "veth": Colour("#0072b3", "#56b4ea"),
+    "bridge": Colour("#c04d01", "#ff9d5d"),
+    "macvlan": Colour("#00805f", "#2fd0a6"),
+}
 
 VERDICTS: dict[str, Colour] = {
     "GOOD": Colour("#1b6e3a", "#6fdc98"),
@@ -88,12 +89,14 @@ def every_colour() -> tuple[Colour, ...]:
     """All colours that may occur in a figure."""
     named = (INK, MUTED, GRID, PAPER, ALERT)
     groups = (PLANES, PARTS, MODES, VERDICTS)
-    return (*named, *(colour for group in groups for colour in group.values()), *_OTHERS)
+    return (*named, *(colour for group in groups for colour in group.values()), *_OTHERS.values())
 
 
 def colours_of(planes: Iterable[str]) -> dict[str, str]:
-    """The colour on white of each plane; planes without one of their own share a second set."""
-    others = cycle(_OTHERS)
+    """The colour on white of each plane; those without one of their own take what is free."""
+    planes = list(planes)
+    free = [colour for plane, colour in _OTHERS.items() if plane not in planes]
+    others = cycle(free or _OTHERS.values())
     return {plane: (PLANES[plane] if plane in PLANES else next(others)).light for plane in planes}
 
 
@@ -111,6 +114,11 @@ def share(value: float) -> str:
     if value == 0:
         return "0 %"
     return f"{_digits(value * 100, 2 if abs(value) < 0.1 else 3)} %"
+
+
+def interval(low: str, high: str) -> str:
+    """Both ends as one piece of text in which no line breaks."""
+    return f"{low}\u00a0–\u2060\u00a0{high}".replace(" ", "\u00a0")
 
 
 def count(value: float) -> str:
@@ -140,7 +148,7 @@ def ticks(low: float, high: float, *, log: bool, most: int) -> list[float]:
                 return values
         stride = math.ceil(len(values) / most)
         return values[::stride]
-    span = (high - low) / max(1, most - 1)
+    span = (high - low) / max(1, most)
     if span <= 0:
         return [low]
     magnitude = 10.0 ** math.floor(math.log10(span))

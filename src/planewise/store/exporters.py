@@ -5,6 +5,7 @@ Knows files and columns; knows no verdict. The formats are in docs/formats.md.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,9 +34,13 @@ def write(curves: Sequence[LoadTrials], path: Path) -> None:
             remedy=f"use one of {', '.join(_WRITERS)}",
         )
     data = writer(_labelled(curves))
+    part = path.with_name(f".{path.name}.part")
     try:
-        path.write_bytes(data)
+        part.write_bytes(data)
+        part.replace(path)  # a full disk leaves no half file in its place
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         raise PlanewiseError(
             f"cannot write {path}: {error.strerror or error}",
             remedy="check the directory and its permissions",

@@ -212,19 +212,19 @@ class TrialColumns:
                 (
                     ~((offered > 0) & (offered <= MAX_NUMBER)),
                     offered,
-                    "the offered load is {}: it must be a number of packets a second above zero",
+                    "the offered load is {} pps: it must be a possible number above zero",
                     "correct the line, or delete it (its trials are lost)",
                 ),
                 (
                     ~((sent >= 0) & (sent <= MAX_NUMBER)),
                     sent,
-                    "the count of sent packets is {}: it must be a number, zero or more",
+                    "the count of sent packets is {}: it must be zero or more",
                     "correct the line, or delete it",
                 ),
                 (
                     ~((received >= 0) & (received <= MAX_NUMBER)),
                     received,
-                    "the count of received packets is {}: it must be a number, zero or more",
+                    "the count of received packets is {}: it must be zero or more",
                     "correct the line, or delete it",
                 ),
                 (

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
 import re
@@ -150,7 +151,7 @@ class RunWriter:
         with _disk_errors(self.path):
             if packets is not None:
                 name = f"{PACKETS_DIR}/{_file_name(trial.trial)}.parquet"
-                packets.write_parquet(self.path / name, compression="zstd")
+                _write_parquet(packets, self.path / name)
                 trial = trial.model_copy(update={"packets": name})
             start = self._trials.tell()
             try:
@@ -194,6 +195,17 @@ class RunWriter:
     ) -> None:
         self._trials.close()
         os.close(self._lock)
+
+
+def _write_parquet(table: pl.DataFrame, file: Path) -> None:
+    """Whole or not at all. Made in memory first, so that a full disk is an OSError as elsewhere."""
+    buffer = io.BytesIO()
+    table.write_parquet(buffer, compression="zstd")
+    try:
+        file.write_bytes(buffer.getvalue())
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
 
 
 class _disk_errors:  # noqa: N801 - reads as a statement

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from planewise.testbed.plan import (
     AddNeighbour,
     AddRoute,
     AddVeth,
+    AwaitUp,
     Plan,
     SetAddress,
     SetMaster,
@@ -41,6 +43,9 @@ _NTF_MASTER = 0x04
 _NUD_NOARP = 0x40
 _LOOPBACK = 1
 _OPEN_SOCKETS = 4
+_IFF_UP = 1
+_FORWARDING = 3
+_UP_S = 10.0
 
 _KERNEL_FEATURE = {
     AddVeth: "veth",
@@ -77,9 +82,9 @@ def _perform(plan: Plan, thread: NamespaceThread, stop: threading.Event) -> None
             try:
                 _ACTIONS[type(step)](links, step)
             except NetlinkError as error:
-                raise _explain(step, error.code, str(error.args[-1])) from error
+                raise explain(step, error.code, str(error.args[-1])) from error
             except OSError as error:
-                raise _explain(step, error.errno or 0, error.strerror or str(error)) from error
+                raise explain(step, error.errno or 0, error.strerror or str(error)) from error
 
 
 class _Links:
@@ -113,7 +118,10 @@ class _Links:
         key = (name, interface)
         if key not in self._index:
             self.thread.enter(name)
-            self._index[key] = socket.if_nametoindex(interface)
+            try:
+                self._index[key] = socket.if_nametoindex(interface)
+            except OSError as error:  # without an errno
+                raise OSError(errno.ENODEV, f"there is no {interface}") from error
         return self._index[key]
 
     def descriptor(self, name: str) -> Any:
@@ -133,6 +141,7 @@ def _add_veth(links: _Links, step: AddVeth) -> None:
             "add",
             kind="veth",
             ifname=step.name,
+            index=step.index,
             address=step.mac,
             mtu=step.mtu_bytes,
             peer={
@@ -244,6 +253,30 @@ def _set_sysctl(links: _Links, step: SetSysctl) -> None:
     (Path("/proc/sys") / step.key).write_text(step.value)
 
 
+def _await_up(links: _Links, step: AwaitUp) -> None:
+    deadline = time.monotonic() + _UP_S
+    while late := [name for name, ready in _readiness(links.route(step.netns)) if not ready]:
+        if time.monotonic() > deadline:
+            raise PlanewiseError(
+                f"{', '.join(late)} in {step.netns} did not come up within {_UP_S:g} s",
+                remedy="is the machine overloaded? try again",
+            )
+        time.sleep(0.002)
+
+
+def _readiness(route: Any) -> Iterator[tuple[str, bool]]:
+    """Every interface that is set up, and whether it carries (a bridge port: forwards) frames."""
+    for link in route.get_links():
+        if not link["flags"] & _IFF_UP:
+            continue
+        ready = link.get_attr("IFLA_OPERSTATE") in ("UP", "UNKNOWN")
+        info = link.get_attr("IFLA_LINKINFO")
+        if info is not None and info.get_attr("IFLA_INFO_SLAVE_KIND") == "bridge":
+            port = info.get_attr("IFLA_INFO_SLAVE_DATA")
+            ready = ready and port.get_attr("IFLA_BRPORT_STATE") == _FORWARDING
+        yield link.get_attr("IFLA_IFNAME"), ready
+
+
 _ACTIONS: dict[type[Step], Callable[[_Links, Any], None]] = {
     AddNamespace: _add_namespace,
     AddVeth: _add_veth,
@@ -258,11 +291,22 @@ _ACTIONS: dict[type[Step], Callable[[_Links, Any], None]] = {
     AddNeighbour: _add_neighbour,
     AddForwarding: _add_forwarding,
     SetSysctl: _set_sysctl,
+    AwaitUp: _await_up,
 }
 
 
-def _explain(step: Step, code: int, message: str) -> PlanewiseError:
-    """One sentence for an error of the kernel, with the step in it."""
+def explain(step: Step, code: int, message: str) -> PlanewiseError:
+    """One sentence for an error number of the kernel, with the step in it. Pure."""
+    if isinstance(step, SetSysctl) and code == errno.ENOENT:
+        return UnsupportedError(
+            f"this kernel has no setting {step.key}",
+            remedy="boot it with IPv6 (without ipv6.disable=1)" if "ipv6" in step.key else "",
+        )
+    if code == errno.EROFS:
+        return UnsupportedError(
+            f"/proc/sys may only be read here, as in a container: `{step}`",
+            remedy="in Docker, start the container with --privileged",
+        )
     if code in (errno.EPERM, errno.EACCES):
         return UnsupportedError(
             f"no privilege to change the network: `{step}` was refused",

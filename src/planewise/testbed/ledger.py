@@ -92,6 +92,10 @@ class Ownership:
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
+    def abandon(self) -> None:
+        """Leaves the token and what was made under it to a sweep."""
+        os.close(self._descriptor)
+
 
 @dataclass(frozen=True)
 class Leftover:
@@ -146,7 +150,7 @@ def _dead(state: Path) -> Iterator[tuple[Leftover, Path]]:
         path = state / f"{token}.json"
         content, descriptor = {}, -1
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             content = _read(descriptor)
         except BlockingIOError:

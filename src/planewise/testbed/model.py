@@ -7,6 +7,7 @@ live in their first half, the responder's in the second.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,8 +21,19 @@ HOSTS: tuple[HostRole, HostRole] = ("sender", "responder")
 WIRE = "wire0"
 BRIDGE = "br0"
 GUEST_INTERFACE = "eth0"
-MAX_BACKGROUND_GUESTS = 1000
+WIRE_INDEX = 500
+"""Index of the wire's end in the sender (see `plan.AddVeth`)."""
+MAX_BACKGROUND_GUESTS = 1024
 MIN_MTU_BYTES, MAX_MTU_BYTES = 1280, 65535
+
+
+ETHERNET_BYTES = 18
+"""Header and FCS of an Ethernet frame."""
+
+
+def mtu_for(frame_sizes: Iterable[int]) -> int:
+    """The MTU [bytes] that lets frames of these sizes (with FCS) through; at least 1500."""
+    return max([1500, *(size - ETHERNET_BYTES for size in frame_sizes)])
 
 
 @dataclass(frozen=True)
@@ -186,6 +198,10 @@ class Site:
     def other(self) -> Site:
         """The other host; only what follows from its role can be asked of it."""
         return Site(HOSTS[1 - self.number], "", self.uplink, self.mtu_bytes)
+
+    def port_index(self, guest: Guest) -> int:
+        """Index of the host side of a guest's attachment, far from those that guests use."""
+        return 1000 if guest.role == "main" else 1001 + guest.index
 
     def port_mac(self, guest: Guest) -> str:
         """MAC of the host side of a guest's attachment."""

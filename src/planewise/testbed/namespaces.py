@@ -7,25 +7,22 @@ names are leftovers that `planewise clean` finds.
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import FrameType
 from typing import Self
 
+from planewise.errors import PlanewiseError
 from planewise.store.models import Metric
-from planewise.testbed import netns
+from planewise.testbed import netns, signals
 from planewise.testbed.apply import apply
 from planewise.testbed.host import LocalHost
-from planewise.testbed.ledger import Ownership
+from planewise.testbed.ledger import Ownership, token_of
 from planewise.testbed.model import (
     BRIDGE,
     HOSTS,
     WIRE,
+    WIRE_INDEX,
     CapturePoint,
     CounterPoint,
     Guest,
@@ -42,6 +39,7 @@ from planewise.testbed.plan import (
     AddNamespace,
     AddNeighbour,
     AddVeth,
+    AwaitUp,
     Plan,
     SetAddress,
     SetMaster,
@@ -101,6 +99,7 @@ def plan_hosts(topology: Topology) -> Plan:
         AddVeth(
             sender.netns,
             WIRE,
+            WIRE_INDEX,
             sender.wire_mac,
             responder.netns,
             WIRE,
@@ -126,6 +125,8 @@ def plan_hosts(topology: Topology) -> Plan:
         main = topology.main[host]
         plane = namespace_plane(main.plane)
         steps += plane.acquaint(topology.sites[host], main, topology.main[peer])
+    for host in HOSTS:
+        steps += [AwaitUp(topology.sites[host].netns), AwaitUp(topology.main[host].netns)]
     return Plan(tuple(steps))
 
 
@@ -144,7 +145,7 @@ class _Testbed:
     def __init__(self, what: str) -> None:
         self._what = what
         self._ownership: Ownership | None = None
-        self._previous_handlers: dict[int, object] = {}
+        self._signals: tuple[int, ...] = ()
 
     def _plan(self, token: str) -> Plan:
         raise NotImplementedError
@@ -154,7 +155,7 @@ class _Testbed:
 
     def __enter__(self) -> Self:
         netns.prepare_run()
-        self._catch_signals()
+        self._signals = signals.raise_on_signals()
         try:
             self._ownership = Ownership.take(self._what)
             plan = self._plan(self._ownership.token)
@@ -172,31 +173,34 @@ class _Testbed:
         self._tear_down()
 
     def _tear_down(self) -> None:
-        with _uninterrupted():
-            for host in self._hosts():
-                host.close()
-            if self._ownership is not None:
-                token = self._ownership.token
-                names = [name for name in netns.names() if name.startswith(f"pw-{token}-")]
-                netns.end_processes_in(names)
-                for name in names:
-                    netns.remove(name)
-                self._ownership.release()
-                self._ownership = None
-            self._restore_signals()
+        try:
+            with signals.uninterrupted():
+                for host in self._hosts():
+                    host.close()
+                if self._ownership is not None:
+                    self._remove(self._ownership)
+                    self._ownership = None
+        finally:
+            signals.restore(self._signals)
+            self._signals = ()
 
-    def _catch_signals(self) -> None:
-        """A polite kill becomes an exception, so that it, too, tears down."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                self._previous_handlers[number] = signal.signal(number, _exit_on_signal)
-
-    def _restore_signals(self) -> None:
-        for number in self._previous_handlers:
-            signal.signal(number, signal.SIG_DFL)
-        self._previous_handlers.clear()
+    def _remove(self, ownership: Ownership) -> None:
+        names = [name for name in netns.names() if token_of(name) == ownership.token]
+        netns.end_processes_in(names)
+        stuck = []
+        for name in names:
+            try:
+                netns.remove(name)
+            except OSError as error:
+                stuck.append(f"{name} ({error.strerror})")
+        if stuck:
+            # The token stays taken by nobody: `planewise clean` will find it.
+            ownership.abandon()
+            raise PlanewiseError(
+                f"these namespaces could not be removed: {', '.join(stuck)}",
+                remedy="`planewise clean` as root tries again",
+            )
+        ownership.release()
 
 
 class NamespaceTestbed(_Testbed):
@@ -271,6 +275,14 @@ class NamespaceTestbed(_Testbed):
         return tuple(points)
 
     @property
+    def entrances(self) -> Mapping[HostRole, tuple[str, ...]]:
+        """By host, the interfaces in its namespace where frames of the main guests enter it."""
+        return {
+            host: tuple(point.interface for point in self.capture_points if point.host == host)
+            for host in HOSTS
+        }
+
+    @property
     def not_measurable(self) -> Mapping[Metric, str]:
         """Metrics that do not exist for the main guests' plane, with the reason."""
         return namespace_plane(self.spec.plane).not_measurable
@@ -326,6 +338,7 @@ def plan_router(token: str, mtu_bytes: int = 1500) -> Plan:
             AddVeth(
                 generator,
                 port,
+                WIRE_INDEX + side,
                 _GENERATOR_MACS[side],
                 router,
                 inside,
@@ -339,6 +352,7 @@ def plan_router(token: str, mtu_bytes: int = 1500) -> Plan:
             AddNeighbour(router, inside, f"198.{18 + side}.0.2", _GENERATOR_MACS[side]),
             AddNeighbour(router, inside, f"2001:2:0:{1 + side}::2", _GENERATOR_MACS[side]),
         ]
+    steps += [AwaitUp(generator), AwaitUp(router)]
     return Plan(tuple(steps))
 
 
@@ -369,6 +383,16 @@ class RouterTestbed(_Testbed):
             "generator": LocalHost("generator", f"pw-{self.token}-g"),
             "router": LocalHost("router", f"pw-{self.token}-f"),
         }
+
+    @property
+    def router_netns(self) -> str:
+        """The router's namespace."""
+        return f"pw-{self.token}-f"
+
+    @property
+    def entrances(self) -> tuple[str, ...]:
+        """The router's interfaces, where frames enter it."""
+        return _ROUTER
 
     @property
     def plan(self) -> Plan:
@@ -410,21 +434,3 @@ class RouterTestbed(_Testbed):
         hosts = list(self.__dict__.pop("hosts", {}).values())
         self._token = ""
         return hosts
-
-
-def _exit_on_signal(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Holds signals back: a second Ctrl-C must not leave half of a testbed behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

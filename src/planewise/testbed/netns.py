@@ -183,14 +183,14 @@ class NamespaceThread:
                 remedy=f"`planewise clean`, or by hand: ip netns delete {name}",
             ) from error
         except OSError as error:
-            raise _no_privilege(error) from error
+            raise explain(error) from error
         try:
             unshare(CLONE_NEWNET)
             self._here = name
             mount("/proc/thread-self/ns/net", str(path), "none", MS_BIND)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise _no_privilege(error) from error
+            raise explain(error) from error
 
     def _serve(self) -> None:
         self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -199,11 +199,23 @@ class NamespaceThread:
         os.close(self._home)
 
 
-def _no_privilege(error: OSError) -> UnsupportedError:
-    return UnsupportedError(
-        f"a network namespace could not be made: {error.strerror}",
-        remedy="run as root, or as a plain user on a kernel that allows user namespaces",
-    )
+def explain(error: OSError) -> PlanewiseError:
+    """One sentence for a network namespace that could not be made. Pure."""
+    what = f"a network namespace could not be made: {error.strerror}"
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return UnsupportedError(
+            what,
+            remedy="run as root, or as a plain user on a kernel that allows user namespaces",
+        )
+    if error.errno == errno.ENOSPC:
+        return PlanewiseError(
+            what,
+            remedy="use fewer guests, or raise user.max_net_namespaces and fs.mount-max (sysctl); "
+            "`planewise clean` removes what dead runs left",
+        )
+    if error.errno == errno.EINVAL:
+        return UnsupportedError(what, remedy="use a kernel built with CONFIG_NET_NS")
+    return PlanewiseError(what)
 
 
 def prepare_run() -> None:
@@ -308,8 +320,3 @@ def _pids() -> Iterator[int]:
     for entry in os.listdir("/proc"):  # noqa: PTH208 - names only, no Path for each
         if entry.isdigit():
             yield int(entry)
-
-
-def is_missing_privilege(error: OSError) -> bool:
-    """Whether the kernel refused for want of privilege."""
-    return error.errno in (errno.EPERM, errno.EACCES)

@@ -22,10 +22,16 @@ class AddNamespace:
 
 @dataclass(frozen=True)
 class AddVeth:
-    """A pair of virtual Ethernet interfaces, one end in each namespace; both stay down."""
+    """A pair of virtual Ethernet interfaces, one end in each namespace; both stay down.
+
+    `index` must differ from the one that the peer's end gets (the next free one there): between
+    ends of one index, Linux takes a pair for a single interface and may tell the first end only
+    a second later that the other is up.
+    """
 
     netns: str
     name: str
+    index: int
     mac: str
     peer_netns: str
     peer: str
@@ -34,9 +40,9 @@ class AddVeth:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} link add {self.name} address {self.mac} mtu {self.mtu_bytes} "
-            f"type veth peer name {self.peer} netns {self.peer_netns} address {self.peer_mac} "
-            f"mtu {self.mtu_bytes}"
+            f"ip -n {self.netns} link add {self.name} index {self.index} address {self.mac} "
+            f"mtu {self.mtu_bytes} type veth peer name {self.peer} "
+            f"netns {self.peer_netns} address {self.peer_mac} mtu {self.mtu_bytes}"
         )
 
 
@@ -199,6 +205,18 @@ class SetSysctl:
         return f"ip netns exec {self.netns} sysctl -w {self.key.replace('/', '.')}={self.value}"
 
 
+@dataclass(frozen=True)
+class AwaitUp:
+    """Waits until every interface of a namespace that was brought up really carries frames."""
+
+    netns: str
+
+    def __str__(self) -> str:
+        return (
+            f"while ip -n {self.netns} link show up | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
+        )
+
+
 Step = (
     AddNamespace
     | AddVeth
@@ -213,6 +231,7 @@ Step = (
     | AddNeighbour
     | AddForwarding
     | SetSysctl
+    | AwaitUp
 )
 
 

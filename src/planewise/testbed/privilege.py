@@ -9,13 +9,13 @@ signals in and the exit code out. Whatever happens inside, nothing survives the 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
@@ -31,11 +31,14 @@ from planewise.testbed.netns import (
     mount,
     unshare,
 )
+from planewise.testbed.signals import raise_on_signals
 
 _CAP_NET_ADMIN, _CAP_NET_RAW, _CAP_SYS_ADMIN = 12, 13, 21
 _NEEDED = 1 << _CAP_NET_ADMIN | 1 << _CAP_NET_RAW | 1 << _CAP_SYS_ADMIN
 _PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SI_KERNEL = 0x80
+_NS_GET_USERNS = 0xB701
+"""ioctl_ns(2)."""
 
 _WITHOUT_PROC = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET
 _WHOLE = _WITHOUT_PROC | CLONE_NEWPID
@@ -52,7 +55,8 @@ class Refusal:
 
 def has_privilege() -> bool:
     """Whether this process may make network namespaces and name them below /run."""
-    return capable(Path("/proc/self/status").read_text()) and os.access("/run", os.W_OK)
+    status = Path("/proc/self/status").read_text()
+    return capable(status) and _may_mount() and os.access("/run", os.W_OK)
 
 
 def capable(status: str) -> bool:
@@ -73,7 +77,8 @@ def ensure() -> None:
         UnsupportedError: neither root nor allowed to make user namespaces.
     """
     if os.getpid() == 1:
-        _end_on_signals()
+        # The first process of a namespace ignores signals that it does not handle.
+        raise_on_signals()
     if has_privilege():
         return
     if _threads() > 1:
@@ -115,6 +120,21 @@ def explain_refusal(root: Path) -> Refusal:
         f"{needs} this machine refuses it, as containers do",
         "run as root; in Docker, start the container with --privileged",
     )
+
+
+def _may_mount() -> bool:
+    """Whether this user namespace owns the mounts: `unshare -Ur` alone gives capabilities, but
+    over nothing that was there before."""
+    namespaces = Path("/proc/self/ns")
+    with (namespaces / "mnt").open("rb") as mounts, (namespaces / "user").open("rb") as own:
+        try:
+            owner = fcntl.ioctl(mounts.fileno(), _NS_GET_USERNS)
+        except OSError:
+            return False  # the owner is a namespace above this one
+        try:
+            return os.path.sameopenfile(owner, own.fileno())
+        finally:
+            os.close(owner)
 
 
 def _threads() -> int:
@@ -167,7 +187,7 @@ def _enter(flags: int) -> None:
             os._exit(1)
     os.close(alive)
     _furnish(flags, user)
-    _end_on_signals()
+    raise_on_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -211,17 +231,6 @@ def _stand_in_for(child: int) -> NoReturn:
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
-
-
-def _end_on_signals() -> None:
-    """The first process of a namespace ignores signals that it does not handle."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _exit)
-
-
-def _exit(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ mod session;
 mod socket;
 mod transport;
 mod warmup;
+mod watch;
 
 use record::{Counts, Plan, Tally};
 use socket::{Kind, Route};
@@ -110,6 +111,11 @@ pub struct Args {
     /// How packets are sent and answers received
     #[arg(long, value_enum, default_value_t = Path::Auto)]
     pub path: Path,
+    /// Do without the second thread that looks for answers at rates up to 10k. It notes when an
+    /// answer lies in memory while the kernel still works on it, and keeps a second CPU busy around
+    /// each packet
+    #[arg(long)]
+    pub no_watch: bool,
     /// Run on this CPU alone
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
@@ -121,10 +127,13 @@ pub struct Args {
     pub lifetime: Lifetime,
 }
 
+/// Above this rate a watching thread would keep a CPU busy all the time.
+const WATCHED_PPS: f64 = 10_000.0;
+
 #[derive(Debug, Serialize)]
 struct Load {
     intended_pps: f64,
-    achieved_pps: Option<f64>,
+    achieved_pps: f64,
     size_bytes: usize,
 }
 
@@ -216,8 +225,16 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         Kind::Echo(identifier)
     };
-    let mut ready =
-        warmup::prepare(kind, &route, payload_bytes, size_bytes, args.path, &stop::requested)?;
+    let wish = warmup::Wish {
+        kind,
+        route,
+        payload_bytes,
+        size_bytes,
+        path: args.path,
+        peak_pps: args.rate,
+        watch: !args.no_watch && args.rate <= WATCHED_PPS,
+    };
+    let mut ready = warmup::prepare(&wish, &stop::requested)?;
     warnings.append(&mut ready.warnings);
     let meter = CpuMeter::start().ok();
     let outcome = session::run(ready.transport.as_mut(), order, &stop::requested);
@@ -234,11 +251,12 @@ pub fn run(args: &Args) -> Result<()> {
     let written = packets.map(|(file, path)| write_packets(file, &path, records, &plan));
     let load = Load {
         intended_pps: order.schedule.mean_pps(),
-        achieved_pps: achieved_pps(&tally, &order.schedule, args.burst),
+        achieved_pps: achieved_pps(&tally, &order.schedule),
         size_bytes,
     };
     let burst = args.burst.zip(args.burst_every).map(|(packets, every)| {
-        let (achieved_pps, achieved_kernel_pps) = record::burst_rates(records, packets);
+        let (achieved_pps, achieved_kernel_pps) =
+            record::burst_rates(records, packets, &outcome.burst_ends_ns);
         Burst {
             packets,
             every_ns: every.as_nanos() as u64,
@@ -389,7 +407,13 @@ fn order(args: &Args) -> Result<session::Order> {
             "send fewer in one run, or use --proto icmp",
         ));
     }
-    Ok(session::Order { schedule, count, deadline_ns, timeout_ns: args.timeout.as_nanos() as i64 })
+    Ok(session::Order {
+        schedule,
+        count,
+        burst: args.burst.unwrap_or(1),
+        deadline_ns,
+        timeout_ns: args.timeout.as_nanos() as i64,
+    })
 }
 
 /// All stamps are kept in memory until the end, so that nothing disturbs the run.
@@ -421,15 +445,7 @@ fn check_memory(count: u64) -> Result<()> {
 fn place_thread(args: &Args) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     if let Some(cpu) = args.cpu {
-        let mut set = nix::sched::CpuSet::new();
-        set.set(cpu)
-            .and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set))
-            .map_err(|errno| {
-                Error::bad_input(
-                    format!("cannot run on CPU {cpu}: {}", errno.desc()),
-                    "`nproc` tells how many there are; they count from 0",
-                )
-            })?;
+        pin_to_cpu(cpu)?;
     }
     if args.realtime {
         let parameters = libc::sched_param { sched_priority: 10 };
@@ -443,6 +459,22 @@ fn place_thread(args: &Args) -> Result<Vec<String>> {
         }
     }
     Ok(warnings)
+}
+
+/// Lets this thread run on one CPU alone.
+///
+/// # Errors
+/// There is no such CPU, or it is not allowed to this process.
+pub fn pin_to_cpu(cpu: usize) -> Result<()> {
+    let mut set = nix::sched::CpuSet::new();
+    set.set(cpu)
+        .and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set))
+        .map_err(|errno| {
+            Error::bad_input(
+                format!("cannot run on CPU {cpu}: {}", errno.desc()),
+                "`nproc` tells how many there are; they count from 0",
+            )
+        })
 }
 
 fn create(path: &FilePath) -> Result<(File, PathBuf)> {
@@ -470,22 +502,13 @@ fn write_packets(
     })
 }
 
-/// Packets per second between the first and the last packet; bursts count with their pauses.
-fn achieved_pps(tally: &Tally, schedule: &Schedule, burst: Option<u64>) -> Option<f64> {
-    let (first, last) = tally.sending_ns?;
-    let sent = tally.counts.sent;
-    if sent < 2 || last <= first {
-        return None;
-    }
-    let gaps_pps = (sent - 1) as f64 * NANOS_PER_SECOND as f64 / (last - first) as f64;
-    // The last burst has no pause behind it: measured against what the schedule itself gives.
-    Some(match burst {
-        None => gaps_pps,
-        Some(_) => {
-            let due = schedule.due_ns(sent - 1) as f64;
-            schedule.mean_pps() * due / (last - first) as f64
-        }
-    })
+/// Packets per second from the schedule's start to one interval after the last packet; bursts count
+/// with their pauses. Zero when nothing was sent.
+fn achieved_pps(tally: &Tally, schedule: &Schedule) -> f64 {
+    let Some(sending_ns) = tally.sending_ns else { return 0.0 };
+    let interval_ns = NANOS_PER_SECOND as f64 / schedule.mean_pps();
+    let meant_ns = schedule.due_ns(tally.counts.sent.saturating_sub(1)) as f64 + interval_ns;
+    schedule.mean_pps() * meant_ns / (sending_ns as f64 + interval_ns)
 }
 
 /// The share of the intended rate that counts as kept.
@@ -503,7 +526,7 @@ fn rate_not_kept(
     refused: &BTreeMap<String, u64>,
 ) -> bool {
     let interval_ns = NANOS_PER_SECOND as f64 / load.intended_pps;
-    let slow = load.achieved_pps.is_some_and(|achieved| achieved < load.intended_pps * KEPT);
+    let slow = load.achieved_pps < load.intended_pps * KEPT;
     let behind = tally.slip.quantile_ns(0.9) as f64 > interval_ns;
     let slow_burst = burst.is_some_and(|burst| {
         burst.achieved_pps.is_some_and(|achieved| achieved < burst.intended_pps * KEPT_IN_BURST)
@@ -514,7 +537,7 @@ fn rate_not_kept(
 fn rate_warning(load: &Load, burst: Option<&Burst>, tally: &Tally) -> String {
     let (what, intended, achieved) = match burst {
         Some(burst) => (" within bursts", burst.intended_pps, burst.achieved_pps),
-        None => ("", load.intended_pps, load.achieved_pps),
+        None => ("", load.intended_pps, Some(load.achieved_pps)),
     };
     format!(
         "the rate{what} was not kept: {:.0} of {intended:.0} packets/s; 90 % of the packets slipped \
@@ -589,5 +612,26 @@ mod tests {
         assert!(check_memory(1_000_000).is_ok());
         let error = check_memory(u64::MAX).expect_err("no machine has that");
         assert_eq!(error.code, 2);
+    }
+
+    #[test]
+    fn the_achieved_rate_is_the_intended_one_when_every_packet_leaves_in_time() {
+        let steps = crate::clock::StepDetector::new(&crate::clock::SystemClock);
+        for schedule in
+            [Schedule::steady(1_000.0), Schedule::bursts(10, 1e6, Duration::from_millis(10))]
+        {
+            let plan = Plan { schedule, start_ns: 1_000, timeout_ns: 1, steps: &steps };
+            for late_ns in [0, 1_000_000] {
+                let mut records = record::Records::with_capacity(100);
+                for sequence in 0..100 {
+                    let slip_ns = if sequence == 99 { late_ns } else { 0 };
+                    records.sent(1_000 + schedule.due_ns(sequence) + slip_ns, 0);
+                }
+                let tally = record::tally(records.as_slice(), &plan);
+                let ratio = achieved_pps(&tally, &schedule) / schedule.mean_pps();
+                assert_eq!(ratio < 0.9999, late_ns > 0, "{ratio}");
+                assert!((0.98..1.0001).contains(&ratio), "{ratio}");
+            }
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::wire::{self, IpPacket, WARMUP_BIT};
 const CLOCK_ERROR_NS: u64 = clock::NANOS_PER_SECOND as u64;
 
 /// STAMP's sequence numbers have 32 bits; the topmost are for warming up.
-pub const STAMP_WARMUP: u32 = 0xffff_0000;
+pub use crate::stamp::WARMUP as STAMP_WARMUP;
 
 /// A kind of probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,11 +101,9 @@ impl Probe {
                 if packet.ssid != ssid && packet.ssid != 0 {
                     return None;
                 }
-                let sequence = packet.sender_sequence;
-                let warmup = if sequence >= STAMP_WARMUP { WARMUP_BIT } else { 0 };
                 let residence_ns = i32::try_from(packet.residence_ns(near_ns)).unwrap_or(-1);
                 Some(Answer {
-                    sequence: u64::from(sequence) | warmup,
+                    sequence: with_warmup_bit(packet.sender_sequence),
                     residence_ns: residence_ns.max(-1),
                 })
             }
@@ -137,6 +135,28 @@ impl Probe {
         self.answer_in(ip, target, near_ns)
     }
 
+    /// The sequence number of a request of ours to `target` in the beginning of an Ethernet frame.
+    #[inline]
+    pub fn request_in_frame(self, frame: &[u8], target: IpAddr) -> Option<u64> {
+        let ip = wire::parse_ip_head(frame.get(wire::ETHERNET_HEADER_BYTES..)?)?;
+        if ip.destination != target || ip.protocol != self.protocol() {
+            return None;
+        }
+        match self {
+            Self::Echo { identifier, .. } => {
+                let echo = wire::parse_icmp_echo(ip.payload, ip.protocol)?;
+                let ours = !echo.reply && echo.identifier == identifier;
+                ours.then(|| wire::parse_echo_payload(echo.payload)).flatten()
+            }
+            Self::Stamp { source_port, port, .. } => {
+                let udp = wire::parse_udp_head(ip.payload)?;
+                let packet = SenderPacket::parse(udp.payload)?;
+                let ours = udp.source_port == source_port && udp.destination_port == port;
+                ours.then(|| with_warmup_bit(packet.sequence))
+            }
+        }
+    }
+
     /// Bytes of the message that [`Probe::write`] writes, for a payload of `payload_bytes` behind
     /// the ICMP or UDP header.
     pub fn message_bytes(self, payload_bytes: usize) -> usize {
@@ -150,6 +170,10 @@ impl Probe {
     pub fn least_payload_bytes(stamp: bool) -> usize {
         if stamp { stamp::BASE_BYTES } else { wire::ECHO_HEADER_BYTES }
     }
+}
+
+fn with_warmup_bit(sequence: u32) -> u64 {
+    u64::from(sequence) | if sequence >= STAMP_WARMUP { WARMUP_BIT } else { 0 }
 }
 
 #[cfg(test)]
@@ -217,6 +241,7 @@ mod tests {
                 let _ = probe.answer(bytes, 0);
                 for target in targets {
                     let _ = probe.answer_in_frame(bytes, target, 0);
+                    let _ = probe.request_in_frame(bytes, target);
                 }
             }
         });

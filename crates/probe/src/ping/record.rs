@@ -14,7 +14,8 @@ pub const MISSING: i64 = 0;
 /// One packet. Stamps are CLOCK_REALTIME [ns], or [`MISSING`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Read right before the system call that sent it; missing when it was not sent.
+    /// Read right before the system call that sent it (alone or, at high rates, with others);
+    /// missing when it was not sent.
     pub user_tx_ns: i64,
     /// When the kernel handed it to the driver.
     pub kernel_tx_ns: i64,
@@ -195,8 +196,8 @@ pub struct Tally {
     pub rx_stamps_missing: u64,
     /// Samples that straddle a step of the clock and are in no distribution.
     pub straddling: u64,
-    /// First and last user send time [ns]; none when nothing was sent.
-    pub sending_ns: Option<(i64, i64)>,
+    /// From the schedule's start to the last packet's sending [ns]; none when nothing was sent.
+    pub sending_ns: Option<i64>,
 }
 
 /// Counts and distributions of a run. Samples that straddle a step of the clock are counted as
@@ -219,15 +220,18 @@ pub fn tally(records: &[Record], plan: &Plan<'_>) -> Tally {
             tally.not_sent += 1;
             continue;
         }
-        let first = tally.sending_ns.map_or(record.user_tx_ns, |(first, _)| first);
-        tally.sending_ns = Some((first, record.user_tx_ns));
+        // By way of the slip, which a step of the clock does not touch.
+        let slip_ns = record.user_tx_ns - plan.scheduled_ns(sequence, record);
+        let straddles = plan.straddles(record);
+        if !straddles {
+            tally.sending_ns = Some(plan.schedule.due_ns(sequence as u64) + slip_ns);
+        }
         tally.counts.sent += 1;
         tally.tx_stamps_missing += u64::from(record.kernel_tx_ns == MISSING);
-        let straddles = plan.straddles(record);
         if straddles {
             tally.straddling += 1;
         } else {
-            tally.slip.record(record.user_tx_ns - plan.scheduled_ns(sequence, record));
+            tally.slip.record(slip_ns);
         }
         if record.user_rx_ns == MISSING {
             tally.counts.lost += 1;
@@ -252,22 +256,26 @@ pub fn tally(records: &[Record], plan: &Plan<'_>) -> Tally {
     tally
 }
 
-/// Rates inside bursts [packet/s]: the median over all complete bursts of `burst` packets, between
-/// user stamps and between kernel TX stamps.
-pub fn burst_rates(records: &[Record], burst: u64) -> (Option<f64>, Option<f64>) {
-    let rate = |stamp: fn(&Record) -> i64| {
-        let mut rates: Vec<f64> = records
-            .chunks_exact(burst as usize)
-            .filter_map(|packets| {
-                let (first, last) = (stamp(packets.first()?), stamp(packets.last()?));
-                (first != MISSING && last > first)
-                    .then(|| (burst - 1) as f64 * 1e9 / (last - first) as f64)
-            })
-            .collect();
-        rates.sort_by(f64::total_cmp);
-        rates.get(rates.len() / 2).copied()
-    };
-    (rate(|record| record.user_tx_ns), rate(|record| record.kernel_tx_ns))
+/// Rates inside bursts of `burst` packets [packet/s]: the median over all complete bursts. First
+/// between user times, from the first packet's stamp to when the call with the last one returned
+/// (`ends_ns`, by burst); second between kernel transmit stamps.
+pub fn burst_rates(records: &[Record], burst: u64, ends_ns: &[i64]) -> (Option<f64>, Option<f64>) {
+    let bursts = || records.chunks_exact(burst as usize);
+    let user = bursts().zip(ends_ns).filter_map(|(packets, &end_ns)| {
+        let first_ns = packets.first()?.user_tx_ns;
+        let whole = packets.iter().all(|packet| packet.user_tx_ns != MISSING);
+        (whole && end_ns > first_ns).then(|| burst as f64 * 1e9 / (end_ns - first_ns) as f64)
+    });
+    let kernel = bursts().filter_map(|packets| {
+        let (first, last) = (packets.first()?.kernel_tx_ns, packets.last()?.kernel_tx_ns);
+        (first != MISSING && last > first).then(|| (burst - 1) as f64 * 1e9 / (last - first) as f64)
+    });
+    (median(user.collect()), median(kernel.collect()))
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 /// Header of the per-packet file.
@@ -422,13 +430,19 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_inside_a_burst_is_between_its_first_and_last_packet() {
+    fn the_rate_inside_a_burst_is_that_of_its_packets_alone() {
         let mut records = Records::with_capacity(6);
         for burst in 0..2 {
             for packet in 0..3 {
                 records.sent(1 + burst * 1_000_000 + packet * 1_000, 0);
             }
         }
-        assert_eq!(burst_rates(records.as_slice(), 3), (Some(1e6), None));
+        let ends_ns = [3_001, 1_003_001];
+        let rates = burst_rates(records.as_slice(), 3, &ends_ns);
+        assert_eq!(rates, (Some(1e6), None), "3 packets in 3 us");
+        records.stamped(0, 500);
+        records.stamped(2, 4_500);
+        let (_, kernel) = burst_rates(records.as_slice(), 3, &ends_ns);
+        assert_eq!(kernel, Some(5e5), "2 gaps in 4 us");
     }
 }

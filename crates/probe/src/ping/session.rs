@@ -18,6 +18,10 @@ const ANSWER_SPIN_NS: i64 = 200_000;
 const CHECK_NS: i64 = 10_000_000;
 /// Fetching a transmit stamp takes about a microsecond; it is done when this much time is left [ns].
 const STAMP_SLACK_NS: i64 = 6_000;
+/// How long before a packet whoever watches for its answer is woken [ns].
+const ATTENTION_NS: i64 = 70_000;
+/// Nothing but the clock is touched in this time before a packet [ns].
+const REHEARSAL_NS: i64 = 2_000;
 /// From the decision to start until the first packet [ns].
 const LEAD_NS: i64 = 2_000_000;
 
@@ -28,6 +32,8 @@ pub struct Order {
     pub schedule: Schedule,
     /// How many packets.
     pub count: u64,
+    /// Packets in a burst; 1 where there are none.
+    pub burst: u64,
     /// Sending ends this long after its start, however many packets are left [ns].
     pub deadline_ns: Option<i64>,
     /// How long to wait for answers after the last packet [ns].
@@ -47,6 +53,9 @@ pub struct Outcome {
     pub elapsed_ns: i64,
     /// A signal ended it.
     pub interrupted: bool,
+    /// For each complete burst, when the system call with its last packet returned
+    /// [CLOCK_REALTIME ns].
+    pub burst_ends_ns: Vec<i64>,
     /// Packets that the kernel refused, by error.
     pub refused: BTreeMap<String, u64>,
     /// Why it ended before its time, other than by a signal.
@@ -58,6 +67,7 @@ struct Session<'a> {
     records: Records,
     steps: StepDetector,
     checked_ns: i64,
+    burst_ends_ns: Vec<i64>,
     refused: BTreeMap<String, u64>,
     failure: Option<Error>,
 }
@@ -75,6 +85,7 @@ pub fn run(transport: &mut dyn Transport, order: Order, stop: &dyn Fn() -> bool)
         records,
         steps,
         checked_ns: start,
+        burst_ends_ns: Vec::with_capacity((order.count / order.burst) as usize),
         refused: BTreeMap::new(),
         failure: None,
     };
@@ -88,6 +99,7 @@ pub fn run(transport: &mut dyn Transport, order: Order, stop: &dyn Fn() -> bool)
         start_ns,
         elapsed_ns: clock::monotonic_ns() - start,
         interrupted,
+        burst_ends_ns: session.burst_ends_ns,
         refused: session.refused,
         failure: session.failure,
         steps: session.steps,
@@ -105,7 +117,9 @@ impl Session<'_> {
     /// Sends every packet at its time; true when `stop` ended it.
     fn send_all(&mut self, order: Order, start: i64, stop: &dyn Fn() -> bool) -> bool {
         let mut last_tx = start;
-        for sequence in 0..order.count {
+        let batch = self.transport.batch() as u64;
+        let mut sequence = 0;
+        while sequence < order.count {
             self.transport.prepare(sequence);
             let due = start + order.schedule.due_ns(sequence);
             let now = self.wait_until_due(due, last_tx, stop);
@@ -115,13 +129,33 @@ impl Session<'_> {
             if self.failure.is_some() || order.deadline_ns.is_some_and(|d| now >= start + d) {
                 return false;
             }
-            let sent = self.transport.transmit();
+            // What is due together leaves together, where the transport can do that.
+            let most = batch.min(order.count - sequence);
+            let count = (1..most)
+                .find(|&n| start + order.schedule.due_ns(sequence + n) > now)
+                .unwrap_or(most);
+            let sent = if count == 1 {
+                self.transport.transmit().map(|user_tx_ns| (user_tx_ns, 1))
+            } else {
+                self.transport.transmit_batch(sequence, count as usize)
+            };
             // Read before anything else: on a short path the answer is there already.
             let answer = self.transport.receive();
             last_tx = now;
             match sent {
-                Ok(user_tx_ns) => self.records.sent(user_tx_ns, self.steps.checks()),
-                Err(error) => self.not_sent(&error),
+                Ok((user_tx_ns, taken)) => {
+                    for _ in 0..taken {
+                        self.records.sent(user_tx_ns, self.steps.checks());
+                    }
+                    sequence += taken as u64;
+                }
+                Err(error) => {
+                    self.not_sent(&error);
+                    sequence += 1;
+                }
+            }
+            if order.burst > 1 && sequence / order.burst > self.burst_ends_ns.len() as u64 {
+                self.burst_ends_ns.push(clock::realtime_ns());
             }
             self.take(answer);
             if now - self.checked_ns > CHECK_NS {
@@ -151,6 +185,12 @@ impl Session<'_> {
                 }
             }
             if slack <= SPIN_NS {
+                if slack <= ATTENTION_NS {
+                    self.transport.attend(true);
+                }
+                if slack > REHEARSAL_NS {
+                    self.transport.rehearse();
+                }
                 std::hint::spin_loop();
                 continue;
             }
@@ -164,6 +204,7 @@ impl Session<'_> {
             if polling {
                 std::hint::spin_loop();
             } else {
+                self.transport.attend(false);
                 self.sleep((slack - SPIN_NS).min(100_000_000));
             }
         }

@@ -77,7 +77,7 @@ impl SocketTransport {
             Error::failed(format!("cannot {what} for {}: {error}", route.target.ip()), "")
         };
         if let Some(interface) = &route.interface {
-            bind_to_device(fd, interface)?;
+            timestamping::bind_to_device(fd, interface)?;
         }
         set_ip_options(fd, ipv6, route).map_err(|error| unusable("set the IP options", error))?;
         let local = SocketAddr::new(route.source.unwrap_or(unspecified(ipv6)), 0);
@@ -189,30 +189,6 @@ fn open(kind: Kind, ipv6: bool) -> Result<(OwnedFd, &'static str)> {
         )),
         Err(errno) => Err(cannot(errno)),
     }
-}
-
-fn bind_to_device(socket: BorrowedFd<'_>, interface: &str) -> Result<()> {
-    // SAFETY: pointer and length describe `interface`, which lives through the call.
-    let done = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_BINDTODEVICE,
-            interface.as_ptr().cast(),
-            interface.len() as libc::socklen_t,
-        )
-    };
-    if done == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    Err(match error.raw_os_error() {
-        Some(libc::ENODEV) => Error::bad_input(
-            format!("there is no interface '{interface}' here"),
-            "`ip link` lists them; one in another namespace is reached with `ip netns exec`",
-        ),
-        _ => Error::failed(format!("cannot send through {interface}: {error}"), ""),
-    })
 }
 
 fn set_ip_options(socket: BorrowedFd<'_>, ipv6: bool, route: &Route) -> io::Result<()> {

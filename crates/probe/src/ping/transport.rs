@@ -13,9 +13,32 @@ pub trait Transport {
     /// Puts packet `sequence` together, ahead of its time.
     fn prepare(&mut self, sequence: u64);
 
+    /// Walks the way of [`transmit`] as far as it goes without sending anything, so that it is in
+    /// the caches when it counts.
+    ///
+    /// [`transmit`]: Transport::transmit
+    fn rehearse(&mut self) {}
+
+    /// A packet will be sent within microseconds (`true`), or not for a while.
+    fn attend(&mut self, _soon: bool) {}
+
     /// Sends the prepared packet; returns the time read right before the system call
     /// [CLOCK_REALTIME ns].
     fn transmit(&mut self) -> io::Result<i64>;
+
+    /// How many packets [`transmit_batch`] takes at most.
+    ///
+    /// [`transmit_batch`]: Transport::transmit_batch
+    fn batch(&self) -> usize {
+        1
+    }
+
+    /// Sends `count` packets from `first` on in one system call, prepared or not; returns the time
+    /// read right before the call and how many the kernel took. An error means that it took none.
+    fn transmit_batch(&mut self, first: u64, _count: usize) -> io::Result<(i64, usize)> {
+        self.prepare(first);
+        self.transmit().map(|user_tx_ns| (user_tx_ns, 1))
+    }
 
     /// An answer, if there is one; answers to warm-up packets have [`WARMUP_BIT`].
     fn receive(&mut self) -> io::Result<Option<Arrival>>;

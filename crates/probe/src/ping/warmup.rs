@@ -1,7 +1,6 @@
 //! Before the first sample: resolves the next hop (ARP, ND), makes sure that the target answers,
 //! chooses the shortest way to it.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
@@ -44,28 +43,38 @@ pub struct Ready {
     pub warnings: Vec<String>,
 }
 
-/// Finds a way for probes of `kind` along `route` and tries it.
+/// What is to be sent, and how.
+#[derive(Debug)]
+pub struct Wish {
+    /// Kind of the probes.
+    pub kind: Kind,
+    /// Where to.
+    pub route: Route,
+    /// Payload behind the ICMP or UDP header.
+    pub payload_bytes: usize,
+    /// Frame size with its FCS.
+    pub size_bytes: usize,
+    /// Which way.
+    pub path: Path,
+    /// Highest rate, within bursts.
+    pub peak_pps: f64,
+    /// Whether a second thread may look for answers.
+    pub watch: bool,
+}
+
+/// Finds a way for the probes and tries it.
 ///
 /// # Errors
-/// No route, no neighbour, no answer, too large for the MTU; or `path` is `packet` and that way is
-/// closed.
-pub fn prepare(
-    kind: Kind,
-    route: &Route,
-    payload_bytes: usize,
-    size_bytes: usize,
-    path: Path,
-    stop: &dyn Fn() -> bool,
-) -> Result<Ready> {
+/// No route, no neighbour, no answer, too large for the MTU; or the path must be `packet` and that way
+/// is closed.
+pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
+    let Wish { kind, ref route, payload_bytes, size_bytes, path, peak_pps, watch } = *wish;
     let mut socket = SocketTransport::open(kind, route, payload_bytes)?;
     let source = socket.source();
-    let watch = match path {
-        Path::Socket => Err(io::Error::from(io::ErrorKind::Unsupported)),
-        Path::Auto | Path::Packet => DepartureWatch::open(),
-    };
+    let departures = DepartureWatch::open();
     await_answer(&mut socket, route, size_bytes, stop)?;
-    let departure = match &watch {
-        Ok(watch) => watch.next(socket.probe(), route.target.ip()).ok().flatten(),
+    let departure = match &departures {
+        Ok(departures) => departures.next(socket.probe(), route.target.ip()).ok().flatten(),
         Err(_) => None,
     };
     if let Some(departure) = &departure {
@@ -78,12 +87,15 @@ pub fn prepare(
         return Ok(Ready { transport: Box::new(socket), source, warnings: Vec::new() });
     }
     let probe = socket.probe();
-    let why = match (watch, departure) {
+    let why = match (departures, departure) {
         (Err(error), _) => format!("packet sockets are closed to this user ({error})"),
         (_, None) => "the kernel's own probe was not seen to leave".to_owned(),
-        (_, Some(departure)) => match PacketTransport::open(&departure, probe) {
+        (_, Some(departure)) => match PacketTransport::open(&departure, probe, peak_pps) {
             Ok(mut packet) => {
                 if warm(&mut packet, stop) > 0 {
+                    if watch {
+                        packet.watch();
+                    }
                     packet.keep(socket).map_err(|error| {
                         Error::failed(format!("cannot keep the probes' port: {error}"), "")
                     })?;

@@ -16,7 +16,7 @@ use crate::netlink::Netlink;
 pub struct Sent {
     /// Frames that the kernel took, from the first on.
     pub accepted: usize,
-    /// Whether the frame after them was refused for lack of room; it counts as not sent.
+    /// Whether the interface dropped the frame after them for lack of room.
     pub refused: bool,
 }
 
@@ -167,12 +167,16 @@ impl Transmitter for AfPacketTx {
             libc::sendmmsg(self.socket.as_raw_fd(), self.messages.as_mut_ptr(), count as u32, 0)
         };
         if accepted >= 0 {
-            return Ok(Sent { accepted: accepted as usize, refused: false });
+            // sendmmsg tells the error of a first message only: a frame refused later ends the
+            // batch early.
+            let accepted = accepted as usize;
+            return Ok(Sent { accepted, refused: accepted < count });
         }
         let error = std::io::Error::last_os_error();
         match error.raw_os_error() {
-            Some(libc::EINTR) => Ok(Sent { accepted: 0, refused: false }),
-            Some(libc::ENOBUFS | libc::EAGAIN) => Ok(Sent { accepted: 0, refused: true }),
+            // The socket's own buffer is full: no interface has seen the frame.
+            Some(libc::EINTR | libc::EAGAIN) => Ok(Sent { accepted: 0, refused: false }),
+            Some(libc::ENOBUFS) => Ok(Sent { accepted: 0, refused: true }),
             _ => Err(self.error(&error)),
         }
     }

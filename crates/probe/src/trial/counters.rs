@@ -157,12 +157,12 @@ impl Places {
             .collect()
     }
 
-    /// The drop counters that rose. `refused` are frames that the sending interface refused and
-    /// counted as dropped, and that were sent again.
+    /// The drop counters that rose. `sent_again` are frames that the sending interface counted as
+    /// dropped, and that were sent again.
     ///
     /// A frame that a veth pair loses on its way across is counted on both sides (tx_dropped
     /// here, rx_dropped there): it is taken from the sending side alone where that is a place too.
-    pub fn drops(&self, before: &Snapshot, after: &Snapshot, refused: u64) -> Vec<Explained> {
+    pub fn drops(&self, before: &Snapshot, after: &Snapshot, sent_again: u64) -> Vec<Explained> {
         let rise = |index: usize, counter: &str| {
             let get = |snapshot: &Snapshot| {
                 snapshot.readings[index].counters.get(counter).copied().unwrap_or(0)
@@ -173,7 +173,7 @@ impl Places {
         for (index, (place, role)) in self.places.iter().enumerate() {
             for counter in DROPS {
                 let counted_already = match counter {
-                    "tx_dropped" if *role == Role::Tx => refused,
+                    "tx_dropped" if *role == Role::Tx => sent_again,
                     "rx_dropped" => {
                         after.veth_peer(index).map_or(0, |peer| rise(peer, "tx_dropped"))
                     }
@@ -191,6 +191,11 @@ impl Places {
 }
 
 impl Snapshot {
+    /// Whether the sending interface, the first of the places, is a virtual one.
+    pub fn is_virtual_tx(&self) -> bool {
+        self.readings.first().is_some_and(|reading| !reading.link.kind.is_empty())
+    }
+
     /// The place at the other end of the veth pair of place `index`, where it is a place too.
     fn veth_peer(&self, index: usize) -> Option<usize> {
         let this = &self.readings[index];

@@ -20,7 +20,7 @@ use crate::stop;
 pub struct Generated {
     /// Frames that the kernel took.
     pub sent: u64,
-    /// Times that the interface refused a frame for lack of room; each was tried again.
+    /// Frames that the interface dropped for lack of room.
     pub refused: u64,
     /// From the first frame's due time to the end of sending [ns].
     pub elapsed_ns: i64,
@@ -39,7 +39,7 @@ impl Generated {
 
 /// After the schedule's end a generator that is behind may go on for this long [ns]; what it has
 /// not sent then it never sends.
-const GRACE_NS: i64 = 5_000_000;
+const GRACE_NS: i64 = 100_000_000;
 
 /// Pins the calling thread to one CPU.
 pub fn pin(cpu: Option<usize>) -> Result<()> {
@@ -53,6 +53,25 @@ pub fn pin(cpu: Option<usize>) -> Result<()> {
     })
 }
 
+/// Checks that a thread may run on `cpu`, before anything is sent.
+pub fn check_cpu(cpu: Option<usize>) -> Result<()> {
+    std::thread::scope(|scope| match scope.spawn(|| pin(cpu)).join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+/// What becomes of a frame that the sending interface drops for lack of room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusals {
+    /// It is lost: a virtual interface hands frames on at once, so that what has no room is what
+    /// lies behind it. Sending it again would close the loop.
+    Lost,
+    /// It is sent again: a physical interface has no room while it sends at line rate, which is
+    /// the generator's limit.
+    SentAgain,
+}
+
 /// Sends `count` frames at `rate_pps` from `start_ns` (CLOCK_MONOTONIC) on.
 ///
 /// Open loop: frame `i` is due at `i / rate_pps`. When the generator is behind it sends what is
@@ -64,6 +83,7 @@ pub fn generate(
     first_sequence: u64,
     (rate_pps, count): (f64, u64),
     start_ns: i64,
+    refusals: Refusals,
     sent_so_far: &AtomicU64,
 ) -> Generated {
     let mut result = Generated::default();
@@ -91,6 +111,10 @@ pub fn generate(
                 }
                 result.sent += sent.accepted as u64;
                 result.refused += u64::from(sent.refused);
+                if sent.refused && refusals == Refusals::Lost {
+                    result.slip.record((now - due_ns(result.sent)).max(0));
+                    result.sent += 1;
+                }
                 sent_so_far.store(result.sent, Ordering::Relaxed);
             }
             Err(error) => {

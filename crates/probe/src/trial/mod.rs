@@ -4,6 +4,7 @@
 pub mod account;
 pub mod backend;
 pub mod counters;
+mod discard;
 pub mod generator;
 mod resolve;
 
@@ -16,12 +17,13 @@ use serde::Serialize;
 use self::account::Account;
 use self::backend::{AfPacketTx, Receiver, Transmitter};
 use self::counters::{Change, Explained, Places};
-use self::generator::Generated;
+use self::discard::Discard;
+use self::generator::{Generated, Refusals};
 use crate::capture::{Ring, RingOptions, RingStats};
 use crate::clock::{self, ClockStep, StepDetector, SystemClock};
 use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::{Error, Result};
-use crate::filter::{self, Wanted};
+use crate::filter;
 use crate::frame::{self, FrameSpec, Template};
 use crate::histogram::LatencySummary;
 use crate::netns::{IfSpec, run_in};
@@ -140,6 +142,14 @@ struct GeneratorReport {
     slip: Option<LatencySummary>,
 }
 
+#[derive(Debug, Serialize)]
+struct SinkReport {
+    #[serde(flatten)]
+    ring: RingStats,
+    /// Whether the frames end at the interface, before the IP stack.
+    ends_at_interface: bool,
+}
+
 /// What went wrong, in the JSON beside the results so far.
 #[derive(Debug, Serialize)]
 struct Failure {
@@ -174,11 +184,12 @@ struct Report {
     late: u64,
     foreign: u64,
     loss: Vec<Explained>,
-    unexplained: i64,
+    unexplained: u64,
+    excess_drops: u64,
     limits: Vec<&'static str>,
     latency: Option<LatencySummary>,
     generator: GeneratorReport,
-    sink: RingStats,
+    sink: SinkReport,
     warmup: Warmup,
     counters: Vec<Change>,
     cpu: Option<CpuUsage>,
@@ -206,6 +217,8 @@ const RATE_TOLERANCE: f64 = 0.999;
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     clock::tighten_timers();
+    generator::check_cpu(args.tx_cpu)?;
+    generator::check_cpu(args.rx_cpu)?;
     match (&args.tx, &args.rx, args.rate, args.dst) {
         (Some(tx), Some(rx), Some(rate), Some(dst)) => trial(args, tx, rx, rate, dst),
         _ => calibrate(args),
@@ -252,13 +265,10 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
             "leave --ip out, or give an address of that version",
         ));
     }
-    let mut ring = Ring::open(
-        rx,
-        &filter::program(Wanted::UdpTo { port: args.dst_port }),
-        ring_options(args),
-    )?;
-    let _discard = resolve::discard_socket(rx, dst.is_ipv6(), args.dst_port)?;
-    let route = resolve::resolve(tx, rx, args.src, dst, args.dst_mac)?;
+    let mut ring =
+        Ring::open(rx, &filter::to_sink(dst.is_ipv6(), args.dst_port), ring_options(args))?;
+    let discard = Discard::begin(rx, dst.is_ipv6(), args.dst_port)?;
+    let route = resolve::resolve(tx, rx, args.src, dst, args.dst_port, args.dst_mac)?;
     let size_bytes = args.size.unwrap_or_else(|| frame::smallest_bytes(dst.is_ipv6()));
     if size_bytes > route.mtu as usize + 18 {
         return Err(Error::bad_input(
@@ -305,7 +315,8 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let ring_before = ring.stats();
     let cpu = CpuMeter::start().ok();
     let started_ns = clock::realtime_ns();
-    let plan = Plan { rate_pps, planned, first_sequence };
+    let refusals = if before.is_virtual_tx() { Refusals::Lost } else { Refusals::SentAgain };
+    let plan = Plan { rate_pps, planned, first_sequence, refusals };
     let (generated, account, sink_error) =
         send_and_receive(args, &mut transmitter, &mut ring, &template, &plan);
     let cpu = cpu.and_then(|meter| meter.usage().ok());
@@ -317,13 +328,12 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     steps.check(&SystemClock);
     let after = places.read();
 
+    let sent_again = if refusals == Refusals::SentAgain { generated.refused } else { 0 };
     // An interface that is gone has no counters; what was counted until then is kept.
-    let (changes, mut loss, counter_error) = match after {
-        Ok(after) => (
-            places.changes(&before, &after),
-            places.drops(&before, &after, generated.refused),
-            None,
-        ),
+    let (changes, drops, counter_error) = match after {
+        Ok(after) => {
+            (places.changes(&before, &after), places.drops(&before, &after, sent_again), None)
+        }
         Err(error) => (Vec::new(), Vec::new(), Some(error)),
     };
     let error = generated.error.or(sink_error).or(counter_error);
@@ -332,12 +342,15 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     // may have been.
     let sent = generated.sent.max(account.arrived());
     let lost = sent - account.received;
+    // What the sink itself knows is exact and comes first.
+    let mut loss = Vec::new();
     if account.late > 0 {
         loss.push(explained(rx, "late", account.late));
     }
     if sink.dropped > 0 {
         loss.push(explained("sink", "ring_dropped", sink.dropped));
     }
+    loss.extend(drops);
     let sum = |loss: &[Explained]| loss.iter().map(|part| part.count).sum::<u64>();
     let softnet = cpu.as_ref().and_then(|cpu| cpu.softnet).map_or(0, |softnet| softnet.dropped);
     let named_softnet: u64 =
@@ -346,6 +359,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     if elsewhere > 0 {
         loss.push(explained("host", "softnet_dropped", elsewhere));
     }
+    let excess_drops = cap(&mut loss, lost);
     let dropped_by_tx: u64 = loss
         .iter()
         .filter(|part| part.place == tx.to_string() && part.counter.starts_with("tx_"))
@@ -393,7 +407,8 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
         reordered: account.reordered,
         late: account.late,
         foreign: account.foreign,
-        unexplained: lost as i64 - sum(&loss) as i64,
+        unexplained: lost - sum(&loss),
+        excess_drops,
         loss,
         limits,
         latency: account.latency.summary(),
@@ -405,7 +420,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
             refused: generated.refused,
             slip: generated.slip.summary(),
         },
-        sink,
+        sink: SinkReport { ring: sink, ends_at_interface: discard.is_early() },
         warmup,
         counters: changes,
         cpu,
@@ -417,6 +432,21 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     };
     Output::new("trial", report).print()?;
     error.map_or(Ok(()), Err)
+}
+
+/// Takes from the parts, last first, what exceeds `lost`, and returns how much that was: counters
+/// count the drops of other traffic too.
+fn cap(loss: &mut Vec<Explained>, lost: u64) -> u64 {
+    let mut left = lost;
+    let mut excess = 0;
+    for part in loss.iter_mut() {
+        let count = part.count.min(left);
+        excess += part.count - count;
+        left -= count;
+        part.count = count;
+    }
+    loss.retain(|part| part.count > 0);
+    excess
 }
 
 fn explained(place: impl std::fmt::Display, counter: &str, count: u64) -> Explained {
@@ -466,6 +496,7 @@ struct Plan {
     rate_pps: f64,
     planned: u64,
     first_sequence: u64,
+    refusals: Refusals,
 }
 
 /// Runs generator and sink, each on a thread of its own, to the end of the drain.
@@ -487,7 +518,17 @@ fn send_and_receive(
             let load = (plan.rate_pps, plan.planned);
             let generated = generator::pin(args.tx_cpu).map_or_else(
                 |error| Generated { error: Some(error), ..Generated::default() },
-                |()| generator::generate(tx, template, plan.first_sequence, load, start_ns, &sent),
+                |()| {
+                    generator::generate(
+                        tx,
+                        template,
+                        plan.first_sequence,
+                        load,
+                        start_ns,
+                        plan.refusals,
+                        &sent,
+                    )
+                },
             );
             done.store(true, Ordering::Release);
             generated
@@ -534,5 +575,25 @@ fn receive(
         if now - ended_ns > drain_ns || (complete && quiet) {
             return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_the_loss_never_exceed_it() {
+        bolero::check!().with_type::<(Vec<u32>, u32)>().for_each(|(counts, lost)| {
+            let lost = u64::from(*lost);
+            let mut loss: Vec<_> =
+                counts.iter().map(|&count| explained("x", "y", count.into())).collect();
+            let before: u64 = loss.iter().map(|part| part.count).sum();
+            let excess = cap(&mut loss, lost);
+            let after: u64 = loss.iter().map(|part| part.count).sum();
+            assert_eq!(after, before.min(lost));
+            assert_eq!(after + excess, before);
+            assert!(loss.iter().all(|part| part.count > 0));
+        });
     }
 }

@@ -1,14 +1,10 @@
-//! Finds out with which addresses the frames of a trial leave, and keeps the sink's namespace from
-//! answering them. Knows nothing of rates.
+//! Finds out with which addresses the frames of a trial leave. Knows nothing of rates.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::capture::attach_filter;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::filter::{self, Wanted};
 use crate::netlink::{Mac, Netlink};
 use crate::netns::{IfSpec, run_in};
 use crate::stop;
@@ -68,6 +64,7 @@ pub fn resolve(
     rx: &IfSpec,
     src: Option<IpAddr>,
     dst: IpAddr,
+    dst_port: u16,
     choice: Option<MacChoice>,
 ) -> Result<Route> {
     let given = match choice {
@@ -82,7 +79,13 @@ pub fn resolve(
         let mut netlink = Netlink::open()?;
         let link = netlink.link_at(&tx.interface, tx)?;
         let source_mac = link.mac.ok_or_else(|| not_ethernet(tx))?;
-        let hop = netlink.route(dst, link.index)?;
+        // Asked for one interface, IPv4 takes any address for a neighbour on it; asked in general,
+        // it says when there is no route at all.
+        let hop = match netlink.route(dst, None)? {
+            Some(hop) if hop.interface_index == link.index => Some(hop),
+            Some(_) => netlink.route(dst, Some(link.index))?,
+            None => None,
+        };
         let no_route = || {
             Error::failed(
                 format!("there is no route to {dst} by {tx}"),
@@ -102,7 +105,7 @@ pub fn resolve(
         }
         let hop = hop.filter(|hop| hop.interface_index == link.index).ok_or_else(no_route)?;
         let neighbour = hop.gateway.unwrap_or(dst);
-        ask_for(&tx.interface, dst);
+        ask_for(&tx.interface, SocketAddr::new(dst, dst_port));
         let deadline_ns = clock::monotonic_ns() + RESOLVE_NS;
         loop {
             if let Some(mac) = netlink.neighbour(link.index, neighbour)? {
@@ -128,40 +131,16 @@ fn not_ethernet(place: &IfSpec) -> Error {
     )
 }
 
-/// Sends one empty datagram to `dst` by `interface`, so that the kernel resolves its neighbour.
-/// What goes wrong shows as a neighbour that is not found.
-fn ask_for(interface: &str, dst: IpAddr) {
+/// Sends one empty datagram to `to` by `interface`, so that the kernel resolves its neighbour. It
+/// goes to the trial's own port, which the sink holds: nobody answers it. What goes wrong shows as
+/// a neighbour that is not found.
+fn ask_for(interface: &str, to: SocketAddr) {
     let any: IpAddr =
-        if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let Ok(socket) = UdpSocket::bind(SocketAddr::new(any, 0)) else { return };
     let name = std::ffi::OsString::from(interface);
     let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::BindToDevice, &name);
-    /// The discard service (RFC 863).
-    const DISCARD: u16 = 9;
-    let _ = socket.send_to(&[], SocketAddr::new(dst, DISCARD));
-}
-
-/// Binds a UDP socket that discards everything to `port` in the sink's namespace: without one the
-/// namespace would answer frames to its own address with ICMP "port unreachable", and these answers
-/// would load the path that is measured.
-///
-/// # Errors
-/// The port is taken.
-pub fn discard_socket(rx: &IfSpec, ipv6: bool, port: u16) -> Result<OwnedFd> {
-    run_in(rx.netns.as_ref(), || {
-        let any: IpAddr =
-            if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-        let failed = |error: std::io::Error| {
-            Error::failed(
-                format!("cannot hold UDP port {port} where {rx} is: {error}"),
-                "another program or trial uses it: give another --dst-port",
-            )
-        };
-        let socket = UdpSocket::bind(SocketAddr::new(any, port)).map_err(failed)?;
-        let socket = OwnedFd::from(socket);
-        attach_filter(&socket, &filter::program(Wanted::Nothing)).map_err(failed)?;
-        Ok(socket)
-    })
+    let _ = socket.send_to(&[], to);
 }
 
 #[cfg(test)]

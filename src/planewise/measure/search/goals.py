@@ -154,6 +154,8 @@ class SearchResult:
     overhead_s: float
     """Pause that was counted for each trial, beyond its traffic."""
     verdict: SearchVerdict | None = None
+    verdict_trials: int = 0
+    """How many of the last trials served the verdict only."""
     findings: tuple[Finding, ...] = field(default=())
 
     @property
@@ -191,6 +193,7 @@ class SearchResult:
             "verdict_reason": verdict.reason if verdict else "",
             "probability_good": verdict.probability_good if verdict else None,
             "trials": len(self.trials),
+            "verdict_trials": self.verdict_trials,
             "trial_seconds_s": self.trial_seconds_s,
             "total_seconds_s": self.total_seconds_s,
             "overhead_s": self.overhead_s,

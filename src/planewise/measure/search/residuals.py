@@ -7,13 +7,12 @@ capacity lay below what the model expects (positive: it lost more).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
 
 from planewise.measure.search import model
-from planewise.measure.search.goals import Finding, Trial
+from planewise.measure.search.goals import Finding
 
 _MIN_TRIALS = 9
 _SIGNIFICANCE = 0.01
@@ -22,21 +21,21 @@ _OUTLYING = 5.0
 
 
 def doubts(
-    theta: model.Array, seen: model.Observations, trials: Sequence[Trial]
+    theta: model.Array, anchor: float, seen: model.Observations
 ) -> list[tuple[Finding, float]]:
     """Findings, each with the factor by which it widens the intervals (1: not at all)."""
     found: list[tuple[Finding, float]] = []
-    residual, informative = model.residuals(theta, seen)
+    residual, informative = model.residuals(theta, anchor, seen)
     values = residual[informative]
     outlying = np.abs(values) > _OUTLYING
-    if outlying.sum() >= 2 or (outlying.any() and values.size < 20):
-        worst = int(np.flatnonzero(informative)[np.argmax(np.abs(values))])
+    if (values > _OUTLYING).sum() >= 2:
+        worst = int(np.flatnonzero(informative)[np.argmax(values)])
         found.append(
             (
                 Finding(
                     "outliers",
-                    f"{int(outlying.sum())} of {values.size} trials lie more than "
-                    f"{_OUTLYING:.0f} deviations off; the worst lost "
+                    f"{int((values > _OUTLYING).sum())} of {values.size} trials lost more than "
+                    f"{_OUTLYING:.0f} deviations too much; the worst lost "
                     f"{seen.lost[worst] / seen.sent[worst]:.2%}",
                 ),
                 1.0,

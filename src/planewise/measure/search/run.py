@@ -13,6 +13,7 @@ from planewise.measure.search.measurer import Measurer
 from planewise.measure.search.mlr import MlrSearch
 from planewise.measure.search.planewise import PlanewiseSearch
 from planewise.measure.search.session import Limits, Progress, Session
+from planewise.measure.search.verdict import find_trashing, find_verdict
 
 OVERHEAD_S = 0.5
 """What a trial costs beyond its traffic, by default (CSIT's figure)."""
@@ -58,6 +59,7 @@ def run_search(
     *,
     budget_s: float = math.inf,
     overhead_s: float = OVERHEAD_S,
+    with_verdict: bool = False,
     progress: Progress | None = None,
 ) -> SearchResult:
     """Searches all goals on the measurer.
@@ -69,6 +71,8 @@ def run_search(
         budget_s: traffic time plus overhead that may be spent; the search then ends with what
             it knows.
         overhead_s: what a trial costs beyond its traffic.
+        with_verdict: whether to judge the system by a short ladder around PDR, too; its trials
+            are counted with the search.
         progress: called after each trial.
 
     Raises:
@@ -85,9 +89,14 @@ def run_search(
     chosen = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
     session = Session(measurer, Limits(budget_s, overhead_s), progress)
     results, stopped = chosen.search(session, unique)
+    searched = len(session.trials)
+    verdict = find_verdict(session, results) if with_verdict else None
+    find_trashing(session, results)
     return SearchResult(
         algorithm=chosen.name,
         goals=results,
+        verdict=verdict,
+        verdict_trials=len(session.trials) - searched,
         trials=tuple(session.trials),
         stopped=stopped,
         overhead_s=overhead_s,

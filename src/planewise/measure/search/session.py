@@ -95,5 +95,7 @@ class Session:
                 f"{achieved:.0f}; loads above that say nothing about the system",
             )
         )
-        if short and achieved > self.min_load_pps:
-            self.max_load_pps = min(self.max_load_pps, max(achieved, self.min_load_pps * 1.001))
+        if short:
+            # What it has sent once it can send again: one slow trial does not lower the range.
+            best = max(known.achieved_pps for known in self.trials)
+            self.max_load_pps = min(self.max_load_pps, max(best, self.min_load_pps * 1.001))

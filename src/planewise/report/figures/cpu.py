@@ -10,7 +10,7 @@ from planewise.report import data as run_data
 from planewise.report import theme
 from planewise.report.data import CPU_GROUPS, CpuCell, words
 from planewise.report.figures import base
-from planewise.report.figures.base import Chart, Figure, Row, Span, Table, Value
+from planewise.report.figures.base import Figure, Row, Span, Spec, Table, Value
 
 _ROW = 28
 _TOTAL_ROOM = 60
@@ -38,7 +38,7 @@ def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
         said = words(factors, common)
         return said if hosts == ["shared"] else f"{said} · {host} host"
 
-    def draw(width: int) -> Chart:
+    def draw(width: int) -> Spec:
         room = base.label_room((cell.plane for cell in cells), most=130)
         plot = width - room - _TOTAL_ROOM - 12
         charts = [
@@ -54,7 +54,7 @@ def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
             for place, ((factors, host), group) in enumerate(groups.items())
         ]
         key = base.key({NAMES[one]: theme.MODES[one].light for one in shown}, plot + _TOTAL_ROOM)
-        return base.finish(base.stacked([key, *charts], spacing=10))
+        return base.finish(base.below([key, *charts], spacing=10))
 
     most = max(cells, key=lambda cell: cell.busy)
     return Figure(
@@ -111,7 +111,7 @@ def _context(
     room: int,
     *,
     last: bool,
-) -> Chart:
+) -> Spec:
     bars: list[Row] = []
     for cell in cells:
         start = 0.0
@@ -131,17 +131,22 @@ def _context(
     y = base.plane_axis([cell.plane for cell in cells], room)
     axis = base.x_axis("share of all CPUs' time", span, "share", plot, labels=last)
     colours = alt.Scale(domain=list(shown), range=[theme.MODES[one].light for one in shown])
-    return alt.layer(
-        alt.Chart(base.data(bars))
-        .mark_bar(height=16)
-        .encode(
-            x=alt.X("from:Q", scale=span.scale(), axis=axis),
-            x2="to",
-            y=y,
-            color=alt.Color("group:N", scale=colours, legend=None),
-            description="said:N",
-        ),
-        alt.Chart(base.data(sums))
-        .mark_text(align="right")
-        .encode(x=alt.value(plot + _TOTAL_ROOM), y=y, text="text:N"),
-    ).properties(width=plot, height=_ROW * len(cells), title=base.heading(label, plot + room))
+    return base.layers(
+        [
+            alt.Chart(base.data(bars))
+            .mark_bar(height=16)
+            .encode(
+                x=alt.X("from:Q", scale=span.scale(), axis=axis),
+                x2=alt.X2("to"),
+                y=y,
+                color=alt.Color("group:N", scale=colours, legend=None),
+                description=alt.Description("said:N"),
+            ),
+            alt.Chart(base.data(sums))
+            .mark_text(align="right")
+            .encode(x=base.x_px(plot + _TOTAL_ROOM), y=y, text=alt.Text("text:N")),
+        ],
+        width=plot,
+        height=_ROW * len(cells),
+        title=base.heading(label, plot + room),
+    )

@@ -9,21 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import altair as alt
 
-from planewise.judge.curve import Curve
+from planewise.judge.curve import Curve, LoadPoint
 from planewise.judge.verdict import Estimate, Verdict
 from planewise.report import data as run_data
 from planewise.report import theme
 from planewise.report.data import JudgedCurve, words
 from planewise.report.figures import base
-from planewise.report.figures.base import Chart, Entry, Figure, Missing, Row, Span, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
 from planewise.units import rate_text
 
 FLOOR = 1e-6
 _BENDS = 24
 """Points by which a segment is bent on the log axis."""
+_CROSS: dict[str, Any] = {
+    "filled": False,
+    "shape": "cross",
+    "size": 60,
+    "strokeWidth": 1.5,
+    "fill": "transparent",
+}
+"""The mark of a load at which only the generator's limit was seen."""
 _HEIGHT = 210
 _LOSS_ROOM = 78
 """Left of the plot, for labels such as `≤ 0.0001 %`."""
@@ -35,14 +44,24 @@ def load_loss(
     curve: Curve,
     verdict: Verdict,
     *,
-    name: str = "",
     colour: str = theme.PLANES["veth"].light,
     width: int = base.WIDE,
-) -> Chart:
-    """One curve: PLR with its 95 % interval, the limit of PDR, where PDR and saturation lie, DR.
+) -> alt.TopLevelMixin:
+    """One curve for a file: as `panels`, with its name, the verdict and the reason above."""
+    return base.chart_of(
+        base.with_title(
+            panels(curve, verdict, colour=colour, width=width),
+            f"{curve.name}: {verdict.verdict}",
+            verdict.reason,
+            width,
+        )
+    )
 
-    `name` is the title's (default: the curve's), `colour` one of the theme's, `width` in px:
-    below 560 the two panels lie below each other.
+
+def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Spec:
+    """PLR with its 95 % interval, the limit of PDR, where PDR and saturation lie; DR beside it.
+
+    `colour` is one of the theme's, `width` in px: below 560 the two panels lie below each other.
     """
     narrow = width < 560
     span = _loads(curve.offered_pps.tolist())
@@ -53,16 +72,8 @@ def load_loss(
         side = round((width - 2 * _LOSS_ROOM - 40) * 0.38)
     loss = _loss_panel(curve, verdict, span, colour, plot)
     delivered = _delivery_panel(curve, span, colour, side)
-    panels: Chart
-    if narrow:
-        panels = alt.vconcat(loss, delivered, spacing=18)
-    else:
-        panels = alt.hconcat(loss, delivered, spacing=24)
-    return base.finish(
-        panels,
-        title=f"{name or curve.name}: {verdict.verdict}",
-        subtitle=base.wrapped(verdict.reason, width - 10),
-    )
+    both = [loss, delivered]
+    return base.finish(base.below(both, spacing=18) if narrow else base.beside(both))
 
 
 def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -> Figure:
@@ -72,19 +83,21 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
     limit = theme.share(verdict.plr)
     colour = theme.colours_of(planes)[item.plane]
 
-    def draw(width: int) -> Chart:
-        return load_loss(item.curve, verdict, name=title, colour=colour, width=width)
+    def draw(width: int) -> Spec:
+        return panels(item.curve, verdict, colour=colour, width=width)
 
     return Figure(
         name=base.slug(f"loss-{item.plane}-{words(item.factors)}"),
         title=title,
         caption=(
-            "Share of packets lost against the load that was offered, on a logarithmic axis "
-            "that ends at one in a million (rings: no more than that was lost). Band: 95 % "
-            f"interval of the mean over the runs; dashed line: {limit} loss, the limit of PDR. "
-            "Vertical lines: where PDR lies (shaded: its 95 % interval) and where saturation "
-            "begins. Crosses: loads at which only the generator's own limit was seen. Beside it "
-            "the share delivered."
+            "Packets lost and delivered against the load that was offered. Band: 95 % interval of "
+            f"the mean over the runs; dashed line: {limit} loss, the limit of PDR; shaded: 95 % "
+            "interval of PDR; rings: at most one in a million lost"
+            + (
+                "; crosses: nothing but the generator's own limit was seen."
+                if any(_limited(point) for point in item.curve.points)
+                else "."
+            )
         ),
         alt=(
             f"Load-loss curve of {title}: {verdict.verdict}. {verdict.reason}. "
@@ -92,6 +105,19 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
         ),
         draw=draw,
         table=table(item.curve),
+        verdict=verdict.verdict,
+        lead=verdict.reason,
+        notes=(
+            *(caution.text for caution in verdict.warnings),
+            *(
+                (
+                    "further trials would decide most at "
+                    + ", ".join(rate_text(load) for load in verdict.next_loads),
+                )
+                if verdict.next_loads
+                else ()
+            ),
+        ),
     )
 
 
@@ -103,21 +129,22 @@ def overview(
     span = _loads([load for item in items for load in item.curve.offered_pps.tolist()])
     colours = theme.colours_of(planes)
 
-    def draw(width: int) -> Chart:
-        room = 10 + round(max(base.text_width(item.plane) for item in items))
+    def draw(width: int) -> Spec:
+        room = base.label_room((item.plane for item in items), most=130 if width > 560 else 84)
         plot = width - _LOSS_ROOM - room - 16
         rows: list[Row] = [
             {
                 "plane": item.plane,
                 "load": point.offered_pps,
                 "plr": max(FLOOR, point.plr),
+                "limited": _limited(point),
                 "said": f"{item.plane} at {rate_text(point.offered_pps)}: "
                 f"{theme.share(point.plr)} lost",
             }
             for item in items
             for point in item.curve.points
         ]
-        lines = [{"plane": item.plane, **row} for item in items for row in _line(item.curve)]
+        lines = [{"plane": item.plane, **row} for item in items for row in line(item.curve)]
         colour = alt.Color("plane:N", scale=base.plane_colour(planes), legend=None)
         x = alt.X(
             "load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot)
@@ -127,27 +154,36 @@ def overview(
         ends = _ends(items, colours)
         names = (
             alt.Chart(base.data(ends))
-            .mark_text(align="left", fontWeight=600)
+            .mark_text(align="left", fontWeight=600, limit=room - 4)
             .encode(
-                x=alt.value(plot + 6),
+                x=base.x_px(plot + 6),
                 y=alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[_HEIGHT, 0])),
-                text="plane:N",
+                text=alt.Text("plane:N"),
                 color=alt.Color("colour:N", scale=None),
             )
         )
-        curves = alt.layer(
-            *_limit_layers(limit, plot),
-            alt.Chart(base.data(lines))
-            .mark_line(strokeWidth=2)
-            .encode(x=x, y=y, color=colour, order="load:Q"),
-            chart.mark_point(filled=True, size=28, opacity=1).encode(
-                x=x, y=y, color=colour, description="said:N"
-            ),
+        curves = base.layers(
+            [
+                _limit_line(limit),
+                alt.Chart(base.data(lines))
+                .mark_line(strokeWidth=2)
+                .encode(x=x, y=y, color=colour, order=alt.Order("load:Q")),
+                chart.transform_filter("!datum.limited")
+                .mark_point(filled=True, size=28, opacity=1)
+                .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
+                chart.transform_filter("datum.limited")
+                .mark_point(**_CROSS)
+                .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
+                *_limit_name(limit),
+            ]
         )
         return base.finish(
-            alt.layer(curves, names)
-            .resolve_scale(y="independent")
-            .properties(width=plot, height=_HEIGHT, title=base.heading(label, plot))
+            base.layers(
+                [curves, names],
+                width=plot,
+                height=_HEIGHT,
+                resolve={"scale": {"y": "independent"}},
+            )
         )
 
     pdrs = ", ".join(f"{item.plane} {_said(item.verdict.pdr)}" for item in items)
@@ -156,8 +192,14 @@ def overview(
         title=title,
         caption=(
             "Share of packets lost against the load that was offered, mean over the runs, on a "
-            "logarithmic axis that ends at one in a million. The further right a line climbs, "
-            f"the more its plane carries; the dashed line is {theme.share(limit)} loss."
+            "logarithmic axis that ends at one in a million; between two loads straight in loss, "
+            "and so bent here. The further right a line climbs, the more its plane carries. "
+            f"Dashed: {theme.share(limit)} loss."
+            + (
+                " Crosses: nothing but the generator's own limit was seen."
+                if any(_limited(point) for item in items for point in item.curve.points)
+                else ""
+            )
         ),
         alt=f"Load-loss curves of all planes, {label}. PDR: {pdrs}.",
         draw=draw,
@@ -172,25 +214,22 @@ def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Tab
             "Plane",
             "Load",
             "Verdict",
-            "Probability of GOOD",
             "PDR",
-            "95 % interval",
             "NDR",
-            "Saturation: offered",
-            "Saturation: throughput",
+            "Saturation",
+            "Probability of GOOD",
+            "Warnings",
         ),
         rows=tuple(
             (
                 item.plane,
                 words(item.factors, common),
                 item.verdict.verdict,
-                Value(theme.share(item.verdict.probability_good), item.verdict.probability_good),
-                _pdr(item.verdict.pdr),
-                _interval(item.verdict.pdr),
-                Missing("the first load already lost packets")
-                if item.verdict.ndr is None
-                else Value(rate_text(item.verdict.ndr.pps), item.verdict.ndr.pps),
-                *_saturation(item.verdict),
+                _estimate(item.verdict.pdr, "the first load already loses more"),
+                _estimate(item.verdict.ndr, "the first load already loses packets"),
+                _saturation(item.verdict),
+                Value(_probability(item.verdict.probability_good), item.verdict.probability_good),
+                Value(str(len(item.verdict.warnings)), len(item.verdict.warnings)),
             )
             for item in items
         ),
@@ -217,6 +256,10 @@ def table(curve: Curve) -> Table:
                 Missing("there is no load before the first")
                 if tir is None
                 else Value(f"{tir:.3f}", tir),
+                Value(theme.count(point.lost), point.lost),
+                Missing("no counter was read")
+                if point.drops is None
+                else Value(theme.count(point.drops), point.drops),
             )
         )
     return Table(
@@ -229,9 +272,16 @@ def table(curve: Curve) -> Table:
             "DR",
             "Forwarded",
             "TIR",
+            "Lost",
+            "Of them counted by drop counters",
         ),
         rows=tuple(rows),
     )
+
+
+def _limited(point: LoadPoint) -> bool:
+    """Whether every run at this load says more of the generator than of the plane."""
+    return point.limited == len(point.runs)
 
 
 def _loads(loads: Sequence[float]) -> Span:
@@ -264,20 +314,28 @@ def _loss_axis(field: str = "plr") -> alt.Y:
     )
 
 
-def _limit_layers(limit: float, plot: int) -> list[Chart]:
+def _limit_line(limit: float) -> alt.Chart:
+    chart = alt.Chart(base.data([{"plr": limit}])).mark_rule(strokeDash=[5, 4], strokeWidth=1.2)
+    line: alt.Chart = chart.encode(y=_loss_axis(), color=alt.ColorValue(theme.ALERT.light))
+    return line
+
+
+def _limit_name(limit: float) -> list[alt.Chart | Spec]:
+    """What the limit is: below its line, where points seldom lie, on a rim of paper."""
     chart = alt.Chart(base.data([{"plr": limit, "text": f"{theme.share(limit)} lost"}]))
-    y = _loss_axis()
+    place = {"x": base.x_px(4), "y": _loss_axis(), "text": alt.Text("text:N")}
+    rim = chart.mark_text(
+        align="left", dy=9, stroke=theme.PAPER.light, strokeWidth=3, strokeJoin="round"
+    )
     return [
-        chart.mark_rule(strokeDash=[5, 4], strokeWidth=1.2).encode(
-            y=y, color=alt.value(theme.ALERT.light)
-        ),
-        chart.mark_text(align="left", dy=-7).encode(
-            x=alt.value(4), y=y, text="text:N", color=alt.value(theme.ALERT.light)
+        rim.encode(**place, color=alt.ColorValue(theme.PAPER.light)),
+        chart.mark_text(align="left", dy=9).encode(
+            **place, color=alt.ColorValue(theme.ALERT.light)
         ),
     ]
 
 
-def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: int) -> Chart:
+def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: int) -> Spec:
     rows: list[Row] = []
     band: list[tuple[float, Mapping[str, float]]] = []
     for point in curve.points:
@@ -287,7 +345,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
                 "load": point.offered_pps,
                 "plr": max(FLOOR, point.plr),
                 "floored": point.plr <= FLOOR,
-                "limited": point.limited == len(point.runs),
+                "limited": _limited(point),
                 "said": f"{rate_text(point.offered_pps)}: {theme.share(point.plr)} lost, "
                 f"{point.count} runs"
                 + (f", {point.limited} limited by the generator" if point.limited else ""),
@@ -298,7 +356,7 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
     x = alt.X("load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot))
     y = _loss_axis()
     chart = alt.Chart(base.data(rows))
-    layers: list[Chart] = []
+    layers: list[alt.Chart | Spec] = []
     if len(band) > 1:
         layers.append(
             alt.Chart(base.data(_bent(band)))
@@ -306,33 +364,36 @@ def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: i
             .encode(
                 x=x,
                 y=_loss_axis("low"),
-                y2="high",
-                color=alt.value(colour),
+                y2=alt.Y2("high"),
+                color=alt.ColorValue(colour),
             )
         )
-    layers += _limit_layers(verdict.plr, plot)
+    layers.append(_limit_line(verdict.plr))
     layers += _marks(verdict, span, plot)
     layers += [
-        alt.Chart(base.data(_line(curve)))
+        alt.Chart(base.data(line(curve)))
         .mark_line(strokeWidth=2)
-        .encode(x=x, y=y, order="load:Q", color=alt.value(colour)),
+        .encode(x=x, y=y, order=alt.Order("load:Q"), color=alt.ColorValue(colour)),
         chart.transform_filter("!datum.floored && !datum.limited")
         .mark_point(filled=True, size=36, opacity=1)
-        .encode(x=x, y=y, color=alt.value(colour), description="said:N"),
+        .encode(x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")),
         chart.transform_filter("datum.floored && !datum.limited")
         .mark_point(filled=False, size=36, strokeWidth=1.5, fill="transparent")
-        .encode(x=x, y=y, color=alt.value(colour), description="said:N"),
+        .encode(x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")),
         chart.transform_filter("datum.limited")
-        .mark_point(filled=False, shape="cross", size=60, strokeWidth=1.5, fill="transparent")
-        .encode(x=x, y=y, color=alt.value(theme.MUTED.light), description="said:N"),
+        .mark_point(**_CROSS)
+        .encode(
+            x=x, y=y, color=alt.ColorValue(theme.MUTED.light), description=alt.Description("said:N")
+        ),
     ]
-    return alt.layer(*layers).properties(width=plot, height=_HEIGHT)
+    layers += _limit_name(verdict.plr)
+    return base.layers(layers, width=plot, height=_HEIGHT)
 
 
-def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
+def _marks(verdict: Verdict, span: Span, plot: int) -> list[alt.Chart | Spec]:
     """Vertical lines at PDR and saturation, with their names above the plot."""
     marks: list[tuple[str, float, int]] = []
-    layers: list[Chart] = []
+    layers: list[alt.Chart | Spec] = []
     pdr, saturation = verdict.pdr, verdict.saturation
     if pdr is not None and pdr.bounded and pdr.pps <= span.high:
         marks.append((f"PDR {rate_text(pdr.pps)}", pdr.pps, -_MARK_ROOM + 24))
@@ -342,8 +403,8 @@ def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
         layers.append(
             shade.mark_rect(opacity=0.12).encode(
                 x=alt.X("from:Q", scale=span.scale()),
-                x2="to",
-                color=alt.value(theme.INK.light),
+                x2=alt.X2("to"),
+                color=alt.ColorValue(theme.INK.light),
             )
         )
     if saturation is not None and saturation.offered_pps <= span.high:
@@ -363,10 +424,16 @@ def _marks(verdict: Verdict, span: Span, plot: int) -> list[Chart]:
         left = at > room if text.startswith("PDR") else at > plot - room
         layers += [
             chart.mark_rule(strokeWidth=1.2).encode(
-                x=x, y=alt.value(place - 6), y2=alt.value(_HEIGHT), color=alt.value(theme.INK.light)
+                x=x,
+                y=base.y_px(place - 6),
+                y2=base.y2_px(_HEIGHT),
+                color=alt.ColorValue(theme.INK.light),
             ),
             chart.mark_text(align="right" if left else "left", dx=-4 if left else 4).encode(
-                x=x, y=alt.value(place), text="text:N", color=alt.value(theme.INK.light)
+                x=x,
+                y=base.y_px(place),
+                text=alt.Text("text:N"),
+                color=alt.ColorValue(theme.INK.light),
             ),
         ]
     return layers
@@ -404,7 +471,8 @@ def _bends(here: float, there: float) -> list[float]:
     return [place for place in places if 0 < place < 1]
 
 
-def _line(curve: Curve) -> list[Row]:
+def line(curve: Curve) -> list[Row]:
+    """The line of a curve: `load` [packet/s] and `plr`, from point to point."""
     return _bent([(point.offered_pps, {"plr": point.plr}) for point in curve.points])
 
 
@@ -414,7 +482,7 @@ def _position(value: float, span: Span) -> float:
     return (value - span.low) / (span.high - span.low)
 
 
-def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Chart:
+def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Spec:
     rows: list[Row] = [
         {
             "load": point.offered_pps,
@@ -443,12 +511,16 @@ def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Chart:
         ),
     )
     chart = alt.Chart(base.data(rows))
-    return alt.layer(
-        chart.mark_line(strokeWidth=2).encode(x=x, y=y, color=alt.value(colour)),
-        chart.mark_point(filled=True, size=36, opacity=1).encode(
-            x=x, y=y, color=alt.value(colour), description="said:N"
-        ),
-    ).properties(width=plot, height=_HEIGHT)
+    return base.layers(
+        [
+            chart.mark_line(strokeWidth=2).encode(x=x, y=y, color=alt.ColorValue(colour)),
+            chart.mark_point(filled=True, size=36, opacity=1).encode(
+                x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")
+            ),
+        ],
+        width=plot,
+        height=_HEIGHT,
+    )
 
 
 def _ends(items: Sequence[JudgedCurve], colours: dict[str, str]) -> list[Row]:
@@ -481,24 +553,29 @@ def _said(estimate: Estimate | None) -> str:
     return rate_text(estimate.pps)
 
 
-def _pdr(estimate: Estimate | None) -> Entry:
+def _estimate(estimate: Estimate | None, why: str) -> Entry:
     if estimate is None:
-        return Missing("the first load already loses more")
-    return Value(_said(estimate), estimate.pps)
+        return Missing(why)
+    low = rate_text(estimate.low_pps)
+    small = (
+        theme.interval(low, rate_text(estimate.high_pps)) if estimate.bounded else f"{low} or more"
+    )
+    return Value(_said(estimate), estimate.pps, small=small)
 
 
-def _interval(estimate: Estimate | None) -> Entry:
-    if estimate is None:
-        return Missing("the first load already loses more")
-    high = rate_text(estimate.high_pps) if estimate.bounded else "beyond the last load"
-    return f"{rate_text(estimate.low_pps)} – {high}"
+def _probability(value: float) -> str:
+    """Drawn curves are counted: what was never seen is rare, not impossible."""
+    if value < 0.001:
+        return "< 0.1 %"
+    return "> 99.9 %" if value > 0.999 else theme.share(value)
 
 
-def _saturation(verdict: Verdict) -> tuple[Entry, Entry]:
+def _saturation(verdict: Verdict) -> Entry:
     if verdict.saturation is None:
-        missing = Missing("saturation is not seen to begin and last")
-        return missing, missing
-    return (
-        Value(rate_text(verdict.saturation.offered_pps), verdict.saturation.offered_pps),
-        Value(rate_text(verdict.saturation.throughput_pps), verdict.saturation.throughput_pps),
+        return Missing("not seen to begin and last")
+    seen = verdict.saturation
+    return Value(
+        rate_text(seen.offered_pps),
+        seen.offered_pps,
+        small=f"then {rate_text(seen.throughput_pps)} pass",
     )

@@ -10,7 +10,7 @@ from planewise.report import data as run_data
 from planewise.report import theme
 from planewise.report.data import Parts, RttCell, words
 from planewise.report.figures import base
-from planewise.report.figures.base import Chart, Entry, Figure, Missing, Row, Span, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
 from planewise.units import time_text
 
 _ROW = 30
@@ -37,7 +37,7 @@ def figure(cells: Sequence[RttCell], *, name: str, title: str) -> Figure:
         if part != "instrument" or any(parts.instrument_ns is not None for parts in known)
     ]
 
-    def draw(width: int) -> Chart:
+    def draw(width: int) -> Spec:
         room = base.label_room((cell.plane for cell in cells), most=130)
         plot = width - room - _TOTAL_ROOM - 12
         charts = [
@@ -53,7 +53,7 @@ def figure(cells: Sequence[RttCell], *, name: str, title: str) -> Figure:
             for place, (factors, group) in enumerate(groups)
         ]
         key = base.key({NAMES[part]: theme.PARTS[part].light for part in shown}, plot + _TOTAL_ROOM)
-        return base.finish(base.stacked([key, *charts], spacing=10))
+        return base.finish(base.below([key, *charts], spacing=10))
 
     hidden = sorted({cell.plane for cell in cells if cell.parts is None})
     return Figure(
@@ -61,12 +61,12 @@ def figure(cells: Sequence[RttCell], *, name: str, title: str) -> Figure:
         title=title,
         caption=(
             "How long a typical packet and its answer spend where; the number at the right is "
-            "their sum. Sender host: RTT at the guest minus RTT at the sender's network card. "
-            "Wire: what remains between the two cards. Responder host: from its card to its "
-            "guest and back."
+            "their sum. Sender host: RTT at the guest minus RTT at the sender's network card, the "
+            "RTT overhead. Wire: what remains between the two cards. Responder host: from its "
+            "card to its guest and back, the response time."
             + (
-                " The probe itself: what the measuring program adds between its own clock "
-                "readings and the kernel's."
+                " The probe itself, shown apart from the sender host: what passes between its own "
+                "clock readings and the kernel's time stamps."
                 if "instrument" in shown
                 else ""
             )
@@ -111,13 +111,20 @@ def _context(
     room: int,
     *,
     last: bool,
-) -> Chart:
+) -> Spec:
     bars: list[Row] = []
     sums: list[Row] = []
     reasons: list[Row] = []
     for cell in cells:
         if cell.parts is None:
-            reasons.append({"plane": cell.plane, "text": base.wrapped(cell.no_parts, plot)[:2]})
+            lines = base.wrapped(cell.no_parts, plot + _TOTAL_ROOM)
+            short = cell.no_parts.partition(":")[0]
+            reasons.append(
+                {
+                    "plane": cell.plane,
+                    "text": lines[0] if len(lines) == 1 else f"{short} (see the numbers)",
+                }
+            )
             continue
         start = 0.0
         values = _values(cell.parts)
@@ -139,28 +146,33 @@ def _context(
         sums.append({"plane": cell.plane, "text": time_text(cell.parts.total_ns)})
     y = base.plane_axis([cell.plane for cell in cells], room)
     axis = base.x_axis("time", span, "duration", plot, labels=last)
-    layers: list[Chart] = [
+    layers: list[alt.Chart | Spec] = [
         alt.Chart(base.data(bars))
         .mark_bar(height=18)
         .encode(
             x=alt.X("from:Q", scale=span.scale(), axis=axis),
-            x2="to",
+            x2=alt.X2("to"),
             y=y,
             color=alt.Color("part:N", scale=_colours(shown), legend=None),
-            description="said:N",
+            description=alt.Description("said:N"),
         ),
         alt.Chart(base.data(sums))
         .mark_text(align="right")
-        .encode(x=alt.value(plot + _TOTAL_ROOM), y=y, text="text:N"),
+        .encode(x=base.x_px(plot + _TOTAL_ROOM), y=y, text=alt.Text("text:N")),
     ]
     if reasons:
         layers.append(
             alt.Chart(base.data(reasons))
-            .mark_text(align="left", baseline="middle", fontStyle="italic", lineHeight=13)
-            .encode(x=alt.value(4), y=y, text="text:N", color=alt.value(theme.MUTED.light))
+            .mark_text(align="left", baseline="middle", fontStyle="italic")
+            .encode(
+                x=base.x_px(4),
+                y=y,
+                text=alt.Text("text:N"),
+                color=alt.ColorValue(theme.MUTED.light),
+            )
         )
-    return alt.layer(*layers).properties(
-        width=plot, height=_ROW * len(cells), title=base.heading(label, plot + room)
+    return base.layers(
+        layers, width=plot, height=_ROW * len(cells), title=base.heading(label, plot + room)
     )
 
 
@@ -169,9 +181,9 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
     for cell in cells:
         head = (words(cell.factors, common), cell.plane)
         if cell.parts is None:
-            rows.append((*head, *[Missing(cell.no_parts)] * 5, "—"))
+            rows.append((*head, *[Missing(cell.no_parts)] * 6, "—"))
             continue
-        numbers = (cell.parts.total_ns, *_values(cell.parts).values())
+        numbers = (cell.parts.total_ns, cell.parts.overhead_ns, *_values(cell.parts).values())
         rows.append(
             (
                 *head,
@@ -189,6 +201,7 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
             "Load",
             "Plane",
             "Sum",
+            "RTT overhead",
             "Sender host",
             "Wire",
             "Responder host",

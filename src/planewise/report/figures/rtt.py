@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 import altair as alt
@@ -10,7 +11,7 @@ from planewise.report import data as run_data
 from planewise.report import theme
 from planewise.report.data import RttCell, words
 from planewise.report.figures import base
-from planewise.report.figures.base import Chart, Figure, Row, Span, Table, Value
+from planewise.report.figures.base import Figure, Missing, Row, Span, Spec, Table, Value
 from planewise.units import time_text
 
 _ROW = 34
@@ -31,7 +32,7 @@ def figure(
     best = min(cells, key=lambda cell: cell.median_ns)
     worst = max(cells, key=lambda cell: cell.median_ns)
 
-    def draw(width: int) -> Chart:
+    def draw(width: int) -> Spec:
         room = base.label_room((cell.plane for cell in cells), most=130)
         plot = width - room - _MEDIAN_ROOM - 12
         charts = [
@@ -46,7 +47,7 @@ def figure(
             )
             for place, (factors, group) in enumerate(groups)
         ]
-        return base.finish(base.stacked(charts, spacing=10))
+        return base.finish(base.below(charts, spacing=10))
 
     return Figure(
         name=name,
@@ -76,7 +77,7 @@ def _context(
     room: int,
     *,
     last: bool,
-) -> Chart:
+) -> Spec:
     here = [cell.plane for cell in cells]
     rows: list[Row] = [
         {
@@ -112,9 +113,11 @@ def _context(
     def x(field: str) -> alt.X:
         return alt.X(f"{field}:Q", scale=span.scale(), axis=axis)
 
-    whiskers = chart.mark_rule(strokeWidth=1.5).encode(x=x("low"), x2="high", y=y, color=colour)
+    whiskers = chart.mark_rule(strokeWidth=1.5).encode(
+        x=x("low"), x2=alt.X2("high"), y=y, color=colour
+    )
     boxes = chart.mark_bar(height=15, opacity=0.35).encode(
-        x=x("q25"), x2="q75", y=y, color=colour, description=said
+        x=x("q25"), x2=alt.X2("q75"), y=y, color=colour, description=said
     )
     medians = chart.mark_tick(thickness=3, height=19).encode(
         x=x("median"), y=y, color=colour, description=said
@@ -125,9 +128,10 @@ def _context(
         .encode(x=x("median"), y=y, color=colour, description=said)
     )
     numbers = chart.mark_text(align="right").encode(
-        x=alt.value(plot + _MEDIAN_ROOM), y=y, text="text:N"
+        x=base.x_px(plot + _MEDIAN_ROOM), y=y, text=alt.Text("text:N")
     )
-    return alt.layer(whiskers, boxes, medians, replicates, numbers).properties(
+    return base.layers(
+        [whiskers, boxes, medians, replicates, numbers],
         width=plot,
         height=_ROW * len(here),
         title=base.heading(label, plot + room),
@@ -145,6 +149,7 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
             "75 %",
             "95 %",
             "Replicates' medians",
+            "Median between kernel stamps",
             "Packets",
             "Lost",
         ),
@@ -163,6 +168,9 @@ def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
                     )
                 ),
                 f"{time_text(min(cell.medians_ns))} – {time_text(max(cell.medians_ns))}",
+                Value(time_text(kernel := statistics.median(cell.kernel_medians_ns)), kernel)
+                if cell.kernel_medians_ns
+                else Missing("no kernel stamps"),
                 Value(theme.count(cell.packets), cell.packets),
                 Value(theme.count(cell.lost), cell.lost),
             )

@@ -11,7 +11,7 @@ import altair as alt
 from planewise.report import theme
 from planewise.report.data import Visit, words
 from planewise.report.figures import base
-from planewise.report.figures.base import Chart, Entry, Figure, Missing, Row, Span, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
 from planewise.units import rate_text, time_text
 
 _MOST_POINTS = 400
@@ -31,19 +31,20 @@ def figures(visits: Sequence[Visit], planes: Sequence[str]) -> list[Figure]:
     span = Span(-0.5, last + 0.5, log=False)
     drift = _drift(with_rtt)
 
-    def draw(width: int) -> Chart:
+    def draw(width: int) -> Spec:
         room = base.label_room([*(visit.plane for visit in visits), "+100 %"], most=130)
         plot = width - room - 16
-        charts: list[Chart] = []
+        charts: list[Spec] = []
         if with_rtt:
             charts.append(_drift_panel(with_rtt, planes, span, plot, room))
         charts.append(_strip(visits, planes, span, plot, room))
-        return base.finish(base.stacked(charts, spacing=16))
+        return base.finish(base.below(charts, spacing=16))
 
     said = (
         ""
         if drift is None
-        else f" From the first to the last quarter of the run the median changed by {drift:+.1%}."
+        else " From the first to the last quarter of the run the median changed by "
+        f"{drift * 100:+.1f} %."
     )
     return [
         Figure(
@@ -56,6 +57,8 @@ def figures(visits: Sequence[Visit], planes: Sequence[str]) -> list[Figure]:
                     "median over all planes. If it climbs or falls, the machine changed during "
                     f"the run.{said} "
                     if with_rtt
+                    else "No cell has two RTT trials, so drift cannot be told. "
+                    if any(visit.median_ns is not None for visit in visits)
                     else ""
                 )
                 + "Below: which plane was measured when (tall: RTT trials, low: load trials"
@@ -80,7 +83,7 @@ def _drift(visits: Sequence[Visit]) -> float | None:
 
 def _drift_panel(
     visits: Sequence[Visit], planes: Sequence[str], span: Span, plot: int, room: int
-) -> Chart:
+) -> Spec:
     rows: list[Row] = []
     stride = -(-len(visits) // _MOST_POINTS)
     by_plane: dict[str, list[Visit]] = {}
@@ -127,7 +130,7 @@ def _drift_panel(
             titleY=-8,
             titleBaseline="bottom",
             values=theme.ticks(low, most, log=False, most=5),
-            labelExpr="format(datum.value * 100, '+.3~r') + ' %'",
+            labelExpr="datum.value === 0 ? '0 %' : format(datum.value * 100, '+.3~r') + ' %'",
             minExtent=room,
             maxExtent=room,
             domain=False,
@@ -140,19 +143,23 @@ def _drift_panel(
         axis=alt.Axis(labels=False, ticks=False, title=None, grid=False, domain=False),
     )
     colour = alt.Color("plane:N", scale=base.plane_colour(planes), legend=None)
-    return alt.layer(
-        alt.Chart(base.data(rows))
-        .mark_point(filled=True, size=26, opacity=0.85)
-        .encode(x=x, y=y, color=colour, description="said:N"),
-        alt.Chart(base.data(running))
-        .mark_line(strokeWidth=1.5)
-        .encode(x=x, y=y, color=alt.value(theme.INK.light)),
-    ).properties(width=plot, height=_DRIFT_HEIGHT)
+    return base.layers(
+        [
+            alt.Chart(base.data(rows))
+            .mark_point(filled=True, size=26, opacity=0.85)
+            .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
+            alt.Chart(base.data(running))
+            .mark_line(strokeWidth=1.5)
+            .encode(x=x, y=y, color=alt.ColorValue(theme.INK.light)),
+        ],
+        width=plot,
+        height=_DRIFT_HEIGHT,
+    )
 
 
 def _strip(
     visits: Sequence[Visit], planes: Sequence[str], span: Span, plot: int, room: int
-) -> Chart:
+) -> Spec:
     bars: list[dict[str, object]] = []
     for (plane, kind), group in groupby(visits, key=lambda visit: (visit.plane, visit.kind)):
         own = list(group)
@@ -188,13 +195,13 @@ def _strip(
     )
     chart = alt.Chart(base.data(bars))
     x = alt.X("from:Q", scale=span.scale(), axis=axis)
-    layers: list[Chart] = [
+    layers: list[alt.Chart | Spec] = [
         chart.transform_filter("datum.kind == 'rtt'")
         .mark_bar(height=16)
-        .encode(x=x, x2="to", y=y, color=colour, description="said:N"),
+        .encode(x=x, x2=alt.X2("to"), y=y, color=colour, description=alt.Description("said:N")),
         chart.transform_filter("datum.kind != 'rtt'")
         .mark_bar(height=6)
-        .encode(x=x, x2="to", y=y, color=colour, description="said:N"),
+        .encode(x=x, x2=alt.X2("to"), y=y, color=colour, description=alt.Description("said:N")),
     ]
     if failed:
         layers.append(
@@ -203,11 +210,11 @@ def _strip(
             .encode(
                 x=alt.X("order:Q", scale=span.scale(), axis=axis),
                 y=y,
-                color=alt.value(theme.ALERT.light),
-                description="said:N",
+                color=alt.ColorValue(theme.ALERT.light),
+                description=alt.Description("said:N"),
             )
         )
-    return alt.layer(*layers).properties(width=plot, height=_ROW * len(here))
+    return base.layers(layers, width=plot, height=_ROW * len(here))
 
 
 def _coarse(visits: Sequence[Visit], span: Span) -> list[dict[str, object]]:

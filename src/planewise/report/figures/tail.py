@@ -20,7 +20,7 @@ def table(cells: Sequence[RttCell]) -> Table:
         quantiles: list[Entry] = []
         for name, value in cell.tail_ns.items():
             quantiles.append(
-                Missing(f"it takes {needed[name]} packets, there are {cell.packets}")
+                Missing(f"needs {needed[name]} packets")
                 if value is None
                 else Value(time_text(value), value)
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from planewise.errors import BadInputError
-from planewise.store.importers.text import HEAD_BYTES, decode, read_bytes
+from planewise.store.importers.text import HEAD_BYTES, decode, parse_json, read_bytes, read_text
 from planewise.store.loads import LoadTrials
 
 MODULES = {
@@ -75,6 +75,9 @@ def recognise(path: Path) -> str:
     if best:
         return best
     _complain_of_no_text(raw, path)
+    if head.lstrip()[:1] in (b"{", b"["):
+        text = read_text(path)
+        parse_json(text, path)  # damaged JSON gets its own sentence, with the line
     raise BadInputError(
         "none of the known formats",
         where=str(path),

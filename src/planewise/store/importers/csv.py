@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,9 @@ _ALIASES = {
         "packets_received",
     ),
     "lost": ("lost", "loss", "loss_count", "packets_lost"),
+    "sent_rate": (),
+    "received_rate": ("throughput",),
+    "loss_ratio": ("plr", "loss_ratio", "lossratio"),
     "duration": ("duration", "time", "trial_duration"),
     "order": ("order", "sequence"),
     "drops": ("drops", "rx_discards", "dropped"),
@@ -53,10 +56,26 @@ _UNITS = {
     "share": ("share", 1.0),
     "packets": ("count", 1.0),
 }
-_KINDS = {"offered": "rate", "duration": "time", "cpu": "share"}
-_DEFAULT_SCALE = {"cpu": 1.0, "offered": 1.0, "duration": 1.0}
+_KINDS = {
+    "offered": "rate",
+    "received_rate": "rate",
+    "duration": "time",
+    "cpu": "share",
+    "loss_ratio": "share",
+}
+_AS_RATES = {
+    ("sent", "rate"): "sent_rate",
+    ("received", "rate"): "received_rate",
+    ("lost", "share"): "loss_ratio",
+}
+"""A count's name with a rate's unit is that rate."""
+MAX_CURVES = 1000
+"""A column that parts the rows into more curves is some other number."""
 _HEADER_WORD = re.compile(r"[^a-z0-9]+")
 _TRUE = {"1", "1.0", "true", "yes"}
+
+
+_MAY_BE_EMPTY = frozenset({"duration", "order", "drops", "cpu", "limited"})
 
 
 class _Column:
@@ -78,7 +97,7 @@ def recognise(head: bytes, path: Path) -> float:
     except BadInputError:
         return 0.0
     found = _columns(header or [])
-    if "offered" in found and ("sent" in found or "received" in found or "lost" in found):
+    if "offered" in found and _is_enough(found):
         return 0.9
     return 0.3 if path.name.endswith((".csv", ".tsv", ".csv.gz")) else 0.0
 
@@ -94,17 +113,21 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     line, header = next(rows, (1, []))
     columns = _columns(header)
     where = f"{path}:{line}"
-    counted = sum(name in columns for name in ("sent", "received", "lost"))
-    if "offered" not in columns or counted < 2:
+    if "offered" not in columns or not _is_enough(columns):
         raise BadInputError(
             "the header names no offered load" if "offered" not in columns else
-            "the header names fewer than two of sent, received and lost",
+            "the header names neither two of sent, received and lost, nor received_pps or plr",
             where=where,
             remedy="the columns are offered_pps, sent, received and, as you have them, "
             "duration_s, order, drops, cpu, curve (docs/formats.md)",
         )  # fmt: skip
     by_curve: dict[str, tuple[TrialColumns, list[float]]] = {}
     described = _described(text)
+    notes = []
+    if "duration" not in columns and not _counts_packets(columns):
+        notes.append(
+            "no packets are counted and no durations told: every trial is taken for one of a second"
+        )
     curve_at = columns.get("curve")
     numeric = {name: column for name, column in columns.items() if name != "curve"}
     width = max(column.index for column in columns.values()) + 1
@@ -117,15 +140,17 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
             )
         curve = row[curve_at.index].strip() if curve_at else ""
         if curve not in by_curve:
+            if len(by_curve) == MAX_CURVES:
+                raise BadInputError(
+                    f"the column {columns['curve'].title} has more than {MAX_CURVES} different "
+                    "values: it cannot be what parts the curves",
+                    where=f"{path}:{line}",
+                    remedy="give that column another name",
+                )
             by_curve[curve] = (TrialColumns(path), [])
         trials, order = by_curve[curve]
         values = _values(row, numeric, path, line)
-        sent = values.get("sent")
-        received = values.get("received")
-        if sent is None:
-            sent = values["received"] + values["lost"]
-        if received is None:
-            received = sent - values["lost"]
+        sent, received = _counts(values)
         trials.add(
             line=line,
             offered_pps=values["offered"],
@@ -144,14 +169,44 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     curves = []
     for curve, (trials, order) in by_curve.items():
         about = described.pop(curve, {})
-        curves.append(_finish(trials, curve, about, order))
+        curves.append(_finish(trials, curve, about, order, notes))
     for curve, about in described.items():
-        curves.append(_finish(TrialColumns(path), curve, about, []))
+        curves.append(_finish(TrialColumns(path), curve, about, [], []))
     return curves
 
 
+def _counts_packets(columns: Mapping[str, object]) -> bool:
+    return sum(name in columns for name in ("sent", "received", "lost")) >= 2
+
+
+def _is_enough(columns: Mapping[str, object]) -> bool:
+    """Whether packets sent and received follow from these columns."""
+    if _counts_packets(columns) or "loss_ratio" in columns:
+        return True
+    return "received_rate" in columns and ("sent" not in columns or "duration" in columns)
+
+
+def _counts(values: Mapping[str, float]) -> tuple[float, float]:
+    """Packets sent and received of a row, from whatever it tells."""
+    if _counts_packets(values):
+        sent = values.get("sent", np.nan)
+        if "sent" not in values:
+            sent = values["received"] + values["lost"]
+        return sent, values.get("received", sent - values.get("lost", np.nan))
+    duration_s = values.get("duration", np.nan)
+    duration_s = 1.0 if np.isnan(duration_s) else duration_s
+    sent = values.get("sent", values.get("sent_rate", values["offered"]) * duration_s)
+    if "received_rate" in values:
+        return sent, values["received_rate"] * duration_s
+    return sent, sent * (1 - values["loss_ratio"])
+
+
 def _finish(
-    trials: TrialColumns, curve: str, about: dict[str, object], order: list[float]
+    trials: TrialColumns,
+    curve: str,
+    about: dict[str, object],
+    order: list[float],
+    noticed: list[str],
 ) -> LoadTrials:
     places = np.array(order)
     info = about.get("info")
@@ -165,7 +220,7 @@ def _finish(
         info={k: v for k, v in info.items() if isinstance(v, str | int | float)}
         if isinstance(info, dict)
         else None,
-        notes=[str(note) for note in notes] if isinstance(notes, list) else (),
+        notes=[*(map(str, notes) if isinstance(notes, list) else ()), *noticed],
         reported={k: float(v) for k, v in reported.items() if isinstance(v, int | float)}
         if isinstance(reported, dict)
         else None,
@@ -213,12 +268,14 @@ def _columns(header: Sequence[str]) -> dict[str, _Column]:
     """The quantities that the header names. A unit is the name's last word, as in offered_mpps."""
     columns: dict[str, _Column] = {}
     for index, title in enumerate(header):
-        words = [word for word in _HEADER_WORD.split(title.strip().lower()) if word]
+        lower = title.strip().lower().replace("%", " percent ")
+        words = [word for word in _HEADER_WORD.split(lower) if word]
         name = _NAMES.get("_".join(words))
-        scale = _DEFAULT_SCALE.get(name or "", 1.0)
+        scale = 1.0
         if name is None and len(words) > 1 and words[-1] in _UNITS:
             name = _NAMES.get("_".join(words[:-1]))
             kind, scale = _UNITS[words[-1]]
+            name = _AS_RATES.get((name or "", kind), name)
             if name is not None and _KINDS.get(name, "count") != kind:
                 name = None
         if name is not None and name not in columns:
@@ -236,7 +293,7 @@ def _values(
             values[name] = float(text) * column.scale
         except ValueError:
             text = text.strip()
-            if not text and name not in ("offered", "sent", "received", "lost"):
+            if not text and name in _MAY_BE_EMPTY:
                 values[name] = np.nan
             elif name == "limited":
                 values[name] = 1.0 if text.lower() in _TRUE else 0.0

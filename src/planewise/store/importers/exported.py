@@ -59,6 +59,14 @@ def from_description(curve: Mapping[str, object], index: int, path: Path) -> Loa
         for name in COLUMNS
         if trials.get(name) is not None
     }
+    return from_columns(curve, columns, index, path)
+
+
+def from_columns(
+    curve: Mapping[str, object], columns: Mapping[str, Floats], index: int, path: Path
+) -> LoadTrials:
+    """A curve from its columns by name, and what `curve` says beside them."""
+    where = str(path)
     missing = [name for name in ("offered_pps", "sent", "received") if name not in columns]
     if missing:
         raise BadInputError(

@@ -1,26 +1,47 @@
 """Our own Parquet of load trials, as `planewise judge --export FILE.parquet` writes it.
 
 Any Parquet file with the columns of the documented CSV is read too: each trial a row.
+
+Damaged Parquet makes polars panic or even abort the whole process (a corrupt length becomes an
+allocation of exabytes), which no `except` can catch. So a child process decodes the file:
+`python -m planewise.store.importers.parquet` takes it on stdin and gives plain arrays on stdout.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from planewise.errors import BadInputError
-from planewise.store.importers.exported import COLUMNS, from_description
+import numpy as np
+
+from planewise.errors import BadInputError, PlanewiseError
+from planewise.store.importers.exported import COLUMNS, from_columns
 from planewise.store.importers.text import read_bytes
-from planewise.store.loads import LoadTrials
+from planewise.store.loads import Floats, LoadTrials
+
+if TYPE_CHECKING:
+    import polars as pl
 
 NAME = "parquet"
 TITLE = "Parquet: a trial a row, columns offered_pps, sent, received, …"
 MARK = "planewise"
+NEEDED = ("offered_pps", "sent", "received")
+
+_MAGIC = b"PAR1"
+_SMALLEST_BYTES = 12
+_PATIENCE_S = 120.0
+_MEMORY_BYTES = 16 << 30
+_REFUSED = 3
+"""Exit code of the child when the file is no good; its stdout then is the sentence."""
 
 
 def recognise(head: bytes, path: Path) -> float:
     """Parquet's magic bytes."""
-    return 1.0 if head.startswith(b"PAR1") else 0.0
+    return 1.0 if head.startswith(_MAGIC) else 0.0
 
 
 def read(path: Path) -> list[LoadTrials]:
@@ -30,53 +51,61 @@ def read(path: Path) -> list[LoadTrials]:
 
 def parse(data: bytes, path: Path) -> list[LoadTrials]:
     """The same from the file's bytes; `path` only names it."""
-    import io
-
-    import polars as pl
-
     where = str(path)
-    try:
-        frame = pl.read_parquet(io.BytesIO(data))
-        metadata = pl.read_parquet_metadata(io.BytesIO(data))
-    except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise BadInputError(
-            f"not a Parquet file that can be read: {str(error).splitlines()[0][:200]}"
-            if str(error)
-            else "not a Parquet file that can be read",
-            where=where,
-            remedy="copy it again, or export it again",
-        ) from error
-    described = _described(metadata.get(MARK, ""))
-    for name in ("offered_pps", "sent", "received"):
-        if name not in frame.columns:
-            raise BadInputError(
-                f"there is no column {name}",
-                where=where,
-                remedy="the columns are those of the documented CSV (docs/formats.md)",
-            )
-    names = [""] * len(frame)
-    if "curve" in frame.columns:
-        names = [str(name or "") for name in frame["curve"].to_list()]
+    whole = data.startswith(_MAGIC) and data.endswith(_MAGIC) and len(data) >= _SMALLEST_BYTES
+    if not whole:
+        raise _damaged("it does not begin and end as one", where)
+    columns, names, about = _decoded(data, where)
+    described = _described(about)
     by_curve: dict[str, list[int]] = {name: [] for name in described}
     for index, name in enumerate(names):
         by_curve.setdefault(name, []).append(index)
-    curves = []
-    for number, (name, rows) in enumerate(by_curve.items(), start=1):
-        part = frame[rows]
-        trials: dict[str, object] = {}
-        for column in COLUMNS:
-            if column not in part.columns:
-                continue
-            values = part[column].to_list()
-            if column in ("offered_pps", "sent", "received") or any(
-                value is not None for value in values
-            ):
-                trials[column] = values
-        about = described.get(name, {"curve": name, "format": NAME})
-        curves.append(from_description({**about, "trials": trials}, number, path))
-    if not curves:
+    if not by_curve:
         raise BadInputError("there are no trials in it", where=where)
-    return curves
+    return [
+        from_columns(
+            described.get(name, {"curve": name, "format": NAME}),
+            {column: values[rows] for column, values in columns.items()},
+            number,
+            path,
+        )
+        for number, (name, rows) in enumerate(by_curve.items(), start=1)
+    ]
+
+
+def _decoded(data: bytes, where: str) -> tuple[dict[str, Floats], list[str], str]:
+    """Columns, each row's curve, and our metadata, as a child process reads them."""
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=data,
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _damaged(f"it was not read within {_PATIENCE_S:.0f} s", where) from error
+    except OSError as error:
+        raise PlanewiseError(
+            f"cannot start a Python process to read {where}: {error.strerror or error}"
+        ) from error
+    if child.returncode == _REFUSED:
+        raise _damaged(child.stdout.decode(errors="replace").strip(), where)
+    if child.returncode != 0:
+        raise _damaged("its inner structure is broken", where)
+    with np.load(io.BytesIO(child.stdout), allow_pickle=False) as arrays:
+        texts = json.loads(bytes(arrays["texts"]))
+        columns = {name: arrays[name] for name in COLUMNS if name in arrays.files}
+    return columns, texts["curves"], texts["about"]
+
+
+def _damaged(reason: str, where: str) -> BadInputError:
+    return BadInputError(
+        f"not a Parquet file with load trials: {reason}",
+        where=where,
+        remedy="copy it again, or export it again; the columns are those of the documented CSV "
+        "(docs/formats.md)",
+    )
 
 
 def _described(text: str) -> dict[str, dict[str, object]]:
@@ -90,3 +119,46 @@ def _described(text: str) -> dict[str, dict[str, object]]:
         for curve in (curves if isinstance(curves, list) else [])
         if isinstance(curve, dict)
     }
+
+
+def _decode() -> int:
+    """The child: Parquet on stdin, an .npz on stdout. Its exit code."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    import polars as pl
+
+    data = sys.stdin.buffer.read()
+    try:
+        frame = pl.read_parquet(io.BytesIO(data))
+        about = pl.read_parquet_metadata(io.BytesIO(data)).get(MARK, "")
+        arrays = _arrays(frame)
+    except (OSError, ValueError, TypeError, pl.exceptions.PolarsError) as error:
+        sys.stdout.write((str(error).strip() or "it cannot be read").splitlines()[0][:200])
+        return _REFUSED
+    curves = [""] * len(frame)
+    if "curve" in frame.columns:
+        curves = [str(name or "") for name in frame["curve"].to_list()]
+    texts = json.dumps({"curves": curves, "about": about}).encode()
+    np.savez(
+        sys.stdout.buffer, allow_pickle=False, texts=np.frombuffer(texts, dtype=np.uint8), **arrays
+    )
+    return 0
+
+
+def _arrays(frame: pl.DataFrame) -> dict[str, Floats]:
+    import polars as pl
+
+    missing = [name for name in NEEDED if name not in frame.columns]
+    if missing:
+        raise ValueError(f"there is no column {missing[0]}")
+    return {
+        name: frame[name].cast(pl.Float64, strict=True).fill_null(np.nan).to_numpy()
+        for name in COLUMNS
+        if name in frame.columns
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(_decode())

@@ -88,9 +88,10 @@ def from_records(
     common = [*(notes or [])]
     if failed:
         common.append(f"{failed} load trials failed and are left out")
+    told = _differing([dict(cell) for cell in cells])
     curves = []
     for cell, (columns, order) in cells.items():
-        curve = " ".join(f"{key}={value}" for key, value in cell) if len(cells) > 1 else ""
+        curve = " ".join(f"{key}={value}" for key, value in cell if key in told)
         curves.append(
             columns.finish(
                 format_name=NAME,
@@ -102,6 +103,12 @@ def from_records(
             )
         )
     return curves
+
+
+def _differing(cells: list[dict[str, Level]]) -> set[str]:
+    """The factors that tell the cells apart."""
+    keys = {key for cell in cells for key in cell}
+    return {key for key in keys if len({repr(cell.get(key)) for cell in cells}) > 1}
 
 
 def _busy(record: TrialRecord) -> float:

@@ -33,6 +33,7 @@ class BridgePlane:
             AddVeth(
                 site.netns,
                 port,
+                site.port_index(guest),
                 site.port_mac(guest),
                 guest.netns,
                 guest.interface,

@@ -53,7 +53,14 @@ class VethPlane:
         host_mac = site.port_mac(guest)
         return (
             AddVeth(
-                site.netns, port, host_mac, guest.netns, guest.interface, guest.mac, site.mtu_bytes
+                site.netns,
+                port,
+                site.port_index(guest),
+                host_mac,
+                guest.netns,
+                guest.interface,
+                guest.mac,
+                site.mtu_bytes,
             ),
             SetUp(*outside),
             SetUp(*inside),

@@ -1,0 +1,209 @@
+//! Ends a trial's frames at the sink's interface: nothing behind it sees, answers or pays for them.
+//! Knows nothing of how they are counted.
+//!
+//! Two means, because neither is always there:
+//! - a UDP socket that discards everything holds the port, so that no namespace answers frames to
+//!   its own address with ICMP "port unreachable", which would load the path that is measured;
+//! - where the kernel has nf_tables and the user may use it, a rule drops the frames behind the
+//!   capture and before the IP stack, which on veth runs on the generator's CPU. The table belongs
+//!   to a socket of this process (NFT_TABLE_F_OWNER, Linux 5.12): it goes when the process does.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
+
+use crate::capture::attach_filter;
+use crate::error::{Error, Result};
+use crate::filter::{self, Wanted};
+use crate::netns::{IfSpec, run_in};
+
+/// Discards the frames of a trial for as long as it lives.
+#[derive(Debug)]
+pub struct Discard {
+    _udp: OwnedFd,
+    early: Option<NftTable>,
+}
+
+struct NftTable {
+    _owner: Socket,
+}
+
+impl std::fmt::Debug for NftTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("NftTable")
+    }
+}
+
+impl Discard {
+    /// Discards UDP datagrams to `port` that come in by `rx`.
+    ///
+    /// # Errors
+    /// The port is taken.
+    pub fn begin(rx: &IfSpec, ipv6: bool, port: u16) -> Result<Self> {
+        run_in(rx.netns.as_ref(), || {
+            let udp = udp_socket(rx, ipv6, port)?;
+            Ok(Self { _udp: udp, early: drop_at_ingress(&rx.interface, port).ok() })
+        })
+    }
+
+    /// Whether the frames end before the IP stack.
+    pub fn is_early(&self) -> bool {
+        self.early.is_some()
+    }
+}
+
+fn udp_socket(rx: &IfSpec, ipv6: bool, port: u16) -> Result<OwnedFd> {
+    let any: IpAddr =
+        if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let failed = |error: std::io::Error| {
+        Error::failed(
+            format!("cannot hold UDP port {port} where {rx} is: {error}"),
+            "another program or trial uses it: give another --dst-port",
+        )
+    };
+    let socket = OwnedFd::from(UdpSocket::bind(SocketAddr::new(any, port)).map_err(failed)?);
+    attach_filter(&socket, &filter::program(Wanted::Nothing)).map_err(failed)?;
+    Ok(socket)
+}
+
+// From linux/netfilter/nfnetlink.h and nf_tables.h.
+const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
+const NFNL_MSG_BATCH_END: u16 = 0x11;
+const NFNL_SUBSYS_NFTABLES: u16 = 10;
+const NFPROTO_NETDEV: u8 = 5;
+const NEWTABLE: u16 = NFNL_SUBSYS_NFTABLES << 8;
+const NEWCHAIN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 3;
+const NEWRULE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 6;
+const TABLE_F_OWNER: u32 = 2;
+const NETDEV_INGRESS: u32 = 0;
+const META_L4PROTO: u32 = 16;
+const PAYLOAD_TRANSPORT_HEADER: u32 = 2;
+const REG_1: u32 = 1;
+const REG_VERDICT: u32 = 0;
+const CMP_EQ: u32 = 0;
+const NF_DROP: u32 = 0;
+const NF_ACCEPT: u32 = 1;
+const FLAG_REQUEST: u16 = 1;
+const FLAG_ACK: u16 = 4;
+const FLAG_CREATE: u16 = 0x400;
+const FLAG_APPEND: u16 = 0x800;
+const NESTED: u16 = 0x8000;
+
+/// A netlink message or attribute under construction: header, then contents, padded to 4 bytes.
+#[derive(Default)]
+struct Bytes(Vec<u8>);
+
+impl Bytes {
+    fn attribute(mut self, kind: u16, contents: &[u8]) -> Self {
+        self.0.extend((contents.len() as u16 + 4).to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend(contents);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self
+    }
+
+    fn number(self, kind: u16, value: u32) -> Self {
+        self.attribute(kind, &value.to_be_bytes())
+    }
+
+    fn text(self, kind: u16, value: &str) -> Self {
+        self.attribute(kind, &[value.as_bytes(), &[0]].concat())
+    }
+
+    fn nest(self, kind: u16, contents: Self) -> Self {
+        self.attribute(kind | NESTED, &contents.0)
+    }
+
+    /// One expression of a rule: NFTA_LIST_ELEM { NFTA_EXPR_NAME, NFTA_EXPR_DATA }.
+    fn expression(self, name: &str, data: Self) -> Self {
+        self.nest(1, Self::default().text(1, name).nest(2, data))
+    }
+}
+
+fn message(kind: u16, flags: u16, sequence: u32, family: u8, contents: &Bytes) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend((20 + contents.0.len() as u32).to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend((FLAG_REQUEST | flags).to_ne_bytes());
+    bytes.extend(sequence.to_ne_bytes());
+    bytes.extend([0; 4]);
+    // nfgenmsg: family, version, resource (the subsystem, for the batch's ends).
+    let resource = if kind < 0x100 { NFNL_SUBSYS_NFTABLES } else { 0 };
+    bytes.extend([family, 0]);
+    bytes.extend(resource.to_be_bytes());
+    bytes.extend(&contents.0);
+    bytes
+}
+
+/// Adds `table netdev … { chain … { type filter hook ingress device IF; meta l4proto udp udp dport
+/// PORT drop } }`, owned by the socket that is returned.
+fn drop_at_ingress(interface: &str, port: u16) -> std::io::Result<NftTable> {
+    let table = format!("pw-trial-{}-{port}", std::process::id());
+    let new = Bytes::default;
+    let hook = new().number(1, NETDEV_INGRESS).number(2, 0).text(3, interface);
+    let compare =
+        |value: &[u8]| new().number(1, REG_1).number(2, CMP_EQ).nest(3, new().attribute(1, value));
+    let rule = new()
+        .expression("meta", new().number(1, REG_1).number(2, META_L4PROTO))
+        .expression("cmp", compare(&[libc::IPPROTO_UDP as u8]))
+        .expression(
+            "payload",
+            new().number(1, REG_1).number(2, PAYLOAD_TRANSPORT_HEADER).number(3, 2).number(4, 2),
+        )
+        .expression("cmp", compare(&port.to_be_bytes()))
+        .expression(
+            "immediate",
+            new().number(1, REG_VERDICT).nest(2, new().nest(2, new().number(1, NF_DROP))),
+        );
+    let batch = [
+        message(NFNL_MSG_BATCH_BEGIN, 0, 1, 0, &new()),
+        message(
+            NEWTABLE,
+            FLAG_CREATE | FLAG_ACK,
+            2,
+            NFPROTO_NETDEV,
+            &new().text(1, &table).number(2, TABLE_F_OWNER),
+        ),
+        message(
+            NEWCHAIN,
+            FLAG_CREATE | FLAG_ACK,
+            3,
+            NFPROTO_NETDEV,
+            &new()
+                .text(1, &table)
+                .text(3, "in")
+                .nest(4, hook)
+                .number(5, NF_ACCEPT)
+                .text(7, "filter"),
+        ),
+        message(
+            NEWRULE,
+            FLAG_CREATE | FLAG_APPEND | FLAG_ACK,
+            4,
+            NFPROTO_NETDEV,
+            &new().text(1, &table).text(2, "in").nest(4, rule),
+        ),
+        message(NFNL_MSG_BATCH_END, 0, 5, 0, &new()),
+    ]
+    .concat();
+
+    let mut socket = Socket::new(NETLINK_NETFILTER)?;
+    socket.bind_auto()?;
+    socket.connect(&NetlinkAddr::new(0, 0))?;
+    socket.send(&batch, 0)?;
+    // One answer each for table, chain and rule; after an error nothing of the batch stays.
+    for _ in 0..3 {
+        let (answer, _) = socket.recv_from_full()?;
+        let word = |at: usize| -> Option<i32> {
+            answer.get(at..at + 4)?.try_into().ok().map(i32::from_ne_bytes)
+        };
+        match word(16) {
+            Some(0) => {}
+            Some(errno) => return Err(std::io::Error::from_raw_os_error(-errno)),
+            None => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+    Ok(NftTable { _owner: socket })
+}

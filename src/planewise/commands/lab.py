@@ -1,0 +1,252 @@
+"""`planewise lab`: two virtual servers with SR-IOV NICs, cabled back to back."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from planewise.commands.console import Verbosity, err, out, print_json
+from planewise.commands.progress import ProgressLine, duration
+from planewise.errors import BadInputError
+
+if TYPE_CHECKING:
+    from planewise.lab import HostId, HostStatus, LabSpec, LabStatus
+
+app = typer.Typer(
+    help="Two virtual servers with SR-IOV NICs, cabled back to back, on any machine.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+NameOption = Annotated[str, typer.Option("--name", help="Which lab.")]
+PfsOption = Annotated[int, typer.Option("--pfs", help="SR-IOV PFs of each host (7 VFs each).")]
+MemoryOption = Annotated[
+    int, typer.Option("--memory", metavar="MIB", help="Memory of each host in MiB.")
+]
+CpusOption = Annotated[int, typer.Option("--cpus", help="Virtual CPUs of each host.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    name: NameOption = "default",
+    pfs: PfsOption = 1,
+    memory: MemoryOption = 2048,
+    cpus: CpusOption = 2,
+    boot_limit: Annotated[
+        float, typer.Option("--boot-limit", metavar="SECONDS", help="A longer boot hangs.")
+    ] = 120.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the QEMU command lines; start nothing.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Bring the lab up; when it is up already, say so."""
+    from planewise import lab
+
+    spec = lab.LabSpec(name, pfs, memory, cpus)
+    if dry_run:
+        _print_plan(spec, json)
+        return
+    if boot_limit <= 0:
+        raise BadInputError(f"{boot_limit:g} is no time to boot in", where="--boot-limit")
+    begun = time.monotonic()
+    with ProgressLine(context.obj) as progress:
+        found = lab.up(spec, progress, boot_limit)
+    if json:
+        print_json(_as_json(found))
+        return
+    out().print(
+        f"The lab `{name}` is up ({time.monotonic() - begun:.1f} s): hosts a and b with "
+        f"{_count(pfs)} each, under {found.record.accelerator.upper()}.",
+        markup=False,
+    )
+    verbosity: Verbosity = context.obj
+    if not verbosity.quiet:
+        err().print(
+            f"log in:     ssh -F {found.directory}/ssh_config a\n"
+            f"run there:  planewise lab run{_name_flag(name)} --host a -- ip link\n"
+            f"end it:     planewise lab down{_name_flag(name)}",
+            markup=False,
+        )
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run.")],
+    host: Annotated[str, typer.Option("--host", help="a or b.")] = "a",
+    name: NameOption = "default",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="In a lab of its own, up and down for this command.")
+    ] = False,
+    pfs: PfsOption = 1,
+    memory: MemoryOption = 2048,
+    cpus: CpusOption = 2,
+) -> None:
+    """Run a command on a host, in this directory; exits with its exit code.
+
+    The host sees this machine's files as they were when it first read them; what it writes is lost
+    when the lab goes down. --pfs, --memory and --cpus are for --fresh.
+    """
+    from planewise import lab
+
+    which = _host(host)
+    if not fresh:
+        raise typer.Exit(_run(name, which, command))
+    spec = lab.LabSpec(f"fresh-{os.getpid()}", pfs, memory, cpus)
+    try:
+        with ProgressLine(context.obj) as progress:
+            lab.up(spec, progress)
+        code = _run(spec.name, which, command)
+    finally:
+        lab.down(spec.name)
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(
+    name: Annotated[str | None, typer.Option("--name", help="Only this lab.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say how the labs' hosts fare: booting, running, hung or dead."""
+    from planewise import lab
+
+    found = [one for one in lab.statuses() if name in (None, one.record.name)]
+    if json:
+        print_json({"labs": [_as_json(one) for one in found]})
+        return
+    if not found:
+        out().print("No lab is up." if name is None else f"No lab `{name}` is up.", markup=False)
+        return
+    for one in found:
+        _print_lab(one)
+    for one in found:
+        for host in one.hosts:
+            _print_ailment(one, host)
+
+
+@app.command()
+def down(
+    name: NameOption = "default",
+    every: Annotated[bool, typer.Option("--all", help="Every lab of this user.")] = False,
+) -> None:
+    """Take the lab down: no process, socket or file of it stays."""
+    from planewise import lab
+
+    names = lab.names() if every else (name,)
+    ended = [one for one in names if lab.down(one)]
+    for one in ended:
+        out().print(f"The lab `{one}` is down.", markup=False)
+    if not ended:
+        out().print("No lab is up." if every else f"No lab `{name}` is up.", markup=False)
+
+
+def _run(name: str, host: HostId, command: list[str]) -> int:
+    from planewise.testbed.remote import LabHost
+
+    # The same directory, where the host has it; else its home.
+    words = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; exec {shlex.join(command)}"
+    remote = LabHost(name, host, name="lab")
+    try:
+        sys.stdout.flush()
+        return remote.stream(words)
+    finally:
+        remote.close()
+
+
+def _host(text: str) -> HostId:
+    if text == "a":
+        return "a"
+    if text == "b":
+        return "b"
+    raise BadInputError(f"`{text}` is no host of a lab", where="--host", remedy="a or b")
+
+
+def _print_plan(spec: LabSpec, json: bool) -> None:
+    from planewise import lab
+
+    lines = lab.plan(spec)
+    if json:
+        print_json({"commands": lines})
+        return
+    for line in lines:
+        out().print(shlex.join(line), markup=False, soft_wrap=True)
+
+
+def _print_lab(lab: LabStatus) -> None:
+    record = lab.record
+    console = out()
+    console.print(
+        f"{record.name}: {lab.state}, {_count(record.pfs)} a host, {record.accelerator.upper()} "
+        f"({record.accelerator_reason}), kernel {record.kernel}",
+        markup=False,
+    )
+    for host in lab.hosts:
+        since = f" for {duration(time.time() - host.started_s)}" if host.started_s else ""
+        answers = "answers" if host.answers else "does not answer"
+        console.print(
+            f"  {host.host}  {host.finding.state}{since}, "
+            f"ssh on 127.0.0.1:{host.port} {answers}, log {host.serial_log}",
+            markup=False,
+        )
+
+
+def _print_ailment(lab: LabStatus, host: HostStatus) -> None:
+    if host.finding.state not in ("dead", "hung"):
+        return
+    console = out()
+    verb: Literal["is dead", "hangs"] = "is dead" if host.finding.state == "dead" else "hangs"
+    console.print(
+        f"\nHost {host.host} of `{lab.record.name}` {verb}: {host.finding.reason}. "
+        f"Its log, {host.serial_log}, ends:",
+        markup=False,
+    )
+    for line in host.last_lines or ("(nothing)",):
+        console.print(f"    {line}", markup=False)
+
+
+def _as_json(lab: LabStatus) -> dict[str, object]:
+    record = lab.record
+    return {
+        "name": record.name,
+        "state": lab.state,
+        "directory": str(lab.directory),
+        "ssh_config": str(lab.directory / "ssh_config"),
+        "pfs": record.pfs,
+        "memory_mib": record.memory_mib,
+        "cpus": record.cpus,
+        "kernel": record.kernel,
+        "qemu": record.qemu,
+        "accelerator": {"name": record.accelerator, "reason": record.accelerator_reason},
+        "hosts": [_host_as_json(host) for host in lab.hosts],
+    }
+
+
+def _host_as_json(host: HostStatus) -> dict[str, object]:
+    return {
+        "host": host.host,
+        "state": host.finding.state,
+        "reason": host.finding.reason or None,
+        "pid": host.pid,
+        "started_s": host.started_s,
+        "age_s": None if host.started_s is None else time.time() - host.started_s,
+        "ssh": {"address": "127.0.0.1", "port": host.port, "reachable": host.answers},
+        "serial_log": str(host.serial_log),
+        "last_lines": list(host.last_lines),
+    }
+
+
+def _name_flag(name: str) -> str:
+    return "" if name == "default" else f" --name {name}"
+
+
+def _count(pfs: int) -> str:
+    return f"{pfs} PF" if pfs == 1 else f"{pfs} PFs"

@@ -1,0 +1,174 @@
+"""`planewise sweep`: a load-loss curve of one plane, router or pair of interfaces, judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planewise.commands.console import Verbosity, print_json
+from planewise.commands.console import out as stdout
+from planewise.commands.progress import ProgressLine
+from planewise.commands.sut import (
+    DestinationOption,
+    IpOption,
+    NextHopOption,
+    PlaneOption,
+    RouterOption,
+    RxOption,
+    SizeOption,
+    TxOption,
+    choose_sut,
+    smallest,
+)
+from planewise.errors import BadInputError, VerdictNotGoodError
+
+if TYPE_CHECKING:
+    from planewise.pipeline import Swept
+
+
+def sweep(
+    context: typer.Context,
+    plane: PlaneOption = None,
+    router: RouterOption = False,
+    tx: TxOption = None,
+    rx: RxOption = None,
+    destination: DestinationOption = "",
+    next_hop_mac: NextHopOption = "",
+    ip_version: IpOption = 4,
+    loads: Annotated[
+        str, typer.Option("--loads", help="`auto`, or offered loads: 100k,200k,300k.")
+    ] = "auto",
+    steps: Annotated[int, typer.Option("--steps", help="Loads of an automatic ladder.")] = 9,
+    runs: Annotated[int, typer.Option("--runs", help="Trials at each load.")] = 5,
+    duration_s: Annotated[float, typer.Option("--duration", help="Of a trial, in s.")] = 0.5,
+    size_bytes: SizeOption = None,
+    until_verdict: Annotated[
+        bool,
+        typer.Option(
+            "--until-verdict", help="Place trials where they decide; --runs is then the mean limit."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Order of the trials.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Run directory (default: runs/<time>).")
+    ] = None,
+    require_good: Annotated[
+        bool, typer.Option("--require-good", help="Exit 3 unless the verdict is GOOD.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure a load-loss curve and judge it.
+
+    Give one of --plane, --router, or --tx and --rx. Only interfaces that you name, or that
+    planewise makes, carry any traffic.
+    """
+    sut = choose_sut(plane, router, tx, rx, destination, next_hop_mac, ip_version)
+    ladder = None if loads == "auto" else parse_loads(loads)
+    for option, value, low in (("--runs", runs, 1), ("--steps", steps, 3)):
+        if value < low:
+            raise BadInputError(f"{value} is too few, at least {low}", where=option)
+    if not 0.01 <= duration_s <= 3600:
+        raise BadInputError(
+            f"{duration_s:g} s is no duration for a trial",
+            where="--duration",
+            remedy="0.01 to 3600",
+        )
+    from planewise import doctor
+    from planewise.testbed import privilege
+
+    verbosity: Verbosity = context.obj
+    host = doctor.diagnose()
+    privilege.ensure()
+    # Not before: these start threads, and a user namespace is entered without.
+    from planewise import pipeline
+    from planewise.measure.experiment import default_directory
+
+    plan = pipeline.SweepPlan(
+        sut=sut,
+        loads_pps=ladder,
+        steps=steps,
+        runs=runs,
+        duration_s=duration_s,
+        size_bytes=smallest(sut.ip_version) if size_bytes is None else size_bytes,
+        until_verdict=until_verdict,
+        seed=seed,
+    )
+    with ProgressLine(verbosity) as progress:
+        swept = pipeline.sweep(plan, out or default_directory(), host, progress)
+    _print(swept, json)
+    if require_good and swept.verdict.verdict != "GOOD":
+        raise VerdictNotGoodError(
+            f"the verdict is {swept.verdict.verdict}: {swept.verdict.reason}",
+            remedy="more runs or other loads may tell more; see the report",
+        )
+
+
+def parse_loads(text: str) -> tuple[float, ...]:
+    """`100k,1.5M,2000` as rates [packet/s], rising."""
+    rates = []
+    for part in text.split(","):
+        number, unit = part.strip(), 1.0
+        if number[-1:] in "kM":
+            number, unit = number[:-1], {"k": 1e3, "M": 1e6}[number[-1]]
+        try:
+            rate = float(number) * unit
+        except ValueError:
+            rate = float("nan")
+        if not 0 < rate <= 1e9:
+            raise BadInputError(
+                f"`{part.strip()}` is no rate", where="--loads", remedy="write 100k,200k or 1.5M"
+            )
+        rates.append(rate)
+    if len(set(rates)) < 2:
+        raise BadInputError("a curve needs at least two loads", where="--loads")
+    return tuple(sorted(set(rates)))
+
+
+def _print(swept: Swept, json: bool) -> None:
+    from planewise.units import rate_text
+
+    verdict = swept.verdict
+    if json:
+        print_json(
+            {
+                "run": str(swept.directory),
+                "report": str(swept.report),
+                "verdict": verdict.verdict,
+                "reason": verdict.reason,
+                "probability_good": verdict.probability_good,
+                "pdr_pps": verdict.pdr.pps if verdict.pdr else None,
+                "ndr_pps": verdict.ndr.pps if verdict.ndr else None,
+                "saturation_pps": verdict.saturation.offered_pps if verdict.saturation else None,
+                "trials": swept.trials,
+                "traffic_s": swept.traffic_s,
+                "stopped": swept.stopped,
+                "warnings": [warning.text for warning in verdict.warnings],
+            }
+        )
+        return
+    console = stdout()
+    console.print()
+    console.print(f"{verdict.verdict}: {verdict.reason}", markup=False, style="bold")
+    console.print()
+    from rich.table import Table
+
+    table = Table("offered", "forwarded", "loss", "runs", box=None)
+    for point in swept.curve.points:
+        table.add_row(
+            rate_text(point.offered_pps),
+            rate_text(point.forwarded_pps),
+            f"{point.plr:.3%}".replace("%", " %"),
+            str(point.count),
+        )
+    console.print(table)
+    console.print()
+    if verdict.pdr is not None:
+        console.print(f"PDR at {verdict.plr:.1%} loss: {rate_text(verdict.pdr.pps)}", markup=False)
+    console.print(
+        f"{swept.trials} trials, {swept.traffic_s:.1f} s of traffic ({swept.stopped})", markup=False
+    )
+    for warning in verdict.warnings:
+        console.print(f"  - {warning.text}", markup=False)
+    console.print(f"Report: {swept.report}", markup=False)

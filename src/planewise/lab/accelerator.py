@@ -1,0 +1,109 @@
+"""KVM only where a tiny guest proves that it works, else TCG. The finding is kept per boot.
+
+That /dev/kvm opens says little: inside some virtual machines a guest dies under it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from planewise.lab import initramfs
+from planewise.lab.model import Accelerator, Kernel
+from planewise.lab.process import spawn_tied
+from planewise.lab.qemu import trial_command_line
+
+TRIAL_TIMEOUT_S = 15.0
+"""A working KVM needs two; a broken one may hang."""
+
+_FILE = "accelerator.json"
+_DEVICE = Path("/dev/kvm")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def find(
+    qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, busybox: Path, cache: Path
+) -> Accelerator:
+    """The accelerator for this machine; tried out at most once per boot, QEMU and kernel."""
+    refused = _refused()
+    if refused is not None:
+        return refused
+    subject = _subject(qemu, qemu_version, kernel)
+    known = _recall(cache, subject)
+    if known is not None:
+        return known
+    found = _try(qemu, kernel, busybox, cache)
+    with suppress(OSError):
+        scratch = cache / f".trial-{os.getpid()}.json"
+        scratch.write_text(json.dumps(subject | asdict(found)))
+        scratch.rename(cache / _FILE)
+    return found
+
+
+def is_known(qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, cache: Path) -> bool:
+    """Whether `find` needs no trial."""
+    subject = _subject(qemu, qemu_version, kernel)
+    return _refused() is not None or _recall(cache, subject) is not None
+
+
+def recall(qemu: Path, qemu_version: tuple[int, int], kernel: Kernel, cache: Path) -> Accelerator:
+    """What `find` would give, without a trial: where none was made, TCG."""
+    return (
+        _refused()
+        or _recall(cache, _subject(qemu, qemu_version, kernel))
+        or Accelerator("tcg", "KVM was not tried yet")
+    )
+
+
+def _refused() -> Accelerator | None:
+    if not _DEVICE.exists():
+        return Accelerator("tcg", f"there is no {_DEVICE}")
+    if not os.access(_DEVICE, os.R_OK | os.W_OK):
+        return Accelerator("tcg", f"{_DEVICE} may not be opened by this user")
+    return None
+
+
+def _subject(qemu: Path, qemu_version: tuple[int, int], kernel: Kernel) -> dict[str, str]:
+    return {
+        "boot_id": _BOOT_ID.read_text().strip(),
+        "qemu": f"{qemu} {qemu_version[0]}.{qemu_version[1]}",
+        "kernel": kernel.version,
+    }
+
+
+def _recall(cache: Path, subject: dict[str, str]) -> Accelerator | None:
+    try:
+        content = json.loads((cache / _FILE).read_text())
+        if content["name"] in ("kvm", "tcg") and subject.items() <= content.items():
+            return Accelerator(content["name"], str(content["reason"]))
+    except (OSError, ValueError, KeyError, AttributeError):
+        pass
+    return None
+
+
+def _try(qemu: Path, kernel: Kernel, busybox: Path, cache: Path) -> Accelerator:
+    with tempfile.TemporaryDirectory(prefix=".trial-", dir=cache) as scratch:
+        initrd = Path(scratch) / "initrd"
+        initrd.write_bytes(initramfs.trial(busybox))
+        process = spawn_tied(trial_command_line(qemu, kernel, initrd, "kvm"))
+        try:
+            said, complaint = process.communicate(timeout=TRIAL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return Accelerator("tcg", f"a trial guest under KVM hung for {TRIAL_TIMEOUT_S:g} s")
+    return conclude(said.decode(errors="replace"), complaint.decode(errors="replace"))
+
+
+def conclude(said: str, complaint: str) -> Accelerator:
+    """What the trial guest's console and QEMU's stderr tell. Pure."""
+    if initramfs.ACCELERATED in said:
+        return Accelerator("kvm", "a trial guest ran under KVM")
+    lines = [line for line in complaint.splitlines() if line.strip()]
+    why = lines[0].strip()[:120] if lines else "it said nothing"
+    return Accelerator("tcg", f"a trial guest under KVM died: {why}")

@@ -1,0 +1,92 @@
+"""What a host's serial log and its silence tell: booting, running, hung or dead. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from planewise.lab.initramfs import FAILED, READY
+
+State = Literal["booting", "running", "hung", "dead"]
+
+LAST_LINES = 8
+"""How much of a log an error shows."""
+
+_PANIC = re.compile(r"Kernel panic - not syncing: (?P<why>.*)")
+_STALLS = (
+    re.compile(r"watchdog: BUG: soft lockup.*"),
+    re.compile(r"rcu: INFO: \S+ (?:self-)?detected (?:expedited )?stalls?.*"),
+    re.compile(r"INFO: task \S+ blocked for more than \d+ seconds.*"),
+)
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1bc|[^\x20-\x7e\n]")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A host's state and, unless it runs or boots as it should, why."""
+
+    state: State
+    reason: str = ""
+
+
+def clean_log(log: str) -> str:
+    """A serial log without control characters and the firmware's screen drawing."""
+    return _CONTROL.sub("", log.replace("\r", ""))
+
+
+def last_lines(log: str, count: int = LAST_LINES) -> tuple[str, ...]:
+    """The last lines that say something."""
+    return tuple([line for line in clean_log(log).splitlines() if line.strip()][-count:])
+
+
+def cause_of_death(log: str) -> str | None:
+    """The panic or failed step that a log names, or None."""
+    text = clean_log(log)
+    panic = _PANIC.search(text)
+    if panic:
+        return f"kernel panic: {panic['why'].strip()}"
+    for line in text.splitlines():
+        if line.startswith(FAILED):
+            return line.removeprefix(FAILED).strip()
+    return None
+
+
+def stall(log: str) -> str | None:
+    """The last complaint of the kernel about a CPU or a task that got stuck, or None."""
+    lines = clean_log(log).splitlines()
+    for line in reversed(lines):
+        for pattern in _STALLS:
+            found = pattern.search(line)
+            if found:
+                return found[0].strip()
+    return None
+
+
+def diagnose(
+    *, alive: bool, answers: bool, log: str, age_s: float, boot_limit_s: float, was_ready: bool
+) -> Finding:
+    """A host's state.
+
+    Args:
+        alive: its QEMU process lives.
+        answers: its sshd greets.
+        log: its serial log.
+        age_s: since its QEMU process started.
+        boot_limit_s: how long a boot may take.
+        was_ready: it answered before.
+    """
+    death = cause_of_death(log)
+    if not alive:
+        return Finding("dead", death or "its QEMU process is gone")
+    if death:
+        return Finding("dead", death)
+    if answers:
+        return Finding("running")
+    stuck = stall(log)
+    if was_ready:
+        return Finding("hung", stuck or "its sshd does not answer any more")
+    if age_s <= boot_limit_s:
+        return Finding("booting")
+    how_far = "its sshd never answered" if READY in log else "its boot did not end"
+    return Finding("hung", stuck or f"{how_far} within {boot_limit_s:.0f} s")

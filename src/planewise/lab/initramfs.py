@@ -1,0 +1,281 @@
+"""What a host runs before and as its first process. Builds archives; starts nothing.
+
+Two archives make a host's initramfs: `base` (busybox, modules, the first script; one a kernel) and
+`personal` (name, keys, ssh configuration; one a host). The first script lays a writable layer over
+the outer machine's root, which it sees read-only through 9p, and changes into it: every tool of
+the outer machine is there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.lab import cpio
+from planewise.lab.kernel import HOST_MODULES, load_order, module_name
+from planewise.lab.model import (
+    MANAGEMENT_HOST,
+    MANAGEMENT_NETWORK,
+    HostId,
+    Kernel,
+)
+
+READY = "pw-lab: ready"
+"""The line on the serial console that ends the boot; sshd starts right after it."""
+
+FAILED = "pw-lab: failed: "
+"""A line that starts so says why a host cannot boot."""
+
+ACCELERATED = "pw-lab: it runs"
+"""What the guest that tries an accelerator says."""
+
+OUTER_TAG = "outer"
+CACHE_TAG = "cache"
+"""Mount tags of the machine's root and of the cache."""
+
+_INIT = """\
+#!/bin/busybox sh
+# First process of a host: builds its root, then becomes its init.
+b=/bin/busybox
+fail() { echo "FAILED_MARK$*"; $b sync; $b poweroff -f; }
+$b mkdir -p /proc /sys /dev /outer /cache /layer /root
+$b mount -t proc proc /proc && $b mount -t sysfs sys /sys && $b mount -t devtmpfs dev /dev
+while read -r module; do
+    $b insmod "/modules/$module" || fail "the kernel module $module could not be loaded"
+done </modules/order
+nine=trans=virtio,version=9p2000.L,msize=512000,cache=loose,ro
+$b mount -t 9p -o $nine OUTER_TAG /outer || fail "the outer machine's root could not be mounted"
+$b mount -t 9p -o $nine CACHE_TAG /cache || fail "the lab's cache could not be mounted"
+$b mount -t tmpfs -o mode=755 layer /layer && $b mkdir /layer/upper /layer/work
+lower=/outer
+for layer in $($b cat /lab/layers); do lower=/cache/$layer:$lower; done
+layers="lowerdir=$lower,upperdir=/layer/upper,workdir=/layer/work,xino=off"
+$b mount -t overlay -o "$layers" root /root ||
+    fail "the writable layer could not be laid over the outer machine's root"
+for there in proc sys dev run tmp; do $b mkdir -p /root/$there; done
+$b mount -t tmpfs -o mode=755 run /root/run
+$b cp -a /lab /root/run/lab
+$b cp -a $b /root/run/lab/busybox
+$b ln -s busybox /root/run/lab/init
+$b rm -f /root/etc/inittab && $b cp /lab/etc/inittab /root/etc/inittab
+for there in proc sys dev; do $b mount -o move /$there /root/$there; done
+exec $b switch_root /root /run/lab/init
+"""
+
+_RC = """\
+#!/run/lab/busybox sh
+# Once, before anybody logs in.
+b=/run/lab/busybox
+fail() { echo "FAILED_MARK$*"; $b sync; $b poweroff -f; }
+$b hostname HOST
+$b mkdir -p /dev/pts /dev/shm /run/sshd /run/netns /run/lock /run/home
+# No udev: what loads its module when it is opened must be there to be opened.
+while read -r module name number; do
+    case $module in tun | vhost_net | vfio | fuse) ;; *) continue ;; esac
+    [ ! -e /dev/$name ] || continue
+    case $name in */*) $b mkdir -p /dev/${name%/*} ;; esac
+    number=${number#c}
+    $b mknod /dev/$name c ${number%:*} ${number#*:}
+done </lib/modules/$($b uname -r)/modules.devname
+$b mount -t devpts -o gid=5,mode=620,ptmxmode=666 devpts /dev/pts
+$b mount -t tmpfs -o mode=1777 shm /dev/shm
+$b mount -t cgroup2 cgroup /sys/fs/cgroup
+# What daemons of the outer machine keep is theirs: the hosts start with none of it.
+for there in /var/lib/docker /var/lib/containerd /var/lib/libvirt /var/log /mnt; do
+    $b mkdir -p $there && $b mount -t tmpfs -o mode=755 none $there
+done
+for file in passwd shadow group hosts resolv.conf; do
+    $b rm -f /etc/$file && $b cp /run/lab/etc/$file /etc/$file
+done
+$b chmod 600 /etc/shadow
+$b ip link set lo up
+pf=0
+for device in /sys/bus/pci/drivers/igb/0000:*/net/*; do
+    $b ip link set "${device##*/}" name pf$pf && $b ip link set pf$pf up
+    pf=$((pf + 1))
+done
+for device in /sys/bus/virtio/drivers/virtio_net/virtio*/net/*; do
+    $b ip link set "${device##*/}" name mgmt0
+    $b ip addr add MANAGEMENT_ADDRESS dev mgmt0
+    $b ip link set mgmt0 up
+done
+$b ip link show mgmt0 >/dev/null || fail "the interface for ssh is not there"
+[ -x /usr/sbin/sshd ] || fail "there is no /usr/sbin/sshd"
+echo "READY_MARK"
+"""
+
+_INITTAB = """\
+::sysinit:/run/lab/rc
+::respawn:/usr/sbin/sshd -D -e -f /run/lab/sshd_config
+"""
+
+_SSHD = """\
+ListenAddress {address}
+HostKey /run/lab/host_key
+AuthorizedKeysFile /run/lab/authorized_keys
+AuthenticationMethods publickey
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+AllowUsers root
+StrictModes no
+UsePAM no
+UseDNS no
+PidFile /run/sshd.pid
+LogLevel FATAL
+KexAlgorithms curve25519-sha256
+Ciphers aes128-gcm@openssh.com,chacha20-poly1305@openssh.com
+MaxSessions 256
+MaxStartups 64
+AcceptEnv LANG LC_* NO_COLOR PLANEWISE_*
+SetEnv PATH={path}
+Subsystem sftp internal-sftp
+"""
+
+_TRIAL = """\
+#!/bin/busybox sh
+/bin/busybox mount -t devtmpfs dev /dev
+/bin/busybox sha256sum /bin/busybox >/dev/null && echo "ACCELERATED_MARK"
+/bin/busybox poweroff -f
+"""
+
+
+def base_name(kernel: Kernel, busybox: Path) -> str:
+    """A file name that changes whenever the base archive would."""
+    parts = f"{_INIT}{HOST_MODULES}{kernel.modules}{busybox}{busybox.stat().st_mtime_ns}"
+    return f"base-{kernel.version}-{hashlib.sha256(parts.encode()).hexdigest()[:12]}.initrd"
+
+
+def base(kernel: Kernel, busybox: Path) -> bytes:
+    """The archive that all hosts with this kernel share.
+
+    Raises:
+        PlanewiseError: a module or busybox cannot be read.
+    """
+    order = load_order(HOST_MODULES, (kernel.modules / "modules.dep").read_text())
+    entries = [
+        *_busybox(busybox),
+        cpio.file("init", _filled(_INIT).encode(), 0o755),
+        cpio.directory("modules"),
+        cpio.file("modules/order", "".join(f"{_flat(path)}\n" for path in order).encode()),
+    ]
+    entries += [
+        cpio.file(f"modules/{_flat(path)}", decompressed(kernel.modules / path)) for path in order
+    ]
+    return cpio.archive(entries)
+
+
+def trial(busybox: Path) -> bytes:
+    """The whole initramfs of the guest that tries an accelerator: it says one line and ends."""
+    entries = [*_busybox(busybox), cpio.file("init", _filled(_TRIAL).encode(), 0o755)]
+    return cpio.archive(entries)
+
+
+def personal(
+    host: HostId,
+    layers: tuple[str, ...],
+    host_key: bytes,
+    authorized_key: bytes,
+    path: str,
+    accounts: str,
+    groups: str,
+) -> bytes:
+    """The archive of one host.
+
+    `path` is what its commands get as PATH; `accounts` and `groups` are the outer machine's
+    /etc/passwd and /etc/group.
+    """
+    address = MANAGEMENT_HOST
+    rc = (
+        _filled(_RC)
+        .replace("HOST", host)
+        .replace("MANAGEMENT_ADDRESS", f"{address}/{MANAGEMENT_NETWORK.partition('/')[2]}")
+    )
+    hosts = f"127.0.0.1 localhost\n::1 localhost\n{address} {host}\n"
+    return cpio.archive(
+        [
+            cpio.directory("lab", 0o700),
+            cpio.directory("lab/etc", 0o700),
+            cpio.file("lab/layers", "".join(f"{layer}\n" for layer in layers).encode()),
+            cpio.file("lab/rc", rc.encode(), 0o700),
+            cpio.file("lab/host_key", host_key, 0o600),
+            cpio.file("lab/authorized_keys", authorized_key, 0o600),
+            cpio.file("lab/sshd_config", _SSHD.format(address=address, path=path).encode()),
+            cpio.file("lab/etc/inittab", _INITTAB.encode()),
+            cpio.file("lab/etc/passwd", accounts_inside(accounts).encode()),
+            cpio.file("lab/etc/group", groups.encode()),
+            # No password opens any account; "!" would lock it for keys, too.
+            cpio.file("lab/etc/shadow", b"root:*:19000:0:99999:7:::\nsshd:!:19000::::::\n", 0o600),
+            cpio.file("lab/etc/hosts", hosts.encode()),
+            cpio.file("lab/etc/resolv.conf", b""),
+        ]
+    )
+
+
+def accounts_inside(accounts: str) -> str:
+    """The outer machine's /etc/passwd as a host needs it: root with a home of its own, and sshd."""
+    kept = [
+        line
+        for line in accounts.splitlines()
+        if line.split(":")[0] not in ("root", "sshd") and line
+    ]
+    shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+    ours = [f"root:x:0:0:root:/run/home:{shell}", "sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin"]
+    return "".join(f"{line}\n" for line in (*ours, *kept))
+
+
+def decompressed(module: Path) -> bytes:
+    """A module's content: busybox loads no compressed ones.
+
+    Raises:
+        PlanewiseError: it cannot be read.
+        UnsupportedError: it is compressed with zstd, and there is no zstd.
+    """
+    try:
+        content = module.read_bytes()
+        if module.suffix == ".xz":
+            return lzma.decompress(content)
+        if module.suffix == ".gz":
+            return gzip.decompress(content)
+        if module.suffix == ".zst":
+            if shutil.which("zstd") is None:
+                raise UnsupportedError(
+                    "there is no program `zstd` on this machine", remedy="install zstd"
+                )
+            done = subprocess.run(["zstd", "-dcq"], input=content, capture_output=True, check=True)
+            return done.stdout
+    except (OSError, lzma.LZMAError, EOFError, subprocess.CalledProcessError) as error:
+        raise PlanewiseError(
+            f"the kernel module {module} cannot be read: {error}",
+            remedy="remove the directory linux-… of the lab's cache, so that it is fetched again",
+        ) from error
+    return content
+
+
+def _busybox(busybox: Path) -> list[cpio.Entry]:
+    return [
+        cpio.directory("bin"),
+        cpio.directory("dev"),
+        cpio.file("bin/busybox", busybox.read_bytes(), 0o755),
+    ]
+
+
+def _flat(path: str) -> str:
+    return f"{module_name(path)}.ko"
+
+
+def _filled(script: str) -> str:
+    return (
+        textwrap.dedent(script)
+        .replace("FAILED_MARK", FAILED)
+        .replace("READY_MARK", READY)
+        .replace("ACCELERATED_MARK", ACCELERATED)
+        .replace("OUTER_TAG", OUTER_TAG)
+        .replace("CACHE_TAG", CACHE_TAG)
+    )

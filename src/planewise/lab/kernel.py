@@ -1,0 +1,224 @@
+"""Finds a kernel for the hosts: the machine's own, else a package's. Knows modules, not QEMU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.lab import packages
+from planewise.lab.model import Kernel
+
+BOOT_MODULES = ("virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "igb")
+"""Loaded before the hosts have a root."""
+
+HOST_MODULES = (*BOOT_MODULES, "igbvf", "vfio-pci")
+"""Without these a kernel is of no use to a lab."""
+
+_NEEDS_MIB = 700
+
+_META_PACKAGES = {
+    "linux-image-amd64": r"linux-image-\d.*",
+    "linux-image-generic": r"linux-(image|modules|modules-extra)-\d.*",
+}
+"""Debian's and Ubuntu's name for "the current kernel" -> which dependencies hold its files."""
+
+
+def find(cache: Path) -> Kernel:
+    """The machine's own kernel where it has the modules, else the unpacked package.
+
+    Raises:
+        UnsupportedError: neither can be had; the sentence says why the machine's own will not do.
+        StorageError: no room to unpack the package.
+    """
+    own, refusals = _own()
+    return own if own is not None else _from_package(cache, refusals)
+
+
+def needs_download(cache: Path) -> bool:
+    """Whether `find` will have to fetch a package."""
+    return _own()[0] is None and not _unpacked(cache)
+
+
+def foreseen(cache: Path) -> Kernel:
+    """The kernel that `find` will give; nothing is fetched.
+
+    Raises:
+        UnsupportedError: there will be none.
+    """
+    own, refusals = _own()
+    if own is not None or _unpacked(cache):
+        return own or _in_tree(_unpacked(cache)[0])
+    for name in _wanted_packages():
+        if name.startswith("linux-image-"):
+            version, tree = name.removeprefix("linux-image-"), cache / name
+            modules = tree / "usr/lib/modules" / version
+            return Kernel(version, tree / "boot" / f"vmlinuz-{version}", modules, "package")
+    return _from_package(cache, refusals)  # which says why there is none
+
+
+def _own() -> tuple[Kernel | None, list[str]]:
+    refusals = []
+    for version in _installed(platform.release()):
+        kernel = Kernel(
+            version, Path("/boot") / f"vmlinuz-{version}", Path("/lib/modules") / version, "machine"
+        )
+        refusal = refuse(kernel)
+        if refusal is None:
+            return kernel, []
+        refusals.append(f"{version}: {refusal}")
+    return None, refusals
+
+
+def _unpacked(cache: Path) -> list[Path]:
+    trees = [tree for tree in cache.glob("linux-*") if tree.is_dir()]
+    return sorted(trees, key=lambda tree: _numbers(tree.name), reverse=True)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def refuse(kernel: Kernel) -> str | None:
+    """Why this kernel cannot serve, or None when it can."""
+    if not os.access(kernel.image, os.R_OK):
+        return f"{kernel.image} is not there or not readable"
+    try:
+        lacking = missing(
+            HOST_MODULES,
+            (kernel.modules / "modules.dep").read_text(),
+            (kernel.modules / "modules.builtin").read_text(),
+        )
+    except OSError as error:
+        return f"{error.filename} cannot be read"
+    return f"it has no module {', '.join(lacking)}" if lacking else None
+
+
+def module_name(path: str) -> str:
+    """`kernel/net/9p/9pnet.ko.xz` -> `9pnet`; hyphens and underscores are one. Pure."""
+    return path.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_")
+
+
+def missing(wanted: Iterable[str], dep: str, builtin: str) -> tuple[str, ...]:
+    """Which modules are neither in modules.dep nor in modules.builtin. Pure."""
+    known = {module_name(line.split(":")[0]) for line in dep.splitlines()}
+    known |= {module_name(line) for line in builtin.splitlines()}
+    return tuple(name for name in wanted if name.replace("-", "_") not in known)
+
+
+def load_order(wanted: Iterable[str], dep: str) -> tuple[str, ...]:
+    """Module files to load for `wanted`, each after what it needs. Pure.
+
+    Built-in modules are not among them.
+    """
+    needs: dict[str, list[str]] = {}
+    by_name: dict[str, str] = {}
+    for line in dep.splitlines():
+        path, _, rest = line.partition(":")
+        needs[path] = rest.split()
+        by_name[module_name(path)] = path
+    order: dict[str, None] = {}
+
+    def add(path: str) -> None:
+        # modules.dep lists what a module needs outermost first, and completely.
+        for needed in reversed(needs.get(path, [])):
+            order.setdefault(needed)
+        order.setdefault(path)
+
+    for name in wanted:
+        found = by_name.get(name.replace("-", "_"))
+        if found is not None:
+            add(found)
+    return tuple(order)
+
+
+def _installed(running: str) -> list[str]:
+    modules = Path("/lib/modules")
+    found = [entry.name for entry in modules.iterdir()] if modules.is_dir() else []
+    newest_first = sorted(found, key=_numbers, reverse=True)
+    # Cloud flavours leave igb out; they are refused by their modules, so no name is looked at.
+    return sorted(newest_first, key=lambda name: name != running)
+
+
+def _from_package(cache: Path, refusals: list[str]) -> Kernel:
+    own = (
+        f"this machine's own kernel will not do ({'; '.join(refusals)})"
+        if refusals
+        else "this machine has no kernel of its own in /boot and /lib/modules"
+    )
+    # What was unpacked once serves on, whatever newer version apt learns of.
+    for unpacked in _unpacked(cache):
+        return _in_tree(unpacked)
+    wanted = _wanted_packages()
+    if not wanted:
+        raise UnsupportedError(
+            f"no kernel for the lab: {own}, and apt offers no kernel package",
+            remedy=packages.SETUP_REMEDY,
+        )
+    image = next(name for name in wanted if name.startswith("linux-image-"))
+    try:
+        tree = packages.fetch(image, wanted, cache, needs_mib=_NEEDS_MIB, finish=_index_modules)
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"no kernel for the lab: {own}; {error.what}", remedy=error.remedy
+        ) from error
+    return _in_tree(tree)
+
+
+def _wanted_packages() -> tuple[str, ...]:
+    for meta, pattern in _META_PACKAGES.items():
+        record = packages.show(meta)
+        if record is None:
+            continue
+        names = packages.dependencies(record, pattern)
+        more: tuple[str, ...] = ()
+        if meta == "linux-image-generic":
+            for name in names:
+                found = packages.show(name) or ""
+                more += packages.dependencies(found, r"linux-modules-\d.*")
+        if names:
+            return tuple(dict.fromkeys((*names, *more)))
+    return ()
+
+
+def _in_tree(tree: Path) -> Kernel:
+    versions = [entry.name for entry in (tree / "usr/lib/modules").iterdir()]
+    version = versions[0]
+    kernel = Kernel(
+        version, tree / "boot" / f"vmlinuz-{version}", tree / "usr/lib/modules" / version, "package"
+    )
+    refusal = refuse(kernel)
+    if refusal is not None:
+        raise UnsupportedError(
+            f"the kernel package in {tree} will not do: {refusal}",
+            remedy=f"remove {tree}, so that it is fetched again",
+        )
+    return kernel
+
+
+def _index_modules(tree: Path) -> None:
+    """Packages leave modules.dep to their installation: depmod writes it."""
+    depmod = shutil.which("depmod", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if depmod is None:
+        raise UnsupportedError(
+            "there is no program `depmod` on this machine", remedy="install kmod"
+        )
+    # depmod looks for lib/modules below the base directory.
+    (tree / "lib").symlink_to("usr/lib")
+    try:
+        for version in (tree / "usr/lib/modules").iterdir():
+            done = subprocess.run(
+                [depmod, "-b", str(tree), version.name],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise PlanewiseError(f"depmod failed on {version}: {done.stderr.strip()}")
+    finally:
+        (tree / "lib").unlink()

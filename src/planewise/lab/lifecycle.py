@@ -1,0 +1,697 @@
+"""Brings labs up, looks at them, takes them down. The only file here that starts and ends hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from planewise.errors import BadInputError, PlanewiseError, StorageError, UnsupportedError
+from planewise.lab import accelerator, initramfs, kernel, packages, process, qemu, state, tools
+from planewise.lab.diagnose import Finding, diagnose, last_lines
+from planewise.lab.model import (
+    HOSTS,
+    PREFIX,
+    Accelerator,
+    HostId,
+    Kernel,
+    LabPaths,
+    LabSpec,
+    Platform,
+    process_name,
+)
+from planewise.lab.process import Seen
+from planewise.lab.state import HostRecord, Record
+
+BOOT_LIMIT_S = 120.0
+"""A boot that takes longer hangs. Under TCG on two cores it takes a tenth of it."""
+
+ANSWER_TIMEOUT_S = 10.0
+"""How long a running host's sshd may take to greet."""
+
+_POLL_S = 0.1
+_FORK_S = 0.3
+_ROUNDS = 5
+_FIRST_GUESS_S = 20.0
+_FETCH_S = 60.0
+_TRIAL_S = 3.0
+_PORT_ATTEMPTS = 5
+
+
+class Progress(Protocol):
+    """Who is told how far the work is."""
+
+    def begin(self, what: str, total_s: float) -> None:
+        """A part starts that will take about `total_s`."""
+
+    def step(self, what: str, done_s: float) -> None:
+        """So much of the estimate is worked off."""
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """How one host fares."""
+
+    host: HostId
+    finding: Finding
+    pid: int | None
+    started_s: float | None
+    """When its QEMU process started [seconds since the epoch]."""
+    port: int
+    answers: bool
+    """Whether its sshd greets."""
+    serial_log: Path
+    last_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LabStatus:
+    """How a lab fares."""
+
+    record: Record
+    directory: Path
+    hosts: tuple[HostStatus, ...]
+
+    @property
+    def state(self) -> str:
+        """`running` when both hosts run, else the worse host's state."""
+        states = [host.finding.state for host in self.hosts]
+        return next(one for one in ("dead", "hung", "booting", "running") if one in states)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A lab that nobody uses."""
+
+    name: str
+    processes: tuple[int, ...]
+    """Ids of its QEMU processes."""
+    directory: str
+    """Its state directory; empty where that is gone."""
+    what: str
+    started: str
+
+
+def prepare(progress: Progress) -> Platform:
+    """What this machine lends to a lab; fetches what is missing into the cache.
+
+    Raises:
+        UnsupportedError: something is missing and cannot be fetched.
+        StorageError: the cache has no room.
+    """
+    program, version = qemu.find()
+    cache = packages.cache_directory()
+    with _storage_errors(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        return _gather(program, version, cache, progress)
+
+
+def _gather(program: Path, version: tuple[int, int], cache: Path, progress: Progress) -> Platform:
+    if kernel.needs_download(cache):
+        progress.begin("fetching a kernel, once", _FETCH_S)
+    found = kernel.find(cache)
+    programs = tools.find(cache)
+    if not accelerator.is_known(program, version, found, cache):
+        progress.begin("trying KVM", _TRIAL_S)
+    accelerated = accelerator.find(program, version, found, programs.busybox, cache)
+    return _platform(program, version, found, programs, accelerated, cache)
+
+
+def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
+    """The command lines that `up` would run; fetches and changes nothing.
+
+    Raises:
+        UnsupportedError: QEMU is missing, or too old, or there is no kernel.
+    """
+    program, version = qemu.find()
+    cache = packages.cache_directory()
+    found = kernel.foreseen(cache)
+    known = accelerator.recall(program, version, found, cache)
+    platform = Platform(program, version, found, known, cache, cache / "base.initrd")
+    where = state.paths(spec.name)
+    return tuple(
+        tuple(qemu.command_line(platform, spec, where, host, port))
+        for host, port in zip(HOSTS, _free_ports(len(HOSTS)), strict=True)
+    )
+
+
+def up(spec: LabSpec, progress: Progress, boot_limit_s: float = BOOT_LIMIT_S) -> LabStatus:
+    """The lab of this name, running: found so, or started.
+
+    A lab with a dead or hung host is taken down and started anew.
+
+    Raises:
+        BadInputError: a lab of this name is up with other values.
+        UnsupportedError: this machine cannot have a lab.
+        PlanewiseError: a host did not come up; the sentence has the end of its log.
+    """
+    where = state.paths(spec.name)
+    found = _found_running(spec, where, boot_limit_s)
+    if found is not None:
+        return found
+    check_memory(spec)
+    platform = prepare(progress)
+    state.make_directory(where)
+    with _signals_as_exceptions(), state.lock(where, exclusive=True, wait_s=2.0) as mine:
+        if not mine:
+            raise PlanewiseError(
+                f"the lab `{spec.name}` is being used or started by another planewise",
+                remedy="wait for that, or choose another --name",
+            )
+        try:
+            _end_hosts(spec.name, where)
+            _empty(where)
+            record = _write_files(spec, where, platform, boot_limit_s)
+            record = _start(record, where, platform)
+            _wait_until_running(record, where, progress)
+        except BaseException:
+            _end_hosts(spec.name, where)
+            _remove(where)
+            raise
+        return _look(state.read(where) or record, where)
+
+
+def status(name: str) -> LabStatus | None:
+    """How the lab of this name fares, or None where there is none."""
+    where = state.paths(name)
+    record = state.read(where)
+    return _look(record, where) if record is not None else None
+
+
+def statuses() -> tuple[LabStatus, ...]:
+    """How all labs of this user fare."""
+    found = [status(name) for name in state.names()]
+    return tuple(one for one in found if one is not None)
+
+
+def down(name: str) -> bool:
+    """Takes a lab down, used or not; gives whether there was anything.
+
+    Raises:
+        PlanewiseError: another planewise is starting it, or something cannot be removed.
+    """
+    where = state.paths(name)
+    with state.lock(where, exclusive=False, wait_s=1.0) as mine:
+        if not mine and where.directory.is_dir():
+            raise PlanewiseError(
+                f"the lab `{name}` is being started or taken down by another planewise",
+                remedy="wait for that, or stop it",
+            )
+        ended = _end_hosts(name, where)
+        there = where.directory.is_dir()
+        _remove(where)
+    return bool(ended) or there
+
+
+@contextmanager
+def using(name: str) -> Iterator[LabStatus]:
+    """Holds a lab: as long as the block runs, `planewise clean` leaves it alone.
+
+    Raises:
+        PlanewiseError: it is not up, or a host of it does not run.
+    """
+    where = state.paths(name)
+    with state.lock(where, exclusive=False, wait_s=BOOT_LIMIT_S) as mine:
+        found = status(name) if mine else None
+        if found is None:
+            flag = "" if name == "default" else f" --name {name}"
+            raise PlanewiseError(
+                f"there is no lab `{name}`",
+                remedy=f"start it with `planewise lab up{flag}`",
+            )
+        for host in found.hosts:
+            if host.finding.state in ("dead", "hung"):
+                raise _ailing(name, host)
+        yield found
+
+
+def leftovers() -> tuple[Leftover, ...]:
+    """Labs that no living planewise uses, up or half started; and QEMU processes without a lab."""
+    found = []
+    for name in state.names():
+        where = state.paths(name)
+        with state.lock(where, exclusive=True, wait_s=_FORK_S) as mine:
+            if mine:
+                found.append(_leftover(name, where))
+    return (*found, *_orphans())
+
+
+def sweep() -> tuple[Leftover, ...]:
+    """Removes what `leftovers` finds, and says what it was.
+
+    Raises:
+        PlanewiseError: something cannot be removed.
+    """
+    done = []
+    for name in state.names():
+        where = state.paths(name)
+        # A program that was killed while it started a host has a child for a moment, which holds
+        # its lock.
+        with state.lock(where, exclusive=True, wait_s=_FORK_S) as mine:
+            if mine:
+                found = _leftover(name, where)
+                _end_hosts(name, where)
+                _remove(where)
+                done.append(found)
+    for orphan in _orphans():
+        _end_hosts(orphan.name, state.paths(orphan.name))
+        done.append(orphan)
+    packages.remove_scratch(packages.cache_directory())
+    return tuple(done)
+
+
+def _platform(
+    program: Path,
+    version: tuple[int, int],
+    found: Kernel,
+    programs: tools.Tools,
+    accelerated: Accelerator,
+    cache: Path,
+) -> Platform:
+    base = cache / initramfs.base_name(found, programs.busybox)
+    if not base.is_file():
+        for old in cache.glob("base-*.initrd"):
+            old.unlink(missing_ok=True)
+        scratch = cache / f".unpack-{os.getpid()}.initrd"
+        scratch.write_bytes(initramfs.base(found, programs.busybox))
+        scratch.rename(base)
+    layers = list(programs.layers)
+    if found.origin == "package":
+        layers.append(found.image.parent.parent.name)
+    return Platform(program, version, found, accelerated, cache, base, tuple(layers))
+
+
+def _found_running(spec: LabSpec, where: LabPaths, boot_limit_s: float) -> LabStatus | None:
+    if not where.directory.is_dir():
+        return None
+    # Somebody else may be starting it: then it is up when they let go.
+    with state.lock(where, exclusive=False, wait_s=boot_limit_s) as mine:
+        found = status(spec.name) if mine else None
+    if found is None or found.state != "running":
+        return None
+    if found.record.spec != spec:
+        other = found.record
+        raise BadInputError(
+            f"the lab `{spec.name}` is up with --pfs {other.pfs} --memory {other.memory_mib} "
+            f"--cpus {other.cpus}",
+            where="planewise lab up",
+            remedy="take it down first (`planewise lab down`), or choose another --name",
+        )
+    return found
+
+
+def _write_files(spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_s: float) -> Record:
+    import asyncssh
+
+    user_key = asyncssh.generate_private_key("ssh-ed25519", comment=f"{PREFIX}{spec.name}")
+    host_keys = {host: asyncssh.generate_private_key("ssh-ed25519") for host in HOSTS}
+    ports = dict(zip(HOSTS, _free_ports(len(HOSTS)), strict=True))
+    record = Record(
+        name=spec.name,
+        pfs=spec.pfs,
+        memory_mib=spec.memory_mib,
+        cpus=spec.cpus,
+        accelerator=platform.accelerator.name,
+        accelerator_reason=platform.accelerator.reason,
+        kernel=platform.kernel.version,
+        qemu=".".join(map(str, platform.qemu_version)),
+        created_s=time.time(),
+        boot_limit_s=boot_limit_s,
+        hosts={
+            host: HostRecord(port=ports[host], host_key=_line(host_keys[host].export_public_key()))
+            for host in HOSTS
+        },
+    )
+    with _storage_errors(where.directory):
+        base = platform.base_initrd.read_bytes()
+        where.key.touch(mode=0o600)
+        where.key.write_bytes(user_key.export_private_key())
+        for host in HOSTS:
+            personal = initramfs.personal(
+                host,
+                platform.layers,
+                host_keys[host].export_private_key(),
+                user_key.export_public_key(),
+                path_inside(),
+                Path("/etc/passwd").read_text(),
+                Path("/etc/group").read_text(),
+            )
+            file = where.host(host).initrd
+            file.touch(mode=0o600)
+            file.write_bytes(base + personal)
+        _write_ssh_files(record, where)
+    state.write(where, record)
+    return record
+
+
+def _write_ssh_files(record: Record, where: LabPaths) -> None:
+    known, config = [], []
+    for host, one in record.hosts.items():
+        alias = process_name(record.name, host)
+        known.append(f"{alias} {one.host_key}\n")
+        config.append(
+            f"Host {host} {alias}\n"
+            f"    HostName 127.0.0.1\n    Port {one.port}\n    User root\n"
+            f"    HostKeyAlias {alias}\n    IdentityFile {where.key}\n    IdentitiesOnly yes\n"
+            f"    UserKnownHostsFile {where.known_hosts}\n    StrictHostKeyChecking yes\n"
+        )
+    where.known_hosts.write_text("".join(known))
+    where.ssh_config.write_text("".join(config))
+
+
+def path_inside() -> str:
+    """PATH of commands on the hosts: the system's, and where this planewise and pw-probe are."""
+    system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return f"{Path(sys.executable).parent}:{system}"
+
+
+def _start(record: Record, where: LabPaths, platform: Platform) -> Record:
+    for attempt in range(1, _PORT_ATTEMPTS + 1):
+        for host in HOSTS:
+            port = record.hosts[host].port
+            said = _launch(qemu.command_line(platform, record.spec, where, host, port))
+            if not said:
+                continue
+            if "host forwarding rule" not in said or attempt == _PORT_ATTEMPTS:
+                raise refusal(said, record.spec, port)
+            # Somebody took the port between our look and QEMU's: other ports, once more.
+            _end_hosts(record.name, where)
+            ports = dict(zip(HOSTS, _free_ports(len(HOSTS)), strict=True))
+            hosts = {
+                one: known.model_copy(update={"port": ports[one]})
+                for one, known in record.hosts.items()
+            }
+            record = record.model_copy(update={"hosts": hosts})
+            _write_ssh_files(record, where)
+            state.write(where, record)
+            break
+        else:
+            return record
+    raise AssertionError("the last attempt raises")
+
+
+def _launch(argv: Sequence[str]) -> str:
+    """Starts a host; gives what QEMU complained of, or nothing when it runs."""
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return ""
+    return done.stderr.strip() or f"exit code {done.returncode}"
+
+
+def refusal(said: str, spec: LabSpec, port: int) -> PlanewiseError:
+    """What QEMU complained of, as a sentence. Pure."""
+    line = said.splitlines()[-1].removeprefix("qemu-system-x86_64: ")
+    if "host forwarding rule" in said:
+        return PlanewiseError(
+            f"port {port} of 127.0.0.1 was taken before QEMU could have it, {_PORT_ATTEMPTS} times",
+            remedy="run it again",
+        )
+    if "memory" in said:
+        return UnsupportedError(
+            f"QEMU does not get {spec.memory_mib} MiB of memory: {line}",
+            remedy="ask for less with --memory",
+        )
+    return PlanewiseError(
+        f"QEMU does not start: {line}",
+        remedy="`planewise lab up --dry-run` prints its command line",
+    )
+
+
+def _wait_until_running(record: Record, where: LabPaths, progress: Progress) -> None:
+    guess_s = _usual_boot_s()
+    begun = time.monotonic()
+    progress.begin("booting hosts a and b", guess_s)
+    waiting = set(HOSTS)
+    while waiting:
+        for host in sorted(waiting):
+            found = _look_at(record, where, host, timeout_s=1.0)
+            if found.finding.state == "running":
+                waiting.discard(host)
+                hosts = record.hosts | {
+                    host: record.hosts[host].model_copy(update={"ready_s": time.time()})
+                }
+                record = record.model_copy(update={"hosts": hosts})
+                state.write(where, record)
+            elif found.finding.state != "booting":
+                raise _ailing(record.name, _with_kept_log(record.name, found))
+        elapsed_s = time.monotonic() - begun
+        left = " and ".join(sorted(waiting)) or "none"
+        progress.step(f"booting: waiting for {left}", min(elapsed_s, 0.95 * guess_s))
+        time.sleep(_POLL_S if waiting else 0)
+    _remember_boot_s(time.monotonic() - begun)
+
+
+def _look(record: Record, where: LabPaths) -> LabStatus:
+    hosts = tuple(_look_at(record, where, host, ANSWER_TIMEOUT_S) for host in HOSTS)
+    return LabStatus(record, where.directory, hosts)
+
+
+def _look_at(record: Record, where: LabPaths, host: HostId, timeout_s: float) -> HostStatus:
+    own, known = where.host(host), record.hosts[host]
+    seen = next((one for one in _hosts_of(record.name, where) if _is(one, record.name, host)), None)
+    log = _read_log(own.serial_log)
+    booted = initramfs.READY in log
+    answers = seen is not None and booted and greets(known.port, timeout_s)
+    finding = diagnose(
+        alive=seen is not None,
+        answers=answers,
+        log=log,
+        age_s=time.time() - (seen.started_at_s if seen else record.created_s),
+        boot_limit_s=record.boot_limit_s,
+        was_ready=known.ready_s is not None,
+    )
+    return HostStatus(
+        host=host,
+        finding=finding,
+        pid=seen.pid if seen else None,
+        started_s=seen.started_at_s if seen else None,
+        port=known.port,
+        answers=answers,
+        serial_log=own.serial_log,
+        last_lines=last_lines(log),
+    )
+
+
+def greets(port: int, timeout_s: float) -> bool:
+    """Whether an ssh server greets on this port of 127.0.0.1."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as stream:
+            stream.settimeout(timeout_s)
+            return stream.recv(8).startswith(b"SSH-")
+    except OSError:
+        return False
+
+
+def _ailing(name: str, host: HostStatus) -> PlanewiseError:
+    said = "".join(f"\n    {line}" for line in host.last_lines) or " nothing"
+    verb = "is dead" if host.finding.state == "dead" else "hangs"
+    return PlanewiseError(
+        f"host {host.host} of the lab `{name}` {verb}: {host.finding.reason}; "
+        f"the end of its log {host.serial_log}:{said}",
+        remedy="`planewise lab down`, then `planewise lab up`; the log says more",
+    )
+
+
+def _with_kept_log(name: str, host: HostStatus) -> HostStatus:
+    """The log outlives the lab that failed to come up: in the cache, the last one of each host."""
+    kept = packages.cache_directory() / f"failed-{name}-{host.host}.log"
+    try:
+        shutil.copyfile(host.serial_log, kept)
+    except OSError:
+        return host
+    return HostStatus(
+        host.host,
+        host.finding,
+        host.pid,
+        host.started_s,
+        host.port,
+        host.answers,
+        kept,
+        host.last_lines,
+    )
+
+
+def _hosts_of(name: str, where: LabPaths) -> tuple[Seen, ...]:
+    """The QEMU processes of a lab: by name and by the file that they were told to write."""
+    return tuple(
+        seen
+        for seen in process.processes()
+        for host in HOSTS
+        if _is(seen, name, host) and seen.option("-pidfile") == str(where.host(host).pidfile)
+    )
+
+
+def _is(seen: Seen, name: str, host: HostId) -> bool:
+    program = seen.argv[0].rsplit("/", 1)[-1]
+    return program.startswith("qemu-system-") and seen.option("-name") == process_name(name, host)
+
+
+def _orphans() -> tuple[Leftover, ...]:
+    """Labs whose directory is gone while a process of them lives."""
+    root = state.state_root()
+    found: dict[str, list[Seen]] = {}
+    for seen in process.processes():
+        pidfile = (
+            seen.option("-pidfile") if (seen.option("-name") or "").startswith(PREFIX) else None
+        )
+        directory = Path(pidfile).parent if pidfile else None
+        if directory is None or directory.parent != root or directory.is_dir():
+            continue
+        found.setdefault(directory.name.removeprefix("lab-"), []).append(seen)
+    return tuple(
+        Leftover(name, tuple(one.pid for one in seen), "", "lab without a directory", "")
+        for name, seen in sorted(found.items())
+    )
+
+
+def _leftover(name: str, where: LabPaths) -> Leftover:
+    record = state.read(where)
+    pids = tuple(seen.pid for seen in _hosts_of(name, where))
+    if record is None:
+        return Leftover(name, pids, str(where.directory), "lab that was not written down", "")
+    started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(record.created_s))
+    return Leftover(name, pids, str(where.directory), f"lab with {record.pfs} PFs a host", started)
+
+
+def _end_hosts(name: str, where: LabPaths) -> tuple[Seen, ...]:
+    ended: tuple[Seen, ...] = ()
+    # More than once: one that is just being started forks into the background.
+    for _ in range(_ROUNDS):
+        found = _hosts_of(name, where)
+        if not found:
+            return ended
+        _end(found)
+        ended += found
+    raise PlanewiseError(
+        f"process {ended[-1].pid} of the lab `{name}` does not end",
+        remedy="the kernel holds it; look at it with `ps`, and run this again later",
+    )
+
+
+def _end(found: tuple[Seen, ...]) -> None:
+    try:
+        process.end(found)
+    except PermissionError as error:
+        raise PlanewiseError(
+            f"process {found[0].pid} belongs to another user", remedy="run it as that user, or root"
+        ) from error
+
+
+def _empty(where: LabPaths) -> None:
+    for entry in where.directory.iterdir():
+        entry.unlink()
+
+
+def _remove(where: LabPaths) -> None:
+    try:
+        shutil.rmtree(where.directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise PlanewiseError(
+            f"{where.directory} cannot be removed: {error.strerror}", remedy="remove it by hand"
+        ) from error
+    if where.directory.parent != Path("/run/planewise"):  # which testbeds use, too
+        with suppress(OSError):
+            where.directory.parent.rmdir()
+
+
+@contextmanager
+def _storage_errors(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or place} cannot be used: {error.strerror or error}",
+            remedy="make room, and make sure that you may write there",
+        ) from error
+
+
+def _read_log(log: Path) -> str:
+    try:
+        return log.read_bytes()[-(1 << 20) :].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _free_ports(count: int) -> tuple[int, ...]:
+    """Ports of 127.0.0.1 that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return tuple(int(one.getsockname()[1]) for one in sockets)
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def check_memory(spec: LabSpec) -> None:
+    """Whether two hosts fit into what is available now.
+
+    Raises:
+        UnsupportedError: they do not.
+    """
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        free_mib = int(available.split()[1]) >> 10
+        needed_mib = len(HOSTS) * spec.memory_mib
+        if needed_mib > free_mib:
+            raise UnsupportedError(
+                f"two hosts of {spec.memory_mib} MiB need {needed_mib} MiB of memory, "
+                f"and {free_mib} MiB are available",
+                remedy=f"--memory {max(512, free_mib * 4 // 10)}",
+            )
+
+
+def _usual_boot_s() -> float:
+    try:
+        content = json.loads((packages.cache_directory() / "boot.json").read_text())
+        return float(content["last_boot_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return _FIRST_GUESS_S
+
+
+def _remember_boot_s(seconds: float) -> None:
+    with suppress(OSError):
+        (packages.cache_directory() / "boot.json").write_text(json.dumps({"last_boot_s": seconds}))
+
+
+def _line(public_key: bytes) -> str:
+    return " ".join(public_key.decode().split()[:2])
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """A polite kill becomes an exception, so that it, too, takes down what was begun."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, _exit_on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit_on_signal(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)

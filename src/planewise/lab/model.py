@@ -1,0 +1,164 @@
+"""What a lab consists of, as values: hosts, names, addresses, files. Touches nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from planewise.errors import BadInputError
+
+HostId = Literal["a", "b"]
+HOSTS: tuple[HostId, HostId] = ("a", "b")
+
+VFS_PER_PF = 7
+"""What QEMU's 82576 offers (its sriov_totalvfs)."""
+
+MAX_PFS = 8
+"""Each PF takes a PCIe root port of the machine."""
+
+PREFIX = "pw-lab-"
+"""Every QEMU process of a lab is named with it."""
+
+MANAGEMENT_NETWORK = "198.19.255.240/28"
+MANAGEMENT_GATEWAY = "198.19.255.241"
+MANAGEMENT_HOST = "198.19.255.242"
+"""Addresses inside QEMU's user-mode network, which joins a host to the desk's loopback alone."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
+
+
+@dataclass(frozen=True)
+class LabSpec:
+    """What somebody asks for."""
+
+    name: str = "default"
+    pfs: int = 1
+    """SR-IOV PFs of each host; PF i of one host is cabled to PF i of the other."""
+    memory_mib: int = 2048
+    """Memory of each host."""
+    cpus: int = 2
+    """Virtual CPUs of each host."""
+
+    def __post_init__(self) -> None:
+        """Checks it.
+
+        Raises:
+            BadInputError: a value that no lab can have.
+        """
+        if not _NAME.fullmatch(self.name):
+            raise BadInputError(
+                f"`{self.name}` is no name for a lab",
+                where="--name",
+                remedy="up to 24 small letters, digits and hyphens, such as `default`",
+            )
+        for flag, value, low, high in (
+            ("--pfs", self.pfs, 1, MAX_PFS),
+            ("--memory", self.memory_mib, 512, 1 << 20),
+            ("--cpus", self.cpus, 1, 64),
+        ):
+            if not low <= value <= high:
+                raise BadInputError(f"{value} is not between {low} and {high}", where=flag)
+
+
+def process_name(lab: str, host: HostId) -> str:
+    """Name of a host's QEMU process."""
+    return f"{PREFIX}{lab}-{host}"
+
+
+def pf_mac(host: HostId, index: int) -> str:
+    """MAC address of PF `index` of a host: locally administered."""
+    return f"02:70:77:6c:{HOSTS.index(host):02x}:{index:02x}"
+
+
+def management_mac(host: HostId) -> str:
+    """MAC address of the interface by which the desk reaches a host."""
+    return f"02:70:77:6d:{HOSTS.index(host):02x}:00"
+
+
+@dataclass(frozen=True)
+class HostPaths:
+    """Files of one host in the lab's state directory."""
+
+    initrd: Path
+    serial_log: Path
+    pidfile: Path
+    monitor: Path
+    """QEMU's machine protocol (QMP)."""
+
+
+@dataclass(frozen=True)
+class LabPaths:
+    """Files of a lab in its state directory."""
+
+    directory: Path
+
+    @property
+    def record(self) -> Path:
+        """What the lab is (`state.Record`)."""
+        return self.directory / "lab.json"
+
+    @property
+    def key(self) -> Path:
+        """The private key that opens both hosts."""
+        return self.directory / "key"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The hosts' own public keys, as ssh reads them."""
+        return self.directory / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        """For people: `ssh -F` of this file reaches the hosts `a` and `b`."""
+        return self.directory / "ssh_config"
+
+    def host(self, host: HostId) -> HostPaths:
+        """Files of one host."""
+        return HostPaths(
+            initrd=self.directory / f"{host}.initrd",
+            serial_log=self.directory / f"{host}.log",
+            pidfile=self.directory / f"{host}.pid",
+            monitor=self.directory / f"{host}.qmp",
+        )
+
+    def cable(self, host: HostId, index: int) -> Path:
+        """The socket at this host's end of cable `index`."""
+        return self.directory / f"{host}{index}.cable"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel for the hosts."""
+
+    version: str
+    """As `uname -r` says it."""
+    image: Path
+    modules: Path
+    """The directory that holds modules.dep."""
+    origin: Literal["machine", "package"]
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """How QEMU runs the hosts' instructions, and how we know."""
+
+    name: Literal["kvm", "tcg"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What this machine lends to a lab."""
+
+    qemu: Path
+    qemu_version: tuple[int, int]
+    kernel: Kernel
+    accelerator: Accelerator
+    cache: Path
+    """Shown to the hosts beside the machine's root."""
+    base_initrd: Path
+    """What all hosts' initramfs begin with."""
+    layers: tuple[str, ...] = field(default=())
+    """Directories below `cache` that lie over the machine's root: unpacked packages."""

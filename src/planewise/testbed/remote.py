@@ -1,0 +1,657 @@
+"""Hosts reached by ssh: real servers, and those of a lab. The same protocols as `LocalHost`.
+
+Everything on a host hangs on its connection: when planewise dies, however it dies, the host's sshd
+closes the channels, and each command's keeper ends the command and removes what was copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import re
+import shlex
+import signal
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import asyncssh
+
+from planewise import lab
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.lab import host as lab_host
+from planewise.testbed.host import GRACE_S, Finished, ProcessTimeoutError, find_probe
+
+CONNECT_TIMEOUT_S = 30.0
+"""An emulated host takes a second or two for a handshake, a busy one longer."""
+
+_KEEPALIVE_S = 15.0
+_START_TIMEOUT_S = 60.0
+_BEGUN = "pw-begun "
+_NO_PROGRAM = "pw-no-program"
+_NO_NETNS = "pw-no-netns"
+
+T = TypeVar("T")
+
+# stdin is the line to the desk: its end means that the desk is gone, or done. The keeper waits for
+# that in the background and then ends what is left of the process group, itself included. `exec`
+# keeps the process id, which is the group's, too, as sshd starts each command in a session.
+_KEPT = (
+    """
+netns=$1 length=$2; shift 2
+[ -z "$netns" ] || [ -e "/run/netns/$netns" ] || { echo "NO_NETNS" >&2; exit 1; }
+command -v "$1" >/dev/null 2>&1 || { echo "NO_PROGRAM" >&2; exit 1; }
+exec 3<&0 </dev/null
+if [ "$length" -gt 0 ]; then
+    file=$(mktemp) && head -c "$length" <&3 >"$file" && exec <"$file" && rm -f "$file" || exit 1
+fi
+(trap '' INT TERM HUP; cat <&3 3<&-; kill -s KILL -- -$$) >/dev/null 2>&1 &
+echo "BEGUN$$" >&2
+if [ -n "$netns" ]; then exec ip netns exec "$netns" "$@" 3<&-; fi
+exec "$@" 3<&-
+""".replace("NO_NETNS", _NO_NETNS)
+    .replace("NO_PROGRAM", _NO_PROGRAM)
+    .replace("BEGUN", _BEGUN)
+)
+
+# Keeps a directory until the desk is gone, or done.
+_DIRECTORY = """
+trap '' INT TERM HUP
+d=$(mktemp -d /tmp/pw-XXXXXXXX) || exit 1
+echo "$d"
+cat >/dev/null
+rm -rf "$d"
+"""
+
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server that ssh can reach."""
+
+    text: str
+    """As the user wrote it."""
+    server: str
+    user: str | None = None
+    port: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    """Beyond what ~/.ssh/config and known_hosts say."""
+
+
+def parse_target(text: str) -> Target:
+    """`ssh://[user@]server[:port]`, as a value. Pure.
+
+    Raises:
+        BadInputError: it is none.
+    """
+    remedy = "ssh://server, ssh://user@server:port, lab:a or lab:b"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise BadInputError(f"`{text}` is no host: {error}", remedy=remedy) from error
+    if parts.scheme != "ssh" or not parts.hostname or parts.path.strip("/") or parts.password:
+        raise BadInputError(f"`{text}` is no host", remedy=remedy)
+    return Target(text, parts.hostname, parts.username, port)
+
+
+def parse_lab(text: str) -> tuple[str, lab.HostId]:
+    """`lab:a`, or `lab:NAME/a`, as the lab's name and the host. Pure.
+
+    Raises:
+        BadInputError: it is none.
+    """
+    match = re.fullmatch(r"lab:(?:(?P<name>[a-z0-9][a-z0-9-]*)/)?(?P<host>[ab])", text)
+    if match is None:
+        raise BadInputError(
+            f"`{text}` is no host of a lab", remedy="lab:a and lab:b, or lab:NAME/a"
+        )
+    return match["name"] or "default", "a" if match["host"] == "a" else "b"
+
+
+def open_host(text: str, name: str) -> SshHost:
+    """The host that `text` names (`ssh://…` or `lab:…`), connected, in the role `name`.
+
+    Raises:
+        BadInputError: it names no host.
+        PlanewiseError: it cannot be reached, or the lab is not up.
+    """
+    if text.startswith("lab:"):
+        return LabHost(*parse_lab(text), name=name)
+    return SshHost(name, parse_target(text))
+
+
+class SshProcess:
+    """A process on a host reached by ssh."""
+
+    def __init__(
+        self, host: SshHost, argv: tuple[str, ...], remote: asyncssh.SSHClientProcess[bytes]
+    ) -> None:
+        self.argv = argv
+        self._host = host
+        self._remote = remote
+        self._out = bytearray()
+        self._err = bytearray()
+        self._begun = asyncio.Event()
+        self._news = asyncio.Event()
+        self._pid = 0
+        self._refusal = ""
+        self._ended = False
+        self._reader = asyncio.ensure_future(self._read())
+
+    @property
+    def pid(self) -> int:
+        """See `HostProcess.pid`."""
+        return self._pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._ended
+
+    def wait(self, timeout_s: float | None = None) -> Finished:
+        """See `HostProcess.wait`."""
+        self._await_end(timeout_s, f"{self._what} still runs after {timeout_s or 0:g} s")
+        return self._finished()
+
+    def wait_ready(self, line: str, timeout_s: float) -> None:
+        """See `HostProcess.wait_ready`."""
+        try:
+            seen = self._host.call(asyncio.wait_for(self._seen(line.encode()), timeout_s))
+        except TimeoutError as error:
+            raise ProcessTimeoutError(
+                f"{self._what} did not say `{line}` within {timeout_s:g} s"
+            ) from error
+        if not seen:
+            self._finished().check()
+            raise PlanewiseError(f"{self._what} ended before it said `{line}`")
+
+    def stop(self) -> Finished:
+        """See `HostProcess.stop`."""
+        if self.running:
+            self.interrupt()
+            with suppress(ProcessTimeoutError):
+                return self.wait(GRACE_S + 2.0)
+            self.kill()
+        return self.wait(CONNECT_TIMEOUT_S)
+
+    def interrupt(self) -> None:
+        """Asks it to end, without waiting."""
+        self._signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Ends it and its group now: its keeper sees the end of the line."""
+
+        async def hang_up() -> None:
+            self._remote.stdin.close()
+
+        if self.running:
+            self._host.call(hang_up())
+
+    async def begin(self, stdin: bytes | None) -> None:
+        """Waits until it runs; gives it its stdin.
+
+        Raises:
+            UnsupportedError: there is no such program.
+            PlanewiseError: there is no such namespace, or the connection was lost.
+        """
+        if stdin:
+            self._remote.stdin.write(stdin)
+        await asyncio.wait_for(self._begun.wait(), _START_TIMEOUT_S)
+        if self._refusal == _NO_PROGRAM:
+            raise UnsupportedError(
+                f"there is no program `{self.argv[0]}` on {self._host.place}",
+                remedy="install it there",
+            )
+        if self._refusal == _NO_NETNS:
+            raise PlanewiseError(f"the namespace of {self._what} is gone on {self._host.place}")
+        if not self._pid:
+            await self._reader
+            words = bytes(self._err).decode(errors="replace").strip().splitlines()
+            raise PlanewiseError(
+                f"{self._what} could not be started on {self._host.place}: "
+                f"{words[-1] if words else 'the connection was lost'}"
+            )
+
+    @property
+    def _what(self) -> str:
+        return Path(self.argv[0]).name
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.running:
+            # Not by ssh's own signal request, which not every server honours.
+            with suppress(PlanewiseError):
+                self._host.call(self._host.shell(f"kill -s {number.name[3:]} -- -{self._pid}"))
+
+    async def _read(self) -> None:
+        try:
+            await asyncio.gather(self._pump(self._remote.stdout, self._out), self._pump_err())
+            await self._remote.wait_closed()
+        finally:
+            self._ended = True
+            self._begun.set()
+            self._news.set()
+
+    async def _pump_err(self) -> None:
+        first = bytearray()
+        while not self._begun.is_set():
+            part = await self._remote.stderr.read(4096)
+            if not part:
+                break
+            first += part
+            line, newline, rest = bytes(first).partition(b"\n")
+            if newline:
+                self._take_first(line.decode(errors="replace"), rest)
+        else:
+            await self._pump(self._remote.stderr, self._err)
+            return
+        self._err += first
+
+    def _take_first(self, line: str, rest: bytes) -> None:
+        if line.startswith(_BEGUN):
+            self._pid = int(line.removeprefix(_BEGUN))
+        else:
+            self._refusal = line
+        self._err += rest
+        self._begun.set()
+
+    async def _pump(self, source: asyncssh.SSHReader[bytes], into: bytearray) -> None:
+        while part := await source.read(1 << 16):
+            into += part
+            self._news.set()
+
+    async def _seen(self, wanted: bytes) -> bool:
+        while True:
+            self._news.clear()
+            if any(one.startswith(wanted) for one in bytes(self._err).splitlines()):
+                return True
+            if self._ended:
+                return False
+            await self._news.wait()
+
+    def _await_end(self, timeout_s: float | None, complaint: str) -> None:
+        async def ended() -> None:
+            await asyncio.wait_for(asyncio.shield(self._reader), timeout_s)
+
+        try:
+            self._host.call(ended())
+        except TimeoutError as error:
+            raise ProcessTimeoutError(complaint) from error
+
+    def _finished(self) -> Finished:
+        code = self._remote.exit_status
+        killed = self._remote.exit_signal
+        if killed:
+            code = 128 + int(getattr(signal, f"SIG{killed[0]}", signal.SIGKILL))
+        if code is None or code < 0:
+            raise PlanewiseError(
+                f"the connection to {self._host.place} was lost while {self._what} ran",
+                remedy=self._host.remedy,
+            )
+        return Finished(
+            self.argv,
+            code,
+            bytes(self._out).decode(errors="replace"),
+            bytes(self._err).decode(errors="replace"),
+        )
+
+    def __enter__(self) -> SshProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class SshHost:
+    """A machine reached by ssh; connected when made.
+
+    ~/.ssh/config, known_hosts, keys and agent count as they do for ssh.
+
+    Raises when made:
+        PlanewiseError: it cannot be reached, or it does not let us in.
+    """
+
+    remedy = "check with `ssh` that the server can be reached without a question"
+
+    def __init__(self, name: str, target: Target) -> None:
+        self._name = name
+        self._target = target
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name=f"ssh {target.text}", daemon=True
+        )
+        self._processes: list[SshProcess] = []
+        self._probe: str | None = None
+        self._keeper: asyncssh.SSHClientProcess[str] | None = None
+        self._thread.start()
+        try:
+            self._connection = self.call(self._connect())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    @property
+    def name(self) -> str:
+        """Its role."""
+        return self._name
+
+    @property
+    def place(self) -> str:
+        """How sentences call it."""
+        return self._target.text
+
+    @property
+    def probe(self) -> str:
+        """Path of pw-probe on the host: copied there at the first use, removed by `close`.
+
+        Raises:
+            UnsupportedError: there is none on this machine.
+            PlanewiseError: it cannot be copied.
+        """
+        if self._probe is None:
+            directory = self.call(self._make_directory())
+            self.put(Path(find_probe()), f"{directory}/pw-probe")
+            self._probe = f"{directory}/pw-probe"
+        return self._probe
+
+    def start(
+        self, argv: Sequence[str], *, netns: str | None = None, stdin: bytes | None = None
+    ) -> SshProcess:
+        """See `Host.start`."""
+        started = self.call(self._start(tuple(argv), netns, stdin))
+        self._processes = [process for process in self._processes if process.running]
+        self._processes.append(started)
+        return started
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        timeout_s: float = 60.0,
+        stdin: bytes | None = None,
+    ) -> Finished:
+        """See `Host.run`."""
+        with self.start(argv, netns=netns, stdin=stdin) as process:
+            return process.wait(timeout_s)
+
+    def read_text(self, path: str, *, netns: str | None = None) -> str:
+        """See `Host.read_text`."""
+        done = self.run(["cat", "--", path], netns=netns)
+        if done.exit_code != 0:
+            why = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
+            raise PlanewiseError(f"{path} on {self.place} cannot be read: {why}")
+        return done.stdout
+
+    def put(self, local: Path, remote: str) -> None:
+        """See `Host.put`; the mode is kept."""
+        self._copy(str(local), remote, f"{local} cannot be copied to {self.place}:{remote}", True)
+
+    def fetch(self, remote: str, local: Path) -> None:
+        """See `Host.fetch`; the mode is kept."""
+        self._copy(remote, str(local), f"{self.place}:{remote} cannot be copied to {local}", False)
+
+    def stream(self, command: str) -> int:
+        """Runs a shell command with this program's stdin, stdout and stderr; gives its exit code.
+
+        Ctrl-C goes to the command.
+
+        Raises:
+            PlanewiseError: the connection was lost.
+        """
+        stream = _Stream(self.place, self.remedy)
+        running = asyncio.run_coroutine_threadsafe(
+            stream.run(self._connection, command), self._loop
+        )
+        while True:
+            try:
+                return running.result()
+            except KeyboardInterrupt:
+                if stream.pid:
+                    self.call(self.shell(f"kill -s INT -- -{stream.pid}"))
+            except asyncssh.Error as error:
+                raise self._explain(error) from error
+
+    def close(self) -> None:
+        """See `Host.close`; removes what was copied, and ends the connection."""
+        if self._loop.is_closed():
+            return
+        with suppress(PlanewiseError):
+            for process in self._processes:
+                process.kill()
+            for process in self._processes:
+                process.wait(CONNECT_TIMEOUT_S)
+        self._processes.clear()
+        with suppress(PlanewiseError):
+            self.call(self._hang_up())
+        self._end_loop()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the connection's thread.
+
+        Raises:
+            PlanewiseError: ssh failed; the sentence says how.
+        """
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except asyncssh.Error as error:
+            raise self._explain(error) from error
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def shell(self, command: str) -> None:
+        """Runs a short shell command whose outcome does not matter."""
+        await self._connection.run(command, check=False, timeout=CONNECT_TIMEOUT_S)
+
+    async def _connect(self) -> asyncssh.SSHClientConnection:
+        options = dict(self._target.options)
+        if self._target.user is not None:
+            options["username"] = self._target.user
+        if self._target.port is not None:
+            options["port"] = self._target.port
+        _name_ourselves()
+        options.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
+        options.setdefault("login_timeout", CONNECT_TIMEOUT_S)
+        options.setdefault("keepalive_interval", _KEEPALIVE_S)
+        try:
+            return await asyncssh.connect(self._target.server, **options)
+        except TimeoutError as error:
+            raise PlanewiseError(
+                f"{self.place} does not answer by ssh within {CONNECT_TIMEOUT_S:g} s",
+                remedy=self.remedy,
+            ) from error
+        except (OSError, ValueError) as error:
+            # ValueError: a key or a line of ~/.ssh/config that cannot be read.
+            # asyncio's own words for a refusal name the address instead.
+            code = getattr(error, "errno", None) or 0
+            why = os.strerror(code) if code > 0 else getattr(error, "strerror", "") or str(error)
+            if getattr(error, "filename", None):
+                why = f"{error.filename}: {why}"  # type: ignore[union-attr]
+            raise PlanewiseError(
+                f"{self.place} cannot be reached by ssh: {why}", remedy=self.remedy
+            ) from error
+
+    async def _start(
+        self, argv: tuple[str, ...], netns: str | None, stdin: bytes | None
+    ) -> SshProcess:
+        words = shlex.join(["sh", "-c", _KEPT, "sh", netns or "", str(len(stdin or b"")), *argv])
+        remote = await self._connection.create_process(f"exec {words}", encoding=None)
+        process = SshProcess(self, argv, remote)
+        await process.begin(stdin)
+        return process
+
+    async def _make_directory(self) -> str:
+        words = shlex.join(["sh", "-c", _DIRECTORY])
+        self._keeper = await self._connection.create_process(f"exec {words}")
+        directory = (await self._keeper.stdout.readline()).strip()
+        if not directory:
+            said = (await self._keeper.stderr.read()).strip().splitlines() or ["it said nothing"]
+            raise PlanewiseError(f"no temporary directory on {self.place}: {said[-1]}")
+        return directory
+
+    def _copy(self, source: str, target: str, complaint: str, upwards: bool) -> None:
+        async def copy() -> None:
+            async with self._connection.start_sftp_client() as files:
+                if upwards:
+                    await files.put(source, target, preserve=True)
+                else:
+                    await files.get(source, target, preserve=True)
+
+        try:
+            self.call(copy())
+        except OSError as error:
+            raise PlanewiseError(f"{complaint}: {error.strerror or error}") from error
+        except PlanewiseError as error:
+            cause = error.__cause__
+            if isinstance(cause, asyncssh.SFTPError):
+                raise PlanewiseError(f"{complaint}: {cause.reason}") from cause
+            raise
+
+    async def _hang_up(self) -> None:
+        if self._keeper is not None:
+            self._keeper.stdin.write_eof()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._keeper.wait_closed(), GRACE_S)
+        self._connection.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._connection.wait_closed(), GRACE_S)
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _explain(self, error: asyncssh.Error) -> PlanewiseError:
+        if isinstance(error, asyncssh.PermissionDenied):
+            return PlanewiseError(
+                f"{self.place} refuses us by ssh: {error.reason}",
+                remedy="put your public key into the server's authorized_keys, or name the user: "
+                "ssh://user@server",
+            )
+        if isinstance(error, asyncssh.HostKeyNotVerifiable):
+            return PlanewiseError(
+                f"the host key of {self.place} is not known",
+                remedy=f"log in once with `ssh {self._target.server}`, which asks about it",
+            )
+        return PlanewiseError(
+            f"ssh to {self.place} failed: {error.reason or type(error).__name__}",
+            remedy=self.remedy,
+        )
+
+
+class _Stream:
+    """A command that has this program's stdin, stdout and stderr."""
+
+    def __init__(self, place: str, remedy: str) -> None:
+        self.pid = 0
+        """Its process group on the host, once it runs."""
+        self._place = place
+        self._remedy = remedy
+
+    async def run(self, connection: asyncssh.SSHClientConnection, command: str) -> int:
+        """Runs it to its end; gives its exit code.
+
+        Raises:
+            PlanewiseError: the connection was lost.
+        """
+        words = shlex.join(["sh", "-c", f'echo "{_BEGUN}$$" >&2; {command}'])
+        remote = await connection.create_process(f"exec {words}", encoding=None)
+        first = await remote.stderr.readline()
+        self.pid = int(first.decode().removeprefix(_BEGUN) or 0)
+        # Its stdin is the command's, so a channel of its own tells the keeper that we are gone.
+        watch = f"trap '' INT TERM HUP; read -r done || kill -s KILL -- -{self.pid}"
+        keeper = await connection.create_process(f"exec {shlex.join(['sh', '-c', watch])}")
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._feed, args=(remote, loop), name="stdin", daemon=True).start()
+        await asyncio.gather(
+            self._pump(remote.stdout, _STDOUT, loop), self._pump(remote.stderr, _STDERR, loop)
+        )
+        await remote.wait_closed()
+        # What the command left in the background lives on, as with ssh: the keeper must have heard.
+        keeper.stdin.write("done\n")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(keeper.wait_closed(), GRACE_S)
+        if remote.exit_signal:
+            return 128 + int(getattr(signal, f"SIG{remote.exit_signal[0]}", signal.SIGKILL))
+        if remote.exit_status is None or remote.exit_status < 0:
+            raise PlanewiseError(
+                f"the connection to {self._place} was lost while the command ran",
+                remedy=self._remedy,
+            )
+        return remote.exit_status
+
+    @staticmethod
+    async def _pump(
+        source: asyncssh.SSHReader[bytes], into: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        while part := await source.read(1 << 16):
+            await loop.run_in_executor(None, _write_all, into, part)
+
+    def _feed(
+        self, remote: asyncssh.SSHClientProcess[bytes], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        # In a thread of its own: whatever stdin is (terminal, pipe, file), reading it blocks.
+        with suppress(OSError, RuntimeError):
+            while part := os.read(_STDIN, 1 << 16):
+                asyncio.run_coroutine_threadsafe(self._give(remote, part), loop).result()
+            loop.call_soon_threadsafe(remote.stdin.write_eof)
+
+    @staticmethod
+    async def _give(remote: asyncssh.SSHClientProcess[bytes], part: bytes) -> None:
+        with suppress(OSError, asyncssh.Error):
+            remote.stdin.write(part)
+            await remote.stdin.drain()
+
+
+class LabHost(SshHost):
+    """A host of a lab: an ssh host whose address and key are known. Holds the lab while open.
+
+    Raises when made:
+        PlanewiseError: the lab is not up, or the host does not run.
+    """
+
+    remedy = "`planewise lab status` says how the host fares"
+
+    def __init__(self, lab_name: str, host: lab.HostId, *, name: str) -> None:
+        self._held = ExitStack()
+        try:
+            self._held.enter_context(lab.using(lab_name))
+            where = lab_host.address(lab_name, host)
+            text = f"lab:{host}" if lab_name == "default" else f"lab:{lab_name}/{host}"
+            options: dict[str, Any] = {
+                "config": None,
+                "agent_path": None,
+                "client_keys": [str(where.key)],
+                "known_hosts": ([asyncssh.import_public_key(where.host_key)], [], []),
+            }
+            super().__init__(name, Target(text, "127.0.0.1", "root", where.port, options))
+        except BaseException:
+            self._held.close()
+            raise
+
+    def close(self) -> None:
+        """See `SshHost.close`; lets go of the lab."""
+        super().close()
+        self._held.close()
+
+
+def _name_ourselves() -> None:
+    """asyncssh asks for our own name; a user without an account, as in containers, has none."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = f"uid{os.getuid()}"
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]

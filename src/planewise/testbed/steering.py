@@ -1,0 +1,80 @@
+"""Receive work of a testbed's hosts, moved to CPUs of their own. Knows no trial.
+
+On one machine a frame sent into a veth pair is received by the CPU that sent it: the generator
+pays for the plane's work, sends more slowly and never loses a frame. With receive packet steering
+(RPS, Documentation/networking/scaling.rst of Linux) on the interfaces where frames enter a host,
+that work moves to other CPUs, as it would on two machines: the generator keeps its schedule, and
+what the plane cannot take is lost and counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.host import Host
+
+
+@dataclass(frozen=True)
+class CpuSplit:
+    """Which CPU generates, and which receive."""
+
+    generator: int
+    receivers: tuple[int, ...]
+
+
+def split_cpus(available: Iterable[int] | None = None) -> CpuSplit | None:
+    """The first CPU generates, all others receive; None where there is only one CPU. Pure,
+    unless `available` is left out: then the CPUs that this process may use, and None where it
+    may not steer."""
+    if available is None and not may_steer(Path("/proc/self/uid_map").read_text()):
+        return None
+    cpus = sorted(os.sched_getaffinity(0) if available is None else available)
+    return CpuSplit(cpus[0], tuple(cpus[1:])) if len(cpus) > 1 else None
+
+
+def may_steer(uid_map: str) -> bool:
+    """Whether /proc/PID/uid_map is that of the machine's own user namespace. Pure.
+
+    RPS asks for a capability over the whole machine (net/core/net-sysfs.c of Linux), which no
+    user namespace gives.
+    """
+    return uid_map.split() == ["0", "0", "4294967295"]
+
+
+def cpu_mask(cpus: Iterable[int]) -> str:
+    """As the kernel reads it: hexadecimal, a comma between every 32 CPUs, highest first."""
+    bits = sum(1 << cpu for cpu in set(cpus))
+    words = []
+    while True:
+        words.append(f"{bits & 0xFFFFFFFF:08x}" if bits >> 32 else f"{bits:x}")
+        bits >>= 32
+        if not bits:
+            return ",".join(reversed(words))
+
+
+def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]) -> None:
+    """Has `cpus` do the receive work of these interfaces; none: the CPU where a frame arrives.
+
+    Raises:
+        PlanewiseError: this kernel or container does not let us.
+    """
+    # The files of /sys are those of the namespace that mounted it: mounted anew, for this command.
+    script = (
+        "mount -t sysfs sysfs /sys && mask=$1 && shift && "
+        'for name; do echo "$mask" > "/sys/class/net/$name/queues/rx-0/rps_cpus" || exit 1; done'
+    )
+    finished = host.run(
+        ["unshare", "--mount", "sh", "-ec", script, "steer", cpu_mask(cpus), *interfaces],
+        netns=netns,
+        timeout_s=10,
+    )
+    if finished.exit_code != 0:
+        reason = (finished.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise PlanewiseError(
+            f"receive work in {netns} cannot be moved to other CPUs: {reason}",
+            remedy="load trials still run; the generator then pays for the plane's work",
+        )

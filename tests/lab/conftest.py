@@ -1,0 +1,113 @@
+"""One lab for all tests of this directory, in a state directory of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from planewise import lab
+from planewise.errors import UnsupportedError
+from planewise.lab import qemu
+
+PLANEWISE = (sys.executable, "-m", "planewise")
+
+_said: list[str] = []
+"""What the summary adds: figures for people, which no test asserts."""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Silence:
+    """A progress that nobody watches."""
+
+    def begin(self, what: str, total_s: float) -> None:
+        pass
+
+    def step(self, what: str, done_s: float) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class UpLab:
+    """The lab that is up, and how long that took."""
+
+    status: lab.LabStatus
+    boot_s: float
+
+
+def why_not() -> str | None:
+    """Why there can be no lab here, or None."""
+    if os.environ.get("PLANEWISE_NO_LAB"):
+        return "QEMU is not allowed here (PLANEWISE_NO_LAB)"
+    try:
+        qemu.find()
+    except UnsupportedError as error:
+        return f"{error.what}: {error.remedy}"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    reason = why_not()
+    for item in here:
+        item.add_marker("lab")
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _said:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where this session's labs live; no other lab of this machine is seen or touched."""
+    directory = Path("/tmp") / f"pw-test-{os.getpid()}"
+    directory.mkdir(mode=0o700)
+    before = os.environ.get("PLANEWISE_LAB_STATE")
+    os.environ["PLANEWISE_LAB_STATE"] = str(directory)
+    yield directory
+    lab.sweep()
+    if before is None:
+        del os.environ["PLANEWISE_LAB_STATE"]
+    else:
+        os.environ["PLANEWISE_LAB_STATE"] = before
+    if directory.is_dir():
+        directory.rmdir()
+
+
+@pytest.fixture(scope="session")
+def up(state_directory: Path) -> UpLab:
+    """Two hosts with two PFs each."""
+    begun = time.monotonic()
+    status = lab.up(lab.LabSpec("t", pfs=2, memory_mib=1024), Silence())
+    found = UpLab(status, time.monotonic() - begun)
+    _said.append(f"both hosts up after {found.boot_s:.1f} s ({status.record.accelerator})")
+    return found
+
+
+@pytest.fixture
+def planewise(state_directory: Path) -> Run:
+    """Runs the command line."""
+
+    def run(
+        *argv: str, stdin: str = "", timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*PLANEWISE, *argv],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    return run

@@ -1,0 +1,403 @@
+"""pw-probe ping and reflect on real namespaces: counts, stamps, limits and errors are what they
+should be under planted loss, overload and vanished interfaces."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hdrh.histogram import HdrHistogram
+
+from planewise.store.models import Counts, Latency, Load
+from planewise.testbed.host import find_probe
+from tests.linux.probe import Network, Outcome, Running, eventually, ip, run
+
+pytestmark = pytest.mark.linux
+
+PATHS = ["packet", "socket"]
+
+
+def ping(network: Network, *args: str | Path, target: str = "") -> Outcome:
+    return run("ping", target or network.b.ipv4, *args, netns=network.a.netns)
+
+
+@contextmanager
+def reflector(network: Network, *args: str) -> Iterator[Running]:
+    with Running("reflect", *args, netns=network.b.netns) as running:
+        assert running.process.stderr is not None
+        line = running.process.stderr.readline()
+        assert "reflecting on UDP port" in line, line + running.process.stderr.read()
+        yield running
+
+
+def check_account(output: dict[str, Any]) -> None:
+    counts = output["counts"]
+    assert counts["sent"] == counts["received"] + counts["lost"]
+    refused = sum(output["refused"].values())
+    assert counts["sent"] + refused <= output["planned"]
+
+
+def check_stamps(rows: list[dict[str, str]]) -> None:
+    """Stamps of one packet come in order: nothing leaves before it is due or sent."""
+    assert rows
+    for row in rows:
+        names = ("scheduled_ns", "user_tx_ns", "kernel_tx_ns", "kernel_rx_ns", "user_rx_ns")
+        stamps = [int(row[name]) for name in names if row[name]]
+        # The schedule is computed from another reading of the clocks: a microsecond off, at most.
+        assert stamps[0] - 1000 <= stamps[1], row
+        assert stamps[1:] == sorted(stamps[1:]), row
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("version", [4, 6])
+def test_every_echo_over_a_cable_is_answered_and_stamped(
+    netns_pair: Network, tmp_path: Path, path: str, version: int
+) -> None:
+    file = tmp_path / "packets.csv"
+    target = netns_pair.b.ipv4 if version == 4 else netns_pair.b.ipv6
+    options = ("--count", "300", "--path", path, "--packets", file)
+    done = ping(netns_pair, *options, target=target)
+    assert done.code == 0, done.stderr
+    output = done.output
+    check_account(output)
+    Load.model_validate(output["load"])
+    assert Counts.model_validate(output["counts"]) == Counts(sent=300, received=300, lost=0)
+    for metric in ("rtt_user", "rtt_kernel", "slip"):
+        assert Latency.model_validate(output[metric]).count == 300
+    assert output["rtt_kernel"]["p50_ns"] < output["rtt_user"]["p50_ns"]
+    assert output["ip_version"] == version
+    assert output["size_bytes"] == (64 if version == 4 else 78)
+    assert output["path"] == ("packet" if path == "packet" else "raw")
+    assert output["interface"] == "veth0"
+    assert (output["tx_stamps_missing"], output["rx_stamps_missing"]) == (0, 0)
+    assert sum(output["cpu"]["all"].values()) == pytest.approx(1, abs=0.01)
+    rows = list(csv.DictReader(file.open()))
+    assert [int(row["seq"]) for row in rows] == list(range(300))
+    check_stamps(rows)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_frame_on_the_wire_has_the_size_that_was_asked_for(
+    netns_pair: Network, path: str
+) -> None:
+    before = netns_pair.b.counter("rx_bytes"), netns_pair.b.counter("rx_packets")
+    assert ping(netns_pair, "--count", "50", "--size", "1000", "--path", path).code == 0
+    bytes_ = netns_pair.b.counter("rx_bytes") - before[0]
+    packets = netns_pair.b.counter("rx_packets") - before[1]
+    # Interface counters leave the FCS out. What is no probe (ARP, ND) has up to 120 bytes.
+    fits = [
+        probes
+        for probes in range(50, packets + 1)
+        if probes * 996 <= bytes_ <= probes * 996 + (packets - probes) * 120
+    ]
+    assert fits, f"{bytes_} bytes in {packets} packets"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mode", ["stateless", "stateful"])
+def test_stamp_tells_the_time_in_the_reflector(netns_pair: Network, path: str, mode: str) -> None:
+    with reflector(netns_pair, "--mode", mode) as running:
+        for target in (netns_pair.b.ipv4, netns_pair.b.ipv6):
+            options = ("--proto", "stamp", "--count", "200", "--path", path, "--size", "200")
+            done = ping(netns_pair, *options, target=target)
+            assert done.code == 0, done.stderr
+            assert done.output["counts"]["received"] == 200
+            reflected = Latency.model_validate(done.output["reflector"])
+            assert reflected.count == 200
+            assert reflected.min_ns > 0
+            # The answer cannot stay longer in the reflector than it is away.
+            assert reflected.p50_ns < done.output["rtt_kernel"]["p50_ns"]
+        stopped = running.stop()
+    assert stopped.code == 0, stopped.stderr
+    assert stopped.output["reflected"] == stopped.output["received"] >= 400
+    assert stopped.output["malformed"] == 0
+    assert stopped.output["residence"]["count"] == stopped.output["reflected"]
+
+
+def test_stamp_carries_ptp_times_when_asked(netns_pair: Network) -> None:
+    with reflector(netns_pair, "--port", "8620"):
+        options = ("--proto", "stamp", "--port", "8620", "--time-format", "ptp", "--count", "50")
+        done = ping(netns_pair, *options)
+    assert done.code == 0, done.stderr
+    assert done.output["reflector"]["count"] == 50
+
+
+def test_a_hand_made_stamp_request_is_answered_by_the_rfcs_bytes(netns_pair: Network) -> None:
+    script = (
+        "import socket,sys\n"
+        "s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); s.settimeout(5)\n"
+        "s.setsockopt(socket.IPPROTO_IP,socket.IP_TTL,61)\n"
+        "s.sendto(bytes.fromhex('00000007e2050101800000008a01beef'+'00'*28),(sys.argv[1],862))\n"
+        "print(s.recv(2000).hex())\n"
+    )
+    with reflector(netns_pair):
+        answer = bytes.fromhex(netns_pair.a.run(sys.executable, "-c", script, netns_pair.b.ipv4))
+    assert len(answer) == 44
+    assert answer[0:4] == answer[24:28] == bytes([0, 0, 0, 7]), "sequence number, both times"
+    assert answer[14:16] == bytes([0xBE, 0xEF]), "session identifier"
+    assert answer[28:36] == bytes.fromhex("e205010180000000"), "the sender's time"
+    assert answer[36:38] == bytes([0x8A, 0x01]), "the sender's error estimate"
+    assert answer[38:40] == bytes(2)
+    assert answer[40:44] == bytes([61, 0, 0, 0]), "the sender's TTL"
+    received, sent = answer[16:24], answer[4:12]
+    assert received <= sent
+    now = int(time.time()) + 2_208_988_800
+    assert abs(int.from_bytes(sent[:4], "big") - now) < 10, "NTP seconds"
+
+
+_ECHO_FORWARDER = r"""
+import select, socket, sys, time
+left, right = (socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) for _ in range(2))
+for it, name in ((left, "left"), (right, "right")):
+    it.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE
+    it.bind((name, 0))
+drop, twice, hold = (int(x) for x in sys.argv[1:4])
+sleep_s = float(sys.argv[4])
+held = []
+print("ready", flush=True)
+while True:
+    for it in select.select([left, right], [], [])[0]:
+        frame, (_, _, kind, *_) = it.recvfrom(65535)
+        if kind == socket.PACKET_OUTGOING:
+            continue
+        other = right if it is left else left
+        sequence = int.from_bytes(frame[46:54], "big") if frame[42:46] == b"PWP1" else 1 << 63
+        if it is right or sequence >> 63:
+            other.send(frame)
+            continue
+        place = sequence % 10
+        if place == drop:
+            continue
+        if place == hold:
+            held.append(frame)
+            continue
+        time.sleep(sleep_s)
+        for _ in range(2 if place == twice else 1):
+            other.send(frame)
+        while held:
+            other.send(held.pop())
+"""
+
+
+@contextmanager
+def echo_forwarder(
+    netns: str, *, drop: int = -1, twice: int = -1, hold: int = -1, sleep_s: float = 0
+) -> Iterator[None]:
+    """Passes frames on between `left` and `right`. Of every ten echo requests it drops the one at
+    place `drop`, sends the one at `twice` twice and the one at `hold` after the next; each waits
+    `sleep_s`. Warm-up requests pass untouched."""
+    options = [str(drop), str(twice), str(hold), str(sleep_s)]
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", netns, sys.executable, "-c", _ECHO_FORWARDER, *options],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_planted_loss_duplicates_and_reordering_are_counted_exactly(
+    netns_relay: Network, tmp_path: Path, path: str
+) -> None:
+    file = tmp_path / "packets.csv"
+    with echo_forwarder(netns_relay.middle, drop=3, twice=5, hold=7):
+        options = ("--count", "200", "--rate", "200", "--path", path, "--packets", file)
+        done = ping(netns_relay, *options)
+    assert done.code == 0, done.stderr
+    expected = Counts(sent=200, received=180, lost=20, duplicate=20, reordered=20, late=0)
+    assert Counts.model_validate(done.output["counts"]) == expected
+    rows = list(csv.DictReader(file.open()))
+    for place, flag in ((3, "lost"), (5, "duplicate"), (7, "reordered")):
+        flagged = {int(row["seq"]) % 10 for row in rows if flag in row["flags"].split("+")}
+        assert flagged == {place}
+    assert all(row["user_rx_ns"] == "" for row in rows if row["flags"] == "lost")
+    check_stamps(rows)
+
+
+def test_an_answer_after_the_timeout_is_late_and_not_lost(netns_relay: Network) -> None:
+    with echo_forwarder(netns_relay.middle, sleep_s=0.03):
+        done = ping(netns_relay, "--count", "20", "--rate", "20", "--timeout", "0.02")
+    assert done.code == 0, done.stderr
+    counts = Counts.model_validate(done.output["counts"])
+    # The last one comes after the waiting has ended, too late for anything.
+    assert counts.sent == 20
+    assert counts.late == counts.received >= 19
+    assert done.output["rtt_user"]["min_ns"] > 30_000_000
+
+
+def test_packets_leave_on_schedule_though_answers_are_slow(netns_relay: Network) -> None:
+    with echo_forwarder(netns_relay.middle, sleep_s=0.05):
+        # Answers take 50 ms each, one after the other; packets are due every 20 ms.
+        done = ping(netns_relay, "--count", "20", "--rate", "50", "--timeout", "3")
+    assert done.code == 0, done.stderr
+    assert done.output["counts"]["received"] == 20
+    assert done.output["rtt_user"]["max_ns"] > 500_000_000, "the queue shows in the RTT"
+    assert done.output["slip"]["p50_ns"] < 20_000_000, "and not in the schedule"
+
+
+def test_a_rate_that_cannot_be_kept_is_reported(netns_pair: Network) -> None:
+    done = ping(netns_pair, "--rate", "50M", "--duration", "0.2", "--timeout", "0.2")
+    assert done.code == 0, done.stderr
+    output = done.output
+    check_account(output)
+    assert "generator" in output["limits"]
+    assert output["load"]["intended_pps"] == 50e6
+    assert output["load"]["achieved_pps"] < 0.9 * 50e6
+    assert output["planned"] == 10_000_000 > output["counts"]["sent"]
+    assert any("was not kept" in warning for warning in output["warnings"])
+
+
+def test_bursts_say_what_was_meant_and_what_was_achieved(netns_pair: Network) -> None:
+    options = ("--rate", "1M", "--burst", "100", "--burst-every", "0.02", "--duration", "0.3")
+    done = ping(netns_pair, *options)
+    assert done.code == 0, done.stderr
+    burst = done.output["burst"]
+    assert done.output["planned"] == 1500
+    assert (burst["packets"], burst["every_ns"], burst["intended_pps"]) == (100, 20_000_000, 1e6)
+    assert 0 < burst["achieved_pps"] <= 1.01e6
+    if burst["achieved_pps"] < 0.99e6:
+        assert "generator" in done.output["limits"]
+
+
+def test_an_interface_that_vanishes_ends_the_run_with_what_was_measured(
+    netns_pair: Network,
+) -> None:
+    with Running(
+        "ping", netns_pair.b.ipv4, "--duration", "30", netns=netns_pair.a.netns
+    ) as running:
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 200)
+        ip("-n", netns_pair.a.netns, "link", "del", netns_pair.a.interface)
+        done = running.finish()
+    assert done.code == 1
+    assert "interface veth0 vanished after" in done.stderr
+    assert done.output["interrupted"] is True
+    assert done.output["counts"]["received"] > 50
+    check_account(done.output)
+
+
+def test_a_link_that_goes_down_and_up_costs_packets_and_not_the_run(netns_pair: Network) -> None:
+    with Running(
+        *("ping", netns_pair.b.ipv4, "--rate", "200", "--duration", "3"),
+        netns=netns_pair.a.netns,
+    ) as running:
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 50)
+        ip("-n", netns_pair.a.netns, "link", "set", netns_pair.a.interface, "down")
+        time.sleep(0.5)
+        ip("-n", netns_pair.a.netns, "link", "set", netns_pair.a.interface, "up")
+        done = running.finish()
+    assert done.code == 0, done.stderr
+    output = done.output
+    check_account(output)
+    assert sum(output["refused"].values()) + output["counts"]["lost"] > 20
+    assert output["counts"]["received"] > 100
+    if output["refused"]:
+        assert any("refused" in warning for warning in output["warnings"])
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_prints_what_was_measured(netns_pair: Network, sign: signal.Signals) -> None:
+    with Running(
+        "ping", netns_pair.b.ipv4, "--duration", "30", netns=netns_pair.a.netns
+    ) as running:
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 200)
+        running.process.send_signal(sign)
+        done = running.finish(timeout_s=10)
+    assert done.code == 0, done.stderr
+    assert done.output["interrupted"] is True
+    assert done.output["counts"]["received"] > 50
+    check_account(done.output)
+
+
+def test_a_neighbour_that_does_not_answer_is_named(netns_pair: Network) -> None:
+    done = ping(netns_pair, target="198.18.0.77")
+    assert (done.code, done.output) == (1, {})
+    assert "198.18.0.77 cannot be reached" in done.stderr
+    assert "ARP" in done.stderr
+
+
+def test_a_target_without_route_is_named(netns_pair: Network) -> None:
+    for target in ("198.19.0.1", "2001:2:1::1"):
+        done = ping(netns_pair, target=target)
+        assert done.code == 1
+        assert f"there is no route to {target}" in done.stderr
+
+
+def test_a_missing_reflector_is_named(netns_pair: Network) -> None:
+    done = ping(netns_pair, "--proto", "stamp")
+    assert done.code == 1
+    assert "nothing reflects STAMP at 198.18.0.2, UDP port 862" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--size", "63"), "the smallest is --size 64"),
+        (("--size", "89", "--proto", "stamp"), "the smallest is --size 90"),
+        (("--size", "9000"), "the largest is --size 1518"),
+        (("--size", "9001"), "the largest is --size 9000"),
+        (("--interface", "nowhere0"), "there is no interface 'nowhere0'"),
+        (("--source", "198.18.9.9"), "cannot send from 198.18.9.9"),
+        (("--source", "::1"), "different IP versions"),
+        (("--cpu", "900"), "cannot run on CPU 900"),
+        (("--packets", "/nonexistent/x.csv"), "cannot write /nonexistent/x.csv"),
+        (("--rate", "0"), "above zero"),
+        (("--rate", "1", "--burst", "10", "--burst-every", "1"), "give --burst-every 10"),
+        (("--count", "99999999999"), "of memory for their stamps"),
+    ],
+)
+def test_bad_input_is_refused_with_the_way_out(
+    netns_pair: Network, args: tuple[str, ...], words: str
+) -> None:
+    done = ping(netns_pair, *args)
+    assert (done.code, done.output) == (2, {}), done.stderr
+    assert words in done.stderr
+
+
+def test_no_space_for_the_packets_keeps_the_summary(netns_pair: Network) -> None:
+    done = ping(netns_pair, "--count", "100", "--packets", "/dev/full")
+    assert done.code == 1
+    assert "cannot write /dev/full" in done.stderr
+    assert done.output["counts"]["received"] == 100
+
+
+def test_without_raw_sockets_ping_sockets_do(netns_pair: Network) -> None:
+    netns_pair.a.run("sysctl", "-qw", "net.ipv4.ping_group_range=0 0")
+    plain = ("setpriv", "--bounding-set", "-net_raw", "--inh-caps", "-net_raw")
+    program = [*plain, find_probe(), "ping", netns_pair.b.ipv4, "--count", "100"]
+    done = subprocess.run(
+        ["ip", "netns", "exec", netns_pair.a.netns, *program], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"path":"ping"' in done.stdout
+    assert '"received":100,' in done.stdout
+    netns_pair.a.run("sysctl", "-qw", "net.ipv4.ping_group_range=1 0")
+    done = subprocess.run(
+        ["ip", "netns", "exec", netns_pair.a.netns, *program], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "not allowed to send echo requests" in done.stderr
+
+
+def test_the_histogram_is_read_by_pythons_library(netns_pair: Network) -> None:
+    output = ping(netns_pair, "--count", "200").output
+    for metric in ("rtt_user", "rtt_kernel", "slip"):
+        decoded = HdrHistogram.decode(output[metric]["hdr"])
+        assert decoded.get_total_count() == 200
+        median = decoded.get_value_at_percentile(50)
+        assert median == pytest.approx(output[metric]["p50_ns"], rel=0.002, abs=1)

@@ -1,0 +1,220 @@
+"""Whole runs on namespaces: to a report, through kills and Ctrl-C, and with things that break."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from planewise.errors import PlanewiseError
+from planewise.measure.experiment import Place
+from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.schedule import LoadTrial
+from planewise.store.rundir import RunReader
+from planewise.testbed import ledger
+from planewise.testbed.host import LocalHost
+from planewise.testbed.model import TestbedSpec
+from planewise.testbed.namespaces import NamespaceTestbed
+
+DESIGN = """\
+title: tiny
+factors: {plane: [veth, bridge], load_type: [none, network], background_guests: 2}
+rtt: {packets: 50}
+sweep: {offered_pps: [5000, 10000], duration_s: 0.1}
+blocks: 2
+"""
+TRIALS = 2 * 2 * 3 * 2
+
+
+@pytest.fixture
+def design(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(DESIGN)
+    return path
+
+
+def planewise(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "planewise", *map(str, arguments)]
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        planewise(*arguments), capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def nothing_is_left() -> bool:
+    return ledger.leftovers() == ()
+
+
+def test_a_design_runs_to_a_recommendation_and_a_report(design: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    finished = run("run", design, "--out", out, "--json")
+    assert finished.returncode == 0, finished.stderr
+    answer = json.loads(finished.stdout)
+    assert (answer["status"], answer["trials_done"], answer["trials_failed"]) == ("done", TRIALS, 0)
+    assert "<html" in (out / "report.html").read_text()
+    assert (out / "recommendation.json").exists()
+    trials = RunReader(out).trials()
+    assert len(trials) == TRIALS
+    for trial in trials:
+        assert trial.counts is not None
+        assert trial.counts.sent == trial.counts.received + trial.counts.lost
+        assert abs(sum(trial.cpu["shared"].values()) - 1) < 0.02
+        if trial.kind == "rtt":
+            assert {"rtt_user", "rtt_kernel", "overhead", "response"} <= set(trial.latency)
+            packets = RunReader(out).packets(trial)
+            assert packets is not None
+            assert packets.height == 50
+    assert nothing_is_left()
+
+
+def test_stamp_round_trips_are_taken_apart_at_frames_of_any_size(tmp_path: Path) -> None:
+    design = tmp_path / "stamp.yaml"
+    design.write_text(
+        "factors: {plane: [bridge]}\n"
+        "rtt: {packets: 20, size_bytes: [128, 9000], protocol: stamp}\n"
+        "blocks: 1\n"
+    )
+    finished = run("run", design, "--out", tmp_path / "run")
+    assert finished.returncode == 0, finished.stderr
+    trials = RunReader(tmp_path / "run").trials()
+    assert [trial.cell["size_bytes"] for trial in trials] == [128, 9000]
+    for trial in trials:
+        assert trial.counts is not None
+        assert trial.counts.received > 0
+        assert trial.latency["overhead"].count == trial.counts.received
+        assert trial.latency["response"].count == trial.counts.received
+
+
+def test_a_dry_run_prints_the_plan_and_makes_nothing(design: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    finished = run("run", design, "--out", out, "--dry-run", "--json")
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)["trials"] == TRIALS
+    assert not out.exists()
+
+
+def test_a_run_killed_at_a_random_moment_is_cleaned_up_and_resumed_whole(
+    design: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        planewise("run", design, "--out", out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    try:
+        deadline = time.monotonic() + 100
+        enough = random.Random(os.getpid()).randrange(1, TRIALS - 2)
+        while time.monotonic() < deadline and _lines(out) < enough:
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr:
+            process.stderr.close()
+    before = _lines(out)
+    assert 0 < before < TRIALS
+    assert run("clean").returncode == 0
+    assert nothing_is_left()
+    finished = run("run", "--resume", out, "--json")
+    assert finished.returncode == 0, finished.stderr
+    answer = json.loads(finished.stdout)
+    assert answer["trials_done"] == TRIALS - before
+    trials = RunReader(out).trials()
+    assert len(trials) == TRIALS
+    assert len({trial.trial for trial in trials}) == TRIALS
+    assert nothing_is_left()
+
+
+def _lines(out: Path) -> int:
+    file = out / "trials.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(design: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        planewise("run", design, "--out", out),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and _lines(out) < 3:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said, complained = process.communicate(timeout=60)
+    assert "Traceback" not in complained
+    assert f"--resume {out}" in said.replace("\n", " ")
+    info = RunReader(out).info
+    assert info.status == "interrupted"
+    assert len(RunReader(out).trials()) >= 3
+    assert nothing_is_left()
+
+
+def test_an_unknown_plane_is_refused_with_a_suggestion(design: Path, tmp_path: Path) -> None:
+    design.write_text(DESIGN.replace("bridge", "brigde"))
+    finished = run("run", design, "--out", tmp_path / "run")
+    assert finished.returncode == 2
+    assert "brigde" in finished.stderr
+    assert "did you mean bridge" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_fills_up_stops_the_run_and_keeps_the_finished_trials(tmp_path: Path) -> None:
+    """On a real, tiny file system: a tmpfs of 100 KiB, in a mount namespace of its own."""
+    design = tmp_path / "tiny.yaml"
+    design.write_text(DESIGN.replace("packets: 50", "packets: 700"))
+    small = tmp_path / "small"
+    small.mkdir()
+    script = (
+        f"mount -t tmpfs -o size=100k tmpfs {small} && "
+        f"{sys.executable} -m planewise run {design} --out {small}/run; code=$?; "
+        f"cat {small}/run/trials.jsonl > {tmp_path}/kept; exit $code"
+    )
+    finished = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert finished.returncode == 1, finished.stderr
+    assert "no space left" in finished.stderr
+    assert "--resume" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    kept = (tmp_path / "kept").read_text().splitlines()
+    assert kept
+    assert all(json.loads(line)["trial"] for line in kept)
+    assert nothing_is_left()
+
+
+def test_an_interface_that_vanishes_during_a_trial_is_named() -> None:
+    with NamespaceTestbed(TestbedSpec("veth")) as testbed:
+        host = LocalHost("generator")
+        try:
+            generator = Generator(host)
+            path = LoadPath(testbed.trial_path(), testbed.counter_points)
+            trial = LoadTrial("vanishing", 5000, 64, 2.0)
+            generator.max_pps(64)
+            guest = testbed.main("responder")
+            remove = ["ip", "link", "delete", guest.interface]
+            timer = threading.Timer(0.7, lambda: host.run(remove, netns=guest.netns))
+            timer.start()
+            with pytest.raises(PlanewiseError, match=guest.interface):
+                measure_load(path, trial, Place("vanishing", {}, 0, 0), generator)
+            timer.join()
+        finally:
+            host.close()
+    assert nothing_is_left()

@@ -1,0 +1,613 @@
+"""Testbeds of real namespaces: guests reach each other, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.testbed import counters, netns
+from planewise.testbed.availability import try_plane
+from planewise.testbed.host import LocalHost, LocalProcess, ProcessTimeoutError, find_probe
+from planewise.testbed.ledger import STATE, leftovers, sweep, token_of
+from planewise.testbed.load import BackgroundLoad, LoadSpec
+from planewise.testbed.model import HOSTS, CounterPoint, Guest, TestbedSpec
+from planewise.testbed.namespaces import NamespaceTestbed, RouterTestbed
+from planewise.testbed.planes import NAMESPACE_PLANES
+
+pytestmark = pytest.mark.linux
+
+PLANES = [plane.name for plane in NAMESPACE_PLANES]
+
+ECHO = """
+import socket, sys
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+with socket.socket(family, socket.SOCK_DGRAM) as it:
+    it.bind((sys.argv[1], 7007))
+    print("ready", file=sys.stderr, flush=True)
+    it.settimeout(10)
+    for _ in range(int(sys.argv[2])):
+        data, who = it.recvfrom(100)
+        it.sendto(data, who)
+"""
+ASK = """
+import socket, sys
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+with socket.socket(family, socket.SOCK_DGRAM) as it:
+    it.settimeout(5)
+    for _ in range(int(sys.argv[2])):
+        it.sendto(b"ping", (sys.argv[1], 7007))
+        assert it.recv(100) == b"ping"
+print("answered")
+"""
+
+
+def need(plane: str) -> None:
+    answer = try_plane(next(one for one in NAMESPACE_PLANES if one.name == plane))
+    if not answer.available:
+        pytest.skip(f"{answer.reason}; {answer.remedy}")
+
+
+def reaches(testbed: NamespaceTestbed, guest: Guest, peer: Guest, ip_version: int) -> bool:
+    """Whether `peer` answers three datagrams of `guest`."""
+    address = peer.ipv4 if ip_version == 4 else peer.ipv6
+    there, here = testbed.hosts[peer.host], testbed.hosts[guest.host]
+    with there.start([sys.executable, "-c", ECHO, address, "3"], netns=peer.netns) as echo:
+        echo.wait_ready("ready", 10)
+        asked = here.run([sys.executable, "-c", ASK, address, "3"], netns=guest.netns, timeout_s=20)
+    return asked.stdout == "answered\n"
+
+
+def ours(token: str) -> list[str]:
+    return [name for name in netns.names() if token_of(name) == token]
+
+
+def token_in(testbed: NamespaceTestbed) -> str:
+    token = token_of(testbed.main("sender").netns)
+    assert token
+    return token
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_main_guests_reach_each_other_and_nothing_is_left(plane: str) -> None:
+    need(plane)
+    with NamespaceTestbed(TestbedSpec(plane)) as testbed:
+        token = token_in(testbed)
+        sender, responder = testbed.main("sender"), testbed.main("responder")
+        for ip_version in (4, 6):
+            assert reaches(testbed, sender, responder, ip_version)
+            assert reaches(testbed, responder, sender, ip_version)
+    assert ours(token) == []
+    assert not (STATE / f"{token}.json").exists()
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_a_big_packet_passes_where_the_mtu_is_big(plane: str) -> None:
+    need(plane)
+    with NamespaceTestbed(TestbedSpec(plane, mtu_bytes=9000)) as testbed:
+        for host in HOSTS:
+            guest = testbed.main(host)
+            text = testbed.hosts[host].run(
+                [sys.executable, "-c",
+                 "import fcntl, socket, struct; s = socket.socket();"
+                 "print(struct.unpack('16xi', fcntl.ioctl(s, 0x8921, b'eth0' + bytes(16)))[0])"],
+                netns=guest.netns,
+            ).stdout  # fmt: skip
+            assert text == "9000\n"
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_capture_and_counter_points_see_the_packets_pass(plane: str) -> None:
+    need(plane)
+    with NamespaceTestbed(TestbedSpec(plane)) as testbed:
+        names = [point.name for point in testbed.capture_points]
+        assert [name for name in names if name.endswith("nic")] == ["sender_nic", "responder_nic"]
+        points = [
+            *testbed.counter_points,
+            *(CounterPoint(one.host, one.netns, one.interface) for one in testbed.capture_points),
+        ]
+        # A bridge counts only what is for the host itself.
+        points = [point for point in points if point.interface != "br0"]
+        before = [counters.read(testbed.hosts[point.host], point) for point in points]
+        assert reaches(testbed, testbed.main("sender"), testbed.main("responder"), 4)
+        for reading in before:
+            point = reading.point
+            now = counters.read(testbed.hosts[point.host], point).since(reading)
+            assert now["rx_packets"] >= 3, point
+            assert now["tx_packets"] >= 3, point
+
+
+def test_the_planes_that_have_a_host_side_have_a_capture_point_there() -> None:
+    expected = {
+        "veth": ["sender_guest", "sender_nic", "responder_nic", "responder_guest"],
+        "bridge": ["sender_guest", "sender_nic", "responder_nic", "responder_guest"],
+        "macvlan": ["sender_nic", "responder_nic"],
+    }
+    for plane, names in expected.items():
+        need(plane)
+        with NamespaceTestbed(TestbedSpec(plane)) as testbed:
+            assert [point.name for point in testbed.capture_points] == names
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_eight_background_guests_a_side_reach_their_peers(plane: str) -> None:
+    need(plane)
+    with NamespaceTestbed(TestbedSpec(plane, None, 8)) as testbed:
+        pairs = list(
+            zip(testbed.background("sender"), testbed.background("responder"), strict=True)
+        )
+        assert len(pairs) == 8
+        for guest, peer in (pairs[0], pairs[7]):
+            assert reaches(testbed, guest, peer, 4)
+            assert reaches(testbed, guest, peer, 6)
+
+
+@pytest.mark.parametrize(
+    ("plane", "background"), [("macvlan", "bridge"), ("veth", "macvlan"), ("bridge", "veth")]
+)
+def test_main_and_background_guests_may_have_different_planes(plane: str, background: str) -> None:
+    need(plane)
+    need(background)
+    with NamespaceTestbed(TestbedSpec(plane, background, 1)) as testbed:
+        for ip_version in (4, 6):
+            assert reaches(testbed, testbed.main("sender"), testbed.main("responder"), ip_version)
+            assert reaches(
+                testbed,
+                testbed.background("sender")[0],
+                testbed.background("responder")[0],
+                ip_version,
+            )
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_the_next_hop_of_a_trial_is_where_the_guests_frames_really_go(plane: str) -> None:
+    need(plane)
+    with NamespaceTestbed(TestbedSpec(plane)) as testbed:
+        path = testbed.trial_path()
+        # The neighbour that the guest's own kernel uses for the destination.
+        ask = (
+            "from pyroute2 import IPRoute\n"
+            "import sys\n"
+            "with IPRoute() as ip:\n"
+            "    route = ip.route('get', dst=sys.argv[1])[0]\n"
+            "    hop = route.get_attr('RTA_GATEWAY') or sys.argv[1]\n"
+            "    print([n.get_attr('NDA_LLADDR') for n in ip.get_neighbours()"
+            " if n.get_attr('NDA_DST') == hop][0])\n"
+        )
+        for destination in (path.destination_ipv4, path.destination_ipv6):
+            said = testbed.hosts["sender"].run(
+                [sys.executable, "-c", ask, destination], netns=path.tx_netns
+            )
+            assert said.stdout.strip() == path.next_hop_mac, said.stderr
+
+
+@pytest.mark.parametrize("ip_version", [4, 6])
+def test_a_router_forwards_between_the_generators_ports(ip_version: int) -> None:
+    forward = """
+import socket, sys
+tx, rx, source_mac, hop_mac, source, destination = sys.argv[1:]
+def mac(text): return bytes.fromhex(text.replace(":", ""))
+def checksum(data):
+    total = sum(int.from_bytes(data[i:i + 2], "big") for i in range(0, len(data), 2))
+    total = (total & 0xFFFF) + (total >> 16)
+    return (~((total & 0xFFFF) + (total >> 16)) & 0xFFFF).to_bytes(2, "big")
+body = b"planewise"
+udp = (9).to_bytes(2, "big") * 2 + (8 + len(body)).to_bytes(2, "big") + b"\\0\\0" + body
+if ":" in source:
+    kind = 0x86DD
+    packet = b"\\x60\\0\\0\\0" + len(udp).to_bytes(2, "big") + bytes([17, 64])
+    packet += socket.inet_pton(socket.AF_INET6, source)
+    packet += socket.inet_pton(socket.AF_INET6, destination)
+else:
+    kind = 0x0800
+    head = b"\\x45\\0" + (20 + len(udp)).to_bytes(2, "big") + b"\\0\\0\\0\\0" + bytes([64, 17])
+    ends = socket.inet_aton(source) + socket.inet_aton(destination)
+    packet = head + checksum(head + b"\\0\\0" + ends) + ends
+frame = mac(hop_mac) + mac(source_mac) + kind.to_bytes(2, "big") + packet + udp
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as receiver:
+    receiver.bind((rx, 3))
+    receiver.settimeout(5)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
+        sender.bind((tx, 0))
+        sender.send(frame)
+    while body not in (got := receiver.recv(2000)):
+        pass
+hops = got[21] if kind == 0x86DD else got[22]
+print("forwarded", hops)
+"""
+    with RouterTestbed(ip_version) as testbed:  # type: ignore[arg-type]
+        path = testbed.trial_path()
+        ran = testbed.hosts["generator"].run(
+            [
+                sys.executable, "-c", forward, path.tx_interface, path.rx_interface,
+                path.source_mac, path.next_hop_mac, path.source(testbed.ip_version),
+                path.destination(testbed.ip_version),
+            ],
+            netns=path.tx_netns,
+            timeout_s=20,
+        )  # fmt: skip
+        assert ran.stdout == "forwarded 63\n", ran.stderr
+        for point in testbed.counter_points:
+            role = point.host
+            reading = counters.read(testbed.hosts[role], point).counters
+            assert reading["rx_packets"] + reading["tx_packets"] >= 1, point
+
+
+def test_two_testbeds_at_once_do_not_see_each_other() -> None:
+    with (
+        NamespaceTestbed(TestbedSpec("bridge")) as one,
+        NamespaceTestbed(TestbedSpec("veth")) as two,
+    ):
+        assert token_in(one) != token_in(two)
+        assert not {token_in(one), token_in(two)} & {found.token for found in leftovers()}
+        assert reaches(one, one.main("sender"), one.main("responder"), 4)
+        assert reaches(two, two.main("sender"), two.main("responder"), 4)
+        gone = token_in(two)
+        two.__exit__()
+        assert ours(gone) == []
+        assert reaches(one, one.main("sender"), one.main("responder"), 6)
+
+
+def test_an_error_inside_tears_down_and_passes_on() -> None:
+    def build_and_fail() -> None:
+        with NamespaceTestbed(TestbedSpec("veth", None, 2)) as testbed:
+            tokens.append(token_in(testbed))
+            processes.append(testbed.hosts["sender"].start(["sleep", "600"]))
+            raise ValueError("mine")
+
+    tokens: list[str] = []
+    processes: list[LocalProcess] = []
+    with pytest.raises(ValueError, match="mine"):
+        build_and_fail()
+    assert ours(tokens[0]) == []
+    assert not processes[0].running
+
+
+def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = []
+
+    def fail(self: netns.NamespaceThread, name: str) -> None:
+        tokens.append(str(token_of(name)))
+        if name.endswith("-rm0"):
+            raise OSError(28, "No space left on device")
+        self._create(name)
+
+    monkeypatch.setattr(netns.NamespaceThread, "create_here", fail)
+    with (
+        pytest.raises(PlanewiseError, match="No space left"),
+        NamespaceTestbed(TestbedSpec("veth")),
+    ):
+        pytest.fail("it was built")
+    assert len(set(tokens)) == 1
+    assert ours(tokens[0]) == []
+
+
+def test_a_vanished_interface_is_named() -> None:
+    with NamespaceTestbed(TestbedSpec("veth")) as testbed:
+        guest, host = testbed.main("sender"), testbed.hosts["sender"]
+        remove = "from pyroute2 import IPRoute; IPRoute().link('del', ifname='eth0')"
+        host.run([sys.executable, "-c", remove], netns=guest.netns).check()
+        with pytest.raises(PlanewiseError, match="eth0 on sender vanished"):
+            counters.read(host, CounterPoint("sender", guest.netns, "eth0"))
+
+
+def test_a_vanished_namespace_is_named() -> None:
+    with NamespaceTestbed(TestbedSpec("veth")) as testbed:
+        guest = testbed.main("sender")
+        netns.remove(guest.netns)
+        with pytest.raises(PlanewiseError, match=f"{guest.netns} is gone"):
+            testbed.hosts["sender"].run(["true"], netns=guest.netns)
+
+
+def test_a_process_runs_in_its_guest_and_ends_with_the_host() -> None:
+    with NamespaceTestbed(TestbedSpec("veth")) as testbed:
+        host, guest = testbed.hosts["responder"], testbed.main("responder")
+        process = host.start(["sleep", "600"], netns=guest.netns)
+        time.sleep(0.05)
+        assert netns.processes_in([guest.netns]) == {process.pid: guest.netns}
+        with pytest.raises(ProcessTimeoutError, match="sleep still runs"):
+            process.wait(0.01)
+        host.close()
+        assert not process.running
+    with pytest.raises(UnsupportedError, match="no-such-program"):
+        LocalHost("x").run(["no-such-program"])
+
+
+def test_a_process_deaf_to_sigint_is_stopped_all_the_same() -> None:
+    deaf = "import signal, sys, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); print('ready', file=sys.stderr, flush=True); time.sleep(600)"  # noqa: E501
+    process = LocalHost("x").start([sys.executable, "-c", deaf])
+    process.wait_ready("ready", 10)
+    assert process.stop().exit_code == 128 + signal.SIGKILL
+
+
+# What survives a kill.
+
+BUILD_AND_WAIT = """
+import sys, time
+from planewise.testbed.model import TestbedSpec
+from planewise.testbed.namespaces import NamespaceTestbed
+print("building", flush=True)
+with NamespaceTestbed(TestbedSpec("bridge", None, int(sys.argv[1]))) as testbed:
+    testbed.hosts["sender"].start(["sleep", "600"], netns=testbed.main("sender").netns)
+    print(testbed.main("sender").netns, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def run() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", BUILD_AND_WAIT, "8"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+    sweep()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_polite_kill_tears_down(run: subprocess.Popen[str], number: signal.Signals) -> None:
+    assert line_of(run) == "building"
+    token = token_of(line_of(run))
+    assert token
+    run.send_signal(number)
+    assert run.wait(20) != 0
+    assert ours(token) == []
+    assert not (STATE / f"{token}.json").exists()
+
+
+def test_clean_leaves_a_live_run_alone_and_removes_a_killed_one(
+    run: subprocess.Popen[str],
+) -> None:
+    assert line_of(run) == "building"
+    token = token_of(line_of(run))
+    assert token
+    sweep()
+    assert len(ours(token)) == 20
+    run.kill()
+    run.wait()
+    (found,) = [one for one in leftovers() if one.token == token]
+    assert len(found.namespaces) == 20
+    assert "bridge" in found.what
+    assert token in [one.token for one in sweep()]
+    assert ours(token) == []
+    assert token not in [one.token for one in leftovers()]
+
+
+def test_clean_removes_what_a_kill_at_any_moment_left() -> None:
+    generator = random.Random(9)
+    for _ in range(6):
+        with subprocess.Popen(
+            [sys.executable, "-c", BUILD_AND_WAIT, "8"], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert line_of(process) == "building"
+            time.sleep(generator.uniform(0, 0.4))
+            process.kill()
+        sweep()
+        left = [one for one in leftovers() if f'"pid": {process.pid},' in str(one)]
+        assert left == []
+    assert [one for one in leftovers() if one.what.startswith("testbed bridge, 8")] == []
+
+
+def test_clean_ends_a_process_that_outlived_its_run(run: subprocess.Popen[str]) -> None:
+    assert line_of(run) == "building"
+    name = line_of(run)
+    # Not started by the run, so not tied to its life.
+    host = LocalHost("stray")
+    stray = host.start(["sleep", "600"], netns=name)
+    run.kill()
+    run.wait()
+    time.sleep(0.05)
+    ended = [pid for one in sweep() for pid in one.processes]
+    assert stray.pid in ended
+    assert stray.wait(5).exit_code == 128 + signal.SIGKILL
+
+
+def test_clean_never_touches_a_name_that_is_not_ours() -> None:
+    netns.prepare_run()
+    thread = netns.NamespaceThread("test")
+    name = f"pw-test{os.getpid()}"
+    thread.create(name)
+    try:
+        assert name not in [other for one in leftovers() for other in one.namespaces]
+        sweep()
+        assert name in netns.names()
+    finally:
+        thread.close()
+        netns.remove(name)
+
+
+def test_clean_removes_a_namespace_whose_file_is_gone() -> None:
+    netns.prepare_run()
+    thread = netns.NamespaceThread("test")
+    thread.create("pw-00000000-s")
+    thread.close()
+    (found,) = [one for one in sweep() if one.token == "00000000"]
+    assert found.namespaces == ("pw-00000000-s",)
+    assert "pw-00000000-s" not in netns.names()
+
+
+def test_a_taken_name_is_said_and_left_alone() -> None:
+    netns.prepare_run()
+    thread = netns.NamespaceThread("test")
+    name = f"pw-test{os.getpid()}"
+    thread.create(name)
+    try:
+        with pytest.raises(PlanewiseError, match=f"called {name} already"):
+            thread.create(name)
+        assert name in netns.names()
+    finally:
+        thread.close()
+        netns.remove(name)
+
+
+# Background load.
+
+
+def need_probe() -> None:
+    try:
+        probe = find_probe()
+    except UnsupportedError as error:
+        pytest.skip(f"{error.what}; {error.remedy}")
+    if "blast" not in subprocess.run([probe, "--help"], capture_output=True, text=True).stdout:
+        pytest.skip("this pw-probe makes no load; run `make setup`")
+
+
+@pytest.mark.parametrize("location", HOSTS)
+def test_cpu_load_burns_in_every_background_guest(location: str) -> None:
+    need_probe()
+    spec = LoadSpec("cpu", location, cpu_share=0.2)  # type: ignore[arg-type]
+    with NamespaceTestbed(TestbedSpec("bridge", None, 8)) as testbed:
+        with BackgroundLoad(testbed, spec) as load:
+            guests = testbed.background(spec.location)
+            busy = netns.processes_in([guest.netns for guest in guests])
+            assert sorted(busy.values()) == sorted(guest.netns for guest in guests)
+            time.sleep(0.5)
+            load.check()
+        assert netns.processes_in([guest.netns for guest in guests]) == {}
+    report = load.report
+    assert report
+    assert report.guests == 8
+    assert report.cpu_s > 0
+    assert 0 < report.cpu_share <= 0.25
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_network_load_arrives_at_its_location(plane: str) -> None:
+    need(plane)
+    need_probe()
+    spec = LoadSpec("network", "sender", rate_pps=4000, burst=20, payload_bytes=200)
+    with NamespaceTestbed(TestbedSpec(plane, None, 4)) as testbed:
+        with BackgroundLoad(testbed, spec) as load:
+            points = [
+                CounterPoint("sender", guest.netns, guest.interface)
+                for guest in testbed.background("sender")
+            ]
+            before = [counters.read(testbed.hosts["sender"], point) for point in points]
+            time.sleep(0.5)
+            for reading in before:
+                now = counters.read(testbed.hosts["sender"], reading.point).since(reading)
+                assert now["rx_packets"] >= 20
+        report = load.report
+    assert report
+    assert report.sent > 0
+    assert 0 < report.received <= report.sent
+
+
+def test_a_load_that_died_is_noticed() -> None:
+    need_probe()
+    with NamespaceTestbed(TestbedSpec("veth", None, 2)) as testbed:
+        with BackgroundLoad(testbed, LoadSpec("cpu", "sender", limit_s=0.2)) as load:
+            time.sleep(0.6)
+            with pytest.raises(PlanewiseError, match="ended by itself"):
+                load.check()
+        assert load.report
+        assert "ended before the end" in load.report.warnings[0]
+
+
+def test_a_load_without_guests_is_refused() -> None:
+    with (
+        NamespaceTestbed(TestbedSpec("veth")) as testbed,
+        pytest.raises(BadInputError, match="needs background guests"),
+        BackgroundLoad(testbed, LoadSpec("cpu")),
+    ):
+        pytest.fail("it was started")
+
+
+# A plain user.
+
+PLAIN = """
+import os, sys
+from planewise.testbed import privilege
+privilege.ensure()
+from planewise.testbed.model import TestbedSpec
+from planewise.testbed.namespaces import NamespaceTestbed
+from planewise.testbed import netns
+print("ready", flush=True)
+with NamespaceTestbed(TestbedSpec("macvlan", None, 2)) as testbed:
+    host = testbed.hosts["sender"]
+    print(len(netns.names()), host.run(["id", "-u"]).stdout.strip(), flush=True)
+    print(testbed.main("sender").netns, flush=True)
+    if sys.argv[1:]:
+        host.start(["sleep", "321"], netns=testbed.main("sender").netns)
+        sys.stdin.readline()
+print(netns.names())
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def plain() -> list[str]:
+    """A command line that runs Python as a user without any privilege."""
+    setpriv = shutil.which("setpriv")
+    if os.geteuid() != 0 or os.getpid() == 1 or not setpriv:
+        pytest.skip("only root can become a plain user")
+    packages = [path for path in sys.path if path.endswith(("site-packages", "src"))]
+    # The interpreter of the virtual environment may live where only root may look.
+    python = "/usr/bin/python3"
+    command = [
+        setpriv, "--reuid=65534", "--regid=65534", "--clear-groups",
+        "env", f"PYTHONPATH={':'.join(packages)}", python,
+    ]  # fmt: skip
+    script = "import planewise.testbed.namespaces, sys; sys.exit(sys.version_info < (3, 11))"
+    tried = subprocess.run([*command, "-c", script], capture_output=True, text=True, cwd="/")
+    if tried.returncode != 0:
+        pytest.skip(f"a plain user cannot run this Python: {tried.stderr.strip()[-200:]}")
+    script = "from planewise.testbed import privilege; privilege.ensure()"
+    tried = subprocess.run([*command, "-c", script], capture_output=True, text=True, cwd="/")
+    if "UnsupportedError" in tried.stderr:
+        pytest.skip(tried.stderr.strip().splitlines()[-1])
+    return command
+
+
+def test_a_plain_user_builds_a_testbed_and_the_exit_code_comes_out(plain: list[str]) -> None:
+    ran = subprocess.run([*plain, "-c", PLAIN], capture_output=True, text=True, timeout=60, cwd="/")
+    ready, built, name, left = ran.stdout.splitlines()
+    assert (ready, built, left) == ("ready", "8 0", "()"), ran.stderr
+    assert ran.returncode == 5
+    assert name not in netns.names()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_survives_a_plain_users_run_that_is_killed(
+    plain: list[str], number: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        [*plain, "-c", PLAIN, "wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    ) as run:
+        assert line_of(run) == "ready"
+        assert line_of(run) == "8 0"
+        inside = children_of(run.pid)
+        assert inside
+        run.send_signal(number)
+        assert run.wait(20) != 0
+        deadline = time.monotonic() + 10
+        while any(Path(f"/proc/{pid}").exists() for pid in inside):
+            assert time.monotonic() < deadline, "processes survived"
+            time.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            found += [int(child), *children_of(int(child))]
+    return found

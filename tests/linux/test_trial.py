@@ -1,0 +1,244 @@
+"""pw-probe trial on real namespaces: every frame is accounted for, every limit has its name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from planewise.testbed.host import find_probe
+from tests.linux.probe import Network, Outcome, Running, eventually, forwarder, ip, run
+
+pytestmark = pytest.mark.linux
+
+KNOWN_MAX = ("--max-pps", "10M")
+"""Spares a trial the measurement of the generator."""
+
+
+def trial(network: Network, *args: str, ipv6: bool = False) -> Outcome:
+    destination = network.b.ipv6 if ipv6 else network.b.ipv4
+    path = ("--tx", network.a.spec, "--rx", network.b.spec, "--dst", destination)
+    return run("trial", *path, *KNOWN_MAX, *args)
+
+
+def check_account(output: dict[str, Any]) -> None:
+    """Every frame is somewhere. On a busy machine the kernel itself loses some, and says so."""
+    assert output["sent"] == output["received"] + output["lost"]
+    explained = sum(part["count"] for part in output["loss"])
+    assert output["unexplained"] == output["lost"] - explained
+    assert output["sent"] > output["planned"] / 2
+
+
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+def test_a_trial_over_a_cable_loses_nothing_that_no_counter_explains(
+    netns_pair: Network, ipv6: bool
+) -> None:
+    done = trial(netns_pair, "--rate", "2k", "--duration", "0.5", "--flows", "7", ipv6=ipv6)
+    assert done.code == 0, done.stderr
+    output = done.output
+    check_account(output)
+    assert output["planned"] == 1000
+    assert output["unexplained"] == 0
+    assert (output["duplicate"], output["reordered"]) == (0, 0)
+    assert output["size_bytes"] == (84 if ipv6 else 64)
+    assert output["latency"]["count"] == output["received"]
+    assert output["latency"]["min_ns"] > 0
+    assert output["warmup"]["received"]
+    assert sum(output["cpu"]["all"].values()) == pytest.approx(1)
+    sink = next(place for place in output["counters"] if place["role"] == "rx")
+    assert sink["after"]["rx_packets"] - sink["before"]["rx_packets"] >= output["received"]
+
+
+def test_loss_duplicates_and_reordering_of_a_forwarder_are_counted_exactly(
+    netns_relay: Network,
+) -> None:
+    with forwarder(netns_relay.middle, drop=3, twice=5, hold=7):
+        done = trial(netns_relay, "--rate", "500", "--duration", "1", "--drain", "10")
+    assert done.code == 0, done.stderr
+    output = done.output
+    assert output["warmup"]["received"]
+    sent = output["sent"]
+    # A frame that is held when the last one has passed stays where it is.
+    kept = 1 if sent % 10 == 8 else 0
+    assert output["lost"] == len(range(3, sent, 10)) + kept
+    assert output["duplicate"] == len(range(5, sent, 10))
+    assert output["reordered"] == len(range(7, sent, 10)) - kept
+    check_account(output)
+    # The forwarder keeps no counter: nobody explains the loss.
+    assert output["unexplained"] == output["lost"]
+    assert ("sut" in output["limits"]) != ("generator" in output["limits"])
+
+
+def test_frames_that_a_queue_drops_are_explained_by_its_counter(netns_relay: Network) -> None:
+    middle = netns_relay.middle
+    for netns in (netns_relay.a.netns, netns_relay.b.netns, middle):
+        # Nothing but the trial shall pass the queue.
+        off = ("sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1")
+        subprocess.run(["ip", "netns", "exec", netns, *off], check=True)
+    ip("-n", middle, "link", "add", "joint", "type", "bridge")
+    for interface in ("left", "right"):
+        ip("-n", middle, "link", "set", interface, "master", "joint")
+    ip("-n", middle, "link", "set", "joint", "up")
+    shape = ("tbf", "rate", "100kbit", "burst", "2kb", "limit", "2kb")
+    shaped = subprocess.run(
+        ["tc", "-n", middle, "qdisc", "add", "dev", "right", "root", *shape],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if shaped.returncode:
+        pytest.skip(f"this kernel has no tbf: {shaped.stderr.strip()}")
+    done = trial(netns_relay, "--rate", "1k", "--duration", "1", "--counter", f"right@{middle}")
+    assert done.code == 0, done.stderr
+    output = done.output
+    assert output["lost"] > 100
+    check_account(output)
+    assert output["unexplained"] == 0
+    assert output["excess_drops"] <= 5
+    queue = [part for part in output["loss"] if part["where"] == f"right@{middle}"]
+    assert [part["counter"] for part in queue] == ["qdisc_drops"]
+
+
+def test_a_late_frame_counts_as_lost_and_says_so(netns_relay: Network) -> None:
+    # Each held frame waits for its successor, 20 ms later; 5 ms is the limit here.
+    with forwarder(netns_relay.middle, hold=7):
+        done = trial(netns_relay, "--rate", "50", "--duration", "1", "--drain", "0.005")
+    output = done.output
+    assert output["late"] >= 3
+    check_account(output)
+    assert {"where": netns_relay.b.spec, "counter": "late", "count": output["late"]} in output[
+        "loss"
+    ]
+
+
+def test_the_accounts_balance_when_the_sink_cannot_keep_up(netns_pair: Network) -> None:
+    # Generator and sink share one CPU and a small ring: some or much may be lost there.
+    one_cpu = ("--tx-cpu", "0", "--rx-cpu", "0", "--ring-mib", "1")
+    done = trial(netns_pair, "--rate", "300k", "--duration", "0.3", *one_cpu)
+    output = done.output
+    assert output["sent"] == output["received"] + output["lost"]
+    assert output["unexplained"] == 0
+    assert ("sink" in output["limits"]) == (output["sink"]["dropped"] > 0)
+    assert "sut" not in output["limits"]
+
+
+def test_a_rate_beyond_the_generator_is_its_limit_and_not_the_suts(netns_pair: Network) -> None:
+    network = netns_pair
+    path = ("--tx", network.a.spec, "--rx", network.b.spec, "--dst", network.b.ipv4)
+    output = run("trial", *path, "--rate", "100M", "--duration", "0.1").output
+    assert output["generator"]["max_pps"] < 100e6
+    assert output["generator"]["max_pps_from"] == "private veth pair"
+    assert output["achieved_pps"] < output["intended_pps"]
+    assert "generator" in output["limits"]
+    assert "sut" not in output["limits"]
+    assert output["sent"] == output["received"] + output["lost"]
+
+
+def test_the_generator_can_be_measured_alone() -> None:
+    done = run("trial", "--calibrate-only", "--size", "128")
+    assert done.code == 0, done.stderr
+    assert done.output["size_bytes"] == 128
+    assert done.output["max_pps"] > 1000
+
+
+def test_the_sinks_namespace_answers_no_frame(netns_pair: Network) -> None:
+    def unreachables() -> int:
+        lines = netns_pair.b.run("cat", "/proc/net/snmp").splitlines()
+        names, values = [line.split() for line in lines if line.startswith("Icmp:")]
+        return int(values[names.index("OutDestUnreachs")])
+
+    before = unreachables()
+    output = trial(netns_pair, "--rate", "1k", "--duration", "0.3").output
+    assert output["received"] > 100
+    assert unreachables() == before
+
+
+def test_nothing_of_a_trial_stays_in_the_sinks_namespace(netns_pair: Network) -> None:
+    trial(netns_pair, "--rate", "1k", "--duration", "0.1")
+    try:
+        tables = netns_pair.b.run("nft", "list", "tables")
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        tables = ""
+    assert "pw-trial" not in tables
+    # The port is free again.
+    assert trial(netns_pair, "--rate", "1k", "--duration", "0.1").code == 0
+
+
+def test_an_interface_that_vanishes_is_named_and_what_was_counted_is_kept(
+    netns_pair: Network,
+) -> None:
+    path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
+    with Running("trial", *path, *KNOWN_MAX, "--rate", "1k", "--duration", "20") as running:
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 200)
+        ip("-n", netns_pair.a.netns, "link", "del", netns_pair.a.interface)
+        done = running.finish()
+    assert done.code == 1
+    assert netns_pair.a.spec in done.stderr or netns_pair.b.spec in done.stderr
+    assert "vanished" in done.stderr
+    assert done.output["error"]["what"] in done.stderr
+    assert done.output["received"] > 100
+    assert done.output["sent"] == done.output["received"] + done.output["lost"]
+
+
+def test_an_interrupted_trial_prints_what_it_has(netns_pair: Network) -> None:
+    path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
+    with Running("trial", *path, *KNOWN_MAX, "--rate", "1k", "--duration", "20") as running:
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 200)
+        done = running.stop()
+    assert done.code == 0
+    assert done.output["interrupted"] is True
+    assert 100 < done.output["received"] <= done.output["sent"] < 20_000
+    assert done.output["unexplained"] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("--tx", "none@{a}"), 2, ("no interface none@{a}", "ip link")),
+        (("--tx", "veth0@pwt-none"), 2, ("pwt-none", "ip netns")),
+        (("--tx", "veth0@pid:1000000000"), 2, ("pid:1000000000",)),
+        (("--dst", "198.18.9.9"), 1, ("no route to 198.18.9.9", "veth0@{a}")),
+        (("--dst", "198.18.0.77"), 1, ("ARP for 198.18.0.77", "--dst-mac")),
+        (("--size", "63"), 2, ("64 to 65535",)),
+        (("--size", "9000"), 2, ("MTU", "1518")),
+        (("--dst", "2001:2::2", "--size", "64"), 2, ("84 to 65535",)),
+        (("--dst", "2001:2::2", "--ip", "4"), 2, ("--ip 4",)),
+        (("--tx-cpu", "1000"), 2, ("CPU 1000",)),
+        (("--counter", "none@{b}"), 2, ("no interface none@{b}",)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_bad_input_gets_one_clear_sentence_and_the_way_out(
+    netns_pair: Network, args: tuple[str, ...], code: int, words: tuple[str, ...]
+) -> None:
+    names = {"a": netns_pair.a.netns, "b": netns_pair.b.netns}
+    defaults = {"--tx": netns_pair.a.spec, "--rx": netns_pair.b.spec, "--dst": netns_pair.b.ipv4}
+    given = dict(zip(args[::2], args[1::2], strict=True))
+    options = defaults | {"--rate": "100", "--duration": "0.1"} | given
+    flat = [part.format(**names) for pair in options.items() for part in pair]
+    done = run("trial", *KNOWN_MAX, *flat)
+    assert done.code == code, done.stderr
+    for word in words:
+        assert word.format(**names) in done.stderr
+    assert "panicked" not in done.stderr
+
+
+def test_missing_privileges_are_named_with_the_way_out(netns_pair: Network) -> None:
+    if not os.access("/etc/shadow", os.R_OK):
+        pytest.skip("only root can give up its privileges here")
+    drop = ("setpriv", "--reuid", "65534", "--clear-groups", "--inh-caps=-all")
+    ends = ("--tx", netns_pair.a.interface, "--rx", netns_pair.a.interface)
+    path = (*ends, "--dst", "198.18.0.2", "--rate", "10")
+    done = subprocess.run(
+        ["ip", "netns", "exec", netns_pair.a.netns, *drop, find_probe(), "trial", *path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Permission denied" in done.stderr or "failed to execute" in done.stderr:
+        pytest.skip("nobody may run the binary where it lies")
+    assert done.returncode == 1
+    assert "CAP_NET_RAW" in done.stderr
+    assert "unshare" in done.stderr

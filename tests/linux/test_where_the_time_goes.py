@@ -1,0 +1,171 @@
+"""The parts of a round trip add up to it in every packet, and lie where they were planted."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import polars as pl
+import pytest
+
+from planewise.measure.experiment import Place
+from planewise.measure.rtt import RttPath, measure_rtt, parts_ns
+from planewise.measure.schedule import RttTrial
+from planewise.testbed import netns
+from planewise.testbed.apply import apply
+from planewise.testbed.host import LocalHost
+from planewise.testbed.ledger import Ownership
+from planewise.testbed.model import CapturePoint, Guest, HostRole
+from planewise.testbed.namespaces import new_namespace
+from planewise.testbed.netns import NamespaceThread
+from planewise.testbed.plan import AddVeth, Plan, SetAddress, SetUp, Step
+
+SENDER_DELAY_S = 0.004
+RESPONDER_DELAY_S = 0.002
+PACKETS = 40
+
+ETH_P_ALL = 0x0003
+PACKET_OUTGOING = 4
+
+
+def plan_chain(names: dict[str, str]) -> Plan:
+    """guest - sender host - wire - responder host - guest; the hosts forward in user space."""
+    steps: list[Step] = []
+    for name in names.values():
+        steps += new_namespace(name)
+    links = (
+        ("guest_a", "eth0", "02:70:77:60:00:01", "sender", "port0", "02:70:77:60:00:02"),
+        ("sender", "wire0", "02:70:77:60:00:03", "responder", "wire0", "02:70:77:60:00:04"),
+        ("responder", "port0", "02:70:77:60:00:05", "guest_b", "eth0", "02:70:77:60:00:06"),
+    )
+    for number, (left, left_if, left_mac, right, right_if, right_mac) in enumerate(links):
+        index = 20 + number  # of its own: see AddVeth
+        steps.append(
+            AddVeth(names[left], left_if, index, left_mac, names[right], right_if, right_mac, 1500)
+        )
+        steps += [SetUp(names[left], left_if), SetUp(names[right], right_if)]
+    steps += [
+        SetAddress(names["guest_a"], "eth0", "198.18.0.1/15"),
+        SetAddress(names["guest_b"], "eth0", "198.18.0.2/15"),
+    ]
+    return Plan(tuple(steps))
+
+
+def packet_socket(interface: str) -> socket.socket:
+    opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    opened.bind((interface, ETH_P_ALL))
+    return opened
+
+
+def forward(
+    towards: socket.socket, back: socket.socket, delay_s: float, stop: threading.Event
+) -> None:
+    """Copies frames between two interfaces; those towards the responder sleep first."""
+    while not stop.is_set():
+        for ready in select.select([towards, back], [], [], 0.05)[0]:
+            frame, address = ready.recvfrom(2048)
+            if address[2] == PACKET_OUTGOING:
+                continue
+            if ready is towards:
+                time.sleep(delay_s)
+                back.send(frame)
+            else:
+                towards.send(frame)
+
+
+@contextmanager
+def forwarder(where: str, towards: str, back: str, delay_s: float) -> Iterator[None]:
+    thread = NamespaceThread("forwarder")
+    opened = [thread.call(where, packet_socket, interface) for interface in (towards, back)]
+    stop = threading.Event()
+    worker = threading.Thread(target=forward, args=(*opened, delay_s, stop))
+    worker.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        worker.join()
+        for one in opened:
+            one.close()
+        thread.close()
+
+
+@pytest.fixture
+def path() -> Iterator[RttPath]:
+    netns.prepare_run()
+    with ExitStack() as stack:
+        ownership = Ownership.take("planted delays")
+        stack.callback(ownership.release)
+        short = {"guest_a": "ga", "sender": "s", "responder": "r", "guest_b": "gb"}
+        names = {role: ownership.name(suffix) for role, suffix in short.items()}
+        for name in names.values():
+            stack.callback(netns.remove, name)
+        thread = NamespaceThread("apply")
+        stack.callback(thread.close)
+        apply(plan_chain(names), thread)
+        stack.enter_context(forwarder(names["sender"], "port0", "wire0", SENDER_DELAY_S))
+        stack.enter_context(forwarder(names["responder"], "wire0", "port0", RESPONDER_DELAY_S))
+        hosts: dict[HostRole, LocalHost] = {
+            "sender": LocalHost("sender", names["sender"]),
+            "responder": LocalHost("responder", names["responder"]),
+        }
+        for host in hosts.values():
+            stack.callback(host.close)
+        guests = {
+            role: Guest(
+                name=role,
+                host=role,
+                role="main",
+                index=0,
+                plane="veth",
+                netns=names[f"guest_{letter}"],
+                interface="eth0",
+                mac="",
+                ipv4=f"198.18.0.{number}",
+                ipv6="",
+            )
+            for role, letter, number in (("sender", "a", 1), ("responder", "b", 2))
+        }
+        yield RttPath(
+            hosts=hosts,
+            sender=guests["sender"],
+            responder=guests["responder"],
+            capture_points=[
+                CapturePoint("sender_nic", "sender", names["sender"], "wire0"),
+                CapturePoint("responder_nic", "responder", names["responder"], "wire0"),
+            ],
+            not_measurable={},
+        )
+
+
+def test_planted_delays_are_found_where_they_were_planted_in_every_packet(path: RttPath) -> None:
+    trial = RttTrial("planted", frequency_pps=50, size_bytes=64, packets=PACKETS)
+    result = measure_rtt(path, trial, Place("planted", {"plane": "veth"}, 0, 0))
+    packets = result.packets
+    assert packets is not None
+    assert packets.height == PACKETS
+    parts = parts_ns(packets)
+    assert len(parts["overhead"]) == len(parts["response"]) == PACKETS
+
+    rtt = (packets["user_rx_ns"] - packets["user_tx_ns"]).to_numpy()
+    wire = packets.select(
+        (pl.col("sender_nic_reply_ns") - pl.col("sender_nic_request_ns"))
+        - (pl.col("responder_nic_reply_ns") - pl.col("responder_nic_request_ns"))
+    ).to_series()
+    # What was planted is a floor for every single packet, and nothing is lost or counted twice.
+    assert parts["overhead"].min() >= SENDER_DELAY_S * 1e9
+    assert parts["response"].min() >= RESPONDER_DELAY_S * 1e9
+    assert wire.min() >= 0  # type: ignore[operator]
+    assert (parts["overhead"] + wire.to_numpy() + parts["response"] == rtt).all()
+
+    record = result.record
+    assert record.latency["overhead"].p50_ns >= SENDER_DELAY_S * 1e9
+    assert record.latency["response"].p50_ns >= RESPONDER_DELAY_S * 1e9
+    assert {capture.point: capture.packets for capture in record.captures} == {
+        "sender_nic": 2 * PACKETS,
+        "responder_nic": 2 * PACKETS,
+    }

@@ -1,0 +1,149 @@
+"""What is exported reads back the same, from every format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planewise.errors import BadInputError, PlanewiseError
+from planewise.store import exporters, importers
+from planewise.store.loads import LoadTrials, TrialColumns
+from tests.unit import importer_samples as samples
+
+SUFFIXES = [".csv", ".json", ".parquet"]
+COLUMNS = ("offered_pps", "sent", "received", "duration_s", "drops", "cpu", "limited", "order")
+
+unknown = st.just(float("nan"))
+text = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=12
+).map(str.strip)
+rows = st.lists(
+    st.tuples(
+        st.floats(1e-3, 1e12),
+        st.integers(1, 2**53),
+        st.floats(0, 1),
+        st.floats(1e-6, 1e6) | unknown,
+        st.integers(0, 2**40).map(float) | unknown,
+        st.floats(0, 1) | unknown,
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@st.composite
+def load_trials(draw: st.DrawFn) -> LoadTrials:
+    columns = TrialColumns(Path("made.txt"))
+    drawn = draw(rows)
+    for offered, sent, share, duration, drops, cpu, limited in drawn:
+        columns.add(
+            line=1,
+            offered_pps=offered,
+            sent=sent,
+            received=float(int(sent * share)),
+            duration_s=duration,
+            drops=drops,
+            cpu=cpu,
+            limited=limited,
+        )
+    return columns.finish(
+        format_name=draw(st.sampled_from(importers.names())),
+        curve=draw(text | st.just("")),
+        order=draw(st.permutations(range(len(drawn)))),
+        info=draw(st.dictionaries(text, text | st.integers(-(2**50), 2**50), max_size=3)),
+        notes=draw(st.lists(text, max_size=2)),
+        reported=draw(
+            st.dictionaries(st.sampled_from(["ndr_pps", "pdr_pps"]), st.floats(0, 1e9), max_size=2)
+        ),
+    )
+
+
+def assert_equal(found: LoadTrials, expected: LoadTrials) -> None:
+    for name in COLUMNS:
+        one, other = getattr(found, name), getattr(expected, name)
+        if one is None or other is None:
+            assert one is other, name
+        else:
+            assert np.array_equal(one, other, equal_nan=one.dtype.kind == "f"), name
+    assert found.name == expected.name
+    assert found.format == expected.format
+    assert found.info == expected.info
+    assert found.notes == expected.notes
+    assert found.reported == expected.reported
+
+
+def assert_comes_back(curves: list[LoadTrials], file: Path) -> None:
+    exporters.write(curves, file)
+    found = importers.read(file)
+
+    assert len({one.curve for one in found}) == len(curves)
+    for one, other in zip(found, curves, strict=True):
+        assert_equal(one, other)
+    if len(curves) == 1:
+        assert found[0].curve == curves[0].curve
+
+
+several = st.lists(load_trials(), min_size=1, max_size=4)
+sharing = [HealthCheck.function_scoped_fixture]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+@settings(max_examples=50, deadline=None, suppress_health_check=sharing)
+@given(curves=several)
+def test_curves_come_back_as_they_were(
+    suffix: str, curves: list[LoadTrials], tmp_path: Path
+) -> None:
+    assert_comes_back(curves, tmp_path / f"trials{suffix}")
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=sharing)
+@given(curves=several)
+def test_curves_come_back_from_parquet_as_they_were(
+    curves: list[LoadTrials], tmp_path: Path
+) -> None:
+    assert_comes_back(curves, tmp_path / "trials.parquet")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_reported_numbers_without_trials_come_back(suffix: str, tmp_path: Path) -> None:
+    source = tmp_path / "test.info.json"
+    source.write_text(samples.csit())
+    file = tmp_path / f"trials{suffix}"
+
+    exporters.write(importers.read(source), file)
+    (found,) = importers.read(file)
+
+    assert len(found) == 0
+    assert found.reported == {"ndr_pps": 1e6, "pdr_pps": 1.2e6}
+
+
+def test_a_table_of_another_program_in_parquet_is_read(tmp_path: Path) -> None:
+    pl = pytest.importorskip("polars")
+    file = tmp_path / "theirs.parquet"
+    pl.DataFrame({"offered_pps": [1, 2], "sent": [10, 20], "received": [10, 15]}).write_parquet(
+        file
+    )
+
+    (found,) = importers.read(file)
+
+    assert found.received.tolist() == [10, 15]
+
+
+def test_another_ending_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as raised:
+        exporters.write([], tmp_path / "trials.xlsx")
+
+    assert ".parquet" in raised.value.remedy
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "source.csv"
+    source.write_text(samples.csv_rows(samples.trials()))
+
+    with pytest.raises(PlanewiseError, match=r"cannot write .*nowhere"):
+        exporters.write(importers.read(source), tmp_path / "nowhere" / "trials.csv")

@@ -1,0 +1,153 @@
+"""The report in a real browser: on a desk, on a phone of 360 px, in the dark. Skips without one."""
+
+from __future__ import annotations
+
+import html as markup
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planewise.report import html, theme
+from planewise.store.rundir import RunReader
+from tests.unit import made_up_run
+from tests.unit.made_up_run import MadeUp
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+
+FRAME = """<!doctype html><title>frame</title><body style="margin:0"><pre id="out"></pre>
+<iframe src="{page}" style="border:0;width:{width}px;height:900px"></iframe>
+<script>
+document.querySelector("iframe").onload = event => {{
+  const inner = event.target.contentDocument, win = event.target.contentWindow;
+  const root = inner.documentElement;
+  const all = (query, from = inner) => [...from.querySelectorAll(query)];
+  all("details").forEach(one => one.open = {opened});
+  const place = one => one.getBoundingClientRect();
+  const shown = all("svg").filter(one => place(one).width);
+  const sizes = shown.map(one => 12 * place(one).width / one.viewBox.baseVal.width);
+  const beyond = all("*", inner.body).filter(one => !one.closest(".table, svg, .skip")
+    && place(one).right > root.clientWidth + 0.5);
+  const box = inner.querySelector('svg [fill="{colour}"]');
+  document.getElementById("out").textContent = JSON.stringify({{
+    width: root.clientWidth,
+    content: root.scrollWidth,
+    figures: shown.length,
+    titles: shown.filter(one => one.querySelector("title")).length,
+    smallest_text: Math.min(...sizes),
+    wide: beyond.map(one => one.outerHTML.slice(0, 80)),
+    paper: win.getComputedStyle(inner.body).backgroundColor,
+    box: win.getComputedStyle(box).fill,
+    requests: win.performance.getEntriesByType("resource").length,
+  }});
+}};
+</script>"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the browser says of the page."""
+
+    found: dict[str, Any]
+    console: list[str]
+
+
+def look(page: Path, width: int, *flags: str, opened: bool = False) -> Seen:
+    """Loads the page in a frame of `width` px; `opened` unfolds everything."""
+    frame = page.with_name(f"frame-{width}-{len(flags)}-{opened}.html")
+    frame.write_text(
+        FRAME.format(
+            page=page.as_uri(),
+            width=width,
+            opened=str(opened).lower(),
+            colour=theme.PLANES["veth"].light,
+        )
+    )
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            BROWSER,
+            "--headless",
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--disable-dev-shm-usage",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            "--allow-file-access-from-files",
+            "--enable-logging=stderr",
+            f"--user-data-dir={page.parent / 'profile'}",
+            "--window-size=1600,1000",
+            "--virtual-time-budget=10000",
+            *flags,
+            "--dump-dom",
+            frame.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    out = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, flags=re.DOTALL)
+    if out is None:
+        pytest.skip(f"chromium does not run here: {done.stderr.strip()[-200:]}")
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert out[1], f"the page was not looked at: {console}"
+    return Seen(json.loads(markup.unescape(out[1])), console)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with long names and every kind of figure."""
+    folder = tmp_path_factory.mktemp("report")
+    wanted = MadeUp(
+        planes=("veth", "macvlan", "a-plane-with-a-name-that-is-far-too-long-to-be-printed"),
+        blocks=2,
+        packets=200,
+        hosts=("sender", "responder"),
+        loaded=("none", "cpu"),
+    )
+    run = RunReader(made_up_run.write(folder / "run", wanted))
+    html.write(run, folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize("width", [360, 800, 1200])
+@pytest.mark.parametrize("opened", [False, True], ids=["folded", "unfolded"])
+def test_the_page_fits_its_window_and_its_text_can_be_read(
+    page: Path, width: int, opened: bool
+) -> None:
+    seen = look(page, width, opened=opened)
+    assert seen.console == []
+    assert seen.found["width"] >= width - 20  # a scroll bar may take its part
+    assert seen.found["content"] <= seen.found["width"]
+    assert seen.found["wide"] == []
+    assert seen.found["smallest_text"] >= 9.5
+    assert seen.found["figures"] >= 5
+    assert seen.found["requests"] == 0
+
+
+def test_marks_say_their_numbers_on_hover(page: Path) -> None:
+    seen = look(page, 1200)
+    assert seen.found["titles"] == seen.found["figures"]
+
+
+def test_light_and_dark_follow_the_reader_and_the_figures_follow_the_page(page: Path) -> None:
+    def rgb(colour: str) -> str:
+        return f"rgb({int(colour[1:3], 16)}, {int(colour[3:5], 16)}, {int(colour[5:], 16)})"
+
+    light = look(page, 1200).found
+    assert (light["paper"], light["box"]) == ("rgb(255, 255, 255)", rgb(theme.PLANES["veth"].light))
+    dark = look(page, 1200, "--blink-settings=preferredColorScheme=0").found
+    assert (dark["paper"], dark["box"]) == ("rgb(23, 23, 28)", rgb(theme.PLANES["veth"].dark))

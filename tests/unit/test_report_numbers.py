@@ -1,0 +1,224 @@
+"""The report's numbers are those that anyone can compute from the run directory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from planewise.judge.verdict import judge
+from planewise.report import html
+from planewise.report.data import RunData, common_factors, factors_of, plane_of, words
+from planewise.report.figures import loss_curve, parts, rtt, tail
+from planewise.report.figures.base import Missing, Table, Value
+from planewise.store.rundir import RunReader
+from tests.unit import made_up_run
+from tests.unit.made_up_run import MadeUp
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    """The default made-up run."""
+    return RunData(RunReader(made_up_run.write(tmp_path_factory.mktemp("run") / "run")))
+
+
+def packets_of(data: RunData, plane: str, load: str) -> pl.DataFrame:
+    """All packets of a cell, read as a reader of the run directory would."""
+    trials = [
+        trial
+        for trial in data.run.trials()
+        if trial.kind == "rtt"
+        and trial.status == "done"
+        and (trial.cell["plane"], trial.cell["load_type"]) == (plane, load)
+    ]
+    assert trials
+    return pl.concat([pl.read_parquet(data.run.path / str(trial.packets)) for trial in trials])
+
+
+def row_of(table: Table, load: str, plane: str) -> dict[str, object]:
+    """A table's row by column name."""
+    row = next(row for row in table.rows if row[:2] == (load, plane))
+    return dict(zip(table.columns, row, strict=True))
+
+
+def raw(entry: object) -> float:
+    assert isinstance(entry, Value)
+    return entry.raw
+
+
+CELLS = [
+    ("veth", "none", "no load"),
+    ("bridge", "cpu", "CPU load"),
+    ("macvlan", "network", "network load"),
+]
+
+
+@pytest.mark.parametrize(("plane", "load", "label"), CELLS)
+def test_quantiles_of_the_rtt_are_those_of_all_packets_of_the_cell(
+    data: RunData, plane: str, load: str, label: str
+) -> None:
+    packets = packets_of(data, plane, load).drop_nulls(["user_rx_ns"])
+    rtts = (packets["user_rx_ns"] - packets["user_tx_ns"]).to_numpy()
+    figure = rtt.figure(data.rtt, data.planes, name="rtt", title="RTT", where="here")
+    row = row_of(figure.table, label, plane)
+    for column, quantile in (("5 %", 5), ("25 %", 25), ("Median", 50), ("75 %", 75), ("95 %", 95)):
+        assert raw(row[column]) == pytest.approx(np.percentile(rtts, quantile))
+    assert raw(row["Packets"]) == len(rtts)
+    slow = row_of(tail.table(data.rtt), label, plane)
+    for column, quantile in (("p50", 50), ("p90", 90), ("p99", 99), ("p99.9", 99.9)):
+        assert raw(slow[column]) == pytest.approx(np.percentile(rtts, quantile))
+
+
+@pytest.mark.parametrize(("plane", "load", "label"), CELLS[:2])
+def test_the_parts_of_the_time_are_means_over_the_middle_half_and_add_up(
+    data: RunData, plane: str, load: str, label: str
+) -> None:
+    p = packets_of(data, plane, load).drop_nulls()
+    total = (p["user_rx_ns"] - p["user_tx_ns"]).to_numpy()
+    kernel = (p["kernel_rx_ns"] - p["kernel_tx_ns"]).to_numpy()
+    nic = (p["sender_nic_reply_ns"] - p["sender_nic_request_ns"]).to_numpy()
+    response = (p["responder_nic_reply_ns"] - p["responder_nic_request_ns"]).to_numpy()
+    low, high = np.percentile(total, [25, 75])
+    middle = (total >= low) & (total <= high)
+    row = row_of(parts.figure(data.rtt, name="parts", title="Parts").table, label, plane)
+    assert raw(row["Sum"]) == pytest.approx(total[middle].mean())
+    assert raw(row["RTT overhead"]) == pytest.approx((total - nic)[middle].mean())
+    assert raw(row["Sender host"]) == pytest.approx((kernel - nic)[middle].mean())
+    assert raw(row["Wire"]) == pytest.approx((nic - response)[middle].mean())
+    assert raw(row["Responder host"]) == pytest.approx(response[middle].mean())
+    assert raw(row["The probe itself"]) == pytest.approx((total - kernel)[middle].mean())
+    names = ("Sender host", "Wire", "Responder host", "The probe itself")
+    assert sum(raw(row[name]) for name in names) == pytest.approx(raw(row["Sum"]))
+
+
+def test_a_plane_whose_frames_the_host_does_not_see_has_no_parts(data: RunData) -> None:
+    table = parts.figure(data.rtt, name="parts", title="Parts").table
+    rows = [row for row in table.rows if row[1] == "macvlan"]
+    assert len(rows) == 3
+    for row in rows:
+        assert all(isinstance(entry, Missing) for entry in row[2:-1])
+
+
+def test_loss_and_throughput_are_those_of_the_trials(data: RunData) -> None:
+    bridge = next(item for item in data.curves if item.plane == "bridge")
+    table = loss_curve.table(bridge.curve)
+    loads: dict[float, list[float]] = {}
+    for trial in data.run.trials():
+        if trial.kind == "load" and trial.cell["plane"] == "bridge":
+            assert trial.load is not None
+            assert trial.counts is not None
+            plr = 1 - trial.counts.received / trial.counts.sent
+            loads.setdefault(trial.load.intended_pps, []).append(plr)
+    assert len(table.rows) == len(loads) == 9
+    for row, (load, plrs) in zip(table.rows, sorted(loads.items()), strict=True):
+        entries = dict(zip(table.columns, row, strict=True))
+        assert raw(entries["Offered"]) == load
+        assert raw(entries["Runs"]) == len(plrs) == 5
+        assert raw(entries["PLR"]) == pytest.approx(np.mean(plrs))
+        assert raw(entries["DR"]) == pytest.approx(1 - np.mean(plrs))
+        assert raw(entries["Forwarded"]) == pytest.approx(load * (1 - np.mean(plrs)))
+
+
+def test_the_verdicts_are_the_judges(data: RunData) -> None:
+    table = loss_curve.verdict_table(data.curves, ())
+    for item, row in zip(data.curves, table.rows, strict=True):
+        verdict = judge(item.curve)
+        entries = dict(zip(table.columns, row, strict=True))
+        assert entries["Verdict"] == verdict.verdict
+        assert verdict.pdr is not None
+        assert raw(entries["PDR"]) == verdict.pdr.pps
+        assert raw(entries["Probability of GOOD"]) == verdict.probability_good
+
+
+def test_the_line_of_a_curve_meets_the_limit_where_pdr_lies(data: RunData) -> None:
+    item = next(item for item in data.curves if item.plane == "bridge")
+    drawn = loss_curve.line(item.curve)
+    loads = [float(row["load"]) for row in drawn]
+    plrs = [float(row["plr"]) for row in drawn]
+    assert loads == sorted(loads)
+    assert item.verdict.pdr is not None
+    assert np.interp(item.verdict.pdr.pps, loads, plrs) == pytest.approx(0.005, rel=0.02)
+
+
+def test_cpu_shares_are_means_over_the_replicates(data: RunData) -> None:
+    trials = [
+        trial
+        for trial in data.done
+        if trial.kind == "rtt"
+        and (trial.cell["plane"], trial.cell["load_type"]) == ("veth", "network")
+    ]
+    interrupts = np.mean([t.cpu["shared"]["soft"] + t.cpu["shared"].get("irq", 0) for t in trials])
+    cell = next(
+        cell
+        for cell in data.cpu
+        if cell.plane == "veth" and dict(cell.factors)["load_type"] == "network"
+    )
+    assert cell.replicates == len(trials) == 3
+    assert cell.shares["interrupts"] == pytest.approx(interrupts)
+    idle = np.mean([trial.cpu["shared"]["idle"] for trial in trials])
+    assert cell.busy == pytest.approx(1 - idle)
+
+
+def test_the_page_prints_the_tables_numbers_and_keeps_them_whole(data: RunData) -> None:
+    page = html.render(data.run)
+    for row in tail.table(data.rtt).rows:
+        for entry in row[2:]:
+            assert isinstance(entry, Value)
+            said = re.sub(r"(?<=\d) (?=\D)", "\u00a0", entry.text)
+            assert f'<data value="{entry.raw}">{said}</data>' in page
+
+
+def test_a_quantile_that_too_few_packets_stand_behind_is_missing(tmp_path: Path) -> None:
+    wanted = MadeUp(planes=("veth",), blocks=1, packets=150, load_blocks=0, failed=0)
+    data = RunData(RunReader(made_up_run.write(tmp_path / "run", wanted)))
+    row = row_of(tail.table(data.rtt), "no load", "veth")
+    assert raw(row["p99"]) > raw(row["p90"])
+    assert row["p99.9"] == Missing("needs 1000 packets")
+
+
+def test_all_trials_appear_in_the_schedule_in_their_order(data: RunData) -> None:
+    assert [visit.order for visit in data.visits] == list(range(len(data.trials)))
+    relative = [visit.relative for visit in data.visits if visit.relative is not None]
+    assert len(relative) == 26  # 27 RTT trials, one failed
+    assert 0.8 < min(relative) <= 1 <= max(relative) < 1.25
+
+
+def test_drift_that_was_planted_is_found(tmp_path: Path) -> None:
+    wanted = MadeUp(load_blocks=0, blocks=12, packets=200, drift=0.5, load_types=("none",))
+    run = RunReader(made_up_run.write(tmp_path / "run", wanted))
+    page = html.render(run)
+    found = re.search(
+        r"From the first to the last quarter of the run the median changed by "
+        r"([+-]\d+\.\d)\u00a0%",
+        page,
+    )
+    assert found
+    assert 20 < float(found[1]) < 50
+
+
+def test_contexts_are_said_in_plain_words_and_shared_levels_once() -> None:
+    cell = {
+        "plane": "veth",
+        "load_type": "cpu",
+        "load_location": "sender",
+        "background_guests": 1,
+        "size_bytes": 64,
+        "frequency_pps": 1000.0,
+        "ring": 512,
+    }
+    assert plane_of(cell) == "veth"
+    factors = factors_of(cell)
+    assert words(factors) == (
+        "CPU load at the sender, 1 background guest, 64-byte frames, at 1 kpps, ring 512"
+    )
+    other = factors_of(cell | {"background_guests": 8})
+    common = common_factors([factors, other])
+    assert words(other, common) == "CPU load, 8 background guests"
+
+
+def test_without_load_its_location_is_not_a_condition() -> None:
+    cell = {"plane": "veth", "load_type": "none", "load_location": "sender"}
+    assert factors_of(cell) == (("load_type", "none"),)

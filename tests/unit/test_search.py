@@ -1,0 +1,368 @@
+"""The searches find what is there, say so when they cannot, and keep to what they may spend."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planewise.errors import BadInputError, PlanewiseError
+from planewise.judge import synthetic
+from planewise.judge.curve import Run
+from planewise.measure.search import model
+from planewise.measure.search.goals import Goal, SearchResult
+from planewise.measure.search.measurer import Measurer
+from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
+from planewise.measure.search.residuals import doubts
+from planewise.measure.search.run import ALGORITHMS, algorithm_named, run_search
+from planewise.measure.search.session import BudgetSpentError, Limits, Session
+
+PDR = Goal(0.005)
+NDR = Goal(0.0)
+
+
+def quick() -> PlanewiseSearch:
+    """The search with few particles, where only its behaviour matters."""
+    return PlanewiseSearch(PlanewiseOptions(particles=128, moves=1, max_trials=9))
+
+
+class Scripted:
+    """A measurer whose loss is a function of load and number of the trial."""
+
+    def __init__(self, loss, *, low=1e4, high=1e7, sent_share=1.0, limited=False):
+        self.min_load_pps, self.max_load_pps = low, high
+        self.loss, self.sent_share, self.limited = loss, sent_share, limited
+        self.asked: list[float] = []
+
+    def trial(self, offered_pps, duration_s):
+        self.asked.append(offered_pps)
+        sent = max(1, round(offered_pps * duration_s * self.sent_share))
+        received = max(0, round(sent * (1 - self.loss(offered_pps, len(self.asked)))))
+        return Run(sent, received, duration_s, limited=self.limited)
+
+
+# -- goals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("ndr", 0.0), ("NDR", 0.0), ("pdr", 0.005), ("pdr:0.01", 0.01), ("pdr:0.5%", 0.005)],
+)
+def test_goals_are_read_as_they_are_written(text, share):
+    assert Goal.parse(text).loss_ratio == pytest.approx(share)
+    assert Goal.parse(Goal.parse(text).name) == Goal.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "mdr", "pdr:", "pdr:x", "pdr:0", "pdr:1", "pdr:nan", "ndr:1"])
+def test_what_is_no_goal_is_refused_with_an_example(text):
+    if text == "pdr:":
+        assert Goal.parse(text) == PDR
+        return
+    with pytest.raises(BadInputError) as refusal:
+        Goal.parse(text)
+    assert "pdr:0.005" in refusal.value.remedy
+
+
+# -- what is found -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_every_algorithm_finds_the_edge_of_a_steady_system(algorithm):
+    truth = synthetic.by_name("ideal").truth()
+    result = run_search(synthetic.by_name("ideal").start(3), algorithm=algorithm)
+    for name, true_pps in (("ndr", truth.ndr_pps), ("pdr:0.005", truth.pdr_pps)):
+        found = result.goal(name)
+        assert found.status == "found"
+        assert found.pps == pytest.approx(true_pps, rel=0.006)
+        assert found.low_pps <= found.pps <= found.high_pps
+
+
+def test_the_interval_of_a_steady_system_is_narrow_and_holds_the_truth():
+    truth = synthetic.by_name("ideal").truth()
+    pdr = run_search(synthetic.by_name("ideal").start(5)).goal("pdr:0.005")
+    assert pdr.low_pps <= truth.pdr_pps <= pdr.high_pps
+    assert pdr.relative_half_width < 0.002
+
+
+@pytest.mark.parametrize("name", ["ideal-1pct", "realistic-1pct", "gradual-1pct", "ideal-3pct"])
+def test_intervals_of_noisy_systems_hold_the_truth_in_most_searches(name):
+    sut = synthetic.by_name(name)
+    truth = sut.truth()
+    held = []
+    for seed in range(10):
+        pdr = run_search(sut.start(seed), [NDR, PDR]).goal("pdr:0.005")
+        held.append(pdr.low_pps <= truth.pdr_pps <= pdr.high_pps)
+    # Of 10 intervals at 95 %, fewer than 7 would hold with probability 1e-4.
+    assert sum(held) >= 7
+
+
+def test_the_planewise_search_spends_a_third_of_what_mlrsearch_spends():
+    for name in ("ideal", "ideal-1pct", "ideal-3pct"):
+        spent = {
+            algorithm: np.mean(
+                [
+                    run_search(
+                        synthetic.by_name(name).start(seed), algorithm=algorithm
+                    ).trial_seconds_s
+                    for seed in range(4)
+                ]
+            )
+            for algorithm in ("planewise", "mlrsearch")
+        }
+        assert spent["planewise"] < spent["mlrsearch"] / 3, name
+
+
+def test_several_partial_drop_rates_come_out_of_one_search_in_their_order():
+    sut = synthetic.by_name("gradual")
+    result = run_search(sut.start(1), [Goal(0.05), NDR, Goal(0.005), Goal(0.05)])
+    names = [goal.goal.name for goal in result.goals]
+    assert names == ["pdr:0.05", "ndr", "pdr:0.005"]
+    loads = {goal.goal.name: goal.pps for goal in result.goals}
+    assert loads["ndr"] < loads["pdr:0.005"] < loads["pdr:0.05"]
+    assert loads["pdr:0.05"] == pytest.approx(sut.truth(0.05).pdr_pps, rel=0.01)
+
+
+def test_repeated_searches_with_the_same_seeds_are_the_same():
+    sut = synthetic.by_name("realistic-1pct")
+    first, second = (run_search(sut.start(7)).to_json() for _ in range(2))
+    assert first == second
+
+
+# -- assumptions -------------------------------------------------------------------------------
+
+
+def test_loss_below_the_edge_is_found_and_moves_the_search_down():
+    sut = synthetic.by_name("non-monotone")
+    result = run_search(sut.start(2))
+    assert "not-monotone" in [finding.code for finding in result.findings]
+    assert result.goal("pdr:0.005").pps == pytest.approx(sut.truth().pdr_pps, rel=0.05)
+
+
+def test_falling_throughput_is_reported_with_the_rates_that_show_it():
+    result = run_search(synthetic.by_name("trashing").start(2), with_verdict=True)
+    finding = next(finding for finding in result.findings if finding.code == "trashing")
+    assert "packet/s got through" in finding.message
+
+
+def test_a_system_that_slows_down_is_seen_to_drift_in_most_searches():
+    sut = synthetic.SyntheticSut(
+        "slowing", 1e6, synthetic.IdealCurve(), synthetic.Wavering(sd=0.003, drift_per_s=-0.004)
+    )
+    seen = [
+        any(
+            finding.code in ("drift", "autocorrelation")
+            for finding in run_search(sut.start(seed), [PDR]).findings
+        )
+        for seed in range(6)
+    ]
+    assert sum(seen) >= 4
+
+
+def test_steady_noise_is_seldom_taken_for_drift():
+    sut = synthetic.by_name("ideal-1pct")
+    seen = [bool(run_search(sut.start(seed), [PDR]).findings) for seed in range(12)]
+    assert sum(seen) <= 2
+
+
+def test_drift_and_autocorrelation_are_told_from_white_noise():
+    random = np.random.default_rng(1)
+    sent = np.full(30, 1e6)
+    theta = np.zeros((1, 9))
+    theta[0] = [0, math.log(0.01), math.log(1e-8), 5, 0, -20, 1, -6, 0]
+
+    def codes(capacity):
+        lost = np.maximum(0.0, sent * (1 - capacity * math.exp(-0.03)))
+        seen = model.Observations(np.full(30, 0.03), sent, lost)
+        return [finding.code for finding, _ in doubts(theta, 0.0001, seen)]
+
+    white = random.normal(0, 0.01, 30)
+    assert codes(1 + white) == []
+    assert "drift" in codes(1 + white + np.linspace(0.02, -0.02, 30))
+    slow = np.sin(np.arange(30) / 3) * 0.015
+    assert "autocorrelation" in codes(1 + 0.3 * white + slow)
+
+
+# -- the range, the generator, the budget ------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_a_system_without_loss_is_above_the_range(algorithm):
+    result = run_search(Scripted(lambda _load, _n: 0.0), algorithm=algorithm)
+    for goal in result.goals:
+        assert goal.status == "above-range"
+        assert goal.pps == pytest.approx(1e7, rel=0.01)
+        assert goal.high_pps is None
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_a_system_that_loses_everything_is_below_the_range(algorithm):
+    result = run_search(Scripted(lambda _load, _n: 1.0), algorithm=algorithm)
+    for goal in result.goals:
+        assert goal.status in ("below-range", "undecided")
+        assert goal.pps is None
+
+
+def test_a_generator_that_cannot_send_the_load_is_named_and_its_limit_respected():
+    measurer = Scripted(lambda load, _n: max(0.0, 1 - 1e6 / load), sent_share=0.5)
+    result = run_search(measurer, algorithm=quick())
+    assert "generator" in [finding.code for finding in result.findings]
+    assert max(trial.offered_pps for trial in result.trials[1:]) < 1e7
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+@pytest.mark.parametrize("budget_s", [0.1, 1.0, 3.0, 9.0])
+def test_no_search_spends_more_than_its_budget(algorithm, budget_s):
+    result = run_search(
+        synthetic.by_name("ideal-3pct").start(1),
+        algorithm=algorithm,
+        budget_s=budget_s,
+        with_verdict=True,
+    )
+    assert result.total_seconds_s <= budget_s
+    assert result.stopped == "budget"
+    assert result.verdict.label == "UNDECIDED"
+    assert len(result.goals) == 2
+
+
+def test_progress_is_told_of_every_trial():
+    told = []
+    result = run_search(
+        synthetic.by_name("ideal").start(1),
+        algorithm="binary",
+        progress=lambda _trial, count, spent_s: told.append((count, spent_s)),
+    )
+    assert [count for count, _ in told] == list(range(1, len(result.trials) + 1))
+    assert told[-1][1] == pytest.approx(result.total_seconds_s)
+
+
+def test_bad_arguments_say_what_is_possible():
+    sut = synthetic.by_name("ideal")
+    with pytest.raises(BadInputError, match="needs a goal"):
+        run_search(sut.start(1), [])
+    with pytest.raises(BadInputError, match="no search algorithm 'magic'"):
+        run_search(sut.start(1), algorithm="magic")
+    with pytest.raises(BadInputError, match="budget"):
+        run_search(sut.start(1), budget_s=0)
+    with pytest.raises(BadInputError, match="range of loads"):
+        run_search(sut.start(1, min_load_pps=5.0, max_load_pps=5.0))
+
+
+def test_what_the_measurer_raises_reaches_the_caller_as_it_is():
+    class Broken(Scripted):
+        def trial(self, offered_pps, duration_s):
+            raise PlanewiseError("the cable is out")
+
+    for algorithm in ALGORITHMS:
+        with pytest.raises(PlanewiseError, match="the cable is out"):
+            run_search(Broken(lambda _load, _n: 0.0), algorithm=algorithm)
+
+
+def test_a_session_counts_pauses_and_refuses_what_it_cannot_afford():
+    session = Session(Scripted(lambda _load, _n: 0.0), Limits(budget_s=4.0, overhead_s=0.5))
+    session.measure(1e6, 1.0)
+    session.measure(1e9, 1.0)
+    assert session.trials[1].offered_pps == 1e7
+    assert session.spent_s == pytest.approx(3.0)
+    with pytest.raises(BudgetSpentError):
+        session.measure(1e6, 1.0)
+
+
+# -- the verdict -------------------------------------------------------------------------------
+
+
+def test_a_saturating_system_is_good_and_a_gradual_one_bad():
+    good = run_search(synthetic.by_name("realistic").start(1), with_verdict=True)
+    bad = run_search(synthetic.by_name("gradual").start(1), with_verdict=True)
+    assert good.verdict.label == "GOOD"
+    assert bad.verdict.label == "BAD"
+    assert 0 < good.verdict_trials < len(good.trials)
+
+
+def test_a_system_with_bad_trials_or_drift_is_never_called_good():
+    for name in ("spikes", "drifting"):
+        for seed in range(6):
+            result = run_search(synthetic.by_name(name).start(seed), with_verdict=True)
+            if {finding.code for finding in result.findings} & {"outliers", "drift"}:
+                assert result.verdict.label != "GOOD"
+
+
+def test_pdr_at_the_end_of_the_range_cannot_be_judged():
+    simulation = synthetic.by_name("ideal").start(1, max_load_pps=1.02e6)
+    result = run_search(simulation, with_verdict=True)
+    assert result.verdict.label == "UNDECIDED"
+    assert "highest load" in result.verdict.reason
+
+
+# -- the model ---------------------------------------------------------------------------------
+
+
+def test_the_posterior_of_a_known_capacity_holds_it_and_narrows_with_trials():
+    random = np.random.default_rng(2)
+    x = random.uniform(-0.005, 0.025, 48)
+    z = np.maximum(x - random.normal(0, 0.01, 48), 0)
+    sent = np.full(48, 5e5)
+    lost = np.round(sent * -np.expm1(-z))
+    posterior = model.Posterior(1, 0.005)
+    widths = {}
+    for count in range(3, 49, 3):
+        posterior.update(model.Observations(x[:count], sent[:count], lost[:count]))
+        loads = model.goal_loads(posterior.samples(3), 0.005, 0.005, 1e6, 1.0)
+        low, high = np.quantile(loads, [0.025, 0.975])
+        assert low < 0.005 < high, count
+        widths[count] = high - low
+    assert widths[48] < 0.6 * widths[9]
+
+
+def test_a_goals_load_is_where_the_curve_of_the_parameters_loses_its_share():
+    theta = np.zeros((1, 9))
+    theta[0] = [0.1, math.log(1e-4), math.log(1e-8), 6, 0, -24, 1, -9, 0]
+    assert model.corner(theta, 0.02)[0] == pytest.approx(0.08, abs=1e-6)
+    load = model.goal_loads(theta, 0.02, 0.05, 1e6, 1.0)[0]
+    assert load == pytest.approx(0.13, abs=1e-4)
+    ndr = model.goal_loads(theta, 0.02, 0.0, 1e6, 1.0)[0]
+    assert ndr == pytest.approx(0.08, abs=1e-3)
+
+
+# -- any measurer ------------------------------------------------------------------------------
+
+behaviours = st.one_of(
+    st.just(lambda _load, _n: 0.0),
+    st.just(lambda _load, _n: 1.0),
+    st.just(lambda _load, n: float(n % 2)),
+    st.just(lambda _load, n: -0.001 if n % 3 else 0.0),
+    st.just(lambda load, _n: 1.0 if load < 1e6 else 0.0),
+    st.floats(0, 1).map(lambda share: lambda _load, _n: share),
+    st.lists(st.floats(-0.1, 1), min_size=1, max_size=7).map(
+        lambda shares: lambda _load, n: shares[n % len(shares)]
+    ),
+    st.floats(1e3, 1e8).map(lambda edge: lambda load, _n: max(0.0, 1 - edge / load)),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    behaviour=behaviours,
+    name=st.sampled_from(list(ALGORITHMS)),
+    budget_s=st.sampled_from([2.0, 15.0, 60.0]),
+    span=st.sampled_from([(1.0, 1.1), (9001.0, 14.88e6), (10.0, 1e9)]),
+    sent_share=st.sampled_from([1.0, 0.3, 1.1]),
+    limited=st.booleans(),
+)
+def test_any_measurer_gets_a_result_within_the_budget(
+    behaviour, name, budget_s, span, sent_share, limited
+):
+    measurer = Scripted(
+        behaviour, low=span[0], high=span[1], sent_share=sent_share, limited=limited
+    )
+    assert isinstance(measurer, Measurer)
+    algorithm = quick() if name == "planewise" else algorithm_named(name)
+    result = run_search(measurer, [NDR, PDR], algorithm, budget_s=budget_s, with_verdict=True)
+    assert isinstance(result, SearchResult)
+    assert result.total_seconds_s <= budget_s + 1e-9
+    for goal in result.goals:
+        for value in (goal.pps, goal.low_pps, goal.high_pps):
+            assert value is None or math.isfinite(value)
+        assert (goal.pps is not None) == (goal.status in ("found", "above-range"))
+    assert result.verdict.label in ("GOOD", "BAD", "UNDECIDED")
+    assert result.to_json()["trials"] == len(measurer.asked)
