@@ -45,6 +45,8 @@ _PLACES = ((0.8, 0.0), (0.2, -1.0), (0.5, 1.0))
 """Where around a goal's load trials are placed: in deviations of the edge (above it, where a
 trial tells how much capacity there was), plus in half intervals (to enclose it where there is
 little noise and the curve's slope is what is not known)."""
+_NDR_PLACES = ((0.8, 0.0), (0.0, -1.0), (0.3, -0.4))
+"""The same for NDR: what is not known there is how far below the edge single packets are lost."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,8 @@ class _Run:
             if not need[goal]:
                 break
             need[goal] *= 0.6
-            offset, spread = _PLACES[taken[goal] % len(_PLACES)]
+            places = _PLACES if goal.loss_ratio > 0 else _NDR_PLACES
+            offset, spread = places[taken[goal] % len(places)]
             taken[goal] += 1
             duration_s = options.trial_duration_s
             if estimate.blur > 2 * estimate.noise:
