@@ -113,8 +113,7 @@ def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> F
         ladders = find_ladders(design, stage, unavailable, progress)
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.create(out, _info(design, ladders, host, schedule)) as writer:
-            outcome = run(schedule, stage, writer, progress)
-    return _conclude(out, outcome)
+            return _measure(schedule, stage, writer, progress)
 
 
 def resume(out: Path, progress: Progress) -> Finished:
@@ -125,21 +124,23 @@ def resume(out: Path, progress: Progress) -> Finished:
         unavailable = stage.unavailable(design.factors.plane)
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.resume(out) as writer:
-            outcome = run(schedule, stage, writer, progress)
-    return _conclude(out, outcome)
+            return _measure(schedule, stage, writer, progress)
 
 
 def _stage(design: Design) -> NamespaceStage:
     return NamespaceStage(design)
 
 
-def _conclude(out: Path, outcome: Outcome) -> Finished:
-    reader = RunReader(out)
-    advice = recommend(reader.trials(), reader.info)
-    (out / "recommendation.json").write_text(advice.model_dump_json(indent=2) + "\n")
-    report = out / "report.html"
-    html.write(RunReader(out), report)
-    return Finished(out, report, outcome, advice)
+def _measure(
+    schedule: Schedule, stage: NamespaceStage, writer: RunWriter, progress: Progress
+) -> Finished:
+    """Runs the schedule, recommends from everything in the run directory, and reports."""
+    outcome = run(schedule, stage, writer, progress)
+    advice = recommend(RunReader(writer.path).trials(), writer.info)
+    writer.recommend(advice)
+    report = writer.path / "report.html"
+    html.write(RunReader(writer.path), report)
+    return Finished(writer.path, report, outcome, advice)
 
 
 def _info(

@@ -274,6 +274,9 @@ def test_a_lab_in_use_is_no_leftover(hosts: dict[lab.HostId, LabHost]) -> None:
     assert status.state == "running"
 
 
+PANIC = "(sleep 1; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &"
+
+
 def test_a_host_that_hangs_and_one_that_panics_are_found_and_said(
     up: UpLab, planewise: Run
 ) -> None:
@@ -300,9 +303,6 @@ def test_a_host_that_hangs_and_one_that_panics_are_found_and_said(
     assert str(found.hosts[1].serial_log) in done.stderr
 
 
-PANIC = "(sleep 1; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &"
-
-
 def test_down_leaves_no_process_socket_or_file(
     up: UpLab, state_directory: Path, planewise: Run
 ) -> None:
@@ -318,6 +318,17 @@ def test_down_leaves_no_process_socket_or_file(
 
 def hosts_in(where: Path) -> set[str | None]:
     return {seen.option("-name") for seen in qemus(where)}
+
+
+def test_a_dry_run_prints_two_command_lines_and_starts_nothing(
+    state_directory: Path, planewise: Run
+) -> None:
+    done = planewise("lab", "up", "--name", "dry", "--pfs", "3", "--dry-run", "--json")
+    commands = json.loads(done.stdout)["commands"]
+    assert [command[2] for command in commands] == ["pw-lab-dry-a", "pw-lab-dry-b"]
+    assert all(sum(word.startswith("igb,") for word in command) == 3 for command in commands)
+    assert qemus(state_directory) == []
+    assert list(state_directory.glob("*")) == []
 
 
 MOMENTS: dict[str, Callable[[Path], bool]] = {

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from planewise import lab
+from planewise import cli, lab
 from planewise.errors import BadInputError, PlanewiseError, StorageError, UnsupportedError
 from planewise.lab import accelerator, cpio, initramfs, kernel, lifecycle, packages, qemu, state
 from planewise.lab import tools as lab_tools
@@ -23,6 +24,7 @@ from planewise.lab.diagnose import diagnose, last_lines
 from planewise.lab.model import Accelerator, Kernel, LabPaths, LabSpec, Platform
 from planewise.lab.process import look
 from planewise.lab.state import HostRecord, Record
+from planewise.testbed import ledger
 
 HERE = Path("/run/planewise/lab-t")
 
@@ -447,7 +449,8 @@ def test_what_nobody_uses_is_a_leftover_and_what_somebody_uses_is_none(
     with state.lock(where, exclusive=False):
         assert lab.leftovers() == ()
     (found,) = lab.leftovers()
-    assert (found.name, found.processes, found.directory) == ("t", (impostor.pid,), where.directory)
+    assert (found.name, found.processes) == ("t", (impostor.pid,))
+    assert found.directory == str(where.directory)
     assert [one.name for one in lab.sweep()] == ["t"]
     assert impostor.wait(5) != 0
     assert not state_directory.exists()
@@ -461,6 +464,26 @@ def test_a_host_whose_lab_has_no_directory_any_more_is_found(
     (found,) = lab.sweep()
     assert (found.name, found.processes) == ("t", (impostor.pid,))
     assert impostor.wait(5) != 0
+
+
+def test_clean_says_and_removes_a_lab_that_nobody_uses(
+    state_directory: Path, impostor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only labs here: a test must not sweep the testbeds of this machine.
+    monkeypatch.setattr(ledger, "leftovers", lambda: ())
+    monkeypatch.setattr(ledger, "sweep", lambda: ())
+
+    def clean(*flags: str) -> str:
+        done = CliRunner().invoke(cli.app, ["clean", *flags], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stdout
+
+    state.write(state.paths("t"), a_record())
+    (found,) = json.loads(clean("--dry-run", "--json"))["labs"]
+    assert (found["name"], found["processes"]) == ("t", [impostor.pid])
+    assert "Removed the lab t." in clean()
+    assert impostor.wait(5) != 0
+    assert not state_directory.exists()
 
 
 def test_down_ends_a_lab_that_was_never_written_down(

@@ -136,13 +136,30 @@ def test_precise_runs_are_not_drawn_together() -> None:
     assert draws.share(BAD) > 0.99
 
 
+def test_throughput_that_falls_at_last_does_not_make_the_plateau_before_it_doubtful() -> None:
+    plr = {80.0: [0.0] * 10, 90.0: [0.0] * 10}
+    rng = np.random.default_rng(9)
+    for load in np.arange(100.0, 200.0, 5.0):
+        throughput = 95 if load < 150 else 95 - (load - 150)
+        plr[float(load)] = (1 - throughput * (1 + rng.normal(0, 1e-4, 10)) / load).tolist()
+    draws = probability.draw(probability.moments(curve(plr)), plr=0.005)
+    assert draws.share(GOOD) > 0.95
+
+
 def test_loads_that_lie_close_are_pooled() -> None:
-    loads = np.array([100.0, 101.0, 102.0, 110.0, 120.0, 121.0])
+    loads = np.array([100.0, 101.0, 101.9, 110.0, 120.0, 121.0])
     assert probability.groups(loads) == [slice(0, 3), slice(3, 4), slice(4, 6)]
-    moments = probability.moments(curve({100: [0.0, 0.0], 103: [0.03], 120: [0.5]}))
-    assert moments.offered_pps == pytest.approx([101.0, 120.0])
+    moments = probability.moments(curve({100: [0.0, 0.0], 101.5: [0.03], 120: [0.5]}))
+    assert moments.offered_pps == pytest.approx([100.5, 120.0])
     assert moments.count.tolist() == [3, 1]
     assert moments.mean[0] == pytest.approx(0.01)
+
+
+def test_what_pooled_loads_lose_because_they_are_higher_is_no_noise() -> None:
+    plateau = {load: [1 - 100 / load] * 4 for load in (150.0, 151.0, 152.0)}
+    moments = probability.moments(curve(plateau))
+    assert moments.mean[0] == pytest.approx(1 - 100 / 151, abs=1e-4)
+    assert moments.deviation[0] < 1e-4
 
 
 def test_a_ladder_of_countless_loads_is_pooled_to_a_hundred() -> None:
@@ -181,35 +198,58 @@ def test_runs_go_where_the_verdict_is_open() -> None:
     assert gain[1] > 10 * gain[3]
 
 
+def interleaved(capacity: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Places and PLR of trials at three saturated loads in turn, capacity trial by trial."""
+    place = np.arange(float(capacity.size))
+    return (
+        [place[i::3] for i in range(3)],
+        [1 - capacity[i::3] / over for i, over in enumerate((1.2, 1.5, 2.0))],
+    )
+
+
+def wavering(rng: np.random.Generator, size: int, rho: float) -> np.ndarray:
+    state = rng.standard_normal()
+    capacity = np.empty(size)
+    for i in range(size):
+        state = rho * state + np.sqrt(1 - rho**2) * rng.standard_normal()
+        capacity[i] = 1 + 0.02 * state
+    return capacity
+
+
 def test_a_trend_of_capacity_is_seen_when_loads_are_interleaved() -> None:
     rng = np.random.default_rng(2)
-    order = np.arange(60.0)
-    load = np.tile(np.arange(3), 20)
-    capacity = (1 - 0.08 * order / 60) * (1 + rng.normal(0, 0.003, 60))
-    plr = 1 - capacity / np.array([1.2, 1.5, 2.0])[load]
-    drift = probability.sweep_drift(order, load, plr)
+    capacity = (1 - 0.08 * np.arange(60) / 60) * (1 + rng.normal(0, 0.003, 60))
+    drift = probability.sweep_drift(*interleaved(capacity))
     assert drift is not None
     assert drift.material
     assert drift.change == pytest.approx(-0.08, abs=0.015)
 
 
 def test_no_trend_is_told_where_loads_were_measured_one_after_another() -> None:
-    load = np.repeat(np.arange(3), 20)
-    plr = np.array([0.1, 0.3, 0.5])[load] + 0.01 * np.arange(60) / 60
-    assert probability.sweep_drift(np.arange(60.0), load, plr) is None
+    places = [np.arange(20.0) + 20 * i for i in range(3)]
+    runs = [level + 0.01 * place / 60 for level, place in zip((0.1, 0.3, 0.5), places, strict=True)]
+    assert probability.sweep_drift(places, runs) is None
 
 
 def test_a_slow_wavering_is_no_certain_trend() -> None:
     rng = np.random.default_rng(4)
     material = 0
     for _ in range(100):
-        capacity = np.empty(90)
-        state = rng.standard_normal()
-        for i in range(90):
-            state = 0.8 * state + 0.6 * rng.standard_normal()
-            capacity[i] = 1 + 0.02 * state
-        load = np.tile(np.arange(3), 30)
-        plr = 1 - capacity / np.array([1.2, 1.5, 2.0])[load]
-        drift = probability.sweep_drift(np.arange(90.0), load, plr)
+        drift = probability.sweep_drift(*interleaved(wavering(rng, 90, 0.8)))
         material += drift is not None and drift.material
     assert material <= 5
+
+
+def test_a_system_that_wavers_slowly_over_all_loads_widens_every_interval() -> None:
+    rng = np.random.default_rng(6)
+    loads = np.array([1.2, 1.5, 2.0])
+
+    def widening(rho: float) -> float:
+        places, runs = interleaved(wavering(rng, 60, rho))
+        return float(probability.moments_of(loads, runs, places).inflation.mean())
+
+    white = np.mean([widening(0.0) for _ in range(10)])
+    slow = np.mean([widening(0.95) for _ in range(10)])
+    # Three loads in turn: the sum of 0.95^(3 |i − j|) over 20 x 20 visits, divided by 20, is 9.7.
+    assert white < 1.5
+    assert slow > 3

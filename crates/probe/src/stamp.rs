@@ -8,6 +8,10 @@ pub const PORT: u16 = 862;
 /// Length of the base packets of both roles (RFC 8762, sections 4.2.1 and 4.3.1).
 pub const BASE_BYTES: usize = 44;
 
+/// From this number on a sequence number is one of our warm-up packets, unless the session has
+/// really come that far: STAMP has no other room for the mark.
+pub const WARMUP: u32 = 0xffff_0000;
+
 /// Seconds from 1900-01-01 (NTP) to 1970-01-01 (Unix): 70 years with 17 leap days.
 const NTP_TO_UNIX_SECONDS: i64 = 2_208_988_800;
 const NTP_ERA_SECONDS: i64 = 1 << 32;

@@ -351,6 +351,20 @@ class Curve:
         return cls(name, points, source or {})
 
     @cached_property
+    def tested(self) -> Curve:
+        """The loads at which at least one run was limited by nothing but the SUT.
+
+        The curve itself where that is all of them, or none.
+        """
+        own = tuple(point for point in self.points if point.limited < len(point.runs))
+        return self if len(own) in (0, len(self.points)) else Curve(self.name, own, self.source)
+
+    @property
+    def untested(self) -> bool:
+        """Whether every run was limited by something else than the SUT."""
+        return all(point.limited == len(point.runs) for point in self.points)
+
+    @cached_property
     def offered_pps(self) -> Floats:
         """Offered loads, rising, shape (L,)."""
         return np.array([point.offered_pps for point in self.points], dtype=np.float64)

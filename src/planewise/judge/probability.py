@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from planewise.judge.curve import Curve, Floats, Ints
 from planewise.judge.rules import ETA
 
-MIN_STEP: Final = 0.035
+MIN_STEP: Final = 0.02
 """Loads closer than this share of the lower one are pooled: TIR between them is only noise."""
 
 _MOST_GROUPS: Final = 100
@@ -40,6 +40,8 @@ _POOLED_PRIOR_RUNS: Final = 4.0
 """Weight of those loads' common deviation at each of them, in runs."""
 _SLOPE_SPREADS: Final = np.geomspace(0.01, 0.64, 7)
 """How far the TIR of saturated steps may lie apart; each is held equally likely beforehand."""
+_FALL_SPREAD: Final = 1.0
+"""How far the TIR of a step at which throughput falls may lie from the others'."""
 _KNEE_SPREAD: Final = 0.3
 """The first step over the limit may hold the knee: its TIR may lie this far from the others'."""
 _LEAST_PLR: Final = -1.0
@@ -57,6 +59,8 @@ _CERTAIN_DRIFT: Final = 4.0
 _MIN_RUNS_DRIFT: Final = 10
 _INTERLEAVED: Final = 0.25
 """Share of the time's variance within loads: with less, loads were measured one after another."""
+_MOST_VISITS: Final = 500
+"""Trials at a load whose distances in time are looked at."""
 _MIN_RUNS_CORRELATION: Final = 8
 """With fewer runs a lag-1 correlation is not estimated."""
 
@@ -195,17 +199,49 @@ def usual_deviation(mean: Floats) -> Floats:
 
 def moments(curve: Curve, min_step: float = MIN_STEP) -> Moments:
     """The ladder of `curve`, loads closer than `min_step` pooled (weighted by runs)."""
-    offered, runs = [], []
+    offered, runs, places = [], [], []
     for group in groups(curve.offered_pps, min_step):
         points = curve.points[group]
         weights = [point.count for point in points]
         offered.append(float(np.average([point.offered_pps for point in points], weights=weights)))
-        runs.append(np.concatenate([point.plr_per_run for point in points]))
-    return moments_of(np.array(offered), runs)
+        runs.append(
+            levelled(
+                np.repeat([point.offered_pps for point in points], weights),
+                np.concatenate([point.plr_per_run for point in points]),
+            )
+        )
+        places.append(np.concatenate([point.table.order for point in points]).astype(np.float64))
+    every = np.concatenate(places)
+    known = bool((every >= 0).all()) and np.unique(every).size == every.size
+    return moments_of(np.array(offered), runs, places if known else None)
 
 
-def moments_of(offered_pps: Floats, runs: Sequence[Floats]) -> Moments:
-    """The same from the PLR of the runs at each load, in order; every load has at least one."""
+def levelled(offered_pps: Floats, plr: Floats) -> Floats:
+    """PLR of runs at pooled loads, without the part that their different loads explain.
+
+    Arrays of shape (K,). Within so short a stretch loss is taken to change linearly with load;
+    with fewer than three runs nothing can be told apart.
+    """
+    if plr.size < 3 or offered_pps.min() == offered_pps.max():
+        return plr
+    centred: Floats = offered_pps / offered_pps.mean() - 1
+    trend = float(centred @ plr) / float(centred @ centred)
+    result: Floats = plr - trend * centred
+    return result
+
+
+def moments_of(
+    offered_pps: Floats, runs: Sequence[Floats], places: Sequence[Floats] | None = None
+) -> Moments:
+    """The same from the PLR of the runs at each load, in order; every load has at least one.
+
+    `places` are the runs' places in the order of the whole sweep, where they are known: then
+    trials that follow each other at different loads show how slowly the system wavers.
+    """
+    rho = 0.0
+    if places is not None:
+        residuals = _residuals(places, runs)
+        rho = 0.0 if residuals is None else residuals.correlation
     rows = np.empty((6, len(runs)))
     local = np.zeros(len(runs))
     every: list[float] = []
@@ -227,6 +263,10 @@ def moments_of(offered_pps: Floats, runs: Sequence[Floats]) -> Moments:
             ordinary.std(ddof=1) if ordinary.size > 1 else 0.0,
             inflation(ordinary),
         )
+        if places is not None and rho > 0:
+            # The variance of the mean of an AR(1) process seen at these places.
+            apart = np.abs(places[index][:, None] - places[index])[:_MOST_VISITS, :_MOST_VISITS]
+            rows[5, index] = max(rows[5, index], float((rho**apart).sum()) / apart.shape[0])
     # A load that saw none, or few, is taken to lose what the disturbed runs of all loads lost.
     pooled = float(np.mean(every)) if every else 0.0
     depth = (local + pooled) / (rows[0] - rows[2] + 1)
@@ -324,6 +364,9 @@ def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Gen
     noise = (slope * error**2) @ slope.T
     spreads = np.repeat(_SLOPE_SPREADS[:, None] ** 2, steps, axis=1)
     spreads[:, 0] += _KNEE_SPREAD**2
+    # Where throughput clearly falls, steps say nothing about how flat the others are.
+    falling = observed + 2 * np.sqrt(np.diag(noise)) < 0
+    spreads[:, falling & (observed < -ETA)] += _FALL_SPREAD**2
     diagonal = np.arange(steps)
     covariance = np.repeat(noise[None], _SLOPE_SPREADS.size, axis=0)
     covariance[:, diagonal, diagonal] += spreads
@@ -391,36 +434,66 @@ class Drift:
         return abs(self.change) >= _MATERIAL_DRIFT and abs(self.t) >= _CERTAIN_DRIFT
 
 
-def sweep_drift(order: Floats, load: Ints, plr: Floats) -> Drift | None:
+@dataclass(frozen=True)
+class _Residuals:
+    """How throughput at saturated loads deviates from each load's mean, in the sweep's order."""
+
+    place: Floats
+    load: Ints
+    relative: Floats
+    """Deviation as a share of the load's mean throughput. All of shape (N,)."""
+
+    @property
+    def correlation(self) -> float:
+        """Correlation of trials that follow each other directly, 0 where that is not known."""
+        follows = np.diff(self.place) == 1
+        if int(follows.sum()) < _MIN_RUNS_DRIFT:
+            return 0.0
+        total = float((self.relative**2).mean())
+        product = float((self.relative[1:] * self.relative[:-1])[follows].mean())
+        return min(0.95, max(0.0, product / total)) if total > 0 else 0.0
+
+
+def _residuals(places: Sequence[Floats], runs: Sequence[Floats]) -> _Residuals | None:
+    """None where too little was saturated, or loads were measured one after another."""
+    used = [
+        index
+        for index, plr in enumerate(runs)
+        if plr.size > 1 and _SATURATED_PLR < float(plr.mean()) < 1
+    ]
+    if sum(runs[index].size for index in used) < _MIN_RUNS_DRIFT:
+        return None
+    place = np.concatenate([places[index] for index in used])
+    load = np.repeat(np.arange(len(used)), [runs[index].size for index in used])
+    relative = np.concatenate(
+        [(1 - runs[index]) / (1 - float(runs[index].mean())) - 1 for index in used]
+    )
+    within = np.concatenate([places[index] - places[index].mean() for index in used])
+    if float(within @ within) < _INTERLEAVED * float(((place - place.mean()) ** 2).sum()):
+        return None
+    by_place = np.argsort(place)
+    return _Residuals(place[by_place], load[by_place], relative[by_place])
+
+
+def sweep_drift(places: Sequence[Floats], runs: Sequence[Floats]) -> Drift | None:
     """Trend of throughput over the trials at saturated loads; None where it cannot be told.
 
-    Arrays of shape (N,): place of each trial in the sweep's real order, index of its load, its
-    PLR. Each load has its own level, the relative trend is common (least squares). Loads must have
-    been interleaved, else a trend and the curve are the same thing.
+    For each load: the places of its trials in the sweep's real order, and their PLR. Each load
+    has its own level, the relative trend is common (least squares). Loads must have been
+    interleaved, else a trend and the curve are the same thing.
     """
-    _, load = np.unique(load, return_inverse=True)
-    count = np.bincount(load)
-    mean = np.bincount(load, plr) / count
-    used = (mean[load] > _SATURATED_PLR) & (count[load] > 1) & (mean[load] < 1)
-    if int(used.sum()) < _MIN_RUNS_DRIFT:
+    found = _residuals(places, runs)
+    if found is None:
         return None
-    order, load, plr = order[used], load[used], plr[used]
-    by_order = np.argsort(order)
-    order, load = order[by_order], load[by_order]
-    level = (1 - plr[by_order]) / (1 - mean[load])
-    count = np.bincount(load)
-    count_or_one = np.maximum(count, 1)
-    time = (order - order.min()) / max(1.0, float(np.ptp(order)))
-    centred = time - (np.bincount(load, time) / count_or_one)[load]
-    level = level - (np.bincount(load, level) / count_or_one)[load]
+    time = (found.place - found.place.min()) / max(1.0, float(np.ptp(found.place)))
+    count = np.bincount(found.load)
+    centred = time - (np.bincount(found.load, time) / count)[found.load]
     total = float(centred @ centred)
-    if total < _INTERLEAVED * float(((time - time.mean()) ** 2).sum()):
-        return None
-    free = order.size - int((count > 0).sum()) - 1
+    free = found.place.size - count.size - 1
     if total <= 0 or free < 3:
         return None
-    change = float(centred @ level) / total
-    residual = level - change * centred
+    change = float(centred @ found.relative) / total
+    residual = found.relative - change * centred
     error = math.sqrt(max(float(residual @ residual) / free, 1e-18) / total)
     rho = min(0.95, max(0.0, lag1(residual)))
     return Drift(change, change / error / math.sqrt((1 + rho) / (1 - rho)))
@@ -428,12 +501,11 @@ def sweep_drift(order: Floats, load: Ints, plr: Floats) -> Drift | None:
 
 def curve_drift(curve: Curve) -> Drift | None:
     """The same of a curve whose runs carry their place in the sweep's order."""
-    tables = [point.table for point in curve.points]
-    order = np.concatenate([table.order for table in tables])
-    if (order < 0).any() or np.unique(order).size < order.size:
+    places = [point.table.order.astype(np.float64) for point in curve.points]
+    every = np.concatenate(places)
+    if (every < 0).any() or np.unique(every).size < every.size:
         return None
-    load = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    return sweep_drift(order.astype(np.float64), load, np.concatenate([t.plr for t in tables]))
+    return sweep_drift(places, [point.plr_per_run for point in curve.points])
 
 
 def quantiles(values: Floats, level: float = 0.95) -> tuple[float, float]:

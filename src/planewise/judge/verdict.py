@@ -121,6 +121,7 @@ def judge(
     unknown rule or a limit that is no ratio.
     """
     _check(rule, plr)
+    whole, curve = curve, curve.tested
     ladder = probability.moments(curve)
     drawn = probability.draw(ladder, plr=plr, eta=eta, draws=draws, seed=seed)
     good = drawn.probability_good
@@ -132,7 +133,9 @@ def judge(
         if drift is not None and drift.material:
             word = "UNDECIDED"
         reason = _reason(word, drawn, ladder, plr, eta, drift)
-    warnings = diagnose(curve, ladder, drawn, plr, drift)
+        if curve.untested:
+            word, reason = "UNDECIDED", _UNTESTED
+    warnings = (*_loads_left_out(whole, curve), *diagnose(curve, ladder, drawn, plr, drift))
     return Verdict(
         verdict=word,
         rule=rule,
@@ -148,6 +151,29 @@ def judge(
         warnings=warnings,
         next_loads=() if word != "UNDECIDED" else next_loads(ladder, drawn),
         plr=plr,
+    )
+
+
+_UNTESTED = (
+    "every trial was limited by the generator, the sink or the clock: of the system itself nothing "
+    "is known"
+)
+
+
+def _loads_left_out(whole: Curve, tested: Curve) -> tuple[Caution, ...]:
+    """Says which loads count for nothing, because the SUT limited none of their trials."""
+    if whole is tested:
+        return ()
+    kept = {point.offered_pps for point in tested.points}
+    left_out = [point.offered_pps for point in whole.points if point.offered_pps not in kept]
+    return (
+        Caution(
+            "loads-left-out",
+            f"{len(left_out)} of {len(whole.points)} loads count for nothing, the lowest "
+            f"{rate_text(min(left_out))}: there every run was limited by the generator, the sink "
+            "or the clock",
+            {"loads": len(left_out), "lowest_pps": min(left_out), "highest_pps": max(left_out)},
+        ),
     )
 
 

@@ -236,7 +236,7 @@ class _Runner:
                 self.worked_s += _trial_s(trial)
 
     def _trial(self, visit: Visit, trial: RttTrial | LoadTrial, station: Station) -> None:
-        place = Place(trial.name, visit.cell.levels(), visit.block, self.order)
+        place = Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
         try:
             if isinstance(trial, RttTrial):
                 result = station.rtt(trial, place)

@@ -26,14 +26,11 @@ from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.probe import PingOutput, TapOutput, parse
 from planewise.measure.schedule import RttTrial
 from planewise.store.models import Capture, Latency, Limit, Metric, TrialRecord
-from planewise.testbed.host import Host
+from planewise.testbed.host import Host, HostProcess
 from planewise.testbed.model import CapturePoint, Guest, HostRole
 
 READY_S = 10.0
 """How long a probe may take to say that it is ready."""
-
-STAMP_PORT = 862
-"""RFC 8762, section 4.1."""
 
 _STAMPS = ("scheduled_ns", "user_tx_ns", "kernel_tx_ns", "kernel_rx_ns", "user_rx_ns")
 
@@ -67,7 +64,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             for point in output.points:
                 if point.error is not None:
                     raise PlanewiseError(point.error.what, remedy=point.error.remedy)
-            packets = _join(packets, pl.read_csv(file))
+            packets = _join(packets, _read_tap(file))
             captures += [
                 Capture(point=p.name, host=role, packets=p.packets, dropped=p.dropped)
                 for p in output.points
@@ -75,8 +72,11 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
     return TrialResult(_record(path, place, ping, packets, captures), packets)
 
 
-def _start_taps(path: RttPath, scratch: Path, running: ExitStack):  # type: ignore[no-untyped-def]
-    taps = []
+def _start_taps(
+    path: RttPath, scratch: Path, running: ExitStack
+) -> list[tuple[HostRole, HostProcess, Path]]:
+    """One `pw-probe tap` a host, capturing; each with the file that it writes at its end."""
+    taps: list[tuple[HostRole, HostProcess, Path]] = []
     for role, host in path.hosts.items():
         points = [point for point in path.capture_points if point.host == role]
         if not points:
@@ -111,7 +111,14 @@ def _ping(path: RttPath, trial: RttTrial, scratch: Path) -> tuple[PingOutput, pl
     output = parse(finished, PingOutput)
     if output.interrupted:
         raise KeyboardInterrupt
-    return output, pl.read_csv(file, infer_schema_length=10_000)
+    schema = dict.fromkeys(_STAMPS, pl.Int64)  # a stamp that is always missing is still a number
+    return output, pl.read_csv(file, schema_overrides=schema)
+
+
+def _read_tap(file: Path) -> pl.DataFrame:
+    names = pl.read_csv(file, n_rows=0).columns
+    stamps = {name: pl.Int64 for name in names if name not in ("proto", "id")}
+    return pl.read_csv(file, schema_overrides=stamps)
 
 
 def _join(packets: pl.DataFrame, captured: pl.DataFrame) -> pl.DataFrame:

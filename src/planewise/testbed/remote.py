@@ -575,7 +575,10 @@ class _Stream:
             self._pump(remote.stdout, _STDOUT, loop), self._pump(remote.stderr, _STDERR, loop)
         )
         await remote.wait_closed()
+        # What the command left in the background lives on, as with ssh: the keeper must have heard.
         keeper.stdin.write("done\n")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(keeper.wait_closed(), GRACE_S)
         if remote.exit_signal:
             return 128 + int(getattr(signal, f"SIG{remote.exit_signal[0]}", signal.SIGKILL))
         if remote.exit_status is None or remote.exit_status < 0:

@@ -10,7 +10,7 @@ use crate::wire::{self, IpPacket, WARMUP_BIT};
 const CLOCK_ERROR_NS: u64 = clock::NANOS_PER_SECOND as u64;
 
 /// STAMP's sequence numbers have 32 bits; the topmost are for warming up.
-pub const STAMP_WARMUP: u32 = 0xffff_0000;
+pub use crate::stamp::WARMUP as STAMP_WARMUP;
 
 /// A kind of probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

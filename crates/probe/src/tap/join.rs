@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::decode::{Probe, Protocol, Sequence};
 use crate::histogram::{LatencyRecorder, LatencySummary};
+use crate::stamp;
 
 /// One probe that passed one point.
 #[derive(Debug, Clone, Copy)]
@@ -103,7 +104,7 @@ impl Joiner {
     /// Adds one sighting; those of one point in the order of time.
     pub fn add(&mut self, point: usize, sighting: Sighting) {
         let Sighting { probe, stamp_ns } = sighting;
-        if probe.warmup {
+        if probe.warmup || self.warms_up_stamp(&probe) {
             self.summaries[point].warmup += 1;
             return;
         }
@@ -129,6 +130,15 @@ impl Joiner {
         *slot = stamp_ns;
         self.rows[row].first_ns = self.rows[row].first_ns.min(stamp_ns);
         *(if probe.reply { &mut summary.replies } else { &mut summary.requests }) += 1;
+    }
+
+    /// Whether it carries one of STAMP's numbers for warming up, in a session that has not come so
+    /// far.
+    fn warms_up_stamp(&self, probe: &Probe) -> bool {
+        let Sequence::Half(low) = probe.sequence else { return false };
+        let far = UNWRAP_BASE + u64::from(stamp::WARMUP / 2);
+        low >= stamp::WARMUP
+            && self.last.get(&(probe.protocol, probe.id)).is_none_or(|&last| last < far)
     }
 
     /// The number nearest to the last one of this flow here whose lowest `bits` are `low`.
@@ -272,6 +282,32 @@ mod tests {
         assert_eq!(summaries[0].response.as_ref().map(|r| (r.min_ns, r.max_ns)), Some((150, 150)));
         assert_eq!(summaries[0].duplicates + summaries[1].duplicates, 0);
         assert!(csv(&joiner, &["a", "b"]).contains("\nicmp,5,131072,"));
+    }
+
+    #[test]
+    fn stamps_warm_up_numbers_are_no_samples_until_the_session_has_come_so_far() {
+        let seen = |number: u32, stamp_ns| Sighting {
+            probe: Probe {
+                protocol: Protocol::Stamp,
+                id: 9,
+                sequence: Sequence::Half(number),
+                reply: false,
+                warmup: false,
+            },
+            stamp_ns,
+        };
+        let mut sightings = vec![seen(stamp::WARMUP, 1), seen(stamp::WARMUP + 1000, 2)];
+        sightings.extend([seen(0, 3), seen(stamp::WARMUP + 1001, 4), seen(1, 5)]);
+        // Half a turn and more later the numbers are the session's own.
+        sightings.extend([1 << 30, 1 << 31, 3 << 30, stamp::WARMUP + 7].map(|n| seen(n, n.into())));
+        let joiner = Joiner::join(&[sightings]);
+        assert_eq!(joiner.summaries()[0].warmup, 3);
+        let rows: Vec<String> = csv(&joiner, &["a"])
+            .lines()
+            .skip(1)
+            .map(|line| line.split(',').nth(2).unwrap_or_default().to_owned())
+            .collect();
+        assert_eq!(rows, ["0", "1", "1073741824", "2147483648", "3221225472", "4294901767"]);
     }
 
     #[test]

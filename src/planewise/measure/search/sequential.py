@@ -163,13 +163,16 @@ class Planner:
         """The model on what there is; loads that lie close are pooled, empty ones left out."""
         measured = [load for load in self._ladder if load.plr]
         loads = np.array([load.offered_pps for load in measured])
-        offered, runs = [], []
+        offered, runs, places = [], [], []
         for group in probability.groups(loads):
             members = [np.array(load.plr) for load in measured[group]]
             weights = [values.size for values in members]
             offered.append(float(np.average(loads[group], weights=weights)))
-            runs.append(np.concatenate(members))
-        moments = probability.moments_of(np.array(offered), runs)
+            runs.append(
+                probability.levelled(np.repeat(loads[group], weights), np.concatenate(members))
+            )
+            places.append(np.concatenate([np.array(load.order) for load in measured[group]]))
+        moments = probability.moments_of(np.array(offered), runs, places)
         draws = probability.draw(
             moments,
             plr=self.plan.plr,
@@ -180,10 +183,9 @@ class Planner:
         return moments, draws
 
     def _drifts(self) -> bool:
+        measured = [load for load in self._ladder if load.plr]
         drift = probability.sweep_drift(
-            np.concatenate([np.array(load.order) for load in self._ladder]),
-            np.repeat(np.arange(len(self._ladder)), [len(load.plr) for load in self._ladder]),
-            np.concatenate([np.array(load.plr) for load in self._ladder]),
+            [np.array(load.order) for load in measured], [np.array(load.plr) for load in measured]
         )
         return drift is not None and drift.material
 
