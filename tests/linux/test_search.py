@@ -12,7 +12,19 @@ pytestmark = pytest.mark.linux
 
 
 def test_a_search_through_a_router_keeps_to_its_budget_and_says_what_it_knows() -> None:
-    arguments = "search --router --ip 6 --goal ndr --goal pdr:0.005 --budget 40 --json".split()
+    arguments = [
+        "search",
+        "--router",
+        "--ip",
+        "6",
+        "--goal",
+        "ndr",
+        "--goal",
+        "pdr:0.005",
+        "--budget",
+        "40",
+        "--json",
+    ]
     ran = subprocess.run(
         [sys.executable, "-m", "planewise", *arguments],
         capture_output=True,
