@@ -100,9 +100,14 @@ class Moments:
         if saturated.any():
             passed = np.maximum(1 - self.ordinary_mean[saturated], _PRIOR_FLOOR)
             known = degrees[saturated]
-            common = (
-                _PRIOR_RUNS * _PRIOR_CAP**2 + known @ (self.deviation[saturated] / passed) ** 2
-            ) / (_PRIOR_RUNS + known.sum())
+            # The median: where throughput falls it varies more than on the plateau.
+            shares = (self.deviation[saturated] / passed)[known > 0] ** 2
+            typical = 0.0
+            if shares.size:
+                typical = float(np.median(shares)) / _median_share(float(known[known > 0].mean()))
+            common = (_PRIOR_RUNS * _PRIOR_CAP**2 + known.sum() * typical) / (
+                _PRIOR_RUNS + known.sum()
+            )
             usual[saturated] = passed * math.sqrt(common)
             prior[saturated] = np.minimum(_PRIOR_RUNS + known.sum() / 2, _POOLED_PRIOR_RUNS)
         variance = (prior * usual**2 + degrees * self.deviation**2) / (prior + degrees)
@@ -146,6 +151,11 @@ class Draws:
     def probability_good(self) -> float:
         """Probability of GOOD; what the ladder is too short to show counts half."""
         return self.share(GOOD) + self.share(OPEN) / 2
+
+
+def _median_share(degrees: float) -> float:
+    """Median of a chi-square variable as a share of its mean (Wilson and Hilferty 1931)."""
+    return float((1 - 2 / (9 * degrees)) ** 3)
 
 
 def lag1(values: Floats) -> float:
@@ -222,6 +232,7 @@ def levelled(offered_pps: Floats, plr: Floats) -> Floats:
     Arrays of shape (K,). Within so short a stretch loss is taken to change linearly with load;
     with fewer than three runs nothing can be told apart.
     """
+    plr = np.maximum(plr, _LEAST_PLR)
     if plr.size < 3 or offered_pps.min() == offered_pps.max():
         return plr
     centred: Floats = offered_pps / offered_pps.mean() - 1
@@ -375,7 +386,9 @@ def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Gen
     weight = column.sum(axis=1)
     residual = observed - (column @ observed / weight)[:, None]
     misfit = np.einsum("ij,ijk,ik->i", residual, precision, residual)
-    likelihood = 0.5 * (np.linalg.slogdet(precision)[1] - np.log(weight) - misfit)
+    likelihood = 0.5 * (
+        np.linalg.slogdet(precision)[1] - np.log(np.maximum(weight, 1e-300)) - misfit
+    )
     share = np.exp(likelihood - likelihood.max())
     chosen = rng.choice(_SLOPE_SPREADS.size, size=forwarded.shape[0], p=share / share.sum())
     # Perturb data and prior, then solve: exact for normal errors, and Student's tails stay.
