@@ -119,7 +119,7 @@ def search_one_system(task: Task) -> tuple[str, float, dict[str, Scores]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=100, help="searches a case and algorithm")
+    parser.add_argument("--runs", type=int, default=60, help="searches a case and algorithm")
     parser.add_argument("--kinds", default=",".join(synthetic.kinds()))
     parser.add_argument("--noise", default="0,0.01,0.03")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS))

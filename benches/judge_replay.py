@@ -1,6 +1,6 @@
 """How little traffic a verdict takes: replays recorded experiments, and measures known systems.
 
-    python benches/judge_replay.py [--data DIR] [--seeds 10] [--synthetic 40]
+    python benches/judge_replay.py [--data DIR] [--seeds 5] [--synthetic 20]
 
 Prints, from the published recordings (PASTRAMI's files; --data, or PLANEWISE_PASTRAMI_DATA):
 the default verdict beside the paper's written rule; the sequential sweep against the verdict of
@@ -71,10 +71,11 @@ class Outcome:
 def main() -> None:
     """Parses arguments and prints all tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = os.environ.get("PLANEWISE_PASTRAMI_DATA", "../shared/data/pastrami")
+    shared = Path(os.environ.get("PLANEWISE_SHARED", "../shared"))
+    default = os.environ.get("PLANEWISE_PASTRAMI_DATA") or shared / "data" / "pastrami"
     parser.add_argument("--data", type=Path, default=Path(default))
-    parser.add_argument("--seeds", type=int, default=10, help="replays of each experiment")
-    parser.add_argument("--synthetic", type=int, default=40, help="systems a kind and noise level")
+    parser.add_argument("--seeds", type=int, default=5, help="replays of each experiment")
+    parser.add_argument("--synthetic", type=int, default=20, help="systems a kind and noise level")
     args = parser.parse_args()
     files = sorted(args.data.glob("*.txt"))
     if files:

@@ -247,6 +247,7 @@ def sweep(plan: SweepPlan, out: Path, host: Fingerprint, progress: Progress) -> 
                 loads,
                 duration_s=plan.duration_s,
                 plan=_sequential(plan),
+                extend=plan.until_verdict and plan.loads_pps is None,
                 seed=plan.seed,
                 name=" ".join(str(level) for level in plan.sut.cell.values()),
                 on_trial=keep,

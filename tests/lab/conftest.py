@@ -18,6 +18,9 @@ from planewise.lab import qemu
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 
+_said: list[str] = []
+"""What the summary adds: figures for people, which no test asserts."""
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -59,6 +62,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _said:
+        terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session")
 def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where this session's labs live; no other lab of this machine is seen or touched."""
@@ -82,7 +90,7 @@ def up(state_directory: Path) -> UpLab:
     begun = time.monotonic()
     status = lab.up(lab.LabSpec("t", pfs=2, memory_mib=1024), Silence())
     found = UpLab(status, time.monotonic() - begun)
-    print(f"\nboth hosts up after {found.boot_s:.1f} s under {status.record.accelerator}")
+    _said.append(f"both hosts up after {found.boot_s:.1f} s ({status.record.accelerator})")
     return found
 
 

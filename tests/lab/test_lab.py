@@ -320,6 +320,17 @@ def hosts_in(where: Path) -> set[str | None]:
     return {seen.option("-name") for seen in qemus(where)}
 
 
+def test_a_dry_run_prints_two_command_lines_and_starts_nothing(
+    state_directory: Path, planewise: Run
+) -> None:
+    done = planewise("lab", "up", "--name", "dry", "--pfs", "3", "--dry-run", "--json")
+    commands = json.loads(done.stdout)["commands"]
+    assert [command[2] for command in commands] == ["pw-lab-dry-a", "pw-lab-dry-b"]
+    assert all(sum(word.startswith("igb,") for word in command) == 3 for command in commands)
+    assert qemus(state_directory) == []
+    assert list(state_directory.glob("*")) == []
+
+
 MOMENTS: dict[str, Callable[[Path], bool]] = {
     "nothing is written": lambda _: True,
     "the directory is made": lambda where: where.is_dir(),

@@ -165,15 +165,23 @@ def test_trial_names_are_unique_in_a_run() -> None:
 @given(
     forwarded=st.floats(min_value=1, max_value=1e8),
     loads=st.integers(min_value=2, max_value=50),
+    most=st.floats(min_value=1000, max_value=1e7),
 )
 def test_a_ladder_brackets_the_forwarded_rate_and_keeps_to_its_bound(
-    forwarded: float, loads: int
+    forwarded: float, loads: int, most: float
 ) -> None:
-    ladder = ladder_around(forwarded, loads, max_pps=5e6)
+    ladder = ladder_around(forwarded, loads, max_pps=most)
     assert list(ladder) == sorted(set(ladder))
-    assert ladder[-1] <= 5e6
-    if 10 < forwarded < 3e6:
+    assert ladder[-1] <= most * (1 + 1e-9)
+    if 1000 < forwarded < most / 1.7:
         assert ladder[0] < forwarded < ladder[-1]
+        assert len(ladder) == loads
+
+
+def test_a_ladder_is_readable_and_has_all_its_loads_below_the_generators_maximum() -> None:
+    assert ladder_around(100_000, 3, 1e9) == (30_000, 95_000, 160_000)
+    assert len(ladder_around(200_000, 9, 215_797)) == 9
+    assert ladder_around(200_000, 9, 215_797)[-1] == 210_000
 
 
 def test_a_ladder_is_what_the_schedule_offers() -> None:

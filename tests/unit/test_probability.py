@@ -136,13 +136,30 @@ def test_precise_runs_are_not_drawn_together() -> None:
     assert draws.share(BAD) > 0.99
 
 
+def test_throughput_that_falls_at_last_does_not_make_the_plateau_before_it_doubtful() -> None:
+    plr = {80.0: [0.0] * 10, 90.0: [0.0] * 10}
+    rng = np.random.default_rng(9)
+    for load in np.arange(100.0, 200.0, 5.0):
+        throughput = 95 if load < 150 else 95 - (load - 150)
+        plr[float(load)] = (1 - throughput * (1 + rng.normal(0, 1e-4, 10)) / load).tolist()
+    draws = probability.draw(probability.moments(curve(plr)), plr=0.005)
+    assert draws.share(GOOD) > 0.95
+
+
 def test_loads_that_lie_close_are_pooled() -> None:
-    loads = np.array([100.0, 101.0, 102.0, 110.0, 120.0, 121.0])
+    loads = np.array([100.0, 101.0, 101.9, 110.0, 120.0, 121.0])
     assert probability.groups(loads) == [slice(0, 3), slice(3, 4), slice(4, 6)]
-    moments = probability.moments(curve({100: [0.0, 0.0], 103: [0.03], 120: [0.5]}))
-    assert moments.offered_pps == pytest.approx([101.0, 120.0])
+    moments = probability.moments(curve({100: [0.0, 0.0], 101.5: [0.03], 120: [0.5]}))
+    assert moments.offered_pps == pytest.approx([100.5, 120.0])
     assert moments.count.tolist() == [3, 1]
     assert moments.mean[0] == pytest.approx(0.01)
+
+
+def test_what_pooled_loads_lose_because_they_are_higher_is_no_noise() -> None:
+    plateau = {load: [1 - 100 / load] * 4 for load in (150.0, 151.0, 152.0)}
+    moments = probability.moments(curve(plateau))
+    assert moments.mean[0] == pytest.approx(1 - 100 / 151, abs=1e-4)
+    assert moments.deviation[0] < 1e-4
 
 
 def test_a_ladder_of_countless_loads_is_pooled_to_a_hundred() -> None:

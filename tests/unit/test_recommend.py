@@ -153,7 +153,7 @@ def test_reservations_name_few_replicates_disturbances_loss_and_planes_not_tried
     trials = [rtt("veth", "none", 0, 10, lost=2)]
     text = " | ".join(recommend(trials, info_with_host()).reservations)
     assert "1 replicate of each cell" in text
-    assert "steal (4 %): " in text
+    assert "steal (4 %)" in text
     assert "probe packets were lost on veth" in text
     assert "cannot do them: vf" in text
 

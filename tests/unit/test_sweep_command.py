@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from planewise.cli import app
-from planewise.commands.sweep import _pdr_text, frame_size
+from planewise.commands.sut import frame_size
+from planewise.commands.sweep import _pdr_text
 from planewise.errors import BadInputError
 from planewise.judge.verdict import Estimate
 

@@ -28,6 +28,7 @@ KERNEL_MODES = ("sys", "irq", "soft")
 """CPU modes that a data plane's work is booked in; the probes' own work is in `usr`."""
 
 _LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
+"""In the order in which loads are told."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def _replicates(
         value = metric.of_block(members, info)
         if value is not None and value > 0 and math.isfinite(value):
             by_load.setdefault(load, {}).setdefault(plane, {})[block] = value
-    return by_load
+    known = [load for load in _LOAD_WORDS if load in by_load]
+    return {load: by_load[load] for load in dict.fromkeys((*known, *by_load))}
 
 
 def _over_all_loads(by_load: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:

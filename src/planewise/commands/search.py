@@ -12,7 +12,18 @@ import typer
 from planewise.commands.console import Verbosity, print_json
 from planewise.commands.console import out as stdout
 from planewise.commands.progress import ProgressLine
-from planewise.commands.sweep import choose_sut, frame_size
+from planewise.commands.sut import (
+    DestinationOption,
+    IpOption,
+    NextHopOption,
+    PlaneOption,
+    RouterOption,
+    RxOption,
+    SizeOption,
+    TxOption,
+    choose_sut,
+    frame_size,
+)
 from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
@@ -25,28 +36,14 @@ _EXPECTED_S = {"planewise": 40.0, "mlrsearch": 120.0, "binary": 40.0}
 
 def search(
     context: typer.Context,
-    plane: Annotated[
-        str | None, typer.Option("--plane", help="Through this plane, in a testbed of its own.")
-    ] = None,
-    router: Annotated[
-        bool, typer.Option("--router", help="Through a host that routes in its kernel.")
-    ] = False,
-    tx: Annotated[
-        str | None, typer.Option("--tx", metavar="IF[@NETNS]", help="Send by this interface.")
-    ] = None,
-    rx: Annotated[
-        str | None, typer.Option("--rx", metavar="IF[@NETNS]", help="Receive on this interface.")
-    ] = None,
-    destination: Annotated[
-        str, typer.Option("--dst", metavar="IP", help="Destination of the frames (with --tx).")
-    ] = "",
-    next_hop_mac: Annotated[
-        str, typer.Option("--dst-mac", metavar="MAC", help="Next hop; else the kernel resolves it.")
-    ] = "",
-    ip_version: Annotated[int, typer.Option("--ip", help="4 or 6.")] = 4,
-    size_bytes: Annotated[
-        int | None, typer.Option("--size", help="Frame with FCS; default the smallest.")
-    ] = None,
+    plane: PlaneOption = None,
+    router: RouterOption = False,
+    tx: TxOption = None,
+    rx: RxOption = None,
+    destination: DestinationOption = "",
+    next_hop_mac: NextHopOption = "",
+    ip_version: IpOption = 4,
+    size_bytes: SizeOption = None,
     synthetic: Annotated[
         str | None,
         typer.Option(

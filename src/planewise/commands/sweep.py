@@ -10,48 +10,41 @@ import typer
 from planewise.commands.console import Verbosity, print_json
 from planewise.commands.console import out as stdout
 from planewise.commands.progress import ProgressLine
+from planewise.commands.sut import (
+    DestinationOption,
+    IpOption,
+    NextHopOption,
+    PlaneOption,
+    RouterOption,
+    RxOption,
+    SizeOption,
+    TxOption,
+    choose_sut,
+    frame_size,
+)
 from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
     from planewise.judge.verdict import Estimate
-    from planewise.measure.sut import Sut
     from planewise.pipeline import Swept
-    from planewise.testbed.model import IpVersion
-
-LARGEST_FRAME_BYTES = 9000
-"""As in designs."""
 
 
 def sweep(
     context: typer.Context,
-    plane: Annotated[
-        str | None, typer.Option("--plane", help="Through this plane, in a testbed of its own.")
-    ] = None,
-    router: Annotated[
-        bool, typer.Option("--router", help="Through a host that routes in its kernel.")
-    ] = False,
-    tx: Annotated[
-        str | None, typer.Option("--tx", metavar="IF[@NETNS]", help="Send by this interface.")
-    ] = None,
-    rx: Annotated[
-        str | None, typer.Option("--rx", metavar="IF[@NETNS]", help="Receive on this interface.")
-    ] = None,
-    destination: Annotated[
-        str, typer.Option("--dst", metavar="IP", help="Destination of the frames (with --tx).")
-    ] = "",
-    next_hop_mac: Annotated[
-        str, typer.Option("--dst-mac", metavar="MAC", help="Next hop; else the kernel resolves it.")
-    ] = "",
-    ip_version: Annotated[int, typer.Option("--ip", help="4 or 6.")] = 4,
+    plane: PlaneOption = None,
+    router: RouterOption = False,
+    tx: TxOption = None,
+    rx: RxOption = None,
+    destination: DestinationOption = "",
+    next_hop_mac: NextHopOption = "",
+    ip_version: IpOption = 4,
     loads: Annotated[
         str, typer.Option("--loads", help="`auto`, or offered loads: 100k,200k,300k.")
     ] = "auto",
     steps: Annotated[int, typer.Option("--steps", help="Loads of an automatic ladder.")] = 9,
     runs: Annotated[int, typer.Option("--runs", help="Trials at each load.")] = 5,
     duration_s: Annotated[float, typer.Option("--duration", help="Of a trial, in s.")] = 0.5,
-    size_bytes: Annotated[
-        int | None, typer.Option("--size", help="Frame with FCS; default the smallest.")
-    ] = None,
+    size_bytes: SizeOption = None,
     until_verdict: Annotated[
         bool,
         typer.Option(
@@ -112,72 +105,6 @@ def sweep(
             f"the verdict is {swept.verdict.verdict}: {swept.verdict.reason}",
             remedy="more runs or other loads may tell more; see the report",
         )
-
-
-def frame_size(asked_bytes: int | None, ip_version: int) -> int:
-    """The frame's size [bytes, with FCS]: as asked, else the smallest that holds the stamps."""
-    smallest = 64 if ip_version == 4 else 84
-    size_bytes = smallest if asked_bytes is None else asked_bytes
-    if not smallest <= size_bytes <= LARGEST_FRAME_BYTES:
-        raise BadInputError(
-            f"an IPv{ip_version} frame of {size_bytes} bytes is not possible",
-            where="--size",
-            remedy=f"{smallest} to {LARGEST_FRAME_BYTES}, with the 4 bytes of the FCS",
-        )
-    return size_bytes
-
-
-def choose_sut(
-    plane: str | None,
-    router: bool,
-    tx: str | None,
-    rx: str | None,
-    destination: str,
-    next_hop_mac: str,
-    ip_version: int,
-    *,
-    command: str,
-) -> Sut:
-    """The SUT that the flags name; BadInputError when they name none or several."""
-    from planewise.measure.sut import InterfacesUnderTest, PlaneUnderTest, RouterUnderTest
-    from planewise.testbed.model import TrialPath
-    from planewise.testbed.planes import namespace_plane
-
-    if ip_version not in (4, 6):
-        raise BadInputError(f"there is no IP version {ip_version}", where="--ip", remedy="4 or 6")
-    version: IpVersion = 4 if ip_version == 4 else 6
-    if sum((plane is not None, router, tx is not None or rx is not None)) != 1:
-        raise BadInputError(
-            "give one of --plane, --router, or --tx with --rx",
-            remedy=f"planewise {command} --plane bridge",
-        )
-    if plane is not None:
-        namespace_plane(plane)
-        return PlaneUnderTest(plane, version)
-    if router:
-        return RouterUnderTest(version)
-    if not (tx and rx and destination):
-        raise BadInputError(
-            "--tx, --rx and --dst go together",
-            remedy=f"planewise {command} --tx eth1 --rx eth2 --dst 198.18.0.2",
-        )
-    tx_interface, _, tx_netns = tx.partition("@")
-    rx_interface, _, rx_netns = rx.partition("@")
-    return InterfacesUnderTest(
-        TrialPath(
-            tx_netns=tx_netns,
-            tx_interface=tx_interface,
-            rx_netns=rx_netns,
-            rx_interface=rx_interface,
-            source_mac="",
-            next_hop_mac=next_hop_mac,
-            source_ipv4="",
-            destination_ipv4=destination if version == 4 else "",
-            source_ipv6="",
-            destination_ipv6=destination if version == 6 else "",
-        ),
-        version,
-    )
 
 
 def parse_loads(text: str) -> tuple[float, ...]:

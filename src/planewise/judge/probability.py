@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from planewise.judge.curve import Curve, Floats, Ints
 from planewise.judge.rules import ETA
 
-MIN_STEP: Final = 0.035
+MIN_STEP: Final = 0.02
 """Loads closer than this share of the lower one are pooled: TIR between them is only noise."""
 
 _MOST_GROUPS: Final = 100
@@ -40,6 +40,8 @@ _POOLED_PRIOR_RUNS: Final = 4.0
 """Weight of those loads' common deviation at each of them, in runs."""
 _SLOPE_SPREADS: Final = np.geomspace(0.01, 0.64, 7)
 """How far the TIR of saturated steps may lie apart; each is held equally likely beforehand."""
+_FALL_SPREAD: Final = 1.0
+"""How far the TIR of a step at which throughput falls may lie from the others'."""
 _KNEE_SPREAD: Final = 0.3
 """The first step over the limit may hold the knee: its TIR may lie this far from the others'."""
 _LEAST_PLR: Final = -1.0
@@ -98,9 +100,14 @@ class Moments:
         if saturated.any():
             passed = np.maximum(1 - self.ordinary_mean[saturated], _PRIOR_FLOOR)
             known = degrees[saturated]
-            common = (
-                _PRIOR_RUNS * _PRIOR_CAP**2 + known @ (self.deviation[saturated] / passed) ** 2
-            ) / (_PRIOR_RUNS + known.sum())
+            # The median: where throughput falls it varies more than on the plateau.
+            shares = (self.deviation[saturated] / passed)[known > 0] ** 2
+            typical = 0.0
+            if shares.size:
+                typical = float(np.median(shares)) / _median_share(float(known[known > 0].mean()))
+            common = (_PRIOR_RUNS * _PRIOR_CAP**2 + known.sum() * typical) / (
+                _PRIOR_RUNS + known.sum()
+            )
             usual[saturated] = passed * math.sqrt(common)
             prior[saturated] = np.minimum(_PRIOR_RUNS + known.sum() / 2, _POOLED_PRIOR_RUNS)
         variance = (prior * usual**2 + degrees * self.deviation**2) / (prior + degrees)
@@ -144,6 +151,11 @@ class Draws:
     def probability_good(self) -> float:
         """Probability of GOOD; what the ladder is too short to show counts half."""
         return self.share(GOOD) + self.share(OPEN) / 2
+
+
+def _median_share(degrees: float) -> float:
+    """Median of a chi-square variable as a share of its mean (Wilson and Hilferty 1931)."""
+    return float((1 - 2 / (9 * degrees)) ** 3)
 
 
 def lag1(values: Floats) -> float:
@@ -202,11 +214,31 @@ def moments(curve: Curve, min_step: float = MIN_STEP) -> Moments:
         points = curve.points[group]
         weights = [point.count for point in points]
         offered.append(float(np.average([point.offered_pps for point in points], weights=weights)))
-        runs.append(np.concatenate([point.plr_per_run for point in points]))
+        runs.append(
+            levelled(
+                np.repeat([point.offered_pps for point in points], weights),
+                np.concatenate([point.plr_per_run for point in points]),
+            )
+        )
         places.append(np.concatenate([point.table.order for point in points]).astype(np.float64))
     every = np.concatenate(places)
     known = bool((every >= 0).all()) and np.unique(every).size == every.size
     return moments_of(np.array(offered), runs, places if known else None)
+
+
+def levelled(offered_pps: Floats, plr: Floats) -> Floats:
+    """PLR of runs at pooled loads, without the part that their different loads explain.
+
+    Arrays of shape (K,). Within so short a stretch loss is taken to change linearly with load;
+    with fewer than three runs nothing can be told apart.
+    """
+    plr = np.maximum(plr, _LEAST_PLR)
+    if plr.size < 3 or offered_pps.min() == offered_pps.max():
+        return plr
+    centred: Floats = offered_pps / offered_pps.mean() - 1
+    trend = float(centred @ plr) / float(centred @ centred)
+    result: Floats = plr - trend * centred
+    return result
 
 
 def moments_of(
@@ -343,6 +375,9 @@ def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Gen
     noise = (slope * error**2) @ slope.T
     spreads = np.repeat(_SLOPE_SPREADS[:, None] ** 2, steps, axis=1)
     spreads[:, 0] += _KNEE_SPREAD**2
+    # Where throughput clearly falls, steps say nothing about how flat the others are.
+    falling = observed + 2 * np.sqrt(np.diag(noise)) < 0
+    spreads[:, falling & (observed < -ETA)] += _FALL_SPREAD**2
     diagonal = np.arange(steps)
     covariance = np.repeat(noise[None], _SLOPE_SPREADS.size, axis=0)
     covariance[:, diagonal, diagonal] += spreads
@@ -351,7 +386,9 @@ def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Gen
     weight = column.sum(axis=1)
     residual = observed - (column @ observed / weight)[:, None]
     misfit = np.einsum("ij,ijk,ik->i", residual, precision, residual)
-    likelihood = 0.5 * (np.linalg.slogdet(precision)[1] - np.log(weight) - misfit)
+    likelihood = 0.5 * (
+        np.linalg.slogdet(precision)[1] - np.log(np.maximum(weight, 1e-300)) - misfit
+    )
     share = np.exp(likelihood - likelihood.max())
     chosen = rng.choice(_SLOPE_SPREADS.size, size=forwarded.shape[0], p=share / share.sum())
     # Perturb data and prior, then solve: exact for normal errors, and Student's tails stay.

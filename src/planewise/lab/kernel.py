@@ -45,20 +45,21 @@ def needs_download(cache: Path) -> bool:
     return _own()[0] is None and not _unpacked(cache)
 
 
-def at_hand(cache: Path) -> Kernel:
-    """The kernel that needs no download.
+def foreseen(cache: Path) -> Kernel:
+    """The kernel that `find` will give; nothing is fetched.
 
     Raises:
-        UnsupportedError: there is none yet.
+        UnsupportedError: there will be none.
     """
-    own, _ = _own()
-    if own is not None:
-        return own
-    for tree in _unpacked(cache):
-        return _in_tree(tree)
-    raise UnsupportedError(
-        "no kernel is at hand yet", remedy="`planewise lab up` fetches one into the cache"
-    )
+    own, refusals = _own()
+    if own is not None or _unpacked(cache):
+        return own or _in_tree(_unpacked(cache)[0])
+    for name in _wanted_packages():
+        if name.startswith("linux-image-"):
+            version, tree = name.removeprefix("linux-image-"), cache / name
+            modules = tree / "usr/lib/modules" / version
+            return Kernel(version, tree / "boot" / f"vmlinuz-{version}", modules, "package")
+    return _from_package(cache, refusals)  # which says why there is none
 
 
 def _own() -> tuple[Kernel | None, list[str]]:

@@ -113,6 +113,12 @@ def prepare(progress: Progress) -> Platform:
     """
     program, version = qemu.find()
     cache = packages.cache_directory()
+    with _storage_errors(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        return _gather(program, version, cache, progress)
+
+
+def _gather(program: Path, version: tuple[int, int], cache: Path, progress: Progress) -> Platform:
     if kernel.needs_download(cache):
         progress.begin("fetching a kernel, once", _FETCH_S)
     found = kernel.find(cache)
@@ -127,11 +133,11 @@ def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
     """The command lines that `up` would run; fetches and changes nothing.
 
     Raises:
-        UnsupportedError: QEMU is missing, or too old, or no kernel is at hand.
+        UnsupportedError: QEMU is missing, or too old, or there is no kernel.
     """
     program, version = qemu.find()
     cache = packages.cache_directory()
-    found = kernel.at_hand(cache)
+    found = kernel.foreseen(cache)
     known = accelerator.recall(program, version, found, cache)
     platform = Platform(program, version, found, known, cache, cache / "base.initrd")
     where = state.paths(spec.name)
@@ -155,8 +161,8 @@ def up(spec: LabSpec, progress: Progress, boot_limit_s: float = BOOT_LIMIT_S) ->
     found = _found_running(spec, where, boot_limit_s)
     if found is not None:
         return found
-    platform = prepare(progress)
     check_memory(spec)
+    platform = prepare(progress)
     state.make_directory(where)
     with _signals_as_exceptions(), state.lock(where, exclusive=True, wait_s=2.0) as mine:
         if not mine:
@@ -275,15 +281,12 @@ def _platform(
     cache: Path,
 ) -> Platform:
     base = cache / initramfs.base_name(found, programs.busybox)
-    try:
-        if not base.is_file():
-            for old in cache.glob("base-*.initrd"):
-                old.unlink(missing_ok=True)
-            scratch = cache / f".unpack-{os.getpid()}.initrd"
-            scratch.write_bytes(initramfs.base(found, programs.busybox))
-            scratch.rename(base)
-    except OSError as error:
-        raise StorageError(f"{base} cannot be written: {error.strerror}") from error
+    if not base.is_file():
+        for old in cache.glob("base-*.initrd"):
+            old.unlink(missing_ok=True)
+        scratch = cache / f".unpack-{os.getpid()}.initrd"
+        scratch.write_bytes(initramfs.base(found, programs.busybox))
+        scratch.rename(base)
     layers = list(programs.layers)
     if found.origin == "package":
         layers.append(found.image.parent.parent.name)
@@ -331,7 +334,7 @@ def _write_files(spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_
             for host in HOSTS
         },
     )
-    try:
+    with _storage_errors(where.directory):
         base = platform.base_initrd.read_bytes()
         where.key.touch(mode=0o600)
         where.key.write_bytes(user_key.export_private_key())
@@ -348,12 +351,7 @@ def _write_files(spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_
             file = where.host(host).initrd
             file.touch(mode=0o600)
             file.write_bytes(base + personal)
-    except OSError as error:
-        raise StorageError(
-            f"{where.directory} cannot be written: {error.strerror}",
-            remedy="make room there (a lab takes about 30 MB)",
-        ) from error
-    _write_ssh_files(record, where)
+        _write_ssh_files(record, where)
     state.write(where, record)
     return record
 
@@ -607,8 +605,20 @@ def _remove(where: LabPaths) -> None:
         raise PlanewiseError(
             f"{where.directory} cannot be removed: {error.strerror}", remedy="remove it by hand"
         ) from error
-    with suppress(OSError):
-        where.directory.parent.rmdir()  # where nothing else is in it
+    if where.directory.parent != Path("/run/planewise"):  # which testbeds use, too
+        with suppress(OSError):
+            where.directory.parent.rmdir()
+
+
+@contextmanager
+def _storage_errors(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or place} cannot be used: {error.strerror or error}",
+            remedy="make room, and make sure that you may write there",
+        ) from error
 
 
 def _read_log(log: Path) -> str:

@@ -118,15 +118,21 @@ def _download(packages: Sequence[str], directory: Path) -> None:
         )
     # As root, apt downloads as its own user, who may not write into our directory.
     sandbox = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
-    done = subprocess.run(
-        ["apt-get", "download", "-qq", *sandbox, *packages],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=_DOWNLOAD_TIMEOUT_S,
-        check=False,
-        env=os.environ | {"LC_ALL": "C"},
-    )
+    try:
+        done = subprocess.run(
+            ["apt-get", "download", "-qq", *sandbox, *packages],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=_DOWNLOAD_TIMEOUT_S,
+            check=False,
+            env=os.environ | {"LC_ALL": "C"},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnsupportedError(
+            f"apt did not download {', '.join(packages)} within {_DOWNLOAD_TIMEOUT_S} s",
+            remedy="try again with a better connection",
+        ) from error
     if done.returncode != 0:
         if "space" in done.stderr:
             raise StorageError(

@@ -67,7 +67,7 @@ def state_root() -> Path:
     """
     elsewhere = os.environ.get("PLANEWISE_LAB_STATE")
     if elsewhere:
-        return Path(elsewhere)
+        return Path(elsewhere).absolute()
     if os.geteuid() == 0:
         return Path("/run/planewise")
     runtime = os.environ.get("XDG_RUNTIME_DIR")

@@ -7,6 +7,7 @@ so that drift of the machine hits all planes alike (DESIGN principle 4).
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -179,14 +180,20 @@ _LADDER_LOW, _LADDER_HIGH = 0.3, 1.6
 def ladder_around(forwarded_pps: float, loads: int, max_pps: float) -> tuple[float, ...]:
     """`loads` offered loads [pps] around the rate that an overload trial forwarded.
 
-    Evenly spaced, so that no TIR is taken between loads that are almost the same. Rounded to
-    two digits, so that a person can read them; never above `max_pps`.
+    Evenly spaced, so that no TIR is taken between loads that are almost the same; none above
+    `max_pps`. Cut to two digits (three where they would meet), so that a person can read them.
     """
-    step = (_LADDER_HIGH - _LADDER_LOW) / (loads - 1)
-    shares = [_LADDER_LOW + step * place for place in range(loads)]
-    rounded = {_two_digits(min(share * forwarded_pps, max_pps)) for share in shares}
-    return tuple(sorted(rounded))
+    low = min(_LADDER_LOW * forwarded_pps, max_pps)
+    high = min(_LADDER_HIGH * forwarded_pps, max_pps)
+    steps = [low + (high - low) * place / (loads - 1) for place in range(loads)]
+    for digits in (2, 3):
+        ladder = {max(1.0, _cut(step, digits)) for step in steps}
+        if len(ladder) == loads:
+            break
+    return tuple(sorted(ladder))
 
 
-def _two_digits(value: float) -> float:
-    return max(1.0, float(f"{value:.2g}"))
+def _cut(value: float, digits: int) -> float:
+    """`value` with all but its first `digits` digits made zero; never more than `value`."""
+    size = 10.0 ** (math.floor(math.log10(value)) - digits + 1) if value > 0 else 1.0
+    return math.floor(value / size + 1e-9) * size

@@ -40,11 +40,15 @@ _F = np.float32
 
 _PLACE, _SIGMA, _RISE, _POWER, _SLOPE, _FLOOR, _FLOOR_POWER, _SPIKE, _CLUMP = range(9)
 _DIMENSIONS = 9
+_FLOOR_PARTS = [_FLOOR, _FLOOR_POWER, _CLUMP]
 
 _LOG_SIGMA = (math.log(1e-5), math.log(0.3))
 _LOG_RISE = (math.log(1e-9), math.log(0.05))
+_LOG_MUCH = math.log(1e-3)
+_MUCH_LIKELIER = math.log(3.5)
+"""Half of all systems are taken to lose 0.1 % or more at saturation (PASTRAMI: about 1 %)."""
 _LOG_POWER = (math.log(5), math.log(3000))
-_LOG_FLOOR = (math.log(1e-11), math.log(3e-3))
+_LOG_FLOOR = (math.log(1e-11), math.log(1e-3))
 _SPIKE_DEPTH = 0.2
 """Mean of the exponential law of ln-capacity drops in spike trials."""
 _STRAY = 1e-5
@@ -181,11 +185,16 @@ def log_prior(theta: Array) -> Array:
     density = (
         -0.5 * (theta[:, _PLACE] / 0.3) ** 2
         - 0.5 * (theta[:, _SLOPE] / 0.3) ** 2
-        - 0.5 * ((theta[:, _FLOOR_POWER] - 1.0) / 1.0) ** 2
-        - 0.5 * ((theta[:, _SPIKE] + 4.0) / 1.3) ** 2
-        - theta[:, _CLUMP]
+        + _log_prior_of_floor(theta)
+        - 0.5 * ((theta[:, _SPIKE] + 5.0) / 1.5) ** 2
+        + np.where(theta[:, _RISE] > _LOG_MUCH, _MUCH_LIKELIER, 0.0)
     )
     return np.where(inside, density, -np.inf)
+
+
+def _log_prior_of_floor(theta: Array) -> Array:
+    """The part of the prior's log density that is about floor and clumps, within bounds."""
+    return np.asarray(-0.5 * (theta[:, _FLOOR_POWER] - 1.0) ** 2 - theta[:, _CLUMP])
 
 
 def draw_prior(count: int, random: np.random.Generator, spread: float) -> Array:
@@ -193,12 +202,17 @@ def draw_prior(count: int, random: np.random.Generator, spread: float) -> Array:
     theta = np.empty((count, _DIMENSIONS))
     theta[:, _PLACE] = random.normal(0.0, spread, count)
     theta[:, _SIGMA] = random.uniform(*_LOG_SIGMA, count)
-    theta[:, _RISE] = random.uniform(*_LOG_RISE, count)
+    much = random.random(count) < 0.5
+    theta[:, _RISE] = np.where(
+        much,
+        random.uniform(_LOG_MUCH, _LOG_RISE[1], count),
+        random.uniform(_LOG_RISE[0], _LOG_MUCH, count),
+    )
     theta[:, _POWER] = random.uniform(*_LOG_POWER, count)
     theta[:, _SLOPE] = random.normal(0.0, 0.3, count)
     theta[:, _FLOOR] = random.uniform(*_LOG_FLOOR, count)
     theta[:, _FLOOR_POWER] = np.abs(random.normal(1.0, 1.0, count)).clip(0.01, 3.99)
-    theta[:, _SPIKE] = random.normal(-4.0, 1.3, count)
+    theta[:, _SPIKE] = random.normal(-5.0, 1.5, count)
     theta[:, _CLUMP] = np.minimum(random.exponential(1.0, count), 6.0)
     return theta
 
@@ -511,6 +525,10 @@ class Posterior:
             self._random.uniform(*_LOG_POWER, count),
         )
         proposal[:, _SLOPE] = self._random.normal(0.0, 0.3, count)
+        # The loss at any load is drawn from its prior, which then cancels.
+        redrawn = np.asarray(self._random.random(count) < 0.5)
+        fresh = draw_prior(count, self._random, 0.0)[:, _FLOOR_PARTS]
+        proposal[:, _FLOOR_PARTS] = np.where(redrawn[:, None], fresh, proposal[:, _FLOOR_PARTS])
         rescaled = self._random.random(count) < 0.5
         proposal[:, _SIGMA] += rescaled * self._random.normal(0.0, 1.5, count)
 
@@ -520,7 +538,11 @@ class Posterior:
             off = (theta[:, _POWER, None] - powers[None, :]) / _JUMP_WIDTH
             near = np.exp(-0.5 * off**2).mean(axis=1) / (_JUMP_WIDTH * math.sqrt(2 * math.pi))
             power = near + 1 / (_LOG_POWER[1] - _LOG_POWER[0])
-            return np.asarray(np.log(rise * power) - 0.5 * (theta[:, _SLOPE] / 0.3) ** 2)
+            return np.asarray(
+                np.log(rise * power)
+                - 0.5 * (theta[:, _SLOPE] / 0.3) ** 2
+                + redrawn * _log_prior_of_floor(theta)
+            )
 
         return proposal, log_density(self.theta) - log_density(proposal)
 

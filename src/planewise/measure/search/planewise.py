@@ -45,6 +45,8 @@ _PLACES = ((0.8, 0.0), (0.2, -1.0), (0.5, 1.0))
 """Where around a goal's load trials are placed: in deviations of the edge (above it, where a
 trial tells how much capacity there was), plus in half intervals (to enclose it where there is
 little noise and the curve's slope is what is not known)."""
+_NDR_PLACES = ((0.8, 0.0), (0.0, -1.0), (0.3, -0.4))
+"""The same for NDR: what is not known there is how far below the edge single packets are lost."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ class PlanewiseOptions:
     min_trials: int = 4
     """Trials near a goal's edge, at least."""
     max_trials: int = 26
-    """Trials near a goal's edge after which it is done, however wide its interval."""
+    """Trials near a goal's edge after which it is done, unless its interval is very wide."""
+    most_trials: int = 36
+    """The same for a PDR whose interval is wider than twice what was asked for."""
     batch: int = 3
     particles: int = 1024
     moves: int = 2
@@ -120,6 +124,7 @@ class _Run:
         self.options = options
         self.reference_pps = session.max_load_pps
         self.edge_pps = session.max_load_pps
+        self.checks: set[int] = set()
         self.ceiling_pps = math.inf
         self.posteriors: dict[Goal, model.Posterior] = {}
         self.windows: dict[Goal, tuple[float, float]] = {}
@@ -233,6 +238,7 @@ class _Run:
                 continue
             first = self.session.measure(load, self.options.trial_duration_s)
             if first.loss_ratio <= tolerated:
+                self.checks.add(len(self.session.trials) - 1)
                 clean = load
                 continue
             again = [self.session.measure(load, self.options.trial_duration_s) for _ in range(2)]
@@ -277,11 +283,13 @@ class _Run:
         """How badly a goal needs trials; 0 when it has enough."""
         options, own = self.options, self.measured[estimate.goal]
         wide = self._relative_width(estimate)
-        if own >= options.max_trials:
+        noisy = estimate.goal.loss_ratio > 0 and wide > 2
+        most = options.most_trials if noisy else options.max_trials
+        if own >= most:
             return 0.0
         if own < options.min_trials // 2 or estimate.trials < options.min_trials:
             return max(wide, _MOST_NEED)
-        if estimate.trials >= options.max_trials:
+        if estimate.trials >= most:
             return 0.0
         if estimate.lowest_bad is not None or estimate.highest_good is not None:
             return _MOST_NEED
@@ -299,7 +307,8 @@ class _Run:
             if not need[goal]:
                 break
             need[goal] *= 0.6
-            offset, spread = _PLACES[taken[goal] % len(_PLACES)]
+            places = _PLACES if goal.loss_ratio > 0 else _NDR_PLACES
+            offset, spread = places[taken[goal] % len(places)]
             taken[goal] += 1
             duration_s = options.trial_duration_s
             if estimate.blur > 2 * estimate.noise:
@@ -326,6 +335,8 @@ class _Run:
         lost = np.array([float(max(t.run.sent - t.run.received, 0)) for t in self.session.trials])
         offered = np.array([t.offered_pps for t in self.session.trials])
         near = (x >= low) & (x <= high) & (offered <= self.ceiling_pps)
+        # The checks count for every goal: they tell how much is lost at any load.
+        near[list(self.checks)] = True
         return model.Observations(x[near], sent[near], lost[near])
 
     def _posterior(self, goal: Goal) -> model.Posterior:

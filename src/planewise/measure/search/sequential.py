@@ -39,6 +39,9 @@ class SequentialPlan:
     """Runs at each load before the first look."""
     min_runs: int = 3
     """Runs at each load from the last one below the loss limit on, before it may stop."""
+    min_good_runs: int = 44
+    """Runs in all at those loads before it may stop at GOOD: if one run in ten were disturbed, so
+    many would show none with a probability of 0.9^44, 1 %."""
     batch: int = 3
     """Trials between two looks, at least; a sixteenth of those done when that is more."""
     stop_at: float = 0.99
@@ -137,7 +140,8 @@ class Planner:
         shares = [draws.share(outcome) for outcome in (GOOD, BAD, OPEN)]
         sure = max(shares) >= self.plan.stop_at
         if sure:
-            missing = self._missing(moments, count, free)[: max(0, left)]
+            good = shares[GOOD] == max(shares)
+            missing = self._missing(moments, count, free, good=good)[: max(0, left)]
             if missing.size:
                 return self._in_rounds(missing)
             if shares[OPEN] < self.plan.stop_at:
@@ -168,7 +172,9 @@ class Planner:
             members = [np.array(load.plr) for load in measured[group]]
             weights = [values.size for values in members]
             offered.append(float(np.average(loads[group], weights=weights)))
-            runs.append(np.concatenate(members))
+            runs.append(
+                probability.levelled(np.repeat(loads[group], weights), np.concatenate(members))
+            )
             places.append(np.concatenate([np.array(load.order) for load in measured[group]]))
         moments = probability.moments_of(np.array(offered), runs, places)
         draws = probability.draw(
@@ -206,13 +212,26 @@ class Planner:
         self._extensions += 1
         return load
 
-    def _missing(self, moments: probability.Moments, count: Ints, free: Bools) -> Ints:
-        """Loads (indices, repeated) that lack runs before it may stop."""
+    def _missing(
+        self, moments: probability.Moments, count: Ints, free: Bools, *, good: bool
+    ) -> Ints:
+        """Loads (indices, repeated) that lack runs before it may stop, at GOOD or otherwise."""
         loads = np.array([load.offered_pps for load in self._ladder])
         over = np.flatnonzero(moments.mean > self.plan.plr)
         start = moments.offered_pps[max(0, int(over[0]) - 1)] if over.size else 0.0
-        short = np.maximum(0, self.plan.min_runs - count)
-        return _repeated(np.where(free & (loads >= start * (1 - 1e-9)), short, 0))
+        relevant = loads >= start * (1 - 1e-9)
+        short = np.where(free & relevant, np.maximum(0, self.plan.min_runs - count), 0)
+        if good:
+            planned = count + short
+            can = free & relevant
+            for _ in range(self.plan.min_good_runs - int(planned[relevant].sum())):
+                can &= planned < self.plan.max_runs_per_load
+                if not can.any():
+                    break
+                fewest = int(np.argmin(np.where(can, planned, np.iinfo(np.int64).max)))
+                planned[fewest] += 1
+                short[fewest] += 1
+        return _repeated(short)
 
     def _where_it_decides(
         self,
