@@ -33,7 +33,7 @@ from planewise.measure.search.sequential import SequentialPlan, sweep_until_verd
 from planewise.measure.sut import Sut, SutMeasurer
 from planewise.report import html
 from planewise.store.models import Fingerprint, Recommendation, RunInfo, TrialRecord
-from planewise.store.rundir import RunReader, RunWriter
+from planewise.store.rundir import RunReader, RunWriter, check_free
 from planewise.units import rate_text
 
 LADDERS_KEY = "ladders"
@@ -106,6 +106,7 @@ def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> F
 
     `host` is what the doctor found.
     """
+    check_free(out)
     with _stage(design) as stage:
         unavailable = stage.unavailable(design.factors.plane)
         for plane, reason in unavailable.items():
@@ -167,6 +168,12 @@ def _info(
 def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, ...]]]:
     """The design and ladders that run.json holds."""
     raw = dict(info.design)
+    if "factors" not in raw:
+        raise BadInputError(
+            "this is a sweep, and only runs of a design can be continued",
+            where=str(out),
+            remedy="`planewise report` shows what it has; sweep again for more",
+        )
     ladders = raw.pop(LADDERS_KEY, {})
     try:
         design = Design.model_validate(raw)
@@ -221,6 +228,7 @@ class Swept:
 
 def sweep(plan: SweepPlan, out: Path, host: Fingerprint, progress: Progress) -> Swept:
     """Measures one load-loss curve into the new run directory `out`, judges and reports it."""
+    check_free(out)
     records: list[TrialRecord] = []
     with SutMeasurer(plan.sut, plan.size_bytes, records.append) as measurer:
         loads = plan.loads_pps or _pilot_ladder(measurer, plan)

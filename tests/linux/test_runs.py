@@ -156,6 +156,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(design: Path, tmp_p
     said, complained = process.communicate(timeout=60)
     assert "Traceback" not in complained
     assert f"--resume {out}" in said.replace("\n", " ")
+    assert process.returncode == 1
     info = RunReader(out).info
     assert info.status == "interrupted"
     assert len(RunReader(out).trials()) >= 3

@@ -143,6 +143,12 @@ def test_the_generator_can_be_measured_alone() -> None:
     assert done.output["max_pps"] > 1000
 
 
+def test_the_generator_can_be_measured_with_jumbo_frames() -> None:
+    done = run("trial", "--calibrate-only", "--size", "9000")
+    assert done.code == 0, done.stderr
+    assert done.output["size_bytes"] == 9000
+
+
 def test_the_sinks_namespace_answers_no_frame(netns_pair: Network) -> None:
     def unreachables() -> int:
         lines = netns_pair.b.run("cat", "/proc/net/snmp").splitlines()

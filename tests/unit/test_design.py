@@ -47,6 +47,15 @@ def test_a_single_level_may_stand_without_brackets(tmp_path: Path) -> None:
     assert load_design(write(tmp_path, "factors: {plane: veth}")).factors.plane == ("veth",)
 
 
+def test_what_a_design_leaves_out_is_not_measured(tmp_path: Path) -> None:
+    only_loads = load_design(write(tmp_path, "factors: {plane: veth}\nsweep: {}"))
+    assert only_loads.rtt is None
+    only_times = load_design(write(tmp_path, "factors: {plane: veth}\nrtt: {}"))
+    assert only_times.sweep is None
+    neither = load_design(write(tmp_path, "factors: {plane: veth}"))
+    assert neither.rtt is not None
+
+
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [

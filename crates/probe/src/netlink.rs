@@ -172,12 +172,14 @@ impl Netlink {
         )
     }
 
-    /// Makes a veth pair in this namespace.
-    pub fn add_veth(&mut self, name: &str, peer: &str) -> Result<()> {
+    /// Makes a veth pair in this namespace whose ends take IP packets of up to `mtu` bytes.
+    pub fn add_veth(&mut self, name: &str, peer: &str, mtu: u32) -> Result<()> {
         let mut other = LinkMessage::default();
         other.attributes.push(LinkAttribute::IfName(peer.into()));
+        other.attributes.push(LinkAttribute::Mtu(mtu));
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.into()));
+        message.attributes.push(LinkAttribute::Mtu(mtu));
         message.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Veth),
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),

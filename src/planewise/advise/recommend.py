@@ -244,9 +244,7 @@ def _choose(overall: Sequence[Ranked], forwarded: Sequence[Ranked]) -> tuple[str
             f"{_listed(tied)} are practically the same here: keep the one that you run, or choose "
             "by features."
         )
-    return None, (
-        f"{_listed(tied)} cannot be told apart by this run; measure longer (--minutes) to decide."
-    )
+    return None, (f"{_listed(tied)} cannot be told apart by this run; measure longer to decide.")
 
 
 def _reasons(plane: str, rankings: Mapping[str, Sequence[Ranked]]) -> tuple[str, ...]:
@@ -289,7 +287,9 @@ def _verdict_reservations(trials: Sequence[TrialRecord], plane: str) -> list[str
         if verdict.verdict != "GOOD":
             load = _LOAD_WORDS.get(str(cell.get("load_type", "none")), str(cell.get("load_type")))
             words.append(
-                f"one throughput number cannot stand for {plane} {load} "
+                f"one throughput number cannot stand for {plane} {load} (BAD: {verdict.reason})"
+                if verdict.verdict == "BAD"
+                else f"whether one throughput number may stand for {plane} {load} is open "
                 f"({verdict.verdict}: {verdict.reason})"
             )
     return words
@@ -301,7 +301,7 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
     if blocks < 5:
         words.append(
             f"it rests on {blocks} replicate{'s' if blocks != 1 else ''} of each cell: intervals "
-            "are wide; --minutes takes more"
+            "are wide; more --minutes of quick, or blocks of a design, narrow them"
         )
     if info.emulated:
         words.append(f"times are not those of hardware: {info.emulated}")

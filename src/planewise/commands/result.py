@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import typer
+
 from planewise.commands.console import out, print_json
 from planewise.units import rate_text, time_text
 
@@ -23,7 +25,18 @@ _LOAD_TITLES = {"none": "idle", "cpu": "CPU load", "network": "network load"}
 
 
 def print_result(finished: Finished, json: bool) -> None:
-    """Prints a finished run: recommendation, ranking, where the report lies."""
+    """Prints a finished run: recommendation, ranking, where the report lies.
+
+    Raises:
+        typer.Exit: code 1, when the run was cut short or every trial failed.
+    """
+    _print(finished, json)
+    outcome = finished.outcome
+    if outcome.info.status != "done" or (outcome.failed and not outcome.done):
+        raise typer.Exit(1)
+
+
+def _print(finished: Finished, json: bool) -> None:
     advice = finished.recommendation
     if json:
         print_json(
@@ -50,6 +63,12 @@ def print_result(finished: Finished, json: bool) -> None:
         for text in advice.reservations:
             console.print(f"  - {text}", markup=False)
         console.print()
+    if finished.outcome.failed:
+        tried = finished.outcome.failed + finished.outcome.done
+        console.print(
+            f"{finished.outcome.failed} of {tried} trials failed: the report says why.",
+            markup=False,
+        )
     if finished.outcome.info.status != "done":
         console.print(
             f"The run is {finished.outcome.info.status}; continue it with "

@@ -22,7 +22,7 @@ from planewise.commands.sut import (
     SizeOption,
     TxOption,
     choose_sut,
-    smallest,
+    frame_size,
 )
 from planewise.errors import BadInputError, VerdictNotGoodError
 
@@ -66,7 +66,9 @@ def search(
     verdict: Annotated[
         bool, typer.Option("--verdict/--no-verdict", help="Judge by a short ladder beyond PDR.")
     ] = True,
-    seed: Annotated[int, typer.Option("--seed", help="Of the search and of --synthetic.")] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of the search and of --synthetic.")
+    ] = 1,
     require_good: Annotated[
         bool, typer.Option("--require-good", help="Exit 3 unless the verdict is GOOD.")
     ] = False,
@@ -143,12 +145,13 @@ def _measurer(
 
         yield by_name(synthetic).start(seed)
         return
-    sut = choose_sut(plane, router, tx, rx, destination, next_hop_mac, ip_version)
+    sut = choose_sut(plane, router, tx, rx, destination, next_hop_mac, ip_version, command="search")
+    size_bytes = frame_size(size_bytes, sut.ip_version)
     from planewise.measure.sut import SutMeasurer
     from planewise.testbed import privilege
 
     privilege.ensure()
-    with SutMeasurer(sut, smallest(sut.ip_version) if size_bytes is None else size_bytes) as built:
+    with SutMeasurer(sut, size_bytes) as built:
         yield built
 
 

@@ -39,9 +39,21 @@ SizeOption = Annotated[
 ]
 
 
-def smallest(ip_version: int) -> int:
-    """The smallest frame [bytes, with FCS] that holds the probe's stamps."""
-    return 64 if ip_version == 4 else 84
+LARGEST_FRAME_BYTES = 9000
+"""As in designs."""
+
+
+def frame_size(asked_bytes: int | None, ip_version: int) -> int:
+    """The frame's size [bytes, with FCS]: as asked, else the smallest that holds the stamps."""
+    smallest = 64 if ip_version == 4 else 84
+    size_bytes = smallest if asked_bytes is None else asked_bytes
+    if not smallest <= size_bytes <= LARGEST_FRAME_BYTES:
+        raise BadInputError(
+            f"an IPv{ip_version} frame of {size_bytes} bytes is not possible",
+            where="--size",
+            remedy=f"{smallest} to {LARGEST_FRAME_BYTES}, with the 4 bytes of the FCS",
+        )
+    return size_bytes
 
 
 def choose_sut(
@@ -52,6 +64,8 @@ def choose_sut(
     destination: str,
     next_hop_mac: str,
     ip_version: int,
+    *,
+    command: str,
 ) -> Sut:
     """The SUT that the flags name; BadInputError when they name none or several."""
     from planewise.measure.sut import InterfacesUnderTest, PlaneUnderTest, RouterUnderTest
@@ -64,7 +78,7 @@ def choose_sut(
     if sum((plane is not None, router, tx is not None or rx is not None)) != 1:
         raise BadInputError(
             "give one of --plane, --router, or --tx with --rx",
-            remedy="planewise sweep --plane bridge",
+            remedy=f"planewise {command} --plane bridge",
         )
     if plane is not None:
         namespace_plane(plane)
@@ -74,7 +88,7 @@ def choose_sut(
     if not (tx and rx and destination):
         raise BadInputError(
             "--tx, --rx and --dst go together",
-            remedy="planewise sweep --tx eth1 --rx eth2 --dst 198.18.0.2",
+            remedy=f"planewise {command} --tx eth1 --rx eth2 --dst 198.18.0.2",
         )
     tx_interface, _, tx_netns = tx.partition("@")
     rx_interface, _, rx_netns = rx.partition("@")

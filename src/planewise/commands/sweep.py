@@ -20,11 +20,12 @@ from planewise.commands.sut import (
     SizeOption,
     TxOption,
     choose_sut,
-    smallest,
+    frame_size,
 )
 from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
+    from planewise.judge.verdict import Estimate
     from planewise.pipeline import Swept
 
 
@@ -50,7 +51,7 @@ def sweep(
             "--until-verdict", help="Place trials where they decide; --runs is then the mean limit."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Order of the trials.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Order of the trials.")] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", help="Run directory (default: runs/<time>).")
     ] = None,
@@ -64,7 +65,8 @@ def sweep(
     Give one of --plane, --router, or --tx and --rx. Only interfaces that you name, or that
     planewise makes, carry any traffic.
     """
-    sut = choose_sut(plane, router, tx, rx, destination, next_hop_mac, ip_version)
+    sut = choose_sut(plane, router, tx, rx, destination, next_hop_mac, ip_version, command="sweep")
+    size_bytes = frame_size(size_bytes, sut.ip_version)
     ladder = None if loads == "auto" else parse_loads(loads)
     for option, value, low in (("--runs", runs, 1), ("--steps", steps, 3)):
         if value < low:
@@ -91,7 +93,7 @@ def sweep(
         steps=steps,
         runs=runs,
         duration_s=duration_s,
-        size_bytes=smallest(sut.ip_version) if size_bytes is None else size_bytes,
+        size_bytes=size_bytes,
         until_verdict=until_verdict,
         seed=seed,
     )
@@ -126,6 +128,20 @@ def parse_loads(text: str) -> tuple[float, ...]:
     return tuple(sorted(set(rates)))
 
 
+def _pdr_text(pdr: Estimate | None) -> str:
+    """PDR with its interval; only a bound where the loads end before PDR does."""
+    from planewise.units import rate_text
+
+    if pdr is None:
+        return "below the lowest load"
+    if pdr.bounded:
+        low, high = rate_text(pdr.low_pps), rate_text(pdr.high_pps)
+        return f"{rate_text(pdr.pps)} (95 %: {low} to {high})"
+    if pdr.low_pps > 0:
+        return f"at least {rate_text(pdr.low_pps)}; the loads end too early to say more"
+    return "not known: there are too few loads and runs"
+
+
 def _print(swept: Swept, json: bool) -> None:
     from planewise.units import rate_text
 
@@ -138,7 +154,9 @@ def _print(swept: Swept, json: bool) -> None:
                 "verdict": verdict.verdict,
                 "reason": verdict.reason,
                 "probability_good": verdict.probability_good,
-                "pdr_pps": verdict.pdr.pps if verdict.pdr else None,
+                "pdr_pps": verdict.pdr.pps if verdict.pdr and verdict.pdr.bounded else None,
+                "pdr_low_pps": verdict.pdr.low_pps if verdict.pdr else None,
+                "pdr_high_pps": verdict.pdr.high_pps if verdict.pdr else None,
                 "ndr_pps": verdict.ndr.pps if verdict.ndr else None,
                 "saturation_pps": verdict.saturation.offered_pps if verdict.saturation else None,
                 "trials": swept.trials,
@@ -154,18 +172,18 @@ def _print(swept: Swept, json: bool) -> None:
     console.print()
     from rich.table import Table
 
-    table = Table("offered", "forwarded", "loss", "runs", box=None)
+    table = Table("offered", "forwarded", "loss", "runs", "", box=None)
     for point in swept.curve.points:
         table.add_row(
             rate_text(point.offered_pps),
             rate_text(point.forwarded_pps),
             f"{point.plr:.3%}".replace("%", " %"),
             str(point.count),
+            "left out, see below" if point.limited == len(point.runs) else "",
         )
     console.print(table)
     console.print()
-    if verdict.pdr is not None:
-        console.print(f"PDR at {verdict.plr:.1%} loss: {rate_text(verdict.pdr.pps)}", markup=False)
+    console.print(f"PDR at {verdict.plr * 100:g} % loss: {_pdr_text(verdict.pdr)}", markup=False)
     console.print(
         f"{swept.trials} trials, {swept.traffic_s:.1f} s of traffic ({swept.stopped})", markup=False
     )

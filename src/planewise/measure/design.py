@@ -92,12 +92,20 @@ class Design(Part):
 
     title: str = ""
     factors: Factors
-    rtt: RttPart | None = RttPart()
+    rtt: RttPart | None = None
     sweep: SweepPart | None = None
     background: BackgroundPart = BackgroundPart()
     blocks: Annotated[int, Field(ge=1, le=100_000)] = 3
     """Replicates of every cell; each block holds every cell once, in a random order of its own."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _measures_times_by_default(cls, raw: object) -> object:
+        """A design that names neither part measures round-trip times."""
+        if isinstance(raw, dict) and "rtt" not in raw and "sweep" not in raw:
+            return {**raw, "rtt": {}}
+        return raw
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -148,7 +156,7 @@ def load_design(path: Path) -> Design:
         raise BadInputError(
             f"not YAML: {error.problem or error}",
             where=f"{path}:{line}",
-            remedy="docs/reference/designs.md has a whole example",
+            remedy="experiments/my-first.yaml is a whole example",
         ) from error
     except (YAMLError, RecursionError, ValueError) as error:
         raise BadInputError(f"not YAML: {error}", where=str(path)) from error
@@ -156,7 +164,7 @@ def load_design(path: Path) -> Design:
         raise BadInputError(
             "a design is a mapping with at least `factors`",
             where=f"{path}:1",
-            remedy="docs/reference/designs.md has a whole example",
+            remedy="experiments/my-first.yaml is a whole example",
         )
     try:
         design = Design.model_validate(_plain(raw))

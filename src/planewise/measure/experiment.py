@@ -271,7 +271,8 @@ class _Runner:
         if self.in_a_row >= FAILURES_IN_A_ROW:
             raise _TooManyFailuresError(
                 f"{FAILURES_IN_A_ROW} trials in a row failed, the last with: {error.what}",
-                remedy=f"{error.remedy or 'mend the cause'}; then continue with --resume",
+                remedy=f"{error.remedy or 'mend the cause'}; then continue with "
+                "`planewise run --resume`",
             )
 
     def _where(self, visit: Visit) -> str:

@@ -91,6 +91,43 @@ class RunReader:
             ) from error
 
 
+def check_free(path: Path) -> None:
+    """Whether a run may go to `path`, before minutes are spent on measuring. Writes nothing.
+
+    Raises:
+        BadInputError: it holds something, or is no directory.
+        StorageError: it may not be made or written.
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            raise BadInputError(
+                "the run directory would be where a file is",
+                where=str(path),
+                remedy="name another with --out",
+            )
+        if path.exists() and any(path.iterdir()):
+            raise BadInputError(
+                "the output directory exists and is not empty",
+                where=str(path),
+                remedy="name another with --out, or continue that run with "
+                "`planewise run --resume`",
+            )
+        above = next(place for place in (path, *path.absolute().parents) if place.exists())
+    except OSError as error:
+        raise _unwritable(path, error.strerror or str(error)) from error
+    if not above.is_dir():
+        raise _unwritable(path, f"{above} is no directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise _unwritable(path, f"{above} may not be written to")
+
+
+def _unwritable(path: Path, why: str) -> StorageError:
+    return StorageError(
+        f"cannot write the run directory {path}: {why}",
+        remedy="check the path and its permissions, or name another with --out",
+    )
+
+
 class RunWriter:
     """A run directory being written, by one process at a time."""
 
@@ -106,12 +143,7 @@ class RunWriter:
     @classmethod
     def create(cls, path: Path, info: RunInfo) -> Self:
         """Makes `path` (must be new or empty) and writes run.json."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise BadInputError(
-                "the output directory exists and is not empty",
-                where=str(path),
-                remedy="name another with --out, or continue that run with --resume",
-            )
+        check_free(path)
         with _disk_errors(path):
             (path / PACKETS_DIR).mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
@@ -229,7 +261,8 @@ class _disk_errors:  # noqa: N801 - reads as a statement
                 f"no space left to write the run directory {self.path}"
                 if full
                 else f"cannot write the run directory {self.path}: {error.strerror}",
-                remedy="finished trials are safe; free some space and continue with --resume"
+                remedy="finished trials are safe; free some space and continue with "
+                "`planewise run --resume`"
                 if full
                 else "check the path and its permissions, or name another with --out",
             ) from error

@@ -152,7 +152,7 @@ pub fn maximum_pps(template: &Template, batch: usize, cpu: Option<usize>) -> Res
                 )
             })?;
             let mut netlink = Netlink::open()?;
-            netlink.add_veth("pw-cal0", "pw-cal1")?;
+            netlink.add_veth("pw-cal0", "pw-cal1", template.bytes().len().max(1500) as u32)?;
             for name in ["pw-cal0", "pw-cal1"] {
                 let index = netlink.link_at(name, &name)?.index;
                 netlink.set_up(index)?;
