@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from planewise.judge.verdict import judge
+from planewise.judge.verdict import Estimate, judge
 from planewise.report import html
 from planewise.report.data import RunData, common_factors, factors_of, plane_of, words
 from planewise.report.figures import loss_curve, parts, rtt, tail
@@ -222,3 +223,10 @@ def test_contexts_are_said_in_plain_words_and_shared_levels_once() -> None:
 def test_without_load_its_location_is_not_a_condition() -> None:
     cell = {"plane": "veth", "load_type": "none", "load_location": "sender"}
     assert factors_of(cell) == (("load_type", "none"),)
+
+
+def test_a_load_beyond_the_ladder_is_bounded_by_its_interval_and_not_by_the_last_load() -> None:
+    above = loss_curve._estimate(Estimate(160e3, 146e3, math.inf), "unused")
+    assert isinstance(above, Value)
+    assert above.text == "at least 146 kpps"
+    assert isinstance(loss_curve._estimate(Estimate(127e3, 0.0, math.inf), "unused"), Missing)

@@ -23,6 +23,9 @@ _METRIC_TITLES = {
 }
 _LOAD_TITLES = {"none": "idle", "cpu": "CPU load", "network": "network load"}
 
+WIDE = 10.0
+"""An interval whose ends lie further apart than this factor is not printed: it tells nothing."""
+
 
 def print_result(finished: Finished, json: bool) -> None:
     """Prints a finished run: recommendation, ranking, where the report lies.
@@ -100,5 +103,7 @@ def _value(metric: str, place: Ranked) -> str:
     show = rate_text if metric == "forwarded" else time_text
     text = show(place.value)
     if place.low is not None and place.high is not None:
-        text += f"  ({show(place.low)} to {show(place.high)})"
+        # Two replicates allow anything: an interval from picoseconds to minutes reads as a mistake.
+        wide = place.high > WIDE * place.low
+        text += "  (too few to tell)" if wide else f"  ({show(place.low)} to {show(place.high)})"
     return text

@@ -5,6 +5,8 @@ One of `--plane`, `--router`, or `--tx` with `--rx`.
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -90,6 +92,7 @@ def choose_sut(
             "--tx, --rx and --dst go together",
             remedy=f"planewise {command} --tx eth1 --rx eth2 --dst 198.18.0.2",
         )
+    _check_addresses(destination, next_hop_mac, version)
     tx_interface, _, tx_netns = tx.partition("@")
     rx_interface, _, rx_netns = rx.partition("@")
     return InterfacesUnderTest(
@@ -107,3 +110,26 @@ def choose_sut(
         ),
         version,
     )
+
+
+def _check_addresses(destination: str, next_hop_mac: str, version: IpVersion) -> None:
+    try:
+        found = ipaddress.ip_address(destination).version
+    except ValueError as error:
+        raise BadInputError(
+            f"'{destination}' is no IP address",
+            where="--dst",
+            remedy="give one such as 198.18.0.2; names are not looked up",
+        ) from error
+    if found != version:
+        raise BadInputError(
+            f"{destination} is an IPv{found} address",
+            where="--dst",
+            remedy=f"give --ip {found}, or an IPv{version} address",
+        )
+    if next_hop_mac and not re.fullmatch(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}|rx", next_hop_mac):
+        raise BadInputError(
+            f"'{next_hop_mac}' is no MAC address",
+            where="--dst-mac",
+            remedy="write it as 02:00:00:00:00:01, or rx for that of --rx",
+        )

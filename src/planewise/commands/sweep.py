@@ -27,6 +27,7 @@ from planewise.errors import BadInputError, VerdictNotGoodError
 if TYPE_CHECKING:
     from planewise.judge.verdict import Estimate
     from planewise.pipeline import Swept
+    from planewise.store.models import Fingerprint
 
 
 def sweep(
@@ -99,7 +100,7 @@ def sweep(
     )
     with ProgressLine(verbosity) as progress:
         swept = pipeline.sweep(plan, out or default_directory(), host, progress)
-    _print(swept, json)
+    _print(swept, host, json)
     if require_good and swept.verdict.verdict != "GOOD":
         raise VerdictNotGoodError(
             f"the verdict is {swept.verdict.verdict}: {swept.verdict.reason}",
@@ -142,7 +143,7 @@ def _pdr_text(pdr: Estimate | None) -> str:
     return "not known: there are too few loads and runs"
 
 
-def _print(swept: Swept, json: bool) -> None:
+def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
     from planewise.units import rate_text
 
     verdict = swept.verdict
@@ -163,6 +164,11 @@ def _print(swept: Swept, json: bool) -> None:
                 "traffic_s": swept.traffic_s,
                 "stopped": swept.stopped,
                 "warnings": [warning.text for warning in verdict.warnings],
+                "disturbances": [
+                    f"{found.name} ({found.value}): {found.why}"
+                    for found in host.disturbances
+                    if found.severity == "warning"
+                ],
             }
         )
         return
@@ -189,4 +195,7 @@ def _print(swept: Swept, json: bool) -> None:
     )
     for warning in verdict.warnings:
         console.print(f"  - {warning.text}", markup=False)
+    for found in host.disturbances:
+        if found.severity == "warning":
+            console.print(f"  - {found.name} ({found.value}): {found.why}", markup=False)
     console.print(f"Report: {swept.report}", markup=False)

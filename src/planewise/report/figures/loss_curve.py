@@ -548,19 +548,21 @@ def _ends(items: Sequence[JudgedCurve], colours: dict[str, str]) -> list[Row]:
 def _said(estimate: Estimate | None) -> str:
     if estimate is None:
         return "below the first load"
-    if not math.isfinite(estimate.pps) or not estimate.bounded:
-        return f"at least {rate_text(estimate.pps)}"
-    return rate_text(estimate.pps)
+    if estimate.bounded:
+        return rate_text(estimate.pps)
+    return f"at least {rate_text(estimate.low_pps)}" if estimate.low_pps > 0 else "not known"
 
 
 def _estimate(estimate: Estimate | None, why: str) -> Entry:
     if estimate is None:
         return Missing(why)
-    low = rate_text(estimate.low_pps)
-    small = (
-        theme.interval(low, rate_text(estimate.high_pps)) if estimate.bounded else f"{low} or more"
-    )
-    return Value(_said(estimate), estimate.pps, small=small)
+    if estimate.bounded:
+        low, high = rate_text(estimate.low_pps), rate_text(estimate.high_pps)
+        return Value(_said(estimate), estimate.pps, small=theme.interval(low, high))
+    if estimate.low_pps <= 0:
+        return Missing("the loads end too early to say")
+    # The lower end of its interval: the point estimate is only where the ladder ends.
+    return Value(_said(estimate), estimate.low_pps)
 
 
 def _probability(value: float) -> str:

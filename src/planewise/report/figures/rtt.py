@@ -55,7 +55,7 @@ def figure(
         caption=(
             f"Round-trip time {where}. Box: the middle half of all packets; thick line: median, "
             "also printed at the right; whiskers: 5th to 95th percentile; small rings: the median "
-            f"of each replicate. The axis is {scale}."
+            f"of each replicate, whose mean the ranking takes. The axis is {scale}."
         ),
         alt=(
             f"Boxplots of round-trip time. Lowest median {time_text(best.median_ns)} with "
