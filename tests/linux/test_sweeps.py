@@ -62,7 +62,7 @@ def test_a_sweep_with_require_good_exits_3_when_it_is_not_good(tmp_path: Path) -
         (("--router", "--loads", "10k"), "at least two loads"),
         (("--router", "--duration", "0"), "no duration"),
         (("--router", "--runs", "0"), "too few"),
-        (("--router", "--size", "20"), "give --size 64 or more"),
+        (("--router", "--size", "20"), "frame of 20 bytes is not possible"),
         (("--tx", "no-such-if", "--rx", "no-such-if", "--dst", "198.18.0.1"), "no-such-if"),
     ],
 )
