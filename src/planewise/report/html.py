@@ -353,7 +353,7 @@ def _loss(data: RunData) -> tuple[Section, list[Figure]]:
             tables=(("Verdicts", loss_curve.verdict_table(data.curves, common)),),
             note=(
                 f"{len(data.curves) - _MOST_CURVES} more curves are in the table only; "
-                "`planewise report --figures` draws every one."
+                "`planewise judge RUN --figures DIR` draws every one."
                 if len(data.curves) > _MOST_CURVES
                 else ""
             ),

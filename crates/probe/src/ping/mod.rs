@@ -21,6 +21,7 @@ use crate::{units, wire};
 mod packet;
 mod probe;
 mod record;
+mod rehearsal;
 mod session;
 mod socket;
 mod transport;

@@ -20,6 +20,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::probe::Probe;
 use super::record::{Arrival, MISSING};
+use super::rehearsal::Stage;
 use super::socket::SocketTransport;
 use super::transport::Transport;
 use super::watch::{Statuses, Watcher};
@@ -165,6 +166,7 @@ pub struct PacketTransport {
     batch: Vec<Vec<u8>>,
     dropped: u64,
     port: Option<SocketTransport>,
+    stage: Option<Stage>,
 }
 
 impl PacketTransport {
@@ -226,6 +228,7 @@ impl PacketTransport {
             batch,
             dropped: 0,
             port: None,
+            stage: if lean { None } else { Stage::open(&departure.frame) },
         })
     }
 
@@ -257,6 +260,10 @@ impl Transport for PacketTransport {
     }
 
     fn rehearse(&mut self) {
+        if let Some(stage) = &self.stage {
+            stage.send();
+            return;
+        }
         // Shorter than an Ethernet header: the kernel allocates and copies the packet, then refuses
         // it.
         // SAFETY: pointer and length describe the beginning of `frame`.
@@ -412,7 +419,7 @@ pub fn interface_name(index: u32) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }
 
-fn packet_socket(protocol: u16) -> io::Result<OwnedFd> {
+pub(super) fn packet_socket(protocol: u16) -> io::Result<OwnedFd> {
     // SAFETY: no pointers are passed.
     let fd = unsafe {
         libc::socket(
@@ -428,7 +435,7 @@ fn packet_socket(protocol: u16) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn bind_packet(socket: BorrowedFd<'_>, interface: u32, protocol: u16) -> io::Result<()> {
+pub(super) fn bind_packet(socket: BorrowedFd<'_>, interface: u32, protocol: u16) -> io::Result<()> {
     // SAFETY: sockaddr_ll is plain integers, for which zero is a valid value.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as libc::c_ushort;

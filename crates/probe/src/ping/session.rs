@@ -20,8 +20,8 @@ const CHECK_NS: i64 = 10_000_000;
 const STAMP_SLACK_NS: i64 = 6_000;
 /// How long before a packet whoever watches for its answer is woken [ns].
 const ATTENTION_NS: i64 = 70_000;
-/// Nothing but the clock is touched in this time before a packet [ns].
-const REHEARSAL_NS: i64 = 2_000;
+/// Nothing but the clock is touched in this time before a packet [ns]; a rehearsal takes about 3 µs.
+const REHEARSAL_NS: i64 = 5_000;
 /// From the decision to start until the first packet [ns].
 const LEAD_NS: i64 = 2_000_000;
 
