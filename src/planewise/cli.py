@@ -77,6 +77,12 @@ def main() -> None:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
+    except SystemExit as error:
+        # The command line library turns Ctrl-C into a silent exit.
+        cause = error.__context__ and error.__context__.__cause__
+        if isinstance(cause, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+            print("stopped", file=sys.stderr)
+        raise
     except BrokenPipeError:
         # Whoever read our output has seen enough; Python would complain again at its own exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -32,7 +32,7 @@ from planewise.measure.schedule import Cell, Schedule, cells_of, ladder_around
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
 from planewise.measure.sut import Sut, SutMeasurer
 from planewise.report import html
-from planewise.store.models import Fingerprint, Recommendation, RunInfo, TrialRecord
+from planewise.store.models import Fingerprint, Recommendation, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter, check_free
 from planewise.units import rate_text
 
@@ -242,17 +242,25 @@ def sweep(plan: SweepPlan, out: Path, host: Fingerprint, progress: Progress) -> 
                 writer.append(records[-1])
                 progress.step(f"offered {rate_text(load)}", each_s * len(records))
 
-            result = sweep_until_verdict(
-                measurer,
-                loads,
-                duration_s=plan.duration_s,
-                plan=_sequential(plan),
-                extend=plan.until_verdict and plan.loads_pps is None,
-                seed=plan.seed,
-                name=" ".join(str(level) for level in plan.sut.cell.values()),
-                on_trial=keep,
-            )
-            writer.finish(info.model_copy(update={"status": "done", "finished": datetime.now(UTC)}))
+            try:
+                result = sweep_until_verdict(
+                    measurer,
+                    loads,
+                    duration_s=plan.duration_s,
+                    plan=_sequential(plan),
+                    extend=plan.until_verdict and plan.loads_pps is None,
+                    seed=plan.seed,
+                    name=" ".join(str(level) for level in plan.sut.cell.values()),
+                    on_trial=keep,
+                )
+            except KeyboardInterrupt:
+                _end(writer, info, "interrupted")
+                progress.note(f"what was measured is in {out}: `planewise judge {out}` judges it")
+                raise
+            except PlanewiseError as error:
+                _end(writer, info, "failed", error.what)
+                raise
+            _end(writer, info, "done")
     report = out / "report.html"
     html.write(RunReader(out), report)
     return Swept(
@@ -264,6 +272,11 @@ def sweep(plan: SweepPlan, out: Path, host: Fingerprint, progress: Progress) -> 
         result.traffic_s,
         result.stopped if plan.until_verdict else "every load as often as asked",
     )
+
+
+def _end(writer: RunWriter, info: RunInfo, status: RunStatus, reason: str = "") -> None:
+    end = {"status": status, "reason": reason, "finished": datetime.now(UTC)}
+    writer.finish(info.model_copy(update=end))
 
 
 def _sequential(plan: SweepPlan) -> SequentialPlan:

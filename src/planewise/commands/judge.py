@@ -421,7 +421,8 @@ def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:
         used.add(stem)
         save(load_loss(one.curve, one.verdict), directory / stem)
     if not quiet:
-        console.err().print(f"{len(used)} figures in {directory}", markup=False, soft_wrap=True)
+        figures = "1 figure" if len(used) == 1 else f"{len(used)} figures"
+        console.err().print(f"{figures} in {directory}", markup=False, soft_wrap=True)
 
 
 def _file_stem(title: str) -> str:

@@ -155,7 +155,7 @@ def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
                 "verdict": verdict.verdict,
                 "reason": verdict.reason,
                 "probability_good": verdict.probability_good,
-                "pdr_pps": verdict.pdr.pps if verdict.pdr and verdict.pdr.bounded else None,
+                "pdr_pps": verdict.pdr.pps if verdict.pdr else None,
                 "pdr_low_pps": verdict.pdr.low_pps if verdict.pdr else None,
                 "pdr_high_pps": verdict.pdr.high_pps if verdict.pdr else None,
                 "ndr_pps": verdict.ndr.pps if verdict.ndr else None,
