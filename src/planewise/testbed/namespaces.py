@@ -7,6 +7,7 @@ names are leftovers that `planewise clean` finds.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -139,7 +140,7 @@ def new_namespace(name: str) -> tuple[Step, ...]:
     )
 
 
-class _Testbed:
+class _Testbed(ABC):
     """Builds a plan under a token of its own and removes it, whatever happens in between."""
 
     def __init__(self, what: str) -> None:
@@ -147,11 +148,13 @@ class _Testbed:
         self._ownership: Ownership | None = None
         self._signals: tuple[int, ...] = ()
 
+    @abstractmethod
     def _plan(self, token: str) -> Plan:
-        raise NotImplementedError
+        """What is to be made, with names under this token."""
 
+    @abstractmethod
     def _hosts(self) -> list[LocalHost]:
-        raise NotImplementedError
+        """Hosts that were used, to be closed; it is not built afterwards."""
 
     def __enter__(self) -> Self:
         netns.prepare_run()
