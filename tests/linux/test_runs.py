@@ -19,7 +19,7 @@ from planewise.measure.experiment import Place
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.schedule import LoadTrial
 from planewise.store.rundir import RunReader
-from planewise.testbed import ledger
+from planewise.testbed import ledger, scratch
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import TestbedSpec
 from planewise.testbed.namespaces import NamespaceTestbed
@@ -52,7 +52,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def nothing_is_left() -> bool:
-    return ledger.leftovers() == ()
+    return ledger.leftovers() == () and scratch.leftovers() == ()
 
 
 def test_a_design_runs_to_a_recommendation_and_a_report(design: Path, tmp_path: Path) -> None:

@@ -22,22 +22,26 @@ def clean(
     from dataclasses import asdict
 
     from planewise.lab import lifecycle as lab
-    from planewise.testbed import ledger
+    from planewise.testbed import ledger, scratch
 
     found = ledger.leftovers() if dry_run else ledger.sweep()
     labs = lab.leftovers() if dry_run else lab.sweep()
+    directories = scratch.leftovers(remove=not dry_run)
     if json_:
         print_json(
             {
                 "dry_run": dry_run,
                 "leftovers": [asdict(one) for one in found],
                 "labs": [asdict(one) for one in labs],
+                "directories": [str(path) for path in directories],
             }
         )
         return
-    if not found and not labs:
+    if not found and not labs and not directories:
         out().print("Nothing is left behind.")
         return
+    for path in directories:
+        out().print(f"{'Would remove' if dry_run else 'Removed'} the scratch directory {path}.")
     for one_lab in labs:
         out().print(f"{'Would remove' if dry_run else 'Removed'} the lab {one_lab.name}.")
     for one in found:

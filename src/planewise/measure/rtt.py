@@ -11,7 +11,6 @@ of one host's clock (publication K, section 4):
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from planewise.measure.schedule import RttTrial
 from planewise.store.models import Capture, Latency, Limit, Metric, TrialRecord
 from planewise.testbed.host import Host, HostProcess
 from planewise.testbed.model import CapturePoint, Guest, HostRole
+from planewise.testbed.scratch import scratch
 
 READY_S = 10.0
 """How long a probe may take to say that it is ready."""
@@ -50,14 +50,14 @@ class RttPath:
 
 def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
     """Runs one RTT trial. PlanewiseError when it could not be run."""
-    with tempfile.TemporaryDirectory(prefix="pw-") as scratch, ExitStack() as running:
+    with scratch() as directory, ExitStack() as running:
         if path.protocol == "stamp":
             host = path.hosts["responder"]
             reflector = host.start([host.probe, "reflect"], netns=path.responder.netns)
             running.enter_context(reflector)
             reflector.wait_ready("ready", READY_S)
-        taps = _start_taps(path, Path(scratch), running)
-        ping, packets = _ping(path, trial, Path(scratch))
+        taps = _start_taps(path, directory, running)
+        ping, packets = _ping(path, trial, directory)
         captures: list[Capture] = []
         for role, tap, file in taps:
             output = parse(tap.stop(), TapOutput)
@@ -73,7 +73,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
 
 
 def _start_taps(
-    path: RttPath, scratch: Path, running: ExitStack
+    path: RttPath, directory: Path, running: ExitStack
 ) -> list[tuple[HostRole, HostProcess, Path]]:
     """One `pw-probe tap` a host, capturing; each with the file that it writes at its end."""
     taps: list[tuple[HostRole, HostProcess, Path]] = []
@@ -81,7 +81,7 @@ def _start_taps(
         points = [point for point in path.capture_points if point.host == role]
         if not points:
             continue
-        file = scratch / f"{role}.csv"
+        file = directory / f"{role}.csv"
         argv = [host.probe, "tap", "--proto", path.protocol, "--packets", str(file)]
         for point in points:
             argv += ["--point", f"{point.name}={point.interface}@{point.netns}"]
@@ -92,9 +92,9 @@ def _start_taps(
     return taps
 
 
-def _ping(path: RttPath, trial: RttTrial, scratch: Path) -> tuple[PingOutput, pl.DataFrame]:
+def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, pl.DataFrame]:
     host = path.hosts["sender"]
-    file = scratch / "ping.csv"
+    file = directory / "ping.csv"
     argv = [
         *(host.probe, "ping", path.responder.ipv4),
         *("--proto", path.protocol),
