@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from planewise.errors import UnsupportedError
 from planewise.store.models import Disturbance, Fingerprint, PlaneAvailability
+from planewise.testbed.host_state import offloads_of
 from planewise.testbed.privilege import capable
 from planewise.testbed.steering import may_steer
 
@@ -521,7 +522,6 @@ def _is_running(root: Path, name: str) -> bool:
 
 def _nics(root: Path) -> Iterable[dict[str, str]]:
     ours = root == Path("/")
-    read_offloads = _offloads_reader() if ours else None
     for path in _entries(root / "sys/class/net"):
         device = path / "device"
         if not device.exists():
@@ -537,26 +537,9 @@ def _nics(root: Path) -> Iterable[dict[str, str]]:
             nic["speed_mbps"] = speed
         if functions := _read(device / "sriov_totalvfs"):
             nic["sriov_totalvfs"] = functions
-        if read_offloads:
-            nic["offloads"] = read_offloads(path.name)
+        if ours:
+            nic["offloads"] = offloads_of(path.name)
         yield nic
-
-
-def _offloads_reader() -> Callable[[str], str]:
-    """Reads an interface's enabled offloads by ethtool's netlink; `unknown` where it cannot."""
-    from pyroute2 import Ethtool
-
-    def read(name: str) -> str:
-        try:
-            with Ethtool() as ethtool:
-                features = ethtool.get_features(name).features
-        except Exception:  # pyroute2 raises many kinds; all mean that it is not known
-            return "unknown"
-        enabled = [str(key) for key, value in features.items() if key and value.enable]
-        wanted = ("checksum", "segmentation", "gro", "lro", "rx-hashing")
-        return " ".join(sorted(one for one in enabled if any(part in one for part in wanted)))
-
-    return read
 
 
 def _entries(directory: Path) -> list[Path]:

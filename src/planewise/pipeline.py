@@ -15,22 +15,23 @@ from planewise import __version__
 from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.curve import Curve, Run
+from planewise.judge.drift import Drift, find_drift
 from planewise.judge.verdict import Verdict
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
+from planewise.measure.estimate import TRIAL_OVERHEAD_S, blocks_within, estimate_s
 from planewise.measure.experiment import (
     PILOT_S,
-    TRIAL_OVERHEAD_S,
     Outcome,
     Progress,
     Stage,
-    estimate_s,
     find_ladders,
     left_out,
     run,
     schedule_for,
 )
-from planewise.measure.schedule import Schedule, ladder_around
+from planewise.measure.pause import Pauses
+from planewise.measure.schedule import Schedule, ladder_around, make_schedule
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
 from planewise.measure.stages import Stages
 from planewise.measure.sut import Sut, SutMeasurer
@@ -40,11 +41,13 @@ from planewise.store.models import (
     Recommendation,
     RunInfo,
     RunStatus,
+    Session,
     SkippedCell,
     TrialRecord,
 )
 from planewise.store.rundir import RunReader, RunWriter, check_free
-from planewise.units import rate_text
+from planewise.testbed.host_state import LocalWatch, nic_offloads
+from planewise.units import duration_text, rate_text
 
 LADDERS_KEY = "ladders"
 """In run.json's design: the offered loads of each cell, as the pilots found them."""
@@ -58,6 +61,8 @@ class Finished:
     report: Path
     outcome: Outcome
     recommendation: Recommendation
+    drift: tuple[Drift, ...] = ()
+    """What changed on the machine while it was measured."""
 
 
 def quick_design(planes: Sequence[str], minutes: float) -> Design:
@@ -108,7 +113,7 @@ def dry_run(design: Design) -> Schedule:
     if sweep is not None:
         automatic = sweep.offered_pps == "auto"
         steps = tuple(range(1, sweep.loads + 1)) if automatic else tuple(sweep.offered_pps)  # type: ignore[arg-type]
-    return schedule_for(design, dict.fromkeys(cells_of(design), steps), unavailable)
+    return make_schedule(design, dict.fromkeys(cells_of(design), steps), unavailable)
 
 
 def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> Finished:
@@ -123,29 +128,133 @@ def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> F
             progress.note(f"left out: {what}")
         ladders = find_ladders(design, stage, unavailable, progress)
         schedule = schedule_for(design, ladders, unavailable)
+        if said := check_budget(design, schedule):
+            progress.note(said)
         with RunWriter.create(out, _info(design, ladders, host, schedule)) as writer:
-            return _measure(schedule, stage, writer, progress)
+            return _measure(design, schedule, stage, writer, progress)
 
 
-def resume(out: Path, progress: Progress) -> Finished:
-    """Continues the run in `out`: what is finished stays, the rest is measured."""
+def check_budget(design: Design, schedule: Schedule) -> str:
+    """What the design's time budget leaves out, in words; empty when it leaves out nothing.
+
+    Raises:
+        BadInputError: it has not even room for one block.
+    """
+    if design.budget_s is None:
+        return ""
+    budget = duration_text(design.budget_s)
+    blocks = blocks_within(schedule, design.budget_s)
+    if blocks == 0:
+        block_s = estimate_s(schedule) / schedule.blocks
+        raise BadInputError(
+            f"one block of the design takes about {duration_text(block_s)}, "
+            f"and the time budget is {budget}",
+            where="budget_s",
+            remedy="raise it, or leave out levels of some factor",
+        )
+    if blocks == schedule.blocks:
+        return ""
+    return (
+        f"the time budget of {budget} has room for about {blocks} of {schedule.blocks} blocks; "
+        "the others are left out"
+    )
+
+
+def resume(out: Path, host: Fingerprint, progress: Progress) -> Finished:
+    """Continues the run in `out`: what is finished stays, the rest is measured.
+
+    Trials that failed are tried again. `host` is what the doctor found now.
+    """
     info = RunReader(out).info
     design, ladders = _stored(info, out)
+    skipped = _skipped(info, cells_of(design))
     with Stages(design) as stage:
-        unavailable = stage.unavailable(cells_of(design))
-        schedule = schedule_for(design, ladders, unavailable)
+        schedule = make_schedule(design, ladders, skipped)
         with RunWriter.resume(out) as writer:
-            return _measure(schedule, stage, writer, progress)
+            _check_something_left(schedule, writer, info)
+            lacking = stage.unavailable(list(dict.fromkeys(v.cell for v in schedule.visits)))
+            if lacking:
+                raise PlanewiseError(
+                    f"the run cannot be continued here: {'; '.join(left_out(lacking))}",
+                    remedy="continue it on the system that it began on",
+                )
+            changed = differences(info.hosts.get("shared"), host)
+            for what in changed:
+                progress.note(f"not as it was when the run began: {what}")
+            session = Session(
+                started=datetime.now(UTC), first_order=writer.next_order, changed=changed
+            )
+            sessions = (*info.sessions, session)
+            writer.finish(writer.info.model_copy(update={"sessions": sessions}))
+            return _measure(design, schedule, stage, writer, progress)
 
 
-def _measure(schedule: Schedule, stage: Stage, writer: RunWriter, progress: Progress) -> Finished:
+def differences(before: Fingerprint | None, now: Fingerprint) -> tuple[str, ...]:
+    """What of a host that matters is not as it was: `kernel: 6.1.0 is now 6.2.0`. Pure."""
+    if before is None:
+        return ()
+    names = (
+        ("hostname", "host"),
+        ("kernel", "kernel"),
+        ("cpu_model", "CPU"),
+        ("cpus", "number of CPUs"),
+        ("virtualisation", "virtualisation"),
+        ("clocksource", "clock source"),
+        ("governor", "frequency governor"),
+        ("smt", "SMT"),
+        ("mitigations", "mitigations"),
+    )
+    found = []
+    for name, word in names:
+        old, new = getattr(before, name), getattr(now, name)
+        if old != new:
+            found.append(
+                f"{word}: {old} is now {new}" if name != "mitigations" else "mitigations of the CPU"
+            )
+    return tuple(found)
+
+
+def _skipped(info: RunInfo, cells: Sequence[Cell]) -> dict[Cell, str]:
+    """What the run left out when it began stays left out: the order rests on it."""
+    reasons = {tuple(sorted(one.cell.items())): one.reason for one in info.skipped}
+    keys = {cell: tuple(sorted(cell.levels().items())) for cell in cells}
+    return {cell: reasons[key] for cell, key in keys.items() if key in reasons}
+
+
+def _check_something_left(schedule: Schedule, writer: RunWriter, info: RunInfo) -> None:
+    names = {trial.name for visit in schedule.visits for trial in visit.trials}
+    if names <= writer.finished:
+        writer.finish(info)
+        raise PlanewiseError(
+            f"the run in {writer.path} is finished: there is nothing to resume",
+            remedy="`planewise report` shows it",
+        )
+
+
+def _measure(
+    design: Design, schedule: Schedule, stage: Stage, writer: RunWriter, progress: Progress
+) -> Finished:
     """Runs the schedule, recommends from everything in the run directory, and reports."""
-    outcome = run(schedule, stage, writer, progress)
-    advice = recommend(RunReader(writer.path).trials(), writer.info)
+    with Pauses() as pauses:
+        outcome = run(
+            schedule,
+            stage,
+            writer,
+            progress,
+            watch=LocalWatch(offloads=nic_offloads),
+            pauses=pauses,
+            budget_s=design.budget_s,
+        )
+    trials = RunReader(writer.path).trials()
+    advice = recommend(trials, writer.info)
+    drift = find_drift(trials, writer.info)
+    advice = advice.model_copy(
+        update={"reservations": (*advice.reservations, *(one.sentence for one in drift))}
+    )
     writer.recommend(advice)
     report = writer.path / "report.html"
     html.write(RunReader(writer.path), report)
-    return Finished(writer.path, report, outcome, advice)
+    return Finished(writer.path, report, outcome, advice, drift)
 
 
 def _info(
@@ -166,6 +275,7 @@ def _info(
         hosts={"shared": host},
         started=now,
         trials_planned=schedule.trials,
+        sessions=(Session(started=now, first_order=0),),
         skipped=tuple(
             SkippedCell(cell=one.cell.levels(), reason=one.reason) for one in schedule.skipped
         ),
@@ -196,11 +306,6 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
             where=str(out),
             remedy="start a new run",
         ) from error
-    if info.status == "done":
-        raise PlanewiseError(
-            f"the run in {out} is finished: there is nothing to resume",
-            remedy="`planewise report` shows it",
-        )
     return design, found
 
 

@@ -23,6 +23,16 @@ def share_text(share: float) -> str:
     return f"{share * 100:.2g} %" if abs(share) < 0.1 else f"{share * 100:.0f} %"
 
 
+def duration_text(seconds: float) -> str:
+    """How long something takes: `45 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = round(max(seconds, 0))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
     if math.isinf(value):
         return "unbounded"

@@ -34,11 +34,14 @@ CAPACITY_PPS = 1000.0
 class MadeUpStage:
     """Forwards up to CAPACITY_PPS; `fails` names trials that fail, `dies` the one that kills."""
 
-    def __init__(self, fails: Sequence[str] = (), dies: str = "", no_cell: str = "") -> None:
+    def __init__(
+        self, fails: Sequence[str] = (), dies: str = "", no_cell: Cell | None = None
+    ) -> None:
         self.fails = fails
         self.dies = dies
         self.no_cell = no_cell
         self.ran: list[str] = []
+        self.attempts = 0
         self.open_cells = 0
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
@@ -55,7 +58,7 @@ class MadeUpStage:
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[MadeUpStage]:
-        if cell.plane == self.no_cell:
+        if cell == self.no_cell:
             raise PlanewiseError("the bridge cannot be made")
         self.open_cells += 1
         try:
@@ -70,6 +73,7 @@ class MadeUpStage:
         return TrialResult(self._record(trial, place))
 
     def _record(self, trial: RttTrial | LoadTrial, place: Place) -> TrialRecord:
+        self.attempts += 1
         if trial.name == self.dies:
             raise KeyboardInterrupt
         if trial.name in self.fails:
@@ -169,24 +173,46 @@ def test_one_failed_trial_is_recorded_and_the_run_goes_on(tmp_path: Path) -> Non
     assert progress.notes == [f"{names(schedule)[3]} failed: the guest died"]
 
 
-def test_three_failures_in_a_row_stop_the_run_with_the_cause(tmp_path: Path) -> None:
+def test_three_cells_in_a_row_without_success_stop_the_run_with_the_cause(tmp_path: Path) -> None:
     schedule = make_schedule()
+    # Of the second cell one trial succeeds; the third, fourth and fifth fail whole.
     stage = MadeUpStage(fails=names(schedule)[4:])
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
-        with pytest.raises(PlanewiseError, match=r"3 trials in a row failed.*the guest died"):
+        with pytest.raises(PlanewiseError, match=r"3 cells in a row failed.*the guest died"):
             run(schedule, stage, writer, Silent())
         assert writer.info.status == "failed"
-    assert len(RunReader(tmp_path / "run").trials()) == 7
+    assert len(RunReader(tmp_path / "run").trials()) == 5 * 3
     assert stage.open_cells == 0
 
 
-def test_a_cell_that_cannot_be_set_up_fails_its_trials(tmp_path: Path) -> None:
-    schedule = make_schedule()
-    with (
-        RunWriter.create(tmp_path / "run", make_info()) as writer,
-        pytest.raises(PlanewiseError, match="the bridge cannot be made"),
-    ):
-        run(schedule, MadeUpStage(no_cell="bridge"), writer, Silent())
+def test_a_cell_that_cannot_be_set_up_fails_its_trials_and_the_run_goes_on(tmp_path: Path) -> None:
+    schedule, progress = make_schedule(), Silent()
+    bad = schedule.visits[1].cell
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        outcome = run(schedule, MadeUpStage(no_cell=bad), writer, progress)
+    trials = RunReader(tmp_path / "run").trials()
+    failed = [trial for trial in trials if trial.status == "failed"]
+    assert (outcome.done, outcome.failed) == (24 - 6, 6)
+    assert {trial.reason for trial in failed} == {"the bridge cannot be made"}
+    assert all(bad.levels().items() <= trial.cell.items() for trial in failed)
+    assert len(progress.notes) == 2  # once a cell and block, not once a trial
+
+
+def test_a_cell_is_given_up_after_three_failed_trials_in_a_row(tmp_path: Path) -> None:
+    design = Design.model_validate(
+        {
+            "factors": {"plane": ["veth", "bridge"]},
+            "sweep": {"offered_pps": list(range(100, 1000, 100))},
+            "blocks": 1,
+        }
+    )
+    stage = MadeUpStage()
+    schedule = schedule_for(design, find_ladders(design, stage, {}, Silent()), {})
+    stage = MadeUpStage(fails=[trial.name for trial in schedule.visits[0].trials])
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        outcome = run(schedule, stage, writer, Silent())
+    assert (outcome.done, outcome.failed) == (9, 9)
+    assert stage.attempts == 3 + 9
 
 
 def test_a_full_disk_stops_the_run_and_keeps_what_was_finished(
@@ -199,7 +225,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_finished(
         def fills_up(handle: int) -> None:
             nonlocal calls
             calls += 1
-            if calls > 5:
+            if calls > 5:  # an RTT trial's packets, their directory, its line; two load trials
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             real(handle)
 
@@ -207,7 +233,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_finished(
         with pytest.raises(StorageError, match="no space left"):
             run(schedule, stage, writer, Silent())
     monkeypatch.undo()
-    assert [t.trial for t in RunReader(tmp_path / "run").trials()] == names(schedule)[:5]
+    assert [t.trial for t in RunReader(tmp_path / "run").trials()] == names(schedule)[:3]
 
 
 def test_a_design_of_which_nothing_can_run_here_says_why() -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from planewise.commands.console import Verbosity, err, out, print_json
-from planewise.commands.progress import ProgressLine, duration
+from planewise.commands.progress import ProgressLine
 from planewise.errors import BadInputError
+from planewise.units import duration_text
 
 if TYPE_CHECKING:
     from planewise.lab import HostId, HostStatus, LabSpec, LabStatus
@@ -190,7 +191,7 @@ def _print_lab(lab: LabStatus) -> None:
         markup=False,
     )
     for host in lab.hosts:
-        since = f" for {duration(time.time() - host.started_s)}" if host.started_s else ""
+        since = f" for {duration_text(time.time() - host.started_s)}" if host.started_s else ""
         answers = "answers" if host.answers else "does not answer"
         console.print(
             f"  {host.host}  {host.finding.state}{since}, "

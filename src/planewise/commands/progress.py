@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from planewise.commands.console import Verbosity, err
+from planewise.units import duration_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -39,7 +40,7 @@ class ProgressLine:
                 self._bar.remove_task(self._task)
             self._task = self._bar.add_task(what, total=self._total_s)
         elif not self._quiet:
-            self._line(f"{what} (about {duration(total_s)})")
+            self._line(f"{what} (about {duration_text(total_s)})")
 
     def step(self, what: str, done_s: float) -> None:
         """`what` is next; `done_s` of the estimate have been worked off so far."""
@@ -51,7 +52,7 @@ class ProgressLine:
         if due and not self._quiet:
             self._last_line = now
             left = self._left_s(done_s, now)
-            self._line(f"{done_s / self._total_s:4.0%}  {what}, about {duration(left)} left")
+            self._line(f"{done_s / self._total_s:4.0%}  {what}, about {duration_text(left)} left")
 
     def note(self, text: str) -> None:
         """Something that a person should know at once (also with --quiet)."""
@@ -92,13 +93,3 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 5 min`."""
-    whole = round(max(seconds, 0))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

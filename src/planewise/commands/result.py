@@ -49,6 +49,11 @@ def _print(finished: Finished, json: bool) -> None:
                 "status": finished.outcome.info.status,
                 "trials_done": finished.outcome.done,
                 "trials_failed": finished.outcome.failed,
+                "reason": finished.outcome.info.reason,
+                "drift": [
+                    {"code": one.code, "sentence": one.sentence, "evidence": dict(one.evidence)}
+                    for one in finished.drift
+                ],
                 "recommendation": advice.model_dump(mode="json"),
             }
         )
@@ -70,6 +75,12 @@ def _print(finished: Finished, json: bool) -> None:
         tried = finished.outcome.failed + finished.outcome.done
         console.print(
             f"{finished.outcome.failed} of {tried} trials failed: the report says why.",
+            markup=False,
+        )
+    if finished.outcome.info.status == "done" and finished.outcome.info.reason:
+        console.print(
+            f"Of the design, {finished.outcome.info.reason}; continue with "
+            f"planewise run --resume {finished.directory}",
             markup=False,
         )
     if finished.outcome.info.status != "done":

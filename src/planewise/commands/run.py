@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from planewise.commands.console import Verbosity, print_json
-from planewise.commands.console import out as stdout
-from planewise.commands.progress import ProgressLine, duration
+from planewise.commands.progress import ProgressLine
 from planewise.commands.result import print_result
 from planewise.errors import BadInputError
-
-if TYPE_CHECKING:
-    from planewise.measure.design import Design
 
 
 def run(
@@ -31,15 +27,29 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")
     ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of a design; do nothing.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Measure a design (experiments/my-first.yaml is a commented one), or resume a run."""
+    """Measure a design (experiments/my-first.yaml is a commented one), or resume a run.
+
+    Ctrl-Z pauses between two trials, Ctrl-C stops; --resume goes on without repeating what is
+    finished, and tries again what failed.
+    """
+    if schema:
+        from planewise.measure.schema import design_schema
+
+        print_json(design_schema())
+        return
     if (design_file is None) == (resume is None):
         raise BadInputError(
             "give either a design or --resume RUN",
             where="planewise run",
             remedy="planewise run experiments/my-first.yaml",
         )
+    if dry_run and design_file is None:
+        raise BadInputError("--dry-run shows a design", where="--dry-run", remedy="name one")
     from planewise.measure.design import load_design
 
     design = None if design_file is None else load_design(design_file)
@@ -51,10 +61,11 @@ def run(
     privilege.ensure()
     # Not before: these start threads, and a user namespace is entered without.
     from planewise import pipeline
+    from planewise.commands.dry_run import print_schedule
     from planewise.measure.experiment import default_directory
 
     if design is not None and dry_run:
-        _print_plan(design, json)
+        print_schedule(design, pipeline.dry_run(design), json)
         return
     with ProgressLine(verbosity) as progress:
         if design is not None:
@@ -62,56 +73,5 @@ def run(
             finished = pipeline.start(design, out, host, progress)
         else:
             assert resume is not None
-            finished = pipeline.resume(resume, progress)
+            finished = pipeline.resume(resume, host, progress)
     print_result(finished, json)
-
-
-def _print_plan(design: Design, json: bool) -> None:
-    from planewise import pipeline
-    from planewise.measure.experiment import estimate_s
-
-    schedule = pipeline.dry_run(design)
-    seconds = estimate_s(schedule)
-    if json:
-        print_json(
-            {
-                "trials": schedule.trials,
-                "estimated_s": seconds,
-                "visits": [
-                    {
-                        "block": visit.block,
-                        "cell": visit.cell.levels(),
-                        "trials": [trial.name for trial in visit.trials],
-                    }
-                    for visit in schedule.visits
-                ],
-                "skipped": [
-                    {"cell": skipped.cell.levels(), "reason": skipped.reason}
-                    for skipped in schedule.skipped
-                ],
-            }
-        )
-        return
-    from rich.table import Table
-
-    console = stdout()
-    console.print(
-        f"{schedule.trials} trials in {len(schedule.visits)} visits of {design.blocks} blocks, "
-        f"about {duration(seconds)}.",
-        markup=False,
-    )
-    table = Table("order", "block", "plane", "load", "at", "background guests", "trials", box=None)
-    for order, visit in enumerate(schedule.visits):
-        cell = visit.cell
-        table.add_row(
-            str(order),
-            str(visit.block),
-            cell.plane,
-            cell.load_type,
-            cell.load_location if cell.load_type != "none" else "",
-            str(cell.background_guests),
-            str(len(visit.trials)),
-        )
-    console.print(table)
-    for skipped in schedule.skipped:
-        console.print(f"cannot run here: {skipped.cell.name}: {skipped.reason}", markup=False)

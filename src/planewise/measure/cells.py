@@ -35,6 +35,19 @@ CELL_FACTORS = (
 """The factors of a cell, in the order of its name."""
 
 
+@dataclass(frozen=True)
+class Testbed:
+    """Guests and planes that a cell needs; between cells of one testbed nothing is built."""
+
+    __test__ = False  # not a test class, whatever its name says to pytest
+
+    guest: GuestKind
+    plane: str
+    background_plane: str
+    background_guests: int
+    path: TrafficPath
+
+
 @dataclass(frozen=True, order=True)
 class Cell:
     """One combination of factor levels, as a testbed is set up for it."""
@@ -52,6 +65,12 @@ class Cell:
     def background(self) -> str:
         """The plane of the background guests."""
         return self.plane if self.background_plane == SAME else self.background_plane
+
+    @property
+    def testbed(self) -> Testbed:
+        """What must stand for it; cells with the same one differ in their load alone."""
+        behind = self.background if self.background_guests else self.plane
+        return Testbed(self.guest, self.plane, behind, self.background_guests, self.path)
 
     def levels(self) -> dict[str, Level]:
         """As a trial record has them."""

@@ -39,6 +39,7 @@ LoadType = Literal["none", "cpu", "network"]
 LoadLocation = Literal["sender", "responder"]
 TrafficPath = Literal["north-south", "east-west"]
 Protocol = Literal["icmp", "stamp"]
+Randomise = Literal["cells", "testbeds"]
 
 Rate = Annotated[float, Field(gt=0, le=1e9)]
 FrameBytes = Annotated[int, Field(ge=64, le=9000)]
@@ -69,7 +70,9 @@ Levels = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(_listed),
 class Part(BaseModel):
     """A part of a design: unknown keys are errors, values are final and never converted."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
 
 
 class Factors(Part):
@@ -182,6 +185,8 @@ class RttPart(Part):
 
     packets: Annotated[int, Field(ge=1, le=100_000_000)] = 1000
     """Packets of a trial."""
+    warmup_packets: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Packets sent and thrown away before the first RTT trial of a cell in a block."""
 
 
 class SweepPart(Part):
@@ -198,6 +203,8 @@ class SweepPart(Part):
     """Duration of a load trial."""
     max_pps: Rate = 10_000_000.0
     """No more than this is ever offered."""
+    warmup_s: Annotated[float, Field(ge=0, le=600)] = 0.0
+    """A load trial of this length is thrown away before the first of a cell in a block."""
 
 
 class BackgroundPart(Part):
@@ -231,6 +238,11 @@ class Design(Part):
     """Replicates of every cell; each block holds every cell once, in a random order of its own."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     """The order of the cells follows from it."""
+    randomise: Randomise = "cells"
+    """What comes in random order within a block: single cells, or testbeds with their cells
+    together, where guests are slow to start."""
+    budget_s: Annotated[float, Field(gt=0, le=10_000_000)] | None = None
+    """Time for measuring; only whole blocks that fit in are begun. None: no limit."""
 
     @model_validator(mode="before")
     @classmethod

@@ -6,9 +6,10 @@ Knows schedules and records. What a cell *is* (namespaces, containers, VMs) is t
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,14 @@ import polars as pl
 from planewise.errors import PlanewiseError, StorageError
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
+from planewise.measure.estimate import (
+    TRIAL_OVERHEAD_S,
+    VISIT_OVERHEAD_S,
+    estimate_s,
+    trial_s,
+    visit_costs_s,
+)
+from planewise.measure.pause import Pauses
 from planewise.measure.schedule import (
     LoadTrial,
     RttTrial,
@@ -28,18 +37,14 @@ from planewise.measure.schedule import (
 )
 from planewise.store.models import RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter
+from planewise.testbed.host_state import HostWatch
 
 FAILURES_IN_A_ROW = 3
-"""After so many the testbed, not the trial, is what is broken: the run stops."""
-
-TRIAL_OVERHEAD_S = 0.35
-"""Starting and stopping the probes of a trial; for the estimate of time left alone."""
+"""After so many failed trials in a row a cell is given up; after so many cells in a row of which
+no trial succeeded, the testbed is what is broken, and the run stops."""
 
 PILOT_S = 0.3
 """How long the overload trial runs that finds a plane's range."""
-
-VISIT_OVERHEAD_S = 0.5
-"""Starting and stopping a cell's background load; for the estimate of time left alone."""
 
 
 @dataclass(frozen=True)
@@ -153,24 +158,6 @@ def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> floa
     return record.load.achieved_pps * record.counts.received / max(record.counts.sent, 1)
 
 
-def estimate_s(schedule: Schedule, finished: frozenset[str] = frozenset()) -> float:
-    """About how long the schedule's unfinished trials take, in seconds."""
-    return math.fsum(_visit_s(visit, finished) for visit in schedule.visits)
-
-
-def _visit_s(visit: Visit, finished: frozenset[str]) -> float:
-    left = [trial for trial in visit.trials if trial.name not in finished]
-    if not left:
-        return 0.0
-    return VISIT_OVERHEAD_S + math.fsum(_trial_s(trial) for trial in left)
-
-
-def _trial_s(trial: RttTrial | LoadTrial) -> float:
-    if isinstance(trial, RttTrial):
-        return TRIAL_OVERHEAD_S + trial.packets / trial.frequency_pps
-    return TRIAL_OVERHEAD_S + trial.duration_s
-
-
 def schedule_for(
     design: Design, ladders: Mapping[Cell, Sequence[float]], unavailable: Mapping[Cell, str]
 ) -> Schedule:
@@ -193,77 +180,195 @@ def left_out(unavailable: Mapping[Cell, str]) -> tuple[str, ...]:
     return tuple(f"{', '.join(names)}: {reason}" for reason, names in planes.items())
 
 
-def run(schedule: Schedule, stage: Stage, writer: RunWriter, progress: Progress) -> Outcome:
+def run(
+    schedule: Schedule,
+    stage: Stage,
+    writer: RunWriter,
+    progress: Progress,
+    *,
+    watch: HostWatch | None = None,
+    pauses: Pauses | None = None,
+    budget_s: float | None = None,
+) -> Outcome:
     """Runs what is not finished yet, trial by trial, and closes the run directory's status.
 
-    A trial that fails is recorded with its reason and the run goes on; FAILURES_IN_A_ROW in a row
-    stop it. Ctrl-C stops it between two trials' records: everything finished is kept.
+    A trial that fails is recorded with its reason and the run goes on; FAILURES_IN_A_ROW cells in
+    a row of which no trial succeeded stop it. Ctrl-C stops it between two trials' records:
+    everything finished is kept. `watch` looks at the hosts around every trial; a trial that
+    `pauses` calls disturbed is measured again. No block is begun that `budget_s` has no room for,
+    by the pace so far; the first one always is.
     """
     total = estimate_s(schedule, writer.finished)
     progress.begin("measuring", total)
-    runner = _Runner(writer, progress, order=len(writer.finished))
+    runner = _Runner(schedule, stage, writer, progress, watch, pauses or Pauses())
     try:
-        for visit in schedule.visits:
-            runner.visit(visit, stage)
+        left = runner.blocks(budget_s)
     except KeyboardInterrupt:
         return runner.close("interrupted", "stopped by the user")
     except PlanewiseError as error:
         with suppress(StorageError):  # a full disk has no room for this either
             runner.close("failed", error.what)
         raise
+    except Exception as error:
+        with suppress(StorageError):
+            runner.close("failed", f"planewise itself failed: {type(error).__name__}")
+        raise
+    if left:
+        said = f"the time budget is spent: {left} of {schedule.blocks} blocks are left out"
+        progress.note(said)
+        return runner.close("done", said)
     return runner.close("done", "")
 
 
 class _Runner:
     """The state of one run: counts, time worked off, failures in a row."""
 
-    def __init__(self, writer: RunWriter, progress: Progress, order: int) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        stage: Stage,
+        writer: RunWriter,
+        progress: Progress,
+        watch: HostWatch | None,
+        pauses: Pauses,
+    ) -> None:
+        self.schedule = schedule
+        self.stage = stage
         self.writer = writer
         self.progress = progress
-        self.order = order
+        self.watch = watch
+        self.pauses = pauses
+        self.order = writer.next_order
         self.done = 0
         self.failed = 0
-        self.in_a_row = 0
+        self.failed_cells = 0
         self.worked_s = 0.0
+        self._last = ""
 
-    def visit(self, visit: Visit, stage: Stage) -> None:
+    def blocks(self, budget_s: float | None) -> int:
+        """Runs block after block; returns how many of them the budget had no room for."""
+        began = time.monotonic() - self.pauses.paused_s
+        begun = 0
+        left_out = 0
+        costs = iter(visit_costs_s(self.schedule.visits, self.writer.finished))
+        for block, visits in self.schedule.by_block():
+            planned = [(visit, next(costs)) for visit in visits]
+            estimate = math.fsum(cost for _, cost in planned)
+            if not estimate:
+                continue
+            if budget_s is not None and begun:
+                spent = time.monotonic() - self.pauses.paused_s - began
+                if spent + estimate * spent / self.worked_s > budget_s:
+                    left_out += 1
+                    continue
+            begun += 1
+            for number, (visit, cost_s) in enumerate(planned, start=1):
+                self.visit(visit, cost_s, f"block {block + 1}, cell {number} of {len(visits)}")
+        return left_out
+
+    def visit(self, visit: Visit, cost_s: float, where: str) -> None:
         """Runs the unfinished trials of one cell in one block."""
-        left = [trial for trial in visit.trials if trial.name not in self.writer.finished]
-        if not left:
+        pending = [trial for trial in visit.trials if trial.name not in self.writer.finished]
+        if not pending:
             return
-        self.progress.step(self._where(visit), self.worked_s)
-        pending = list(left)
+        where = f"{where}: {_what(visit.cell)}"
+        succeeded = self.done
+        self.progress.step(where, self.worked_s)
+        self.worked_s += cost_s - sum(map(trial_s, pending))
         try:
-            with stage.station(visit.cell) as station:
-                self.worked_s += VISIT_OVERHEAD_S
-                while pending:
-                    self._trial(visit, pending[0], station)
-                    self.worked_s += _trial_s(pending.pop(0))
-                    self.progress.step(self._where(visit), self.worked_s)
+            while pending:
+                self._while_undisturbed(visit, pending, where)
         except (_TooManyFailuresError, StorageError):
             raise
         except PlanewiseError as error:
             # The cell could not be set up (or torn down): its open trials are failed ones.
-            for trial in pending:
-                self._failed(visit, trial, error)
-                self.worked_s += _trial_s(trial)
+            if not pending:
+                self.progress.note(f"{_what(visit.cell)}: {error.what}")
+            self._give_up(visit, pending, error)
+        self._count_cell(visit, self.done > succeeded)
 
-    def _trial(self, visit: Visit, trial: RttTrial | LoadTrial, station: Station) -> None:
+    def _while_undisturbed(
+        self, visit: Visit, pending: list[RttTrial | LoadTrial], where: str
+    ) -> None:
+        """Sets the cell up and runs `pending` trials until a pause; those done are taken out."""
+        failures = 0
+        mark = self.pauses.mark()
+        try:
+            with self.stage.station(visit.cell) as station:
+                self._warm_up(visit, station)
+                while pending and not self.pauses.requested:
+                    trial = pending[0]
+                    mark = self.pauses.mark()
+                    measured = self._trial(visit, trial, station)
+                    if self.pauses.disturbed_since(mark):
+                        self.progress.note(f"{trial.name} was disturbed by a pause: once more")
+                        return
+                    self._keep(visit, trial, measured)
+                    self.worked_s += trial_s(pending.pop(0))
+                    self.progress.step(where, self.worked_s)
+                    failed = isinstance(measured, PlanewiseError)
+                    failures = failures + 1 if failed else 0
+                    if isinstance(measured, PlanewiseError) and failures >= FAILURES_IN_A_ROW:
+                        self._give_up(visit, pending, measured)
+        except (_TooManyFailuresError, StorageError):
+            raise
+        except PlanewiseError:
+            # What was built may not have outlived a pause.
+            if not self.pauses.disturbed_since(mark):
+                raise
+        if self.pauses.requested:
+            self.progress.note("paused between two trials; `fg` or SIGCONT goes on")
+            self.pauses.pause()
+            self.progress.note("going on")
+
+    def _warm_up(self, visit: Visit, station: Station) -> None:
+        place = Place("warm-up", visit.cell.levels(), visit.block, self.order)
+        for trial in visit.warmup:
+            if isinstance(trial, RttTrial):
+                station.rtt(trial, place)
+            else:
+                station.load(trial, place)
+
+    def _trial(
+        self, visit: Visit, trial: RttTrial | LoadTrial, station: Station
+    ) -> TrialResult | PlanewiseError:
         place = Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
+        if self.watch is not None:
+            self.watch.start()
         try:
             if isinstance(trial, RttTrial):
                 result = station.rtt(trial, place)
             else:
                 result = station.load(trial, place)
         except PlanewiseError as error:
-            self._failed(visit, trial, error)
+            return error
+        if self.watch is None:
+            return result
+        record = result.record.model_copy(update={"host": self.watch.stop()})
+        return replace(result, record=record)
+
+    def _keep(
+        self, visit: Visit, trial: RttTrial | LoadTrial, measured: TrialResult | PlanewiseError
+    ) -> None:
+        if isinstance(measured, PlanewiseError):
+            self._failed(visit, trial, measured.what)
             return
-        self.writer.append(result.record, result.packets)
+        self.writer.append(measured.record, measured.packets)
         self.order += 1
         self.done += 1
-        self.in_a_row = 0
 
-    def _failed(self, visit: Visit, trial: RttTrial | LoadTrial, error: PlanewiseError) -> None:
+    def _give_up(
+        self, visit: Visit, pending: list[RttTrial | LoadTrial], error: PlanewiseError
+    ) -> None:
+        """Records what is left of a cell as failed; its reason is the same for all."""
+        for number, trial in enumerate(pending):
+            self._failed(visit, trial, error.what, say=number == 0)
+            self.worked_s += trial_s(trial)
+        pending.clear()
+
+    def _failed(
+        self, visit: Visit, trial: RttTrial | LoadTrial, why: str, *, say: bool = True
+    ) -> None:
         record = TrialRecord(
             trial=trial.name,
             kind="rtt" if isinstance(trial, RttTrial) else "load",
@@ -274,24 +379,22 @@ class _Runner:
             started=datetime.now(UTC),
             duration_s=0,
             status="failed",
-            reason=error.what,
+            reason=why,
         )
         self.writer.append(record)
-        self.progress.note(f"{trial.name} failed: {error.what}")
+        if say:
+            self.progress.note(f"{trial.name} failed: {why}")
         self.order += 1
         self.failed += 1
-        self.in_a_row += 1
-        if self.in_a_row >= FAILURES_IN_A_ROW:
-            raise _TooManyFailuresError(
-                f"{FAILURES_IN_A_ROW} trials in a row failed, the last with: {error.what}",
-                remedy=f"{error.remedy or 'mend the cause'}; then continue with "
-                "`planewise run --resume`",
-            )
+        self._last = why
 
-    def _where(self, visit: Visit) -> str:
-        cell = visit.cell
-        load = "idle" if cell.load_type == "none" else f"{cell.load_type} load"
-        return f"block {visit.block + 1}: {cell.plane}, {load}"
+    def _count_cell(self, visit: Visit, succeeded: bool) -> None:
+        self.failed_cells = 0 if succeeded else self.failed_cells + 1
+        if self.failed_cells >= FAILURES_IN_A_ROW:
+            raise _TooManyFailuresError(
+                f"{FAILURES_IN_A_ROW} cells in a row failed, the last with: {self._last}",
+                remedy="mend the cause; then continue with `planewise run --resume`",
+            )
 
     def close(self, status: RunStatus, reason: str) -> Outcome:
         """Writes the run's end into run.json."""
@@ -300,6 +403,12 @@ class _Runner:
         )
         self.writer.finish(info)
         return Outcome(self.done, self.failed, info)
+
+
+def _what(cell: Cell) -> str:
+    load = "idle" if cell.load_type == "none" else f"{cell.load_type} load"
+    guests = f", {cell.background_guests} guests" if cell.background_guests else ""
+    return f"{cell.plane}, {load}{guests}"
 
 
 class _TooManyFailuresError(PlanewiseError):

@@ -21,6 +21,9 @@ from planewise.testbed.namespaces import NamespaceTestbed
 from planewise.testbed.planes import namespace_plane
 from planewise.testbed.steering import CpuSplit, split_cpus, steer
 
+_A_DAY_S = 86_400.0
+"""A visit may last long; that its load dies with planewise is seen to elsewhere."""
+
 
 class NamespaceStage:
     """Builds a testbed for every plane and number of guests when it is first needed.
@@ -73,6 +76,7 @@ class NamespaceStage:
             rate_pps=background.rate_pps,
             burst=background.burst_packets,
             payload_bytes=background.payload_bytes,
+            limit_s=_A_DAY_S,
         )
         with BackgroundLoad(testbed, spec) as load:
             station = _Station(testbed, load, self._generator, self._cpus)

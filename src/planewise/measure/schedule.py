@@ -1,19 +1,20 @@
 """From a design to an ordered list of visits: pure, the same for the same seed.
 
 A *visit* is one cell in one block: its background load is started once, then its RTT and load
-trials are run. Within a block the cells come in a random order, and every block holds every cell,
-so that drift of the machine hits all planes alike (DESIGN principle 4).
+trials are run, each kind in random order. Within a block the cells come in a random order, and
+every block holds every cell, so that drift of the machine hits all planes alike.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
-from planewise.measure.cells import Cell, Traffic, expand
-from planewise.measure.design import Design, Protocol
+from planewise.measure.cells import Cell, Testbed, Traffic, expand
+from planewise.measure.design import Design, Protocol, Randomise
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Visit:
     block: int
     cell: Cell
     trials: tuple[RttTrial | LoadTrial, ...]
+    warmup: tuple[RttTrial | LoadTrial, ...] = ()
+    """Run before the trials, and thrown away."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,18 @@ class Schedule:
 
     visits: tuple[Visit, ...]
     skipped: tuple[Skipped, ...]
+    blocks: int
+    """Blocks of the design; those that a time budget has no room for among them."""
 
     @property
     def trials(self) -> int:
         """How many trials there are."""
         return sum(len(visit.trials) for visit in self.visits)
+
+    def by_block(self) -> Iterator[tuple[int, tuple[Visit, ...]]]:
+        """Each block's number, from 0, and its visits in order."""
+        for block, visits in groupby(self.visits, key=lambda visit: visit.block):
+            yield block, tuple(visits)
 
 
 def make_schedule(
@@ -83,16 +93,45 @@ def make_schedule(
     shuffler = random.Random(design.seed)
     visits = []
     for block in range(design.blocks):
-        order = list(runnable)
-        shuffler.shuffle(order)
-        for cell in order:
+        for cell in _order(runnable, design.randomise, shuffler):
             traffic = cells[cell]
             rtt_trials = _rtt_trials(design, cell, block, traffic)
             shuffler.shuffle(rtt_trials)
             load_trials = _load_trials(design, cell, block, traffic, ladders.get(cell, ()))
             shuffler.shuffle(load_trials)
-            visits.append(Visit(block, cell, (*rtt_trials, *load_trials)))
-    return Schedule(tuple(visits), skipped)
+            trials: tuple[RttTrial | LoadTrial, ...] = (*rtt_trials, *load_trials)
+            visits.append(Visit(block, cell, trials, _warmup(design, rtt_trials, load_trials)))
+    return Schedule(tuple(visits), skipped, design.blocks)
+
+
+def _order(cells: Sequence[Cell], randomise: Randomise, shuffler: random.Random) -> list[Cell]:
+    """A random order of the cells; with `testbeds`, those of one testbed stay together."""
+    if randomise == "cells":
+        order = list(cells)
+        shuffler.shuffle(order)
+        return order
+    groups: dict[Testbed, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.testbed, []).append(cell)
+    together = list(groups.values())
+    shuffler.shuffle(together)
+    for own in together:
+        shuffler.shuffle(own)
+    return [cell for own in together for cell in own]
+
+
+def _warmup(
+    design: Design, rtt_trials: Sequence[RttTrial], load_trials: Sequence[LoadTrial]
+) -> tuple[RttTrial | LoadTrial, ...]:
+    """One throw-away trial of each kind, with the traffic of the first."""
+    warmup: list[RttTrial | LoadTrial] = []
+    if design.rtt is not None and design.rtt.warmup_packets and rtt_trials:
+        packets = design.rtt.warmup_packets
+        warmup.append(replace(rtt_trials[0], name="warm-up", packets=packets))
+    if design.sweep is not None and design.sweep.warmup_s and load_trials:
+        seconds = design.sweep.warmup_s
+        warmup.append(replace(load_trials[0], name="warm-up", duration_s=seconds))
+    return tuple(warmup)
 
 
 def _rtt_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> list[RttTrial]:

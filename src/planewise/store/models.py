@@ -94,6 +94,27 @@ class Capture(Record):
     """Packets the capture itself missed (kernel ring overrun)."""
 
 
+class HostState(Record):
+    """What may change on a host from trial to trial, and shifts results. None: not known here."""
+
+    governor: str = "none"
+    """Frequency governor; `none` where there is no frequency driver, all of them where they
+    differ."""
+    cpu_mhz: NonNegativeFloat | None = None
+    """Mean clock of all CPUs, right after the trial."""
+    temperature_c: float | None = None
+    """The hottest thermal zone, right after the trial."""
+    throttled: NonNegativeInt | None = None
+    """How often CPUs were slowed down for their heat during the trial."""
+    steal: Share | None = None
+    """Share of all CPUs' time that the hypervisor gave to others, from before the trial's
+    processes start to after their end."""
+    foreign_cpu: Share | None = None
+    """Share of all CPUs' time used by processes that are not Planewise's, over the same time."""
+    offloads: dict[str, str] = {}
+    """Enabled offloads of each NIC of the host, by name."""
+
+
 class TrialRecord(Record):
     """One finished trial: one line of trials.jsonl."""
 
@@ -120,6 +141,8 @@ class TrialRecord(Record):
     cpu: dict[str, dict[str, Share]] = {}
     """By host (`sender`, `responder`, or `shared` when both are one machine) and mpstat mode
     (`usr nice sys iowait irq soft steal guest gnice idle`): share of all CPUs' time."""
+    host: dict[str, HostState] = {}
+    """By host, as in `cpu`: its state around this trial."""
     schedule_slip_ns: Latency | None = None
     captures: tuple[Capture, ...] = ()
     limits: tuple[Limit, ...] = ()
@@ -177,6 +200,16 @@ class SkippedCell(Record):
     reason: str
 
 
+class Session(Record):
+    """A run is measured in one or more sittings: `--resume` begins another."""
+
+    started: datetime
+    first_order: NonNegativeInt
+    """`order` of its first trial."""
+    changed: tuple[str, ...] = ()
+    """What is not as it was when the run began, as `kernel: 6.1.0 is now 6.2.0`."""
+
+
 RunStatus = Literal["running", "done", "interrupted", "failed"]
 
 
@@ -203,6 +236,7 @@ class RunInfo(Record):
     trials_planned: NonNegativeInt = 0
     skipped: tuple[SkippedCell, ...] = ()
     """Cells of the design that could not be run here."""
+    sessions: tuple[Session, ...] = ()
 
 
 class Ranked(Record):

@@ -131,12 +131,16 @@ def _unwritable(path: Path, why: str) -> StorageError:
 class RunWriter:
     """A run directory being written, by one process at a time."""
 
-    def __init__(self, path: Path, info: RunInfo, finished: frozenset[str], lock: int) -> None:
+    def __init__(
+        self, path: Path, info: RunInfo, finished: frozenset[str], next_order: int, lock: int
+    ) -> None:
         """Use `create` or `resume`."""
         self.path = path
         self.info = info
         self.finished = finished
         """Trials that are there already; a resumed run skips them."""
+        self.next_order = next_order
+        """`order` of the next trial."""
         self._lock = lock
         self._trials = (path / TRIALS_FILE).open("ab")
 
@@ -147,31 +151,40 @@ class RunWriter:
         with _disk_errors(path):
             (path / PACKETS_DIR).mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
-        with _disk_errors(path):
-            writer = cls(path, info, frozenset(), lock)
-            writer._write_info()
+        try:
+            with _disk_errors(path):
+                writer = cls(path, info, frozenset(), 0, lock)
+                writer._write_info()
+        except BaseException:
+            os.close(lock)
+            raise
         return writer
 
     @classmethod
     def resume(cls, path: Path) -> Self:
-        """Opens a run that was cut short; a trial line cut in the middle is dropped."""
+        """Opens a run that was cut short.
+
+        A trial line cut in the middle is dropped. A trial whose packets did not reach the disk
+        whole is not finished: it will be measured again.
+        """
         info = _read_info(path)
         lock = _lock(path)
         file = path / TRIALS_FILE
-        end = 0
+        end = next_order = 0
         finished = set()
         for record, offset in _parse_trials(file):
             end = offset
-            if record.status == "done":
+            next_order = max(next_order, record.order + 1)
+            if record.status == "done" and _is_whole(path, record.packets):
                 finished.add(record.trial)
             else:
                 finished.discard(record.trial)
         with _disk_errors(path):
+            (path / PACKETS_DIR).mkdir(exist_ok=True)
             if file.exists():
                 os.truncate(file, end)
-            writer = cls(
-                path, info.model_copy(update={"status": "running"}), frozenset(finished), lock
-            )
+            info = info.model_copy(update={"status": "running", "reason": "", "finished": None})
+            writer = cls(path, info, frozenset(finished), next_order, lock)
             writer._write_info()
         return writer
 
@@ -215,6 +228,7 @@ class RunWriter:
             handle.flush()
             os.fsync(handle.fileno())
         new.replace(self.path / name)
+        _sync_directory(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -234,10 +248,46 @@ def _write_parquet(table: pl.DataFrame, file: Path) -> None:
     buffer = io.BytesIO()
     table.write_parquet(buffer, compression="zstd")
     try:
-        file.write_bytes(buffer.getvalue())
+        with file.open("wb") as handle:
+            handle.write(buffer.getvalue())
+            handle.flush()
+            # Before the line that names it: else a power cut could keep the line alone.
+            os.fsync(handle.fileno())
+        _sync_directory(file.parent)
     except OSError:
         file.unlink(missing_ok=True)
         raise
+
+
+def _sync_directory(path: Path) -> None:
+    """A new name is on the disk only when its directory is."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_whole(run: Path, packets: str | None) -> bool:
+    """Whether a Parquet file has its end, which is written last and says how long it is."""
+    if packets is None:
+        return True
+    try:
+        with (run / packets).open("rb") as handle:
+            size = handle.seek(0, os.SEEK_END)
+            if size < _PARQUET_LEAST_BYTES:
+                return False
+            handle.seek(-8, os.SEEK_END)
+            tail = handle.read(8)
+            footer = int.from_bytes(tail[:4], "little")
+            handle.seek(0)
+            return tail[4:] == handle.read(4) == _PARQUET_MARK and footer + 12 <= size
+    except OSError:
+        return False
+
+
+_PARQUET_MARK = b"PAR1"
+_PARQUET_LEAST_BYTES = 12
 
 
 class _disk_errors:  # noqa: N801 - reads as a statement

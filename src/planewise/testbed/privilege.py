@@ -35,7 +35,14 @@ from planewise.testbed.signals import raise_on_signals
 
 _CAP_NET_ADMIN, _CAP_NET_RAW, _CAP_SYS_ADMIN = 12, 13, 21
 _NEEDED = 1 << _CAP_NET_ADMIN | 1 << _CAP_NET_RAW | 1 << _CAP_SYS_ADMIN
-_PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+)
 _SI_KERNEL = 0x80
 _NS_GET_USERNS = 0xB701
 """ioctl_ns(2)."""
@@ -226,6 +233,9 @@ def _stand_in_for(child: int) -> NoReturn:
             if info.si_code != _SI_KERNEL:
                 with suppress(ProcessLookupError):
                     os.kill(child, info.si_signo)
+            if info.si_signo == signal.SIGTSTP:
+                # The shell wants its terminal back; the child pauses when it can.
+                os.kill(os.getpid(), signal.SIGSTOP)
             continue
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid == child:

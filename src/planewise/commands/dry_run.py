@@ -1,0 +1,139 @@
+"""What `planewise run --dry-run` prints: cells, their order, the time, what cannot be run here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from planewise.commands.console import out, print_json
+from planewise.measure.cells import Cell
+from planewise.measure.estimate import blocks_within, estimate_s
+from planewise.units import duration_text
+
+if TYPE_CHECKING:
+    from planewise.measure.design import Design
+    from planewise.measure.schedule import Schedule, Skipped
+    from planewise.store.models import Level
+
+
+def print_schedule(design: Design, schedule: Schedule, json: bool) -> None:
+    """Prints the plan of a run."""
+    if json:
+        print_json(as_json(design, schedule))
+    else:
+        _print(design, schedule)
+
+
+def as_json(design: Design, schedule: Schedule) -> dict[str, object]:
+    """The plan as plain values (docs/reference/designs.md)."""
+    return {
+        "title": design.title,
+        "cells": [cell.levels() for cell in _cells(schedule)],
+        "blocks": schedule.blocks,
+        "blocks_within_budget": _within(design, schedule),
+        "trials": schedule.trials,
+        "estimated_s": estimate_s(schedule),
+        "visits": [
+            {
+                "block": visit.block,
+                "cell": visit.cell.levels(),
+                "trials": [trial.name for trial in visit.trials],
+            }
+            for visit in schedule.visits
+        ],
+        "skipped": [
+            {"cell": skipped.cell.levels(), "reason": skipped.reason}
+            for skipped in schedule.skipped
+        ],
+    }
+
+
+def _within(design: Design, schedule: Schedule) -> int:
+    if design.budget_s is None:
+        return schedule.blocks
+    return blocks_within(schedule, design.budget_s)
+
+
+def _cells(schedule: Schedule) -> list[Cell]:
+    """The cells that can be run, in the order of the design's factors."""
+    return sorted({visit.cell for visit in schedule.visits})
+
+
+def _print(design: Design, schedule: Schedule) -> None:
+    console = out()
+    if design.title:
+        console.print(design.title, markup=False, style="bold")
+    cells = _cells(schedule)
+    console.print(
+        f"{_count(len(cells), 'cell')} in {_count(schedule.blocks, 'block')}: "
+        f"{_count(schedule.trials, 'trial')}, about {duration_text(estimate_s(schedule))}.",
+        markup=False,
+    )
+    within = _within(design, schedule)
+    if design.budget_s is not None and within < schedule.blocks:
+        console.print(
+            f"The time budget of {duration_text(design.budget_s)} has room for about {within} of "
+            f"the blocks; the other {schedule.blocks - within} are left out.",
+            markup=False,
+        )
+    if cells:
+        _print_cells(cells, schedule)
+        _print_order(cells, schedule)
+    _print_skipped(schedule.skipped)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _print_cells(cells: Sequence[Cell], schedule: Schedule) -> None:
+    from rich.table import Table
+
+    console = out()
+    levels = [cell.levels() for cell in cells]
+    varying = [name for name in levels[0] if len({cell[name] for cell in levels}) > 1]
+    same = [f"{name} {levels[0][name]}" for name in levels[0] if name not in varying]
+    if same:
+        console.print(f"In all cells: {', '.join(same)}.", markup=False)
+    trials = {visit.cell: len(visit.trials) for visit in schedule.visits}
+    console.print()
+    table = Table("cell", *varying, "trials a block", box=None)
+    for number, (cell, own) in enumerate(zip(cells, levels, strict=True), start=1):
+        shown = [_shown(name, own) for name in varying]
+        table.add_row(str(number), *shown, str(trials[cell]))
+    console.print(table)
+
+
+def _shown(name: str, levels: Mapping[str, Level]) -> str:
+    """A level; empty where it has no meaning."""
+    alone = levels["background_guests"] == 0
+    if name == "background_plane" and alone:
+        return ""
+    if name == "load_location" and levels["load_type"] == "none":
+        return ""
+    return str(levels[name])
+
+
+def _print_order(cells: Sequence[Cell], schedule: Schedule) -> None:
+    console = out()
+    number = {cell: place for place, cell in enumerate(cells, start=1)}
+    console.print()
+    console.print("Order of the cells:")
+    for block, visits in schedule.by_block():
+        order = " ".join(str(number[visit.cell]) for visit in visits)
+        console.print(f"  block {block + 1}: {order}", markup=False)
+
+
+def _print_skipped(skipped: Sequence[Skipped]) -> None:
+    if not skipped:
+        return
+    console = out()
+    console.print()
+    console.print(f"Cannot be run here: {_count(len(skipped), 'cell')}.", markup=False)
+    reasons: dict[str, list[Cell]] = {}
+    for one in skipped:
+        reasons.setdefault(one.reason, []).append(one.cell)
+    for reason, own in reasons.items():
+        console.print(f"  {reason}:", markup=False)
+        for cell in own:
+            console.print(f"    {cell.name}", markup=False)

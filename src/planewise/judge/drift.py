@@ -1,0 +1,227 @@
+"""Did the machine stay the same while it was measured? Works on a run's trials alone.
+
+Looks at the results themselves (each cell against its own mean, in the order of time) and at what
+was recorded of the hosts around every trial. Blocks keep comparisons fair under drift; absolute
+values, and intervals over blocks, carry it. Nothing here changes a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from planewise.store.models import HostState, Level, RunInfo, TrialRecord
+
+RESULT_CHANGE = 0.05
+"""Relative change over the run from which a trend in the results is told, when it is no chance."""
+P_VALUE = 0.01
+"""Of Kendall's test of the residuals against time."""
+BLOCK_CHANGE = 0.10
+"""How far a block must lie off the others."""
+STEAL, FOREIGN_CPU = 0.01, 0.10
+"""Shares of all CPUs' time that a trial should not lose to others."""
+FEW_TRIALS = 0.05
+"""Share of the trials that may have lost more without a word."""
+CLOCK_CHANGE, HEAT_CHANGE_C = 0.05, 10.0
+_MOST_POINTS = 500
+"""The slope is taken over all pairs of points: so many groups of neighbouring trials at most."""
+
+DriftCode = Literal[
+    "results", "block", "session", "governor", "clock", "heat", "throttled", "steal",
+    "foreign_cpu", "offloads",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Something that changed, or kept changing, while the run was measured."""
+
+    code: DriftCode
+    sentence: str
+    """For people, with the numbers in it."""
+    evidence: Mapping[str, Level] = field(default_factory=dict)
+
+
+def find_drift(trials: Iterable[TrialRecord], info: RunInfo | None = None) -> tuple[Drift, ...]:
+    """Everything that changed, results first. Empty when the machine stayed the same.
+
+    `info` adds what changed between the sittings of a resumed run.
+    """
+    done = sorted((one for one in trials if one.status == "done"), key=lambda one: one.order)
+    found = [*_in_results(done)]
+    if info is not None:
+        for session in info.sessions:
+            found += [
+                Drift("session", f"The run was continued on a system that had changed: {what}.")
+                for what in session.changed
+            ]
+    for role in dict.fromkeys(role for one in done for role in one.host):
+        found += _in_host(role, [one.host[role] for one in done if role in one.host])
+    return tuple(found)
+
+
+def residuals(trials: Sequence[TrialRecord]) -> tuple[NDArray[np.float64], ...]:
+    """Times [s], blocks, and logs of median RTTs less their cell's mean, one value a trial.
+
+    Only cells with at least two trials have any. All three arrays have one entry a trial.
+    """
+    cells: dict[tuple[tuple[str, Level], ...], list[tuple[float, int, float]]] = {}
+    start = trials[0].started if trials else None
+    for trial in trials:
+        median_ns = _median_ns(trial)
+        if start is None or median_ns is None:
+            continue
+        seconds = (trial.started - start).total_seconds()
+        key = tuple(sorted(trial.cell.items()))
+        cells.setdefault(key, []).append((seconds, trial.block, math.log(median_ns)))
+    rows = []
+    for own in cells.values():
+        if len(own) > 1:
+            mean = math.fsum(value for _, _, value in own) / len(own)
+            rows += [(seconds, block, value - mean) for seconds, block, value in own]
+    table = np.array(sorted(rows), dtype=float).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _median_ns(trial: TrialRecord) -> float | None:
+    for metric in ("rtt_kernel", "rtt_user"):
+        latency = trial.latency.get(metric)
+        if trial.kind == "rtt" and latency is not None and latency.p50_ns > 0:
+            return float(latency.p50_ns)
+    return None
+
+
+def _in_results(trials: Sequence[TrialRecord]) -> Iterable[Drift]:
+    seconds, blocks, values = residuals(trials)
+    if len(np.unique(blocks)) < 2:
+        return
+    yield from _trend(seconds, values)
+    yield from _odd_blocks(blocks, values)
+
+
+def _trend(seconds: NDArray[np.float64], values: NDArray[np.float64]) -> Iterable[Drift]:
+    groups = np.array_split(np.arange(len(seconds)), min(_MOST_POINTS, len(seconds)))
+    x = np.array([seconds[own].mean() for own in groups])
+    y = np.array([values[own].mean() for own in groups])
+    if len(x) < 8 or x[-1] <= x[0] or np.ptp(y) == 0:
+        return
+    p_value = stats.kendalltau(x, y).pvalue
+    slope, _, low, high = stats.theilslopes(y, x, 0.95)
+    change, least, most = (math.expm1(value * (x[-1] - x[0])) for value in (slope, low, high))
+    if p_value < P_VALUE and abs(change) >= RESULT_CHANGE:
+        yield Drift(
+            "results",
+            f"Round-trip times {'rose' if change > 0 else 'fell'} by {abs(change):.0%} over the "
+            f"run, in all cells alike (95 %: {least:+.0%} to {most:+.0%}). Planes are compared "
+            "within blocks, which this hardly touches; absolute times carry it.",
+            {"change": change, "low": least, "high": most, "p_value": float(p_value)},
+        )
+
+
+def _odd_blocks(blocks: NDArray[np.float64], values: NDArray[np.float64]) -> Iterable[Drift]:
+    numbers = np.unique(blocks)
+    if len(numbers) < 4:
+        return
+    medians = np.array([np.median(values[blocks == number]) for number in numbers])
+    spread = stats.median_abs_deviation(medians, scale="normal")
+    for number, median in zip(numbers, medians, strict=True):
+        off = math.expm1(median - float(np.median(medians[numbers != number])))
+        if abs(off) >= BLOCK_CHANGE and abs(math.log1p(off)) > 4 * spread:
+            yield Drift(
+                "block",
+                f"Block {int(number) + 1} was {abs(off):.0%} {'slower' if off > 0 else 'faster'} "
+                "than the others, over all cells: something else was at work then.",
+                {"block": int(number), "off": off},
+            )
+
+
+def _in_host(role: str, states: Sequence[HostState]) -> Iterable[Drift]:
+    host = "The host" if role == "shared" else f"The {role} host"
+    governors = list(dict.fromkeys(state.governor for state in states))
+    if len(governors) > 1:
+        yield Drift(
+            "governor",
+            f"{host}'s frequency governor changed during the run: {' then '.join(governors)}.",
+            {"host": role},
+        )
+    for name in dict.fromkeys(name for state in states for name in state.offloads):
+        settings = list(dict.fromkeys(s.offloads[name] for s in states if name in s.offloads))
+        if len(settings) > 1:
+            yield Drift(
+                "offloads",
+                f"{host}'s offloads of {name} changed during the run: {' then '.join(settings)}.",
+                {"host": role, "nic": name},
+            )
+    yield from _from_first_to_last(host, role, states)
+    throttled = [state.throttled for state in states if state.throttled]
+    if throttled:
+        yield Drift(
+            "throttled",
+            f"{host}'s CPUs were slowed down for their heat in {len(throttled)} of "
+            f"{len(states)} trials.",
+            {"host": role, "times": sum(throttled)},
+        )
+    yield from _lost("steal", "its hypervisor gave", host, role, [s.steal for s in states], STEAL)
+    yield from _lost(
+        "foreign_cpu",
+        "programs that are not Planewise's used",
+        host,
+        role,
+        [s.foreign_cpu for s in states],
+        FOREIGN_CPU,
+    )
+
+
+def _from_first_to_last(host: str, role: str, states: Sequence[HostState]) -> Iterable[Drift]:
+    """Clock and heat: the first third of the trials against the last."""
+    clocks = [state.cpu_mhz for state in states if state.cpu_mhz]
+    if len(clocks) >= 6:
+        first, last = _ends(clocks)
+        if abs(last / first - 1) >= CLOCK_CHANGE:
+            yield Drift(
+                "clock",
+                f"{host}'s CPUs ran at {first:.0f} MHz in the first third of the trials and at "
+                f"{last:.0f} MHz in the last.",
+                {"host": role, "first_mhz": first, "last_mhz": last},
+            )
+    heats = [state.temperature_c for state in states if state.temperature_c is not None]
+    if len(heats) >= 6:
+        first, last = _ends(heats)
+        if abs(last - first) >= HEAT_CHANGE_C:
+            yield Drift(
+                "heat",
+                f"{host} went from {first:.0f} °C in the first third of the trials to "
+                f"{last:.0f} °C in the last.",
+                {"host": role, "first_c": first, "last_c": last},
+            )
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    third = len(values) // 3
+    return float(np.median(values[:third])), float(np.median(values[-third:]))
+
+
+def _lost(
+    code: DriftCode,
+    what: str,
+    host: str,
+    role: str,
+    shares: Sequence[float | None],
+    limit: float,
+) -> Iterable[Drift]:
+    known = [share for share in shares if share is not None]
+    above = [share for share in known if share > limit]
+    if len(above) > FEW_TRIALS * len(known):
+        taken = f"{what} more than {limit:.0%} of all CPUs' time"
+        taken += " to others" if code == "steal" else ""
+        yield Drift(
+            code,
+            f"{host}: {taken} in {len(above)} of {len(known)} trials (up to {max(above):.0%}).",
+            {"host": role, "trials": len(above), "of": len(known), "most": max(above)},
+        )

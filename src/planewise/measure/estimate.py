@@ -1,0 +1,73 @@
+"""About how long a run takes: for the time left and for a time budget, never for a result. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from planewise.measure.cells import Testbed
+from planewise.measure.schedule import LoadTrial, RttTrial, Schedule, Visit
+from planewise.testbed.planes.kinds import GuestKind
+
+TRIAL_OVERHEAD_S = 0.35
+"""Starting and stopping the probes of a trial."""
+
+VISIT_OVERHEAD_S = 0.5
+"""Starting and stopping a cell's background load."""
+
+BUILD_S: Mapping[GuestKind, tuple[float, float]] = MappingProxyType(
+    {"namespace": (0.3, 0.04), "container": (1.0, 0.5), "vm": (10.0, 2.0)}
+)
+"""Building a testbed: without background guests, and more for each of them (one on each host)."""
+
+KEPT: frozenset[GuestKind] = frozenset({"namespace"})
+"""Guests that idle without a cost: their testbeds stay up side by side, and each is built once."""
+
+
+def estimate_s(schedule: Schedule, finished: frozenset[str] = frozenset()) -> float:
+    """Of the schedule's unfinished trials, in seconds."""
+    return math.fsum(visit_costs_s(schedule.visits, finished))
+
+
+def visit_costs_s(
+    visits: Sequence[Visit], finished: frozenset[str] = frozenset()
+) -> tuple[float, ...]:
+    """Of the unfinished trials of each visit, with building its testbed where that does not stand
+    yet, in seconds; 0 where nothing is left to do."""
+    costs = []
+    standing: set[Testbed] = set()
+    for visit in visits:
+        cost = visit_s(visit, finished)
+        testbed = visit.cell.testbed
+        if cost and testbed not in standing:
+            first_s, each_s = BUILD_S[testbed.guest]
+            cost += first_s + each_s * testbed.background_guests
+            standing = {one for one in standing if one.guest in KEPT} | {testbed}
+        costs.append(cost)
+    return tuple(costs)
+
+
+def visit_s(visit: Visit, finished: frozenset[str] = frozenset()) -> float:
+    """Of the unfinished trials of one visit, its testbed standing, in seconds."""
+    left = [trial for trial in visit.trials if trial.name not in finished]
+    if not left:
+        return 0.0
+    return VISIT_OVERHEAD_S + math.fsum(trial_s(trial) for trial in (*visit.warmup, *left))
+
+
+def trial_s(trial: RttTrial | LoadTrial) -> float:
+    """Of one trial, in seconds."""
+    if isinstance(trial, RttTrial):
+        return TRIAL_OVERHEAD_S + trial.packets / trial.frequency_pps
+    return TRIAL_OVERHEAD_S + trial.duration_s
+
+
+def blocks_within(schedule: Schedule, budget_s: float) -> int:
+    """How many whole blocks, the first ones, a time budget has room for."""
+    spent_s = 0.0
+    for visit, cost_s in zip(schedule.visits, visit_costs_s(schedule.visits), strict=True):
+        spent_s += cost_s
+        if spent_s > budget_s:
+            return visit.block
+    return schedule.blocks

@@ -1,0 +1,208 @@
+"""The state of a host around a trial: clock, heat, and what takes its CPUs away. Knows no trial.
+
+What the texts of /proc and /sys say is judged by pure functions; `LocalWatch` reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from planewise.store.models import HostState
+
+_CPU = "sys/devices/system/cpu"
+
+
+class HostWatch(Protocol):
+    """Looks at one or more hosts before and after a trial."""
+
+    def start(self) -> None:
+        """Right before the trial."""
+
+    def stop(self) -> dict[str, HostState]:
+        """Right after it: each host's state, by its role."""
+
+
+@dataclass(frozen=True)
+class CpuUse:
+    """Clock ticks since boot of all CPUs together, from /proc/stat (proc(5))."""
+
+    processes: int
+    """In processes: user (guests among it), nice and system."""
+    steal: int
+    total: int
+    own: int
+    """In Planewise's own processes, as /proc/PID/stat has them."""
+
+
+def cpu_use(stat: str, own: int) -> CpuUse | None:
+    """Reads /proc/stat; None when it has no line for all CPUs. Pure."""
+    match = re.search(r"^cpu +([0-9 ]+)$", stat, re.MULTILINE)
+    if match is None:
+        return None
+    # Guest time, behind the eighth, is part of user time.
+    user, nice, system, idle, iowait, irq, soft, steal = (
+        [int(ticks) for ticks in match[1].split()] + [0] * 8
+    )[:8]
+    total = user + nice + system + idle + iowait + irq + soft + steal
+    return CpuUse(user + nice + system, steal, total, own)
+
+
+def shares(before: CpuUse, after: CpuUse) -> tuple[float | None, float | None]:
+    """Steal and foreign CPU as shares of all CPUs' time; None when no time has passed. Pure."""
+    total = after.total - before.total
+    if total <= 0:
+        return None, None
+    foreign = after.processes - before.processes - (after.own - before.own)
+    return _share(after.steal - before.steal, total), _share(foreign, total)
+
+
+def _share(ticks: int, total: int) -> float:
+    return round(min(1.0, max(0.0, ticks / total)), 4)
+
+
+def process_ticks(stat: str) -> int:
+    """CPU time of a process and of its children that were waited for, from /proc/PID/stat. Pure."""
+    # The name, in brackets, may hold anything.
+    fields = stat.rpartition(")")[2].split()
+    return sum(int(value) for value in fields[11:15])
+
+
+def mean_mhz(cpuinfo: str) -> float | None:
+    """Mean of the clocks in /proc/cpuinfo [MHz]; None where it names none. Pure."""
+    clocks = [float(value) for value in re.findall(r"^cpu MHz\s*:\s*([0-9.]+)", cpuinfo, re.M)]
+    return round(sum(clocks) / len(clocks), 1) if clocks else None
+
+
+def offloads_of(interface: str) -> str:
+    """An interface's enabled offloads, by ethtool's netlink; `unknown` where it cannot be asked."""
+    from pyroute2 import Ethtool
+
+    try:
+        with Ethtool() as ethtool:
+            features = ethtool.get_features(interface).features
+    except Exception:  # pyroute2 raises many kinds; all mean that it is not known
+        return "unknown"
+    enabled = [str(key) for key, value in features.items() if key and value.enable]
+    wanted = ("checksum", "segmentation", "gro", "lro", "rx-hashing")
+    return " ".join(sorted(one for one in enabled if any(part in one for part in wanted)))
+
+
+def nic_offloads(root: Path = Path("/")) -> dict[str, str]:
+    """Enabled offloads of each NIC of this machine that can be asked."""
+    # What is made by software has no device.
+    nics = sorted(path.parent.name for path in (root / "sys/class/net").glob("*/device"))
+    known = {name: offloads_of(name) for name in nics}
+    return {name: offloads for name, offloads in known.items() if offloads != "unknown"}
+
+
+def no_more() -> Iterable[int]:
+    """No further processes."""
+    return ()
+
+
+@dataclass
+class LocalWatch:
+    """This machine, under one role."""
+
+    role: str = "shared"
+    root: Path = Path("/")
+    also_own: Callable[[], Iterable[int]] = no_more
+    """Processes that are Planewise's without being its children: guests of a daemon."""
+    offloads: Callable[[], Mapping[str, str]] = dict
+    """Enabled offloads of each NIC."""
+    _before: CpuUse | None = field(default=None, init=False)
+    _throttled: int | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """See `HostWatch.start`."""
+        self._throttled = self._throttle_count()
+        self._before = self._use()
+
+    def stop(self) -> dict[str, HostState]:
+        """See `HostWatch.stop`."""
+        steal = foreign = throttled = None
+        after = self._use()
+        if self._before is not None and after is not None:
+            steal, foreign = shares(self._before, after)
+        count = self._throttle_count()
+        if count is not None and self._throttled is not None:
+            throttled = max(0, count - self._throttled)
+        return {
+            self.role: HostState(
+                governor=self._governor(),
+                cpu_mhz=self._mhz(),
+                temperature_c=self._temperature(),
+                throttled=throttled,
+                steal=steal,
+                foreign_cpu=foreign,
+                offloads=dict(self.offloads()),
+            )
+        }
+
+    def _use(self) -> CpuUse | None:
+        trees = {os.getpid(), *self.also_own()}
+        own = sum(self._ticks(pid) for pid in self._with_descendants(trees))
+        return cpu_use(self._read("proc/stat"), own)
+
+    def _with_descendants(self, trees: Iterable[int]) -> set[int]:
+        found: set[int] = set()
+        waiting = list(trees)
+        while waiting:
+            pid = waiting.pop()
+            if pid in found:
+                continue
+            found.add(pid)
+            tasks = self.root / f"proc/{pid}/task"
+            with suppress(OSError):
+                for task in os.listdir(tasks):  # noqa: PTH208 - names only, and many
+                    with suppress(OSError):
+                        waiting += map(int, (tasks / task / "children").read_text().split())
+        return found
+
+    def _ticks(self, pid: int) -> int:
+        with suppress(ValueError):
+            return process_ticks(self._read(f"proc/{pid}/stat"))
+        return 0
+
+    def _governor(self) -> str:
+        paths = (self.root / _CPU).glob("cpu[0-9]*/cpufreq/scaling_governor")
+        return " ".join(sorted({self._text(path) for path in paths} - {""})) or "none"
+
+    def _mhz(self) -> float | None:
+        clocks = []
+        for path in (self.root / _CPU).glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
+            with suppress(ValueError):
+                clocks.append(int(self._text(path)) / 1000)
+        if clocks:
+            return round(sum(clocks) / len(clocks), 1)
+        return mean_mhz(self._read("proc/cpuinfo"))
+
+    def _temperature(self) -> float | None:
+        zones = []
+        for path in (self.root / "sys/class/thermal").glob("thermal_zone*/temp"):
+            with suppress(ValueError):
+                zones.append(int(self._text(path)) / 1000)
+        return max(zones, default=None)
+
+    def _throttle_count(self) -> int | None:
+        counts = []
+        for path in (self.root / _CPU).glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
+            with suppress(ValueError):
+                counts.append(int(self._text(path)))
+        return sum(counts) if counts else None
+
+    def _read(self, name: str) -> str:
+        return self._text(self.root / name)
+
+    @staticmethod
+    def _text(path: Path) -> str:
+        try:
+            return path.read_text().strip()
+        except OSError:
+            return ""

@@ -1,0 +1,143 @@
+"""A run that is cut anywhere goes on: nothing finished is repeated, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from planewise.measure.cells import cells_of
+from planewise.measure.design import Design
+from planewise.measure.experiment import run, schedule_for
+from planewise.measure.schedule import Schedule
+from planewise.store.rundir import RunReader, RunWriter
+from tests.unit.test_experiment import MadeUpStage, Silent, names
+from tests.unit.test_run_directory import make_info
+
+
+class KilledError(BaseException):
+    """Nothing may catch this, as nothing catches a kill."""
+
+
+def small_schedule() -> Schedule:
+    design = Design.model_validate(
+        {
+            "factors": {"plane": ["veth", "bridge"]},
+            "rtt": {},
+            "sweep": {"offered_pps": [500]},
+            "blocks": 2,
+        }
+    )
+    return schedule_for(design, dict.fromkeys(cells_of(design), (500.0,)), {})
+
+
+def whole_run(path: Path) -> Schedule:
+    schedule = small_schedule()
+    with RunWriter.create(path, make_info()) as writer:
+        run(schedule, MadeUpStage(), writer, Silent())
+    return schedule
+
+
+def resumed(path: Path, schedule: Schedule) -> list[str]:
+    """Continues the run; what was measured for it."""
+    stage = MadeUpStage()
+    with RunWriter.resume(path) as writer:
+        outcome = run(schedule, stage, writer, Silent())
+    assert outcome.info.status == "done"
+    return stage.ran
+
+
+def check_whole(path: Path, schedule: Schedule) -> None:
+    reader = RunReader(path)
+    trials = reader.trials()
+    assert sorted(trial.trial for trial in trials) == sorted(names(schedule))
+    assert len({trial.order for trial in trials}) == len(trials)
+    for trial in trials:
+        packets = reader.packets(trial)
+        assert (packets is not None) == (trial.kind == "rtt")
+
+
+def test_a_kill_at_any_write_loses_at_most_the_trial_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = small_schedule()
+    cuts = 0
+    while True:
+        path = tmp_path / f"run{cuts}"
+        calls = 0
+
+        def dies(_: int, at: int = cuts) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > at:
+                raise KilledError
+
+        first = MadeUpStage()
+        try:
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fsync", dies)
+                with RunWriter.create(path, make_info()) as writer:
+                    run(schedule, first, writer, Silent())
+        except KilledError:
+            pass
+        else:
+            break
+        if (path / "run.json").exists():
+            kept = {trial.trial for trial in RunReader(path).trials()}
+            assert len(first.ran) - 1 <= len(kept) <= len(first.ran)
+            again = resumed(path, schedule)
+            assert not kept & set(again)
+            check_whole(path, schedule)
+        cuts += 1
+    # run.json and its directory twice; an RTT trial's packets, their directory, its line; loads.
+    assert cuts == 2 * 2 + 4 * 3 + 4
+
+
+def test_a_line_cut_at_any_byte_is_measured_again_and_no_other(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    schedule = whole_run(whole)
+    lines = (whole / "trials.jsonl").read_bytes()
+    ends = [0, *(at + 1 for at, byte in enumerate(lines) if byte == 10)]
+    for number, cut in enumerate(sorted({*range(0, len(lines) + 1, 61), *ends})):
+        path = tmp_path / f"cut{number}"
+        shutil.copytree(whole, path)
+        (path / "trials.jsonl").write_bytes(lines[:cut])
+        finished = sum(end <= cut for end in ends) - 1
+        assert resumed(path, schedule) == names(schedule)[finished:]
+        check_whole(path, schedule)
+
+
+@pytest.mark.parametrize("left", [None, b"", b"PAR1", "half", "all but a byte", "zeros"])
+def test_packets_that_did_not_reach_the_disk_are_measured_again(
+    tmp_path: Path, left: bytes | str | None
+) -> None:
+    path = tmp_path / "run"
+    schedule = whole_run(path)
+    torn = next(trial for trial in RunReader(path).trials() if trial.packets)
+    file = path / str(torn.packets)
+    whole = file.read_bytes()
+    file.unlink()
+    contents = {
+        "half": whole[: len(whole) // 2],
+        "all but a byte": whole[:-1],
+        "zeros": whole[:20] + bytes(len(whole) - 20),
+    }
+    if left is not None:
+        file.write_bytes(left if isinstance(left, bytes) else contents[left])
+    assert resumed(path, schedule) == [torn.trial]
+    check_whole(path, schedule)
+
+
+def test_failed_trials_of_a_finished_run_are_tried_again(tmp_path: Path) -> None:
+    schedule = small_schedule()
+    path = tmp_path / "run"
+    with RunWriter.create(path, make_info()) as writer:
+        outcome = run(schedule, MadeUpStage(fails=names(schedule)[2:3]), writer, Silent())
+    assert (outcome.info.status, outcome.failed) == ("done", 1)
+    assert resumed(path, schedule) == names(schedule)[2:3]
+    check_whole(path, schedule)
+    again = [json.loads(line)["trial"] for line in (path / "trials.jsonl").open()]
+    assert again.count(names(schedule)[2]) == 2  # what failed is kept in the file
