@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planewise.judge.curve import Curve, curves_from_trials
+from planewise.judge.curve import Curve
+from planewise.judge.from_store import curves_from_trials
 from planewise.judge.statistics import Comparison, compare, geometric_mean
 from planewise.judge.verdict import Verdict, judge
 from planewise.store.models import Ranked, Recommendation, RunInfo, TrialRecord
-from planewise.units import rate_text, share_text, time_text
+from planewise.units import percent_text, rate_text, time_text
 
 ALL_LOADS = "all"
 """The ranking over every load: per block the geometric mean over loads."""
@@ -84,10 +85,24 @@ def _rank(metric: _Metric, trials: Sequence[TrialRecord], info: RunInfo) -> list
             by_load = {**by_load, ALL_LOADS: together}
     elif by_load:
         by_load = {**by_load, ALL_LOADS: next(iter(by_load.values()))}
+    bounds = _lower_bounds(trials) if metric.name == "forwarded" else frozenset()
     places = []
     for load, planes in by_load.items():
-        places.extend(_places(metric, load, planes))
+        known = {plane for at, plane in bounds if load in (at, ALL_LOADS)}
+        places.extend(_places(metric, load, planes, known))
     return places
+
+
+def _lower_bounds(trials: Sequence[TrialRecord]) -> frozenset[tuple[str, str]]:
+    """Loads and planes whose highest forwarding rate, in some block, the generator limited."""
+    best: dict[tuple[str, str, int], tuple[float, bool]] = {}
+    for trial in trials:
+        rate = _forwarded_pps(trial)
+        if trial.kind == "load" and rate is not None:
+            key = (str(trial.cell.get("load_type", "none")), str(trial.cell["plane"]), trial.block)
+            limited = any(limit != "sut" for limit in trial.limits)
+            best[key] = max(best.get(key, (0.0, False)), (rate, limited))
+    return frozenset((load, plane) for (load, plane, _), (_, limited) in best.items() if limited)
 
 
 def _replicates(
@@ -122,7 +137,10 @@ def _over_all_loads(by_load: Mapping[str, Mapping[str, Values]]) -> dict[str, Va
     return together
 
 
-def _places(metric: _Metric, load: str, planes: Mapping[str, Values]) -> list[Ranked]:
+def _places(
+    metric: _Metric, load: str, planes: Mapping[str, Values], at_least: Collection[str]
+) -> list[Ranked]:
+    """`at_least`: planes whose values are lower bounds."""
     centres = {plane: geometric_mean(list(values.values())) for plane, values in planes.items()}
     order = sorted(
         centres, key=lambda plane: centres[plane].estimate, reverse=not metric.lower_is_better
@@ -143,7 +161,12 @@ def _places(metric: _Metric, load: str, planes: Mapping[str, Values]) -> list[Ra
                     "low": interval.low if known else None,
                     "high": interval.high if known else None,
                     "effect": None if comparison is None else _effect(metric, comparison),
-                    "note": "" if comparison is None else _note(comparison, best),
+                    "note": ""
+                    if comparison is None
+                    else f"not told apart from {best}: the generator was the limit"
+                    if plane in at_least
+                    else _note(comparison, best),
+                    "at_least": plane in at_least,
                 }
             )
         )
@@ -183,12 +206,14 @@ def _latency_quantile(name: str) -> Callable[[Sequence[TrialRecord], RunInfo], f
 
 def _highest_forwarded(trials: Sequence[TrialRecord], info: RunInfo) -> float | None:
     """The highest forwarding rate [packet/s] among a block's load trials."""
-    rates = [
-        trial.load.achieved_pps * trial.counts.received / trial.counts.sent
-        for trial in trials
-        if trial.load is not None and trial.counts is not None and trial.counts.sent
-    ]
+    rates = [rate for trial in trials if (rate := _forwarded_pps(trial)) is not None]
     return max(rates, default=None)
+
+
+def _forwarded_pps(trial: TrialRecord) -> float | None:
+    if trial.load is None or trial.counts is None or not trial.counts.sent:
+        return None
+    return trial.load.achieved_pps * trial.counts.received / trial.counts.sent
 
 
 def _kernel_ns_per_packet(trials: Sequence[TrialRecord], info: RunInfo) -> float | None:
@@ -226,9 +251,10 @@ def _choose(overall: Sequence[Ranked], forwarded: Sequence[Ranked]) -> tuple[str
         return best.plane, f"Only {best.plane} was measured: there is nothing to choose from."
     if not rivals:
         second = overall[1]
+        below = percent_text(round(1 - best.value / second.value, 2))
         return best.plane, (
             f"Use {best.plane}: over all loads its median round-trip time is "
-            f"{time_text(best.value)}, {share_text(1 - best.value / second.value)} below that of "
+            f"{time_text(best.value)}, {below} below that of "
             f"{second.plane}, the next best."
         )
     tied = [best.plane, *(place.plane for place in rivals)]
@@ -236,7 +262,7 @@ def _choose(overall: Sequence[Ranked], forwarded: Sequence[Ranked]) -> tuple[str
     if len(rates) > 1 and not any(place.note for place in rates[1:]) and rates[0].effect is None:
         return rates[0].plane, (
             f"Use {rates[0].plane}: {_listed(tied)} are not told apart in round-trip time, and "
-            f"{rates[0].plane} forwards most, {rate_text(rates[0].value)}."
+            f"{rates[0].plane} forwards most, {shown(rates[0], rate_text)}."
         )
     same = all(place.note.startswith("practically") for place in rivals)
     if same:
@@ -264,12 +290,19 @@ def _reasons(plane: str, rankings: Mapping[str, Sequence[Ranked]]) -> tuple[str,
             if own is None:
                 continue
             others = [
-                f"{place.plane} {show(place.value)}" for place in places if place.plane != plane
+                f"{place.plane} {shown(place, show)}" for place in places if place.plane != plane
             ]
             against = f" ({', '.join(others)})" if others else ""
             words = _LOAD_WORDS.get(load, load)
-            reasons.append(f"{what} {words}: {plane} {show(own.value)}{_range(own, show)}{against}")
+            reasons.append(
+                f"{what} {words}: {plane} {shown(own, show)}{_range(own, show)}{against}"
+            )
     return tuple(reasons)
+
+
+def shown(place: Ranked, show: Callable[[float], str]) -> str:
+    """A place's value as people read it; a lower bound says so."""
+    return f"at least {show(place.value)}" if place.at_least else show(place.value)
 
 
 def _range(place: Ranked, show: Callable[[float], str]) -> str:

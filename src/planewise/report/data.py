@@ -17,7 +17,8 @@ import polars as pl
 from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
-from planewise.judge.curve import Curve, curves_from_trials
+from planewise.judge.curve import Curve
+from planewise.judge.from_store import curves_from_trials
 from planewise.judge.verdict import Verdict, judge
 from planewise.store.models import Latency, Level, Metric, Recommendation, TrialRecord
 from planewise.store.rundir import RunReader
