@@ -104,6 +104,16 @@ class HostProcess(Protocol):
             PlanewiseError: the process ended before.
         """
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+
+    def interrupt(self) -> None:
+        """Asks it to end, without waiting."""
+
+    def kill(self) -> None:
+        """Ends it and its group now, without waiting."""
+
     def stop(self) -> Finished:
         """Asks it to end, kills it after a grace, returns what it left. Idempotent.
 
