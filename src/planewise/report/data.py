@@ -1,7 +1,6 @@
 """From a run directory to what the figures show: cells, summaries, curves. Knows no drawing.
 
-Packets are read lazily, one cell at a time and only the columns that are needed; none of them
-leaves this module.
+Packets become summaries here, a few cells at a time; no more than a scatter's share of them is kept.
 """
 
 from __future__ import annotations
@@ -13,54 +12,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import polars as pl
+import numpy as np
 from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve, curves_from_trials
 from planewise.judge.verdict import Verdict, judge
-from planewise.store.models import Latency, Level, Metric, Recommendation, TrialRecord
+from planewise.report import packets as packet_files
+from planewise.report import summaries
+from planewise.report.packets import Packets, RttMetric, Unread
+from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
+from planewise.store.models import Counts, Latency, Level, Metric, Recommendation, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.units import rate_text
 
 Factors = tuple[tuple[str, Level], ...]
 """Factor levels of a cell without its plane, in the order of `FACTORS`."""
 
-RttMetric = Literal["rtt_kernel", "rtt_user"]
-
 FACTORS = ("load_type", "load_location", "background_guests", "size_bytes", "frequency_pps")
 NO_PLANE = "system under test"
 
-LOW, HIGH = 0.05, 0.95
-"""Where the whiskers of a box end: quantiles of the packets."""
-
 TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
 """Quantiles of the tail table, with the packets that each needs to mean anything."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Where the time of a typical packet goes [ns]: means over the middle half of the packets.
-
-    They add up to `total_ns`. None: that part does not exist for this plane.
-    """
-
-    total_ns: float
-    instrument_ns: float | None
-    """RTT between user-space stamps minus RTT between kernel stamps; None without both, and
-    then `sender_ns` has it in it."""
-    sender_ns: float
-    """RTT between the guest's kernel stamps minus RTT at the sender's NIC."""
-    wire_ns: float
-    """RTT at the sender's NIC minus response time."""
-    responder_ns: float
-    """Response time: NIC to NIC inside the responder."""
-    packets: int
-
-    @property
-    def overhead_ns(self) -> float:
-        """RTT at the guest minus RTT at the sender's NIC."""
-        return self.sender_ns + (self.instrument_ns or 0.0)
 
 
 @dataclass(frozen=True)
@@ -88,6 +61,27 @@ class RttCell:
     parts: Parts | None
     no_parts: str
     """Why there are no parts; empty when there are."""
+    overhead: Spread | str
+    """RTT at the guest minus RTT at the sender's NIC, or why it is not known."""
+    response: Spread | str
+    """NIC to NIC inside the responder, or why it is not known."""
+    distribution: Distribution | None
+    """None where only histograms or summaries were kept."""
+    counts: Counts
+    """Over all its trials."""
+
+    @property
+    def rtt(self) -> Spread:
+        """Its RTT as a box."""
+        return Spread(
+            self.low_ns,
+            self.q25_ns,
+            self.median_ns,
+            self.q75_ns,
+            self.high_ns,
+            self.packets,
+            self.medians_ns,
+        )
 
 
 @dataclass(frozen=True)
@@ -219,12 +213,14 @@ class RunData:
         for trial in self.done:
             if trial.kind == "rtt":
                 cells.setdefault((plane_of(trial.cell), factors_of(trial.cell)), []).append(trial)
-        summaries = [
+        groups = list(cells.items())
+        found = packet_files.read(self.run.path, [trials for _, trials in groups], self.rtt_metric)
+        result = [
             cell
-            for (plane, factors), trials in cells.items()
-            if (cell := self._summary(plane, factors, trials)) is not None
+            for ((plane, factors), trials), packets in zip(groups, found, strict=True)
+            if (cell := self._summary(plane, factors, trials, packets)) is not None
         ]
-        return sorted(summaries, key=lambda cell: (_rank(cell.factors), cell.plane))
+        return sorted(result, key=lambda cell: (_rank(cell.factors), cell.plane))
 
     @cached_property
     def cpu(self) -> list[CpuCell]:
@@ -345,29 +341,36 @@ class RunData:
         return notes
 
     def _summary(
-        self, plane: str, factors: Factors, trials: Sequence[TrialRecord]
+        self,
+        plane: str,
+        factors: Factors,
+        trials: Sequence[TrialRecord],
+        packets: Packets | Unread,
     ) -> RttCell | None:
         metric = self.rtt_metric
-        summaries = [trial.latency[metric] for trial in trials if metric in trial.latency]
-        packets = self._packets(trials)
+        of_trials = [trial.latency[metric] for trial in trials if metric in trial.latency]
         quantiles = [LOW, 0.25, 0.5, 0.75, HIGH, *(quantile for _, quantile, _ in TAIL)]
         values: list[float] | None = None
         n = 0
-        if packets is not None:
-            rtts = packets.select(_rtt(metric).drop_nulls()).collect().to_series()
-            n = rtts.len()
+        distribution = None
+        if isinstance(packets, Packets):
+            rtts = summaries.known(packets.rtt_ns)
+            n = len(rtts)
             if n:
-                values = [float(rtts.quantile(quantile, "linear") or 0.0) for quantile in quantiles]
+                ordered = np.sort(rtts)
+                values = summaries.at(ordered, quantiles)
+                distribution = summaries.distribution(rtts, ordered)
         else:
-            values, n = _from_histograms(summaries, quantiles)
+            self._note_unread(packets)
+            values, n = _from_histograms(of_trials, quantiles)
         if values is None:
-            if summaries:
+            if of_trials:
                 why = "neither its packets nor a histogram were kept"
             else:
                 why = "no packet came back"
             self._notes.append(LeftOut(f"RTT of {plane}, {words(factors)}", why))
             return None
-        parts, why = _parts(plane, metric, trials, packets)
+        parts, why = _parts(metric, trials, packets)
         return RttCell(
             plane=plane,
             factors=factors,
@@ -384,7 +387,7 @@ class RunData:
                 name: value if n >= needed else None
                 for (name, _, needed), value in zip(TAIL, values[5:], strict=True)
             },
-            medians_ns=tuple(summary.p50_ns for summary in summaries),
+            medians_ns=tuple(summary.p50_ns for summary in of_trials),
             kernel_medians_ns=tuple(
                 trial.latency["rtt_kernel"].p50_ns
                 for trial in trials
@@ -392,39 +395,20 @@ class RunData:
             ),
             parts=parts,
             no_parts=why,
+            overhead=_spread("overhead", trials, packets),
+            response=_spread("response", trials, packets),
+            distribution=distribution,
+            counts=_added(trial.counts for trial in trials if trial.counts),
         )
 
-    def _packets(self, trials: Sequence[TrialRecord]) -> pl.LazyFrame | None:
-        """The packets of all `trials`, None when those of one are not there."""
-        names = [trial.packets for trial in trials]
-        if not names or any(name is None for name in names):
-            return None
-        frames = []
-        for name in names:
-            file = self.run.path / str(name)
-            try:
-                frame = pl.scan_parquet(file)
-                columns = frame.collect_schema().names()
-                missing = {"user_tx_ns", "user_rx_ns"} - set(columns)
-            except (OSError, pl.exceptions.PolarsError) as error:
-                reason = str(error).splitlines()[0]
-                self._note_unread(str(name), f"it cannot be read ({reason})")
-                return None
-            if missing:
-                self._note_unread(str(name), f"it has no column {', '.join(sorted(missing))}")
-                return None
-            # A stamp that no packet of a trial has may be of any type in its file.
-            stamps = [name for name in columns if name.endswith("_ns")]
-            frames.append(frame.select(pl.col(stamps).cast(pl.Int64, strict=False)))
-        return pl.concat(frames, how="diagonal")
-
-    def _note_unread(self, name: str, why: str) -> None:
-        self._notes.append(
-            LeftOut(
-                f"The packets of {name}",
-                f"{why}; this cell's figures come from the trials' histograms",
+    def _note_unread(self, unread: Unread) -> None:
+        if unread.file:
+            self._notes.append(
+                LeftOut(
+                    f"The packets of {unread.file}",
+                    f"{unread.why}; this cell's figures come from the trials' histograms",
+                )
             )
-        )
 
 
 METRICS: Mapping[Metric, str] = {
@@ -525,11 +509,6 @@ def _rank(factors: Factors) -> tuple[tuple[int, float, str], ...]:
     return tuple(ranks)
 
 
-def _rtt(metric: RttMetric) -> pl.Expr:
-    stage = metric.removeprefix("rtt_")
-    return (pl.col(f"{stage}_rx_ns") - pl.col(f"{stage}_tx_ns")).alias("rtt_ns")
-
-
 def _from_histograms(
     summaries: Sequence[Latency], quantiles: Sequence[float]
 ) -> tuple[list[float] | None, int]:
@@ -545,57 +524,61 @@ def _from_histograms(
     return [float(merged.get_value_at_percentile(quantile * 100)) for quantile in quantiles], n
 
 
-_STAMPS = (
-    "sender_nic_request_ns",
-    "sender_nic_reply_ns",
-    "responder_nic_request_ns",
-    "responder_nic_reply_ns",
-)
+_NO_CAPTURE = "no capture at the network cards in this run"
 
 
-def _parts(
-    plane: str, metric: RttMetric, trials: Sequence[TrialRecord], packets: pl.LazyFrame | None
-) -> tuple[Parts | None, str]:
-    """Where the time goes, or the reason why that is not known."""
-    for trial in trials:
-        for name in ("overhead", "response"):
-            if name in trial.not_measurable:
-                return None, f"not measurable: {trial.not_measurable[name]}"
-    if packets is None:
-        return _parts_from_summaries(metric, trials)
-    if not set(_STAMPS) <= set(packets.collect_schema().names()):
-        return None, "no capture at the network cards in this run"
-    columns = set(packets.collect_schema().names())
-    both = {"kernel_tx_ns", "kernel_rx_ns"} <= columns and metric == "rtt_user"
-    guest = _rtt("rtt_kernel") if both else _rtt(metric)
-    nic = pl.col("sender_nic_reply_ns") - pl.col("sender_nic_request_ns")
-    response = pl.col("responder_nic_reply_ns") - pl.col("responder_nic_request_ns")
-    whole = packets.select(
-        total=_rtt(metric),
-        instrument=_rtt(metric) - guest,
-        sender=guest - nic,
-        wire=nic - response,
-        responder=response,
-    ).drop_nulls()
-    middle = whole.filter(
-        pl.col("total").is_between(
-            pl.col("total").quantile(0.25, "linear"), pl.col("total").quantile(0.75, "linear")
-        )
-    )
-    row = middle.select(pl.all().mean(), packets=pl.len()).collect().row(0, named=True)
-    if not row["packets"]:
-        return None, "no packet was seen at all four capture points"
-    return (
-        Parts(
-            total_ns=row["total"],
-            instrument_ns=row["instrument"] if both else None,
-            sender_ns=row["sender"],
-            wire_ns=row["wire"],
-            responder_ns=row["responder"],
-            packets=row["packets"],
+def _unmeasurable(name: Metric, trials: Sequence[TrialRecord]) -> str:
+    """Why the metric does not exist for these trials; empty when nothing is said against it."""
+    return next(
+        (
+            f"not measurable: {trial.not_measurable[name]}"
+            for trial in trials
+            if name in trial.not_measurable
         ),
         "",
     )
+
+
+def _parts(
+    metric: RttMetric, trials: Sequence[TrialRecord], packets: Packets | Unread
+) -> tuple[Parts | None, str]:
+    """Where the time goes, or the reason why that is not known."""
+    if why := _unmeasurable("overhead", trials) or _unmeasurable("response", trials):
+        return None, why
+    if isinstance(packets, Unread):
+        return _parts_from_summaries(metric, trials)
+    if np.isnan(packets.nic_ns).all() or np.isnan(packets.response_ns).all():
+        return None, _NO_CAPTURE
+    both = metric == "rtt_user" and not np.isnan(packets.kernel_ns).all()
+    found = summaries.parts(packets, rtt_has_instrument=both)
+    return found, "" if found is not None else "no packet was seen at all four capture points"
+
+
+def _spread(
+    name: Literal["overhead", "response"],
+    trials: Sequence[TrialRecord],
+    packets: Packets | Unread,
+) -> Spread | str:
+    if why := _unmeasurable(name, trials):
+        return why
+    of_trials = [trial.latency[name] for trial in trials if name in trial.latency]
+    medians = [summary.p50_ns for summary in of_trials]
+    if isinstance(packets, Unread):
+        quantiles, n = _from_histograms(of_trials, (LOW, 0.25, 0.5, 0.75, HIGH))
+        if quantiles is None:
+            return "neither its packets nor a histogram were kept" if of_trials else _NO_CAPTURE
+        return Spread(*quantiles, packets=n, medians_ns=tuple(medians))
+    values = packets.response_ns if name == "response" else packets.rtt_ns - packets.nic_ns
+    values = summaries.known(values)
+    return summaries.spread(np.sort(values), medians) if len(values) else _NO_CAPTURE
+
+
+def _added(counts: Iterable[Counts]) -> Counts:
+    totals = dict.fromkeys(Counts.model_fields, 0)
+    for one in counts:
+        for name in totals:
+            totals[name] += getattr(one, name)
+    return Counts(**totals)
 
 
 def _parts_from_summaries(
