@@ -1,6 +1,6 @@
 """From a run directory to what the figures show: cells, summaries, curves. Knows no drawing.
 
-Packets become summaries here, a few cells at a time; no more than a scatter's share of them is kept.
+Packets become summaries here, a few cells at a time; only a scatter's share of them is kept.
 """
 
 from __future__ import annotations
@@ -567,7 +567,8 @@ def _spread(
         quantiles, n = _from_histograms(of_trials, (LOW, 0.25, 0.5, 0.75, HIGH))
         if quantiles is None:
             return "neither its packets nor a histogram were kept" if of_trials else _NO_CAPTURE
-        return Spread(*quantiles, packets=n, medians_ns=tuple(medians))
+        low, q25, median, q75, high = quantiles
+        return Spread(low, q25, median, q75, high, n, tuple(medians))
     values = packets.response_ns if name == "response" else packets.rtt_ns - packets.nic_ns
     values = summaries.known(values)
     return summaries.spread(np.sort(values), medians) if len(values) else _NO_CAPTURE

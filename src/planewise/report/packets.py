@@ -40,7 +40,7 @@ _NEEDED = ("user_tx_ns", "user_rx_ns")
 
 @dataclass(frozen=True)
 class Packets:
-    """Durations of a cell's packets [ns], all arrays of one length; NaN where a stamp is missing."""
+    """Durations of a cell's packets [ns], arrays of one length; NaN where a stamp is missing."""
 
     rtt_ns: Floats
     """Between the stamps of the metric that was asked for."""

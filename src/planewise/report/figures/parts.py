@@ -8,9 +8,10 @@ import altair as alt
 
 from planewise.report import data as run_data
 from planewise.report import theme
-from planewise.report.data import Parts, RttCell, words
+from planewise.report.data import RttCell, words
 from planewise.report.figures import base
 from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
+from planewise.report.summaries import Parts
 from planewise.units import time_text
 
 _ROW = 30
