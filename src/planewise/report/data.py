@@ -20,17 +20,11 @@ from planewise.judge.curve import Curve, curves_from_trials
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import packets as packet_files
 from planewise.report import summaries
+from planewise.report.cells import NO_PLANE, Factors, Naming, rank, words
 from planewise.report.packets import Packets, RttMetric, Unread
 from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
-from planewise.store.models import Counts, Latency, Level, Metric, Recommendation, TrialRecord
+from planewise.store.models import Counts, Latency, Metric, Recommendation, TrialRecord
 from planewise.store.rundir import RunReader
-from planewise.units import rate_text
-
-Factors = tuple[tuple[str, Level], ...]
-"""Factor levels of a cell without its plane, in the order of `FACTORS`."""
-
-FACTORS = ("load_type", "load_location", "background_guests", "size_bytes", "frequency_pps")
-NO_PLANE = "system under test"
 
 TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
 """Quantiles of the tail table, with the packets that each needs to mean anything."""
@@ -159,6 +153,16 @@ class RunData:
         self.trials: list[TrialRecord] = run.trials()
         self.is_cut = run.is_cut()
         self._notes: list[LeftOut] = []
+        self.naming = Naming(trial.cell for trial in self.trials)
+        self._keys: dict[str, tuple[str, Factors]] = {}
+
+    def key(self, trial: TrialRecord) -> tuple[str, Factors]:
+        """What the trial's cell is called: its series (its plane, mostly) and its other levels."""
+        found = self._keys.get(trial.trial)
+        if found is None:
+            found = self.naming.series(trial.cell), self.naming.factors(trial.cell)
+            self._keys[trial.trial] = found
+        return found
 
     @cached_property
     def done(self) -> list[TrialRecord]:
@@ -177,7 +181,7 @@ class RunData:
     @cached_property
     def planes(self) -> tuple[str, ...]:
         """All planes, those of the recommendation's order first, then as the trials name them."""
-        seen = dict.fromkeys(plane_of(trial.cell) for trial in self.trials)
+        seen = dict.fromkeys(self.key(trial)[0] for trial in self.trials)
         return tuple(sorted(seen, key=lambda plane: (plane == NO_PLANE, plane)))
 
     @cached_property
@@ -212,7 +216,7 @@ class RunData:
         cells: dict[tuple[str, Factors], list[TrialRecord]] = {}
         for trial in self.done:
             if trial.kind == "rtt":
-                cells.setdefault((plane_of(trial.cell), factors_of(trial.cell)), []).append(trial)
+                cells.setdefault(self.key(trial), []).append(trial)
         groups = list(cells.items())
         found = packet_files.read(self.run.path, [trials for _, trials in groups], self.rtt_metric)
         result = [
@@ -220,7 +224,7 @@ class RunData:
             for ((plane, factors), trials), packets in zip(groups, found, strict=True)
             if (cell := self._summary(plane, factors, trials, packets)) is not None
         ]
-        return sorted(result, key=lambda cell: (_rank(cell.factors), cell.plane))
+        return sorted(result, key=lambda cell: (rank(cell.factors), cell.plane))
 
     @cached_property
     def cpu(self) -> list[CpuCell]:
@@ -230,7 +234,7 @@ class RunData:
         for trial in self.done:
             if trial.kind == kind:
                 for host, modes in trial.cpu.items():
-                    key = (plane_of(trial.cell), factors_of(trial.cell), host)
+                    key = (*self.key(trial), host)
                     cells.setdefault(key, []).append(modes)
         result = []
         for (plane, factors, host), samples in cells.items():
@@ -256,16 +260,16 @@ class RunData:
                     replicates=len(samples),
                 )
             )
-        return sorted(result, key=lambda cell: (_rank(cell.factors), cell.host, cell.plane))
+        return sorted(result, key=lambda cell: (rank(cell.factors), cell.host, cell.plane))
 
     @cached_property
     def curves(self) -> list[JudgedCurve]:
         """Load-loss curves by context and plane, each judged by the default rule."""
         result = []
         for cell, curve in curves_from_trials(self.trials):
-            plane, factors = plane_of(cell), factors_of(cell)
+            plane, factors = self.naming.series(cell), self.naming.factors(cell)
             result.append(JudgedCurve(plane, factors, curve, judge(curve)))
-        return sorted(result, key=lambda item: (_rank(item.factors), item.plane))
+        return sorted(result, key=lambda item: (rank(item.factors), item.plane))
 
     @cached_property
     def visits(self) -> list[Visit]:
@@ -273,12 +277,10 @@ class RunData:
         medians: dict[tuple[str, Factors], list[float]] = {}
         for trial in self.done:
             if trial.kind == "rtt" and (rtt := trial.latency.get(self.rtt_metric)):
-                medians.setdefault((plane_of(trial.cell), factors_of(trial.cell)), []).append(
-                    rtt.p50_ns
-                )
+                medians.setdefault(self.key(trial), []).append(rtt.p50_ns)
         result = []
         for trial in sorted(self.trials, key=lambda trial: trial.order):
-            key = (plane_of(trial.cell), factors_of(trial.cell))
+            key = self.key(trial)
             rtt = trial.latency.get(self.rtt_metric)
             median = rtt.p50_ns if rtt and trial.status == "done" and trial.kind == "rtt" else None
             # With a single trial there is nothing to compare it with: it would lie at its own
@@ -316,7 +318,7 @@ class RunData:
             if trial.status == "failed":
                 notes.append(LeftOut(f"Trial {trial.trial}", f"it failed: {trial.reason}"))
         missing = Counter(
-            (plane_of(trial.cell), metric, reason)
+            (self.key(trial)[0], metric, reason)
             for trial in self.done
             for metric, reason in trial.not_measurable.items()
         )
@@ -325,7 +327,7 @@ class RunData:
             for (plane, metric, reason), times in missing.items()
         ]
         limited = Counter(
-            (plane_of(trial.cell), limit)
+            (self.key(trial)[0], limit)
             for trial in self.done
             for limit in trial.limits
             if limit != "sut"
@@ -426,87 +428,6 @@ LIMITS: Mapping[str, str] = {
     "the plane and do not count",
     "clock": "a clock stepped or could not be trusted during them, so they do not count",
 }
-
-
-def plane_of(cell: Mapping[str, Level]) -> str:
-    """The cell's plane; a run without that factor measured one system."""
-    return str(cell.get("plane", NO_PLANE))
-
-
-def factors_of(cell: Mapping[str, Level]) -> Factors:
-    """The cell's other factors, known ones first; without load, its location has no meaning."""
-    known = [name for name in FACTORS if name in cell]
-    others = sorted(set(cell) - set(known) - {"plane"})
-    return tuple(
-        (name, cell[name])
-        for name in (*known, *others)
-        if not (name == "load_location" and cell.get("load_type", "none") == "none")
-    )
-
-
-def common_factors(cells: Iterable[Factors]) -> Factors:
-    """The levels that all of `cells` share: said once, not in every label."""
-    cells = list(cells)
-    if not cells:
-        return ()
-    shared = set(cells[0]).intersection(*(set(cell) for cell in cells))
-    # Cells without load have no location of it: the others must agree.
-    locations = {pair for cell in cells for pair in cell if pair[0] == "load_location"}
-    if len(locations) == 1:
-        shared |= locations
-    # Whether there is load is said everywhere: it is the first thing that a reader looks for.
-    return tuple(sorted((pair for pair in shared if pair[0] != "load_type"), key=_place))
-
-
-def _place(pair: tuple[str, Level]) -> tuple[int, str]:
-    name = pair[0]
-    return (FACTORS.index(name) if name in FACTORS else len(FACTORS), name)
-
-
-def words(factors: Factors, without: Factors = ()) -> str:
-    """Factor levels in plain words: `CPU load at the responder, 8 background guests`."""
-    levels = dict(factors)
-    said = []
-    load = levels.get("load_type")
-    if load is not None:
-        name = {"none": "no load", "cpu": "CPU load", "network": "network load"}.get(
-            str(load), f"{load} load"
-        )
-        location = ("load_location", levels.get("load_location"))
-        if load != "none" and location[1] is not None and location not in without:
-            name += f" at the {location[1]}"
-        said.append(name)
-    elif "load_location" in levels:
-        said.append(f"load at the {levels['load_location']}")
-    for name, level in factors:
-        if name in ("load_type", "load_location") or (name, level) in without:
-            continue
-        said.append(_level(name, level))
-    return ", ".join(said) or "all trials"
-
-
-def _level(name: str, level: Level) -> str:
-    if name == "background_guests":
-        return f"{level} background guest{'' if level == 1 else 's'}"
-    if name == "size_bytes":
-        return f"{level}-byte frames"
-    if name == "frequency_pps" and isinstance(level, int | float):
-        return f"at {rate_text(level)}"
-    return f"{name} {level}"
-
-
-def _rank(factors: Factors) -> tuple[tuple[int, float, str], ...]:
-    """Sorts contexts as a person would list them: idle first, then by number, then by name."""
-    ranks = []
-    for _, level in factors:
-        known = {"none": 0, "cpu": 1, "network": 2}.get(str(level))
-        if known is not None:
-            ranks.append((0, float(known), ""))
-        elif isinstance(level, int | float):
-            ranks.append((1, float(level), ""))
-        else:
-            ranks.append((2, 0.0, level))
-    return tuple(ranks)
 
 
 def _from_histograms(
