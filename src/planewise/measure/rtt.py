@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from planewise.errors import PlanewiseError
+from planewise.measure.design import Protocol
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.probe import PingOutput, TapOutput, parse
 from planewise.measure.schedule import RttTrial
@@ -44,19 +45,17 @@ class RttPath:
     responder: Guest
     capture_points: Sequence[CapturePoint]
     not_measurable: Mapping[Metric, str]
-    protocol: str = "icmp"
-    """`icmp`, or `stamp` against a reflector in the responder's guest."""
 
 
 def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
     """Runs one RTT trial. PlanewiseError when it could not be run."""
     with scratch() as directory, ExitStack() as running:
-        if path.protocol == "stamp":
+        if trial.protocol == "stamp":
             host = path.hosts["responder"]
             reflector = host.start([host.probe, "reflect"], netns=path.responder.netns)
             running.enter_context(reflector)
             reflector.wait_ready("ready", READY_S)
-        taps = _start_taps(path, directory, running)
+        taps = _start_taps(path, trial.protocol, directory, running)
         ping, packets = _ping(path, trial, directory)
         captures: list[Capture] = []
         for role, tap, file in taps:
@@ -73,7 +72,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
 
 
 def _start_taps(
-    path: RttPath, directory: Path, running: ExitStack
+    path: RttPath, protocol: Protocol, directory: Path, running: ExitStack
 ) -> list[tuple[HostRole, HostProcess, Path]]:
     """One `pw-probe tap` a host, capturing; each with the file that it writes at its end."""
     taps: list[tuple[HostRole, HostProcess, Path]] = []
@@ -82,7 +81,7 @@ def _start_taps(
         if not points:
             continue
         file = directory / f"{role}.csv"
-        argv = [host.probe, "tap", "--proto", path.protocol, "--packets", str(file)]
+        argv = [host.probe, "tap", "--proto", protocol, "--packets", str(file)]
         for point in points:
             argv += ["--point", f"{point.name}={point.interface}@{point.netns}"]
         tap = running.enter_context(host.start(argv))
@@ -97,7 +96,7 @@ def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, 
     file = directory / "ping.csv"
     argv = [
         *(host.probe, "ping", path.responder.ipv4),
-        *("--proto", path.protocol),
+        *("--proto", trial.protocol),
         *("--rate", f"{trial.frequency_pps:g}"),
         *("--count", str(trial.packets)),
         *("--size", str(trial.size_bytes)),
