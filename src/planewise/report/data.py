@@ -20,7 +20,7 @@ from planewise.judge.curve import Curve
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import packets as packet_files
-from planewise.report import summaries
+from planewise.report import summaries, theme
 from planewise.report.cells import NO_PLANE, Factors, Naming, rank, words
 from planewise.report.packets import Packets, RttMetric, Unread
 from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
@@ -181,9 +181,18 @@ class RunData:
 
     @cached_property
     def planes(self) -> tuple[str, ...]:
-        """All planes, those of the recommendation's order first, then as the trials name them."""
-        seen = dict.fromkeys(self.key(trial)[0] for trial in self.trials)
-        return tuple(sorted(seen, key=lambda plane: (plane == NO_PLANE, plane)))
+        """All planes (series, where the background's planes vary as well)."""
+        seen = dict.fromkeys(
+            series for trial in self.trials for series in self.naming.like(self.key(trial)[0])
+        )
+        return tuple(sorted(seen, key=self.plane_rank))
+
+    def plane_rank(self, series: str) -> tuple[int, str]:
+        """Planes in the same order everywhere: as the colours name them, unknown ones after."""
+        known = list(theme.PLANES)
+        plane = self.naming.plane(series)
+        place = known.index(plane) if plane in known else len(known)
+        return (place + (plane == NO_PLANE), series)
 
     @cached_property
     def virtual(self) -> str:
@@ -218,14 +227,15 @@ class RunData:
         for trial in self.done:
             if trial.kind == "rtt":
                 cells.setdefault(self.key(trial), []).append(trial)
-        groups = list(cells.items())
-        found = packet_files.read(self.run.path, [trials for _, trials in groups], self.rtt_metric)
-        result = [
-            cell
-            for ((plane, factors), trials), packets in zip(groups, found, strict=True)
-            if (cell := self._summary(plane, factors, trials, packets)) is not None
-        ]
-        return sorted(result, key=lambda cell: (rank(cell.factors), cell.plane))
+        found = packet_files.summarise(
+            self.run.path, list(cells.values()), self.rtt_metric, self._summary
+        )
+        result: list[RttCell] = []
+        for summary, notes in found:
+            self._notes += notes
+            if summary is not None:
+                result.append(summary)
+        return sorted(result, key=lambda cell: (rank(cell.factors), self.plane_rank(cell.plane)))
 
     @cached_property
     def cpu(self) -> list[CpuCell]:
@@ -261,7 +271,9 @@ class RunData:
                     replicates=len(samples),
                 )
             )
-        return sorted(result, key=lambda cell: (rank(cell.factors), cell.host, cell.plane))
+        return sorted(
+            result, key=lambda cell: (rank(cell.factors), cell.host, self.plane_rank(cell.plane))
+        )
 
     @cached_property
     def curves(self) -> list[JudgedCurve]:
@@ -270,7 +282,7 @@ class RunData:
         for cell, curve in curves_from_trials(self.trials):
             plane, factors = self.naming.series(cell), self.naming.factors(cell)
             result.append(JudgedCurve(plane, factors, curve, judge(curve)))
-        return sorted(result, key=lambda item: (rank(item.factors), item.plane))
+        return sorted(result, key=lambda item: (rank(item.factors), self.plane_rank(item.plane)))
 
     @cached_property
     def visits(self) -> list[Visit]:
@@ -344,13 +356,11 @@ class RunData:
         return notes
 
     def _summary(
-        self,
-        plane: str,
-        factors: Factors,
-        trials: Sequence[TrialRecord],
-        packets: Packets | Unread,
-    ) -> RttCell | None:
+        self, trials: Sequence[TrialRecord], packets: Packets | Unread
+    ) -> tuple[RttCell | None, list[LeftOut]]:
+        plane, factors = self.key(trials[0])
         metric = self.rtt_metric
+        notes: list[LeftOut] = []
         of_trials = [trial.latency[metric] for trial in trials if metric in trial.latency]
         quantiles = [LOW, 0.25, 0.5, 0.75, HIGH, *(quantile for _, quantile, _ in TAIL)]
         values: list[float] | None = None
@@ -364,17 +374,16 @@ class RunData:
                 values = summaries.at(ordered, quantiles)
                 distribution = summaries.distribution(rtts, ordered)
         else:
-            self._note_unread(packets)
+            notes = _unread(packets)
             values, n = _from_histograms(of_trials, quantiles)
         if values is None:
             if of_trials:
                 why = "neither its packets nor a histogram were kept"
             else:
                 why = "no packet came back"
-            self._notes.append(LeftOut(f"RTT of {plane}, {words(factors)}", why))
-            return None
+            return None, [*notes, LeftOut(f"RTT of {plane}, {words(factors)}", why)]
         parts, why = _parts(metric, trials, packets)
-        return RttCell(
+        cell = RttCell(
             plane=plane,
             factors=factors,
             replicates=len(trials),
@@ -403,15 +412,18 @@ class RunData:
             distribution=distribution,
             counts=_added(trial.counts for trial in trials if trial.counts),
         )
+        return cell, notes
 
-    def _note_unread(self, unread: Unread) -> None:
-        if unread.file:
-            self._notes.append(
-                LeftOut(
-                    f"The packets of {unread.file}",
-                    f"{unread.why}; this cell's figures come from the trials' histograms",
-                )
-            )
+
+def _unread(unread: Unread) -> list[LeftOut]:
+    if not unread.file:
+        return []
+    return [
+        LeftOut(
+            f"The packets of {unread.file}",
+            f"{unread.why}; this cell's figures come from the trials' histograms",
+        )
+    ]
 
 
 METRICS: Mapping[Metric, str] = {
