@@ -16,9 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import planewise
-from planewise.report import data as run_data
 from planewise.report import svg, theme
-from planewise.report.data import RunData, common_factors, words
+from planewise.report.cells import common_factors, words
+from planewise.report.data import RunData
 from planewise.report.figures import base, cpu, loss_curve, parts, rtt, schedule, tail
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.store.models import Ranked
@@ -385,7 +385,7 @@ def _part(title: str, place: int, pages: Sequence[object]) -> str:
 
 def _shared_words(data: RunData) -> str:
     """The factor levels that all trials share, said once."""
-    common = common_factors(run_data.factors_of(trial.cell) for trial in data.trials)
+    common = common_factors(data.key(trial)[1] for trial in data.trials)
     return words(common) if common else ""
 
 

@@ -16,7 +16,7 @@ import vl_convert
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.report import theme
-from planewise.report.data import Factors
+from planewise.report.cells import Factors
 
 Format = Literal["svg", "pdf", "png", "html"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png", "html")

@@ -15,9 +15,9 @@ import altair as alt
 
 from planewise.judge.curve import Curve, LoadPoint
 from planewise.judge.verdict import Estimate, Verdict
-from planewise.report import data as run_data
 from planewise.report import theme
-from planewise.report.data import JudgedCurve, words
+from planewise.report.cells import Factors, words
+from planewise.report.data import JudgedCurve
 from planewise.report.figures import base
 from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
 from planewise.units import rate_text
@@ -76,7 +76,7 @@ def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Spec:
     return base.finish(base.below(both, spacing=18) if narrow else base.beside(both))
 
 
-def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -> Figure:
+def figure(item: JudgedCurve, planes: Sequence[str], common: Factors) -> Figure:
     """The figure of one curve of a run."""
     title = f"{item.plane}, {words(item.factors, common)}"
     verdict = item.verdict
@@ -207,7 +207,7 @@ def overview(
     )
 
 
-def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Table:
+def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
     """Verdict, PDR, NDR and saturation by curve."""
     return Table(
         columns=(

@@ -9,7 +9,8 @@ from itertools import groupby
 import altair as alt
 
 from planewise.report import theme
-from planewise.report.data import Visit, words
+from planewise.report.cells import words
+from planewise.report.data import Visit
 from planewise.report.figures import base
 from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
 from planewise.units import percent_text, rate_text, time_text
