@@ -20,7 +20,7 @@ from planewise.judge.curve import Curve
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import packets as packet_files
-from planewise.report import summaries
+from planewise.report import summaries, theme
 from planewise.report.cells import NO_PLANE, Factors, Naming, rank, words
 from planewise.report.packets import Packets, RttMetric, Unread
 from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
@@ -181,9 +181,18 @@ class RunData:
 
     @cached_property
     def planes(self) -> tuple[str, ...]:
-        """All planes, those of the recommendation's order first, then as the trials name them."""
-        seen = dict.fromkeys(self.key(trial)[0] for trial in self.trials)
-        return tuple(sorted(seen, key=lambda plane: (plane == NO_PLANE, plane)))
+        """All planes (series, where the background's planes vary as well)."""
+        seen = dict.fromkeys(
+            series for trial in self.trials for series in self.naming.like(self.key(trial)[0])
+        )
+        return tuple(sorted(seen, key=self.plane_rank))
+
+    def plane_rank(self, series: str) -> tuple[int, str]:
+        """Planes in the same order everywhere: as the colours name them, unknown ones after."""
+        known = list(theme.PLANES)
+        plane = self.naming.plane(series)
+        place = known.index(plane) if plane in known else len(known)
+        return (place + (plane == NO_PLANE), series)
 
     @cached_property
     def virtual(self) -> str:
@@ -225,7 +234,7 @@ class RunData:
             for ((plane, factors), trials), packets in zip(groups, found, strict=True)
             if (cell := self._summary(plane, factors, trials, packets)) is not None
         ]
-        return sorted(result, key=lambda cell: (rank(cell.factors), cell.plane))
+        return sorted(result, key=lambda cell: (rank(cell.factors), self.plane_rank(cell.plane)))
 
     @cached_property
     def cpu(self) -> list[CpuCell]:
@@ -261,7 +270,9 @@ class RunData:
                     replicates=len(samples),
                 )
             )
-        return sorted(result, key=lambda cell: (rank(cell.factors), cell.host, cell.plane))
+        return sorted(
+            result, key=lambda cell: (rank(cell.factors), cell.host, self.plane_rank(cell.plane))
+        )
 
     @cached_property
     def curves(self) -> list[JudgedCurve]:
@@ -270,7 +281,7 @@ class RunData:
         for cell, curve in curves_from_trials(self.trials):
             plane, factors = self.naming.series(cell), self.naming.factors(cell)
             result.append(JudgedCurve(plane, factors, curve, judge(curve)))
-        return sorted(result, key=lambda item: (rank(item.factors), item.plane))
+        return sorted(result, key=lambda item: (rank(item.factors), self.plane_rank(item.plane)))
 
     @cached_property
     def visits(self) -> list[Visit]:

@@ -95,11 +95,25 @@ def every_colour() -> tuple[Colour, ...]:
 
 
 def colours_of(planes: Iterable[str]) -> dict[str, str]:
-    """The colour on white of each plane; those without one of their own take what is free."""
+    """The colour on white of each plane; those without one of their own take what is free.
+
+    Of two series of one plane (`all on vf`, `vf, others on bridge`) the first has its colour.
+    """
     planes = list(planes)
-    free = [colour for plane, colour in _OTHERS.items() if plane not in planes]
+    named = [_plane_in(plane) for plane in planes]
+    free = [colour for plane, colour in _OTHERS.items() if plane not in named]
     others = cycle(free or _OTHERS.values())
-    return {plane: (PLANES[plane] if plane in PLANES else next(others)).light for plane in planes}
+    colours: dict[str, str] = {}
+    taken = set()
+    for label, plane in zip(planes, named, strict=True):
+        own = plane in PLANES and plane not in taken
+        colours[label] = (PLANES[plane] if own else next(others)).light
+        taken.add(plane)
+    return colours
+
+
+def _plane_in(label: str) -> str:
+    return label.removeprefix("all on ").partition(", others on ")[0]
 
 
 def recolouring(selector: str) -> str:

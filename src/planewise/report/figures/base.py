@@ -83,11 +83,14 @@ class Figure:
 
     notes: tuple[str, ...] = ()
     """What a reader should know of it, a sentence each."""
+    virtual: str = ""
+    """Why what it shows is not that of hardware, in one sentence; empty when it is."""
 
     def titled(self, width: int) -> Spec:
         """As `draw`, with its title: for a file that stands alone."""
         title = f"{self.title}: {self.verdict}" if self.verdict else self.title
-        return with_title(self.draw(width), title, self.lead, width)
+        said = " ".join(text for text in (self.lead, self.virtual) if text)
+        return with_title(self.draw(width), title, said, width)
 
 
 def data(rows: Iterable[Row]) -> alt.InlineData:
@@ -369,6 +372,27 @@ def key(names: Mapping[str, str], width: int) -> Spec:
     )
     labels = chart.mark_text(align="left", dx=18, dy=6).encode(**place, text=alt.Text("name:N"))
     return layers([squares, labels], width=width, height=height)
+
+
+def note(text: str, width: int) -> Spec:
+    """A sentence above the plots, in lines that fit `width` [px]."""
+    lines = wrapped(text, width)
+    height = 15 * len(lines)
+    return {
+        "width": width,
+        "height": height,
+        "data": {"values": [{}]},
+        "mark": {
+            "type": "text",
+            "align": "left",
+            "baseline": "top",
+            "fontStyle": "italic",
+            "color": theme.MUTED.light,
+            "text": lines,
+            "lineHeight": 15,
+        },
+        "encoding": {"x": {"value": 0}, "y": {"value": 0}},
+    }
 
 
 def svg(figure: Spec) -> str:

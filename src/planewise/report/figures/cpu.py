@@ -75,29 +75,35 @@ def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
             f"{most.plane}, {label(most.factors, most.host)}, {theme.share(most.busy)}."
         ),
         draw=draw,
-        table=Table(
-            columns=(
-                "Load",
-                "Plane",
-                *(("Host",) if hosts != ["shared"] else ()),
-                "Busy",
-                "Least and most of a replicate",
-                *(NAMES[group].capitalize() for group in CPU_GROUPS),
-            ),
-            rows=tuple(
-                (
-                    words(cell.factors, common),
-                    cell.plane,
-                    *((cell.host,) if hosts != ["shared"] else ()),
-                    Value(theme.share(cell.busy), cell.busy),
-                    f"{theme.share(cell.busy_low)} – {theme.share(cell.busy_high)}",
-                    *(
-                        Value(theme.share(cell.shares[group]), cell.shares[group])
-                        for group in CPU_GROUPS
-                    ),
-                )
-                for cell in cells
-            ),
+        table=table(cells, common),
+    )
+
+
+def table(cells: Sequence[CpuCell], common: Factors) -> Table:
+    """CPU time by cell, host and mode."""
+    hosts = sorted({cell.host for cell in cells})
+    return Table(
+        columns=(
+            "Load",
+            "Plane",
+            *(("Host",) if hosts != ["shared"] else ()),
+            "Busy",
+            "Least and most of a replicate",
+            *(NAMES[group].capitalize() for group in CPU_GROUPS),
+        ),
+        rows=tuple(
+            (
+                words(cell.factors, common),
+                cell.plane,
+                *((cell.host,) if hosts != ["shared"] else ()),
+                Value(theme.share(cell.busy), cell.busy),
+                f"{theme.share(cell.busy_low)} – {theme.share(cell.busy_high)}",
+                *(
+                    Value(theme.share(cell.shares[group]), cell.shares[group])
+                    for group in CPU_GROUPS
+                ),
+            )
+            for cell in cells
         ),
     )
 

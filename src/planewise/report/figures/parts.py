@@ -86,7 +86,7 @@ def figure(cells: Sequence[RttCell], *, name: str, title: str) -> Figure:
             + (f" Not measurable for {', '.join(hidden)}." if hidden else "")
         ),
         draw=draw,
-        table=_table(cells, common),
+        table=table(cells, common),
     )
 
 
@@ -177,7 +177,8 @@ def _context(
     )
 
 
-def _table(cells: Sequence[RttCell], common: Factors) -> Table:
+def table(cells: Sequence[RttCell], common: Factors) -> Table:
+    """The numbers of `cells`; `common` is said elsewhere."""
     rows: list[tuple[Entry, ...]] = []
     for cell in cells:
         head = (words(cell.factors, common), cell.plane)

@@ -64,7 +64,7 @@ def figure(
             f"{words(worst.factors, common)}."
         ),
         draw=draw,
-        table=_table(cells, common),
+        table=table(cells, common),
     )
 
 
@@ -138,7 +138,8 @@ def _context(
     )
 
 
-def _table(cells: Sequence[RttCell], common: Factors) -> Table:
+def table(cells: Sequence[RttCell], common: Factors) -> Table:
+    """The numbers of `cells`; `common` is said elsewhere."""
     return Table(
         columns=(
             "Load",
