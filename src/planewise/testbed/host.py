@@ -178,6 +178,13 @@ class Host(Protocol):
     def place(self) -> str:
         """How sentences call it."""
 
+    def program(self, local: str) -> str:
+        """Path on the host of a static program of this machine: copied there, gone with `close`.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+
     @property
     def directory(self) -> str:
         """A scratch directory on the host, made at the first use, that goes with `close`.
@@ -337,6 +344,10 @@ class LocalHost:
             self._directory = str(self._scratch.enter_context(scratch()))
         return self._directory
 
+    def program(self, local: str) -> str:
+        """See `Host.program`: it is here."""
+        return local
+
     def socket(self, path: str) -> str:
         """See `Host.socket`: it is here."""
         return path
@@ -346,9 +357,7 @@ class LocalHost:
         try:
             return Path(shutil.move(remote, into / Path(remote).name))
         except OSError as error:
-            raise PlanewiseError(
-                f"{remote} cannot be moved to {into}: {error.strerror}"
-            ) from error
+            raise PlanewiseError(f"{remote} cannot be moved to {into}: {error.strerror}") from error
 
     @property
     def probe(self) -> str:
