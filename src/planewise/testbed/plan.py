@@ -120,6 +120,28 @@ class SetMaster:
 
 
 @dataclass(frozen=True)
+class ReleaseMaster:
+    """Makes an interface no bridge's port."""
+
+    netns: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} link set {self.interface} nomaster"
+
+
+@dataclass(frozen=True)
+class DeleteLink:
+    """Removes an interface."""
+
+    netns: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} link delete {self.interface}"
+
+
+@dataclass(frozen=True)
 class SetAddress:
     """An address with its prefix length; IPv6 without duplicate address detection."""
 
@@ -181,7 +203,7 @@ class AddNeighbour:
 
     def __str__(self) -> str:
         return (
-            f"{_ip(self.netns)} neighbour add {self.address} lladdr {self.mac} "
+            f"{_ip(self.netns)} neighbour replace {self.address} lladdr {self.mac} "
             f"dev {self.interface} nud permanent"
         )
 
@@ -228,6 +250,8 @@ Step = (
     | AddMacvlan
     | AddIpvlan
     | SetMaster
+    | ReleaseMaster
+    | DeleteLink
     | SetAddress
     | SetUp
     | SetMtu
