@@ -16,23 +16,33 @@ from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import Verdict
+from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.experiment import (
     PILOT_S,
     TRIAL_OVERHEAD_S,
     Outcome,
     Progress,
+    Stage,
     estimate_s,
     find_ladders,
+    left_out,
     run,
     schedule_for,
 )
-from planewise.measure.namespaces import NamespaceStage
-from planewise.measure.schedule import Cell, Schedule, cells_of, ladder_around
+from planewise.measure.schedule import Schedule, ladder_around
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
+from planewise.measure.stages import Stages
 from planewise.measure.sut import Sut, SutMeasurer
 from planewise.report import html
-from planewise.store.models import Fingerprint, Recommendation, RunInfo, RunStatus, TrialRecord
+from planewise.store.models import (
+    Fingerprint,
+    Recommendation,
+    RunInfo,
+    RunStatus,
+    SkippedCell,
+    TrialRecord,
+)
 from planewise.store.rundir import RunReader, RunWriter, check_free
 from planewise.units import rate_text
 
@@ -72,7 +82,7 @@ def quick_design(planes: Sequence[str], minutes: float) -> Design:
                 "load_location": ["responder"],
                 "background_guests": [4],
             },
-            "rtt": {"packets": 500, "frequency_pps": [1000]},
+            "rtt": {"packets": 500},
             "sweep": {"offered_pps": "auto", "loads": 7, "duration_s": 0.25},
             "blocks": 1,
             "seed": secrets.randbelow(2**31),
@@ -91,8 +101,8 @@ _AROUND_S = 25.0
 
 def dry_run(design: Design) -> Schedule:
     """What `design` would run here. Ladders that need a pilot show made-up loads of 1, 2, … pps."""
-    with _stage(design) as stage:
-        unavailable = stage.unavailable(design.factors.plane)
+    with Stages(design) as stage:
+        unavailable = stage.unavailable(cells_of(design))
     sweep = design.sweep
     steps: Sequence[float] = ()
     if sweep is not None:
@@ -107,10 +117,10 @@ def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> F
     `host` is what the doctor found.
     """
     check_free(out)
-    with _stage(design) as stage:
-        unavailable = stage.unavailable(design.factors.plane)
-        for plane, reason in unavailable.items():
-            progress.note(f"plane {plane} is left out: {reason}")
+    with Stages(design) as stage:
+        unavailable = stage.unavailable(cells_of(design))
+        for what in left_out(unavailable):
+            progress.note(f"left out: {what}")
         ladders = find_ladders(design, stage, unavailable, progress)
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.create(out, _info(design, ladders, host, schedule)) as writer:
@@ -121,20 +131,14 @@ def resume(out: Path, progress: Progress) -> Finished:
     """Continues the run in `out`: what is finished stays, the rest is measured."""
     info = RunReader(out).info
     design, ladders = _stored(info, out)
-    with _stage(design) as stage:
-        unavailable = stage.unavailable(design.factors.plane)
+    with Stages(design) as stage:
+        unavailable = stage.unavailable(cells_of(design))
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.resume(out) as writer:
             return _measure(schedule, stage, writer, progress)
 
 
-def _stage(design: Design) -> NamespaceStage:
-    return NamespaceStage(design)
-
-
-def _measure(
-    schedule: Schedule, stage: NamespaceStage, writer: RunWriter, progress: Progress
-) -> Finished:
+def _measure(schedule: Schedule, stage: Stage, writer: RunWriter, progress: Progress) -> Finished:
     """Runs the schedule, recommends from everything in the run directory, and reports."""
     outcome = run(schedule, stage, writer, progress)
     advice = recommend(RunReader(writer.path).trials(), writer.info)
@@ -162,6 +166,9 @@ def _info(
         hosts={"shared": host},
         started=now,
         trials_planned=schedule.trials,
+        skipped=tuple(
+            SkippedCell(cell=one.cell.levels(), reason=one.reason) for one in schedule.skipped
+        ),
     )
 
 

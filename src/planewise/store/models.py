@@ -169,6 +169,14 @@ class Fingerprint(Record):
     planes: tuple[PlaneAvailability, ...] = ()
 
 
+class SkippedCell(Record):
+    """A cell of the design that could not be run on this testbed."""
+
+    cell: dict[str, Level]
+    """Its factor levels, without those of a trial's traffic."""
+    reason: str
+
+
 RunStatus = Literal["running", "done", "interrupted", "failed"]
 
 
@@ -193,6 +201,8 @@ class RunInfo(Record):
     status: RunStatus = "running"
     reason: str = ""
     trials_planned: NonNegativeInt = 0
+    skipped: tuple[SkippedCell, ...] = ()
+    """Cells of the design that could not be run here."""
 
 
 class Ranked(Record):
