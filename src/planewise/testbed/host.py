@@ -351,9 +351,7 @@ class LocalHost:
         try:
             return Path(shutil.move(remote, into / Path(remote).name))
         except OSError as error:
-            raise PlanewiseError(
-                f"{remote} cannot be moved to {into}: {error.strerror}"
-            ) from error
+            raise PlanewiseError(f"{remote} cannot be moved to {into}: {error.strerror}") from error
 
     @property
     def probe(self) -> str:

@@ -258,9 +258,7 @@ class AwaitUp:
     netns: str
 
     def __str__(self) -> str:
-        return (
-            f"while {_ip(self.netns)} link show up | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
-        )
+        return f"while {_ip(self.netns)} link show up | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
 
 
 Step = (

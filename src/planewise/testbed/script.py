@@ -37,9 +37,7 @@ def perform(plan: Plan, host: Host, netns: str | None = None) -> None:
     if not plan.steps:
         return
     groups = grouped(plan.steps)
-    done = host.run(
-        ["sh", "-s"], stdin=script(groups).encode(), netns=netns, timeout_s=TIMEOUT_S
-    )
+    done = host.run(["sh", "-s"], stdin=script(groups).encode(), netns=netns, timeout_s=TIMEOUT_S)
     if done.exit_code != 0:
         raise _failure(groups, done, host.name)
 
