@@ -32,7 +32,9 @@ from planewise.testbed.plan import (
     AddTap,
     AddVeth,
     AwaitUp,
+    DeleteLink,
     Plan,
+    ReleaseMaster,
     SetAddress,
     SetMaster,
     SetMtu,
@@ -234,6 +236,14 @@ def _set_master(links: _Links, step: SetMaster) -> None:
     )
 
 
+def _release_master(links: _Links, step: ReleaseMaster) -> None:
+    links.route(step.netns).link("set", index=links.index(step.netns, step.interface), master=0)
+
+
+def _delete_link(links: _Links, step: DeleteLink) -> None:
+    links.route(step.netns).link("del", index=links.index(step.netns, step.interface))
+
+
 def _set_address(links: _Links, step: SetAddress) -> None:
     address, _, prefix = step.address.partition("/")
     flags = {"flags": _NODAD} if ":" in address else {}
@@ -321,6 +331,8 @@ _ACTIONS: dict[type[Step], Callable[[_Links, Any], None]] = {
     AddTap: _add_tap,
     AddMacvtap: _add_macvtap,
     SetMaster: _set_master,
+    ReleaseMaster: _release_master,
+    DeleteLink: _delete_link,
     SetAddress: _set_address,
     SetUp: _set_up,
     SetMtu: _set_mtu,

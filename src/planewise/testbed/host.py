@@ -181,6 +181,13 @@ class Host(Protocol):
     def place(self) -> str:
         """How sentences call it."""
 
+    def program(self, local: str) -> str:
+        """Path on the host of a static program of this machine: copied there, gone with `close`.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+
     @property
     def directory(self) -> str:
         """A scratch directory on the host, made at the first use, that goes with `close`.
@@ -341,6 +348,10 @@ class LocalHost:
         if self._directory is None:
             self._directory = str(self._scratch.enter_context(scratch()))
         return self._directory
+
+    def program(self, local: str) -> str:
+        """See `Host.program`: it is here."""
+        return local
 
     def socket(self, path: str) -> str:
         """See `Host.socket`: it is here."""

@@ -160,6 +160,28 @@ class SetMaster:
 
 
 @dataclass(frozen=True)
+class ReleaseMaster:
+    """Makes an interface no bridge's port."""
+
+    netns: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} link set {self.interface} nomaster"
+
+
+@dataclass(frozen=True)
+class DeleteLink:
+    """Removes an interface."""
+
+    netns: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} link delete {self.interface}"
+
+
+@dataclass(frozen=True)
 class SetAddress:
     """An address with its prefix length; IPv6 without duplicate address detection."""
 
@@ -221,7 +243,7 @@ class AddNeighbour:
 
     def __str__(self) -> str:
         return (
-            f"{_ip(self.netns)} neighbour add {self.address} lladdr {self.mac} "
+            f"{_ip(self.netns)} neighbour replace {self.address} lladdr {self.mac} "
             f"dev {self.interface} nud permanent"
         )
 
@@ -270,6 +292,8 @@ Step = (
     | AddTap
     | AddMacvtap
     | SetMaster
+    | ReleaseMaster
+    | DeleteLink
     | SetAddress
     | SetUp
     | SetMtu
