@@ -1,18 +1,17 @@
 //! Packets for Planewise. Knows frames, clocks, sockets and histograms; knows nothing of planes,
 //! testbeds or experiments. Every subcommand prints one JSON object on stdout (docs/formats.md).
 
+pub mod agent;
 pub mod blast;
 pub mod burn;
 pub mod capture;
 pub mod cli;
 pub mod clock;
 pub mod cpu;
-pub mod error;
 pub mod filter;
 pub mod frame;
 pub mod histogram;
 pub mod netlink;
-pub mod netns;
 pub mod output;
 pub mod ping;
 pub mod reflect;
@@ -24,3 +23,5 @@ pub mod timestamping;
 pub mod trial;
 pub mod units;
 pub mod wire;
+
+pub use pw_linux::{error, netns};
