@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from planewise.store.models import Level
 
 
+_FEW_CELLS = 4
+"""More cells of one plane that cannot be run for one reason are counted, not listed; --json lists
+them all."""
+
+
 def print_schedule(design: Design, schedule: Schedule, json: bool) -> None:
     """Prints the plan of a run."""
     if json:
@@ -64,6 +69,10 @@ def _print(design: Design, schedule: Schedule) -> None:
     if design.title:
         console.print(design.title, markup=False, style="bold")
     cells = _cells(schedule)
+    if not cells:
+        console.print("No cell of this design can be run here.")
+        _print_skipped(schedule.skipped)
+        return
     console.print(
         f"{_count(len(cells), 'cell')} in {_count(schedule.blocks, 'block')}: "
         f"{_count(schedule.trials, 'trial')}, about {duration_text(estimate_s(schedule))}.",
@@ -76,9 +85,8 @@ def _print(design: Design, schedule: Schedule) -> None:
             f"the blocks; the other {schedule.blocks - within} are left out.",
             markup=False,
         )
-    if cells:
-        _print_cells(cells, schedule)
-        _print_order(cells, schedule)
+    _print_cells(cells, schedule)
+    _print_order(cells, schedule)
     _print_skipped(schedule.skipped)
 
 
@@ -97,7 +105,9 @@ def _print_cells(cells: Sequence[Cell], schedule: Schedule) -> None:
         console.print(f"In all cells: {', '.join(same)}.", markup=False)
     trials = {visit.cell: len(visit.trials) for visit in schedule.visits}
     console.print()
-    table = Table("cell", *varying, "trials a block", box=None)
+    table = Table(box=None)
+    for name in ("cell", *varying, "trials"):
+        table.add_column(name.replace("_", " "), overflow="fold")
     for number, (cell, own) in enumerate(zip(cells, levels, strict=True), start=1):
         shown = [_shown(name, own) for name in varying]
         table.add_row(str(number), *shown, str(trials[cell]))
@@ -135,5 +145,12 @@ def _print_skipped(skipped: Sequence[Skipped]) -> None:
         reasons.setdefault(one.reason, []).append(one.cell)
     for reason, own in reasons.items():
         console.print(f"  {reason}:", markup=False)
+        planes: dict[str, list[Cell]] = {}
         for cell in own:
-            console.print(f"    {cell.name}", markup=False)
+            planes.setdefault(cell.plane, []).append(cell)
+        for plane, cells in planes.items():
+            if len(cells) > _FEW_CELLS:
+                console.print(f"    {plane}: {_count(len(cells), 'cell')}", markup=False)
+            else:
+                for cell in cells:
+                    console.print(f"    {cell.name}", markup=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -289,7 +289,15 @@ def load_design(path: Path) -> Design:
 
     raw = _read(path)
     try:
-        design = Design.model_validate(_plain(raw))
+        plain = _plain(raw, iter(range(1, _MOST_VALUES)))
+    except ValueError as error:
+        raise BadInputError(
+            f"more than {_MOST_VALUES:,} values, or nested deeper than {_MOST_DEPTH}",
+            where=str(path),
+            remedy="write levels out instead of by aliases",
+        ) from error
+    try:
+        design = Design.model_validate(plain)
     except ValidationError as error:
         raise _explain(error, raw, path) from error
     problem = find_problem(design)
@@ -306,7 +314,8 @@ def _read(path: Path) -> Mapping[str, object]:
     """The YAML's mapping, which knows its lines."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.error import MarkedYAMLError
+    from ruamel.yaml.reader import ReaderError
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -326,8 +335,20 @@ def _read(path: Path) -> Mapping[str, object]:
             where=f"{path}:{line}",
             remedy="experiments/my-first.yaml is a whole example",
         ) from error
-    except (YAMLError, RecursionError, ValueError) as error:
-        raise BadInputError(f"not YAML: {error}", where=str(path)) from error
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise BadInputError(
+            f"not YAML: the character {error.character!r} is not allowed",
+            where=f"{path}:{line}",
+            remedy="take it out, or write it as an escape in double quotes",
+        ) from error
+    except Exception as error:  # the parser raises many kinds on what is no YAML
+        said = str(error).splitlines() or [type(error).__name__]
+        raise BadInputError(
+            f"not YAML: {said[0][:200]}",
+            where=str(path),
+            remedy="experiments/my-first.yaml is a whole example",
+        ) from error
     if not isinstance(raw, CommentedMap):
         raise BadInputError(
             "a design is a mapping with at least `factors`",
@@ -337,16 +358,26 @@ def _read(path: Path) -> Mapping[str, object]:
     return raw
 
 
-def _plain(node: object) -> object:
-    """The YAML as plain Python values."""
+def _plain(node: object, budget: Iterator[object], depth: int = 0) -> object:
+    """The YAML as plain Python values.
+
+    An alias stands for all that is below its anchor, itself perhaps: `budget` and `depth` bound
+    what that can grow to. ValueError beyond.
+    """
+    if depth > _MOST_DEPTH or next(budget, None) is None:
+        raise ValueError
     if isinstance(node, dict):
-        return {str(key): _plain(value) for key, value in node.items()}
+        return {str(key): _plain(value, budget, depth + 1) for key, value in node.items()}
     if isinstance(node, list):
-        return [_plain(item) for item in node]
+        return [_plain(item, budget, depth + 1) for item in node]
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             return kind(node)
     return node
+
+
+_MOST_DEPTH = 20
+_MOST_VALUES = 100_000
 
 
 def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
