@@ -1,0 +1,128 @@
+"""The publications' designs on namespaces, whole, from one command; pauses of a real run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from planewise.measure.cells import expand
+from planewise.measure.design import load_design
+from planewise.store.rundir import RunReader
+from planewise.testbed import ledger, scratch
+
+REDUCED = Path(__file__).parents[2] / "experiments" / "reduced"
+BLOCKS = 2
+PATIENCE_S = 550.0
+
+
+def smaller(name: str, directory: Path) -> Path:
+    """The design with two blocks; all of its cells stay."""
+    text = (REDUCED / name).read_text()
+    assert "\nblocks: 6\n" in text
+    path = directory / name
+    path.write_text(text.replace("\nblocks: 6\n", f"\nblocks: {BLOCKS}\n"))
+    return path
+
+
+@pytest.mark.parametrize("name", ["docker-rtt.yaml", "kvm-baseline.yaml"])
+def test_a_publications_design_is_measured_whole(name: str, tmp_path: Path) -> None:
+    path, out = smaller(name, tmp_path), tmp_path / "run"
+    finished = subprocess.run(
+        [sys.executable, "-m", "planewise", "run", path, "--out", out, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    answer = json.loads(finished.stdout)
+    assert (answer["status"], answer["trials_failed"]) == ("done", 0)
+    wanted = {
+        tuple(sorted({**cell.levels(), **vars(traffic)}.items())): BLOCKS
+        for cell, all_traffic in expand(load_design(path)).items()
+        for traffic in all_traffic.rtt
+    }
+    trials = RunReader(out).trials()
+    assert Counter(tuple(sorted(trial.cell.items())) for trial in trials) == wanted
+    # One block of all cells before the next, each in an order of its own.
+    assert [trial.block for trial in trials] == sorted(trial.block for trial in trials)
+    orders = [[t.cell for t in trials if t.block == block] for block in range(BLOCKS)]
+    assert orders[0] != orders[1]
+    for trial in trials:
+        assert trial.counts is not None
+        assert trial.counts.sent == 100
+        state = trial.host["shared"]
+        assert state.governor
+        assert state.steal is not None
+        assert state.foreign_cpu is not None
+    assert "<html" in (out / "report.html").read_text()
+    assert ledger.leftovers() == ()
+    assert scratch.leftovers() == ()
+
+
+BLOCKS_TO_PAUSE_IN = 5
+DESIGN = f"""\
+factors: {{plane: bridge, load_type: cpu, background_guests: 2}}
+rtt: {{packets: 300}}
+background: {{cpu_share: 0.1}}
+blocks: {BLOCKS_TO_PAUSE_IN}
+"""
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def lines(out: Path) -> int:
+    file = out / "trials.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def children(pid: int) -> int:
+    found = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += len((task / "children").read_text().split())
+    return found
+
+
+def test_a_run_pauses_between_two_trials_without_load_and_goes_on(tmp_path: Path) -> None:
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(DESIGN)
+    with subprocess.Popen(
+        [sys.executable, "-m", "planewise", "run", design, "--out", out],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while lines(out) == 0:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            os.kill(process.pid, signal.SIGTSTP)
+            while state(process.pid) != "T":
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert children(process.pid) == 0  # no background load burns meanwhile
+            before = len(RunReader(out).trials())
+            assert before < BLOCKS_TO_PAUSE_IN
+            os.kill(process.pid, signal.SIGCONT)
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+    assert "paused between two trials" in said
+    trials = RunReader(out).trials()
+    assert [trial.order for trial in trials] == list(range(BLOCKS_TO_PAUSE_IN))
+    assert ledger.leftovers() == ()
