@@ -30,6 +30,7 @@ from planewise.measure.experiment import (
     run,
     schedule_for,
 )
+from planewise.measure.hosts import on_pair
 from planewise.measure.schedule import Schedule, ladder_around
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
 from planewise.measure.stages import Stages
@@ -44,6 +45,7 @@ from planewise.store.models import (
     TrialRecord,
 )
 from planewise.store.rundir import RunReader, RunWriter, check_free
+from planewise.testbed.pair import Pair
 from planewise.units import rate_text
 
 LADDERS_KEY = "ladders"
@@ -99,9 +101,26 @@ _AROUND_S = 25.0
 """Of quick's budget for what is not trials: doctor, building testbeds, pilots, the report."""
 
 
-def dry_run(design: Design) -> Schedule:
+@dataclass(frozen=True)
+class Elsewhere:
+    """A run on other hosts than this machine."""
+
+    pair: Pair
+    hosts: Mapping[str, Fingerprint]
+    """By role."""
+    testbed: Mapping[str, str]
+    """As `RunInfo.testbed`."""
+    emulated: str
+    """As `RunInfo.emulated`."""
+
+
+def _stages(design: Design, elsewhere: Elsewhere | None) -> Stages:
+    return Stages(design) if elsewhere is None else Stages(design, on_pair(elsewhere.pair))
+
+
+def dry_run(design: Design, elsewhere: Elsewhere | None = None) -> Schedule:
     """What `design` would run here. Ladders that need a pilot show made-up loads of 1, 2, … pps."""
-    with Stages(design) as stage:
+    with _stages(design, elsewhere) as stage:
         unavailable = stage.unavailable(cells_of(design))
     sweep = design.sweep
     steps: Sequence[float] = ()
@@ -111,27 +130,33 @@ def dry_run(design: Design) -> Schedule:
     return schedule_for(design, dict.fromkeys(cells_of(design), steps), unavailable)
 
 
-def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> Finished:
+def start(
+    design: Design,
+    out: Path,
+    host: Fingerprint,
+    progress: Progress,
+    elsewhere: Elsewhere | None = None,
+) -> Finished:
     """Measures `design` into the new run directory `out`, recommends and reports.
 
-    `host` is what the doctor found.
+    `host` is what the doctor found of this machine.
     """
     check_free(out)
-    with Stages(design) as stage:
+    with _stages(design, elsewhere) as stage:
         unavailable = stage.unavailable(cells_of(design))
         for what in left_out(unavailable):
             progress.note(f"left out: {what}")
         ladders = find_ladders(design, stage, unavailable, progress)
         schedule = schedule_for(design, ladders, unavailable)
-        with RunWriter.create(out, _info(design, ladders, host, schedule)) as writer:
+        with RunWriter.create(out, _info(design, ladders, host, schedule, elsewhere)) as writer:
             return _measure(schedule, stage, writer, progress)
 
 
-def resume(out: Path, progress: Progress) -> Finished:
+def resume(out: Path, progress: Progress, elsewhere: Elsewhere | None = None) -> Finished:
     """Continues the run in `out`: what is finished stays, the rest is measured."""
     info = RunReader(out).info
     design, ladders = _stored(info, out)
-    with Stages(design) as stage:
+    with _stages(design, elsewhere) as stage:
         unavailable = stage.unavailable(cells_of(design))
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.resume(out) as writer:
@@ -153,6 +178,7 @@ def _info(
     ladders: Mapping[Cell, Sequence[float]],
     host: Fingerprint,
     schedule: Schedule,
+    elsewhere: Elsewhere | None,
 ) -> RunInfo:
     now = datetime.now(UTC)
     stored = design.model_dump(mode="json")
@@ -163,7 +189,9 @@ def _info(
         planewise=__version__,
         design=stored,
         seed=design.seed,
-        hosts={"shared": host},
+        hosts={"shared": host} if elsewhere is None else dict(elsewhere.hosts),
+        testbed={} if elsewhere is None else dict(elsewhere.testbed),
+        emulated="" if elsewhere is None else elsewhere.emulated,
         started=now,
         trials_planned=schedule.trials,
         skipped=tuple(
