@@ -208,6 +208,8 @@ class _Placed:
     kind: GuestKind
     attached: bool = False
     container: Container | None = None
+    knows: tuple[str, str] = ("", "")
+    """Address and MAC of the peer that it was told of."""
     vf: int | None = None
     """Number of the VF that it holds."""
     port: str = ""
@@ -230,6 +232,8 @@ class _Yard:
 
     machine: Machine
     attachment: Attachment = "nic"
+    ready: bool = False
+    """Whether the NIC was set up."""
     bridges: set[Attachment] = field(default_factory=set)
     """Which bridges were made."""
     placed: dict[_Want, _Placed] = field(default_factory=dict)
@@ -292,7 +296,7 @@ class HostedTestbed:
             work.setdefault(id(yard), (yard, []))[1].extend(wants[role])
         _together([partial(self._prepare, yard, all_) for yard, all_ in work.values()])
         placed = {role: [yards[role].placed[want] for want in wants[role]] for role in HOSTS}
-        self._acquaint(setting, yards, {role: placed[role][0].guest for role in HOSTS})
+        self._acquaint(setting, yards, {role: placed[role][0] for role in HOSTS})
         joined = {
             one.guest.netns: one.container
             for all_ in placed.values()
@@ -383,18 +387,21 @@ class HostedTestbed:
         if yard.attachment != wanted:
             if yard.attachment != "nic":
                 steps.append(ReleaseMaster("", machine.nic))
-            for want, placed in yard.placed.items():
+            for placed in yard.placed.values():
                 # A macvlan and a bridge cannot share a NIC, nor does one follow the other.
                 if placed.guest.plane == "macvlan" and placed.attached:
                     steps.append(DeleteLink(placed.guest.netns, GUEST_INTERFACE))
-                    yard.placed[want].attached = False
+                    placed.attached, placed.knows = False, ("", "")
             if wanted == "bridge":
                 steps.append(SetMaster("", machine.nic, machine.bridge))
             elif wanted == "docker-bridge":
                 steps.append(SetMaster("", machine.nic, machine.docker_bridge))
-        steps += [SetMtu("", machine.nic, self._mtu_bytes)] if self._mtu_bytes != 1500 else []
-        script.perform(Plan((*steps, SetUp("", machine.nic))), machine.host)
-        yard.attachment = wanted
+        if not yard.ready:
+            if self._mtu_bytes != 1500:
+                steps.append(SetMtu("", machine.nic, self._mtu_bytes))
+            steps.append(SetUp("", machine.nic))
+        script.perform(Plan(tuple(steps)), machine.host)
+        yard.attachment, yard.ready = wanted, True
         if wanted != "nic":
             yard.bridges.add(wanted)
 
@@ -410,7 +417,7 @@ class HostedTestbed:
                 return
             if placed.vf is not None and want not in wants:
                 pool.bring_home(placed.vf)
-                placed.vf, placed.attached = None, False
+                placed.vf, placed.attached, placed.knows = None, False, ("", "")
 
     def _create(self, yard: _Yard, wants: Sequence[_Want]) -> None:
         """Namespaces and containers, not yet plugged in."""
@@ -538,14 +545,18 @@ class HostedTestbed:
         )
 
     def _acquaint(
-        self, setting: Setting, yards: Mapping[HostRole, _Yard], mains: Mapping[HostRole, Guest]
+        self, setting: Setting, yards: Mapping[HostRole, _Yard], mains: Mapping[HostRole, _Placed]
     ) -> None:
         """Main guests know each other's MAC, so that no address is looked up in a measurement."""
-        for role, peer in zip(HOSTS, reversed(HOSTS), strict=True):
-            known = neighbours(mains[role], mains[peer], mains[peer].mac)
+        for role, other in zip(HOSTS, reversed(HOSTS), strict=True):
+            placed, peer = mains[role], mains[other].guest
+            if placed.knows == (peer.ipv4, peer.mac):
+                continue
+            known = neighbours(placed.guest, peer, peer.mac)
             # Docker's network has no IPv6.
             steps = known[:1] if setting.plane == "docker-bridge" else known
             script.perform(Plan(steps), yards[role].machine.host)
+            placed.knows = (peer.ipv4, peer.mac)
 
 
 def _wants(setting: Setting, role: HostRole) -> Iterator[_Want]:
