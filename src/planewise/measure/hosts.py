@@ -45,8 +45,9 @@ class HostedStage:
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up on these hosts, and why."""
         reasons = {}
+        lacking = self._testbed_now().expect(_setting(cell) for cell in cells)
         for cell in cells:
-            reason = self._testbed_now().why_not(_setting(cell))
+            reason = lacking.get(_setting(cell), "")
             if not reason and self._swept and self._separate(cell):
                 reason = "load trials need both guests on one machine"
             if reason:

@@ -123,8 +123,8 @@ def remote_pair(targets: Targets) -> Iterator[Pair]:
 def _give_back(hosts: Iterable[SshHost], notes: Iterable[HostNote], ownership: Ownership) -> None:
     """After an error: what cannot be removed now, for the same reason perhaps, stays known."""
     try:
-        for host in hosts:
-            remove_traces(host, ownership.token)
+        for host, note in zip(hosts, notes, strict=True):
+            remove_traces(host, note.nic, ownership.token)
         _return_nics(hosts, notes)
     except PlanewiseError:
         ownership.abandon()
@@ -160,7 +160,7 @@ def local_pair(mtu_bytes: int) -> Iterator[Pair]:
         with signals.uninterrupted():
             for host in hosts.values():
                 with suppress(PlanewiseError):
-                    remove_traces(host, ownership.token)
+                    remove_traces(host, WIRE, ownership.token)
                 host.close()
             mine = [name for name in netns.names() if name.startswith(f"pw-{ownership.token}-")]
             netns.end_processes_in(mine)
@@ -240,7 +240,7 @@ def _clean(host: SshHost, note: HostNote, token: str) -> None:
             api = docker.DockerClient(base_url=f"unix://{host.socket(STANDARD_SOCKET)}")
             remove_ours(api, token)
             api.close()
-    remove_traces(host, token)
+    remove_traces(host, note.nic, token)
     _return_nics([host], [note])
 
 
