@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -161,8 +162,11 @@ class Host(Protocol):
         netns: str | None = None,
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> Finished:
         """Starts a process, waits for its end, and kills it when that takes too long.
+
+        It takes `expected_s` at least: where asking would disturb it, nobody asks before.
 
         Raises:
             ProcessTimeoutError: it took too long.
@@ -203,8 +207,10 @@ class Host(Protocol):
             PlanewiseError: the host refuses that.
         """
 
-    def take(self, remote: str, into: Path) -> Path:
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
         """A file of the host as one of this machine: moved into the directory `into`.
+
+        Where guests have files of their own, `netns` names the guest that it is in.
 
         Raises:
             PlanewiseError: it cannot be copied.
@@ -355,8 +361,8 @@ class LocalHost:
         """See `Host.socket`: it is here."""
         return path
 
-    def take(self, remote: str, into: Path) -> Path:
-        """See `Host.take`."""
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
+        """See `Host.take`; namespaces share this machine's files."""
         try:
             return Path(shutil.move(remote, into / Path(remote).name))
         except OSError as error:
@@ -385,6 +391,7 @@ class LocalHost:
         netns: str | None = None,
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> Finished:
         """See `Host.run`."""
         with self.start(argv, netns=netns, stdin=stdin) as process:
@@ -402,6 +409,24 @@ class LocalHost:
             raise PlanewiseError(
                 f"{path} on {self._name} cannot be read: {error.strerror}"
             ) from error
+
+    def has_interface(self, name: str, *, netns: str | None = None) -> bool:
+        """Whether there is an interface of that name, or alternative name, in the namespace.
+
+        `netns` may also be a path, or `pid:N`, as pw-probe takes them.
+
+        Raises:
+            PlanewiseError: there is no such namespace.
+        """
+        if netns is not None and netns.startswith("pid:"):
+            netns = f"/proc/{netns.removeprefix('pid:')}/ns/net"
+        if self._thread is None:
+            self._thread = NamespaceThread(f"host {self._name}")
+        try:
+            self._thread.call(netns or self._home, socket.if_nametoindex, name)
+        except OSError:
+            return False
+        return True
 
     def put(self, local: Path, remote: str) -> None:
         """See `Host.put`."""
