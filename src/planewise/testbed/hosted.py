@@ -808,9 +808,9 @@ class JoiningHost:
         """See `Host.read_text`."""
         return self._host.read_text(path, netns=netns)
 
-    def take(self, remote: str, into: Path) -> Path:
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
         """See `Host.take`."""
-        return self._host.take(remote, into)
+        return self._host.take(remote, into, netns=netns)
 
     def put(self, local: Path, remote: str) -> None:
         """See `Host.put`."""
