@@ -763,10 +763,13 @@ class JoiningHost:
         netns: str | None = None,
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> Finished:
         """See `Host.run`."""
         argv, netns = self.command(argv, netns)
-        return self._host.run(argv, netns=netns, timeout_s=timeout_s, stdin=stdin)
+        return self._host.run(
+            argv, netns=netns, timeout_s=timeout_s, stdin=stdin, expected_s=expected_s
+        )
 
     def command(self, argv: Sequence[str], netns: str | None) -> tuple[Sequence[str], str | None]:
         """What is really started, and where, for `argv` in a namespace."""
