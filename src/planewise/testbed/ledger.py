@@ -43,6 +43,8 @@ class HostNote:
     nic: str
     up: bool
     mtu_bytes: int
+    labs: str = ""
+    """Where the lab of a host of a lab keeps its files."""
 
 
 class Ownership:

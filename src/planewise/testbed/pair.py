@@ -29,6 +29,8 @@ from planewise.testbed.vfs import Tool, restore
 
 LAB_NIC = "pf0"
 
+STATE_VARIABLE = "PLANEWISE_LAB_STATE"
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -216,13 +218,29 @@ def remove_elsewhere(left: Leftover) -> None:
         PlanewiseError: a host cannot be reached, or something cannot be removed.
     """
     for note in left.hosts:
-        if note.host.startswith("lab:") and _is_down(note.host):
-            continue
-        host = open_host(note.host, "clean")
-        try:
-            _clean(host, note, left.token)
-        finally:
-            host.close()
+        with _labs_in(note.labs):
+            if note.host.startswith("lab:") and _is_down(note.host):
+                continue
+            host = open_host(note.host, "clean")
+            try:
+                _clean(host, note, left.token)
+            finally:
+                host.close()
+
+
+@contextmanager
+def _labs_in(directory: str) -> Iterator[None]:
+    """Labs are looked for where the run that is cleaned up had its own."""
+    before = os.environ.get(STATE_VARIABLE)
+    if directory:
+        os.environ[STATE_VARIABLE] = directory
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(STATE_VARIABLE, None)
+        else:
+            os.environ[STATE_VARIABLE] = before
 
 
 def _clean(host: SshHost, note: HostNote, token: str) -> None:
@@ -252,7 +270,8 @@ def _is_down(target: str) -> bool:
 def _note(host: Host, nic: str) -> HostNote:
     (link,) = host.run(["ip", "-json", "link", "show", "dev", nic]).json()
     target = host.place
-    return HostNote(target, nic, "UP" in link["flags"], int(link["mtu"]))
+    labs = str(state_root()) if target.startswith("lab:") else ""
+    return HostNote(target, nic, "UP" in link["flags"], int(link["mtu"]), labs)
 
 
 def _return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
