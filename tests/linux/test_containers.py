@@ -65,10 +65,10 @@ def traces(token: str) -> list[str]:
     return [*groups, *names, *map(str, ledger.STATE.glob(f"{token}*"))]
 
 
-def daemons(directory_of: int) -> list[int]:
-    """Processes whose parent was that one: what it started dies with it."""
-    children = Path(f"/proc/{directory_of}/task/{directory_of}/children")
-    return [int(word) for word in children.read_text().split()] if children.exists() else []
+def daemons(of: int) -> list[int]:
+    """What a process's threads started, and that must die with it."""
+    children = Path(f"/proc/{of}/task").glob("*/children")
+    return [int(word) for file in children for word in file.read_text().split()]
 
 
 def test_containers_are_measured_on_every_plane_and_nothing_is_left(tmp_path: Path) -> None:

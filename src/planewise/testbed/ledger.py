@@ -143,7 +143,7 @@ def sweep(
 ) -> tuple[Leftover, ...]:
     """Removes what dead runs left and says what it was.
 
-    `elsewhere` removes what a run left on other hosts. Where it fails, the run stays known and the
+    `elsewhere` removes first what a run left beside namespaces, here and on other hosts. Where it fails, the run stays known and the
     others are still cleaned up.
 
     Raises:
@@ -152,7 +152,7 @@ def sweep(
     done = []
     failed: PlanewiseError | None = None
     for found, path in _dead(state, namespaces):
-        if found.hosts and elsewhere is not None:
+        if elsewhere is not None:
             try:
                 elsewhere(found)
             except PlanewiseError as error:

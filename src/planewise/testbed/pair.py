@@ -6,6 +6,8 @@ Opens and closes them, writes down what is lent, and removes what killed runs le
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab.state import state_root
 from planewise.testbed import ledger, netns, signals
 from planewise.testbed.apply import apply
-from planewise.testbed.containers import STANDARD_SOCKET, remove_ours
+from planewise.testbed.containers import REMOVE_CGROUPS, STANDARD_SOCKET, remove_ours
 from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.hosted import Machine, remove_traces, survey
 from planewise.testbed.ledger import HostNote, Leftover, Ownership
@@ -28,6 +30,9 @@ from planewise.testbed.remote import SshHost, open_host, parse_lab
 from planewise.testbed.vfs import Tool, restore
 
 LAB_NIC = "pf0"
+
+_DEATH_S = 30.0
+"""How long the kernel may take to end a killed daemon's containers."""
 
 STATE_VARIABLE = "PLANEWISE_LAB_STATE"
 
@@ -212,11 +217,13 @@ def sweep() -> tuple[Leftover, ...]:
 
 
 def remove_elsewhere(left: Leftover) -> None:
-    """Removes what a dead run left on other hosts, and gives them their NICs back.
+    """Removes a dead run's control groups here, and what it left on other hosts; gives those their
+    NICs back.
 
     Raises:
         PlanewiseError: a host cannot be reached, or something cannot be removed.
     """
+    _remove_groups(left.token)
     for note in left.hosts:
         with _labs_in(note.labs):
             if note.host.startswith("lab:") and _is_down(note.host):
@@ -226,6 +233,22 @@ def remove_elsewhere(left: Leftover) -> None:
                 _clean(host, note, left.token)
             finally:
                 host.close()
+
+
+def _remove_groups(token: str) -> None:
+    """Control groups of containers that die with their daemon, in a moment."""
+    deadline = time.monotonic() + _DEATH_S
+    while any(Path("/sys/fs/cgroup").glob(f"pw-{token}")) or any(
+        Path("/sys/fs/cgroup").glob(f"*/pw-{token}")
+    ):
+        argv = ["sh", "-c", REMOVE_CGROUPS, "sh", f"pw-{token}"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.stderr and time.monotonic() > deadline:
+            raise PlanewiseError(
+                f"a control group could not be removed: {done.stderr.strip().splitlines()[-1]}",
+                remedy="run `planewise clean` as root",
+            )
+        time.sleep(0.02)
 
 
 @contextmanager
