@@ -143,8 +143,8 @@ def sweep(
 ) -> tuple[Leftover, ...]:
     """Removes what dead runs left and says what it was.
 
-    `elsewhere` removes first what a run left beside namespaces, here and on other hosts. Where it fails, the run stays known and the
-    others are still cleaned up.
+    `elsewhere` removes first what a run left beside namespaces, here and on other hosts. Where it
+    fails, the run stays known and the others are still cleaned up.
 
     Raises:
         PlanewiseError: something could not be removed.
