@@ -3,7 +3,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 TARGET = --target $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: quick setup test test-setup lint unit linux lab bench bench-judge format wheel
+.PHONY: quick setup test test-setup lint unit linux lab docker-rtt bench bench-judge format wheel
 
 quick: setup
 	planewise quick
@@ -11,7 +11,7 @@ quick: setup
 setup:
 	@scripts/setup
 
-test: lint unit linux
+test: lint unit linux lab
 
 test-setup:
 	@scripts/setup test
@@ -38,6 +38,11 @@ bench: test-setup
 lab:
 	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup lab; fi
 	pytest -q tests/lab
+
+# RTT between Docker containers on bridges and VFs, on two virtual servers, from nothing to the report.
+docker-rtt:
+	@scripts/setup lab
+	planewise run experiments/docker-rtt-lab.yaml --lab
 
 bench-judge: test-setup
 	python benches/judge.py

@@ -23,6 +23,7 @@ from planewise.measure.design import Design
 from planewise.measure.estimate import TRIAL_OVERHEAD_S, blocks_within, estimate_s
 from planewise.measure.experiment import (
     PILOT_S,
+    HostWatch,
     Outcome,
     Progress,
     Stage,
@@ -31,6 +32,7 @@ from planewise.measure.experiment import (
     run,
     schedule_for,
 )
+from planewise.measure.hosts import on_pair
 from planewise.measure.pause import Pauses
 from planewise.measure.schedule import Schedule, ladder_around, make_schedule
 from planewise.measure.search.goals import Goal, SearchResult, Trial
@@ -50,6 +52,7 @@ from planewise.store.models import (
 )
 from planewise.store.rundir import RunReader, RunWriter, check_free
 from planewise.testbed.host_state import LocalWatch, nic_offloads
+from planewise.testbed.pair import Pair
 from planewise.units import duration_text, rate_text
 
 LADDERS_KEY = "ladders"
@@ -107,9 +110,31 @@ _AROUND_S = 25.0
 """Of quick's budget for what is not trials: doctor, building testbeds, pilots, the report."""
 
 
-def dry_run(design: Design) -> Schedule:
+@dataclass(frozen=True)
+class Elsewhere:
+    """A run on other hosts than this machine."""
+
+    pair: Pair
+    hosts: Mapping[str, Fingerprint]
+    """By role."""
+    testbed: Mapping[str, str]
+    """As `RunInfo.testbed`."""
+    emulated: str
+    """As `RunInfo.emulated`."""
+
+
+def _stages(design: Design, elsewhere: Elsewhere | None) -> Stages:
+    return Stages(design) if elsewhere is None else Stages(design, on_pair(elsewhere.pair))
+
+
+def _watch(elsewhere: Elsewhere | None) -> HostWatch | None:
+    """What looks at the hosts around trials: only this machine is looked at, no other host."""
+    return LocalWatch(offloads=nic_offloads) if elsewhere is None else None
+
+
+def dry_run(design: Design, elsewhere: Elsewhere | None = None) -> Schedule:
     """What `design` would run here. Ladders that need a pilot show made-up loads of 1, 2, … pps."""
-    with Stages(design) as stage:
+    with _stages(design, elsewhere) as stage:
         unavailable = stage.unavailable(cells_of(design))
     sweep = design.sweep
     steps: Sequence[float] = ()
@@ -119,13 +144,19 @@ def dry_run(design: Design) -> Schedule:
     return make_schedule(design, dict.fromkeys(cells_of(design), steps), unavailable)
 
 
-def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> Finished:
+def start(
+    design: Design,
+    out: Path,
+    host: Fingerprint,
+    progress: Progress,
+    elsewhere: Elsewhere | None = None,
+) -> Finished:
     """Measures `design` into the new run directory `out`, recommends and reports.
 
-    `host` is what the doctor found.
+    `host` is what the doctor found of this machine.
     """
     check_free(out)
-    with Stages(design) as stage:
+    with _stages(design, elsewhere) as stage:
         unavailable = stage.unavailable(cells_of(design))
         for what in left_out(unavailable):
             progress.note(f"left out: {what}")
@@ -133,8 +164,8 @@ def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> F
         schedule = schedule_for(design, ladders, unavailable)
         if said := check_budget(design, schedule):
             progress.note(said)
-        with RunWriter.create(out, _info(design, ladders, host, schedule)) as writer:
-            return _measure(design, schedule, stage, writer, progress)
+        with RunWriter.create(out, _info(design, ladders, host, schedule, elsewhere)) as writer:
+            return _measure(design, schedule, stage, writer, progress, _watch(elsewhere))
 
 
 def check_budget(design: Design, schedule: Schedule) -> str:
@@ -163,7 +194,9 @@ def check_budget(design: Design, schedule: Schedule) -> str:
     )
 
 
-def resume(out: Path, host: Fingerprint, progress: Progress) -> Finished:
+def resume(
+    out: Path, host: Fingerprint, progress: Progress, elsewhere: Elsewhere | None = None
+) -> Finished:
     """Continues the run in `out`: what is finished stays, the rest is measured.
 
     Trials that failed are tried again. `host` is what the doctor found now.
@@ -171,7 +204,7 @@ def resume(out: Path, host: Fingerprint, progress: Progress) -> Finished:
     info = RunReader(out).info
     design, ladders = _stored(info, out)
     skipped = _skipped(info, cells_of(design))
-    with Stages(design) as stage:
+    with _stages(design, elsewhere) as stage:
         schedule = make_schedule(design, ladders, skipped)
         with RunWriter.resume(out) as writer:
             _check_something_left(schedule, writer, info)
@@ -189,7 +222,7 @@ def resume(out: Path, host: Fingerprint, progress: Progress) -> Finished:
             )
             sessions = (*info.sessions, session)
             writer.finish(writer.info.model_copy(update={"sessions": sessions}))
-            return _measure(design, schedule, stage, writer, progress)
+            return _measure(design, schedule, stage, writer, progress, _watch(elsewhere))
 
 
 def differences(before: Fingerprint | None, now: Fingerprint) -> tuple[str, ...]:
@@ -235,7 +268,12 @@ def _check_something_left(schedule: Schedule, writer: RunWriter, info: RunInfo) 
 
 
 def _measure(
-    design: Design, schedule: Schedule, stage: Stage, writer: RunWriter, progress: Progress
+    design: Design,
+    schedule: Schedule,
+    stage: Stage,
+    writer: RunWriter,
+    progress: Progress,
+    watch: HostWatch | None,
 ) -> Finished:
     """Runs the schedule, recommends from everything in the run directory, and reports."""
     with Pauses() as pauses:
@@ -244,7 +282,7 @@ def _measure(
             stage,
             writer,
             progress,
-            watch=LocalWatch(offloads=nic_offloads),
+            watch=watch,
             pauses=pauses,
             budget_s=design.budget_s,
         )
@@ -265,6 +303,7 @@ def _info(
     ladders: Mapping[Cell, Sequence[float]],
     host: Fingerprint,
     schedule: Schedule,
+    elsewhere: Elsewhere | None,
 ) -> RunInfo:
     now = datetime.now(UTC)
     stored = design.model_dump(mode="json")
@@ -275,7 +314,9 @@ def _info(
         planewise=__version__,
         design=stored,
         seed=design.seed,
-        hosts={"shared": host},
+        hosts={"shared": host} if elsewhere is None else dict(elsewhere.hosts),
+        testbed={} if elsewhere is None else dict(elsewhere.testbed),
+        emulated="" if elsewhere is None else elsewhere.emulated,
         started=now,
         trials_planned=schedule.trials,
         sessions=(Session(started=now, first_order=0),),

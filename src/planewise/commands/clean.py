@@ -22,9 +22,9 @@ def clean(
     from dataclasses import asdict
 
     from planewise.lab import lifecycle as lab
-    from planewise.testbed import ledger, scratch
+    from planewise.testbed import pair, scratch
 
-    found = ledger.leftovers() if dry_run else ledger.sweep()
+    found = pair.leftovers() if dry_run else pair.sweep()
     labs = lab.leftovers() if dry_run else lab.sweep()
     directories = scratch.leftovers(remove=not dry_run)
     if json_:
@@ -45,9 +45,12 @@ def clean(
     for one_lab in labs:
         out().print(f"{'Would remove' if dry_run else 'Removed'} the lab {one_lab.name}.")
     for one in found:
+        places = "".join(f", what it left on {note.host}" for note in one.hosts)
         what = one.what or "a testbed"
         since = f" of {one.started[:19].replace('T', ' ')}" if one.started else ""
         out().print(
             f"{'Would remove' if dry_run else 'Removed'} {what}{since}: "
-            f"{len(one.namespaces)} namespaces (pw-{one.token}-…), {len(one.processes)} processes."
+            f"{len(one.namespaces)} namespaces (pw-{one.token}-…), "
+            f"{len(one.processes)} processes{places}.",
+            markup=False,
         )

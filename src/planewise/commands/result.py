@@ -60,6 +60,9 @@ def _print(finished: Finished, json: bool) -> None:
         return
     console = out()
     console.print()
+    if finished.outcome.info.emulated:
+        emulated = finished.outcome.info.emulated
+        console.print(f"Emulated times, not those of hardware: {emulated}.", markup=False)
     console.print(advice.headline, markup=False, style="bold")
     console.print()
     for metric, title in _METRIC_TITLES.items():

@@ -24,6 +24,19 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Continue this run directory.")
     ] = None,
+    sender: Annotated[
+        str | None,
+        typer.Option("--sender", metavar="HOST", help="ssh://server or lab:a, not this machine."),
+    ] = None,
+    responder: Annotated[
+        str | None, typer.Option("--responder", metavar="HOST", help="The same for the responder.")
+    ] = None,
+    nic: Annotated[
+        str, typer.Option("--nic", help="The interface to use on both (a lab's: pf0).")
+    ] = "",
+    lab: Annotated[
+        bool, typer.Option("--lab", help="On a lab that is brought up for this run.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")
     ] = False,
@@ -54,24 +67,34 @@ def run(
 
     design = None if design_file is None else load_design(design_file)
     from planewise import doctor
+    from planewise.commands import targets
     from planewise.testbed import privilege
 
     verbosity: Verbosity = context.obj
-    host = doctor.diagnose()
-    privilege.ensure()
+    where = targets.chosen(sender, responder, nic, lab, resume)
+    if where is None:
+        host = doctor.diagnose()
+        privilege.ensure()
+    else:
+        host = doctor.examine(sample_s=0)
     # Not before: these start threads, and a user namespace is entered without.
     from planewise import pipeline
     from planewise.commands.dry_run import print_schedule
     from planewise.measure.experiment import default_directory
+    from planewise.store.rundir import check_free
 
-    if design is not None and dry_run:
-        print_schedule(design, pipeline.dry_run(design), json)
-        return
-    with ProgressLine(verbosity) as progress:
-        if design is not None:
-            out = out_directory or default_directory()
-            finished = pipeline.start(design, out, host, progress)
+    out = out_directory or default_directory()
+    if design is not None and not dry_run:
+        check_free(out)  # before a lab is brought up for nothing
+    with ProgressLine(verbosity) as progress, targets.opened(where, progress) as elsewhere:
+        if design is not None and dry_run:
+            schedule = pipeline.dry_run(design, elsewhere)
+        elif design is not None:
+            finished = pipeline.start(design, out, host, progress, elsewhere)
         else:
             assert resume is not None
-            finished = pipeline.resume(resume, host, progress)
-    print_result(finished, json)
+            finished = pipeline.resume(resume, host, progress, elsewhere)
+    if design is not None and dry_run:
+        print_schedule(design, schedule, json)
+    else:
+        print_result(finished, json)

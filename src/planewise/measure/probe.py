@@ -116,6 +116,12 @@ class TrialOutput(ProbeOutput):
     error: Failure | None = None
 
 
+class CpuOutput(ProbeOutput):
+    """`pw-probe cpu`."""
+
+    cpu: CpuUsage
+
+
 class CalibrationOutput(ProbeOutput):
     """`pw-probe trial --calibrate-only`."""
 

@@ -23,7 +23,7 @@ import polars as pl
 from planewise.errors import PlanewiseError
 from planewise.measure.design import Protocol
 from planewise.measure.experiment import Place, TrialResult
-from planewise.measure.probe import PingOutput, TapOutput, parse
+from planewise.measure.probe import CpuOutput, PingOutput, TapOutput, parse
 from planewise.measure.schedule import RttTrial
 from planewise.store.models import Capture, Latency, Limit, Metric, TrialRecord
 from planewise.testbed.host import Host, HostProcess
@@ -45,6 +45,8 @@ class RttPath:
     responder: Guest
     capture_points: Sequence[CapturePoint]
     not_measurable: Mapping[Metric, str]
+    separate: bool = False
+    """Whether the hosts are two machines: each then has CPUs of its own to watch."""
 
 
 def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
@@ -56,7 +58,9 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             running.enter_context(reflector)
             reflector.wait_ready("ready", READY_S)
         taps = _start_taps(path, trial.protocol, running)
+        watch = _watch_responder(path, running)
         ping, packets = _ping(path, trial, directory)
+        cpu = _cpu(ping, watch)
         captures: list[Capture] = []
         for role, tap, file in taps:
             output = parse(tap.stop(), TapOutput)
@@ -68,7 +72,24 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
                 Capture(point=p.name, host=role, packets=p.packets, dropped=p.dropped)
                 for p in output.points
             ]
-    return TrialResult(_record(path, place, ping, packets, captures), packets)
+    return TrialResult(_record(path, place, ping, packets, captures, cpu), packets)
+
+
+def _watch_responder(path: RttPath, running: ExitStack) -> HostProcess | None:
+    """`pw-probe cpu` on the responder, where that is another machine than the sender."""
+    if not path.separate:
+        return None
+    host = path.hosts["responder"]
+    return running.enter_context(host.start([host.probe, "cpu"]))
+
+
+def _cpu(ping: PingOutput, watch: HostProcess | None) -> dict[str, dict[str, float]]:
+    """What the CPUs did, by host."""
+    if watch is None:
+        return {} if ping.cpu is None else {"shared": ping.cpu.all}
+    there = parse(watch.stop(), CpuOutput)
+    cpu = {"responder": there.cpu.all}
+    return cpu if ping.cpu is None else {"sender": ping.cpu.all, **cpu}
 
 
 def _start_taps(
@@ -174,6 +195,7 @@ def _record(
     ping: PingOutput,
     packets: pl.DataFrame,
     captures: Sequence[Capture],
+    cpu: Mapping[str, dict[str, float]],
 ) -> TrialRecord:
     latency: dict[Metric, Latency] = {}
     not_measurable: dict[Metric, str] = dict(path.not_measurable)
@@ -202,7 +224,7 @@ def _record(
         counts=ping.counts,
         latency=latency,
         not_measurable=not_measurable,
-        cpu={} if ping.cpu is None else {"shared": ping.cpu.all},
+        cpu=dict(cpu),
         schedule_slip_ns=ping.slip,
         captures=tuple(captures),
         limits=known_limits(ping.limits),

@@ -13,11 +13,12 @@ from typing import Self
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Stage, Station
+from planewise.measure.hosts import local_stage
 from planewise.measure.namespaces import NamespaceStage
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 FACTORIES: Mapping[GuestKind, Callable[[Design], Stage]] = MappingProxyType(
-    {"namespace": NamespaceStage}
+    {"namespace": NamespaceStage, "container": local_stage}
 )
 
 

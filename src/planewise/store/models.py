@@ -235,6 +235,9 @@ class RunInfo(Record):
     seed: int
     hosts: dict[str, Fingerprint]
     """By role, as in `TrialRecord.cpu`."""
+    testbed: dict[str, str] = {}
+    """Where it ran, as it was asked for: `sender`, `responder`, `nic`; `lab` where it was a lab of
+    its own. Empty: on this machine."""
     emulated: str = ""
     """Why absolute times of this run are not those of hardware; empty when they are."""
     started: datetime

@@ -21,6 +21,7 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed import netns
 from planewise.testbed.netns import NamespaceThread
 from planewise.testbed.plan import (
+    AcceptAddress,
     AddBridge,
     AddForwarding,
     AddIpvlan,
@@ -46,6 +47,7 @@ from planewise.testbed.plan import (
 _NODAD = 0x02
 _ONLINK = 4
 _PERMANENT = 0x80
+_NTF_SELF = 0x02
 _NTF_MASTER = 0x04
 _NUD_NOARP = 0x40
 _LOOPBACK = 1
@@ -293,6 +295,16 @@ def _add_forwarding(links: _Links, step: AddForwarding) -> None:
     )
 
 
+def _accept_address(links: _Links, step: AcceptAddress) -> None:
+    links.route(step.netns).fdb(
+        "append",
+        ifindex=links.index(step.netns, step.interface),
+        lladdr=step.mac,
+        state=_PERMANENT,
+        flags=_NTF_SELF,
+    )
+
+
 def _set_sysctl(links: _Links, step: SetSysctl) -> None:
     links.thread.enter(step.netns)
     (Path("/proc/sys") / step.key).write_text(step.value)
@@ -339,6 +351,7 @@ _ACTIONS: dict[type[Step], Callable[[_Links, Any], None]] = {
     AddRoute: _add_route,
     AddNeighbour: _add_neighbour,
     AddForwarding: _add_forwarding,
+    AcceptAddress: _accept_address,
     SetSysctl: _set_sysctl,
     AwaitUp: _await_up,
 }
@@ -367,6 +380,11 @@ def explain(step: Step, code: int, message: str) -> PlanewiseError:
             f"this kernel has no {feature}",
             remedy=f"as root: modprobe {feature}; "
             f"else a kernel built with CONFIG_{feature.upper()}",
+        )
+    if isinstance(step, AcceptAddress):
+        return PlanewiseError(
+            f"{step.interface} takes no further MAC address beside its VFs: `{step}` failed",
+            remedy="fewer guests on a bridge while VFs are in use, or a NIC with more filters",
         )
     if code == errno.EEXIST:
         return PlanewiseError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -63,6 +64,8 @@ class Finished:
             # pw-probe says `pw-probe: what is wrong`, and on an indented line what to do.
             words = self.stderr.rstrip().splitlines()
             remedy = words.pop().strip() if len(words) > 1 and words[-1].startswith("  ") else ""
+            if words and (own := re.match(r"(pw-probe|planewised): ", words[-1])):
+                name = own[1]  # a shell may stand before it
             said = words[-1].removeprefix(f"{name}: ") if words else "it said nothing"
             raise PlanewiseError(f"{name} failed ({self.ending}): {said}", remedy=remedy)
         return self

@@ -9,7 +9,7 @@ that a host may be anywhere.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -41,6 +41,7 @@ from planewise.testbed.model import (
 )
 from planewise.testbed.namespaces import new_namespace
 from planewise.testbed.plan import (
+    AcceptAddress,
     AddBridge,
     AwaitUp,
     DeleteLink,
@@ -208,6 +209,8 @@ class _Placed:
     kind: GuestKind
     attached: bool = False
     container: Container | None = None
+    knows: tuple[str, str] = ("", "")
+    """Address and MAC of the peer that it was told of."""
     vf: int | None = None
     """Number of the VF that it holds."""
     port: str = ""
@@ -230,6 +233,8 @@ class _Yard:
 
     machine: Machine
     attachment: Attachment = "nic"
+    ready: bool = False
+    """Whether the NIC was set up."""
     bridges: set[Attachment] = field(default_factory=set)
     """Which bridges were made."""
     placed: dict[_Want, _Placed] = field(default_factory=dict)
@@ -249,7 +254,21 @@ class HostedTestbed:
         self._mtu_bytes = mtu_bytes
         self._yards = {role: _Yard(machine) for role, machine in machines.items()}
         self._resources: dict[str, Resources] = {}
+        self._with_vfs = False
         self._opened = ExitStack()
+
+    def expect(self, settings: Iterable[Setting]) -> dict[Setting, str]:
+        """Why these settings cannot stand here; those that can are left out. Changes nothing.
+
+        All that will be asked for belongs into one call: where one needs VFs, the NIC has them all
+        the time, so that every setting finds the same NIC.
+        """
+        wanted = tuple(settings)
+        reasons = {setting: self.why_not(setting) for setting in wanted}
+        if any("vf" in one.planes and not reason for one, reason in reasons.items()):
+            self._with_vfs = True
+            reasons = {setting: self.why_not(setting) for setting in wanted}
+        return {setting: reason for setting, reason in reasons.items() if reason}
 
     def why_not(self, setting: Setting) -> str:
         """Why this setting cannot stand here; empty when it can. Changes nothing."""
@@ -266,7 +285,7 @@ class HostedTestbed:
         else:
             roles = HOSTS
         for role in roles:
-            reason = shortage(setting, self.resources(role))
+            reason = shortage(setting, self.resources(role), self._with_vfs)
             if reason:
                 return reason
         return ""
@@ -292,7 +311,7 @@ class HostedTestbed:
             work.setdefault(id(yard), (yard, []))[1].extend(wants[role])
         _together([partial(self._prepare, yard, all_) for yard, all_ in work.values()])
         placed = {role: [yards[role].placed[want] for want in wants[role]] for role in HOSTS}
-        self._acquaint(setting, yards, {role: placed[role][0].guest for role in HOSTS})
+        self._acquaint(setting, yards, {role: placed[role][0] for role in HOSTS})
         joined = {
             one.guest.netns: one.container
             for all_ in placed.values()
@@ -322,7 +341,7 @@ class HostedTestbed:
             yard.docker = yard.vfs = None
         with ExitStack() as last:
             for yard in yards:
-                last.callback(remove_traces, yard.machine.host, self._token)
+                last.callback(remove_traces, yard.machine.host, yard.machine.nic, self._token)
             # VFs come home before their namespaces go, containers before the bridges.
             last.push(self._opened.pop_all())
 
@@ -339,6 +358,8 @@ class HostedTestbed:
         planes = frozenset(want.plane for want in wants)
         self._attach_nic(yard, attachment_for(planes))
         missing = [want for want in wants if want not in yard.placed]
+        if self._with_vfs:
+            self._vfs(yard)
         if "vf" in planes:
             self._free_vfs(yard, wants)
         self._create(yard, missing)
@@ -383,18 +404,21 @@ class HostedTestbed:
         if yard.attachment != wanted:
             if yard.attachment != "nic":
                 steps.append(ReleaseMaster("", machine.nic))
-            for want, placed in yard.placed.items():
+            for placed in yard.placed.values():
                 # A macvlan and a bridge cannot share a NIC, nor does one follow the other.
                 if placed.guest.plane == "macvlan" and placed.attached:
                     steps.append(DeleteLink(placed.guest.netns, GUEST_INTERFACE))
-                    yard.placed[want].attached = False
+                    placed.attached, placed.knows = False, ("", "")
             if wanted == "bridge":
                 steps.append(SetMaster("", machine.nic, machine.bridge))
             elif wanted == "docker-bridge":
                 steps.append(SetMaster("", machine.nic, machine.docker_bridge))
-        steps += [SetMtu("", machine.nic, self._mtu_bytes)] if self._mtu_bytes != 1500 else []
-        script.perform(Plan((*steps, SetUp("", machine.nic))), machine.host)
-        yard.attachment = wanted
+        if not yard.ready:
+            if self._mtu_bytes != 1500:
+                steps.append(SetMtu("", machine.nic, self._mtu_bytes))
+            steps.append(SetUp("", machine.nic))
+        script.perform(Plan(tuple(steps)), machine.host)
+        yard.attachment, yard.ready = wanted, True
         if wanted != "nic":
             yard.bridges.add(wanted)
 
@@ -410,7 +434,7 @@ class HostedTestbed:
                 return
             if placed.vf is not None and want not in wants:
                 pool.bring_home(placed.vf)
-                placed.vf, placed.attached = None, False
+                placed.vf, placed.attached, placed.knows = None, False, ("", "")
 
     def _create(self, yard: _Yard, wants: Sequence[_Want]) -> None:
         """Namespaces and containers, not yet plugged in."""
@@ -463,6 +487,8 @@ class HostedTestbed:
                 plane = _PLANES[want.plane]
                 steps += plane.attach(site, placed.guest)
                 placed.port = plane.host_interface(placed.guest) or ""
+            if self._with_vfs and yard.machine.letter == want.role[0] and _bridged(want.plane):
+                steps.append(AcceptAddress("", yard.machine.nic, placed.guest.mac))
             placed.attached = True
         steps += [AwaitUp(yard.placed[want].guest.netns) for want in wants]
         script.perform(Plan(tuple(steps)), yard.machine.host)
@@ -538,20 +564,28 @@ class HostedTestbed:
         )
 
     def _acquaint(
-        self, setting: Setting, yards: Mapping[HostRole, _Yard], mains: Mapping[HostRole, Guest]
+        self, setting: Setting, yards: Mapping[HostRole, _Yard], mains: Mapping[HostRole, _Placed]
     ) -> None:
         """Main guests know each other's MAC, so that no address is looked up in a measurement."""
-        for role, peer in zip(HOSTS, reversed(HOSTS), strict=True):
-            known = neighbours(mains[role], mains[peer], mains[peer].mac)
+        for role, other in zip(HOSTS, reversed(HOSTS), strict=True):
+            placed, peer = mains[role], mains[other].guest
+            if placed.knows == (peer.ipv4, peer.mac):
+                continue
+            known = neighbours(placed.guest, peer, peer.mac)
             # Docker's network has no IPv6.
             steps = known[:1] if setting.plane == "docker-bridge" else known
             script.perform(Plan(steps), yards[role].machine.host)
+            placed.knows = (peer.ipv4, peer.mac)
 
 
 def _wants(setting: Setting, role: HostRole) -> Iterator[_Want]:
     yield _Want(role, "main", 0, setting.kind, setting.plane)
     for index in range(setting.background_guests):
         yield _Want(role, "background", index, setting.kind, setting.background_plane)
+
+
+def _bridged(plane: str) -> bool:
+    return plane in ("bridge", "docker-bridge")
 
 
 def attachment_for(planes: frozenset[str]) -> Attachment:
@@ -571,6 +605,12 @@ def _together(work: Sequence[Callable[[], None]], workers: int = 2) -> None:
 # Everything that carries the token, of which nothing else takes care: namespaces, bridges, groups.
 _REMOVE = (
     """
+if [ -n "$2" ]; then
+    ours='02:70:77:0|02:42:c6:1[23]:'
+    for mac in $(bridge fdb show dev "$2" | grep self | grep -Eo "^($ours)[0-9a-f:]*"); do
+        bridge fdb delete "$mac" dev "$2" self
+    done
+fi
 for name in $(ip netns list | sed -n "s/^\\(pw-$1-[a-z0-9]*\\).*/\\1/p"); do
     for pid in $(ip netns pids "$name"); do kill -s KILL "$pid" 2>/dev/null; done
     ip netns delete "$name"
@@ -584,13 +624,15 @@ set -- "pw-$1"
 )
 
 
-def remove_traces(host: Host, token: str) -> None:
+def remove_traces(host: Host, nic: str, token: str) -> None:
     """Removes namespaces, bridges and control groups of this token from a host.
+
+    And the addresses of guests from its NIC.
 
     Raises:
         PlanewiseError: something could not be removed.
     """
-    done = host.run(["sh", "-c", _REMOVE, "sh", token], timeout_s=120)
+    done = host.run(["sh", "-c", _REMOVE, "sh", token, nic], timeout_s=120)
     if done.stderr.strip():
         raise PlanewiseError(
             f"not everything could be removed from {host.place}: "
@@ -605,6 +647,8 @@ class Resources:
 
     place: str
     nic: str
+    driver: str
+    """Of the NIC; empty for a virtual one."""
     vfs: int
     """How many VFs its NIC can have; 0 without SR-IOV."""
     free_mib: int
@@ -619,13 +663,14 @@ def survey(machine: Machine) -> Resources:
     """
     look = (
         'cat "/sys/class/net/$1/device/sriov_totalvfs" 2>/dev/null || echo 0; '
+        'basename "$(readlink "/sys/class/net/$1/device/driver" || echo none)"; '
         "sed -n 's/^MemAvailable: *//p' /proc/meminfo; "
         "if command -v dockerd >/dev/null || [ -S /run/docker.sock ]; then echo yes; "
         'else echo no; fi; ip -json address show dev "$1" 2>/dev/null'
     )
     host = machine.host
     said = host.run(["sh", "-c", look, "sh", machine.nic]).stdout
-    vfs, memory, dockerd, *rest = said.splitlines()
+    vfs, driver, memory, dockerd, *rest = said.splitlines()
     listed = json.loads("\n".join(rest) or "[]")
     if not listed:
         raise UnsupportedError(
@@ -646,12 +691,25 @@ def survey(machine: Machine) -> Resources:
             remedy="name a NIC that nobody uses with --nic",
         )
     return Resources(
-        host.place, machine.nic, int(vfs), int(memory.split()[0]) // 1024, dockerd == "yes"
+        host.place,
+        machine.nic,
+        "" if driver == "none" else driver,
+        int(vfs),
+        int(memory.split()[0]) // 1024,
+        dockerd == "yes",
     )
 
 
-def shortage(setting: Setting, found: Resources) -> str:
-    """What a machine lacks for a setting, as a sentence; empty when it suffices. Pure."""
+_FILTERS = {"igb": 24, "igbvf": 24}
+"""MAC addresses that a NIC with VFs can receive for, by driver, where promiscuous mode does not do
+(rar_entry_count of Linux' igb for the 82576); one is its own, each VF takes one."""
+
+
+def shortage(setting: Setting, found: Resources, with_vfs: bool) -> str:
+    """What a machine lacks for a setting, as a sentence; empty when it suffices. Pure.
+
+    `with_vfs`: its NIC has VFs at that time.
+    """
     if setting.kind == "container" and not found.dockerd:
         return f"there is no Docker on {found.place}"
     needed = setting.vfs_a_host()
@@ -659,6 +717,17 @@ def shortage(setting: Setting, found: Resources) -> str:
         return f"{found.nic} of {found.place} has no SR-IOV"
     if needed > found.vfs:
         return f"needs {needed} VFs on {found.place}, and {found.nic} has {found.vfs}"
+    filters = _FILTERS.get(found.driver)
+    bridged = _bridged(setting.plane) + setting.background_guests * _bridged(
+        setting.background_plane
+    )
+    if with_vfs and filters and setting.path == "north-south":
+        spare = filters - 1 - found.vfs
+        if bridged > spare:
+            return (
+                f"needs {bridged} MAC addresses behind {found.nic} of {found.place}, and "
+                f"{found.driver} takes {spare} beside its VFs"
+            )
     each = GUEST_MIB if setting.kind == "container" else NAMESPACE_MIB
     memory = setting.guests_a_host() * each + SPARE_MIB
     if memory > found.free_mib:
@@ -694,10 +763,13 @@ class JoiningHost:
         netns: str | None = None,
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> Finished:
         """See `Host.run`."""
         argv, netns = self.command(argv, netns)
-        return self._host.run(argv, netns=netns, timeout_s=timeout_s, stdin=stdin)
+        return self._host.run(
+            argv, netns=netns, timeout_s=timeout_s, stdin=stdin, expected_s=expected_s
+        )
 
     def command(self, argv: Sequence[str], netns: str | None) -> tuple[Sequence[str], str | None]:
         """What is really started, and where, for `argv` in a namespace."""
@@ -739,9 +811,9 @@ class JoiningHost:
         """See `Host.read_text`."""
         return self._host.read_text(path, netns=netns)
 
-    def take(self, remote: str, into: Path) -> Path:
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
         """See `Host.take`."""
-        return self._host.take(remote, into)
+        return self._host.take(remote, into, netns=netns)
 
     def put(self, local: Path, remote: str) -> None:
         """See `Host.put`."""

@@ -13,9 +13,9 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,6 +34,19 @@ def token_of(name: str) -> str | None:
     return match[1] if match else None
 
 
+@dataclass(frozen=True)
+class HostNote:
+    """A host beyond this machine, and what its NIC was like before."""
+
+    host: str
+    """As the user names it: `ssh://server`, `lab:a`."""
+    nic: str
+    up: bool
+    mtu_bytes: int
+    labs: str = ""
+    """Where the lab of a host of a lab keeps its files."""
+
+
 class Ownership:
     """The right to use names with this token, held until `release` or the end of the program."""
 
@@ -43,8 +56,10 @@ class Ownership:
         self._descriptor = descriptor
 
     @classmethod
-    def take(cls, what: str, state: Path = STATE) -> Ownership:
+    def take(cls, what: str, state: Path = STATE, hosts: Sequence[HostNote] = ()) -> Ownership:
         """Takes a token that nobody has.
+
+        `hosts` are those, beyond this machine, on which something will carry the token.
 
         Raises:
             UnsupportedError: the state directory cannot be written.
@@ -55,7 +70,7 @@ class Ownership:
                 token = secrets.token_hex(4)
                 path = state / f"{token}.json"
                 with suppress(FileExistsError):
-                    return cls._make(what, token, path)
+                    return cls._make(what, token, path, hosts)
         except OSError as error:
             raise UnsupportedError(
                 f"{state} cannot be written: {error.strerror}",
@@ -63,7 +78,7 @@ class Ownership:
             ) from error
 
     @classmethod
-    def _make(cls, what: str, token: str, path: Path) -> Ownership:
+    def _make(cls, what: str, token: str, path: Path, hosts: Sequence[HostNote]) -> Ownership:
         # Locked before it gets its name: at no moment could a sweep take it for a leftover.
         descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
@@ -73,6 +88,7 @@ class Ownership:
                 "pid": os.getpid(),
                 "command": sys.argv,
                 "started": datetime.now(UTC).isoformat(),
+                "hosts": [asdict(host) for host in hosts],
             }
             os.write(descriptor, json.dumps(content).encode())
             os.link(
@@ -107,21 +123,41 @@ class Leftover:
     what: str = ""
     """What the run was; empty when its file is gone."""
     started: str = ""
+    hosts: tuple[HostNote, ...] = ()
+    """Hosts beyond this machine where something may carry the token."""
 
 
-def leftovers(state: Path = STATE) -> tuple[Leftover, ...]:
-    """What dead runs left. Live runs, and names that are not ours, are not among it."""
-    return tuple(found for found, _ in _dead(state))
+def leftovers(state: Path = STATE, *, namespaces: bool = True) -> tuple[Leftover, ...]:
+    """What dead runs left. Live runs, and names that are not ours, are not among it.
+
+    Without `namespaces`, only what files in `state` tell of.
+    """
+    return tuple(found for found, _ in _dead(state, namespaces))
 
 
-def sweep(state: Path = STATE) -> tuple[Leftover, ...]:
+def sweep(
+    state: Path = STATE,
+    elsewhere: Callable[[Leftover], None] | None = None,
+    *,
+    namespaces: bool = True,
+) -> tuple[Leftover, ...]:
     """Removes what dead runs left and says what it was.
+
+    `elsewhere` removes first what a run left beside namespaces, here and on other hosts. Where it
+    fails, the run stays known and the others are still cleaned up.
 
     Raises:
         PlanewiseError: something could not be removed.
     """
     done = []
-    for found, path in _dead(state):
+    failed: PlanewiseError | None = None
+    for found, path in _dead(state, namespaces):
+        if elsewhere is not None:
+            try:
+                elsewhere(found)
+            except PlanewiseError as error:
+                failed = error
+                continue
         ended = netns.end_processes_in(found.namespaces)
         for name in found.namespaces:
             try:
@@ -132,14 +168,16 @@ def sweep(state: Path = STATE) -> tuple[Leftover, ...]:
                     remedy="run `planewise clean` as root",
                 ) from error
         path.unlink(missing_ok=True)
-        done.append(Leftover(found.token, found.namespaces, ended, found.what, found.started))
+        done.append(replace(found, processes=ended))
+    if failed is not None:
+        raise failed
     return tuple(done)
 
 
-def _dead(state: Path) -> Iterator[tuple[Leftover, Path]]:
+def _dead(state: Path, namespaces: bool) -> Iterator[tuple[Leftover, Path]]:
     # Names first, files second: a run that starts in between has a file before it has a name.
     by_token: dict[str, list[str]] = {}
-    for name in netns.names():
+    for name in netns.names() if namespaces else ():
         if token := token_of(name):
             by_token.setdefault(token, []).append(name)
     with suppress(OSError):
@@ -175,6 +213,7 @@ def _dead(state: Path) -> Iterator[tuple[Leftover, Path]]:
                     processes,
                     str(content.get("what", "")),
                     str(content.get("started", "")),
+                    _hosts(content.get("hosts")),
                 ),
                 path,
             )
@@ -189,3 +228,9 @@ def _read(descriptor: int) -> dict[str, object]:
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _hosts(content: object) -> tuple[HostNote, ...]:
+    with suppress(TypeError):
+        return tuple(HostNote(**one) for one in content)  # type: ignore[attr-defined]
+    return ()

@@ -159,7 +159,7 @@ class BackgroundLoad:
         workers = _end(self._workers)
         sinks = _end(self._sinks)
         if kind is None:
-            self.report = self._account(workers, sinks, duration_s, len(early))
+            self.report = account(self.spec, workers, sinks, duration_s, len(early), self._cpus)
 
     def check(self) -> None:
         """See `Load.check`."""
@@ -240,43 +240,6 @@ class BackgroundLoad:
                 )
             time.sleep(_POLL_S)
 
-    def _account(
-        self, workers: list[Finished], sinks: list[Finished], duration_s: float, early: int
-    ) -> LoadReport:
-        reports = [one.json() for one in workers]
-        warnings = []
-        if early:
-            warnings.append(f"{early} of {len(workers)} background guests ended before the end")
-        if self.spec.type == "cpu":
-            cpu_s = math.fsum(one["achieved_load"] * one["duration_s"] for one in reports)
-            ran_s = max(one["duration_s"] for one in reports)
-            share = cpu_s / (ran_s * self._cpus)
-            if share < 0.9 * self.spec.cpu_share:
-                warnings.append(
-                    f"CPU load got {percent_text(share)} of the CPUs, "
-                    f"{percent_text(self.spec.cpu_share)} was asked for"
-                )
-            return LoadReport(
-                self.spec, len(workers), ran_s, cpu_s=cpu_s, cpu_share=share,
-                warnings=tuple(warnings),
-            )  # fmt: skip
-        sent = sum(one["sent"] for one in reports)
-        ran_s = max((one["duration_s"] for one in reports), default=duration_s)
-        if sent < 0.9 * self.spec.rate_pps * ran_s - self.spec.burst * len(workers):
-            warnings.append(
-                f"network load sent {sent / ran_s:.0f} datagrams/s, "
-                f"{self.spec.rate_pps:.0f} were asked for"
-            )
-        return LoadReport(
-            self.spec,
-            len(workers),
-            ran_s,
-            sent=sent,
-            received=sum(one.json()["packets"] for one in sinks),
-            refused=sum(one["refused"] for one in reports),
-            warnings=tuple(warnings),
-        )
-
 
 def _end(processes: list[LocalProcess]) -> list[Finished]:
     """Asks all to end before it waits for the first: they end together."""
@@ -288,3 +251,52 @@ def _end(processes: list[LocalProcess]) -> list[Finished]:
     ended = [process.stop() for process in processes]
     processes.clear()
     return ended
+
+
+def account(
+    spec: LoadSpec,
+    workers: Sequence[Finished],
+    sinks: Sequence[Finished],
+    duration_s: float,
+    early: int,
+    cpus: int,
+) -> LoadReport:
+    """What a load did, from what its processes printed. Pure.
+
+    `early` workers had ended by themselves; `cpus` are those of the loaded host.
+
+    Raises:
+        PlanewiseError: a process failed.
+    """
+    reports = [one.json() for one in workers]
+    warnings = []
+    if early:
+        warnings.append(f"{early} of {len(workers)} background guests ended before the end")
+    if spec.type == "cpu":
+        cpu_s = math.fsum(one["achieved_load"] * one["duration_s"] for one in reports)
+        ran_s = max(one["duration_s"] for one in reports)
+        share = cpu_s / (ran_s * cpus)
+        if share < 0.9 * spec.cpu_share:
+            warnings.append(
+                f"CPU load got {percent_text(share)} of the CPUs, "
+                f"{percent_text(spec.cpu_share)} was asked for"
+            )
+        return LoadReport(
+            spec, len(workers), ran_s, cpu_s=cpu_s, cpu_share=share,
+            warnings=tuple(warnings),
+        )  # fmt: skip
+    sent = sum(one["sent"] for one in reports)
+    ran_s = max((one["duration_s"] for one in reports), default=duration_s)
+    if sent < 0.9 * spec.rate_pps * ran_s - spec.burst * len(workers):
+        warnings.append(
+            f"network load sent {sent / ran_s:.0f} datagrams/s, {spec.rate_pps:.0f} were asked for"
+        )
+    return LoadReport(
+        spec,
+        len(workers),
+        ran_s,
+        sent=sent,
+        received=sum(one.json()["packets"] for one in sinks),
+        refused=sum(one["refused"] for one in reports),
+        warnings=tuple(warnings),
+    )

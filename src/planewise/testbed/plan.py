@@ -261,6 +261,20 @@ class AddForwarding:
 
 
 @dataclass(frozen=True)
+class AcceptAddress:
+    """Has a NIC receive frames for this MAC, too: with VFs, promiscuous mode may not do."""
+
+    netns: str
+    interface: str
+    mac: str
+
+    def __str__(self) -> str:
+        return (
+            f"{_ip(self.netns, 'bridge')} fdb append {self.mac} dev {self.interface} self permanent"
+        )
+
+
+@dataclass(frozen=True)
 class SetSysctl:
     """A kernel setting of one namespace, as a path below /proc/sys."""
 
@@ -300,6 +314,7 @@ Step = (
     | AddRoute
     | AddNeighbour
     | AddForwarding
+    | AcceptAddress
     | SetSysctl
     | AwaitUp
 )

@@ -39,9 +39,10 @@ _NO_NETNS = "pw-no-netns"
 
 T = TypeVar("T")
 
-# stdin is the line to the desk: its end means that the desk is gone, or done. The keeper waits for
-# that in the background and then ends what is left of the process group, itself included. `exec`
-# keeps the process id, which is the group's, too, as sshd starts each command in a session.
+# stdin is the line to the desk: a line of it is a signal for the process group, its end means that
+# the desk is gone, or done. The keeper waits for that in the background and then ends what is left
+# of the process group, itself included. `exec` keeps the process id, which is the group's, too, as
+# sshd starts each command in a session.
 _KEPT = (
     """
 netns=$1 length=$2; shift 2
@@ -51,7 +52,9 @@ exec 3<&0 </dev/null
 if [ "$length" -gt 0 ]; then
     file=$(mktemp) && head -c "$length" <&3 >"$file" && exec <"$file" && rm -f "$file" || exit 1
 fi
-(trap '' INT TERM HUP; cat <&3 3<&-; kill -s KILL -- -$$) >/dev/null 2>&1 &
+(trap '' INT TERM HUP
+while read -r name <&3; do kill -s "$name" -- -$$; done
+kill -s KILL -- -$$) >/dev/null 2>&1 &
 echo "BEGUN$$" >&2
 if [ -n "$netns" ]; then exec ip netns exec "$netns" "$@" 3<&-; fi
 exec "$@" 3<&-
@@ -226,9 +229,13 @@ class SshProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if self.running:
-            # Not by ssh's own signal request, which not every server honours.
-            with suppress(PlanewiseError):
-                self._host.call(self._host.shell(f"kill -s {number.name[3:]} -- -{self._pid}"))
+            # Not by ssh's own signal request, which not every server honours, and not by a command
+            # of its own, which takes an emulated host a tenth of a second.
+            async def say() -> None:
+                with suppress(OSError, asyncssh.Error):
+                    self._remote.stdin.write(f"{number.name[3:]}\n".encode())
+
+            self._host.call(say())
 
     async def _read(self) -> None:
         try:
@@ -332,6 +339,7 @@ class SshHost:
         self._directory: str | None = None
         self._sockets: dict[str, str] = {}
         self._local = ExitStack()
+        self._files: asyncssh.SFTPClient | None = None
         self._keeper: asyncssh.SSHClientProcess[str] | None = None
         self._thread.start()
         try:
@@ -544,11 +552,12 @@ class SshHost:
 
     def _copy(self, source: str, target: str, complaint: str, upwards: bool) -> None:
         async def copy() -> None:
-            async with self._connection.start_sftp_client() as files:
-                if upwards:
-                    await files.put(source, target, preserve=True)
-                else:
-                    await files.get(source, target, preserve=True)
+            if self._files is None:
+                self._files = await self._connection.start_sftp_client()
+            if upwards:
+                await self._files.put(source, target, preserve=True)
+            else:
+                await self._files.get(source, target, preserve=True)
 
         try:
             self.call(copy())

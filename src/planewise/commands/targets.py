@@ -1,0 +1,130 @@
+"""The hosts of a run: named by options, remembered from a run, or a lab brought up for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planewise.errors import BadInputError
+
+if TYPE_CHECKING:
+    from planewise.commands.progress import ProgressLine
+    from planewise.pipeline import Elsewhere
+    from planewise.testbed.pair import Targets
+
+LAB_MEMORY_MIB = 2048
+
+
+@dataclass(frozen=True)
+class Where:
+    """Hosts other than this machine."""
+
+    targets: Targets
+    fresh_lab: str = ""
+    """Name of the lab to bring up for them, and down again; empty where they stand."""
+
+
+def chosen(
+    sender: str | None, responder: str | None, nic: str, lab: bool, resume: Path | None
+) -> Where | None:
+    """What options, or the run to be continued, say; None is this machine.
+
+    Raises:
+        BadInputError: they contradict one another, or name no host.
+    """
+    if lab and (sender or responder or nic):
+        raise BadInputError(
+            "--lab brings up hosts of its own",
+            where="--lab",
+            remedy="give either --lab, or --sender and --responder",
+        )
+    if lab:
+        return _fresh()
+    if sender or responder:
+        return _named(sender, responder, nic)
+    if nic:
+        raise BadInputError(
+            "--nic is for the hosts that --sender and --responder name", where="--nic"
+        )
+    return None if resume is None else _remembered(resume)
+
+
+@contextmanager
+def opened(where: Where | None, progress: ProgressLine) -> Iterator[Elsewhere | None]:
+    """Connects to the hosts, brings up their lab first; ends both afterwards.
+
+    Raises:
+        PlanewiseError: a host cannot be reached, or the lab does not come up.
+    """
+    if where is None:
+        yield None
+        return
+    from planewise import doctor, lab
+    from planewise.pipeline import Elsewhere
+    from planewise.testbed.pair import remote_pair
+
+    targets = where.targets
+    testbed = {
+        "sender": targets.sender,
+        "responder": targets.responder,
+        "nic": targets.interface,
+    }
+    with ExitStack() as standing:
+        if where.fresh_lab:
+            spec = lab.LabSpec(where.fresh_lab, memory_mib=LAB_MEMORY_MIB)
+            standing.callback(lab.down, where.fresh_lab)
+            lab.up(spec, progress)
+            testbed["lab"] = where.fresh_lab
+        pair = standing.enter_context(remote_pair(targets))
+        yield Elsewhere(
+            pair,
+            {role: doctor.examine_host(machine.host) for role, machine in pair.machines.items()},
+            testbed,
+            targets.emulated(),
+        )
+
+
+def _fresh() -> Where:
+    from planewise.testbed.pair import Targets
+
+    name = f"run-{os.getpid()}"
+    return Where(Targets(f"lab:{name}/a", f"lab:{name}/b"), name)
+
+
+def _named(sender: str | None, responder: str | None, nic: str) -> Where:
+    from planewise.testbed.pair import Targets
+    from planewise.testbed.remote import parse_lab, parse_target
+
+    for flag, target in (("--sender", sender), ("--responder", responder)):
+        if not target:
+            raise BadInputError(
+                f"{flag} is missing",
+                where="planewise run",
+                remedy="traffic between two hosts needs both --sender and --responder",
+            )
+        try:
+            (parse_lab if target.startswith("lab:") else parse_target)(target)
+        except BadInputError as error:
+            raise replace_where(error, flag) from error
+    return Where(Targets(sender or "", responder or "", nic))
+
+
+def replace_where(error: BadInputError, flag: str) -> BadInputError:
+    """The same error, with the option that it is about."""
+    return BadInputError(error.what, where=flag, remedy=error.remedy)
+
+
+def _remembered(run: Path) -> Where | None:
+    from planewise.store.rundir import RunReader
+    from planewise.testbed.pair import Targets
+
+    testbed = RunReader(run).info.testbed
+    if not testbed:
+        return None
+    if "lab" in testbed:
+        return _fresh()
+    return Where(Targets(testbed["sender"], testbed["responder"], testbed["nic"]))

@@ -1,0 +1,304 @@
+"""Two hosts for a hosted testbed: servers reached by ssh, or two namespaces of this machine.
+
+Opens and closes them, writes down what is lent, and removes what killed runs left on servers.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from planewise import lab
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.lab.state import state_root
+from planewise.testbed import ledger, netns, signals
+from planewise.testbed.apply import apply
+from planewise.testbed.containers import REMOVE_CGROUPS, STANDARD_SOCKET, remove_ours
+from planewise.testbed.host import Host, LocalHost
+from planewise.testbed.hosted import Machine, remove_traces, survey
+from planewise.testbed.ledger import HostNote, Leftover, Ownership
+from planewise.testbed.model import HOSTS, WIRE, WIRE_INDEX, HostRole
+from planewise.testbed.namespaces import new_namespace
+from planewise.testbed.netns import NamespaceThread
+from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp
+from planewise.testbed.remote import SshHost, open_host, parse_lab
+from planewise.testbed.vfs import Tool, restore
+
+LAB_NIC = "pf0"
+
+_DEATH_S = 30.0
+"""How long the kernel may take to end a killed daemon's containers."""
+
+STATE_VARIABLE = "PLANEWISE_LAB_STATE"
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The hosts that somebody names for a run."""
+
+    sender: str
+    """`ssh://server`, `lab:a`."""
+    responder: str
+    nic: str = ""
+    """The interface to use on both; empty: a lab's first PF."""
+
+    def __post_init__(self) -> None:
+        if self.sender == self.responder:
+            raise BadInputError(
+                f"the sender and the responder are both {self.sender}",
+                where="--responder",
+                remedy="give two hosts; traffic within the sender is the level `east-west` of "
+                "the factor `path`",
+            )
+        for flag, target in (("--sender", self.sender), ("--responder", self.responder)):
+            if not self.nic and not target.startswith("lab:"):
+                raise BadInputError(
+                    f"which NIC of {target} may be used is not said",
+                    where=flag,
+                    remedy="name it with --nic (`ip link` there lists them); it must be one that "
+                    "nobody uses",
+                )
+
+    @property
+    def interface(self) -> str:
+        """The NIC to use."""
+        return self.nic or LAB_NIC
+
+    def emulated(self) -> str:
+        """Why times there are not those of hardware, as a sentence; empty when they are."""
+        for target in (self.sender, self.responder):
+            if target.startswith("lab:"):
+                status = lab.status(parse_lab(target)[0])
+                how = "" if status is None else f" under {status.record.accelerator.upper()}"
+                return f"the hosts are QEMU machines of `planewise lab`{how}, their NICs emulated"
+        return ""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two hosts that may be used under a token."""
+
+    machines: Mapping[HostRole, Machine]
+    token: str
+    separate: bool
+    """Whether they are two machines: then each has CPUs of its own."""
+
+
+@contextmanager
+def remote_pair(targets: Targets) -> Iterator[Pair]:
+    """Connects to two servers.
+
+    Raises:
+        PlanewiseError: one cannot be reached, or its NIC is in use.
+    """
+    with ExitStack() as open_hosts:
+        before = signals.raise_on_signals()
+        open_hosts.callback(signals.restore, before)
+        hosts: dict[HostRole, SshHost] = {}
+        for role, target in zip(HOSTS, (targets.sender, targets.responder), strict=True):
+            hosts[role] = open_host(target, role)
+            open_hosts.callback(hosts[role].close)
+        nic = targets.interface
+        for role, host in hosts.items():
+            survey(Machine(host, nic, role[0], "", ""))  # in use: said before anything is noted
+        notes = [_note(host, nic) for host in hosts.values()]
+        ownership = Ownership.take("guests on other hosts", _state(), notes)
+        try:
+            token = ownership.token
+            yield Pair(
+                {
+                    role: Machine(host, nic, role[0], f"pw-{token}-b", f"pw-{token}-d")
+                    for role, host in hosts.items()
+                },
+                token,
+                separate=True,
+            )
+        except BaseException:
+            with signals.uninterrupted():
+                _give_back(hosts.values(), notes, ownership)
+            raise
+        with signals.uninterrupted():
+            _return_nics(hosts.values(), notes)
+            ownership.release()
+
+
+def _give_back(hosts: Iterable[SshHost], notes: Iterable[HostNote], ownership: Ownership) -> None:
+    """After an error: what cannot be removed now, for the same reason perhaps, stays known."""
+    try:
+        for host, note in zip(hosts, notes, strict=True):
+            remove_traces(host, note.nic, ownership.token)
+        _return_nics(hosts, notes)
+    except PlanewiseError:
+        ownership.abandon()
+    else:
+        ownership.release()
+
+
+@contextmanager
+def local_pair(mtu_bytes: int) -> Iterator[Pair]:
+    """Two namespaces of this machine, joined by a veth pair, as hosts.
+
+    Raises:
+        UnsupportedError: no privilege to make them.
+    """
+    netns.prepare_run()
+    before = signals.raise_on_signals()
+    ownership = Ownership.take("two hosts with containers")
+    hosts: dict[HostRole, LocalHost] = {}
+    try:
+        names = {role: ownership.name(role[0]) for role in HOSTS}
+        thread = NamespaceThread("apply")
+        try:
+            apply(plan_pair(names, mtu_bytes), thread)
+        finally:
+            thread.close()
+        hosts = {role: LocalHost(role, names[role]) for role in HOSTS}
+        yield Pair(
+            {role: Machine(host, WIRE, role[0], "br0", "docker0") for role, host in hosts.items()},
+            ownership.token,
+            separate=False,
+        )
+    finally:
+        with signals.uninterrupted():
+            for host in hosts.values():
+                with suppress(PlanewiseError):
+                    remove_traces(host, WIRE, ownership.token)
+                host.close()
+            mine = [name for name in netns.names() if name.startswith(f"pw-{ownership.token}-")]
+            netns.end_processes_in(mine)
+            for name in mine:
+                netns.remove(name)
+            ownership.release()
+        signals.restore(before)
+
+
+def plan_pair(names: Mapping[HostRole, str], mtu_bytes: int) -> Plan:
+    """The steps that make two hosts out of namespaces. Pure."""
+    sender, responder = names["sender"], names["responder"]
+    macs = ("02:70:77:20:00:00", "02:70:77:21:00:00")
+    return Plan(
+        (
+            *new_namespace(sender),
+            *new_namespace(responder),
+            AddVeth(sender, WIRE, WIRE_INDEX, macs[0], responder, WIRE, macs[1], mtu_bytes),
+            SetUp(sender, WIRE),
+            SetUp(responder, WIRE),
+            AwaitUp(sender),
+        )
+    )
+
+
+def _state() -> Path:
+    """Where a run on other hosts is noted: a plain user may not write where root does."""
+    return ledger.STATE if os.geteuid() == 0 else state_root() / "hosts"
+
+
+def leftovers() -> tuple[Leftover, ...]:
+    """What dead runs of this user left, here and on other hosts."""
+    mine = () if _state() == ledger.STATE else ledger.leftovers(_state(), namespaces=False)
+    return (*ledger.leftovers(), *mine)
+
+
+def sweep() -> tuple[Leftover, ...]:
+    """Removes what dead runs left, here and on other hosts.
+
+    Raises:
+        PlanewiseError: something could not be removed; all else is.
+    """
+    here = ledger.sweep(elsewhere=remove_elsewhere)
+    if _state() == ledger.STATE:
+        return here
+    return (*here, *ledger.sweep(_state(), remove_elsewhere, namespaces=False))
+
+
+def remove_elsewhere(left: Leftover) -> None:
+    """Removes a dead run's control groups here, and what it left on other hosts; gives those their
+    NICs back.
+
+    Raises:
+        PlanewiseError: a host cannot be reached, or something cannot be removed.
+    """
+    _remove_groups(left.token)
+    for note in left.hosts:
+        with _labs_in(note.labs):
+            if note.host.startswith("lab:") and _is_down(note.host):
+                continue
+            host = open_host(note.host, "clean")
+            try:
+                _clean(host, note, left.token)
+            finally:
+                host.close()
+
+
+def _remove_groups(token: str) -> None:
+    """Control groups of containers that die with their daemon, in a moment."""
+    deadline = time.monotonic() + _DEATH_S
+    while any(Path("/sys/fs/cgroup").glob(f"pw-{token}")) or any(
+        Path("/sys/fs/cgroup").glob(f"*/pw-{token}")
+    ):
+        argv = ["sh", "-c", REMOVE_CGROUPS, "sh", f"pw-{token}"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.stderr and time.monotonic() > deadline:
+            raise PlanewiseError(
+                f"a control group could not be removed: {done.stderr.strip().splitlines()[-1]}",
+                remedy="run `planewise clean` as root",
+            )
+        time.sleep(0.02)
+
+
+@contextmanager
+def _labs_in(directory: str) -> Iterator[None]:
+    """Labs are looked for where the run that is cleaned up had its own."""
+    before = os.environ.get(STATE_VARIABLE)
+    if directory:
+        os.environ[STATE_VARIABLE] = directory
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(STATE_VARIABLE, None)
+        else:
+            os.environ[STATE_VARIABLE] = before
+
+
+def _clean(host: SshHost, note: HostNote, token: str) -> None:
+    try:
+        tool = Tool.on(host)
+    except UnsupportedError:
+        tool = None  # without it no VF was ever touched
+    if tool is not None:
+        restore(tool, f"pw-{token}")
+    if host.run(["test", "-S", STANDARD_SOCKET]).exit_code == 0:
+        import docker
+        import docker.errors
+
+        with suppress(docker.errors.DockerException):
+            api = docker.DockerClient(base_url=f"unix://{host.socket(STANDARD_SOCKET)}")
+            remove_ours(api, token)
+            api.close()
+    remove_traces(host, note.nic, token)
+    _return_nics([host], [note])
+
+
+def _is_down(target: str) -> bool:
+    status = lab.status(parse_lab(target)[0])
+    return status is None or status.state in ("dead", "hung")
+
+
+def _note(host: Host, nic: str) -> HostNote:
+    (link,) = host.run(["ip", "-json", "link", "show", "dev", nic]).json()
+    target = host.place
+    labs = str(state_root()) if target.startswith("lab:") else ""
+    return HostNote(target, nic, "UP" in link["flags"], int(link["mtu"]), labs)
+
+
+def _return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
+    for host, note in zip(hosts, notes, strict=True):
+        state = "up" if note.up else "down"
+        argv = ["ip", "link", "set", note.nic, "mtu", str(note.mtu_bytes), state]
+        host.run(argv).check()

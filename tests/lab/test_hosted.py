@@ -1,0 +1,215 @@
+"""Containers and VFs on the lab's hosts: a design run there, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planewise import lab
+from planewise.testbed import ledger
+from planewise.testbed.remote import LabHost
+
+from .conftest import PLANEWISE, Run, UpLab
+
+pytestmark = pytest.mark.timeout(900)
+
+HOSTS = ("--sender", "lab:t/a", "--responder", "lab:t/b")
+
+DESIGN = """
+title: containers in the lab
+factors:
+  guest: container
+  plane: [bridge, vf]
+  background_plane: vf
+  background_guests: [0, 2, 8]
+  load_type: network
+  path: [north-south, east-west]
+constraints:
+  - when: {path: north-south}
+    require: {background_guests: [2, 8]}
+  - when: {path: east-west}
+    require: {background_guests: 0}
+rtt: {packets: 50}
+background: {rate_pps: 500, burst_packets: 4, payload_bytes: 64}
+blocks: 1
+"""
+
+STATE = """
+ip -o link | sed 's/^[0-9]*: //; s/ qlen.*//; s/ state [A-Z]* / /' | sort
+ip netns list
+ls /sys/fs/cgroup | grep pw-
+pgrep -a dockerd
+pgrep -a containerd
+bridge fdb show | grep -v 33:33 | sort
+ip -d link show pf0 | grep vf
+for pf in /sys/class/net/pf*/device; do
+    cat $pf/sriov_numvfs $pf/sriov_drivers_autoprobe
+    for vf in $pf/virtfn*; do
+        [ -e $vf ] || continue
+        echo $(basename $(readlink -f $vf)) $(basename $(readlink -f $vf/driver)) $(ls $vf/net)
+        cat $vf/net/*/address
+    done
+done
+pgrep -a pw-probe
+true
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(up: UpLab) -> Iterator[dict[str, LabHost]]:
+    opened = {name: LabHost("t", name, name=name) for name in lab.HOSTS}
+    yield dict(opened)
+    for host in opened.values():
+        host.close()
+
+
+def states(hosts: dict[str, LabHost]) -> dict[str, str]:
+    return {
+        name: host.run(["sh", "-c", STATE], timeout_s=60).stdout for name, host in hosts.items()
+    }
+
+
+def test_containers_on_bridges_and_vfs_reach_each_other_on_one_nic_and_across_the_cable(
+    hosts: dict[str, LabHost], planewise: Run, tmp_path: Path
+) -> None:
+    before = states(hosts)
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(DESIGN)
+    done = planewise("run", str(design), *HOSTS, "--out", str(out), timeout_s=600)
+    assert done.returncode == 0, done.stderr
+    trials = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
+    assert {trial.get("reason", "") for trial in trials} == {""}
+    seen = {(trial["cell"]["plane"], trial["cell"]["path"]) for trial in trials}
+    paths = ("north-south", "east-west")
+    assert seen == {(plane, path) for plane in ("bridge", "vf") for path in paths}
+    for trial in trials:
+        counts = trial["counts"]
+        assert counts["sent"] == counts["received"] + counts["lost"]
+        assert counts["received"] > 0
+        machines = 2 if trial["cell"]["path"] == "north-south" else 1
+        assert len(trial["cpu"]) == machines
+    info = json.loads((out / "run.json").read_text())
+    assert {one["reason"] for one in info["skipped"]} == {
+        "needs 8 VFs on lab:t/a, and pf0 has 7",
+        "needs 9 VFs on lab:t/a, and pf0 has 7",
+    }
+    assert info["testbed"] == {"sender": "lab:t/a", "responder": "lab:t/b", "nic": "pf0"}
+    assert "QEMU" in info["emulated"]
+    assert "Emulated times" in done.stdout
+    assert states(hosts) == before
+
+
+def test_after_a_kill_at_ten_random_moments_clean_brings_everything_back(
+    hosts: dict[str, LabHost], planewise: Run, tmp_path: Path
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    before = states(hosts)
+    design = tmp_path / "design.yaml"
+    design.write_text(DESIGN)
+    for number in range(10):
+        argv = ["run", str(design), *HOSTS, "--out", str(tmp_path / f"run{number}")]
+        with (tmp_path / "said").open("w+") as said:
+            victim = subprocess.Popen([*PLANEWISE, *argv], stdout=said, stderr=said)
+            after_s = moments.uniform(1.5, 16.0)
+            try:
+                victim.wait(after_s)
+            except subprocess.TimeoutExpired:
+                victim.kill()
+                victim.wait()
+        told = f"seed {seed}, kill {number} after {after_s:.2f} s"
+        done = planewise("clean", timeout_s=240)
+        assert done.returncode == 0, f"{told}: {done.stderr}"
+        now: dict[str, str] = {}
+        # sshd takes a moment to see that its client is gone.
+        deadline = time.monotonic() + 60
+        while (now := states(hosts)) != before and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert now == before, told
+        assert not [one for one in ledger.leftovers() if one.hosts], told
+
+
+def test_igb_counters_of_vfs_are_called_unsupported(
+    hosts: dict[str, LabHost], planewise: Run
+) -> None:
+    from planewise.testbed.vfs import Tool
+
+    tool = Tool.on(hosts["a"])
+    tool.run("setup", "pf1", "--count", "1", "--owner", "pw-test")
+    try:
+        assert "unsupported" in tool.run("list", "pf1").stdout
+        (pf,) = tool.run("list", "pf1", "--json").json()["pfs"]
+        counters = pf["vfs"][0]["counters"]
+        assert counters["status"] == "unsupported"
+        assert "rx_packets" not in counters
+    finally:
+        tool.run("restore", "--owner", "pw-test")
+
+
+def test_a_container_that_ends_while_its_vf_is_inside_is_said_and_its_vf_comes_home(
+    hosts: dict[str, LabHost],
+) -> None:
+    from planewise.errors import PlanewiseError
+    from planewise.testbed.hosted import HostedTestbed, Setting
+    from planewise.testbed.pair import Targets, remote_pair
+
+    before = states(hosts)
+    setting = Setting("container", "vf", "vf", 0, "north-south")
+    with (
+        remote_pair(Targets("lab:t/a", "lab:t/b")) as pair,
+        HostedTestbed(pair.machines, pair.token, 1500) as testbed,
+    ):
+        assert testbed.expect([setting]) == {}
+        victim = ""
+
+        def measure_and_kill() -> None:
+            nonlocal victim
+            with testbed.arrange(setting) as standing:
+                victim = standing.main("sender").netns
+                host = pair.machines["sender"].host
+                kill = f"kill -9 $(cat /sys/fs/cgroup/pw-{pair.token}/*/cgroup.procs)"
+                host.run(["sh", "-c", kill]).check()
+
+        with pytest.raises(PlanewiseError, match="ended while it was needed"):
+            measure_and_kill()
+        with testbed.arrange(setting) as standing:
+            assert standing.main("sender").netns != victim
+            peer = standing.main("responder").ipv4
+            probe = standing.hosts["sender"].probe
+            argv = [probe, "ping", peer, "--count", "10"]
+            ping = standing.hosts["sender"].run(argv, netns=standing.main("sender").netns)
+            assert ping.json()["counts"]["received"] > 0
+    assert states(hosts) == before
+
+
+def test_what_is_wrong_with_the_hosts_is_one_sentence(
+    up: UpLab, hosts: dict[str, LabHost], planewise: Run, tmp_path: Path
+) -> None:
+    design = tmp_path / "design.yaml"
+    design.write_text(DESIGN)
+
+    def refused(*argv: str) -> str:
+        done = planewise("run", str(design), "--out", str(tmp_path / "never"), *argv)
+        assert done.returncode in (1, 2)
+        assert "Traceback" not in done.stderr
+        assert not (tmp_path / "never").exists()
+        return done.stderr
+
+    assert "there is no interface nothing0" in refused(*HOSTS, "--nic", "nothing0")
+    assert "is in use: it has the address" in refused(*HOSTS, "--nic", "mgmt0")
+    assert "--responder is missing" in refused("--sender", "lab:t/a")
+    assert "both lab:t/a" in refused("--sender", "lab:t/a", "--responder", "lab:t/a")
+    assert "not said" in refused("--sender", "ssh://one", "--responder", "ssh://two")
+    assert "there is no lab `none`" in refused(
+        "--sender", "lab:none/a", "--responder", "lab:none/b"
+    )
+    port = up.status.record.hosts["a"].port
+    here = f"ssh://127.0.0.1:{port}"
+    assert "host key" in refused("--sender", here, "--responder", "lab:t/b", "--nic", "pf0")

@@ -1,0 +1,209 @@
+"""What hosted testbeds decide before anything exists: shortages, scripts, crews, control groups."""
+
+from __future__ import annotations
+
+import errno
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.testbed import ledger, script
+from planewise.testbed.containers import Container, cgroup_files, image, join_command, last_words
+from planewise.testbed.crew import Crew, Member
+from planewise.testbed.host import Finished, LocalHost
+from planewise.testbed.hosted import Resources, Setting, attachment_for, shortage
+from planewise.testbed.ledger import HostNote, Ownership
+from planewise.testbed.pair import Targets
+from planewise.testbed.plan import (
+    AcceptAddress,
+    AddBridge,
+    AddNamespace,
+    SetAddress,
+    SetSysctl,
+    SetUp,
+)
+
+LAB = Resources("lab:a", "pf0", "igb", vfs=7, free_mib=1200, dockerd=True)
+
+
+def setting(
+    plane: str = "vf", background: str = "vf", guests: int = 0, path: str = "north-south"
+) -> Setting:
+    return Setting("container", plane, background, guests, path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (setting(guests=6), ""),
+        (setting(guests=7), "needs 8 VFs on lab:a, and pf0 has 7"),
+        (setting("bridge", guests=7), ""),
+        (setting(guests=2, path="east-west"), ""),
+        (setting(guests=3, path="east-west"), "needs 8 VFs on lab:a, and pf0 has 7"),
+        (setting("bridge", guests=3, path="east-west"), ""),
+        (setting("bridge", "bridge", 15), ""),
+        (
+            setting("bridge", "bridge", 16),
+            "needs 17 MAC addresses behind pf0 of lab:a, and igb takes 16 beside its VFs",
+        ),
+        (setting("bridge", "bridge", 16, "east-west"), ""),
+        (
+            setting("bridge", "bridge", 30, "east-west"),
+            "62 containers on lab:a need about 1368 MiB, and 1200 MiB are free",
+        ),
+    ],
+)
+def test_what_a_host_lacks_is_said_with_numbers(wanted: Setting, said: str) -> None:
+    assert shortage(wanted, LAB, with_vfs=True) == said
+
+
+def test_a_host_without_sriov_or_docker_is_told_from_one_with_too_little() -> None:
+    bare = Resources("ssh://one", "eth1", "e1000e", vfs=0, free_mib=8000, dockerd=False)
+    assert shortage(setting(), bare, with_vfs=False) == "there is no Docker on ssh://one"
+    namespace = Setting("namespace", "vf", "vf", 0, "north-south")
+    assert shortage(namespace, bare, with_vfs=False) == "eth1 of ssh://one has no SR-IOV"
+
+
+def test_the_nic_goes_to_the_bridge_that_a_setting_needs() -> None:
+    assert attachment_for(frozenset({"vf"})) == "nic"
+    assert attachment_for(frozenset({"macvlan", "vf"})) == "nic"
+    assert attachment_for(frozenset({"macvlan", "bridge"})) == "bridge"
+    assert attachment_for(frozenset({"docker-bridge", "vf"})) == "docker-bridge"
+
+
+def test_steps_of_one_namespace_go_to_one_process() -> None:
+    groups = script.grouped(
+        (
+            AddBridge("", "pw-b", "02:70:77:30:00:00", 1500),
+            SetUp("", "pw-b"),
+            AddNamespace("g"),
+            SetAddress("g", "eth0", "198.18.0.1/15"),
+            SetSysctl("g", "net/ipv4/ip_forward", "1"),
+            AcceptAddress("", "pf0", "02:70:77:00:00:01"),
+        )
+    )
+    assert [command for command, _ in groups] == ["ip", "ip -n g", "", "bridge"]
+    assert [line for line, _ in groups[1][1]] == [
+        "link set lo up",
+        "address add 198.18.0.1/15 dev eth0",
+    ]
+
+
+def test_a_step_that_fails_is_named_in_the_error() -> None:
+    host = LocalHost("here")
+    try:
+        plan = script.Plan((SetUp("", "lo"), SetUp("", "pw-nothing")))
+        with pytest.raises(PlanewiseError, match="pw-nothing"):
+            script.perform(plan, host)
+    finally:
+        host.close()
+
+
+def test_a_nic_without_room_for_an_address_is_said_so() -> None:
+    from planewise.testbed.apply import explain
+
+    step = AcceptAddress("", "pf0", "02:70:77:00:00:01")
+    assert "no further MAC address" in explain(step, errno.ENOMEM, "").what
+
+
+def test_a_process_joins_the_groups_of_every_hierarchy_that_is_mounted() -> None:
+    second = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
+    assert cgroup_files("0::/pw-1/abc\n", second) == ("/sys/fs/cgroup/pw-1/abc/cgroup.procs",)
+    first = (
+        "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n"
+        "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n"
+    )
+    text = "3:cpu,cpuacct:/d/x\n2:memory:/d/x\n1:name=systemd:/d/x\n"
+    files = cgroup_files(text, first)
+    assert files == (
+        "/sys/fs/cgroup/cpu,cpuacct/d/x/cgroup.procs",
+        "/sys/fs/cgroup/memory/d/x/cgroup.procs",
+    )
+    words = join_command(Container("n", "i", 1, "", files), "pw-1-sm1", ["pw-probe", "cpu"])
+    assert words[-2:] == ["pw-probe", "cpu"]
+    assert words[2].index("cgroup.procs") < words[2].index("--net=/run/netns/pw-1-sm1")
+
+
+def test_the_image_holds_the_probe_and_nothing_else(tmp_path: Path) -> None:
+    probe = tmp_path / "pw-probe"
+    probe.write_bytes(b"static")
+    with tarfile.open(fileobj=io.BytesIO(image(probe))) as archive:
+        (only,) = archive.getmembers()
+        assert (only.name, only.mode, only.size) == ("pw-probe", 0o755, 6)
+
+
+@pytest.mark.parametrize(
+    ("logged", "words"),
+    [
+        ('time="t" level=fatal msg="no space left on device"\n', "no space left on device"),
+        ("dockerd: not found\n", "dockerd: not found"),
+        ("", "exit code 1"),
+    ],
+)
+def test_dockerds_last_words_are_the_reason(logged: str, words: str) -> None:
+    assert last_words(Finished(("dockerd",), 1, "", logged)) == words
+
+
+def test_a_crew_starts_ends_and_tells_what_each_member_left() -> None:
+    host = LocalHost("here")
+    try:
+        talk = "trap 'echo done $0; exit 3' TERM; while :; do sleep 0.05; done"
+        members = [Member(("sh", "-c", talk, str(n)), ("talk",)) for n in range(3)]
+        crew = Crew(host, members, "talk", "eth0")
+        crew.await_ready(60)
+        assert crew.running
+        # A member that has not set its trap yet would end without a word.
+        host.run(["sleep", "0.5"])
+        crew.interrupt()
+        ended = crew.end()
+        assert [(one.exit_code, one.stdout) for one in ended] == [
+            (3, f"done {n}\n") for n in range(3)
+        ]
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("lab:a", "lab:a"), "both lab:a"),
+        (("ssh://one", "ssh://two"), "which NIC of ssh://one"),
+    ],
+)
+def test_hosts_that_make_no_pair_are_refused(arguments: tuple[str, str], said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        Targets(*arguments)
+
+
+def test_what_is_lent_from_other_hosts_is_noted_and_kept_where_it_cannot_be_removed(
+    tmp_path: Path,
+) -> None:
+    note = HostNote("ssh://gone", "eth1", up=True, mtu_bytes=1500)
+    owned = Ownership.take("a test", tmp_path, [note])
+    assert ledger.leftovers(tmp_path, namespaces=False) == ()
+    owned.abandon()
+    (left,) = ledger.leftovers(tmp_path, namespaces=False)
+    assert left.hosts == (note,)
+
+    def unreachable(_: ledger.Leftover) -> None:
+        raise PlanewiseError("ssh://gone cannot be reached")
+
+    with pytest.raises(PlanewiseError, match="cannot be reached"):
+        ledger.sweep(tmp_path, unreachable, namespaces=False)
+    assert len(ledger.leftovers(tmp_path, namespaces=False)) == 1
+    assert len(ledger.sweep(tmp_path, lambda _: None, namespaces=False)) == 1
+    assert ledger.leftovers(tmp_path, namespaces=False) == ()
+
+
+def test_a_host_without_planewised_is_told_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from planewise.testbed import vfs
+
+    monkeypatch.setattr(vfs.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnsupportedError, match="planewised is not installed"):
+        vfs.find_planewised()
