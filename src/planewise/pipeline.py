@@ -24,6 +24,7 @@ from planewise.measure.experiment import (
     Outcome,
     Progress,
     Stage,
+    StageFacts,
     estimate_s,
     find_ladders,
     left_out,
@@ -123,7 +124,7 @@ def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> F
             progress.note(f"left out: {what}")
         ladders = find_ladders(design, stage, unavailable, progress)
         schedule = schedule_for(design, ladders, unavailable)
-        with RunWriter.create(out, _info(design, ladders, host, schedule)) as writer:
+        with RunWriter.create(out, _info(design, ladders, host, schedule, stage.facts())) as writer:
             return _measure(schedule, stage, writer, progress)
 
 
@@ -153,6 +154,7 @@ def _info(
     ladders: Mapping[Cell, Sequence[float]],
     host: Fingerprint,
     schedule: Schedule,
+    facts: StageFacts,
 ) -> RunInfo:
     now = datetime.now(UTC)
     stored = design.model_dump(mode="json")
@@ -164,6 +166,8 @@ def _info(
         design=stored,
         seed=design.seed,
         hosts={"shared": host},
+        emulated=facts.emulated,
+        differences=dict(facts.differences),
         started=now,
         trials_planned=schedule.trials,
         skipped=tuple(

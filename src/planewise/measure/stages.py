@@ -12,12 +12,13 @@ from typing import Self
 
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
-from planewise.measure.experiment import Stage, Station
+from planewise.measure.experiment import FactualStage, Stage, StageFacts, Station
 from planewise.measure.namespaces import NamespaceStage
+from planewise.measure.vms import VmStage
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 FACTORIES: Mapping[GuestKind, Callable[[Design], Stage]] = MappingProxyType(
-    {"namespace": NamespaceStage}
+    {"namespace": NamespaceStage, "vm": VmStage}
 )
 
 
@@ -55,6 +56,14 @@ class Stages:
     def station(self, cell: Cell) -> AbstractContextManager[Station]:
         """Sets `cell` up and starts its background load."""
         return self._stage(cell.guest).station(cell)
+
+    def facts(self) -> StageFacts:
+        """What there is to know of the stages in use."""
+        facts = [one.facts() for one in self._stages.values() if isinstance(one, FactualStage)]
+        return StageFacts(
+            emulated="; ".join(dict.fromkeys(one.emulated for one in facts if one.emulated)),
+            differences={plane: words for one in facts for plane, words in one.differences.items()},
+        )
 
     def _stage(self, kind: GuestKind) -> Stage:
         if kind not in self._stages:

@@ -694,6 +694,7 @@ class JoiningHost:
         netns: str | None = None,
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> Finished:
         """See `Host.run`."""
         argv, netns = self.command(argv, netns)
@@ -739,7 +740,7 @@ class JoiningHost:
         """See `Host.read_text`."""
         return self._host.read_text(path, netns=netns)
 
-    def take(self, remote: str, into: Path) -> Path:
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
         """See `Host.take`."""
         return self._host.take(remote, into)
 

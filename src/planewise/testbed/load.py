@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +15,8 @@ from typing import Literal, Protocol
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed import counters
-from planewise.testbed.host import Finished, HostProcess, LocalProcess, ProcessTimeoutError
+from planewise.testbed.host import Finished, Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import CounterPoint, Guest, HostRole
-from planewise.testbed.namespaces import NamespaceTestbed
 
 LoadType = Literal["none", "cpu", "network"]
 
@@ -91,6 +90,17 @@ class LoadReport:
         return self.sent / self.duration_s if self.duration_s > 0 else 0.0
 
 
+class Loadable(Protocol):
+    """What a load needs of a testbed, whatever its guests are."""
+
+    @property
+    def hosts(self) -> Mapping[HostRole, Host]:
+        """`sender` and `responder`."""
+
+    def background(self, host: HostRole) -> tuple[Guest, ...]:
+        """The background guests of a host."""
+
+
 class Load(Protocol):
     """A running background load; leaving its `with` block ends it."""
 
@@ -119,13 +129,13 @@ class BackgroundLoad:
         PlanewiseError: a guest did not get to work.
     """
 
-    def __init__(self, testbed: NamespaceTestbed, spec: LoadSpec) -> None:
+    def __init__(self, testbed: Loadable, spec: LoadSpec) -> None:
         self.spec = spec
         self.report: LoadReport | None = None
         self._testbed = testbed
         self._cpus = 1
-        self._sinks: list[LocalProcess] = []
-        self._workers: list[LocalProcess] = []
+        self._sinks: list[HostProcess] = []
+        self._workers: list[HostProcess] = []
         self._started = 0.0
 
     def __enter__(self) -> BackgroundLoad:
@@ -276,7 +286,7 @@ class BackgroundLoad:
         )
 
 
-def _end(processes: list[LocalProcess]) -> list[Finished]:
+def _end(processes: list[HostProcess]) -> list[Finished]:
     """Asks all to end before it waits for the first: they end together."""
     for process in processes:
         process.interrupt()

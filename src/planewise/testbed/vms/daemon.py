@@ -7,7 +7,6 @@ ends. Knows no virtual machine.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
 from planewise.errors import PlanewiseError, UnsupportedError
@@ -71,7 +70,7 @@ class Libvirt:
     """The libvirt of one host; leaving its `with` block ends it and its virtual machines.
 
     Raises on entry:
-        UnsupportedError: no privilege, the host has no libvirt, or it does not start.
+        UnsupportedError: the host has no libvirt, or it does not start.
     """
 
     def __init__(self, host: Host) -> None:
@@ -102,11 +101,6 @@ class Libvirt:
         )
 
     def __enter__(self) -> Libvirt:
-        if os.geteuid() != 0:
-            raise UnsupportedError(
-                "virtual machines need root here: libvirt's daemon makes namespaces and taps",
-                remedy="run planewise as root",
-            )
         try:
             self._start()
         except BaseException:

@@ -42,7 +42,7 @@ class Hypervisor:
             UnsupportedError: libvirt-python is not installed.
             HypervisorGoneError: nobody answers.
         """
-        self._libvirt, self._qemu = _libraries()
+        self._libvirt, self._qemu = libraries()
         self._place = place
         with self._sentences(""):
             self._connection = self._libvirt.open(f"qemu+unix:///system?socket={socket}")
@@ -162,7 +162,12 @@ class Hypervisor:
         )
 
 
-def _libraries() -> tuple[Any, Any]:
+def libraries() -> tuple[Any, Any]:
+    """The modules `libvirt` and `libvirt_qemu`.
+
+    Raises:
+        UnsupportedError: libvirt-python is not installed.
+    """
     try:
         import libvirt
         import libvirt_qemu
