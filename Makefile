@@ -34,10 +34,10 @@ bench: test-setup
 	python benches/fidelity.py
 	python benches/rate.py
 
-# Two virtual servers with SR-IOV NICs; PLANEWISE_NO_LAB=1 skips them where QEMU is not allowed.
+# Two virtual servers with SR-IOV NICs, and virtual machines as guests; PLANEWISE_NO_LAB=1 skips them where QEMU is not allowed.
 lab:
 	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup lab; fi
-	pytest -q tests/lab
+	pytest -q tests/lab tests/vm
 
 bench-judge: test-setup
 	python benches/judge.py
