@@ -194,6 +194,8 @@ class BackgroundLoad:
             f"{self.spec.limit_s:g}",
         )
         self._workers = [host.start(argv, netns=guest.netns) for guest in guests]
+        for worker in self._workers:
+            worker.wait_ready("ready", _START_S)
 
         def burning(guest: Guest, process: HostProcess) -> bool:
             text = host.read_text(f"/proc/{process.pid}/schedstat", netns=guest.netns)

@@ -62,7 +62,10 @@ for there in run:/run/libvirt lib:/var/lib/libvirt log:/var/log/libvirt etc:/etc
 done
 mount --bind CACHE /var/cache/libvirt
 (until [ -S "$1/sock/libvirt-sock" ]; do sleep 0.02; done; echo LISTENS >&2) &
-exec libvirtd --config "$1/etc/libvirtd.conf" --pid-file "$1/run/libvirtd.pid"
+libvirtd --config "$1/etc/libvirtd.conf" --pid-file "$1/run/libvirtd.pid" &
+# The shell is this process namespace's first process: it reaps every QEMU that ends, which libvirt
+# waits for, and its end is that of all others.
+wait $!
 """
 
 

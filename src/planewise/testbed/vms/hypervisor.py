@@ -139,7 +139,9 @@ class Hypervisor:
                 f"libvirt on {self._place} does not answer: {words}",
                 remedy="was it ended? `planewise run --resume` continues the run",
             )
+        # A guest that ends while its agent is asked; libvirt has only words for that.
         gone = code == codes.VIR_ERR_OPERATION_INVALID and "not running" in words
+        gone = gone or "from agent socket" in words or "agent not available" in words
         if code == codes.VIR_ERR_NO_DOMAIN or gone:
             return GuestGoneError(
                 f"the virtual machine {name} on {self._place} ended",
