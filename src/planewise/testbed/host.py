@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -405,6 +406,24 @@ class LocalHost:
             raise PlanewiseError(
                 f"{path} on {self._name} cannot be read: {error.strerror}"
             ) from error
+
+    def has_interface(self, name: str, *, netns: str | None = None) -> bool:
+        """Whether there is an interface of that name, or alternative name, in the namespace.
+
+        `netns` may also be a path, or `pid:N`, as pw-probe takes them.
+
+        Raises:
+            PlanewiseError: there is no such namespace.
+        """
+        if netns is not None and netns.startswith("pid:"):
+            netns = f"/proc/{netns.removeprefix('pid:')}/ns/net"
+        if self._thread is None:
+            self._thread = NamespaceThread(f"host {self._name}")
+        try:
+            self._thread.call(netns or self._home, socket.if_nametoindex, name)
+        except OSError:
+            return False
+        return True
 
     def put(self, local: Path, remote: str) -> None:
         """See `Host.put`."""
