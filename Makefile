@@ -3,7 +3,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 TARGET = --target $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: quick setup test test-setup lint unit linux lab bench bench-judge format wheel
+.PHONY: quick setup test test-setup lint unit linux lab bench bench-judge bench-vms format wheel
 
 quick: setup
 	planewise quick
@@ -38,6 +38,10 @@ bench: test-setup
 lab:
 	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup lab; fi
 	pytest -q tests/lab tests/vm
+
+bench-vms:
+	@scripts/setup lab
+	python benches/vms.py
 
 bench-judge: test-setup
 	python benches/judge.py

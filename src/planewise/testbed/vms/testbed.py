@@ -99,7 +99,7 @@ def check() -> None:
     Raises:
         UnsupportedError: no privilege, or libvirt is missing.
     """
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or not _is_first_user_namespace():
         raise UnsupportedError(
             "virtual machines need root here: libvirt's daemon makes namespaces and taps",
             remedy="run planewise as root",
@@ -110,6 +110,12 @@ def check() -> None:
             "there is no libvirtd on this machine, and virtual machines need it",
             remedy=f"{hypervisor.SETUP_REMEDY}, or install libvirt's daemon and its QEMU driver",
         )
+
+
+def _is_first_user_namespace() -> bool:
+    """Whether root here is root of the machine: a user namespace maps fewer users."""
+    first = Path("/proc/self/uid_map").read_text().split()[:3]
+    return first == ["0", "0", "4294967295"]
 
 
 def differences(name: str, ours: Platform, options: VmOptions) -> tuple[str, ...]:
