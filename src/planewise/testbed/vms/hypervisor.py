@@ -114,8 +114,21 @@ class Hypervisor:
         """
         command = json.dumps({"execute": execute, "arguments": dict(arguments or {})})
         with self._sentences(name):
-            answer = self._qemu.qemuAgentCommand(self._domain(name), command, timeout_s, 0)
+            domain = self._domain(name)
+            try:
+                answer = self._qemu.qemuAgentCommand(domain, command, timeout_s, 0)
+            except self._libvirt.libvirtError as error:
+                # A guest that ends while its agent is asked; libvirt has only words for that.
+                if error.get_error_code() == self._libvirt.VIR_ERR_INTERNAL_ERROR:
+                    raise self._gone(name) from error
+                raise
             return json.loads(answer)["return"]
+
+    def _gone(self, name: str) -> GuestGoneError:
+        return GuestGoneError(
+            f"the virtual machine {name} on {self._place} ended",
+            remedy="its console, or the kernel's log (`dmesg`), may say why",
+        )
 
     def _domain(self, name: str) -> Any:
         return self._connection.lookupByName(name)
@@ -139,14 +152,9 @@ class Hypervisor:
                 f"libvirt on {self._place} does not answer: {words}",
                 remedy="was it ended? `planewise run --resume` continues the run",
             )
-        # A guest that ends while its agent is asked; libvirt has only words for that.
         gone = code == codes.VIR_ERR_OPERATION_INVALID and "not running" in words
-        gone = gone or "from agent socket" in words or "agent not available" in words
         if code == codes.VIR_ERR_NO_DOMAIN or gone:
-            return GuestGoneError(
-                f"the virtual machine {name} on {self._place} ended",
-                remedy="its console, or the kernel's log (`dmesg`), may say why",
-            )
+            return self._gone(name)
         if code in (
             codes.VIR_ERR_AGENT_UNRESPONSIVE,
             codes.VIR_ERR_AGENT_UNSYNCED,
