@@ -3,7 +3,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 TARGET = --target $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: quick setup test test-setup lint unit linux lab docker-rtt bench bench-judge format wheel
+.PHONY: quick setup test test-setup lint unit linux lab docker-rtt bench bench-judge bench-vms format wheel
 
 quick: setup
 	planewise quick
@@ -34,10 +34,15 @@ bench: test-setup
 	python benches/fidelity.py
 	python benches/rate.py
 
-# Two virtual servers with SR-IOV NICs; PLANEWISE_NO_LAB=1 skips them where QEMU is not allowed.
+# Two virtual servers with SR-IOV NICs, and virtual machines as guests; PLANEWISE_NO_LAB=1 skips them
+# where QEMU is not allowed.
 lab:
 	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup lab; fi
-	pytest -q tests/lab
+	pytest -q tests/lab tests/vm
+
+bench-vms:
+	@scripts/setup lab
+	python benches/vms.py
 
 # RTT between Docker containers on bridges and VFs, on two virtual servers, from nothing to the report.
 docker-rtt:

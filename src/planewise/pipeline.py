@@ -27,6 +27,7 @@ from planewise.measure.experiment import (
     Outcome,
     Progress,
     Stage,
+    StageFacts,
     find_ladders,
     left_out,
     run,
@@ -164,7 +165,8 @@ def start(
         schedule = schedule_for(design, ladders, unavailable)
         if said := check_budget(design, schedule):
             progress.note(said)
-        with RunWriter.create(out, _info(design, ladders, host, schedule, elsewhere)) as writer:
+        info = _info(design, ladders, host, schedule, elsewhere, stage.facts())
+        with RunWriter.create(out, info) as writer:
             return _measure(design, schedule, stage, writer, progress, _watch(elsewhere))
 
 
@@ -304,6 +306,7 @@ def _info(
     host: Fingerprint,
     schedule: Schedule,
     elsewhere: Elsewhere | None,
+    facts: StageFacts,
 ) -> RunInfo:
     now = datetime.now(UTC)
     stored = design.model_dump(mode="json")
@@ -316,7 +319,8 @@ def _info(
         seed=design.seed,
         hosts={"shared": host} if elsewhere is None else dict(elsewhere.hosts),
         testbed={} if elsewhere is None else dict(elsewhere.testbed),
-        emulated="" if elsewhere is None else elsewhere.emulated,
+        emulated=facts.emulated if elsewhere is None else elsewhere.emulated,
+        differences=dict(facts.differences),
         started=now,
         trials_planned=schedule.trials,
         sessions=(Session(started=now, first_order=0),),

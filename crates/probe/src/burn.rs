@@ -60,6 +60,7 @@ const MOST_DEBT_NS: i64 = 100_000_000;
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
+    eprintln!("ready");
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
     let end_ns = start_ns.saturating_add_unsigned(args.duration.as_nanos() as u64);

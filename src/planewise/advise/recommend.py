@@ -238,6 +238,11 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
         )
     if info.emulated:
         words.append(f"times are not those of hardware: {info.emulated}")
+    words += [
+        f"{plane} differs in more than the path: {'; '.join(found)}"
+        for plane, found in sorted(info.differences.items())
+        if found
+    ]
     lossy = sorted(
         {
             str(trial.cell["plane"])

@@ -43,8 +43,10 @@ def quick(
     # Not before: these start threads, and a user namespace is entered without.
     from planewise import pipeline
     from planewise.measure.experiment import default_directory
+    from planewise.testbed.planes.kinds import planes_of
 
-    planes = [plane.plane for plane in host.planes if plane.available]
+    quickly = planes_of("namespace")
+    planes = [one.plane for one in host.planes if one.available and one.plane in quickly]
     design = pipeline.quick_design(planes, minutes)
     with ProgressLine(verbosity) as progress:
         finished = pipeline.start(design, out or default_directory(), host, progress)

@@ -9,10 +9,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import polars as pl
 
@@ -90,6 +90,24 @@ class Stage(Protocol):
     def __enter__(self) -> Stage: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """What a reader of a run must know of the stage that it was measured on."""
+
+    emulated: str = ""
+    """Why absolute times are not those of hardware; empty when they are."""
+    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By plane, what differs from the other planes besides the plane, and cannot be made alike."""
+
+
+@runtime_checkable
+class FactualStage(Protocol):
+    """A stage of which there is something to know."""
+
+    def facts(self) -> StageFacts:
+        """What it is; complete once `unavailable` was asked."""
 
 
 class Progress(Protocol):

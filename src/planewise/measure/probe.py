@@ -34,6 +34,12 @@ class CpuUsage(BaseModel):
     all: dict[str, float]
 
 
+class CpuOutput(ProbeOutput):
+    """`pw-probe cpu`."""
+
+    cpu: CpuUsage
+
+
 class PingOutput(ProbeOutput):
     """`pw-probe ping`."""
 

@@ -12,13 +12,14 @@ from typing import Self
 
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
-from planewise.measure.experiment import Stage, Station
+from planewise.measure.experiment import FactualStage, Stage, StageFacts, Station
 from planewise.measure.hosts import local_stage
 from planewise.measure.namespaces import NamespaceStage
+from planewise.measure.vms import VmStage
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 FACTORIES: Mapping[GuestKind, Callable[[Design], Stage]] = MappingProxyType(
-    {"namespace": NamespaceStage, "container": local_stage}
+    {"namespace": NamespaceStage, "container": local_stage, "vm": VmStage}
 )
 
 
@@ -56,6 +57,14 @@ class Stages:
     def station(self, cell: Cell) -> AbstractContextManager[Station]:
         """Sets `cell` up and starts its background load."""
         return self._stage(cell.guest).station(cell)
+
+    def facts(self) -> StageFacts:
+        """What there is to know of the stages in use."""
+        facts = [one.facts() for one in self._stages.values() if isinstance(one, FactualStage)]
+        return StageFacts(
+            emulated="; ".join(dict.fromkeys(one.emulated for one in facts if one.emulated)),
+            differences={plane: words for one in facts for plane, words in one.differences.items()},
+        )
 
     def _stage(self, kind: GuestKind) -> Stage:
         if kind not in self._stages:

@@ -240,6 +240,8 @@ class RunInfo(Record):
     its own. Empty: on this machine."""
     emulated: str = ""
     """Why absolute times of this run are not those of hardware; empty when they are."""
+    differences: dict[str, tuple[str, ...]] = {}
+    """By plane, what differs from the other planes besides the plane, and cannot be made alike."""
     started: datetime
     finished: datetime | None = None
     status: RunStatus = "running"

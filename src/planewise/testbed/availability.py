@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,8 @@ from planewise.store.models import PlaneAvailability
 from planewise.testbed.model import TestbedSpec
 from planewise.testbed.namespaces import NamespaceTestbed
 from planewise.testbed.planes import ELSEWHERE, NAMESPACE_PLANES, Elsewhere, Plane
+from planewise.testbed.vms import testbed as vms
+from planewise.testbed.vms.planes import VM_PLANES
 
 
 def try_planes(
@@ -24,7 +25,24 @@ def try_planes(
     tried = []
     for plane in NAMESPACE_PLANES:
         tried.append(_refusal(plane.name, refused) if refused else try_plane(plane))
-    return (*tried, *(explain_elsewhere(other, lacking) for other in ELSEWHERE))
+    vm = {plane.name for plane in VM_PLANES}
+    why = None if "vm" in lacking else _why_no_vms()
+    for other in ELSEWHERE:
+        if other.name in vm and "vm" not in lacking:
+            found = PlaneAvailability(plane=other.name, available=True)
+            tried.append(_refusal(other.name, why) if why else found)
+        else:
+            tried.append(explain_elsewhere(other, lacking))
+    return tuple(tried)
+
+
+def _why_no_vms() -> UnsupportedError | None:
+    """Why virtual machines cannot be started here; None when they can. None is started."""
+    try:
+        vms.check()
+    except UnsupportedError as error:
+        return error
+    return None
 
 
 def try_plane(plane: Plane) -> PlaneAvailability:
@@ -62,12 +80,8 @@ def missing(
     functions = (root / "sys/class/net").glob("*/device/sriov_totalvfs")
     if not any(path.read_text().strip() not in ("", "0") for path in functions):
         lacking["sriov"] = "no NIC with SR-IOV"
-    kvm = root / "dev/kvm"
-    if not kvm.exists():
-        lacking["vm"] = "no /dev/kvm for virtual machines"
-    elif not os.access(kvm, os.R_OK | os.W_OK):
-        lacking["vm"] = "/dev/kvm may not be opened by this user"
-    elif not (which("qemu-system-x86_64") or which("qemu-kvm") or which("qemu-system-aarch64")):
+    # Where KVM does not work, QEMU emulates: slower, and said wherever a time is printed.
+    if not (which("qemu-system-x86_64") or which("qemu-kvm") or which("qemu-system-aarch64")):
         lacking["vm"] = "no QEMU for virtual machines"
     if not (root / "run/docker.sock").exists():
         lacking["docker"] = "no Docker daemon"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +15,8 @@ from typing import Literal, Protocol
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed import counters
-from planewise.testbed.host import Finished, HostProcess, LocalProcess, ProcessTimeoutError
+from planewise.testbed.host import Finished, Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import CounterPoint, Guest, HostRole
-from planewise.testbed.namespaces import NamespaceTestbed
 from planewise.units import percent_text
 
 LoadType = Literal["none", "cpu", "network"]
@@ -92,6 +91,17 @@ class LoadReport:
         return self.sent / self.duration_s if self.duration_s > 0 else 0.0
 
 
+class Loadable(Protocol):
+    """What a load needs of a testbed, whatever its guests are."""
+
+    @property
+    def hosts(self) -> Mapping[HostRole, Host]:
+        """`sender` and `responder`."""
+
+    def background(self, host: HostRole) -> tuple[Guest, ...]:
+        """The background guests of a host."""
+
+
 class Load(Protocol):
     """A running background load; leaving its `with` block ends it."""
 
@@ -120,13 +130,13 @@ class BackgroundLoad:
         PlanewiseError: a guest did not get to work.
     """
 
-    def __init__(self, testbed: NamespaceTestbed, spec: LoadSpec) -> None:
+    def __init__(self, testbed: Loadable, spec: LoadSpec) -> None:
         self.spec = spec
         self.report: LoadReport | None = None
         self._testbed = testbed
         self._cpus = 1
-        self._sinks: list[LocalProcess] = []
-        self._workers: list[LocalProcess] = []
+        self._sinks: list[HostProcess] = []
+        self._workers: list[HostProcess] = []
         self._started = 0.0
 
     def __enter__(self) -> BackgroundLoad:
@@ -185,6 +195,8 @@ class BackgroundLoad:
             f"{self.spec.limit_s:g}",
         )
         self._workers = [host.start(argv, netns=guest.netns) for guest in guests]
+        for worker in self._workers:
+            worker.wait_ready("ready", _START_S)
 
         def burning(guest: Guest, process: HostProcess) -> bool:
             text = host.read_text(f"/proc/{process.pid}/schedstat", netns=guest.netns)
@@ -241,7 +253,7 @@ class BackgroundLoad:
             time.sleep(_POLL_S)
 
 
-def _end(processes: list[LocalProcess]) -> list[Finished]:
+def _end(processes: list[HostProcess]) -> list[Finished]:
     """Asks all to end before it waits for the first: they end together."""
     for process in processes:
         process.interrupt()

@@ -7,6 +7,7 @@ used, and of the guest a shell. Asking disturbs a guest, so that it is asked rar
 from __future__ import annotations
 
 import base64
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +30,12 @@ _GONE = 128 + 9
 _ENDED = (GuestGoneError, HypervisorGoneError)
 """A guest ends with the libvirt that runs it: that is ours, and takes its guests along."""
 
-_RUN = 'f=$1; shift; mkdir -p "${f%/*}"; exec "$@" >"$f.out" 2>"$f.err"'
+# Removes what earlier processes left, then runs a program with its output in files: a process that
+# still runs can be listened to, which the agent's own capture does not allow.
+_RUN = (
+    'd=$1 old=$2 new=$3; shift 3; mkdir -p "$d"; cd "$d" && { [ -z "$old" ] || rm -f $old; }; cd /;'
+    ' exec "$@" >"$d/$new.out" 2>"$d/$new.err"'
+)
 _SIGNAL = 'kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" "$2"'
 
 
@@ -59,7 +65,8 @@ class GuestAgent:
         self.directory = directory
         self._hypervisor = hypervisor
         self._why = why
-        self._slots: set[int] = set()
+        self._numbers = itertools.count()
+        self._read: list[str] = []
         self._lock = threading.Lock()
 
     def ready(self) -> bool:
@@ -82,20 +89,35 @@ class GuestAgent:
         Raises:
             PlanewiseError: it cannot be started, or the guest is gone.
         """
-        slot = self._take_slot()
-        file = f"{self.directory}/process{slot}"
+        name = f"process{next(self._numbers)}"
+        with self._lock:
+            old, self._read = " ".join(self._read), []
         arguments: dict[str, object] = {
             "path": "/bin/sh",
-            "arg": ["-c", _RUN, "sh", file, *argv],
+            "arg": ["-c", _RUN, "sh", self.directory, old, name, *argv],
         }
         if stdin is not None:
             arguments["input-data"] = base64.b64encode(stdin).decode()
-        try:
-            pid = int(self._ask("guest-exec", arguments)["pid"])
-        except BaseException:
-            self.give_slot(slot)
-            raise
-        return GuestProcess(self, tuple(argv), pid, slot, file, expected_s)
+        pid = int(self._ask("guest-exec", arguments)["pid"])
+        return GuestProcess(self, tuple(argv), pid, name, expected_s)
+
+    def output(self, name: str) -> tuple[str, str]:
+        """What a process has written so far: stdout and stderr."""
+        texts = []
+        for kind in ("out", "err"):
+            try:
+                content = self.read(f"{self.directory}/{name}.{kind}")
+            except _ENDED:
+                raise
+            except PlanewiseError:
+                content = b""  # the shell did not get so far as to make it
+            texts.append(content.decode(errors="replace"))
+        return texts[0], texts[1]
+
+    def forget(self, name: str) -> None:
+        """Lets a process' output go, at the next opportunity."""
+        with self._lock:
+            self._read += [f"{name}.out", f"{name}.err"]
 
     def exit_code(self, pid: int) -> int | None:
         """As a shell counts; None while the process runs."""
@@ -145,17 +167,6 @@ class GuestAgent:
             with suppress(PlanewiseError):
                 self._ask("guest-file-close", {"handle": handle})
 
-    def give_slot(self, slot: int) -> None:
-        """Lets another process use a process' output files."""
-        with self._lock:
-            self._slots.discard(slot)
-
-    def _take_slot(self) -> int:
-        with self._lock:
-            slot = next(number for number in range(1 << 20) if number not in self._slots)
-            self._slots.add(slot)
-            return slot
-
     def _ask(self, execute: str, arguments: dict[str, object] | None = None) -> Any:
         try:
             return self._hypervisor().agent(self.name, execute, arguments)
@@ -172,15 +183,13 @@ class GuestProcess:
         agent: GuestAgent,
         argv: tuple[str, ...],
         pid: int,
-        slot: int,
-        file: str,
+        name: str,
         expected_s: float,
     ) -> None:
         self.argv = argv
         self._agent = agent
         self._pid = pid
-        self._slot = slot
-        self._file = file
+        self._name = name
         self._first_look = time.monotonic() + expected_s
         self._finished: Finished | None = None
 
@@ -261,9 +270,9 @@ class GuestProcess:
         if self._finished is not None:
             return self._finished.stderr
         try:
-            return self._agent.read(f"{self._file}.err").decode(errors="replace")
-        except PlanewiseError:
-            return ""  # the shell has not made it yet; or the guest is gone, which `_look` finds
+            return self._agent.output(self._name)[1]
+        except _ENDED:
+            return ""  # `_look` finds that
 
     def _look(self) -> Finished | None:
         if self._finished is None:
@@ -271,12 +280,9 @@ class GuestProcess:
                 code = self._agent.exit_code(self._pid)
                 if code is None:
                     return None
-                out, err = (
-                    self._agent.read(f"{self._file}.{kind}").decode(errors="replace")
-                    for kind in ("out", "err")
-                )
+                out, err = self._agent.output(self._name)
             except _ENDED as error:
                 code, out, err = _GONE, "", error.what
             self._finished = Finished(self.argv, code, out, err)
-            self._agent.give_slot(self._slot)
+            self._agent.forget(self._name)
         return self._finished

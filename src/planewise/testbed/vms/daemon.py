@@ -7,17 +7,20 @@ ends. Knows no virtual machine.
 
 from __future__ import annotations
 
-import os
+import time
 from contextlib import suppress
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
-from planewise.testbed.vms.hypervisor import SETUP_REMEDY, Hypervisor
+from planewise.testbed.vms.hypervisor import SETUP_REMEDY, Hypervisor, HypervisorGoneError
 
 START_LIMIT_S = 120.0
 """It starts in a fraction of a second; on an emulated or overloaded host in many."""
 
+END_LIMIT_S = 30.0
+
 _LISTENS = "pw-listens"
+_POLL_S = 0.02
 
 # What QEMU can do is found out once, by starting it; libvirt keeps that between our runs.
 _CACHE = "/var/cache/planewise/libvirt"
@@ -63,7 +66,11 @@ for there in run:/run/libvirt lib:/var/lib/libvirt log:/var/log/libvirt etc:/etc
 done
 mount --bind CACHE /var/cache/libvirt
 (until [ -S "$1/sock/libvirt-sock" ]; do sleep 0.02; done; echo LISTENS >&2) &
-exec libvirtd --config "$1/etc/libvirtd.conf" --pid-file "$1/run/libvirtd.pid"
+libvirtd --config "$1/etc/libvirtd.conf" --pid-file "$1/run/libvirtd.pid" &
+# The shell is this process namespace's first process: it reaps every QEMU that ends, which libvirt
+# waits for, and its end is that of all others.
+trap 'exit 0' INT TERM
+wait $!
 """
 
 
@@ -71,7 +78,7 @@ class Libvirt:
     """The libvirt of one host; leaving its `with` block ends it and its virtual machines.
 
     Raises on entry:
-        UnsupportedError: no privilege, the host has no libvirt, or it does not start.
+        UnsupportedError: the host has no libvirt, or it does not start.
     """
 
     def __init__(self, host: Host) -> None:
@@ -102,11 +109,6 @@ class Libvirt:
         )
 
     def __enter__(self) -> Libvirt:
-        if os.geteuid() != 0:
-            raise UnsupportedError(
-                "virtual machines need root here: libvirt's daemon makes namespaces and taps",
-                remedy="run planewise as root",
-            )
         try:
             self._start()
         except BaseException:
@@ -132,10 +134,15 @@ class Libvirt:
             self._hypervisor.close()
             self._hypervisor = None
         if self._process is not None:
-            # With its first process the kernel ends all of its process namespace.
-            self._process.kill()
-            with suppress(ProcessTimeoutError):
-                self._process.wait(30.0)
+            # When its first process ends, the kernel ends all of a process namespace, and `unshare`
+            # sees that end only when all are gone.
+            self._process.interrupt()
+            try:
+                self._process.wait(END_LIMIT_S)
+            except ProcessTimeoutError:
+                self._process.kill()
+                with suppress(ProcessTimeoutError):
+                    self._process.wait(END_LIMIT_S)
             self._process = None
 
     def _start(self) -> None:
@@ -168,4 +175,12 @@ class Libvirt:
                 remedy=SETUP_REMEDY,
             ) from error
         socket = self._host.socket(f"{self.directory}/sock/libvirt-sock")
-        self._hypervisor = Hypervisor(socket, self._host.place)
+        deadline = time.monotonic() + START_LIMIT_S
+        while self._hypervisor is None:
+            try:
+                self._hypervisor = Hypervisor(socket, self._host.place)
+            except HypervisorGoneError:
+                # The socket has its name a moment before anybody listens.
+                if time.monotonic() > deadline or not self._process.running:
+                    raise
+                time.sleep(_POLL_S)

@@ -36,6 +36,10 @@ class VmHost:
         """See `Host.probe`; in a guest it stands for the guest's own."""
         return self._host.probe
 
+    def program(self, local: str) -> str:
+        """See `Host.program`."""
+        return self._host.program(local)
+
     @property
     def directory(self) -> str:
         """See `Host.directory`; a guest has one of the same name."""

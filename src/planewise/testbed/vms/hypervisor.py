@@ -42,7 +42,7 @@ class Hypervisor:
             UnsupportedError: libvirt-python is not installed.
             HypervisorGoneError: nobody answers.
         """
-        self._libvirt, self._qemu = _libraries()
+        self._libvirt, self._qemu = libraries()
         self._place = place
         with self._sentences(""):
             self._connection = self._libvirt.open(f"qemu+unix:///system?socket={socket}")
@@ -114,8 +114,21 @@ class Hypervisor:
         """
         command = json.dumps({"execute": execute, "arguments": dict(arguments or {})})
         with self._sentences(name):
-            answer = self._qemu.qemuAgentCommand(self._domain(name), command, timeout_s, 0)
+            domain = self._domain(name)
+            try:
+                answer = self._qemu.qemuAgentCommand(domain, command, timeout_s, 0)
+            except self._libvirt.libvirtError as error:
+                # A guest that ends while its agent is asked; libvirt has only words for that.
+                if error.get_error_code() == self._libvirt.VIR_ERR_INTERNAL_ERROR:
+                    raise self._gone(name) from error
+                raise
             return json.loads(answer)["return"]
+
+    def _gone(self, name: str) -> GuestGoneError:
+        return GuestGoneError(
+            f"the virtual machine {name} on {self._place} ended",
+            remedy="its console, or the kernel's log (`dmesg`), may say why",
+        )
 
     def _domain(self, name: str) -> Any:
         return self._connection.lookupByName(name)
@@ -141,10 +154,7 @@ class Hypervisor:
             )
         gone = code == codes.VIR_ERR_OPERATION_INVALID and "not running" in words
         if code == codes.VIR_ERR_NO_DOMAIN or gone:
-            return GuestGoneError(
-                f"the virtual machine {name} on {self._place} ended",
-                remedy="its console, or the kernel's log (`dmesg`), may say why",
-            )
+            return self._gone(name)
         if code in (
             codes.VIR_ERR_AGENT_UNRESPONSIVE,
             codes.VIR_ERR_AGENT_UNSYNCED,
@@ -162,7 +172,12 @@ class Hypervisor:
         )
 
 
-def _libraries() -> tuple[Any, Any]:
+def libraries() -> tuple[Any, Any]:
+    """The modules `libvirt` and `libvirt_qemu`.
+
+    Raises:
+        UnsupportedError: libvirt-python is not installed.
+    """
     try:
         import libvirt
         import libvirt_qemu

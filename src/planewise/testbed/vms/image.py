@@ -83,6 +83,12 @@ ip link set eth0 mtu $mtu || fail "the MTU $mtu is not possible"
 ip link set eth0 up
 [ -z "$address" ] || ip addr add $address dev eth0
 [ -z "$address6" ] || ip addr add $address6 dev eth0
+# An e1000 takes a while to see its link: a guest that cannot send yet is not ready.
+n=0
+until [ "$(cat /sys/class/net/eth0/carrier)" = 1 ]; do
+    n=$((n + 1)) && [ $n -lt 600 ] || fail "the network interface has no link"
+    sleep 0.05
+done
 for pair in $neighbours; do arp -i eth0 -s ${pair%,*} ${pair#*,}; done
 while :; do pw-probe agent --port AGENT_PORT; sleep 0.1; done
 """

@@ -20,7 +20,6 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.lab import accelerator, kernel, packages, qemu, tools
 from planewise.lab.model import Accelerator
 from planewise.store.models import Metric
-from planewise.testbed import netns
 from planewise.testbed.apply import apply
 from planewise.testbed.host import Host, LocalHost, find_probe
 from planewise.testbed.model import (
@@ -39,12 +38,12 @@ from planewise.testbed.model import (
 from planewise.testbed.namespaces import Topology, _Testbed, new_namespace
 from planewise.testbed.netns import NamespaceThread
 from planewise.testbed.plan import AddBridge, AddVeth, AwaitUp, Plan, SetMaster, SetUp, Step
-from planewise.testbed.vms import image
+from planewise.testbed.vms import hypervisor, image
 from planewise.testbed.vms.agent import GuestAgent, Why
 from planewise.testbed.vms.daemon import Libvirt
 from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml
 from planewise.testbed.vms.host import VmHost
-from planewise.testbed.vms.hypervisor import GuestGoneError, Hypervisor
+from planewise.testbed.vms.hypervisor import Hypervisor
 from planewise.testbed.vms.image import GuestImage
 from planewise.testbed.vms.planes import vm_plane
 
@@ -92,6 +91,31 @@ def platform() -> Platform:
     ours = accelerator.find(program, version, found, tools.find(cache).busybox, cache)
     vhost = ours.name == "kvm" and os.access("/dev/vhost-net", os.R_OK | os.W_OK)
     return Platform(str(program), ours, vhost, image.prepare(Path(find_probe())))
+
+
+def check() -> None:
+    """Does nothing where virtual machines can be started.
+
+    Raises:
+        UnsupportedError: no privilege, or libvirt is missing.
+    """
+    if os.geteuid() != 0 or not _is_first_user_namespace():
+        raise UnsupportedError(
+            "virtual machines need root here: libvirt's daemon makes namespaces and taps",
+            remedy="run planewise as root",
+        )
+    hypervisor.libraries()
+    if shutil.which("libvirtd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
+        raise UnsupportedError(
+            "there is no libvirtd on this machine, and virtual machines need it",
+            remedy=f"{hypervisor.SETUP_REMEDY}, or install libvirt's daemon and its QEMU driver",
+        )
+
+
+def _is_first_user_namespace() -> bool:
+    """Whether root here is root of the machine: a user namespace maps fewer users."""
+    first = Path("/proc/self/uid_map").read_text().split()[:3]
+    return first == ["0", "0", "4294967295"]
 
 
 def differences(name: str, ours: Platform, options: VmOptions) -> tuple[str, ...]:
@@ -349,12 +373,12 @@ class VmTestbed(_Testbed):
     def _set_awake(self, guest: Guest, awake: bool) -> None:
         if awake == (guest.netns not in self._asleep):
             return
-        hypervisor = self.hypervisor(guest.host)
+        libvirt = self.hypervisor(guest.host)
         if awake:
-            hypervisor.resume(guest.netns)
+            libvirt.resume(guest.netns)
             self._asleep.discard(guest.netns)
         else:
-            hypervisor.suspend(guest.netns)
+            libvirt.suspend(guest.netns)
             self._asleep.add(guest.netns)
 
     def _repair(self) -> tuple[Guest, ...]:
@@ -414,9 +438,8 @@ class VmTestbed(_Testbed):
             pool.shutdown(cancel_futures=True)
 
     def _start(self, guest: Guest) -> Started:
-        hypervisor = self.hypervisor(guest.host)
         begun = time.monotonic()
-        hypervisor.start(domain_xml(self._domain(guest)), guest.netns)
+        self.hypervisor(guest.host).start(domain_xml(self._domain(guest)), guest.netns)
         agent = self._agents[guest.host][guest.netns]
         while not agent.ready():
             if time.monotonic() - begun > self._boot_limit_s:
@@ -502,30 +525,11 @@ class VmTestbed(_Testbed):
 def last_words(console: str) -> list[str]:
     """The lines of a console that tell something: what failed first, else all. Pure."""
     lines = [line.strip() for line in console.splitlines() if line.strip()]
-    for number, line in enumerate(lines):
-        if line.startswith(image.FAILED) or "Kernel panic" in line:
-            return [line.removeprefix(image.FAILED)]
-        del number
-    return lines
+    failures = [line for line in lines if line.startswith(image.FAILED) or "Kernel panic" in line]
+    return [failures[0].removeprefix(image.FAILED)] if failures else lines
 
 
 def memory_needed_bytes(specs: Iterable[TestbedSpec]) -> int:
     """About what these testbeds' guests take of this machine."""
     guests = sum(2 + 2 * spec.background_guests for spec in specs)
     return guests * GUEST_MIB << 20
-
-
-__all__ = [
-    "GUEST_MIB",
-    "GuestGoneError",
-    "Platform",
-    "Started",
-    "UnsupportedError",
-    "VmTestbed",
-    "differences",
-    "lay_out",
-    "netns",
-    "plan_acquaintance",
-    "plan_ports",
-    "platform",
-]

@@ -1,0 +1,97 @@
+"""How soon many tiny virtual machines are ready, and what memory each takes. For people.
+
+python benches/vms.py [--guests 32] [--plane virtio-bridge] [--parallel N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from planewise.errors import PlanewiseError
+from planewise.lab.process import Seen, processes
+from planewise.testbed.model import HOSTS, TestbedSpec
+from planewise.testbed.vms import testbed as vms
+from planewise.testbed.vms.testbed import VmTestbed
+
+MIB = 1 << 20
+
+
+def main() -> int:
+    """Boots them, tells, and removes them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--guests", type=int, default=32, help="an even number")
+    parser.add_argument("--plane", default="virtio-bridge")
+    parser.add_argument("--parallel", type=int, default=None, help="guests that boot at a time")
+    arguments = parser.parse_args()
+    try:
+        vms.check()
+        ours = vms.platform()
+        measure(ours, arguments.guests, arguments.plane, arguments.parallel)
+    except PlanewiseError as error:
+        print(f"{error.what}\n  {error.remedy}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def measure(ours: vms.Platform, guests: int, plane: str, parallel: int | None) -> None:
+    """Prints the figures of one testbed."""
+    spec = TestbedSpec(plane, background_guests=guests // 2 - 1)
+    free = meminfo("MemAvailable")
+    begun = time.monotonic()
+    at: list[float] = []
+    with VmTestbed(
+        spec, ours, parallel=parallel, on_ready=lambda _: at.append(time.monotonic() - begun)
+    ) as testbed:
+        each = [one.ready_s for one in testbed.started]
+        taken = free - meminfo("MemAvailable")
+        names = {site.netns.rpartition("-")[0] for site in testbed.topology.sites.values()}
+        sizes = [memory(one) for one in processes() if of(one, names)]
+        asleep = time.monotonic()
+        testbed.sleep()
+        asleep = time.monotonic() - asleep
+        woken = time.monotonic()
+        testbed.wake(spec.background_guests)
+        woken = time.monotonic() - woken
+        assert sum(1 + len(testbed.background(host)) for host in HOSTS) == len(each)
+        ended = time.monotonic()
+    ended = time.monotonic() - ended
+    pss = [size["Pss"] for size in sizes]
+    print(
+        f"{len(each)} guests behind {plane}, {ours.accelerator.name}, {ours.image.memory_mib} MiB"
+    )
+    print(f"all ready after           {at[-1]:8.1f} s ({at[-1] / len(each):.2f} s a guest)")
+    print(
+        f"start to ready, a guest   {statistics.median(each):8.1f} s median, {max(each):.1f} most"
+    )
+    print(f"memory of the machine     {taken / len(each) / MIB:8.0f} MiB a guest")
+    print(f"proportional set size     {statistics.median(pss) / MIB:8.0f} MiB a guest, median")
+    rss = statistics.median(size["Rss"] for size in sizes)
+    print(f"resident set size         {rss / MIB:8.0f} MiB a guest, median")
+    print(f"all put to sleep, woken   {asleep:8.2f} s, {woken:.2f} s")
+    print(f"all removed               {ended:8.2f} s")
+
+
+def of(process: Seen, prefixes: set[str]) -> bool:
+    """Whether it is the QEMU of a guest whose name starts so."""
+    name = (process.option("-name") or "").partition("guest=")[2].partition(",")[0]
+    return name.rpartition("-")[0] in prefixes
+
+
+def memory(process: Seen) -> dict[str, int]:
+    """Sizes [bytes] from /proc/PID/smaps_rollup."""
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+
+
+def meminfo(name: str) -> int:
+    """A line of /proc/meminfo [bytes]."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""The stage for guests that are virtual machines, on this machine.
+
+A testbed stands for each pair of planes, with as many background guests as any cell asks for; those
+that a cell does not ask for sleep, and so does a testbed that is not in use. Where memory does not
+hold all testbeds, the one that was used longest ago gives way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure.cells import Cell
+from planewise.measure.design import Design
+from planewise.measure.experiment import Place, StageFacts, TrialResult
+from planewise.measure.probe import CpuOutput, parse
+from planewise.measure.rtt import RttPath, measure_rtt
+from planewise.measure.schedule import LoadTrial, RttTrial
+from planewise.testbed.load import BackgroundLoad, LoadSpec
+from planewise.testbed.model import Guest, TestbedSpec, mtu_for
+from planewise.testbed.vms import testbed as vms
+from planewise.testbed.vms.domain import VmOptions
+from planewise.testbed.vms.planes import vm_plane
+from planewise.testbed.vms.testbed import VmTestbed
+
+_SPARE_BYTES = 1 << 30
+"""Memory that is left to the machine."""
+
+_NO_SWEEP = "load trials (`sweep`) need a generator in the guests, which virtual machines have not"
+
+_Key = tuple[str, str]
+
+
+class VmStage:
+    """Boots a testbed when a cell first needs it; all are gone when the stage is closed."""
+
+    def __init__(self, design: Design) -> None:
+        self._design = design
+        self._options = VmOptions()
+        self._mtu_bytes = mtu_for(design.frame_sizes())
+        self._most: dict[_Key, int] = {}
+        self._planes: dict[str, None] = {}
+        self._testbeds: dict[_Key, VmTestbed] = {}
+
+    def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
+        """Which of these cells cannot be set up here, and why."""
+        reasons = {}
+        for cell in cells:
+            why = self._why_not(cell)
+            if why:
+                reasons[cell] = why
+                continue
+            key = _key(cell)
+            self._most[key] = max(self._most.get(key, 0), cell.background_guests)
+            self._planes |= dict.fromkeys(key)
+        return reasons
+
+    def max_pps(self, cell: Cell, size_bytes: int) -> float:
+        """There are no load trials."""
+        raise UnsupportedError(_NO_SWEEP, remedy="leave `sweep` out of the design")
+
+    def facts(self) -> StageFacts:
+        """Whether times are emulated, and what else than the plane differs."""
+        if not self._planes:
+            return StageFacts()
+        return StageFacts(
+            self._platform.emulated,
+            {
+                plane: vms.differences(plane, self._platform, self._options)
+                for plane in self._planes
+            },
+        )
+
+    @contextmanager
+    def station(self, cell: Cell) -> Iterator[_Station]:
+        """The cell's testbed, its guests awake and its background load running."""
+        testbed = self._testbed(cell)
+        background = self._design.background
+        spec = LoadSpec(
+            type=cell.load_type,
+            location=cell.load_location,
+            cpu_share=background.cpu_share,
+            rate_pps=background.rate_pps,
+            burst=background.burst_packets,
+            payload_bytes=background.payload_bytes,
+        )
+        try:
+            replaced = testbed.wake(cell.background_guests)
+            with BackgroundLoad(testbed, spec) as load:
+                yield _Station(testbed, load, replaced)
+        finally:
+            testbed.sleep()
+
+    @cached_property
+    def _platform(self) -> vms.Platform:
+        return vms.platform()
+
+    def _why_not(self, cell: Cell) -> str:
+        if self._design.sweep is not None:
+            return _NO_SWEEP
+        if cell.path != "north-south":
+            return f"virtual machines have no {cell.path} path between two guests of a host"
+        try:
+            for plane in _key(cell):
+                vm_plane(plane)
+            _ = self._platform
+            vms.check()
+        except PlanewiseError as error:
+            return error.what
+        needed, there = self._needed_bytes(_key(cell), cell.background_guests), _memory_bytes()
+        if needed > there:
+            return (
+                f"{2 + 2 * cell.background_guests} virtual machines take about "
+                f"{needed >> 20} MiB of memory, and this machine has {there >> 20} MiB to give"
+            )
+        return ""
+
+    def _testbed(self, cell: Cell) -> VmTestbed:
+        key = _key(cell)
+        testbed = self._testbeds.pop(key, None)
+        if testbed is None:
+            most = max(self._most.get(key, 0), cell.background_guests)
+            while self._testbeds and self._needed_bytes(key, most) > _available_bytes():
+                oldest = next(iter(self._testbeds))
+                self._testbeds.pop(oldest).__exit__(None, None, None)
+            testbed = VmTestbed(self._spec(key, most), self._platform, self._options)
+            testbed.__enter__()
+        self._testbeds[key] = testbed  # the most recently used is the last
+        return testbed
+
+    def _spec(self, key: _Key, guests: int) -> TestbedSpec:
+        return TestbedSpec(
+            plane=key[0],
+            background_plane=key[1],
+            background_guests=guests,
+            mtu_bytes=self._mtu_bytes,
+        )
+
+    def _needed_bytes(self, key: _Key, guests: int) -> int:
+        return vms.memory_needed_bytes([self._spec(key, guests)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        failures: list[PlanewiseError] = []
+        while self._testbeds:
+            try:
+                self._testbeds.popitem()[1].__exit__(None, None, None)
+            except PlanewiseError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def _key(cell: Cell) -> _Key:
+    return cell.plane, cell.background if cell.background_guests else cell.plane
+
+
+def _available_bytes() -> int:
+    """What could be taken now."""
+    return _meminfo("MemAvailable") - _SPARE_BYTES
+
+
+def _memory_bytes() -> int:
+    """What could be taken if nobody else needed any."""
+    return _meminfo("MemTotal") - _SPARE_BYTES
+
+
+def _meminfo(name: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+class _Station:
+    """One cell of the stage."""
+
+    def __init__(
+        self, testbed: VmTestbed, background: BackgroundLoad, replaced: Sequence[Guest]
+    ) -> None:
+        self._testbed = testbed
+        self._background = background
+        self._notes = tuple(
+            f"the virtual machine {guest.name} had ended and was started anew before this trial"
+            for guest in replaced
+        )
+        self._path = RttPath(
+            hosts=testbed.hosts,
+            sender=testbed.main("sender"),
+            responder=testbed.main("responder"),
+            capture_points=testbed.capture_points,
+            not_measurable=testbed.not_measurable,
+        )
+
+    def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
+        """Runs one RTT trial. Its CPU figures are the machine's, not those of a guest."""
+        host = self._testbed.hosts["sender"]
+        with host.start([host.probe, "cpu", "--with-parent"]) as cpu:
+            result = measure_rtt(self._path, trial, place)
+            usage = parse(cpu.stop(), CpuOutput)
+        self._background.check()
+        record = result.record.model_copy(
+            update={
+                "cpu": {"shared": usage.cpu.all},
+                "warnings": (*self._notes, *result.record.warnings),
+            }
+        )
+        self._notes = ()
+        return TrialResult(record, result.packets)
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        """There are no load trials."""
+        raise UnsupportedError(_NO_SWEEP, remedy="leave `sweep` out of the design")

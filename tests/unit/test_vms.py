@@ -1,0 +1,239 @@
+"""Virtual machines as values: domains, images, layouts; and processes of a guest that answers."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.lab.model import Accelerator
+from planewise.testbed.model import TestbedSpec
+from planewise.testbed.plan import AddMacvtap, AddTap
+from planewise.testbed.vms import image
+from planewise.testbed.vms.agent import GuestAgent, Why
+from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml
+from planewise.testbed.vms.hypervisor import AgentSilentError, GuestGoneError
+from planewise.testbed.vms.image import GuestImage
+from planewise.testbed.vms.planes import VM_PLANES, vm_plane
+from planewise.testbed.vms.testbed import Platform, differences, last_words, lay_out, plan_ports
+
+NIC = Nic("virtio", "02:70:77:00:00:00", "tap-m0", vhost=False, queues=1, offloads=False)
+DOMAIN = DomainSpec(
+    name="pw-0-sm0",
+    accelerator="tcg",
+    emulator="/usr/bin/qemu",
+    kernel="/k",
+    initrd="/i",
+    command_line="console=ttyS0 a<b",
+    memory_mib=80,
+    vcpus=1,
+    console="/c",
+    nic=NIC,
+)
+IMAGE = GuestImage(Path("/k"), Path("/i"), "6.12", 80)
+
+
+def platform(name: str, vhost: bool) -> Platform:
+    accelerator = Accelerator("kvm" if name == "kvm" else "tcg", "it was tried")
+    return Platform("/usr/bin/qemu", accelerator, vhost, IMAGE)
+
+
+def test_an_emulated_domain_says_so_and_bounds_what_qemu_keeps() -> None:
+    domain = ElementTree.fromstring(domain_xml(DOMAIN))
+    assert domain.get("type") == "qemu"
+    assert domain.findtext("features/tcg/tb-cache") == "32"
+    assert domain.findtext("os/cmdline") == "console=ttyS0 a<b"
+    assert {domain.findtext(f"on_{event}") for event in ("poweroff", "reboot", "crash")} == {
+        "destroy"
+    }
+
+
+def test_a_virtio_nic_has_its_offloads_off_unless_they_are_asked_for() -> None:
+    driver = ElementTree.fromstring(domain_xml(DOMAIN)).find("devices/interface/driver")
+    assert driver is not None
+    assert driver.get("name") == "qemu"
+    assert {child.tag: child.get("csum") for child in driver} == {"host": "off", "guest": "off"}
+
+
+def test_a_domain_opens_the_port_that_the_plan_made() -> None:
+    interface = ElementTree.fromstring(domain_xml(DOMAIN)).find("devices/interface")
+    assert interface is not None
+    assert interface.get("type") == "ethernet"
+    target = interface.find("target")
+    assert target is not None
+    assert target.attrib == {"dev": "tap-m0", "managed": "no"}
+
+
+@given(st.binary(max_size=4096))
+def test_no_bytes_break_the_readers_of_kernels(content: bytes) -> None:
+    image.unpacked(content)
+    image.starts_by_pvh(content)
+    image.starts_by_pvh(b"\x7fELF\x02\x01" + content)
+
+
+def test_a_kernel_is_unpacked_and_its_entry_found() -> None:
+    note = struct.pack("<III4sI", 4, 4, 18, b"Xen\0", 0x1000000)
+    header = struct.pack("<IIQQQQQQ", 4, 0, 120, 0, 0, len(note), len(note), 4)
+    elf = bytearray(64) + header + note
+    elf[:6] = b"\x7fELF\x02\x01"
+    struct.pack_into("<Q", elf, 0x20, 64)
+    struct.pack_into("<HH", elf, 0x36, 56, 1)
+    assert image.starts_by_pvh(bytes(elf))
+    elf[120 + 8] = 17
+    assert not image.starts_by_pvh(bytes(elf))
+    payload = gzip.compress(b"kernel")
+    bzimage = bytearray(1024) + payload
+    bzimage[0x1F1] = 1
+    bzimage[0x202:0x206] = b"HdrS"
+    struct.pack_into("<II", bzimage, 0x248, 0, len(payload))
+    assert image.unpacked(bytes(bzimage)) == b"kernel"
+
+
+@pytest.mark.parametrize("plane", [plane.name for plane in VM_PLANES])
+def test_no_two_ports_share_a_name_on_a_host_or_an_index_on_the_machine(plane: str) -> None:
+    topology = lay_out("0123abcd", TestbedSpec(plane, background_guests=1000))
+    steps = plan_ports(topology).steps
+    ports = [step for step in steps if isinstance(step, AddTap | AddMacvtap)]
+    assert len({(port.netns, port.name) for port in ports}) == 2002
+    assert all(len(port.name) <= 15 for port in ports)
+    indexes = {port.index for port in ports if isinstance(port, AddMacvtap)}
+    assert len(indexes) == (2002 if plane == "macvtap-bridge" else 0)
+    assert all(0 < index < 1 << 31 for index in indexes)
+
+
+@given(st.integers(0, 0xFFFF), st.integers(0, 0xFFFF))
+def test_testbeds_whose_tokens_differ_early_share_no_index(one: int, other: int) -> None:
+    def indexes(number: int) -> set[int]:
+        topology = lay_out(f"{number:04x}0000", TestbedSpec("macvtap-bridge"))
+        return {guest.port_index for guest in topology.main.values()}
+
+    assert one == other or not indexes(one) & indexes(other)
+
+
+def test_planes_beside_a_bridge_sit_on_it() -> None:
+    spec = TestbedSpec("macvtap-bridge", background_plane="virtio-bridge", background_guests=1)
+    steps = plan_ports(lay_out("0" * 8, spec)).steps
+    parents = {step.parent for step in steps if isinstance(step, AddMacvtap)}
+    assert parents == {"br0"}
+
+
+def test_a_plane_that_virtual_machines_cannot_have_here_is_said() -> None:
+    with pytest.raises(UnsupportedError, match="the wire here is virtual"):
+        vm_plane("vf-passthrough")
+    with pytest.raises(BadInputError, match="virtual machines have no plane veth"):
+        vm_plane("veth")
+
+
+def test_differences_say_why_there_is_no_vhost() -> None:
+    words = " ".join(differences("virtio-bridge", platform("tcg", False), VmOptions()))
+    assert "without vhost-net: it needs KVM" in words
+    words = " ".join(differences("virtio-bridge", platform("kvm", False), VmOptions()))
+    assert "/dev/vhost-net" in words
+    words = " ".join(differences("virtio-bridge", platform("kvm", True), VmOptions()))
+    assert "the kernel serves the NIC" in words
+    assert "emulated" in " ".join(differences("e1000-bridge", platform("kvm", True), VmOptions()))
+
+
+def test_only_emulated_guests_make_a_run_emulated() -> None:
+    assert platform("kvm", True).emulated == ""
+    assert "TCG" in platform("tcg", False).emulated
+
+
+def test_options_that_no_machine_can_have_are_refused() -> None:
+    with pytest.raises(BadInputError, match="queues 2"):
+        VmOptions(queues=2)
+    with pytest.raises(BadInputError, match="vcpus 0"):
+        VmOptions(vcpus=0)
+
+
+@pytest.mark.parametrize(
+    ("console", "word"),
+    [
+        ("", []),
+        ("a\nb\n", ["a", "b"]),
+        ("x\npw-guest: failed: no interface\nreboot: Power down\n", ["no interface"]),
+        ("[1.0] Kernel panic - not syncing: oops\n[1.1] CPU: 0\n", None),
+    ],
+)
+def test_last_words_are_the_failure_where_there_is_one(
+    console: str, word: list[str] | None
+) -> None:
+    said = last_words(console)
+    assert said == word if word is not None else "Kernel panic" in said[0]
+
+
+class FakeHypervisor:
+    """A guest whose processes end at once, or that is gone."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.gone = False
+        self.silent = False
+
+    def agent(
+        self, name: str, execute: str, arguments: Mapping[str, object] | None = None
+    ) -> object:
+        if self.gone:
+            raise GuestGoneError(f"{name} ended")
+        if self.silent:
+            raise AgentSilentError("nothing")
+        self.asked.append(json.dumps(arguments))
+        wanted = dict(arguments or {})
+        if execute == "guest-exec":
+            words = [str(word) for word in wanted["arg"]]  # type: ignore[attr-defined]
+            if words[0] == "-c" and len(words) > 5:
+                directory, _, new = words[3:6]
+                self.files[f"{directory}/{new}.out"] = " ".join(words[6:]).encode()
+                self.files[f"{directory}/{new}.err"] = b"ready: go\n"
+            return {"pid": 7}
+        if execute == "guest-exec-status":
+            return {"exited": True, "signal": 2}
+        if execute == "guest-file-open":
+            if wanted["path"] not in self.files:
+                raise PlanewiseError("cannot be opened")
+            return wanted["path"]
+        if execute == "guest-file-read":
+            content = self.files[str(wanted["handle"])]
+            return {"buf-b64": base64.b64encode(content).decode(), "eof": True}
+        return {}
+
+
+def agent_of(fake: FakeHypervisor) -> GuestAgent:
+    why = Why("the virtual machine main ended; its console is empty", "look")
+    return GuestAgent(lambda: fake, "pw-0-sm0", "/tmp/d", lambda: why)  # type: ignore[arg-type, return-value]
+
+
+def test_a_process_of_a_guest_tells_what_it_wrote_and_its_end() -> None:
+    process = agent_of(FakeHypervisor()).start(["pw-probe", "ping"])
+    process.wait_ready("ready", 1)
+    finished = process.wait(1)
+    assert (finished.stdout, finished.exit_code) == ("pw-probe ping", 130)
+
+
+def test_a_process_of_a_guest_that_is_gone_was_killed() -> None:
+    fake = FakeHypervisor()
+    process = agent_of(fake).start(["pw-probe", "burn"])
+    fake.gone = True
+    process.interrupt()
+    finished = process.stop()
+    assert finished.exit_code == 137
+    assert "its console is empty" in finished.stderr
+    with pytest.raises(GuestGoneError, match="its console is empty"):
+        agent_of(fake).read("/proc/uptime")
+
+
+def test_an_agent_that_is_silent_is_not_ready_and_no_error() -> None:
+    fake = FakeHypervisor()
+    assert agent_of(fake).ready()
+    fake.silent = True
+    assert not agent_of(fake).ready()

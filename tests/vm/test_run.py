@@ -1,0 +1,151 @@
+"""`planewise run` on virtual machines: to a report, and through a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from planewise.lab.process import processes
+from planewise.measure.rtt import parts_ns
+from planewise.store.rundir import RunReader
+from planewise.testbed import netns
+from planewise.testbed.ledger import token_of
+from planewise.testbed.vms import testbed as vms
+
+PLANEWISE = (sys.executable, "-m", "planewise")
+PLANES = ("e1000-bridge", "virtio-bridge", "macvtap-bridge")
+POINTS = {"sender_guest", "sender_nic", "responder_nic", "responder_guest"}
+
+DESIGN = """
+title: a reduced kvm-rtt
+factors:
+  guest: vm
+  plane: [e1000-bridge, virtio-bridge, macvtap-bridge]
+  background_guests: [0, 1]
+  load_type: [none, cpu, network]
+constraints:
+  - when: {load_type: none}
+    require: {background_guests: 0}
+rtt: {packets: 200}
+background: {cpu_share: 0.3, rate_pps: 100, burst_packets: 10}
+blocks: 1
+"""
+
+
+def test_a_design_of_virtual_machines_is_measured_to_a_report(
+    tmp_path: Path, platform: vms.Platform, say: list[str]
+) -> None:
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(DESIGN)
+    begun = time.monotonic()
+    with planewise("run", str(design), "--out", str(out)) as process:
+        said, complaint = process.communicate(timeout=280)
+    assert process.returncode == 0, complaint
+    reader = RunReader(out)
+    assert reader.info.status == "done", said
+    assert bool(reader.info.emulated) == (platform.accelerator.name == "tcg")
+    assert set(reader.info.differences) == set(PLANES)
+    trials = list(reader.trials())
+    assert sorted({str(trial.cell["plane"]) for trial in trials}) == sorted(PLANES)
+    assert len(trials) == 9
+    for trial in trials:
+        assert trial.status == "done", trial.reason
+        assert {capture.point for capture in trial.captures} == POINTS
+        assert {"rtt_user", "overhead", "response"} <= set(trial.latency)
+        assert trial.packets is not None
+        packets = pl.read_parquet(out / trial.packets)
+        assert_parts_add_up(packets)
+    medians = {
+        str(trial.cell["plane"]): trial.latency["rtt_user"].p50_ns / 1e6
+        for trial in trials
+        if trial.cell["load_type"] == "none"
+    }
+    say.append(
+        f"a reduced kvm-rtt took {time.monotonic() - begun:.0f} s; idle median RTT [ms]: "
+        + ", ".join(f"{plane} {value:.2f}" for plane, value in medians.items())
+    )
+    page = (out / "report.html").read_text()
+    for plane in PLANES:
+        assert plane in page
+    if reader.info.emulated:
+        assert "emulated" in page
+
+
+def assert_parts_add_up(packets: pl.DataFrame) -> None:
+    """Overhead, wire and response are all of the RTT, packet by packet, and each is there."""
+    complete = packets.drop_nulls(
+        ["user_tx_ns", "user_rx_ns", "sender_nic_reply_ns", "responder_nic_reply_ns"]
+    )
+    assert complete.height > 0
+    parts = parts_ns(complete)
+    rtt = (complete["user_rx_ns"] - complete["user_tx_ns"]).to_numpy()
+    wire = (
+        (complete["sender_nic_reply_ns"] - complete["sender_nic_request_ns"])
+        - (complete["responder_nic_reply_ns"] - complete["responder_nic_request_ns"])
+    ).to_numpy()
+    assert np.array_equal(parts["overhead"] + wire + parts["response"], rtt)
+    for part in (wire, parts["response"]):
+        assert part.min() > 0
+
+
+def test_a_killed_run_leaves_nothing_once_it_is_cleaned(tmp_path: Path) -> None:
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(DESIGN)
+    before = set(netns.names())
+    with planewise("run", str(design), "--out", str(out)) as process:
+        deadline = time.monotonic() + 280
+        while not (out / "trials.jsonl").exists() or not (out / "trials.jsonl").read_text():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        ours = set(netns.names()) - before
+        guests = guests_of(ours)
+        assert len(guests) >= 2
+        process.kill()
+        process.wait()
+    # The kernel ends libvirt and the guests with planewise; nobody needs to find them.
+    deadline = time.monotonic() + 60
+    while guests_of(ours):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    cleaned = subprocess.run(
+        [*PLANEWISE, "clean", "--json"], capture_output=True, text=True, timeout=120, check=True
+    )
+    told = json.loads(cleaned.stdout)["leftovers"]
+    assert {name for one in told for name in one["namespaces"]} >= ours
+    assert not ours & set(netns.names())  # taps, macvtaps and bridges were in these
+
+
+def guests_of(names: set[str]) -> list[str]:
+    """Virtual machines whose names have the tokens of these namespaces."""
+    tokens = {token_of(name) for name in names}
+    found = []
+    for process in processes():
+        name = (process.option("-name") or "").partition("guest=")[2].partition(",")[0]
+        if name and token_of(name) in tokens:
+            found.append(name)
+    return found
+
+
+@contextmanager
+def planewise(*argv: str) -> Iterator[subprocess.Popen[str]]:
+    """The command line; ended with the block."""
+    process = subprocess.Popen(
+        [*PLANEWISE, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGINT)
+            process.wait(60)
