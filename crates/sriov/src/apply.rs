@@ -18,16 +18,42 @@ use crate::plan::{PROBE, Step};
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Performs the steps in order.
+/// Performs the steps in order. A name at home that a step needs is taken from the interface of
+/// one of `displaceable`, which gets another one meanwhile.
 ///
 /// # Errors
 /// A step failed; those before it are done, those after it are not. The sentence names it.
-pub fn apply(kernel: &mut dyn Kernel, plan: &[Step]) -> Result<()> {
+pub fn apply(kernel: &mut dyn Kernel, plan: &[Step], displaceable: &[PciAddress]) -> Result<()> {
     let mut places = BTreeMap::new();
     plan.iter().try_for_each(|step| {
-        perform(kernel, step, &mut places)
+        make_room(kernel, step, displaceable)
+            .and_then(|()| perform(kernel, step, &mut places))
             .map_err(|error| Error { what: format!("cannot {step}: {}", error.what), ..error })
     })
+}
+
+/// Two interfaces may have swapped names: the kernel names a new one as soon as a name is free.
+fn make_room(kernel: &mut dyn Kernel, step: &Step, displaceable: &[PciAddress]) -> Result<()> {
+    let (device, wanted) = match step {
+        Step::Link { device, change: Change::Name(name) } => (device, name),
+        Step::Carry { device, to: Place::Home, name } => (device, name),
+        _ => return Ok(()),
+    };
+    let seen = kernel.links(&Place::Home)?;
+    let Some(holder) = seen.iter().find(|seen| seen.netdev.name == *wanted) else { return Ok(()) };
+    let of_another = holder.device.filter(|other| other != device);
+    if of_another.is_none_or(|other| !displaceable.contains(&other)) {
+        return Ok(());
+    }
+    let free = |name: &String| seen.iter().all(|seen| seen.netdev.name != *name);
+    let Some(name) = (0..).map(|number| format!("vf{number}")).find(free) else { return Ok(()) };
+    // A name changes while the interface is down.
+    let up = holder.netdev.up;
+    let steps = [Change::Up(false), Change::Name(name), Change::Up(true)];
+    for change in steps.iter().filter(|change| up || matches!(change, Change::Name(_))) {
+        until_settled(|| kernel.change(&holder.netdev, change))?;
+    }
+    Ok(())
 }
 
 fn perform(

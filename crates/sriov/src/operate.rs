@@ -118,13 +118,22 @@ impl<K: Kernel> Operator<'_, K> {
             return Ok(Done { steps, now: before });
         }
         if record.is_none() {
-            self.state.write(&self.record_of(Before::Pf(Box::new(before.clone()))))?;
+            let mut first = before.clone();
+            for vf in &mut first.vfs {
+                // What a VF was before an earlier change of its own is what it was at first.
+                if let Some(Before::Vf { first: was, .. }) =
+                    self.state.record(Kind::Vf, vf.address)?.map(|record| record.before)
+                {
+                    *vf = *was;
+                }
+            }
+            self.state.write(&self.record_of(Before::Pf(Box::new(first))))?;
         }
         let _undisturbed = Undisturbed::new();
-        if let Err(error) = apply(self.kernel, &steps) {
+        if let Err(error) = self.apply(&steps) {
             let undone = self.pf(address).and_then(|now| {
                 let undo = plan::restore_pf(&now, &before)?;
-                apply(self.kernel, &undo)?;
+                self.apply(&undo)?;
                 if record.is_none() {
                     self.state.remove(Kind::Pf, address)?;
                 }
@@ -215,9 +224,9 @@ impl<K: Kernel> Operator<'_, K> {
             self.state.write(&kept)?;
         }
         let _undisturbed = Undisturbed::new();
-        if let Err(error) = apply(self.kernel, &steps) {
+        if let Err(error) = self.apply(&steps) {
             let undone = self.vf(of, address).and_then(|(pf, now)| {
-                apply(self.kernel, &plan::restore_vf(&pf, &now, &before)?)?;
+                self.apply(&plan::restore_vf(&pf, &now, &before)?)?;
                 match &record {
                     Some(record) => self.state.write(record),
                     None => self.state.remove(Kind::Vf, address),
@@ -261,7 +270,7 @@ impl<K: Kernel> Operator<'_, K> {
                 continue;
             }
             let _undisturbed = Undisturbed::new();
-            apply(self.kernel, &steps)?;
+            self.apply(&steps)?;
             let Some(mut record) = record else { continue };
             let (_, now) = self.vf(of, address)?;
             if let Before::Vf { before_move, .. } = &mut record.before {
@@ -375,7 +384,7 @@ impl<K: Kernel> Operator<'_, K> {
             return Ok(());
         }
         let _undisturbed = Undisturbed::new();
-        apply(self.kernel, &steps)?;
+        self.apply(&steps)?;
         let (_, now) = self.vf(of, address)?;
         self.must_be_as_before(plan::differences_of_vf(&now, first), address)?;
         self.state.remove(Kind::Vf, address)
@@ -413,11 +422,26 @@ impl<K: Kernel> Operator<'_, K> {
             return Ok(());
         }
         let _undisturbed = Undisturbed::new();
-        apply(self.kernel, &steps)?;
+        self.apply(&steps)?;
         let now = self.pf(address)?;
         self.must_be_as_before(plan::differences(&now, before), address)?;
         self.forget_vfs(address)?;
         self.state.remove(Kind::Pf, address)
+    }
+
+    /// Performs a plan; what is recorded may have to lend its name to what is brought back.
+    fn apply(&mut self, steps: &[Step]) -> Result<()> {
+        let mut recorded = Vec::new();
+        for record in self.state.all()? {
+            match record.before {
+                Before::Vf { first, .. } => recorded.push(first.address),
+                Before::Pf(pf) => {
+                    recorded
+                        .extend(self.kernel.tree().vfs(pf.address).into_iter().map(|(_, vf)| vf));
+                }
+            }
+        }
+        apply(self.kernel, steps, &recorded)
     }
 
     fn must_be_as_before(&self, differences: Vec<String>, address: PciAddress) -> Result<()> {
