@@ -5,8 +5,9 @@ The commands `quick` and `run` are this with different designs. Nothing here mea
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,23 +17,35 @@ from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import Verdict
+from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.experiment import (
     PILOT_S,
     TRIAL_OVERHEAD_S,
     Outcome,
     Progress,
+    Stage,
     estimate_s,
     find_ladders,
+    left_out,
     run,
     schedule_for,
 )
-from planewise.measure.namespaces import NamespaceStage
-from planewise.measure.schedule import Cell, Schedule, cells_of, ladder_around
+from planewise.measure.schedule import Schedule, ladder_around
+from planewise.measure.search.goals import Goal, SearchResult, Trial
+from planewise.measure.search.run import Algorithm, run_search
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
+from planewise.measure.stages import Stages
 from planewise.measure.sut import Sut, SutMeasurer
 from planewise.report import html
-from planewise.store.models import Fingerprint, Recommendation, RunInfo, RunStatus, TrialRecord
+from planewise.store.models import (
+    Fingerprint,
+    Recommendation,
+    RunInfo,
+    RunStatus,
+    SkippedCell,
+    TrialRecord,
+)
 from planewise.store.rundir import RunReader, RunWriter, check_free
 from planewise.units import rate_text
 
@@ -72,7 +85,7 @@ def quick_design(planes: Sequence[str], minutes: float) -> Design:
                 "load_location": ["responder"],
                 "background_guests": [4],
             },
-            "rtt": {"packets": 500, "frequency_pps": [1000]},
+            "rtt": {"packets": 500},
             "sweep": {"offered_pps": "auto", "loads": 7, "duration_s": 0.25},
             "blocks": 1,
             "seed": secrets.randbelow(2**31),
@@ -91,8 +104,8 @@ _AROUND_S = 25.0
 
 def dry_run(design: Design) -> Schedule:
     """What `design` would run here. Ladders that need a pilot show made-up loads of 1, 2, … pps."""
-    with _stage(design) as stage:
-        unavailable = stage.unavailable(design.factors.plane)
+    with Stages(design) as stage:
+        unavailable = stage.unavailable(cells_of(design))
     sweep = design.sweep
     steps: Sequence[float] = ()
     if sweep is not None:
@@ -107,10 +120,10 @@ def start(design: Design, out: Path, host: Fingerprint, progress: Progress) -> F
     `host` is what the doctor found.
     """
     check_free(out)
-    with _stage(design) as stage:
-        unavailable = stage.unavailable(design.factors.plane)
-        for plane, reason in unavailable.items():
-            progress.note(f"plane {plane} is left out: {reason}")
+    with Stages(design) as stage:
+        unavailable = stage.unavailable(cells_of(design))
+        for what in left_out(unavailable):
+            progress.note(f"left out: {what}")
         ladders = find_ladders(design, stage, unavailable, progress)
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.create(out, _info(design, ladders, host, schedule)) as writer:
@@ -121,20 +134,14 @@ def resume(out: Path, progress: Progress) -> Finished:
     """Continues the run in `out`: what is finished stays, the rest is measured."""
     info = RunReader(out).info
     design, ladders = _stored(info, out)
-    with _stage(design) as stage:
-        unavailable = stage.unavailable(design.factors.plane)
+    with Stages(design) as stage:
+        unavailable = stage.unavailable(cells_of(design))
         schedule = schedule_for(design, ladders, unavailable)
         with RunWriter.resume(out) as writer:
             return _measure(schedule, stage, writer, progress)
 
 
-def _stage(design: Design) -> NamespaceStage:
-    return NamespaceStage(design)
-
-
-def _measure(
-    schedule: Schedule, stage: NamespaceStage, writer: RunWriter, progress: Progress
-) -> Finished:
+def _measure(schedule: Schedule, stage: Stage, writer: RunWriter, progress: Progress) -> Finished:
     """Runs the schedule, recommends from everything in the run directory, and reports."""
     outcome = run(schedule, stage, writer, progress)
     advice = recommend(RunReader(writer.path).trials(), writer.info)
@@ -162,6 +169,9 @@ def _info(
         hosts={"shared": host},
         started=now,
         trials_planned=schedule.trials,
+        skipped=tuple(
+            SkippedCell(cell=one.cell.levels(), reason=one.reason) for one in schedule.skipped
+        ),
     )
 
 
@@ -170,9 +180,9 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
     raw = dict(info.design)
     if "factors" not in raw:
         raise BadInputError(
-            "this is a sweep, and only runs of a design can be continued",
+            "this is a sweep or a search, and only runs of a design can be continued",
             where=str(out),
-            remedy="`planewise report` shows what it has; sweep again for more",
+            remedy="`planewise report` shows what it has; start another for more",
         )
     ladders = raw.pop(LADDERS_KEY, {})
     try:
@@ -316,4 +326,95 @@ def _sweep_info(plan: SweepPlan, loads: Sequence[float], host: Fingerprint) -> R
         hosts={"shared": host},
         started=now,
         trials_planned=plan.runs * len(loads),
+    )
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What `planewise search` was asked for."""
+
+    sut: Sut
+    goals: tuple[Goal, ...]
+    algorithm: Algorithm
+    budget_s: float
+    """Infinite: no limit."""
+    with_verdict: bool
+    size_bytes: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search left."""
+
+    directory: Path
+    report: Path
+    result: SearchResult
+
+
+def search(
+    plan: SearchPlan,
+    out: Path,
+    host: Fingerprint,
+    progress: Progress,
+    on_trial: Callable[[Trial, int, float], None],
+) -> Searched:
+    """Searches NDR and PDR into the new run directory `out`, and reports the trials as a curve.
+
+    `on_trial` is told each trial, the number of trials and the seconds spent.
+    """
+    check_free(out)
+    records: list[TrialRecord] = []
+    with SutMeasurer(plan.sut, plan.size_bytes, records.append) as measurer:
+        info = _search_info(plan, host)
+        with RunWriter.create(out, info) as writer:
+
+            def keep(trial: Trial, count: int, spent_s: float) -> None:
+                writer.append(records[-1])
+                on_trial(trial, count, spent_s)
+
+            try:
+                result = run_search(
+                    measurer,
+                    plan.goals,
+                    plan.algorithm,
+                    budget_s=plan.budget_s,
+                    with_verdict=plan.with_verdict,
+                    progress=keep,
+                )
+            except KeyboardInterrupt:
+                _end(writer, info, "interrupted")
+                progress.note(f"what was measured is in {out}: `planewise judge {out}` judges it")
+                raise
+            except PlanewiseError as error:
+                _end(writer, info, "failed", error.what)
+                raise
+            found = result.to_json()
+            del found["trial_list"]
+            _end(writer, info.model_copy(update={"result": found}), "done")
+    report = out / "report.html"
+    html.write(RunReader(out), report)
+    return Searched(out, report, result)
+
+
+def _search_info(plan: SearchPlan, host: Fingerprint) -> RunInfo:
+    now = datetime.now(UTC)
+    cell = plan.sut.cell
+    return RunInfo(
+        run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        title=f"NDR and PDR of {cell['plane']}, IPv{cell['ip_version']}",
+        planewise=__version__,
+        design={
+            "search": {
+                "cell": dict(cell),
+                "goals": [goal.name for goal in plan.goals],
+                "algorithm": plan.algorithm.name,
+                "budget_s": plan.budget_s if math.isfinite(plan.budget_s) else None,
+                "with_verdict": plan.with_verdict,
+                "size_bytes": plan.size_bytes,
+            }
+        },
+        seed=plan.seed,
+        hosts={"shared": host},
+        started=now,
     )

@@ -1,15 +1,17 @@
 """Writes a run directory with made-up numbers, for tests. Knows nothing of testbeds or reports.
 
-As a program: `python tests/unit/made_up_run.py DIR [--large]`.
+As a program: `python -m tests.unit.made_up_run DIR [--large | --huge]`.
 """
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,7 @@ from planewise.store.models import (
     RunInfo,
     TrialRecord,
 )
-from planewise.store.rundir import RunReader, RunWriter
+from planewise.store.rundir import TRIALS_FILE, RunReader, RunWriter, packets_file
 
 HIDDEN_REASON = "the host does not see the frames of this plane, so it cannot stamp them"
 
@@ -60,8 +62,12 @@ class MadeUp:
     load_types: Sequence[str] = ("none", "cpu", "network")
     locations: Sequence[str] = ("responder",)
     guests: Sequence[int] = (8,)
+    """With 0 there is one cell a plane, without load."""
+    kinds: Sequence[str] = ("namespace",)
+    background_planes: Sequence[str] = ("same",)
     frequencies_pps: Sequence[float] = (1000.0,)
     sizes_bytes: Sequence[int] = (64,)
+    protocols: Sequence[str] = ("icmp",)
     blocks: int = 3
     packets: int = 1000
     load_blocks: int = 5
@@ -89,42 +95,18 @@ class MadeUp:
 
 def write(path: Path, wanted: MadeUp = MadeUp()) -> Path:
     """Writes the run directory `path` (new or empty) and returns it."""
-    rng = np.random.default_rng(wanted.seed)
     info = _info(wanted)
-    with RunWriter.create(path, info) as writer:
-        cells = [
-            cell
-            for cell in (
-                dict(zip(_FACTORS, levels, strict=True)) | dict(wanted.extra)
-                for levels in product(
-                    wanted.planes, wanted.load_types, wanted.locations, wanted.guests
-                )
-            )
-            if cell["load_type"] != "none" or cell["load_location"] == wanted.locations[0]
-        ]
-        visits = [
-            (block, cell)
-            for block in range(max(wanted.blocks, wanted.load_blocks))
-            for cell in _shuffled(rng, cells)
-        ]
-        order = failed = 0
+    with RunWriter.create(path, info) as writer, ThreadPoolExecutor(2) as pool:
+        order = 0
         clock = STARTED
-        for visit, (block, cell) in enumerate(visits):
-            slower = 1 + wanted.drift * visit / max(1, len(visits) - 1)
-            for plan in _plans(rng, wanted, block, cell):
-                kind, value, size = plan
-                if kind == "rtt":
-                    record, packets = _rtt(
-                        rng, wanted, cell, block, order, clock, value, size, slower
-                    )
-                else:
-                    record, packets = _load(rng, wanted, cell, block, order, clock, value, size)
-                if kind == "rtt" and failed < wanted.failed and visit >= 4:
-                    record, packets = _failed(record), None
-                    failed += 1
-                writer.append(record, packets)
-                order += 1
-                clock += timedelta(seconds=1.4)
+        lines = []
+        # Not by the writer, which waits for the disk after every trial.
+        trials = _trials(wanted)
+        while batch := list(islice(trials, 64)):
+            for record in pool.map(lambda made: _keep(path, *made), batch):
+                lines.append(record.model_dump_json(exclude_defaults=True) + "\n")
+                order, clock = record.order + 1, record.started
+        (path / TRIALS_FILE).write_text("".join(lines))
         if wanted.with_recommendation:
             reader = RunReader(path)
             writer.recommend(recommend(reader.trials(), reader.info))
@@ -137,9 +119,66 @@ def write(path: Path, wanted: MadeUp = MadeUp()) -> Path:
     return path
 
 
-_MOST_IN_HISTOGRAM = 5_000
-"""Python fills a histogram slowly; trials with more packets do without."""
-_FACTORS = ("plane", "load_type", "load_location", "background_guests")
+def cells(wanted: MadeUp) -> list[dict[str, Level]]:
+    """Its cells, without the traffic of their trials; what has no meaning is not told apart."""
+    found: dict[tuple[Level, ...], dict[str, Level]] = {}
+    for plane, kind, behind, guests, load, place in product(
+        wanted.planes,
+        wanted.kinds,
+        wanted.background_planes,
+        wanted.guests,
+        wanted.load_types,
+        wanted.locations,
+    ):
+        cell: dict[str, Level] = {
+            "plane": plane,
+            "guest": kind,
+            "background_plane": behind if guests else wanted.background_planes[0],
+            "background_guests": guests,
+            "load_type": load if guests else "none",
+            "load_location": place if guests and load != "none" else wanted.locations[0],
+            "path": "north-south",
+        }
+        found[tuple(cell.values())] = cell | dict(wanted.extra)
+    return list(found.values())
+
+
+def _trials(wanted: MadeUp) -> Iterator[tuple[TrialRecord, pl.DataFrame | None]]:
+    rng = np.random.default_rng(wanted.seed)
+    own = cells(wanted)
+    visits = [
+        (block, cell)
+        for block in range(max(wanted.blocks, wanted.load_blocks))
+        for cell in _shuffled(rng, own)
+    ]
+    order = failed = 0
+    clock = STARTED
+    for visit, (block, cell) in enumerate(visits):
+        slower = 1 + wanted.drift * visit / max(1, len(visits) - 1)
+        for kind, value, size, protocol in _plans(rng, wanted, block, cell):
+            if kind == "rtt":
+                record, packets = _rtt(
+                    rng, wanted, cell, block, order, clock, value, size, protocol, slower
+                )
+            else:
+                record, packets = _load(rng, wanted, cell, block, order, clock, value, size)
+            if kind == "rtt" and failed < wanted.failed and visit >= 4:
+                record, packets = _failed(record), None
+                failed += 1
+            yield record, packets
+            order += 1
+            clock += timedelta(seconds=1.4)
+
+
+def _keep(path: Path, record: TrialRecord, packets: pl.DataFrame | None) -> TrialRecord:
+    """Writes the packets; the record then says where they are."""
+    if packets is None:
+        return record
+    buffer = io.BytesIO()
+    packets.write_parquet(buffer, compression="zstd")
+    name = packets_file(record.trial)
+    (path / name).write_bytes(buffer.getvalue())
+    return record.model_copy(update={"packets": name})
 
 
 def _shuffled(
@@ -150,19 +189,20 @@ def _shuffled(
 
 def _plans(
     rng: np.random.Generator, wanted: MadeUp, block: int, cell: Mapping[str, Level]
-) -> list[tuple[str, float, int]]:
-    plans: list[tuple[str, float, int]] = []
+) -> list[tuple[str, float, int, str]]:
+    plans: list[tuple[str, float, int, str]] = []
     if block < wanted.blocks:
         plans += [
-            ("rtt", frequency, size)
+            ("rtt", frequency, size, protocol)
             for frequency in wanted.frequencies_pps
             for size in wanted.sizes_bytes
+            for protocol in wanted.protocols
         ]
     if block < wanted.load_blocks and cell["load_type"] in wanted.loaded:
         steps = rng.permutation(np.asarray(wanted.ladder))
         saturation = PLANES.get(str(cell["plane"]), PLANES["bridge"])[3]
         plans += [
-            ("load", float(f"{share * saturation:.2g}"), size)
+            ("load", float(f"{share * saturation:.2g}"), size, "")
             for size in wanted.sizes_bytes
             for share in steps
         ]
@@ -182,6 +222,7 @@ def _rtt(
     started: datetime,
     frequency: float,
     size: int,
+    protocol: str,
     slower: float,
 ) -> tuple[TrialRecord, pl.DataFrame | None]:
     n = wanted.packets
@@ -244,9 +285,9 @@ def _rtt(
         latency["overhead"] = latency_of(rtt_user - (nic_reply - nic_request)[kept])
         latency["response"] = latency_of((departure - arrival)[kept])
     record = TrialRecord(
-        trial=f"{_name('rtt', cell)},{frequency:g}pps,{size}B#r{block}",
+        trial=f"{_name('rtt', cell)},{frequency:g}pps,{size}B,{protocol}#r{block}",
         kind="rtt",
-        cell=cell | {"size_bytes": size, "frequency_pps": frequency},
+        cell=cell | {"size_bytes": size, "frequency_pps": frequency, "protocol": protocol},
         block=block,
         replicate=block,
         order=order,
@@ -330,11 +371,15 @@ def _failed(record: TrialRecord) -> TrialRecord:
 
 def latency_of(values: NDArray[np.int64]) -> Latency:
     """A metric's distribution [ns] as a trial record has it."""
-    histogram = None
-    if len(values) <= _MOST_IN_HISTOGRAM:
-        histogram = HdrHistogram(1, 60_000_000_000, 3)
-        for value, count in zip(*np.unique(values, return_counts=True), strict=True):
-            histogram.record_value(int(value), int(count))
+    histogram = HdrHistogram(1, 60_000_000_000, 3)
+    # Its own way of recording takes a value at a time.
+    half = histogram.sub_bucket_half_count
+    bucket = np.maximum(np.log2(np.maximum(values, 1)).astype(np.int64) - 10, 0)
+    places, counts = np.unique(bucket * half + (values >> bucket), return_counts=True)
+    for place, count in zip(places.tolist(), counts.tolist(), strict=True):
+        histogram.counts[place] = count
+    histogram.total_count = len(values)
+    histogram.min_value, histogram.max_value = int(values.min()), int(values.max())
     p50, p90, p99, p999 = np.percentile(values, [50, 90, 99, 99.9])
     return Latency(
         count=len(values),
@@ -345,7 +390,7 @@ def latency_of(values: NDArray[np.int64]) -> Latency:
         p99_ns=float(p99),
         p999_ns=float(p999),
         max_ns=int(values.max()),
-        hdr=None if histogram is None else histogram.encode().decode(),
+        hdr=histogram.encode().decode(),
     )
 
 
@@ -413,7 +458,7 @@ def _info(wanted: MadeUp) -> RunInfo:
         design={
             "blocks": wanted.blocks,
             "seed": wanted.seed,
-            "rtt": {"packets": wanted.packets, "protocol": "icmp"},
+            "rtt": {"packets": wanted.packets},
         },
         seed=wanted.seed,
         hosts=dict.fromkeys(wanted.hosts, fingerprint),
@@ -424,7 +469,7 @@ def _info(wanted: MadeUp) -> RunInfo:
 
 LARGE = MadeUp(
     locations=("sender", "responder"),
-    guests=(0, 4, 8, 16, 32, 48, 64, 128),
+    guests=(4, 8, 16, 24, 32, 48, 64, 128),
     frequencies_pps=(1000.0, 100_000.0),
     sizes_bytes=(64, 1518),
     hosts=("sender", "responder"),
@@ -434,6 +479,21 @@ LARGE = MadeUp(
 )
 """480 RTT cells, 9.6 million packets, 48 curves."""
 
+HUGE = MadeUp(
+    planes=("veth", "bridge", "macvlan", "docker-bridge", "vf"),
+    kinds=("container",),
+    load_types=("cpu", "network"),
+    locations=("sender", "responder"),
+    guests=(0, 8, 32, 64, 128),
+    frequencies_pps=(1000.0, 1_000_000.0),
+    sizes_bytes=(64, 512, 1518),
+    hosts=("sender", "responder"),
+    blocks=10,
+    packets=2000,
+    load_blocks=0,
+)
+"""510 cells, 5100 trials, 10.2 million packets: publication D's design, with sizes, ten blocks."""
+
 if __name__ == "__main__":
-    made = write(Path(sys.argv[1]), LARGE if "--large" in sys.argv else MadeUp())
-    print(made)
+    size = {"--large": LARGE, "--huge": HUGE}.get(sys.argv[-1], MadeUp())
+    print(write(Path(sys.argv[1]), size))

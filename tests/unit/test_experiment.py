@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from planewise.errors import PlanewiseError, StorageError
+from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.experiment import (
     Place,
@@ -22,7 +23,7 @@ from planewise.measure.experiment import (
     run,
     schedule_for,
 )
-from planewise.measure.schedule import Cell, LoadTrial, RttTrial, Schedule
+from planewise.measure.schedule import LoadTrial, RttTrial, Schedule
 from planewise.store.models import Counts, Load, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_run_directory import START, make_info
@@ -40,11 +41,17 @@ class MadeUpStage:
         self.ran: list[str] = []
         self.open_cells = 0
 
-    def unavailable(self, planes: Sequence[str]) -> Mapping[str, str]:
-        return {plane: "the kernel lacks it" for plane in planes if plane == "ipvlan"}
+    def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
+        return {cell: "the kernel lacks it" for cell in cells if cell.plane == "ipvlan"}
 
-    def max_pps(self, size_bytes: int) -> float:
+    def max_pps(self, cell: Cell, size_bytes: int) -> float:
         return 1e9
+
+    def __enter__(self) -> MadeUpStage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[MadeUpStage]:
@@ -115,7 +122,7 @@ def make_schedule() -> Schedule:
         }
     )
     stage = MadeUpStage()
-    unavailable = stage.unavailable(design.factors.plane)
+    unavailable = stage.unavailable(cells_of(design))
     return schedule_for(design, find_ladders(design, stage, unavailable, Silent()), unavailable)
 
 
@@ -206,7 +213,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_finished(
 def test_a_design_of_which_nothing_can_run_here_says_why() -> None:
     design = Design.model_validate({"factors": {"plane": ["ipvlan"]}})
     with pytest.raises(PlanewiseError, match="ipvlan: the kernel lacks it"):
-        schedule_for(design, {}, {"ipvlan": "the kernel lacks it"})
+        schedule_for(design, {}, MadeUpStage().unavailable(cells_of(design)))
 
 
 def test_an_automatic_ladder_lies_around_what_the_pilot_forwarded() -> None:
@@ -223,10 +230,14 @@ def test_a_trials_cell_names_its_traffic() -> None:
     cell = Cell("veth", "none", "responder", 0)
     assert cell_of(cell, RttTrial("t", 1000, 64, 10)) == {
         "plane": "veth",
+        "guest": "namespace",
+        "background_plane": "same",
+        "background_guests": 0,
         "load_type": "none",
         "load_location": "responder",
-        "background_guests": 0,
+        "path": "north-south",
         "size_bytes": 64,
         "frequency_pps": 1000,
+        "protocol": "icmp",
     }
     assert START.tzinfo is not None

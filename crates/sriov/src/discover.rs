@@ -1,8 +1,9 @@
 //! Reads a machine's PFs and VFs, as they are now. Changes nothing.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use pw_linux::error::Result;
+use pw_linux::error::{Error, Result};
 
 use crate::address::PciAddress;
 use crate::driver;
@@ -19,6 +20,42 @@ use crate::sysfs;
 /// There is no sysfs, or the kernel does not answer.
 pub fn machine(kernel: &mut dyn Kernel) -> Result<Machine> {
     let addresses = kernel.tree().pfs()?;
+    let pfs = read(kernel, &addresses, false)?;
+    Ok(Machine { pfs })
+}
+
+/// Reads one PF with its VFs. A VF that has a network driver but whose interface is nowhere to be
+/// seen is waited for: the namespace that it is in may be dying, and then the kernel sends it home.
+///
+/// # Errors
+/// The kernel does not answer.
+pub fn settled_pf(kernel: &mut dyn Kernel, address: PciAddress) -> Result<Pf> {
+    let begun = Instant::now();
+    loop {
+        let waited = begun.elapsed();
+        let found = read(kernel, &[address], waited > PATIENCE_WITHOUT_FILES)?;
+        let Some(pf) = found.into_iter().next() else {
+            return Err(Error::failed(format!("the PF {address} is gone"), ""));
+        };
+        let lost = pf.vfs.iter().any(|vf| vf.netdev.is_none() && has_network_driver(vf));
+        if !lost || waited > PATIENCE {
+            return Ok(pf);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// How long an interface may be nowhere. A dying namespace takes tens of milliseconds, more where
+/// many die at once.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE_WITHOUT_FILES: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(20);
+
+fn has_network_driver(vf: &Vf) -> bool {
+    vf.driver.as_deref().is_some_and(|driver| driver != driver::VFIO)
+}
+
+fn read(kernel: &mut dyn Kernel, addresses: &[PciAddress], thorough: bool) -> Result<Vec<Pf>> {
     let mut netdevs = netdevs_at(kernel, &Place::Home)?;
     let tree = kernel.tree();
     let missing: Vec<PciAddress> = addresses
@@ -29,7 +66,7 @@ pub fn machine(kernel: &mut dyn Kernel) -> Result<Machine> {
         .filter(|vf| tree.link(*vf, "driver").is_some_and(|driver| driver != driver::VFIO))
         .collect();
     if !missing.is_empty() {
-        for namespace in kernel.namespaces() {
+        for namespace in kernel.namespaces(thorough) {
             // One that has gone meanwhile holds nothing: the kernel sends home what was in it.
             let Ok(found) = netdevs_at(kernel, &Place::Away(namespace)) else { continue };
             for (address, netdev) in found {
@@ -40,26 +77,38 @@ pub fn machine(kernel: &mut dyn Kernel) -> Result<Machine> {
             }
         }
     }
-    let pfs = addresses.into_iter().map(|address| pf(kernel, address, &mut netdevs));
-    Ok(Machine { pfs: pfs.collect::<Result<_>>()? })
+    addresses.iter().map(|address| pf(kernel, *address, &mut netdevs)).collect()
 }
 
-/// The interface of one function, wherever it is.
+/// The interface of one function: in `hint` if it is there, else wherever it is. It is waited for,
+/// as a driver or a dying namespace may still be at it.
 ///
 /// # Errors
-/// The kernel does not answer.
-pub fn netdev(kernel: &mut dyn Kernel, address: PciAddress) -> Result<Option<Netdev>> {
-    if let Some(netdev) = netdevs_at(kernel, &Place::Home)?.remove(&address) {
-        return Ok(Some(netdev));
-    }
-    for namespace in kernel.namespaces() {
-        if let Ok(mut found) = netdevs_at(kernel, &Place::Away(namespace)) {
-            if let Some(netdev) = found.remove(&address) {
-                return Ok(Some(netdev));
+/// The kernel does not answer, or there is none.
+pub fn netdev(kernel: &mut dyn Kernel, address: PciAddress, hint: &Place) -> Result<Netdev> {
+    let begun = Instant::now();
+    loop {
+        if let Some(netdev) = netdevs_at(kernel, hint).ok().and_then(|mut at| at.remove(&address)) {
+            return Ok(netdev);
+        }
+        let waited = begun.elapsed();
+        let places = std::iter::once(Place::Home)
+            .chain(kernel.namespaces(waited > PATIENCE_WITHOUT_FILES).into_iter().map(Place::Away));
+        for place in places.collect::<Vec<_>>() {
+            if let Some(netdev) =
+                netdevs_at(kernel, &place).ok().and_then(|mut at| at.remove(&address))
+            {
+                return Ok(netdev);
             }
         }
+        if waited > PATIENCE {
+            return Err(Error::failed(
+                format!("the interface of {address} is in no namespace that can be seen"),
+                "its driver may have failed (see dmesg), or a process of a hidden namespace holds it",
+            ));
+        }
+        std::thread::sleep(PAUSE);
     }
-    Ok(None)
 }
 
 fn netdevs_at(kernel: &mut dyn Kernel, place: &Place) -> Result<BTreeMap<PciAddress, Netdev>> {

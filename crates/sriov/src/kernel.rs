@@ -31,8 +31,8 @@ pub trait Kernel {
     /// The namespace is gone or cannot be entered.
     fn links(&mut self, place: &Place) -> Result<Vec<Seen>>;
 
-    /// All namespaces but its own.
-    fn namespaces(&mut self) -> Vec<Namespace>;
+    /// All namespaces but its own. `thorough`: also those that only open files hold, which is slow.
+    fn namespaces(&mut self, thorough: bool) -> Vec<Namespace>;
 
     /// What it says of the VFs of a PF; none when it cannot be asked.
     ///
@@ -106,6 +106,11 @@ impl Linux {
         Self { tree: Tree::new(root), real, version }
     }
 
+    /// Whether the root is a sysfs, and no made-up tree.
+    pub fn is_real(&self) -> bool {
+        self.real
+    }
+
     fn must_be_real(&self) -> Result<()> {
         if self.real {
             return Ok(());
@@ -162,8 +167,12 @@ impl Kernel for Linux {
         run_at(place, || Links::open()?.all(place))
     }
 
-    fn namespaces(&mut self) -> Vec<Namespace> {
-        if self.real { namespaces::others() } else { Vec::new() }
+    fn namespaces(&mut self, thorough: bool) -> Vec<Namespace> {
+        let mut found = if self.real { namespaces::others() } else { Vec::new() };
+        if self.real && thorough {
+            found.extend(namespaces::held_by_files());
+        }
+        found
     }
 
     fn vfs(&mut self, pf: &Netdev) -> Result<Option<Vec<VfInfo>>> {
@@ -217,7 +226,10 @@ impl Kernel for Linux {
         if !self.real {
             opened.set_len(0)?;
         }
-        std::io::Write::write_all(&mut opened, value.as_bytes())
+        // An empty write never reaches the kernel; a newline clears driver_override.
+        let value = if value.is_empty() { "\n" } else { value };
+        // One write, as sysfs takes each for a value of its own.
+        std::io::Write::write(&mut opened, value.as_bytes()).map(|_| ())
     }
 
     fn set_vf(

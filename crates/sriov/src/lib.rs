@@ -6,12 +6,18 @@
 //! through a [`kernel::Kernel`].
 
 pub mod address;
+pub mod apply;
+pub mod container;
 pub mod discover;
 pub mod driver;
 pub mod kernel;
 pub mod link;
+pub mod lookup;
 pub mod mac;
 pub mod model;
 pub mod namespaces;
+pub mod operate;
+pub mod plan;
+pub mod state;
 pub mod sysfs;
 pub mod vfinfo;

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
-use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
+use netlink_packet_route::address::{
+    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
+};
 use netlink_packet_route::link::{
     LinkAttribute, LinkExtentMask, LinkFlags, LinkLayerType, LinkMessage, LinkVfInfo,
     VfInfo as SetVfInfo, VfInfoLinkState, VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust,
@@ -13,8 +15,9 @@ use netlink_packet_route::link::{
 };
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use pw_linux::error::Result;
+use pw_linux::error::{Error, Result};
 use pw_linux::rtnetlink::{Errno, RouteSocket};
+use serde::Serialize;
 
 use crate::address::PciAddress;
 use crate::mac::Mac;
@@ -33,7 +36,8 @@ pub struct Seen {
 }
 
 /// One setting of a VF.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the fields of VfConfig")]
 pub enum Setting {
     Mac(Mac),
@@ -45,15 +49,55 @@ pub enum Setting {
 }
 
 /// One change of an interface.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the fields of Netdev")]
 pub enum Change {
     Up(bool),
     Name(String),
     Mac(Mac),
-    Mtu(u32),
-    AddAddress { address: IpAddr, prefix: u8 },
+    MtuBytes(u32),
+    AddAddress(Cidr),
+    DeleteAddress(Cidr),
 }
+
+/// An IP address and the length of its prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cidr {
+    /// The address.
+    pub address: IpAddr,
+    /// Length of its prefix [bits].
+    pub prefix: u8,
+}
+
+impl std::str::FromStr for Cidr {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let read = || {
+            let (address, prefix) = text.split_once('/')?;
+            let address: IpAddr = address.parse().ok()?;
+            let longest = if address.is_ipv4() { 32 } else { 128 };
+            let plain = prefix.bytes().all(|byte| byte.is_ascii_digit());
+            let prefix = prefix.parse().ok().filter(|prefix| plain && *prefix <= longest)?;
+            Some(Self { address, prefix })
+        };
+        read().ok_or_else(|| {
+            Error::bad_input(
+                format!("'{text}' is no address with a prefix length"),
+                "write ADDRESS/PREFIX, for example 198.18.0.1/24 or 2001:2::1/64",
+            )
+        })
+    }
+}
+
+impl std::fmt::Display for Cidr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+pw_linux::serde_as_text!(Cidr);
 
 /// A socket that asks about and changes interfaces.
 #[derive(Debug)]
@@ -175,10 +219,9 @@ impl Links {
             }
             Change::Name(name) => message.attributes.push(LinkAttribute::IfName(name.clone())),
             Change::Mac(mac) => message.attributes.push(LinkAttribute::Address(mac.0.to_vec())),
-            Change::Mtu(mtu) => message.attributes.push(LinkAttribute::Mtu(*mtu)),
-            Change::AddAddress { address, prefix } => {
-                return self.add_address(index, *address, *prefix);
-            }
+            Change::MtuBytes(mtu) => message.attributes.push(LinkAttribute::Mtu(*mtu)),
+            Change::AddAddress(address) => return self.address(index, *address, true),
+            Change::DeleteAddress(address) => return self.address(index, *address, false),
         }
         self.set(message)
     }
@@ -201,16 +244,23 @@ impl Links {
         Ok(self.socket.request(message, NLM_F_ACK)?.map(|_| ()))
     }
 
-    fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> Result<Outcome> {
+    fn address(&mut self, index: u32, cidr: Cidr, add: bool) -> Result<Outcome> {
         let mut message = AddressMessage::default();
         message.header.index = index;
-        message.header.prefix_len = prefix;
+        message.header.prefix_len = cidr.prefix;
         message.header.family =
-            if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-        message.attributes.push(AddressAttribute::Local(address));
-        message.attributes.push(AddressAttribute::Address(address));
-        let message = RouteNetlinkMessage::NewAddress(message);
-        let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+            if cidr.address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        if add && cidr.address.is_ipv6() {
+            // Nobody else has it, and a wait of seconds would look like a NIC that is slow.
+            message.header.flags = AddressHeaderFlags::Nodad;
+        }
+        message.attributes.push(AddressAttribute::Local(cidr.address));
+        message.attributes.push(AddressAttribute::Address(cidr.address));
+        let (message, flags) = if add {
+            (RouteNetlinkMessage::NewAddress(message), NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
+        } else {
+            (RouteNetlinkMessage::DelAddress(message), NLM_F_ACK)
+        };
         Ok(self.socket.request(message, flags)?.map(|_| ()))
     }
 
@@ -375,6 +425,22 @@ mod tests {
         let mut links = Links::open().expect("Linux");
         assert_eq!(links.vfs("pw-none").expect("answered"), None);
         assert_eq!(links.vfs("lo").expect("answered"), Some(Vec::new()));
+    }
+
+    #[test]
+    fn every_address_that_is_accepted_reads_back_as_itself() {
+        for text in ["198.18.0.1", "198.18.0.1/33", "2001:2::1/129", "198.18.0.1/+4", "x/8", "/8"] {
+            assert_eq!(text.parse::<Cidr>().map_err(|error| error.code), Err(2), "{text:?}");
+        }
+        bolero::check!().with_type::<String>().for_each(|text| {
+            if let Ok(cidr) = text.parse::<Cidr>() {
+                assert_eq!(cidr.to_string().parse::<Cidr>().ok(), Some(cidr));
+            }
+        });
+        bolero::check!().with_type::<(u128, u8)>().for_each(|(bits, prefix)| {
+            let text = format!("{}/{prefix}", std::net::Ipv6Addr::from(*bits));
+            assert_eq!(text.parse::<Cidr>().is_ok(), *prefix <= 128);
+        });
     }
 
     #[test]

@@ -48,7 +48,7 @@ fn inode_of_file(path: impl AsRef<Path>) -> std::io::Result<u64> {
 
 /// Every other namespace that a mount or a process holds, each once.
 ///
-/// One that only an open file or a socket holds is not seen.
+/// One that only an open file holds is not seen (`held_by_files`), nor one that only a socket does.
 pub fn others() -> Vec<Namespace> {
     let own = own().ok();
     let mut found = BTreeMap::new();
@@ -71,6 +71,28 @@ pub fn others() -> Vec<Namespace> {
             && inode_of_file(&path).is_ok_and(|there| there == inode)
         {
             found.insert(inode, path);
+        }
+    }
+    found.into_iter().map(|(inode, path)| Namespace { inode, path }).collect()
+}
+
+/// Namespaces that only an open file of a process holds. Looking is slow: every file of every
+/// process is looked at.
+pub fn held_by_files() -> Vec<Namespace> {
+    let own = own().ok();
+    let mut found = BTreeMap::new();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    for process in processes {
+        if process.file_name().to_str().is_none_or(|name| name.parse::<u32>().is_err()) {
+            continue;
+        }
+        for file in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
+            let Ok(target) = fs::read_link(file.path()) else { continue };
+            let inode =
+                target.to_str().and_then(namespace_inode).filter(|inode| Some(*inode) != own);
+            if let (Some(inode), Some(path)) = (inode, file.path().to_str()) {
+                found.entry(inode).or_insert_with(|| path.to_owned());
+            }
         }
     }
     found.into_iter().map(|(inode, path)| Namespace { inode, path }).collect()

@@ -1,43 +1,100 @@
 """A design: which cells, how often, with what traffic. Reads and checks the YAML; runs nothing.
 
-The file's reference is docs/reference/designs.md.
+The file's reference is docs/reference/designs.md. What pydantic can see in one key is checked
+here; what follows from several keys together is checked by `planewise.measure.sense`.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from planewise.errors import BadInputError
+from planewise.store.models import Level
+from planewise.testbed.planes.kinds import GuestKind
 
+MAX_COMBINATIONS = 200_000
+"""Combinations of levels that a design may span; more is refused before anything is listed."""
 MAX_TRIALS = 1_000_000
-"""A design that expands to more is a mistake; it is refused before anything is listed."""
+"""A design that expands to more is a mistake."""
+
+SAME = "same"
+"""Level of `background_plane`: whatever plane the main guests have."""
 
 LoadType = Literal["none", "cpu", "network"]
 LoadLocation = Literal["sender", "responder"]
+TrafficPath = Literal["north-south", "east-west"]
+Protocol = Literal["icmp", "stamp"]
 
 Rate = Annotated[float, Field(gt=0, le=1e9)]
 FrameBytes = Annotated[int, Field(ge=64, le=9000)]
+GuestCount = Annotated[int, Field(ge=0, le=1024)]
+
+
+class _OneOrMany:
+    """In the JSON Schema: a list of levels, or a single level without brackets."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        many = handler(schema)
+        return {"anyOf": [many.get("items", {}), many]}
+
+
+def _listed(value: object) -> object:
+    """A single level stands for a list of one."""
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) if isinstance(value, str | int | float) else value
+
+
+T = TypeVar("T")
+Levels = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(_listed), _OneOrMany()]
 
 
 class Part(BaseModel):
-    """A part of a design: unknown keys are errors, values are final."""
+    """A part of a design: unknown keys are errors, values are final and never converted."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Factors(Part):
     """Levels of each factor; a cell takes one of each."""
 
-    plane: Annotated[tuple[str, ...], Field(min_length=1)]
-    load_type: Annotated[tuple[LoadType, ...], Field(min_length=1)] = ("none",)
-    load_location: Annotated[tuple[LoadLocation, ...], Field(min_length=1)] = ("responder",)
-    background_guests: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=1024)], ...], Field(min_length=1)
-    ] = (0,)
+    plane: Levels[str]
+    """Plane of the main guests."""
+    guest: Levels[GuestKind] = ("namespace",)
+    """What a guest is."""
+    background_plane: Levels[str] = (SAME,)
+    """Plane of the background guests; `same`: the main guests' own."""
+    background_guests: Levels[GuestCount] = (0,)
+    """Background guests on each host."""
+    load_type: Levels[LoadType] = ("none",)
+    """What the background guests do."""
+    load_location: Levels[LoadLocation] = ("responder",)
+    """The host that is loaded; for `network` the host that receives the bursts."""
+    path: Levels[TrafficPath] = ("north-south",)
+    """`north-south`: between guests of two hosts; `east-west`: between guests of one host."""
+    frequency_pps: Levels[Rate] = (1000.0,)
+    """Rate of the probe packets of RTT trials, open loop."""
+    size_bytes: Levels[FrameBytes] = (64,)
+    """Ethernet frame with its 4-byte FCS, of RTT and of load trials."""
+    protocol: Levels[Protocol] = ("icmp",)
+    """Of RTT trials: ICMP echo, or STAMP (RFC 8762) against `pw-probe reflect`."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -53,23 +110,92 @@ class Factors(Part):
         return self
 
 
-class RttPart(Part):
-    """RTT trials: one a cell and block for each frequency and size."""
+TRAFFIC_FACTORS = ("frequency_pps", "size_bytes", "protocol")
+"""Factors that a trial has by itself: going from level to level changes nothing on the testbed."""
+RTT_FACTORS = ("frequency_pps", "protocol")
+"""Of these, those that only RTT trials have."""
 
-    frequency_pps: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1000.0,)
-    size_bytes: Annotated[tuple[FrameBytes, ...], Field(min_length=1)] = (64,)
+
+class Where(Part):
+    """Some factors, with some of their levels each."""
+
+    plane: Levels[str] | None = None
+    guest: Levels[GuestKind] | None = None
+    background_plane: Levels[str] | None = None
+    background_guests: Levels[GuestCount] | None = None
+    load_type: Levels[LoadType] | None = None
+    load_location: Levels[LoadLocation] | None = None
+    path: Levels[TrafficPath] | None = None
+    frequency_pps: Levels[Rate] | None = None
+    size_bytes: Levels[FrameBytes] | None = None
+    protocol: Levels[Protocol] | None = None
+
+    def named(self) -> dict[str, tuple[Level, ...]]:
+        """The factors that it names, with their levels."""
+        return {name: levels for name, levels in self if levels is not None}
+
+
+class Constraint(Part):
+    """Leaves combinations out. With `when`, it says something of the combinations that match."""
+
+    when: Where | None = None
+    require: Where | None = None
+    """A matching combination is kept only when each factor named here has one of these levels."""
+    exclude: Where | None = None
+    """A matching combination is left out when each factor named here has one of these levels."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if (self.require is None) == (self.exclude is None):
+            raise ValueError("a constraint has either `require` or `exclude`")
+        for name, part in self:
+            if part is not None and not part.named():
+                raise ValueError(f"`{name}` names no factor")
+        return self
+
+    def allows(self, levels: Mapping[str, Level]) -> bool:
+        """Whether a combination stays. A factor that it does not have is never at odds with it."""
+        if self.when is not None and not _matches(self.when, levels):
+            return True
+        if self.require is not None:
+            return all(
+                name not in levels or has_level(levels, name, wanted)
+                for name, wanted in self.require.named().items()
+            )
+        return self.exclude is None or not _matches(self.exclude, levels)
+
+
+def _matches(where: Where, levels: Mapping[str, Level]) -> bool:
+    return all(has_level(levels, name, wanted) for name, wanted in where.named().items())
+
+
+def has_level(levels: Mapping[str, Level], name: str, wanted: tuple[Level, ...]) -> bool:
+    """Whether a combination has one of these levels; `same` counts as the plane it stands for."""
+    level = levels.get(name)
+    if level in wanted:
+        return True
+    return name == "background_plane" and level == SAME and levels.get("plane") in wanted
+
+
+class RttPart(Part):
+    """RTT trials: one a cell and block for each frequency, size and protocol."""
+
     packets: Annotated[int, Field(ge=1, le=100_000_000)] = 1000
-    protocol: Literal["icmp", "stamp"] = "icmp"
+    """Packets of a trial."""
 
 
 class SweepPart(Part):
     """Load trials at a ladder of offered loads: one a load, cell and block."""
 
-    size_bytes: Annotated[tuple[FrameBytes, ...], Field(min_length=1)] = (64,)
-    offered_pps: Literal["auto"] | tuple[Rate, ...] = "auto"
+    offered_pps: (
+        Literal["auto"]
+        | Annotated[tuple[Rate, ...], Field(min_length=1), BeforeValidator(_listed), _OneOrMany()]
+    ) = "auto"
     """`auto`: a ladder of `loads` steps around the rate that a short overload trial forwards."""
     loads: Annotated[int, Field(ge=2, le=200)] = 8
+    """Steps of an automatic ladder."""
     duration_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
+    """Duration of a load trial."""
     max_pps: Rate = 10_000_000.0
     """No more than this is ever offered."""
 
@@ -91,13 +217,20 @@ class Design(Part):
     """A whole experiment, as its YAML file says it."""
 
     title: str = ""
+    """Shown in the report."""
     factors: Factors
+    constraints: Annotated[
+        tuple[Constraint, ...],
+        BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+    ] = ()
+    """Combinations that are left out."""
     rtt: RttPart | None = None
     sweep: SweepPart | None = None
     background: BackgroundPart = BackgroundPart()
     blocks: Annotated[int, Field(ge=1, le=100_000)] = 3
     """Replicates of every cell; each block holds every cell once, in a random order of its own."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """The order of the cells follows from it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -115,27 +248,50 @@ class Design(Part):
 
     def frame_sizes(self) -> tuple[int, ...]:
         """Every frame size [bytes, with FCS] that it sends."""
-        parts = (self.rtt, self.sweep)
-        return tuple(size for part in parts if part is not None for size in part.size_bytes)
+        return self.factors.size_bytes
+
+    def combinations(self) -> int:
+        """How many combinations of levels there are, impossible ones among them. Lists nothing."""
+        return math.prod(len(levels) for _, levels in self.factors)
 
     def trials_upper_bound(self) -> int:
         """How many trials the design has at most, without listing them."""
-        cells = 1
-        for _, levels in self.factors:
-            cells *= len(levels)
+        cells = math.prod(
+            len(levels) for name, levels in self.factors if name not in TRAFFIC_FACTORS
+        )
+        factors = self.factors
         each = 0
         if self.rtt is not None:
-            each += len(self.rtt.frequency_pps) * len(self.rtt.size_bytes)
+            each += math.prod(len(getattr(factors, name)) for name in TRAFFIC_FACTORS)
         if self.sweep is not None:
             ladder = self.sweep.offered_pps
-            each += len(self.sweep.size_bytes) * (
+            each += len(factors.size_bytes) * (
                 self.sweep.loads if ladder == "auto" else len(ladder)
             )
         return cells * each * self.blocks
 
 
 def load_design(path: Path) -> Design:
-    """Reads a design. BadInputError with file and line for everything that is wrong with it."""
+    """Reads a design. BadInputError with file and line for what is wrong with it."""
+    from planewise.measure.sense import find_problem
+
+    raw = _read(path)
+    try:
+        design = Design.model_validate(_plain(raw))
+    except ValidationError as error:
+        raise _explain(error, raw, path) from error
+    problem = find_problem(design)
+    if problem is not None:
+        raise BadInputError(
+            problem.sentence,
+            where=f"{path}:{_line(raw, problem.place)}",
+            remedy=problem.remedy,
+        )
+    return design
+
+
+def _read(path: Path) -> Mapping[str, object]:
+    """The YAML's mapping, which knows its lines."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -166,46 +322,19 @@ def load_design(path: Path) -> Design:
             where=f"{path}:1",
             remedy="experiments/my-first.yaml is a whole example",
         )
-    try:
-        design = Design.model_validate(_plain(raw))
-    except ValidationError as error:
-        raise _explain(error, raw, path) from error
-    if design.trials_upper_bound() > MAX_TRIALS:
-        raise BadInputError(
-            f"the design has up to {design.trials_upper_bound():.3g} trials, "
-            f"more than {MAX_TRIALS:,}",
-            where=str(path),
-            remedy="leave out levels or blocks",
-        )
-    return design
+    return raw
 
 
 def _plain(node: object) -> object:
-    """The YAML as plain values; a single level may stand for a list of one."""
+    """The YAML as plain Python values."""
     if isinstance(node, dict):
-        plain = {str(key): _plain(value) for key, value in node.items()}
-        for name in ("factors", "rtt", "sweep"):
-            part = plain.get(name)
-            if isinstance(part, dict):
-                for key in _LISTS:
-                    value = part.get(key)
-                    if isinstance(value, str | int | float) and value != "auto":
-                        part[key] = [value]
-        return plain
+        return {str(key): _plain(value) for key, value in node.items()}
     if isinstance(node, list):
         return [_plain(item) for item in node]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
     return node
-
-
-_LISTS = (
-    "plane",
-    "load_type",
-    "load_location",
-    "background_guests",
-    "frequency_pps",
-    "size_bytes",
-    "offered_pps",
-)
 
 
 def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
@@ -223,6 +352,8 @@ def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
         close = difflib.get_close_matches(str(place[-1]), known, n=1)
         message = f"unknown key `{place[-1]}`"
         remedy = f"did you mean `{close[0]}`?" if close else f"known here: {', '.join(known)}"
+        if place[0] in ("rtt", "sweep") and place[-1] in Factors.model_fields:
+            remedy = f"it is a factor: move it to `factors.{place[-1]}`"
         name = ".".join(str(part) for part in place[:-1])
     elif first["type"] == "missing":
         message = f"`{place[-1]}` is missing"
@@ -232,18 +363,24 @@ def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
 
 
 def _is_union_tag(part: object) -> bool:
-    return isinstance(part, str) and ("[" in part or "literal" in part or part == "tuple")
+    return isinstance(part, str) and (
+        "[" in part or "literal" in part or part in ("tuple", "function-before")
+    )
 
 
 def _known_keys(place: tuple[object, ...]) -> list[str]:
     model: type[BaseModel] = Design
     for part in place:
-        model = _PARTS.get(str(part), Design)
+        model = _PARTS.get(str(part), model)
     return sorted(model.model_fields)
 
 
 _PARTS: dict[str, type[BaseModel]] = {
     "factors": Factors,
+    "constraints": Constraint,
+    "when": Where,
+    "require": Where,
+    "exclude": Where,
     "rtt": RttPart,
     "sweep": SweepPart,
     "background": BackgroundPart,

@@ -16,14 +16,13 @@ from typing import Protocol
 import polars as pl
 
 from planewise.errors import PlanewiseError, StorageError
+from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.schedule import (
-    Cell,
     LoadTrial,
     RttTrial,
     Schedule,
     Visit,
-    cells_of,
     ladder_around,
     make_schedule,
 )
@@ -74,14 +73,18 @@ class Station(Protocol):
 class Stage(Protocol):
     """Sets cells up. Made for one run; what it built is gone when it is closed."""
 
-    def unavailable(self, planes: Sequence[str]) -> Mapping[str, str]:
-        """Which of these planes cannot be had here, and why."""
+    def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
+        """Which of these cells cannot be set up here, and why."""
 
-    def max_pps(self, size_bytes: int) -> float:
+    def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The generator's own maximum [packet/s]: nothing above it is worth offering."""
 
     def station(self, cell: Cell) -> AbstractContextManager[Station]:
         """Sets `cell` up and starts its background load."""
+
+    def __enter__(self) -> Stage: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 class Progress(Protocol):
@@ -107,27 +110,29 @@ class Outcome:
 
 
 def find_ladders(
-    design: Design, stage: Stage, unavailable: Mapping[str, str], progress: Progress
+    design: Design, stage: Stage, unavailable: Mapping[Cell, str], progress: Progress
 ) -> dict[Cell, tuple[float, ...]]:
     """The offered loads [pps] of every cell: the design's own, or around what a pilot forwards.
 
-    The pilot is one overload trial a plane, on its first cell without load (else its first cell);
-    all cells of a plane share its ladder, so that their curves can be laid over one another.
+    The pilot is one overload trial for each plane, kind of guest and path, on its first cell
+    without load (else its first cell); all cells of these share its ladder, so that their curves
+    can be laid over one another.
     """
     if design.sweep is None:
         return {}
-    cells = [cell for cell in cells_of(design) if cell.plane not in unavailable]
+    cells = [cell for cell in cells_of(design) if cell not in unavailable]
     if design.sweep.offered_pps != "auto":
         return dict.fromkeys(cells, tuple(sorted(design.sweep.offered_pps)))
     ladders: dict[Cell, tuple[float, ...]] = {}
-    planes = list(dict.fromkeys(cell.plane for cell in cells))
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.plane, cell.guest, cell.path), []).append(cell)
     each_s = PILOT_S + VISIT_OVERHEAD_S + TRIAL_OVERHEAD_S
-    progress.begin("finding each plane's range", each_s * len(planes))
-    for number, plane in enumerate(planes):
-        progress.step(f"pilot on {plane}", number * each_s)
-        own = [cell for cell in cells if cell.plane == plane]
+    progress.begin("finding each plane's range", each_s * len(groups))
+    for number, own in enumerate(groups.values()):
+        progress.step(f"pilot on {own[0].plane}", number * each_s)
         first = next((cell for cell in own if cell.load_type == "none"), own[0])
-        most = min(design.sweep.max_pps, stage.max_pps(design.sweep.size_bytes[0]))
+        most = min(design.sweep.max_pps, stage.max_pps(first, design.factors.size_bytes[0]))
         forwarded = _pilot(design, stage, first, most)
         ladder = ladder_around(forwarded, design.sweep.loads, most)
         ladders.update(dict.fromkeys(own, ladder))
@@ -137,7 +142,7 @@ def find_ladders(
 def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> float:
     """What `cell` forwards [pps] when as much as possible is offered."""
     assert design.sweep is not None
-    trial = LoadTrial("pilot", offered_pps, design.sweep.size_bytes[0], PILOT_S)
+    trial = LoadTrial("pilot", offered_pps, design.factors.size_bytes[0], PILOT_S)
     with stage.station(cell) as station:
         record = station.load(trial, Place("pilot", cell.levels(), 0, 0)).record
     if record.counts is None or record.load is None or record.counts.received == 0:
@@ -167,17 +172,25 @@ def _trial_s(trial: RttTrial | LoadTrial) -> float:
 
 
 def schedule_for(
-    design: Design, ladders: Mapping[Cell, Sequence[float]], unavailable: Mapping[str, str]
+    design: Design, ladders: Mapping[Cell, Sequence[float]], unavailable: Mapping[Cell, str]
 ) -> Schedule:
     """The run's schedule; PlanewiseError when nothing of the design can be run here."""
     schedule = make_schedule(design, ladders, unavailable)
     if not schedule.visits:
-        reasons = "; ".join(f"{plane}: {reason}" for plane, reason in unavailable.items())
+        reasons = "; ".join(left_out(unavailable))
         raise PlanewiseError(
             f"no cell of the design can be run here ({reasons})",
             remedy="`planewise doctor` lists the planes of this host",
         )
     return schedule
+
+
+def left_out(unavailable: Mapping[Cell, str]) -> tuple[str, ...]:
+    """What cannot be run here, one phrase a reason: `ipvlan: the kernel lacks it`."""
+    planes: dict[str, dict[str, None]] = {}
+    for cell, reason in unavailable.items():
+        planes.setdefault(reason, {})[cell.plane] = None
+    return tuple(f"{', '.join(names)}: {reason}" for reason, names in planes.items())
 
 
 def run(schedule: Schedule, stage: Stage, writer: RunWriter, progress: Progress) -> Outcome:
@@ -297,7 +310,7 @@ def cell_of(cell: Cell, trial: RttTrial | LoadTrial) -> dict[str, str | int | fl
     """A trial's factor levels: its cell's, and its own traffic's."""
     levels = cell.levels() | {"size_bytes": trial.size_bytes}
     if isinstance(trial, RttTrial):
-        levels["frequency_pps"] = trial.frequency_pps
+        levels |= {"frequency_pps": trial.frequency_pps, "protocol": trial.protocol}
     return levels
 
 

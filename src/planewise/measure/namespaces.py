@@ -1,18 +1,18 @@
-"""A stage of network namespaces on this machine: testbeds kept up side by side, loads on demand."""
+"""The stage for guests that are namespaces of this machine: testbeds side by side, kept up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Self
 
 from planewise.errors import UnsupportedError
+from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.rtt import RttPath, measure_rtt
-from planewise.measure.schedule import Cell, LoadTrial, RttTrial
+from planewise.measure.schedule import LoadTrial, RttTrial
 from planewise.testbed.availability import try_plane
 from planewise.testbed.host import LocalHost
 from planewise.testbed.load import BackgroundLoad, LoadSpec
@@ -31,30 +31,33 @@ class NamespaceStage:
 
     def __init__(self, design: Design) -> None:
         self._background = design.background
-        self._protocol = "icmp" if design.rtt is None else design.rtt.protocol
         self._mtu_bytes = mtu_for(design.frame_sizes())
         self._host = LocalHost("generator")
         self._cpus = split_cpus()
         self._generator = Generator(
             self._host, None if self._cpus is None else self._cpus.generator
         )
-        self._testbeds: dict[tuple[str, int], NamespaceTestbed] = {}
+        self._testbeds: dict[tuple[str, str, int], NamespaceTestbed] = {}
         self._built = ExitStack()
 
-    def unavailable(self, planes: Sequence[str]) -> Mapping[str, str]:
-        """Which of these planes cannot be had here, and why. BadInputError for an unknown name."""
+    def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
+        """Which of these cells cannot be set up here, and why."""
+        planes: dict[str, str] = {}
         reasons = {}
-        for name in planes:
-            try:
-                tried = try_plane(namespace_plane(name))
-            except UnsupportedError as error:
-                reasons[name] = error.what
-            else:
-                if not tried.available:
-                    reasons[name] = tried.reason
+        for cell in cells:
+            if cell.path != "north-south":
+                reasons[cell] = f"namespaces have no {cell.path} path between two guests of a host"
+                continue
+            wanted = [cell.plane, cell.background] if cell.background_guests else [cell.plane]
+            for plane in wanted:
+                if plane not in planes:
+                    planes[plane] = _why_not(plane)
+                if planes[plane]:
+                    reasons[cell] = planes[plane]
+                    break
         return reasons
 
-    def max_pps(self, size_bytes: int) -> float:
+    def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The generator's own maximum on this machine [packet/s]."""
         return self._generator.max_pps(size_bytes)
 
@@ -72,15 +75,16 @@ class NamespaceStage:
             payload_bytes=background.payload_bytes,
         )
         with BackgroundLoad(testbed, spec) as load:
-            station = _Station(testbed, load, self._generator, self._cpus, self._protocol)
+            station = _Station(testbed, load, self._generator, self._cpus)
             yield station
             station.close()
 
     def _testbed(self, cell: Cell) -> NamespaceTestbed:
-        key = (cell.plane, cell.background_guests)
+        key = (cell.plane, cell.background, cell.background_guests)
         if key not in self._testbeds:
             spec = TestbedSpec(
                 plane=cell.plane,
+                background_plane=cell.background,
                 background_guests=cell.background_guests,
                 mtu_bytes=self._mtu_bytes,
             )
@@ -90,17 +94,21 @@ class NamespaceStage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._testbeds.clear()
         try:
             self._built.close()
         finally:
             self._host.close()
+
+
+def _why_not(plane: str) -> str:
+    """Why this machine cannot build a plane for namespaces; empty when it can."""
+    try:
+        tried = try_plane(namespace_plane(plane))
+    except UnsupportedError as error:
+        return error.what
+    return "" if tried.available else tried.reason
 
 
 class _Station:
@@ -112,7 +120,6 @@ class _Station:
         background: BackgroundLoad,
         generator: Generator,
         cpus: CpuSplit | None,
-        protocol: str,
     ) -> None:
         self._testbed = testbed
         self._cpus = cpus
@@ -123,7 +130,6 @@ class _Station:
             responder=testbed.main("responder"),
             capture_points=testbed.capture_points,
             not_measurable=testbed.not_measurable,
-            protocol=protocol,
         )
         self._load_path = LoadPath(testbed.trial_path(), testbed.counter_points)
         self._background = background

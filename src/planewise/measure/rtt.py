@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from planewise.errors import PlanewiseError
+from planewise.measure.design import Protocol
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.probe import PingOutput, TapOutput, parse
 from planewise.measure.schedule import RttTrial
@@ -44,19 +45,17 @@ class RttPath:
     responder: Guest
     capture_points: Sequence[CapturePoint]
     not_measurable: Mapping[Metric, str]
-    protocol: str = "icmp"
-    """`icmp`, or `stamp` against a reflector in the responder's guest."""
 
 
 def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
     """Runs one RTT trial. PlanewiseError when it could not be run."""
     with scratch() as directory, ExitStack() as running:
-        if path.protocol == "stamp":
+        if trial.protocol == "stamp":
             host = path.hosts["responder"]
             reflector = host.start([host.probe, "reflect"], netns=path.responder.netns)
             running.enter_context(reflector)
             reflector.wait_ready("ready", READY_S)
-        taps = _start_taps(path, directory, running)
+        taps = _start_taps(path, trial.protocol, running)
         ping, packets = _ping(path, trial, directory)
         captures: list[Capture] = []
         for role, tap, file in taps:
@@ -64,7 +63,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             for point in output.points:
                 if point.error is not None:
                     raise PlanewiseError(point.error.what, remedy=point.error.remedy)
-            packets = _join(packets, _read_tap(file))
+            packets = _join(packets, _read_tap(path.hosts[role].take(file, directory)))
             captures += [
                 Capture(point=p.name, host=role, packets=p.packets, dropped=p.dropped)
                 for p in output.points
@@ -73,18 +72,19 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
 
 
 def _start_taps(
-    path: RttPath, directory: Path, running: ExitStack
-) -> list[tuple[HostRole, HostProcess, Path]]:
+    path: RttPath, protocol: Protocol, running: ExitStack
+) -> list[tuple[HostRole, HostProcess, str]]:
     """One `pw-probe tap` a host, capturing; each with the file that it writes at its end."""
-    taps: list[tuple[HostRole, HostProcess, Path]] = []
+    taps: list[tuple[HostRole, HostProcess, str]] = []
     for role, host in path.hosts.items():
         points = [point for point in path.capture_points if point.host == role]
         if not points:
             continue
-        file = directory / f"{role}.csv"
-        argv = [host.probe, "tap", "--proto", path.protocol, "--packets", str(file)]
+        file = f"{host.directory}/{role}.csv"
+        argv = [host.probe, "tap", "--proto", protocol, "--packets", file]
         for point in points:
-            argv += ["--point", f"{point.name}={point.interface}@{point.netns}"]
+            where = f"@{point.netns}" if point.netns else ""
+            argv += ["--point", f"{point.name}={point.interface}{where}"]
         tap = running.enter_context(host.start(argv))
         taps.append((role, tap, file))
     for _, tap, _ in taps:
@@ -94,25 +94,27 @@ def _start_taps(
 
 def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, pl.DataFrame]:
     host = path.hosts["sender"]
-    file = directory / "ping.csv"
+    file = f"{host.directory}/ping.csv"
     argv = [
         *(host.probe, "ping", path.responder.ipv4),
-        *("--proto", path.protocol),
+        *("--proto", trial.protocol),
         *("--rate", f"{trial.frequency_pps:g}"),
         *("--count", str(trial.packets)),
         *("--size", str(trial.size_bytes)),
-        *("--packets", str(file)),
+        *("--packets", file),
     ]
     finished = host.run(
         argv,
         netns=path.sender.netns,
         timeout_s=30 + 2 * trial.packets / trial.frequency_pps,
+        expected_s=trial.packets / trial.frequency_pps,
     )
     output = parse(finished, PingOutput)
     if output.interrupted:
         raise KeyboardInterrupt
     schema = dict.fromkeys(_STAMPS, pl.Int64)  # a stamp that is always missing is still a number
-    return output, pl.read_csv(file, schema_overrides=schema)
+    taken = host.take(file, directory, netns=path.sender.netns)
+    return output, pl.read_csv(taken, schema_overrides=schema)
 
 
 def _read_tap(file: Path) -> pl.DataFrame:

@@ -12,32 +12,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planewise.measure.design import Design, LoadLocation, LoadType
-from planewise.store.models import Level
-
-
-@dataclass(frozen=True, order=True)
-class Cell:
-    """One combination of factor levels."""
-
-    plane: str
-    load_type: LoadType
-    load_location: LoadLocation
-    background_guests: int
-
-    def levels(self) -> dict[str, Level]:
-        """As a trial record has them."""
-        return {
-            "plane": self.plane,
-            "load_type": self.load_type,
-            "load_location": self.load_location,
-            "background_guests": self.background_guests,
-        }
-
-    @property
-    def name(self) -> str:
-        """Short and unique in a run: `bridge,cpu,responder,8`."""
-        return f"{self.plane},{self.load_type},{self.load_location},{self.background_guests}"
+from planewise.measure.cells import Cell, Traffic, expand
+from planewise.measure.design import Design, Protocol
 
 
 @dataclass(frozen=True)
@@ -48,6 +24,7 @@ class RttTrial:
     frequency_pps: float
     size_bytes: int
     packets: int
+    protocol: Protocol = "icmp"
 
 
 @dataclass(frozen=True)
@@ -90,83 +67,63 @@ class Schedule:
         return sum(len(visit.trials) for visit in self.visits)
 
 
-def cells_of(design: Design) -> tuple[Cell, ...]:
-    """All cells in the order of the design. Without load, its location has no meaning: one cell.
-
-    A load without background guests cannot be: such combinations are left out.
-    """
-    factors = design.factors
-    cells: dict[Cell, None] = {}
-    for plane in factors.plane:
-        for load_type in factors.load_type:
-            for location in factors.load_location:
-                for guests in factors.background_guests:
-                    if load_type == "none":
-                        cells[Cell(plane, load_type, factors.load_location[0], guests)] = None
-                    elif guests > 0:
-                        cells[Cell(plane, load_type, location, guests)] = None
-    return tuple(cells)
-
-
 def make_schedule(
     design: Design,
     ladders: Mapping[Cell, Sequence[float]],
-    unavailable: Mapping[str, str],
+    unavailable: Mapping[Cell, str],
 ) -> Schedule:
     """Expands `design` into visits.
 
     `ladders` has the offered loads [pps] of each cell (only read when the design has a sweep);
-    `unavailable` maps a plane that this testbed cannot do to the reason.
+    `unavailable` maps a cell that cannot be run here to the reason.
     """
-    cells = cells_of(design)
-    runnable = [cell for cell in cells if cell.plane not in unavailable]
-    skipped = tuple(
-        Skipped(cell, unavailable[cell.plane]) for cell in cells if cell.plane in unavailable
-    )
+    cells = expand(design)
+    runnable = [cell for cell in cells if cell not in unavailable]
+    skipped = tuple(Skipped(cell, unavailable[cell]) for cell in cells if cell in unavailable)
     shuffler = random.Random(design.seed)
     visits = []
     for block in range(design.blocks):
         order = list(runnable)
         shuffler.shuffle(order)
         for cell in order:
-            trials: list[RttTrial | LoadTrial] = _rtt_trials(design, cell, block)
-            load_trials = _load_trials(design, cell, block, ladders.get(cell, ()))
+            traffic = cells[cell]
+            rtt_trials = _rtt_trials(design, cell, block, traffic)
+            shuffler.shuffle(rtt_trials)
+            load_trials = _load_trials(design, cell, block, traffic, ladders.get(cell, ()))
             shuffler.shuffle(load_trials)
-            trials.extend(load_trials)
-            visits.append(Visit(block, cell, tuple(trials)))
+            visits.append(Visit(block, cell, (*rtt_trials, *load_trials)))
     return Schedule(tuple(visits), skipped)
 
 
-def _rtt_trials(design: Design, cell: Cell, block: int) -> list[RttTrial | LoadTrial]:
+def _rtt_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> list[RttTrial]:
     if design.rtt is None:
         return []
-    part = design.rtt
     return [
         RttTrial(
-            name=f"rtt:{cell.name},{frequency:g}pps,{size}B#r{block}",
-            frequency_pps=frequency,
-            size_bytes=size,
-            packets=part.packets,
+            name=f"rtt:{cell.name},{one.frequency_pps:g}pps,{one.size_bytes}B,{one.protocol}"
+            f"#r{block}",
+            frequency_pps=one.frequency_pps,
+            size_bytes=one.size_bytes,
+            packets=design.rtt.packets,
+            protocol=one.protocol,
         )
-        for frequency in part.frequency_pps
-        for size in part.size_bytes
+        for one in traffic.rtt
     ]
 
 
 def _load_trials(
-    design: Design, cell: Cell, block: int, ladder: Sequence[float]
-) -> list[RttTrial | LoadTrial]:
+    design: Design, cell: Cell, block: int, traffic: Traffic, ladder: Sequence[float]
+) -> list[LoadTrial]:
     if design.sweep is None:
         return []
-    part = design.sweep
     return [
         LoadTrial(
             name=f"load:{cell.name},{size}B#r{block}@{offered:.0f}",
             offered_pps=offered,
             size_bytes=size,
-            duration_s=part.duration_s,
+            duration_s=design.sweep.duration_s,
         )
-        for size in part.size_bytes
+        for size in traffic.load_sizes_bytes
         for offered in ladder
     ]
 

@@ -1,7 +1,6 @@
 """From a run directory to what the figures show: cells, summaries, curves. Knows no drawing.
 
-Packets are read lazily, one cell at a time and only the columns that are needed; none of them
-leaves this module.
+Packets become summaries here, a few cells at a time; only a scatter's share of them is kept.
 """
 
 from __future__ import annotations
@@ -13,54 +12,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import polars as pl
+import numpy as np
 from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
-from planewise.judge.curve import Curve, curves_from_trials
+from planewise.judge.curve import Curve
+from planewise.judge.from_store import curves_from_trials
 from planewise.judge.verdict import Verdict, judge
-from planewise.store.models import Latency, Level, Metric, Recommendation, TrialRecord
+from planewise.report import packets as packet_files
+from planewise.report import summaries, theme
+from planewise.report.cells import NO_PLANE, Factors, Naming, rank, words
+from planewise.report.packets import Packets, RttMetric, Unread
+from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
+from planewise.store.models import Counts, Latency, Metric, Recommendation, TrialRecord
 from planewise.store.rundir import RunReader
-from planewise.units import rate_text
-
-Factors = tuple[tuple[str, Level], ...]
-"""Factor levels of a cell without its plane, in the order of `FACTORS`."""
-
-RttMetric = Literal["rtt_kernel", "rtt_user"]
-
-FACTORS = ("load_type", "load_location", "background_guests", "size_bytes", "frequency_pps")
-NO_PLANE = "system under test"
-
-LOW, HIGH = 0.05, 0.95
-"""Where the whiskers of a box end: quantiles of the packets."""
 
 TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
 """Quantiles of the tail table, with the packets that each needs to mean anything."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Where the time of a typical packet goes [ns]: means over the middle half of the packets.
-
-    They add up to `total_ns`. None: that part does not exist for this plane.
-    """
-
-    total_ns: float
-    instrument_ns: float | None
-    """RTT between user-space stamps minus RTT between kernel stamps; None without both, and
-    then `sender_ns` has it in it."""
-    sender_ns: float
-    """RTT between the guest's kernel stamps minus RTT at the sender's NIC."""
-    wire_ns: float
-    """RTT at the sender's NIC minus response time."""
-    responder_ns: float
-    """Response time: NIC to NIC inside the responder."""
-    packets: int
-
-    @property
-    def overhead_ns(self) -> float:
-        """RTT at the guest minus RTT at the sender's NIC."""
-        return self.sender_ns + (self.instrument_ns or 0.0)
 
 
 @dataclass(frozen=True)
@@ -88,6 +56,27 @@ class RttCell:
     parts: Parts | None
     no_parts: str
     """Why there are no parts; empty when there are."""
+    overhead: Spread | str
+    """RTT at the guest minus RTT at the sender's NIC, or why it is not known."""
+    response: Spread | str
+    """NIC to NIC inside the responder, or why it is not known."""
+    distribution: Distribution | None
+    """None where only histograms or summaries were kept."""
+    counts: Counts
+    """Over all its trials."""
+
+    @property
+    def rtt(self) -> Spread:
+        """Its RTT as a box."""
+        return Spread(
+            self.low_ns,
+            self.q25_ns,
+            self.median_ns,
+            self.q75_ns,
+            self.high_ns,
+            self.packets,
+            self.medians_ns,
+        )
 
 
 @dataclass(frozen=True)
@@ -165,6 +154,16 @@ class RunData:
         self.trials: list[TrialRecord] = run.trials()
         self.is_cut = run.is_cut()
         self._notes: list[LeftOut] = []
+        self.naming = Naming(trial.cell for trial in self.trials)
+        self._keys: dict[str, tuple[str, Factors]] = {}
+
+    def key(self, trial: TrialRecord) -> tuple[str, Factors]:
+        """What the trial's cell is called: its series (its plane, mostly) and its other levels."""
+        found = self._keys.get(trial.trial)
+        if found is None:
+            found = self.naming.series(trial.cell), self.naming.factors(trial.cell)
+            self._keys[trial.trial] = found
+        return found
 
     @cached_property
     def done(self) -> list[TrialRecord]:
@@ -182,9 +181,18 @@ class RunData:
 
     @cached_property
     def planes(self) -> tuple[str, ...]:
-        """All planes, those of the recommendation's order first, then as the trials name them."""
-        seen = dict.fromkeys(plane_of(trial.cell) for trial in self.trials)
-        return tuple(sorted(seen, key=lambda plane: (plane == NO_PLANE, plane)))
+        """All planes (series, where the background's planes vary as well)."""
+        seen = dict.fromkeys(
+            series for trial in self.trials for series in self.naming.like(self.key(trial)[0])
+        )
+        return tuple(sorted(seen, key=self.plane_rank))
+
+    def plane_rank(self, series: str) -> tuple[int, str]:
+        """Planes in the same order everywhere: as the colours name them, unknown ones after."""
+        known = list(theme.PLANES)
+        plane = self.naming.plane(series)
+        place = known.index(plane) if plane in known else len(known)
+        return (place + (plane == NO_PLANE), series)
 
     @cached_property
     def virtual(self) -> str:
@@ -218,13 +226,16 @@ class RunData:
         cells: dict[tuple[str, Factors], list[TrialRecord]] = {}
         for trial in self.done:
             if trial.kind == "rtt":
-                cells.setdefault((plane_of(trial.cell), factors_of(trial.cell)), []).append(trial)
-        summaries = [
-            cell
-            for (plane, factors), trials in cells.items()
-            if (cell := self._summary(plane, factors, trials)) is not None
-        ]
-        return sorted(summaries, key=lambda cell: (_rank(cell.factors), cell.plane))
+                cells.setdefault(self.key(trial), []).append(trial)
+        found = packet_files.summarise(
+            self.run.path, list(cells.values()), self.rtt_metric, self._summary
+        )
+        result: list[RttCell] = []
+        for summary, notes in found:
+            self._notes += notes
+            if summary is not None:
+                result.append(summary)
+        return sorted(result, key=lambda cell: (rank(cell.factors), self.plane_rank(cell.plane)))
 
     @cached_property
     def cpu(self) -> list[CpuCell]:
@@ -234,7 +245,7 @@ class RunData:
         for trial in self.done:
             if trial.kind == kind:
                 for host, modes in trial.cpu.items():
-                    key = (plane_of(trial.cell), factors_of(trial.cell), host)
+                    key = (*self.key(trial), host)
                     cells.setdefault(key, []).append(modes)
         result = []
         for (plane, factors, host), samples in cells.items():
@@ -260,16 +271,18 @@ class RunData:
                     replicates=len(samples),
                 )
             )
-        return sorted(result, key=lambda cell: (_rank(cell.factors), cell.host, cell.plane))
+        return sorted(
+            result, key=lambda cell: (rank(cell.factors), cell.host, self.plane_rank(cell.plane))
+        )
 
     @cached_property
     def curves(self) -> list[JudgedCurve]:
         """Load-loss curves by context and plane, each judged by the default rule."""
         result = []
         for cell, curve in curves_from_trials(self.trials):
-            plane, factors = plane_of(cell), factors_of(cell)
+            plane, factors = self.naming.series(cell), self.naming.factors(cell)
             result.append(JudgedCurve(plane, factors, curve, judge(curve)))
-        return sorted(result, key=lambda item: (_rank(item.factors), item.plane))
+        return sorted(result, key=lambda item: (rank(item.factors), self.plane_rank(item.plane)))
 
     @cached_property
     def visits(self) -> list[Visit]:
@@ -277,12 +290,10 @@ class RunData:
         medians: dict[tuple[str, Factors], list[float]] = {}
         for trial in self.done:
             if trial.kind == "rtt" and (rtt := trial.latency.get(self.rtt_metric)):
-                medians.setdefault((plane_of(trial.cell), factors_of(trial.cell)), []).append(
-                    rtt.p50_ns
-                )
+                medians.setdefault(self.key(trial), []).append(rtt.p50_ns)
         result = []
         for trial in sorted(self.trials, key=lambda trial: trial.order):
-            key = (plane_of(trial.cell), factors_of(trial.cell))
+            key = self.key(trial)
             rtt = trial.latency.get(self.rtt_metric)
             median = rtt.p50_ns if rtt and trial.status == "done" and trial.kind == "rtt" else None
             # With a single trial there is nothing to compare it with: it would lie at its own
@@ -320,7 +331,7 @@ class RunData:
             if trial.status == "failed":
                 notes.append(LeftOut(f"Trial {trial.trial}", f"it failed: {trial.reason}"))
         missing = Counter(
-            (plane_of(trial.cell), metric, reason)
+            (self.key(trial)[0], metric, reason)
             for trial in self.done
             for metric, reason in trial.not_measurable.items()
         )
@@ -329,7 +340,7 @@ class RunData:
             for (plane, metric, reason), times in missing.items()
         ]
         limited = Counter(
-            (plane_of(trial.cell), limit)
+            (self.key(trial)[0], limit)
             for trial in self.done
             for limit in trial.limits
             if limit != "sut"
@@ -345,30 +356,34 @@ class RunData:
         return notes
 
     def _summary(
-        self, plane: str, factors: Factors, trials: Sequence[TrialRecord]
-    ) -> RttCell | None:
+        self, trials: Sequence[TrialRecord], packets: Packets | Unread
+    ) -> tuple[RttCell | None, list[LeftOut]]:
+        plane, factors = self.key(trials[0])
         metric = self.rtt_metric
-        summaries = [trial.latency[metric] for trial in trials if metric in trial.latency]
-        packets = self._packets(trials)
+        notes: list[LeftOut] = []
+        of_trials = [trial.latency[metric] for trial in trials if metric in trial.latency]
         quantiles = [LOW, 0.25, 0.5, 0.75, HIGH, *(quantile for _, quantile, _ in TAIL)]
         values: list[float] | None = None
         n = 0
-        if packets is not None:
-            rtts = packets.select(_rtt(metric).drop_nulls()).collect().to_series()
-            n = rtts.len()
+        distribution = None
+        if isinstance(packets, Packets):
+            rtts = summaries.known(packets.rtt_ns)
+            n = len(rtts)
             if n:
-                values = [float(rtts.quantile(quantile, "linear") or 0.0) for quantile in quantiles]
+                ordered = np.sort(rtts)
+                values = summaries.at(ordered, quantiles)
+                distribution = summaries.distribution(rtts, ordered)
         else:
-            values, n = _from_histograms(summaries, quantiles)
+            notes = _unread(packets)
+            values, n = _from_histograms(of_trials, quantiles)
         if values is None:
-            if summaries:
+            if of_trials:
                 why = "neither its packets nor a histogram were kept"
             else:
                 why = "no packet came back"
-            self._notes.append(LeftOut(f"RTT of {plane}, {words(factors)}", why))
-            return None
-        parts, why = _parts(plane, metric, trials, packets)
-        return RttCell(
+            return None, [*notes, LeftOut(f"RTT of {plane}, {words(factors)}", why)]
+        parts, why = _parts(metric, trials, packets)
+        cell = RttCell(
             plane=plane,
             factors=factors,
             replicates=len(trials),
@@ -384,7 +399,7 @@ class RunData:
                 name: value if n >= needed else None
                 for (name, _, needed), value in zip(TAIL, values[5:], strict=True)
             },
-            medians_ns=tuple(summary.p50_ns for summary in summaries),
+            medians_ns=tuple(summary.p50_ns for summary in of_trials),
             kernel_medians_ns=tuple(
                 trial.latency["rtt_kernel"].p50_ns
                 for trial in trials
@@ -392,39 +407,23 @@ class RunData:
             ),
             parts=parts,
             no_parts=why,
+            overhead=_spread("overhead", trials, packets),
+            response=_spread("response", trials, packets),
+            distribution=distribution,
+            counts=_added(trial.counts for trial in trials if trial.counts),
         )
+        return cell, notes
 
-    def _packets(self, trials: Sequence[TrialRecord]) -> pl.LazyFrame | None:
-        """The packets of all `trials`, None when those of one are not there."""
-        names = [trial.packets for trial in trials]
-        if not names or any(name is None for name in names):
-            return None
-        frames = []
-        for name in names:
-            file = self.run.path / str(name)
-            try:
-                frame = pl.scan_parquet(file)
-                columns = frame.collect_schema().names()
-                missing = {"user_tx_ns", "user_rx_ns"} - set(columns)
-            except (OSError, pl.exceptions.PolarsError) as error:
-                reason = str(error).splitlines()[0]
-                self._note_unread(str(name), f"it cannot be read ({reason})")
-                return None
-            if missing:
-                self._note_unread(str(name), f"it has no column {', '.join(sorted(missing))}")
-                return None
-            # A stamp that no packet of a trial has may be of any type in its file.
-            stamps = [name for name in columns if name.endswith("_ns")]
-            frames.append(frame.select(pl.col(stamps).cast(pl.Int64, strict=False)))
-        return pl.concat(frames, how="diagonal")
 
-    def _note_unread(self, name: str, why: str) -> None:
-        self._notes.append(
-            LeftOut(
-                f"The packets of {name}",
-                f"{why}; this cell's figures come from the trials' histograms",
-            )
+def _unread(unread: Unread) -> list[LeftOut]:
+    if not unread.file:
+        return []
+    return [
+        LeftOut(
+            f"The packets of {unread.file}",
+            f"{unread.why}; this cell's figures come from the trials' histograms",
         )
+    ]
 
 
 METRICS: Mapping[Metric, str] = {
@@ -444,92 +443,6 @@ LIMITS: Mapping[str, str] = {
 }
 
 
-def plane_of(cell: Mapping[str, Level]) -> str:
-    """The cell's plane; a run without that factor measured one system."""
-    return str(cell.get("plane", NO_PLANE))
-
-
-def factors_of(cell: Mapping[str, Level]) -> Factors:
-    """The cell's other factors, known ones first; without load, its location has no meaning."""
-    known = [name for name in FACTORS if name in cell]
-    others = sorted(set(cell) - set(known) - {"plane"})
-    return tuple(
-        (name, cell[name])
-        for name in (*known, *others)
-        if not (name == "load_location" and cell.get("load_type", "none") == "none")
-    )
-
-
-def common_factors(cells: Iterable[Factors]) -> Factors:
-    """The levels that all of `cells` share: said once, not in every label."""
-    cells = list(cells)
-    if not cells:
-        return ()
-    shared = set(cells[0]).intersection(*(set(cell) for cell in cells))
-    # Cells without load have no location of it: the others must agree.
-    locations = {pair for cell in cells for pair in cell if pair[0] == "load_location"}
-    if len(locations) == 1:
-        shared |= locations
-    # Whether there is load is said everywhere: it is the first thing that a reader looks for.
-    return tuple(sorted((pair for pair in shared if pair[0] != "load_type"), key=_place))
-
-
-def _place(pair: tuple[str, Level]) -> tuple[int, str]:
-    name = pair[0]
-    return (FACTORS.index(name) if name in FACTORS else len(FACTORS), name)
-
-
-def words(factors: Factors, without: Factors = ()) -> str:
-    """Factor levels in plain words: `CPU load at the responder, 8 background guests`."""
-    levels = dict(factors)
-    said = []
-    load = levels.get("load_type")
-    if load is not None:
-        name = {"none": "no load", "cpu": "CPU load", "network": "network load"}.get(
-            str(load), f"{load} load"
-        )
-        location = ("load_location", levels.get("load_location"))
-        if load != "none" and location[1] is not None and location not in without:
-            name += f" at the {location[1]}"
-        said.append(name)
-    elif "load_location" in levels:
-        said.append(f"load at the {levels['load_location']}")
-    for name, level in factors:
-        if name in ("load_type", "load_location") or (name, level) in without:
-            continue
-        said.append(_level(name, level))
-    return ", ".join(said) or "all trials"
-
-
-def _level(name: str, level: Level) -> str:
-    if name == "background_guests":
-        return f"{level} background guest{'' if level == 1 else 's'}"
-    if name == "size_bytes":
-        return f"{level}-byte frames"
-    if name == "frequency_pps" and isinstance(level, int | float):
-        return f"at {rate_text(level)}"
-    return f"{name} {level}"
-
-
-def _rank(factors: Factors) -> tuple[tuple[int, float, str], ...]:
-    """Sorts contexts as a person would list them: idle first, then by number, then by name."""
-    ranks = []
-    for _, level in factors:
-        known = {"none": 0, "cpu": 1, "network": 2}.get(str(level))
-        if known is not None:
-            ranks.append((0, float(known), ""))
-        elif isinstance(level, int | float):
-            ranks.append((1, float(level), ""))
-        else:
-            ranks.append((2, 0.0, level))
-    return tuple(ranks)
-
-
-def _rtt(metric: RttMetric) -> pl.Expr:
-    stage = metric.removeprefix("rtt_")
-    return (pl.col(f"{stage}_rx_ns") - pl.col(f"{stage}_tx_ns")).alias("rtt_ns")
-
-
 def _from_histograms(
     summaries: Sequence[Latency], quantiles: Sequence[float]
 ) -> tuple[list[float] | None, int]:
@@ -545,57 +458,62 @@ def _from_histograms(
     return [float(merged.get_value_at_percentile(quantile * 100)) for quantile in quantiles], n
 
 
-_STAMPS = (
-    "sender_nic_request_ns",
-    "sender_nic_reply_ns",
-    "responder_nic_request_ns",
-    "responder_nic_reply_ns",
-)
+_NO_CAPTURE = "no capture at the network cards in this run"
 
 
-def _parts(
-    plane: str, metric: RttMetric, trials: Sequence[TrialRecord], packets: pl.LazyFrame | None
-) -> tuple[Parts | None, str]:
-    """Where the time goes, or the reason why that is not known."""
-    for trial in trials:
-        for name in ("overhead", "response"):
-            if name in trial.not_measurable:
-                return None, f"not measurable: {trial.not_measurable[name]}"
-    if packets is None:
-        return _parts_from_summaries(metric, trials)
-    if not set(_STAMPS) <= set(packets.collect_schema().names()):
-        return None, "no capture at the network cards in this run"
-    columns = set(packets.collect_schema().names())
-    both = {"kernel_tx_ns", "kernel_rx_ns"} <= columns and metric == "rtt_user"
-    guest = _rtt("rtt_kernel") if both else _rtt(metric)
-    nic = pl.col("sender_nic_reply_ns") - pl.col("sender_nic_request_ns")
-    response = pl.col("responder_nic_reply_ns") - pl.col("responder_nic_request_ns")
-    whole = packets.select(
-        total=_rtt(metric),
-        instrument=_rtt(metric) - guest,
-        sender=guest - nic,
-        wire=nic - response,
-        responder=response,
-    ).drop_nulls()
-    middle = whole.filter(
-        pl.col("total").is_between(
-            pl.col("total").quantile(0.25, "linear"), pl.col("total").quantile(0.75, "linear")
-        )
-    )
-    row = middle.select(pl.all().mean(), packets=pl.len()).collect().row(0, named=True)
-    if not row["packets"]:
-        return None, "no packet was seen at all four capture points"
-    return (
-        Parts(
-            total_ns=row["total"],
-            instrument_ns=row["instrument"] if both else None,
-            sender_ns=row["sender"],
-            wire_ns=row["wire"],
-            responder_ns=row["responder"],
-            packets=row["packets"],
+def _unmeasurable(name: Metric, trials: Sequence[TrialRecord]) -> str:
+    """Why the metric does not exist for these trials; empty when nothing is said against it."""
+    return next(
+        (
+            f"not measurable: {trial.not_measurable[name]}"
+            for trial in trials
+            if name in trial.not_measurable
         ),
         "",
     )
+
+
+def _parts(
+    metric: RttMetric, trials: Sequence[TrialRecord], packets: Packets | Unread
+) -> tuple[Parts | None, str]:
+    """Where the time goes, or the reason why that is not known."""
+    if why := _unmeasurable("overhead", trials) or _unmeasurable("response", trials):
+        return None, why
+    if isinstance(packets, Unread):
+        return _parts_from_summaries(metric, trials)
+    if np.isnan(packets.nic_ns).all() or np.isnan(packets.response_ns).all():
+        return None, _NO_CAPTURE
+    both = metric == "rtt_user" and not np.isnan(packets.kernel_ns).all()
+    found = summaries.parts(packets, rtt_has_instrument=both)
+    return found, "" if found is not None else "no packet was seen at all four capture points"
+
+
+def _spread(
+    name: Literal["overhead", "response"],
+    trials: Sequence[TrialRecord],
+    packets: Packets | Unread,
+) -> Spread | str:
+    if why := _unmeasurable(name, trials):
+        return why
+    of_trials = [trial.latency[name] for trial in trials if name in trial.latency]
+    medians = [summary.p50_ns for summary in of_trials]
+    if isinstance(packets, Unread):
+        quantiles, n = _from_histograms(of_trials, (LOW, 0.25, 0.5, 0.75, HIGH))
+        if quantiles is None:
+            return "neither its packets nor a histogram were kept" if of_trials else _NO_CAPTURE
+        low, q25, median, q75, high = quantiles
+        return Spread(low, q25, median, q75, high, n, tuple(medians))
+    values = packets.response_ns if name == "response" else packets.rtt_ns - packets.nic_ns
+    values = summaries.known(values)
+    return summaries.spread(np.sort(values), medians) if len(values) else _NO_CAPTURE
+
+
+def _added(counts: Iterable[Counts]) -> Counts:
+    totals = dict.fromkeys(Counts.model_fields, 0)
+    for one in counts:
+        for name in totals:
+            totals[name] += getattr(one, name)
+    return Counts(**totals)
 
 
 def _parts_from_summaries(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -16,25 +16,22 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import planewise
-from planewise.report import data as run_data
 from planewise.report import svg, theme
-from planewise.report.data import RunData, common_factors, words
-from planewise.report.figures import base, cpu, loss_curve, parts, rtt, schedule, tail
+from planewise.report.cells import common_factors, words
+from planewise.report.data import RunData
+from planewise.report.figures import base
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.sections import Section, choose
 from planewise.store.models import Ranked
 from planewise.store.rundir import RunReader
 from planewise.units import rate_text, time_text
 
-_CONTEXTS_A_FIGURE = 6
-"""Small multiples in one figure; a large design becomes several figures."""
-_MOST_CURVES = 24
-"""Load-loss curves that are drawn one by one; the table has all."""
 FIGURE_WIDTH = base.WIDE
 """Width [px] at which figures are saved."""
 _OPEN_REASONS = 4
 """Reasons and reservations that are said at once."""
-_OPEN = 6
-"""Figures of a section that are unfolded; of more, all but the first ones are folded."""
+_MOST_ROWS_OPEN = 40
+"""A section's table of more rows is folded."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +45,12 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of the report."""
+class Shown:
+    """A section with its figures as the page has them."""
 
-    anchor: str
-    title: str
-    intro: str
-    figures: tuple[Drawn, ...] = ()
-    tables: tuple[tuple[str, Table], ...] = ()
-    note: str = ""
-    virtual: str = "times"
-    """What in it is not that of hardware when the run was virtualised; empty: nothing."""
-    open_figures: int = _OPEN
-    """How many of the figures are unfolded."""
-    folded: str = "More conditions"
-    """What the others are."""
+    section: Section
+    opened: tuple[Drawn, ...]
+    folded: tuple[Drawn, ...]
 
 
 def render(run: RunReader) -> str:
@@ -87,8 +75,9 @@ def render(run: RunReader) -> str:
         info=data.info,
         recommendation=data.recommendation,
         open_reasons=_OPEN_REASONS,
+        most_rows_open=_MOST_ROWS_OPEN,
         headline=headline(data),
-        sections=sections(data),
+        sections=shown(data),
         rankings=rankings(data),
         style=Markup(style + _recolouring() + _chips()),
         version=planewise.__version__,
@@ -109,7 +98,7 @@ def write(run: RunReader, out: Path) -> None:
 def all_figures(run: RunReader) -> list[Figure]:
     """Every figure of the report, for `save`."""
     data = RunData(run)
-    return [figure for _, figures in _figures(data) for figure in figures]
+    return [figure for section in choose(data) for figure in section.figures]
 
 
 def headline(data: RunData) -> str:
@@ -194,7 +183,8 @@ def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
         small.append("best")
     else:
         small.append(f"{theme.share(round(place.effect, 2))} worse than the best")
-    return Value(show(place.value), place.value, small="; ".join(small))
+    text = f"at least {show(place.value)}" if place.at_least else show(place.value)
+    return Value(text, place.value, small="; ".join(small))
 
 
 _LOADS = {"none": "No load", "cpu": "CPU load", "network": "Network load", "all": "All loads"}
@@ -206,15 +196,20 @@ _METRICS = {
 }
 
 
-def sections(data: RunData) -> list[Section]:
-    """The report's sections that this run has data for."""
+def shown(data: RunData) -> list[Shown]:
+    """The report's sections that this run has data for, their figures drawn."""
     result = []
-    for section, figures in _figures(data):
-        drawn = tuple(
+    for section in choose(data):
+        figures = section.figures[: section.most_drawn]
+        drawn = [
             _draw(figure, f"{section.anchor}{place}", wide=place < section.open_figures)
             for place, figure in enumerate(figures)
+        ]
+        result.append(
+            Shown(
+                section, tuple(drawn[: section.open_figures]), tuple(drawn[section.open_figures :])
+            )
         )
-        result.append(replace(section, figures=drawn))
     return result
 
 
@@ -227,164 +222,9 @@ def _draw(figure: Figure, prefix: str, *, wide: bool) -> Drawn:
     )
 
 
-def _figures(data: RunData) -> list[tuple[Section, list[Figure]]]:
-    result: list[tuple[Section, list[Figure]]] = []
-    if data.rtt:
-        where = (
-            "as the sending guest's program sees it"
-            if data.rtt_metric == "rtt_user"
-            else "at the sending guest, between the kernel's time stamps"
-        )
-        pages = _pages(data.rtt)
-        result.append(
-            (
-                Section(
-                    "rtt",
-                    "How long a packet and its answer take",
-                    "Less is better. Compare planes within one load; where boxes overlap and "
-                    "the rings mix, the planes are hardly told apart.",
-                ),
-                [
-                    rtt.figure(
-                        page,
-                        data.planes,
-                        name=_numbered("rtt", place, pages),
-                        title=_part("Round-trip time by plane and load", place, pages),
-                        where=where,
-                    )
-                    for place, page in enumerate(pages)
-                ],
-            )
-        )
-        result.append(
-            (
-                Section(
-                    "tail",
-                    "The slow packets",
-                    "The tail: of 1000 packets, 1 takes longer than the 99.9th percentile. A "
-                    "guest that waits for many answers at once feels the tail, not the median.",
-                    tables=(("Tail of the round-trip time", tail.table(data.rtt)),),
-                ),
-                [],
-            )
-        )
-        if any(cell.parts is not None or cell.no_parts for cell in data.rtt):
-            result.append(
-                (
-                    Section(
-                        "parts",
-                        "Where the time goes",
-                        "A plane can only shorten what lies inside the hosts.",
-                    ),
-                    [
-                        parts.figure(
-                            page,
-                            name=_numbered("parts", place, pages),
-                            title=_part("Time by place", place, pages),
-                        )
-                        for place, page in enumerate(pages)
-                    ],
-                )
-            )
-    if data.curves:
-        result.append(_loss(data))
-    if data.cpu:
-        pages_cpu = _pages(data.cpu)
-        result.append(
-            (
-                Section(
-                    "cpu",
-                    "What it costs in CPU time",
-                    "A plane that is fast because it takes a whole CPU is not cheap.",
-                    virtual="",
-                ),
-                [
-                    cpu.figure(
-                        page,
-                        name=_numbered("cpu", place, pages_cpu),
-                        title=_part("CPU time by plane and load", place, pages_cpu),
-                    )
-                    for place, page in enumerate(pages_cpu)
-                ],
-            )
-        )
-    if data.visits:
-        result.append(
-            (
-                Section(
-                    "schedule",
-                    "When it was measured",
-                    "Planes take turns in a random order, so that a machine that slows down or "
-                    "speeds up during the run hits all of them alike.",
-                ),
-                schedule.figures(data.visits, data.planes),
-            )
-        )
-    return result
-
-
-def _loss(data: RunData) -> tuple[Section, list[Figure]]:
-    common = common_factors(item.factors for item in data.curves)
-    contexts = base.by_context(data.curves)
-    figures: list[Figure] = []
-    for factors, items in contexts[:_MOST_CURVES]:
-        if len(items) > 1:
-            label = words(factors, common)
-            figures.append(
-                loss_curve.overview(
-                    items,
-                    data.planes,
-                    label,
-                    name=base.slug(f"loss-{label}"),
-                    title=f"Loss against offered load: all planes, {label}",
-                )
-            )
-    shared = len(figures)
-    figures += [loss_curve.figure(item, data.planes, common) for item in data.curves[:_MOST_CURVES]]
-    limit = theme.share(data.curves[0].verdict.plr)
-    return (
-        Section(
-            "loss",
-            "How much each plane carries",
-            f"PDR is the highest load of which no more than {limit} is lost. The verdict says "
-            "whether that one number may stand for the whole curve: GOOD where throughput stays "
-            "level beyond it, BAD where it still rises or falls, UNDECIDED where the trials do "
-            "not tell.",
-            tables=(("Verdicts", loss_curve.verdict_table(data.curves, common)),),
-            note=(
-                f"{len(data.curves) - _MOST_CURVES} more curves are in the table only; "
-                "`planewise judge RUN --figures DIR` draws every one."
-                if len(data.curves) > _MOST_CURVES
-                else ""
-            ),
-            open_figures=_OPEN if len(figures) <= _OPEN else max(1, min(shared, _OPEN)),
-            folded="Each curve with its intervals",
-            virtual="rates",
-        ),
-        figures,
-    )
-
-
-def _pages(cells: Sequence[base.C]) -> list[list[base.C]]:
-    """Cells by figure: whole contexts, as many as one figure takes."""
-    contexts = base.by_context(cells)
-    return [
-        [cell for _, group in contexts[start : start + _CONTEXTS_A_FIGURE] for cell in group]
-        for start in range(0, len(contexts), _CONTEXTS_A_FIGURE)
-    ]
-
-
-def _numbered(name: str, place: int, pages: Sequence[object]) -> str:
-    return name if len(pages) == 1 else f"{name}-{place + 1}"
-
-
-def _part(title: str, place: int, pages: Sequence[object]) -> str:
-    return title if len(pages) == 1 else f"{title} ({place + 1} of {len(pages)})"
-
-
 def _shared_words(data: RunData) -> str:
     """The factor levels that all trials share, said once."""
-    common = common_factors(run_data.factors_of(trial.cell) for trial in data.trials)
+    common = common_factors(data.key(trial)[1] for trial in data.trials)
     return words(common) if common else ""
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import cycle
 
+from planewise.units import percent_text
+
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 """One metric on every machine: the width of labels is known when a figure is laid out."""
 
@@ -93,11 +95,25 @@ def every_colour() -> tuple[Colour, ...]:
 
 
 def colours_of(planes: Iterable[str]) -> dict[str, str]:
-    """The colour on white of each plane; those without one of their own take what is free."""
+    """The colour on white of each plane; those without one of their own take what is free.
+
+    Of two series of one plane (`all on vf`, `vf, others on bridge`) the first has its colour.
+    """
     planes = list(planes)
-    free = [colour for plane, colour in _OTHERS.items() if plane not in planes]
+    named = [_plane_in(plane) for plane in planes]
+    free = [colour for plane, colour in _OTHERS.items() if plane not in named]
     others = cycle(free or _OTHERS.values())
-    return {plane: (PLANES[plane] if plane in PLANES else next(others)).light for plane in planes}
+    colours: dict[str, str] = {}
+    taken = set()
+    for label, plane in zip(planes, named, strict=True):
+        own = plane in PLANES and plane not in taken
+        colours[label] = (PLANES[plane] if own else next(others)).light
+        taken.add(plane)
+    return colours
+
+
+def _plane_in(label: str) -> str:
+    return label.removeprefix("all on ").partition(", others on ")[0]
 
 
 def recolouring(selector: str) -> str:
@@ -110,10 +126,8 @@ def recolouring(selector: str) -> str:
 
 
 def share(value: float) -> str:
-    """A ratio as per cent, with as many digits as it takes to see it: `0.5 %`, `0.00031 %`."""
-    if value == 0:
-        return "0 %"
-    return f"{_digits(value * 100, 2 if abs(value) < 0.1 else 3)} %"
+    """A ratio as per cent, written as everywhere else."""
+    return percent_text(value)
 
 
 def interval(low: str, high: str) -> str:

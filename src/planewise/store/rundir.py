@@ -182,7 +182,7 @@ class RunWriter:
         """
         with _disk_errors(self.path):
             if packets is not None:
-                name = f"{PACKETS_DIR}/{_file_name(trial.trial)}.parquet"
+                name = packets_file(trial.trial)
                 _write_parquet(packets, self.path / name)
                 trial = trial.model_copy(update={"packets": name})
             start = self._trials.tell()
@@ -336,5 +336,6 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def _file_name(trial: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._=-]+", "_", trial)
+def packets_file(trial: str) -> str:
+    """Where a trial's packets go, relative to the run directory."""
+    return f"{PACKETS_DIR}/{re.sub(r'[^A-Za-z0-9._=-]+', '_', trial)}.parquet"

@@ -10,17 +10,19 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.netns import NamespaceThread
+from planewise.testbed.scratch import scratch
 
 GRACE_S = 3.0
 """How long a process that was asked to stop may take before it is killed."""
@@ -103,6 +105,16 @@ class HostProcess(Protocol):
             PlanewiseError: the process ended before.
         """
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+
+    def interrupt(self) -> None:
+        """Asks it to end, without waiting."""
+
+    def kill(self) -> None:
+        """Ends it and its group now, without waiting."""
+
     def stop(self) -> Finished:
         """Asks it to end, kills it after a grace, returns what it left. Idempotent.
 
@@ -147,8 +159,11 @@ class Host(Protocol):
         netns: str | None = None,
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> Finished:
         """Starts a process, waits for its end, and kills it when that takes too long.
+
+        It takes `expected_s` at least: where asking would disturb it, nobody asks before.
 
         Raises:
             ProcessTimeoutError: it took too long.
@@ -161,6 +176,41 @@ class Host(Protocol):
 
         Raises:
             PlanewiseError: it cannot be read.
+        """
+
+    @property
+    def place(self) -> str:
+        """How sentences call it."""
+
+    def program(self, local: str) -> str:
+        """Path on the host of a static program of this machine: copied there, gone with `close`.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+
+    @property
+    def directory(self) -> str:
+        """A scratch directory on the host, made at the first use, that goes with `close`.
+
+        Raises:
+            PlanewiseError: it cannot be made.
+        """
+
+    def socket(self, path: str) -> str:
+        """A Unix socket of this machine that leads to the host's socket `path`.
+
+        Raises:
+            PlanewiseError: the host refuses that.
+        """
+
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
+        """A file of the host as one of this machine: moved into the directory `into`.
+
+        Where guests have files of their own, `netns` names the guest that it is in.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
         """
 
     def put(self, local: Path, remote: str) -> None:
@@ -280,11 +330,40 @@ class LocalHost:
         self._home = home
         self._thread: NamespaceThread | None = None
         self._processes: list[LocalProcess] = []
+        self._scratch = ExitStack()
+        self._directory: str | None = None
 
     @property
     def name(self) -> str:
         """Its role."""
         return self._name
+
+    @property
+    def place(self) -> str:
+        """See `Host.place`."""
+        return self._home or "this machine"
+
+    @property
+    def directory(self) -> str:
+        """See `Host.directory`."""
+        if self._directory is None:
+            self._directory = str(self._scratch.enter_context(scratch()))
+        return self._directory
+
+    def program(self, local: str) -> str:
+        """See `Host.program`: it is here."""
+        return local
+
+    def socket(self, path: str) -> str:
+        """See `Host.socket`: it is here."""
+        return path
+
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
+        """See `Host.take`; namespaces share this machine's files."""
+        try:
+            return Path(shutil.move(remote, into / Path(remote).name))
+        except OSError as error:
+            raise PlanewiseError(f"{remote} cannot be moved to {into}: {error.strerror}") from error
 
     @property
     def probe(self) -> str:
@@ -309,6 +388,7 @@ class LocalHost:
         netns: str | None = None,
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> Finished:
         """See `Host.run`."""
         with self.start(argv, netns=netns, stdin=stdin) as process:
@@ -327,6 +407,24 @@ class LocalHost:
                 f"{path} on {self._name} cannot be read: {error.strerror}"
             ) from error
 
+    def has_interface(self, name: str, *, netns: str | None = None) -> bool:
+        """Whether there is an interface of that name, or alternative name, in the namespace.
+
+        `netns` may also be a path, or `pid:N`, as pw-probe takes them.
+
+        Raises:
+            PlanewiseError: there is no such namespace.
+        """
+        if netns is not None and netns.startswith("pid:"):
+            netns = f"/proc/{netns.removeprefix('pid:')}/ns/net"
+        if self._thread is None:
+            self._thread = NamespaceThread(f"host {self._name}")
+        try:
+            self._thread.call(netns or self._home, socket.if_nametoindex, name)
+        except OSError:
+            return False
+        return True
+
     def put(self, local: Path, remote: str) -> None:
         """See `Host.put`."""
         _copy(local, Path(remote))
@@ -342,6 +440,8 @@ class LocalHost:
         for process in self._processes:
             process.wait()
         self._processes.clear()
+        self._scratch.close()
+        self._directory = None
         if self._thread is not None:
             self._thread.close()
             self._thread = None

@@ -18,6 +18,7 @@ from planewise.testbed import counters
 from planewise.testbed.host import Finished, HostProcess, LocalProcess, ProcessTimeoutError
 from planewise.testbed.model import CounterPoint, Guest, HostRole
 from planewise.testbed.namespaces import NamespaceTestbed
+from planewise.units import percent_text
 
 LoadType = Literal["none", "cpu", "network"]
 
@@ -185,11 +186,12 @@ class BackgroundLoad:
         )
         self._workers = [host.start(argv, netns=guest.netns) for guest in guests]
 
-        def burning(process: HostProcess) -> bool:
-            text = host.read_text(f"/proc/{process.pid}/schedstat")
+        def burning(guest: Guest, process: HostProcess) -> bool:
+            text = host.read_text(f"/proc/{process.pid}/schedstat", netns=guest.netns)
             return int(text.split()[0]) > 2_000_000  # beyond what the start itself takes
 
-        self._await([partial(burning, process) for process in self._workers])
+        pairs = zip(guests, self._workers, strict=True)
+        self._await([partial(burning, *pair) for pair in pairs])
 
     def _start_sending(self) -> None:
         receiver = self.spec.location
@@ -251,7 +253,8 @@ class BackgroundLoad:
             share = cpu_s / (ran_s * self._cpus)
             if share < 0.9 * self.spec.cpu_share:
                 warnings.append(
-                    f"CPU load got {share:.0%} of the CPUs, {self.spec.cpu_share:.0%} was asked for"
+                    f"CPU load got {percent_text(share)} of the CPUs, "
+                    f"{percent_text(self.spec.cpu_share)} was asked for"
                 )
             return LoadReport(
                 self.spec, len(workers), ran_s, cpu_s=cpu_s, cpu_share=share,

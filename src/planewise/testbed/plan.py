@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 
+def _ip(netns: str, program: str = "ip") -> str:
+    """The program's call for a namespace; an empty name is the host's own."""
+    return f"{program} -n {netns}" if netns else program
+
+
 @dataclass(frozen=True)
 class AddNamespace:
     """A new, empty network namespace; its loopback comes up with it."""
@@ -40,7 +45,7 @@ class AddVeth:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} link add {self.name} index {self.index} address {self.mac} "
+            f"{_ip(self.netns)} link add {self.name} index {self.index} address {self.mac} "
             f"mtu {self.mtu_bytes} type veth peer name {self.peer} "
             f"netns {self.peer_netns} address {self.peer_mac} mtu {self.mtu_bytes}"
         )
@@ -62,7 +67,7 @@ class AddBridge:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} link add {self.name} address {self.mac} mtu {self.mtu_bytes} "
+            f"{_ip(self.netns)} link add {self.name} address {self.mac} mtu {self.mtu_bytes} "
             f"type bridge stp_state 0 mcast_snooping 0 ageing_time {self.ageing_s * 100}"
         )
 
@@ -80,7 +85,7 @@ class AddMacvlan:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} link add link {self.parent} name {self.name} "
+            f"{_ip(self.netns)} link add link {self.parent} name {self.name} "
             f"netns {self.guest_netns} address {self.mac} type macvlan mode {self.mode}"
         )
 
@@ -97,8 +102,48 @@ class AddIpvlan:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} link add link {self.parent} name {self.name} "
+            f"{_ip(self.netns)} link add link {self.parent} name {self.name} "
             f"netns {self.guest_netns} type ipvlan mode {self.mode}"
+        )
+
+
+@dataclass(frozen=True)
+class AddTap:
+    """A tap that stays when nobody has it open, for a virtual machine to open; it stays down."""
+
+    netns: str
+    name: str
+    mac: str
+    mtu_bytes: int
+    queues: int = 1
+
+    def __str__(self) -> str:
+        several = " multi_queue" if self.queues > 1 else ""
+        return (
+            f"{_ip(self.netns)} tuntap add dev {self.name} mode tap vnet_hdr{several} && "
+            f"{_ip(self.netns)} link set {self.name} address {self.mac} mtu {self.mtu_bytes}"
+        )
+
+
+@dataclass(frozen=True)
+class AddMacvtap:
+    """A macvtap on `parent`; a virtual machine opens it as /dev/tap<index>.
+
+    These files are those of the whole machine, and an index that the kernel chooses is only free
+    in its namespace: `index` must be one that no other macvtap of the machine has.
+    """
+
+    netns: str
+    parent: str
+    name: str
+    index: int
+    mac: str
+    mode: Literal["bridge", "private", "vepa", "passthru"] = "bridge"
+
+    def __str__(self) -> str:
+        return (
+            f"{_ip(self.netns)} link add link {self.parent} name {self.name} index {self.index} "
+            f"address {self.mac} type macvtap mode {self.mode}"
         )
 
 
@@ -111,7 +156,29 @@ class SetMaster:
     bridge: str
 
     def __str__(self) -> str:
-        return f"ip -n {self.netns} link set {self.interface} master {self.bridge}"
+        return f"{_ip(self.netns)} link set {self.interface} master {self.bridge}"
+
+
+@dataclass(frozen=True)
+class ReleaseMaster:
+    """Makes an interface no bridge's port."""
+
+    netns: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} link set {self.interface} nomaster"
+
+
+@dataclass(frozen=True)
+class DeleteLink:
+    """Removes an interface."""
+
+    netns: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} link delete {self.interface}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +191,7 @@ class SetAddress:
 
     def __str__(self) -> str:
         nodad = " nodad" if ":" in self.address else ""
-        return f"ip -n {self.netns} address add {self.address} dev {self.interface}{nodad}"
+        return f"{_ip(self.netns)} address add {self.address} dev {self.interface}{nodad}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +202,7 @@ class SetUp:
     interface: str
 
     def __str__(self) -> str:
-        return f"ip -n {self.netns} link set {self.interface} up"
+        return f"{_ip(self.netns)} link set {self.interface} up"
 
 
 @dataclass(frozen=True)
@@ -147,7 +214,7 @@ class SetMtu:
     mtu_bytes: int
 
     def __str__(self) -> str:
-        return f"ip -n {self.netns} link set {self.interface} mtu {self.mtu_bytes}"
+        return f"{_ip(self.netns)} link set {self.interface} mtu {self.mtu_bytes}"
 
 
 @dataclass(frozen=True)
@@ -162,7 +229,7 @@ class AddRoute:
     def __str__(self) -> str:
         via = f"via {self.via} " if self.via else ""
         onlink = " onlink" if self.via else ""
-        return f"ip -n {self.netns} route add {self.destination} {via}dev {self.interface}{onlink}"
+        return f"{_ip(self.netns)} route add {self.destination} {via}dev {self.interface}{onlink}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +243,7 @@ class AddNeighbour:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} neighbour add {self.address} lladdr {self.mac} "
+            f"{_ip(self.netns)} neighbour replace {self.address} lladdr {self.mac} "
             f"dev {self.interface} nud permanent"
         )
 
@@ -190,7 +257,7 @@ class AddForwarding:
     mac: str
 
     def __str__(self) -> str:
-        return f"bridge -n {self.netns} fdb replace {self.mac} dev {self.port} master static"
+        return f"{_ip(self.netns, 'bridge')} fdb replace {self.mac} dev {self.port} master static"
 
 
 @dataclass(frozen=True)
@@ -202,7 +269,8 @@ class SetSysctl:
     value: str
 
     def __str__(self) -> str:
-        return f"ip netns exec {self.netns} sysctl -w {self.key.replace('/', '.')}={self.value}"
+        inside = f"ip netns exec {self.netns} " if self.netns else ""
+        return f"{inside}sysctl -w {self.key.replace('/', '.')}={self.value}"
 
 
 @dataclass(frozen=True)
@@ -212,9 +280,7 @@ class AwaitUp:
     netns: str
 
     def __str__(self) -> str:
-        return (
-            f"while ip -n {self.netns} link show up | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
-        )
+        return f"while {_ip(self.netns)} link show up | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
 
 
 Step = (
@@ -223,7 +289,11 @@ Step = (
     | AddBridge
     | AddMacvlan
     | AddIpvlan
+    | AddTap
+    | AddMacvtap
     | SetMaster
+    | ReleaseMaster
+    | DeleteLink
     | SetAddress
     | SetUp
     | SetMtu

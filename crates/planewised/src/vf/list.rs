@@ -6,6 +6,7 @@ use pw_linux::error::{Error, Result};
 use pw_sriov::discover;
 use pw_sriov::kernel::Kernel;
 use pw_sriov::model::{Counters, Machine, Pf, Vf};
+use pw_sriov::state::{NOBODY, State};
 
 use crate::output;
 
@@ -18,8 +19,9 @@ pub struct Args {
 }
 
 /// Prints the list.
-pub fn run(args: &Args, kernel: &mut dyn Kernel, json: bool) -> Result<()> {
+pub fn run(args: &Args, kernel: &mut dyn Kernel, state: &State, json: bool) -> Result<()> {
     let mut machine = discover::machine(kernel)?;
+    state.annotate(&mut machine)?;
     for wanted in &args.pfs {
         if !machine.pfs.iter().any(|pf| is(pf, wanted)) {
             return Err(Error::bad_input(
@@ -63,7 +65,8 @@ fn text(machine: &Machine) -> String {
     out
 }
 
-fn line(vf: &Vf) -> String {
+/// One VF in one line.
+pub fn line(vf: &Vf) -> String {
     let mut parts = vec![format!("{} {}", vf.index, vf.address)];
     parts.push(vf.driver.clone().unwrap_or_else(|| "no driver".into()));
     if let Some(netdev) = &vf.netdev {
@@ -80,6 +83,9 @@ fn line(vf: &Vf) -> String {
     }
     if let Some(used) = &vf.used_by {
         parts.push(used.clone());
+    }
+    if let Some(owner) = vf.owner.as_ref().filter(|owner| *owner != NOBODY) {
+        parts.push(format!("in the hands of {owner}"));
     }
     parts.join(", ")
 }

@@ -16,7 +16,7 @@ import vl_convert
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.report import theme
-from planewise.report.data import Factors
+from planewise.report.cells import Factors
 
 Format = Literal["svg", "pdf", "png", "html"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png", "html")
@@ -83,11 +83,14 @@ class Figure:
 
     notes: tuple[str, ...] = ()
     """What a reader should know of it, a sentence each."""
+    virtual: str = ""
+    """Why what it shows is not that of hardware, in one sentence; empty when it is."""
 
     def titled(self, width: int) -> Spec:
         """As `draw`, with its title: for a file that stands alone."""
         title = f"{self.title}: {self.verdict}" if self.verdict else self.title
-        return with_title(self.draw(width), title, self.lead, width)
+        said = " ".join(text for text in (self.lead, self.virtual) if text)
+        return with_title(self.draw(width), title, said, width)
 
 
 def data(rows: Iterable[Row]) -> alt.InlineData:
@@ -364,11 +367,32 @@ def key(names: Mapping[str, str], width: int) -> Spec:
         "x": alt.X("x:Q", scale=alt.Scale(domain=[0, width]), axis=None),
         "y": alt.Y("y:Q", scale=alt.Scale(domain=[height, 0]), axis=None),
     }
-    squares = chart.mark_square(size=130, opacity=1, xOffset=6, yOffset=6).encode(
+    squares = chart.mark_square(size=130, opacity=1, xOffset=6, yOffset=6, aria=False).encode(
         **place, color=alt.Color("colour:N", scale=None)
     )
     labels = chart.mark_text(align="left", dx=18, dy=6).encode(**place, text=alt.Text("name:N"))
     return layers([squares, labels], width=width, height=height)
+
+
+def note(text: str, width: int) -> Spec:
+    """A sentence above the plots, in lines that fit `width` [px]."""
+    lines = wrapped(text, width)
+    height = 15 * len(lines)
+    return {
+        "width": width,
+        "height": height,
+        "data": {"values": [{}]},
+        "mark": {
+            "type": "text",
+            "align": "left",
+            "baseline": "top",
+            "fontStyle": "italic",
+            "color": theme.MUTED.light,
+            "text": lines,
+            "lineHeight": 15,
+        },
+        "encoding": {"x": {"value": 0}, "y": {"value": 0}},
+    }
 
 
 def svg(figure: Spec) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from planewise.report import data as run_data
 from planewise.report import theme
-from planewise.report.data import CPU_GROUPS, CpuCell, words
+from planewise.report.cells import Factors, common_factors, words
+from planewise.report.data import CPU_GROUPS, CpuCell
 from planewise.report.figures import base
 from planewise.report.figures.base import Figure, Row, Span, Spec, Table, Value
 
@@ -26,15 +26,15 @@ NAMES = {
 
 def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
     """Stacked bars of busy time by plane, one row of small multiples a load and host."""
-    common = run_data.common_factors(cell.factors for cell in cells)
+    common = common_factors(cell.factors for cell in cells)
     hosts = sorted({cell.host for cell in cells})
-    groups: dict[tuple[run_data.Factors, str], list[CpuCell]] = {}
+    groups: dict[tuple[Factors, str], list[CpuCell]] = {}
     for cell in cells:
         groups.setdefault((cell.factors, cell.host), []).append(cell)
     span = Span(0.0, 1.0, log=False)
     shown = [group for group in CPU_GROUPS if any(cell.shares[group] >= 0.0005 for cell in cells)]
 
-    def label(factors: run_data.Factors, host: str) -> str:
+    def label(factors: Factors, host: str) -> str:
         said = words(factors, common)
         return said if hosts == ["shared"] else f"{said} · {host} host"
 
@@ -75,29 +75,35 @@ def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
             f"{most.plane}, {label(most.factors, most.host)}, {theme.share(most.busy)}."
         ),
         draw=draw,
-        table=Table(
-            columns=(
-                "Load",
-                "Plane",
-                *(("Host",) if hosts != ["shared"] else ()),
-                "Busy",
-                "Least and most of a replicate",
-                *(NAMES[group].capitalize() for group in CPU_GROUPS),
-            ),
-            rows=tuple(
-                (
-                    words(cell.factors, common),
-                    cell.plane,
-                    *((cell.host,) if hosts != ["shared"] else ()),
-                    Value(theme.share(cell.busy), cell.busy),
-                    f"{theme.share(cell.busy_low)} – {theme.share(cell.busy_high)}",
-                    *(
-                        Value(theme.share(cell.shares[group]), cell.shares[group])
-                        for group in CPU_GROUPS
-                    ),
-                )
-                for cell in cells
-            ),
+        table=table(cells, common),
+    )
+
+
+def table(cells: Sequence[CpuCell], common: Factors) -> Table:
+    """CPU time by cell, host and mode."""
+    hosts = sorted({cell.host for cell in cells})
+    return Table(
+        columns=(
+            "Load",
+            "Plane",
+            *(("Host",) if hosts != ["shared"] else ()),
+            "Busy",
+            "Least and most of a replicate",
+            *(NAMES[group].capitalize() for group in CPU_GROUPS),
+        ),
+        rows=tuple(
+            (
+                words(cell.factors, common),
+                cell.plane,
+                *((cell.host,) if hosts != ["shared"] else ()),
+                Value(theme.share(cell.busy), cell.busy),
+                f"{theme.share(cell.busy_low)} – {theme.share(cell.busy_high)}",
+                *(
+                    Value(theme.share(cell.shares[group]), cell.shares[group])
+                    for group in CPU_GROUPS
+                ),
+            )
+            for cell in cells
         ),
     )
 

@@ -15,9 +15,9 @@ import altair as alt
 
 from planewise.judge.curve import Curve, LoadPoint
 from planewise.judge.verdict import Estimate, Verdict
-from planewise.report import data as run_data
 from planewise.report import theme
-from planewise.report.data import JudgedCurve, words
+from planewise.report.cells import Factors, words
+from planewise.report.data import JudgedCurve
 from planewise.report.figures import base
 from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
 from planewise.units import rate_text
@@ -76,7 +76,7 @@ def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Spec:
     return base.finish(base.below(both, spacing=18) if narrow else base.beside(both))
 
 
-def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -> Figure:
+def figure(item: JudgedCurve, planes: Sequence[str], common: Factors) -> Figure:
     """The figure of one curve of a run."""
     title = f"{item.plane}, {words(item.factors, common)}"
     verdict = item.verdict
@@ -101,7 +101,7 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: run_data.Factors) -
         ),
         alt=(
             f"Load-loss curve of {title}: {verdict.verdict}. {verdict.reason}. "
-            f"PDR at {limit}: {_said(verdict.pdr)}."
+            f"PDR at {limit}: {_pdr_said(verdict)}."
         ),
         draw=draw,
         table=table(item.curve),
@@ -186,7 +186,7 @@ def overview(
             )
         )
 
-    pdrs = ", ".join(f"{item.plane} {_said(item.verdict.pdr)}" for item in items)
+    pdrs = ", ".join(f"{item.plane} {_pdr_said(item.verdict)}" for item in items)
     return Figure(
         name=name,
         title=title,
@@ -207,7 +207,7 @@ def overview(
     )
 
 
-def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Table:
+def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
     """Verdict, PDR, NDR and saturation by curve."""
     return Table(
         columns=(
@@ -225,8 +225,8 @@ def verdict_table(items: Sequence[JudgedCurve], common: run_data.Factors) -> Tab
                 item.plane,
                 words(item.factors, common),
                 item.verdict.verdict,
-                _estimate(item.verdict.pdr, "the first load already loses more"),
-                _estimate(item.verdict.ndr, "the first load already loses packets"),
+                _estimate(item.verdict.pdr, item.verdict.no_pdr),
+                _estimate(item.verdict.ndr, item.verdict.no_ndr),
                 _saturation(item.verdict),
                 Value(_probability(item.verdict.probability_good), item.verdict.probability_good),
                 Value(str(len(item.verdict.warnings)), len(item.verdict.warnings)),
@@ -545,9 +545,13 @@ def _ends(items: Sequence[JudgedCurve], colours: dict[str, str]) -> list[Row]:
     ]
 
 
-def _said(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "below the first load"
+def _pdr_said(verdict: Verdict) -> str:
+    if verdict.pdr is None:
+        return "below the first load" if verdict.tested else "not known"
+    return _said(verdict.pdr)
+
+
+def _said(estimate: Estimate) -> str:
     if estimate.bounded:
         return rate_text(estimate.pps)
     return f"at least {rate_text(estimate.low_pps)}" if estimate.low_pps > 0 else "not known"

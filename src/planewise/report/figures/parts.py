@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from planewise.report import data as run_data
 from planewise.report import theme
-from planewise.report.data import Parts, RttCell, words
+from planewise.report.cells import Factors, common_factors, words
+from planewise.report.data import RttCell
 from planewise.report.figures import base
 from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
+from planewise.report.summaries import Parts
 from planewise.units import time_text
 
 _ROW = 30
@@ -26,7 +27,7 @@ NAMES = {
 
 def figure(cells: Sequence[RttCell], *, name: str, title: str) -> Figure:
     """Stacked bars by plane, one row of small multiples a load."""
-    common = run_data.common_factors(cell.factors for cell in cells)
+    common = common_factors(cell.factors for cell in cells)
     groups = base.by_context(cells)
     known = [cell.parts for cell in cells if cell.parts is not None]
     largest = max((parts.total_ns for parts in known), default=1000.0)
@@ -85,7 +86,7 @@ def figure(cells: Sequence[RttCell], *, name: str, title: str) -> Figure:
             + (f" Not measurable for {', '.join(hidden)}." if hidden else "")
         ),
         draw=draw,
-        table=_table(cells, common),
+        table=table(cells, common),
     )
 
 
@@ -176,7 +177,8 @@ def _context(
     )
 
 
-def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
+def table(cells: Sequence[RttCell], common: Factors) -> Table:
+    """The numbers of `cells`; `common` is said elsewhere."""
     rows: list[tuple[Entry, ...]] = []
     for cell in cells:
         head = (words(cell.factors, common), cell.plane)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from planewise.report import data as run_data
 from planewise.report import theme
-from planewise.report.data import RttCell, words
+from planewise.report.cells import Factors, common_factors, words
+from planewise.report.data import RttCell
 from planewise.report.figures import base
 from planewise.report.figures.base import Figure, Missing, Row, Span, Spec, Table, Value
 from planewise.units import time_text
@@ -25,7 +25,7 @@ def figure(
 
     `where` says between which stamps; `planes` are all planes of the run, for their colours.
     """
-    common = run_data.common_factors(cell.factors for cell in cells)
+    common = common_factors(cell.factors for cell in cells)
     groups = base.by_context(cells)
     span = Span.of_times(min(cell.low_ns for cell in cells), max(cell.high_ns for cell in cells))
     scale = "logarithmic" if span.log else "linear"
@@ -64,7 +64,7 @@ def figure(
             f"{words(worst.factors, common)}."
         ),
         draw=draw,
-        table=_table(cells, common),
+        table=table(cells, common),
     )
 
 
@@ -138,7 +138,8 @@ def _context(
     )
 
 
-def _table(cells: Sequence[RttCell], common: run_data.Factors) -> Table:
+def table(cells: Sequence[RttCell], common: Factors) -> Table:
+    """The numbers of `cells`; `common` is said elsewhere."""
     return Table(
         columns=(
             "Load",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planewise.report import data as run_data
 from planewise.report import theme
-from planewise.report.data import TAIL, RttCell, words
+from planewise.report.cells import common_factors, words
+from planewise.report.data import TAIL, RttCell
 from planewise.report.figures.base import Entry, Missing, Table, Value
 from planewise.units import time_text
 
 
 def table(cells: Sequence[RttCell]) -> Table:
     """Quantiles by cell; one that too few packets stand behind is missing, not guessed."""
-    common = run_data.common_factors(cell.factors for cell in cells)
+    common = common_factors(cell.factors for cell in cells)
     needed = {name: packets for name, _, packets in TAIL}
     rows = []
     for cell in cells:

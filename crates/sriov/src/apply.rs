@@ -1,0 +1,169 @@
+//! Performs a plan through a kernel. Decides nothing.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pw_linux::error::{Error, Result};
+use pw_linux::rtnetlink::Errno;
+
+use crate::address::PciAddress;
+use crate::discover;
+use crate::kernel::{Kernel, explain};
+use crate::link::Change;
+use crate::model::{Netdev, Place};
+use crate::plan::{PROBE, Step};
+
+/// How long the kernel may answer that a device is busy with its last change.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Performs the steps in order. A name at home that a step needs is taken from the interface of
+/// one of `displaceable`, which gets another one meanwhile.
+///
+/// # Errors
+/// A step failed; those before it are done, those after it are not. The sentence names it.
+pub fn apply(kernel: &mut dyn Kernel, plan: &[Step], displaceable: &[PciAddress]) -> Result<()> {
+    let mut places = BTreeMap::new();
+    plan.iter().try_for_each(|step| {
+        make_room(kernel, step, displaceable)
+            .and_then(|()| perform(kernel, step, &mut places))
+            .map_err(|error| Error { what: format!("cannot {step}: {}", error.what), ..error })
+    })
+}
+
+/// Two interfaces may have swapped names: the kernel names a new one as soon as a name is free.
+fn make_room(kernel: &mut dyn Kernel, step: &Step, displaceable: &[PciAddress]) -> Result<()> {
+    let (device, wanted) = match step {
+        Step::Link { device, change: Change::Name(name) } => (device, name),
+        Step::Carry { device, to: Place::Home, name } => (device, name),
+        _ => return Ok(()),
+    };
+    let seen = kernel.links(&Place::Home)?;
+    let Some(holder) = seen.iter().find(|seen| seen.netdev.name == *wanted) else { return Ok(()) };
+    let of_another = holder.device.filter(|other| other != device);
+    if of_another.is_none_or(|other| !displaceable.contains(&other)) {
+        return Ok(());
+    }
+    let free = |name: &String| seen.iter().all(|seen| seen.netdev.name != *name);
+    let Some(name) = (0..).map(|number| format!("vf{number}")).find(free) else { return Ok(()) };
+    // A name changes while the interface is down.
+    let up = holder.netdev.up;
+    let steps = [Change::Up(false), Change::Name(name), Change::Up(true)];
+    for change in steps.iter().filter(|change| up || matches!(change, Change::Name(_))) {
+        until_settled(|| kernel.change(&holder.netdev, change))?;
+    }
+    Ok(())
+}
+
+fn perform(
+    kernel: &mut dyn Kernel,
+    step: &Step,
+    places: &mut BTreeMap<PciAddress, Place>,
+) -> Result<()> {
+    match step {
+        Step::Write { file, value } => {
+            write(kernel, file, value)?;
+            if file == PROBE { bound(kernel, value) } else { Ok(()) }
+        }
+        Step::Set { pf, vf, setting } => {
+            let netdev = netdev(kernel, *pf, places)?;
+            until_settled(|| kernel.set_vf(&netdev, *vf, *setting))
+        }
+        Step::Link { device, change } => {
+            let netdev = netdev(kernel, *device, places)?;
+            if already(&netdev, change) {
+                return Ok(());
+            }
+            until_settled(|| kernel.change(&netdev, change))
+        }
+        Step::Carry { device, to, name } => {
+            let netdev = netdev(kernel, *device, places)?;
+            if netdev.netns == *to {
+                let rename = Change::Name(name.clone());
+                return if already(&netdev, &rename) {
+                    Ok(())
+                } else {
+                    until_settled(|| kernel.change(&netdev, &rename))
+                };
+            }
+            until_settled(|| kernel.carry(&netdev, to, name))?;
+            places.insert(*device, to.clone());
+            Ok(())
+        }
+    }
+}
+
+fn netdev(
+    kernel: &mut dyn Kernel,
+    device: PciAddress,
+    places: &BTreeMap<PciAddress, Place>,
+) -> Result<Netdev> {
+    discover::netdev(kernel, device, places.get(&device).unwrap_or(&Place::Home))
+}
+
+fn already(netdev: &Netdev, change: &Change) -> bool {
+    match change {
+        Change::Up(up) => netdev.up == *up,
+        Change::Name(name) => netdev.name == *name,
+        Change::Mac(mac) => netdev.mac == Some(*mac),
+        Change::MtuBytes(mtu) => netdev.mtu_bytes == *mtu,
+        Change::AddAddress(address) => netdev.addresses.contains(&address.to_string()),
+        Change::DeleteAddress(address) => !netdev.addresses.contains(&address.to_string()),
+    }
+}
+
+/// Repeats a change while the kernel answers that the device is busy.
+fn until_settled(mut change: impl FnMut() -> Result<std::result::Result<(), Errno>>) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        match change()? {
+            Ok(()) => return Ok(()),
+            Err(libc::EBUSY | libc::EAGAIN) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(PAUSE);
+            }
+            Err(code) => return Err(Error::failed(explain(code), "")),
+        }
+    }
+}
+
+fn write(kernel: &mut dyn Kernel, file: &str, value: &str) -> Result<()> {
+    kernel.write(Path::new(file), value).map_err(|error| {
+        let numvfs = file.ends_with("sriov_numvfs");
+        match error.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => {
+                Error::failed(error.to_string(), "run as root, where sysfs is writable")
+            }
+            Some(libc::EBUSY) if numvfs => Error::failed(
+                "the PF is busy: it has VFs, or another program is changing their number",
+                "`planewised vf list` shows what the PF has; `setup` with its present number \
+                 keeps them",
+            ),
+            Some(libc::ENOENT) if numvfs => Error::failed(
+                format!("{error}: the driver of the PF has no SR-IOV"),
+                "load a driver that has, or enable SR-IOV in its firmware",
+            ),
+            Some(libc::ENOENT) => Error::failed(error.to_string(), "the device or driver is gone"),
+            Some(libc::ENOMEM | libc::ENOSPC) if numvfs => Error::failed(
+                format!("{error}: the platform has no room for so many VFs"),
+                "try fewer; enable SR-IOV and 64-bit BARs in the firmware; boot with pci=realloc",
+            ),
+            _ => Error::failed(error.to_string(), ""),
+        }
+    })
+}
+
+/// A probe answers that it is done also when no driver took the device.
+fn bound(kernel: &mut dyn Kernel, device: &str) -> Result<()> {
+    let address: PciAddress = device.parse()?;
+    let tree = kernel.tree();
+    let wanted = tree.text(address, "driver_override").unwrap_or_default();
+    let has = tree.link(address, "driver");
+    if has.as_deref() == Some(wanted.as_str()) || has.is_some() && wanted.is_empty() {
+        return Ok(());
+    }
+    Err(Error::failed(
+        format!("the driver {wanted} did not take {address}"),
+        "the kernel's log (dmesg) says why; for vfio-pci an IOMMU is needed",
+    ))
+}

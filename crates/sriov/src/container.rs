@@ -1,0 +1,127 @@
+//! Asks Docker, or what speaks its API, for the process of a container. Starts and stops nothing.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pw_linux::error::{Error, Result};
+use serde::Deserialize;
+
+/// An answer longer than this is none about a container [bytes].
+const LONGEST: u64 = 4 << 20;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The process id of a running container.
+///
+/// # Errors
+/// There is no Docker, no such container, or it does not run.
+pub fn pid(name: &str) -> Result<u32> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    if name.is_empty() || !name.bytes().all(plain) {
+        return Err(Error::bad_input(
+            format!("'{name}' is no name or id of a container"),
+            "list them with `docker ps`",
+        ));
+    }
+    let socket = socket();
+    let failed = |error: std::io::Error| {
+        Error::failed(
+            format!("Docker does not answer at {}: {error}", socket.display()),
+            "start it, or name its socket in DOCKER_HOST (unix:///…)",
+        )
+    };
+    let mut stream = UnixStream::connect(&socket).map_err(failed)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    // HTTP/1.0: the answer ends with the connection and comes in one piece.
+    let request = format!("GET /containers/{name}/json HTTP/1.0\r\nHost: docker\r\n\r\n");
+    stream.write_all(request.as_bytes()).map_err(failed)?;
+    let mut answer = Vec::new();
+    stream.take(LONGEST).read_to_end(&mut answer).map_err(failed)?;
+    read(&answer, name)
+}
+
+fn socket() -> PathBuf {
+    std::env::var("DOCKER_HOST")
+        .ok()
+        .and_then(|host| Some(host.strip_prefix("unix://")?.into()))
+        .unwrap_or_else(|| "/var/run/docker.sock".into())
+}
+
+#[derive(Deserialize)]
+struct Container {
+    #[serde(rename = "State")]
+    state: ContainerState,
+}
+
+#[derive(Deserialize)]
+struct ContainerState {
+    #[serde(rename = "Pid")]
+    pid: u32,
+    #[serde(rename = "Status", default)]
+    status: String,
+}
+
+/// The process id in an HTTP answer about the container `name`.
+fn read(answer: &[u8], name: &str) -> Result<u32> {
+    let wrong = |why: String| {
+        Error::failed(format!("Docker's answer about {name} cannot be read: {why}"), "")
+    };
+    let mut headers = [httparse::EMPTY_HEADER; 64];
+    let mut response = httparse::Response::new(&mut headers);
+    let length = match response.parse(answer).map_err(|error| wrong(error.to_string()))? {
+        httparse::Status::Complete(length) => length,
+        httparse::Status::Partial => return Err(wrong("it ends too early".into())),
+    };
+    match response.code {
+        Some(200) => {}
+        Some(404) => {
+            return Err(Error::bad_input(
+                format!("there is no container {name}"),
+                "list them with `docker ps`",
+            ));
+        }
+        code => return Err(wrong(format!("status {}", code.unwrap_or(0)))),
+    }
+    let container: Container =
+        serde_json::from_slice(&answer[length..]).map_err(|error| wrong(error.to_string()))?;
+    if container.state.pid == 0 {
+        let status = container.state.status;
+        return Err(Error::failed(
+            format!("the container {name} does not run: it is {status}"),
+            format!("start it: docker start {name}"),
+        ));
+    }
+    Ok(container.state.pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n";
+
+    #[test]
+    fn the_process_of_a_running_container_is_read() {
+        let body = r#"{"Id":"x","State":{"Status":"running","Running":true,"Pid":42}}"#;
+        assert_eq!(read(format!("{HEAD}{body}").as_bytes(), "x").expect("runs"), 42);
+    }
+
+    #[test]
+    fn a_container_that_is_not_there_or_does_not_run_is_said() {
+        let ended = r#"{"State":{"Status":"exited","Pid":0}}"#;
+        let error = read(format!("{HEAD}{ended}").as_bytes(), "x").expect_err("ended");
+        assert!(error.what.contains("does not run: it is exited"), "{}", error.what);
+        let error = read(b"HTTP/1.0 404 Not Found\r\n\r\n{}", "x").expect_err("none");
+        assert_eq!((error.code, error.what.as_str()), (2, "there is no container x"));
+        assert_eq!(pid("../images").map_err(|error| error.code), Err(2));
+    }
+
+    #[test]
+    fn no_answer_ends_in_a_panic() {
+        bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+            let _ = read(bytes, "x");
+            let _ = read(&[HEAD.as_bytes(), bytes].concat(), "x");
+        });
+    }
+}

@@ -1,0 +1,112 @@
+//! What a user calls a PF, a VF or a namespace, and which one that is.
+
+use pw_linux::error::{Error, Result};
+use pw_linux::netns::Netns;
+
+use crate::address::PciAddress;
+use crate::container;
+use crate::kernel::Kernel;
+use crate::model::Place;
+use crate::namespaces;
+
+/// The PF that `text` names: an interface or a PCI address.
+///
+/// # Errors
+/// There is no such device, or it has no SR-IOV.
+pub fn pf(kernel: &mut dyn Kernel, text: &str) -> Result<PciAddress> {
+    let pfs = kernel.tree().pfs()?;
+    let seen = kernel.links(&Place::Home)?;
+    let owner = seen.iter().find(|seen| seen.netdev.name == text && !seen.representor);
+    let address = match owner {
+        Some(seen) => seen.device,
+        None => text.parse().ok().filter(|address| kernel.tree().has(*address)),
+    };
+    if let Some(address) = address.filter(|address| pfs.contains(address)) {
+        return Ok(address);
+    }
+    let names: Vec<String> = pfs
+        .iter()
+        .map(|pf| {
+            let netdev = seen.iter().find(|seen| seen.device == Some(*pf) && !seen.representor);
+            netdev.map_or_else(|| pf.to_string(), |seen| seen.netdev.name.clone())
+        })
+        .collect();
+    let remedy = if names.is_empty() {
+        "no device of this machine has it; `planewise lab up` gives you two hosts that do".into()
+    } else {
+        format!("these have it: {}", names.join(", "))
+    };
+    if let Some(pf) = address.and_then(|address| kernel.tree().pf_of(address)) {
+        return Err(Error::bad_input(format!("{text} is a VF of {pf}, no PF"), remedy));
+    }
+    let there = owner.is_some() || address.is_some();
+    let what = if there {
+        format!("{text} has no SR-IOV")
+    } else {
+        format!("there is no interface or PCI device {text}")
+    };
+    Err(Error::bad_input(what, remedy))
+}
+
+/// The VF that `text` names, and its PF: a PCI address, `PF/INDEX`, or an interface.
+///
+/// # Errors
+/// There is no such VF.
+pub fn vf(kernel: &mut dyn Kernel, text: &str) -> Result<(PciAddress, PciAddress)> {
+    if let Some((of, index)) = text.rsplit_once('/') {
+        let pf = pf(kernel, of)?;
+        let index: u32 = index.parse().map_err(|_| {
+            Error::bad_input(format!("'{text}' names no VF"), "write PF/INDEX, for example pf0/3")
+        })?;
+        let vfs = kernel.tree().vfs(pf);
+        return match vfs.iter().find(|(number, _)| *number == index) {
+            Some((_, vf)) => Ok((pf, *vf)),
+            None => Err(Error::bad_input(
+                format!("{of} has no VF {index}: it has {}", vfs.len()),
+                "`planewised vf setup` makes VFs, `planewised vf list` shows them",
+            )),
+        };
+    }
+    let seen = kernel.links(&Place::Home)?;
+    let named = seen.into_iter().find(|seen| seen.netdev.name == text);
+    let address = named.map_or_else(|| text.parse().ok(), |seen| seen.device);
+    let address = address.filter(|address| kernel.tree().has(*address));
+    match address.and_then(|vf| Some((kernel.tree().pf_of(vf)?, vf))) {
+        Some(found) => Ok(found),
+        None => Err(Error::bad_input(
+            match address {
+                Some(_) => format!("{text} is no VF"),
+                None => format!("there is no VF {text} here"),
+            },
+            "write a PCI address, PF/INDEX, or an interface of this namespace; \
+             `planewised vf list` shows all",
+        )),
+    }
+}
+
+/// The namespace that `text` names: `home`, `container:NAME`, `pid:N`, a name or a path.
+///
+/// # Errors
+/// There is none.
+pub fn place(text: &str) -> Result<Place> {
+    if text == "home" {
+        return Ok(Place::Home);
+    }
+    let netns = match text.strip_prefix("container:") {
+        Some(name) => Netns::Pid(container::pid(name)?),
+        None => text.parse()?,
+    };
+    namespaces::at(&netns.path().to_string_lossy(), text)
+}
+
+/// Checks a name for an interface by the kernel's own rule (dev_valid_name).
+///
+/// # Errors
+/// The kernel would refuse it.
+pub fn interface_name(text: &str) -> Result<String> {
+    let spec: pw_linux::netns::IfSpec = text.parse()?;
+    if spec.netns.is_none() && !text.contains('%') {
+        return Ok(text.into());
+    }
+    Err(Error::bad_input(format!("'{text}' cannot be the name of an interface"), ""))
+}

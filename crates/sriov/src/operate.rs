@@ -1,0 +1,574 @@
+//! The operations: locks, reads what is, plans, keeps what was, applies, and checks. Everything that
+//! changes a PF or VF goes through here.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use nix::sys::signal::{SigSet, Signal};
+use pw_linux::error::{Error, Result};
+use serde::Serialize;
+
+use crate::address::PciAddress;
+use crate::apply::apply;
+use crate::discover::settled_pf;
+use crate::kernel::Kernel;
+use crate::lookup;
+use crate::model::{Machine, Pf, Place, Vf};
+use crate::plan::{self, Driver, Move, Plan, Settings, Setup, Step};
+use crate::state::{Before, Kind, Lock, NOBODY, Record, State};
+
+/// How an operation is to be done.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Who does it.
+    pub owner: Option<String>,
+    /// Disregard the default route, the SSH session, other owners and, in `setup`, VFs in use.
+    pub force: bool,
+    /// Plan only.
+    pub dry_run: bool,
+    /// How long to wait for another planewised.
+    pub wait: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { owner: None, force: false, dry_run: false, wait: Duration::from_secs(30) }
+    }
+}
+
+/// What an operation did, or would do, and what is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done<T> {
+    /// The steps, in order.
+    pub steps: Plan,
+    /// What is now.
+    pub now: T,
+}
+
+/// What `release` and `restore` did, or would do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Restored {
+    /// The steps, in order.
+    #[serde(skip)]
+    pub steps: Plan,
+    /// The functions that were brought back.
+    pub restored: Vec<PciAddress>,
+}
+
+/// Operations on the machine of a kernel, with a state directory.
+#[derive(Debug)]
+pub struct Operator<'a, K: Kernel> {
+    /// The kernel.
+    pub kernel: &'a mut K,
+    /// Records and locks.
+    pub state: &'a State,
+    /// How.
+    pub options: Options,
+}
+
+/// Ctrl-C and its like wait while this is held, so that they cut nothing in half.
+struct Undisturbed {
+    before: Option<SigSet>,
+}
+
+impl Undisturbed {
+    fn new() -> Self {
+        let signals: SigSet =
+            [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+        Self { before: signals.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).ok() }
+    }
+}
+
+impl Drop for Undisturbed {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            let _ = before.thread_set_mask();
+        }
+    }
+}
+
+impl<K: Kernel> Operator<'_, K> {
+    /// Gives a PF its VFs.
+    ///
+    /// # Errors
+    /// See `plan::setup`; the PF is vital or another's; a step failed, and all is as before unless
+    /// the sentence says otherwise.
+    pub fn setup(&mut self, pf: &str, wanted: &Setup) -> Result<Done<Pf>> {
+        let address = lookup::pf(self.kernel, pf)?;
+        let _lock = self.lock(address, false)?;
+        let before = self.pf(address)?;
+        let steps = plan::setup(&before, wanted)?;
+        if let Some(driver) = wanted.driver.name(&before)? {
+            self.must_have_driver(&driver)?;
+        }
+        if before.num_vfs != wanted.count {
+            let vfs = before.vfs.iter().filter_map(|vf| vf.netdev.as_ref());
+            let names = before.netdev.iter().chain(vfs).map(|netdev| netdev.name.clone());
+            self.refuse_vital(&names.collect::<Vec<_>>())?;
+        }
+        let record = self.state.record(Kind::Pf, address)?;
+        if !steps.is_empty() {
+            self.refuse_others(record.as_ref(), &before.label())?;
+            for vf in before.vfs.iter().filter(|_| before.num_vfs != wanted.count) {
+                let record = self.state.record(Kind::Vf, vf.address)?;
+                self.refuse_others(record.as_ref(), &format!("VF {}", vf.address))?;
+            }
+        }
+        if self.options.dry_run || steps.is_empty() {
+            return Ok(Done { steps, now: before });
+        }
+        if record.is_none() {
+            let mut first = before.clone();
+            for vf in &mut first.vfs {
+                // What a VF was before an earlier change of its own is what it was at first.
+                if let Some(Before::Vf { first: was, .. }) =
+                    self.state.record(Kind::Vf, vf.address)?.map(|record| record.before)
+                {
+                    *vf = *was;
+                }
+            }
+            self.state.write(&self.record_of(Before::Pf(Box::new(first))))?;
+        }
+        let _undisturbed = Undisturbed::new();
+        if let Err(error) = self.apply(&steps) {
+            let undone = self.pf(address).and_then(|now| {
+                let undo = plan::restore_pf(&now, &before)?;
+                self.apply(&undo)?;
+                if record.is_none() {
+                    self.state.remove(Kind::Pf, address)?;
+                }
+                Ok(())
+            });
+            return Err(with_undo(error, undone, &before.label()));
+        }
+        let now = self.pf(address)?;
+        let first = match record.map(|record| record.before) {
+            Some(Before::Pf(first)) => *first,
+            _ => before,
+        };
+        if now.num_vfs != first.num_vfs || wanted.count == 0 {
+            self.forget_vfs(address)?;
+        }
+        if plan::differences(&now, &first).is_empty() {
+            self.state.remove(Kind::Pf, address)?;
+        }
+        Ok(Done { steps, now })
+    }
+
+    /// Tells a PF about a VF.
+    ///
+    /// # Errors
+    /// See `plan::set`, `setup`.
+    pub fn set(&mut self, vf: &str, wanted: &Settings) -> Result<Done<Vf>> {
+        let force = self.options.force;
+        self.change(vf, false, |_, pf, vf| plan::set(pf, vf, wanted, force))
+    }
+
+    /// Gives a VF another driver.
+    ///
+    /// # Errors
+    /// See `plan::rebind`, `setup`.
+    pub fn bind(&mut self, vf: &str, wanted: &Driver) -> Result<Done<Vf>> {
+        let force = self.options.force;
+        self.change(vf, false, |operator, pf, vf| {
+            if let Some(driver) = wanted.name(pf)? {
+                operator.must_have_driver(&driver)?;
+            }
+            plan::rebind(pf, vf, wanted, force)
+        })
+    }
+
+    /// Moves a VF's interface into a namespace.
+    ///
+    /// # Errors
+    /// See `plan::carry`, `setup`.
+    pub fn carry(&mut self, vf: &str, wanted: &Move) -> Result<Done<Vf>> {
+        self.change(vf, true, |operator, pf, vf| {
+            let taken = operator.names(&wanted.to)?;
+            plan::carry(pf, vf, wanted, &taken)
+        })
+    }
+
+    fn change(
+        &mut self,
+        text: &str,
+        moves: bool,
+        plan: impl FnOnce(&mut Self, &Pf, &Vf) -> Result<Plan>,
+    ) -> Result<Done<Vf>> {
+        let (of, address) = lookup::vf(self.kernel, text)?;
+        let _pf_lock = self.lock(of, true)?;
+        let _lock = self.lock(address, false)?;
+        let (pf, before) = self.vf(of, address)?;
+        let record = self.state.record(Kind::Vf, address)?;
+        self.refuse_others(record.as_ref(), &format!("VF {address}"))?;
+        let steps = plan(self, &pf, &before)?;
+        let disturbs = |step: &Step| !matches!(step, Step::Set { .. });
+        if let Some(netdev) = before.netdev.as_ref().filter(|_| steps.iter().any(disturbs)) {
+            if netdev.netns.is_home() {
+                self.refuse_vital(std::slice::from_ref(&netdev.name))?;
+            }
+        }
+        if self.options.dry_run || steps.is_empty() {
+            return Ok(Done { steps, now: before });
+        }
+        let was = || Box::new(before.clone());
+        let mut kept = record.clone().unwrap_or_else(|| {
+            self.record_of(Before::Vf { pf: of, first: was(), before_move: None })
+        });
+        if let Before::Vf { before_move, .. } = &mut kept.before {
+            if moves && before_move.is_none() {
+                *before_move = Some(was());
+            }
+        }
+        if record.as_ref() != Some(&kept) {
+            self.state.write(&kept)?;
+        }
+        let _undisturbed = Undisturbed::new();
+        if let Err(error) = self.apply(&steps) {
+            let undone = self.vf(of, address).and_then(|(pf, now)| {
+                self.apply(&plan::restore_vf(&pf, &now, &before)?)?;
+                match &record {
+                    Some(record) => self.state.write(record),
+                    None => self.state.remove(Kind::Vf, address),
+                }
+            });
+            return Err(with_undo(error, undone, &address.to_string()));
+        }
+        let (_, now) = self.vf(of, address)?;
+        self.forget_if_as_before(&kept, &now)?;
+        Ok(Done { steps, now })
+    }
+
+    /// Brings VFs' interfaces home, wherever they are, as they were before `move`.
+    ///
+    /// # Errors
+    /// A VF is not there, or a step failed: the record stays, and the call can be repeated.
+    pub fn release(&mut self, vfs: &[String]) -> Result<Restored> {
+        let mut done = Restored::default();
+        for text in vfs {
+            let (of, address) = lookup::vf(self.kernel, text)?;
+            let _pf_lock = self.lock(of, true)?;
+            let _lock = self.lock(address, false)?;
+            let (pf, now) = self.vf(of, address)?;
+            let record = self.state.record(Kind::Vf, address)?;
+            let target = match record.as_ref().map(|record| &record.before) {
+                Some(Before::Vf { before_move, .. }) => before_move.as_deref(),
+                _ => None,
+            };
+            let steps = match target {
+                Some(before) => plan::restore_vf(&pf, &now, before)?,
+                None => {
+                    let taken = self.names(&Place::Home)?;
+                    plan::bring_home(&now, &taken)
+                }
+            };
+            if target.is_some() || !steps.is_empty() {
+                done.restored.push(address);
+            }
+            done.steps.extend(steps.iter().cloned());
+            if self.options.dry_run {
+                continue;
+            }
+            let _undisturbed = Undisturbed::new();
+            self.apply(&steps)?;
+            let Some(mut record) = record else { continue };
+            let (_, now) = self.vf(of, address)?;
+            if let Before::Vf { before_move, .. } = &mut record.before {
+                *before_move = None;
+            }
+            if !self.forget_if_as_before(&record, &now)? {
+                self.state.write(&record)?;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Brings back what was before the first change: of the functions named, or of all that are
+    /// recorded, under `owner` if one is named.
+    ///
+    /// # Errors
+    /// Something could not be brought back; all else was. Its record stays.
+    pub fn restore(&mut self, functions: &[String]) -> Result<Restored> {
+        let mut done = Restored::default();
+        let mut failures = Vec::new();
+        for (kind, address) in self.recorded(functions)? {
+            let restored = match kind {
+                Kind::Vf => self.restore_vf(address, &mut done),
+                Kind::Pf => self.restore_pf(address, &mut done),
+            };
+            failures.extend(restored.err());
+        }
+        let count = failures.len();
+        match failures.into_iter().next() {
+            None => Ok(done),
+            Some(error) if count == 1 => Err(error),
+            Some(error) => Err(Error {
+                what: format!("{} (and {} more could not be restored)", error.what, count - 1),
+                ..error
+            }),
+        }
+    }
+
+    /// The records that are meant, VFs before PFs.
+    fn recorded(&mut self, functions: &[String]) -> Result<Vec<(Kind, PciAddress)>> {
+        let records = self.state.all()?;
+        let wanted: Option<BTreeSet<PciAddress>> = if functions.is_empty() {
+            None
+        } else {
+            let mut wanted = BTreeSet::new();
+            for text in functions {
+                wanted.insert(self.function(text, &records)?);
+            }
+            Some(wanted)
+        };
+        let owner = self.options.owner.clone();
+        Ok(records
+            .iter()
+            .filter(|record| match &wanted {
+                None => true,
+                Some(wanted) => {
+                    let pf = match &record.before {
+                        Before::Vf { pf, .. } => Some(pf),
+                        Before::Pf(_) => None,
+                    };
+                    wanted.contains(&record.address()) || pf.is_some_and(|pf| wanted.contains(pf))
+                }
+            })
+            .filter(|record| owner.is_none() || record.owner == owner)
+            .map(|record| (kind(record), record.address()))
+            .collect())
+    }
+
+    /// A function by name; one that is recorded counts also when it is gone.
+    fn function(&mut self, text: &str, records: &[Record]) -> Result<PciAddress> {
+        let recorded = text.parse().ok().filter(|address: &PciAddress| {
+            records.iter().any(|record| record.address() == *address)
+        });
+        if let Some(address) = recorded {
+            return Ok(address);
+        }
+        let not_a_vf = match lookup::vf(self.kernel, text) {
+            Ok((_, vf)) => return Ok(vf),
+            Err(error) => error,
+        };
+        lookup::pf(self.kernel, text).map_err(
+            |error| {
+                if text.contains('/') { not_a_vf } else { error }
+            },
+        )
+    }
+
+    fn restore_vf(&mut self, address: PciAddress, done: &mut Restored) -> Result<()> {
+        let of = match self.state.record(Kind::Vf, address)?.map(|record| record.before) {
+            Some(Before::Vf { pf, .. }) => pf,
+            _ => return Ok(()),
+        };
+        let _pf_lock = self.lock(of, true)?;
+        let _lock = self.lock(address, false)?;
+        // Another one may have done it while we waited for the lock.
+        let Some(record) = self.state.record(Kind::Vf, address)? else { return Ok(()) };
+        let Before::Vf { first, .. } = &record.before else { return Ok(()) };
+        if self.kernel.tree().pf_of(address) != Some(of) {
+            // Its PF has fewer VFs now: what it was went with it.
+            return if self.options.dry_run {
+                Ok(())
+            } else {
+                self.state.remove(Kind::Vf, address)
+            };
+        }
+        let (pf, now) = self.vf(of, address)?;
+        let steps = plan::restore_vf(&pf, &now, first)?;
+        done.restored.push(address);
+        done.steps.extend(steps.iter().cloned());
+        if self.options.dry_run {
+            return Ok(());
+        }
+        let _undisturbed = Undisturbed::new();
+        self.apply(&steps)?;
+        let (_, now) = self.vf(of, address)?;
+        self.must_be_as_before(plan::differences_of_vf(&now, first), address)?;
+        self.state.remove(Kind::Vf, address)
+    }
+
+    fn restore_pf(&mut self, address: PciAddress, done: &mut Restored) -> Result<()> {
+        let _lock = self.lock(address, false)?;
+        let Some(record) = self.state.record(Kind::Pf, address)? else { return Ok(()) };
+        let Before::Pf(before) = &record.before else { return Ok(()) };
+        let now = self.pf(address)?;
+        let recreates = now.num_vfs != before.num_vfs;
+        for other in self.state.all()? {
+            let Before::Vf { pf, .. } = &other.before else { continue };
+            let anothers = other.owner != record.owner && other.owner != self.options.owner;
+            if *pf == address && recreates && anothers && !self.options.force {
+                return Err(Error::failed(
+                    format!(
+                        "{} cannot be restored: its VF {} is in the hands of {}",
+                        before.label(),
+                        other.address(),
+                        other.owner.as_deref().unwrap_or(NOBODY)
+                    ),
+                    "restore the VF first, or add --force",
+                ));
+            }
+        }
+        if recreates && !record.forced {
+            let names = now.netdev.iter().map(|netdev| netdev.name.clone());
+            self.refuse_vital(&names.collect::<Vec<_>>())?;
+        }
+        let steps = plan::restore_pf(&now, before)?;
+        done.restored.push(address);
+        done.steps.extend(steps.iter().cloned());
+        if self.options.dry_run {
+            return Ok(());
+        }
+        let _undisturbed = Undisturbed::new();
+        self.apply(&steps)?;
+        let now = self.pf(address)?;
+        self.must_be_as_before(plan::differences(&now, before), address)?;
+        self.forget_vfs(address)?;
+        self.state.remove(Kind::Pf, address)
+    }
+
+    /// Performs a plan; what is recorded may have to lend its name to what is brought back.
+    fn apply(&mut self, steps: &[Step]) -> Result<()> {
+        let mut recorded = Vec::new();
+        for record in self.state.all()? {
+            match record.before {
+                Before::Vf { first, .. } => recorded.push(first.address),
+                Before::Pf(pf) => {
+                    recorded
+                        .extend(self.kernel.tree().vfs(pf.address).into_iter().map(|(_, vf)| vf));
+                }
+            }
+        }
+        apply(self.kernel, steps, &recorded)
+    }
+
+    fn must_be_as_before(&self, differences: Vec<String>, address: PciAddress) -> Result<()> {
+        if differences.is_empty() || self.options.force {
+            return Ok(());
+        }
+        Err(Error::failed(
+            format!("{address} is not what it was: different are {}", differences.join(", ")),
+            "`planewised vf list` shows what is; --force forgets what was",
+        ))
+    }
+
+    fn lock(&self, address: PciAddress, shared: bool) -> Result<Option<Lock>> {
+        if self.options.dry_run {
+            return Ok(None);
+        }
+        self.state.make()?;
+        self.state.lock(address, shared, self.options.wait).map(Some)
+    }
+
+    fn pf(&mut self, address: PciAddress) -> Result<Pf> {
+        let mut machine = Machine { pfs: vec![settled_pf(self.kernel, address)?] };
+        self.state.annotate(&mut machine)?;
+        machine.pfs.pop().ok_or_else(|| Error::failed(format!("the PF {address} is gone"), ""))
+    }
+
+    fn vf(&mut self, of: PciAddress, address: PciAddress) -> Result<(Pf, Vf)> {
+        let pf = self.pf(of)?;
+        match pf.vfs.iter().find(|vf| vf.address == address).cloned() {
+            Some(vf) => Ok((pf, vf)),
+            None => Err(Error::failed(format!("the VF {address} is gone"), "")),
+        }
+    }
+
+    fn names(&mut self, place: &Place) -> Result<Vec<String>> {
+        Ok(self.kernel.links(place)?.into_iter().map(|seen| seen.netdev.name).collect())
+    }
+
+    fn record_of(&self, before: Before) -> Record {
+        Record::new(before, self.options.owner.clone(), self.options.force)
+    }
+
+    fn must_have_driver(&self, driver: &str) -> Result<()> {
+        if self.kernel.tree().has_driver(driver) {
+            return Ok(());
+        }
+        Err(Error::failed(
+            format!("the driver {driver} is not loaded"),
+            format!("load it: modprobe {driver}"),
+        ))
+    }
+
+    fn refuse_others(&self, record: Option<&Record>, what: &str) -> Result<()> {
+        match record {
+            Some(record) if record.owner != self.options.owner && !self.options.force => {
+                Err(Error::failed(
+                    format!(
+                        "{what} is in the hands of {}",
+                        record.owner.as_deref().unwrap_or(NOBODY)
+                    ),
+                    "take another one, restore it first, or add --force",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses to disturb interfaces that carry what must not end.
+    fn refuse_vital(&mut self, names: &[String]) -> Result<()> {
+        if self.options.force {
+            return Ok(());
+        }
+        for (vital, reason) in self.kernel.vital()? {
+            let tree = self.kernel.tree();
+            let mut below = vec![vital];
+            let mut seen = BTreeSet::new();
+            while let Some(name) = below.pop() {
+                if names.contains(&name) {
+                    return Err(Error::failed(
+                        format!("{name} carries {reason}, which would be cut"),
+                        "use another PF, or add --force if you can do without",
+                    ));
+                }
+                if seen.insert(name.clone()) {
+                    below.extend(tree.lower(&name));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the record of a VF that is what it was at first; whether it was.
+    fn forget_if_as_before(&self, record: &Record, now: &Vf) -> Result<bool> {
+        let Before::Vf { first, before_move, .. } = &record.before else { return Ok(false) };
+        let same = before_move.is_none() && plan::differences_of_vf(now, first).is_empty();
+        if same {
+            self.state.remove(Kind::Vf, now.address)?;
+        }
+        Ok(same)
+    }
+
+    fn forget_vfs(&self, of: PciAddress) -> Result<()> {
+        for record in self.state.all()? {
+            if let Before::Vf { pf, first, .. } = &record.before {
+                if *pf == of {
+                    self.state.remove(Kind::Vf, first.address)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn kind(record: &Record) -> Kind {
+    match record.before {
+        Before::Pf(_) => Kind::Pf,
+        Before::Vf { .. } => Kind::Vf,
+    }
+}
+
+fn with_undo(error: Error, undone: Result<()>, label: &str) -> Error {
+    match undone {
+        Ok(()) => Error { what: format!("{}; all is as before", error.what), ..error },
+        Err(second) => Error {
+            what: format!("{}; and it could not be undone: {}", error.what, second.what),
+            remedy: format!("planewised vf restore {label}"),
+            ..error
+        },
+    }
+}

@@ -1,0 +1,327 @@
+//! What is kept between calls: records of what was before the first change, and locks. Knows
+//! nothing of how anything is brought back.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::fcntl::{Flock, FlockArg};
+use pw_linux::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::address::PciAddress;
+use crate::model::{Machine, Pf, Vf};
+
+/// What a PF or VF was before the first change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Version of this format.
+    pub format: u32,
+    /// The boot it belongs to: after another one, nothing is as it was.
+    pub boot_id: String,
+    /// Who made the change.
+    pub owner: Option<String>,
+    /// Process that made the record.
+    pub pid: u32,
+    /// When [seconds since the epoch].
+    pub since_s: u64,
+    /// Whether it was told to disregard the default route and the SSH session.
+    pub forced: bool,
+    /// What was.
+    pub before: Before,
+}
+
+/// What a record is of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Before {
+    /// A PF and all its VFs.
+    Pf(Box<Pf>),
+    /// One VF.
+    Vf {
+        /// Its PF.
+        pf: PciAddress,
+        /// What it was at first.
+        first: Box<Vf>,
+        /// What it was before its interface was moved; none when it was not.
+        before_move: Option<Box<Vf>>,
+    },
+}
+
+impl Record {
+    /// A record made now.
+    pub fn new(before: Before, owner: Option<String>, forced: bool) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            format: FORMAT,
+            boot_id: boot_id(),
+            owner,
+            pid: std::process::id(),
+            since_s: now.as_secs(),
+            forced,
+            before,
+        }
+    }
+
+    /// The function that it is of.
+    pub fn address(&self) -> PciAddress {
+        match &self.before {
+            Before::Pf(pf) => pf.address,
+            Before::Vf { first, .. } => first.address,
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        match &self.before {
+            Before::Pf(_) => Kind::Pf,
+            Before::Vf { .. } => Kind::Vf,
+        }
+    }
+}
+
+const FORMAT: u32 = 1;
+
+/// Whether a record is of a PF or a VF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A PF with its VFs.
+    Pf,
+    /// A VF.
+    Vf,
+}
+
+/// The state directory.
+#[derive(Debug, Clone)]
+pub struct State {
+    directory: PathBuf,
+}
+
+/// A lock that is held until it is dropped, or the process ends.
+#[derive(Debug)]
+pub struct Lock {
+    _file: Flock<fs::File>,
+}
+
+impl State {
+    /// The state in this directory, which need not be there yet.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into() }
+    }
+
+    /// Where it is kept if nobody says otherwise.
+    pub fn usual_directory() -> PathBuf {
+        if nix::unistd::geteuid().is_root() {
+            return "/run/planewise/vf".into();
+        }
+        std::env::var_os("XDG_RUNTIME_DIR").filter(|there| Path::new(there).is_dir()).map_or_else(
+            || format!("/tmp/planewise-{}/vf", nix::unistd::geteuid()).into(),
+            |there| Path::new(&there).join("planewise/vf"),
+        )
+    }
+
+    /// Makes the directory.
+    ///
+    /// # Errors
+    /// It cannot be made, or is another user's.
+    pub fn make(&self) -> Result<()> {
+        let wrong = |why: &dyn std::fmt::Display| {
+            Error::failed(
+                format!("the state directory {} cannot be used: {why}", self.directory.display()),
+                "name another one with --state",
+            )
+        };
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&self.directory)
+            .map_err(|error| wrong(&error))?;
+        let owner = fs::metadata(&self.directory).map_err(|error| wrong(&error))?.uid();
+        if owner == nix::unistd::geteuid().as_raw() {
+            return Ok(());
+        }
+        Err(wrong(&"it is another user's"))
+    }
+
+    fn file(&self, kind: Kind, address: PciAddress) -> PathBuf {
+        let kind = match kind {
+            Kind::Pf => "pf",
+            Kind::Vf => "vf",
+        };
+        self.directory.join(format!("{kind}-{address}.json"))
+    }
+
+    /// The record of a function; none when there is none of this boot.
+    ///
+    /// # Errors
+    /// There is one that cannot be read.
+    pub fn record(&self, kind: Kind, address: PciAddress) -> Result<Option<Record>> {
+        self.read(&self.file(kind, address))
+    }
+
+    fn read(&self, file: &Path) -> Result<Option<Record>> {
+        let wrong = |why: &dyn std::fmt::Display| {
+            Error::failed(
+                format!("the record {} cannot be read: {why}", file.display()),
+                "it tells what a device was before; remove it once the device is as you want it",
+            )
+        };
+        let content = match fs::read(file) {
+            Ok(content) => content,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(wrong(&error)),
+        };
+        let record = parse(&content).map_err(|error| wrong(&error))?;
+        Ok((record.boot_id == boot_id()).then_some(record))
+    }
+
+    /// All records of this boot; VFs before PFs.
+    ///
+    /// # Errors
+    /// There is one that cannot be read.
+    pub fn all(&self) -> Result<Vec<Record>> {
+        let mut files: Vec<PathBuf> = match fs::read_dir(&self.directory) {
+            Ok(entries) => entries
+                .flatten()
+                .filter(|entry| {
+                    let name = entry.file_name();
+                    let name = name.to_string_lossy();
+                    (name.starts_with("pf-") || name.starts_with("vf-")) && name.ends_with(".json")
+                })
+                .map(|entry| entry.path())
+                .collect(),
+            Err(_) => Vec::new(),
+        };
+        files.sort_unstable();
+        files.reverse();
+        files.iter().filter_map(|file| self.read(file).transpose()).collect()
+    }
+
+    /// Writes a record, whole or not at all.
+    ///
+    /// # Errors
+    /// The directory is full or not ours.
+    pub fn write(&self, record: &Record) -> Result<()> {
+        let file = self.file(record.kind(), record.address());
+        let scratch = file.with_extension(format!("new-{}", std::process::id()));
+        let written = || -> std::io::Result<()> {
+            let mut opened = fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o644)
+                .open(&scratch)?;
+            opened.write_all(&serde_json::to_vec_pretty(record)?)?;
+            opened.sync_all()?;
+            fs::rename(&scratch, &file)
+        };
+        written().map_err(|error| {
+            let _ = fs::remove_file(&scratch);
+            Error::failed(
+                format!(
+                    "the record {} cannot be written: {error}; nothing was changed",
+                    file.display()
+                ),
+                "make space there, or name another directory with --state",
+            )
+        })
+    }
+
+    /// Removes a record.
+    ///
+    /// # Errors
+    /// The directory is not ours.
+    pub fn remove(&self, kind: Kind, address: PciAddress) -> Result<()> {
+        let file = self.file(kind, address);
+        match fs::remove_file(&file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::failed(
+                format!("the record {} cannot be removed: {error}", file.display()),
+                "",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Locks a function against every other planewised with this state directory.
+    ///
+    /// # Errors
+    /// Another one holds it for longer than `wait`.
+    pub fn lock(&self, address: PciAddress, shared: bool, wait: Duration) -> Result<Lock> {
+        let path = self.directory.join(format!("lock-{address}"));
+        let mut file = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o644)
+            .open(&path)
+            .map_err(|error| {
+                Error::failed(
+                    format!("the lock {} cannot be made: {error}", path.display()),
+                    "name another directory with --state",
+                )
+            })?;
+        let how =
+            if shared { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };
+        let begun = Instant::now();
+        loop {
+            match Flock::lock(file, how) {
+                Ok(held) => return Ok(Lock { _file: held }),
+                Err((back, nix::Error::EWOULDBLOCK)) if begun.elapsed() < wait => file = back,
+                Err((_, nix::Error::EWOULDBLOCK)) => {
+                    return Err(Error::failed(
+                        format!("another planewised works on {address}"),
+                        "try again when it is done, or wait longer with --wait",
+                    ));
+                }
+                Err((_, errno)) => {
+                    return Err(Error::failed(
+                        format!("the lock {} cannot be taken: {errno}", path.display()),
+                        "",
+                    ));
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Notes in a machine who owns what.
+    ///
+    /// # Errors
+    /// There is a record that cannot be read.
+    pub fn annotate(&self, machine: &mut Machine) -> Result<()> {
+        let records = self.all()?;
+        let owner = |kind: Kind, address: PciAddress| {
+            let found = records.iter().find(|one| one.kind() == kind && one.address() == address);
+            found.map(|record| record.owner.clone().unwrap_or_else(|| NOBODY.into()))
+        };
+        for pf in &mut machine.pfs {
+            pf.owner = owner(Kind::Pf, pf.address);
+            for vf in &mut pf.vfs {
+                vf.owner = owner(Kind::Vf, vf.address);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The owner of what was changed without naming one.
+pub const NOBODY: &str = "-";
+
+/// Reads a record.
+///
+/// # Errors
+/// It is none, or of another format.
+pub fn parse(content: &[u8]) -> std::result::Result<Record, String> {
+    let record: Record = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+    if record.format == FORMAT {
+        return Ok(record);
+    }
+    Err(format!("its format is {}, and this planewised knows {FORMAT}", record.format))
+}
+
+fn boot_id() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}

@@ -1,0 +1,385 @@
+//! A kernel that is made up: a sysfs tree in a directory, and interfaces in memory, which behave as
+//! igb, igbvf and vfio-pci do in the lab.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Error as IoError;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use pw_linux::error::{Error, Result};
+use pw_linux::rtnetlink::Errno;
+use pw_sriov::address::PciAddress;
+use pw_sriov::kernel::Kernel;
+use pw_sriov::link::{Change, Seen, Setting};
+use pw_sriov::mac::Mac;
+use pw_sriov::model::{
+    LinkState, Namespace, Netdev, NetdevCounters, Place, VfConfig, VfCounters, Vlan, VlanProtocol,
+};
+use pw_sriov::sysfs::Tree;
+use pw_sriov::vfinfo::VfInfo;
+
+pub const PF: &str = "0000:01:00.0";
+const OFFSET: u32 = 128;
+const STRIDE: u32 = 2;
+const TOTAL: u32 = 7;
+
+pub struct MadeUp {
+    directory: tempfile::TempDir,
+    tree: Tree,
+    links: Vec<Seen>,
+    /// What the PF was told, and whether it was told a MAC.
+    vfs: BTreeMap<u32, (VfInfo, bool)>,
+    namespaces: Vec<Namespace>,
+    next_index: u32,
+    pub vital: Vec<(String, String)>,
+    pub vfio_holder: Option<String>,
+    pub counted: u64,
+}
+
+impl MadeUp {
+    pub fn new() -> Self {
+        let directory = tempfile::tempdir().expect("made");
+        let tree = Tree::new(directory.path());
+        for driver in ["igb", "igbvf", "vfio-pci"] {
+            fs::create_dir_all(tree.path("bus/pci/drivers").join(driver)).expect("made");
+        }
+        fs::write(tree.path("bus/pci/drivers_probe"), "").expect("written");
+        let mut made = Self {
+            directory,
+            tree,
+            links: Vec::new(),
+            vfs: BTreeMap::new(),
+            namespaces: Vec::new(),
+            next_index: 1,
+            vital: Vec::new(),
+            vfio_holder: None,
+            counted: 0,
+        };
+        let pf: PciAddress = PF.parse().expect("valid");
+        made.function(pf, "igb_pf", 7);
+        for (file, value) in [
+            ("sriov_totalvfs", TOTAL.to_string()),
+            ("sriov_numvfs", "0".into()),
+            ("sriov_drivers_autoprobe", "1".into()),
+            ("sriov_offset", OFFSET.to_string()),
+            ("sriov_stride", STRIDE.to_string()),
+        ] {
+            made.put(pf, file, &value);
+        }
+        made.drive(pf, "igb");
+        made.add_netdev(pf, "pf0", Mac([2, 0x70, 0x77, 0x6c, 0, 0]), true);
+        let netdev = made.netdev(pf).expect("just made");
+        netdev.up = true;
+        netdev.carrier = Some(true);
+        made
+    }
+
+    pub fn add_namespace(&mut self, name: &str) -> Place {
+        let inode = 4_026_532_000 + self.namespaces.len() as u64;
+        let namespace = Namespace { inode, path: format!("/run/netns/{name}") };
+        self.namespaces.push(namespace.clone());
+        Place::Away(namespace)
+    }
+
+    /// A namespace ends: what was in it comes home, under its name there if that is free.
+    pub fn end_namespace(&mut self, place: &Place) {
+        let taken: Vec<String> = self.names(&Place::Home);
+        for seen in self.links.iter_mut().filter(|seen| seen.netdev.netns == *place) {
+            let netdev = &mut seen.netdev;
+            netdev.netns = Place::Home;
+            netdev.up = false;
+            netdev.addresses.clear();
+            if taken.contains(&netdev.name) {
+                netdev.name = format!("dev{}", netdev.index);
+            }
+        }
+        self.namespaces.retain(|namespace| Place::Away(namespace.clone()) != *place);
+    }
+
+    pub fn netdev(&mut self, address: PciAddress) -> Option<&mut Netdev> {
+        let seen = self.links.iter_mut().find(|seen| seen.device == Some(address));
+        seen.map(|seen| &mut seen.netdev)
+    }
+
+    fn names(&self, place: &Place) -> Vec<String> {
+        let there = self.links.iter().filter(|seen| seen.netdev.netns == *place);
+        there.map(|seen| seen.netdev.name.clone()).collect()
+    }
+
+    fn put(&self, address: PciAddress, file: &str, value: &str) {
+        let path = self.tree.path("bus/pci/devices").join(address.to_string()).join(file);
+        fs::write(path, format!("{value}\n")).expect("written");
+    }
+
+    fn function(&self, address: PciAddress, kind: &str, group: u32) {
+        let place = self.tree.path("bus/pci/devices").join(address.to_string());
+        fs::create_dir_all(&place).expect("made");
+        let groups = self.directory.path().join("kernel/iommu_groups").join(group.to_string());
+        fs::create_dir_all(&groups).expect("made");
+        symlink(groups, place.join("iommu_group")).expect("linked");
+        let device = if kind == "igb_pf" { "0x10c9" } else { "0x10ca" };
+        self.put(address, "vendor", "0x8086");
+        self.put(address, "device", device);
+        self.put(address, "numa_node", "-1");
+        self.put(address, "driver_override", "(null)");
+    }
+
+    fn drive(&self, address: PciAddress, driver: &str) {
+        let place = self.tree.path("bus/pci/devices").join(address.to_string()).join("driver");
+        symlink(self.tree.path("bus/pci/drivers").join(driver), place).expect("linked");
+    }
+
+    fn add_netdev(&mut self, address: PciAddress, name: &str, mac: Mac, permanent: bool) {
+        self.next_index += 1;
+        let netdev = Netdev {
+            name: name.into(),
+            index: self.next_index,
+            mac: Some(mac),
+            mac_is_permanent: Some(permanent),
+            mtu_bytes: 1500,
+            up: false,
+            carrier: Some(false),
+            addresses: Vec::new(),
+            attached_to: None,
+            netns: Place::Home,
+            counters: NetdevCounters::default(),
+        };
+        self.links.push(Seen { device: Some(address), representor: false, netdev });
+    }
+
+    fn vf_index(&self, address: PciAddress) -> Option<u32> {
+        let pf = PF.parse().expect("valid");
+        self.tree.vfs(pf).into_iter().find(|(_, vf)| *vf == address).map(|(index, _)| index)
+    }
+
+    fn set_numvfs(&mut self, pf: PciAddress, count: u32) -> std::result::Result<(), IoError> {
+        let now = self.tree.number(pf, "sriov_numvfs").unwrap_or(0);
+        if count > TOTAL {
+            return Err(IoError::from_raw_os_error(34));
+        }
+        if count > 0 && now > 0 {
+            return Err(IoError::from_raw_os_error(16));
+        }
+        for (index, vf) in self.tree.vfs(pf) {
+            self.unbind(vf);
+            let devices = self.tree.path("bus/pci/devices");
+            fs::remove_dir_all(devices.join(vf.to_string())).expect("removed");
+            let link = devices.join(pf.to_string()).join(format!("virtfn{index}"));
+            fs::remove_file(link).expect("removed");
+        }
+        self.vfs.clear();
+        self.put(pf, "sriov_numvfs", &count.to_string());
+        for index in 0..count {
+            let vf = pf.plus(OFFSET + STRIDE * index).expect("fits");
+            self.function(vf, "igb_vf", 8 + index);
+            let devices = self.tree.path("bus/pci/devices");
+            let (up, down) = (devices.join(pf.to_string()), devices.join(vf.to_string()));
+            symlink(&up, down.join("physfn")).expect("linked");
+            symlink(&down, up.join(format!("virtfn{index}"))).expect("linked");
+            let config = VfConfig {
+                mac: Some(Mac::NONE),
+                vlan: Some(Vlan { id: 0, qos: 0, protocol: VlanProtocol::Dot1q }),
+                min_tx_mbps: Some(0),
+                max_tx_mbps: Some(0),
+                spoof_check: Some(true),
+                trust: Some(false),
+                link_state: Some(LinkState::Auto),
+            };
+            let info = VfInfo { index, config, counters: Some(VfCounters::default()) };
+            self.vfs.insert(index, (info, false));
+            if self.tree.number(pf, "sriov_drivers_autoprobe") == Some(1) {
+                self.bind(vf, "igbvf");
+            }
+        }
+        Ok(())
+    }
+
+    fn bind(&mut self, vf: PciAddress, driver: &str) {
+        self.drive(vf, driver);
+        if driver != "igbvf" {
+            return;
+        }
+        let index = self.vf_index(vf).expect("a VF");
+        let told = self.vfs[&index].0.config.mac.filter(|mac| *mac != Mac::NONE);
+        let drawn = Mac([2, 0xaa, 0, 0, 0, self.next_index as u8]);
+        let taken = self.names(&Place::Home);
+        let name = (0..).map(|n| format!("eth{n}")).find(|name| !taken.contains(name));
+        self.add_netdev(vf, &name.expect("one is free"), told.unwrap_or(drawn), told.is_some());
+    }
+
+    fn unbind(&mut self, vf: PciAddress) {
+        let link = self.tree.path("bus/pci/devices").join(vf.to_string()).join("driver");
+        let _ = fs::remove_file(link);
+        self.links.retain(|seen| seen.device != Some(vf));
+    }
+}
+
+impl Kernel for MadeUp {
+    fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    fn version(&self) -> (u32, u32) {
+        (6, 12)
+    }
+
+    fn links(&mut self, place: &Place) -> Result<Vec<Seen>> {
+        if let Place::Away(namespace) = place {
+            if !self.namespaces.contains(namespace) {
+                return Err(Error::failed(format!("{place} is gone"), ""));
+            }
+        }
+        Ok(self.links.iter().filter(|seen| seen.netdev.netns == *place).cloned().collect())
+    }
+
+    fn namespaces(&mut self, _thorough: bool) -> Vec<Namespace> {
+        self.namespaces.clone()
+    }
+
+    fn vfs(&mut self, _pf: &Netdev) -> Result<Option<Vec<VfInfo>>> {
+        let counters = VfCounters { rx_packets: self.counted, ..VfCounters::default() };
+        let infos = self.vfs.values().map(|(info, _)| info.clone());
+        Ok(Some(infos.map(|info| VfInfo { counters: Some(counters), ..info }).collect()))
+    }
+
+    fn vfio_holder(&mut self, vf: PciAddress, _group: Option<u32>) -> Option<String> {
+        let driver = self.tree.link(vf, "driver");
+        self.vfio_holder.clone().filter(|_| driver.as_deref() == Some("vfio-pci"))
+    }
+
+    fn vital(&mut self) -> Result<Vec<(String, String)>> {
+        Ok(self.vital.clone())
+    }
+
+    fn write(&mut self, file: &Path, value: &str) -> std::result::Result<(), IoError> {
+        let parts: Vec<&str> = file.iter().filter_map(|part| part.to_str()).collect();
+        let address = |text: &str| text.parse::<PciAddress>().expect("an address");
+        match parts[..] {
+            ["bus", "pci", "drivers_probe"] => {
+                let vf = address(value);
+                if self.tree.link(vf, "driver").is_some() {
+                    return Ok(());
+                }
+                let wanted = self.tree.text(vf, "driver_override").unwrap_or_default();
+                let wanted = pw_sriov::sysfs::driver_override(&wanted);
+                let probes = self.tree.number(address(PF), "sriov_drivers_autoprobe") == Some(1);
+                match wanted {
+                    Some(driver) if self.tree.has_driver(&driver) => self.bind(vf, &driver),
+                    None if probes => self.bind(vf, "igbvf"),
+                    _ => {}
+                }
+            }
+            ["bus", "pci", "devices", device, "driver", "unbind"] => {
+                if self.tree.link(address(device), "driver").is_none() {
+                    return Err(IoError::from_raw_os_error(2));
+                }
+                self.unbind(address(device));
+            }
+            ["bus", "pci", "devices", device, "sriov_numvfs"] => {
+                self.set_numvfs(address(device), value.parse().expect("a number"))?;
+            }
+            ["bus", "pci", "devices", device, name] => {
+                if self.tree.text(address(device), name).is_none() {
+                    return Err(IoError::from_raw_os_error(2));
+                }
+                let value = if value.is_empty() { "(null)" } else { value };
+                self.put(address(device), name, value);
+            }
+            _ => panic!("nobody writes into {}", file.display()),
+        }
+        Ok(())
+    }
+
+    fn set_vf(
+        &mut self,
+        _pf: &Netdev,
+        vf: u32,
+        setting: Setting,
+    ) -> Result<std::result::Result<(), Errno>> {
+        let Some((info, told)) = self.vfs.get_mut(&vf) else { return Ok(Err(22)) };
+        let config = &mut info.config;
+        match setting {
+            Setting::Mac(mac) => {
+                config.mac = Some(mac);
+                *told = mac != Mac::NONE;
+            }
+            Setting::Vlan(vlan) => config.vlan = Some(vlan),
+            // igb's link has 1000 Mbit/s and no least rate.
+            Setting::Rate { min_tx_mbps, max_tx_mbps } => {
+                if min_tx_mbps > 0 || max_tx_mbps > 1000 {
+                    return Ok(Err(22));
+                }
+                config.max_tx_mbps = Some(max_tx_mbps);
+            }
+            Setting::SpoofCheck(on) => config.spoof_check = Some(on),
+            Setting::Trust(on) => config.trust = Some(on),
+            Setting::LinkState(_) => return Ok(Err(95)),
+        }
+        Ok(Ok(()))
+    }
+
+    fn change(
+        &mut self,
+        netdev: &Netdev,
+        change: &Change,
+    ) -> Result<std::result::Result<(), Errno>> {
+        let taken = self.names(&netdev.netns);
+        let Some(seen) = self.links.iter_mut().find(|seen| seen.netdev.index == netdev.index)
+        else {
+            return Ok(Err(19));
+        };
+        let device = seen.device;
+        let now = &mut seen.netdev;
+        match change {
+            Change::Up(up) => {
+                now.up = *up;
+                if !up {
+                    now.addresses.retain(|address| !address.contains(':'));
+                }
+            }
+            Change::Name(name) if taken.contains(name) => return Ok(Err(17)),
+            Change::Name(_) if now.up => return Ok(Err(16)),
+            Change::Name(name) => now.name.clone_from(name),
+            Change::MtuBytes(mtu) => now.mtu_bytes = *mtu,
+            Change::AddAddress(address) => now.addresses.push(address.to_string()),
+            Change::DeleteAddress(address) => {
+                now.addresses.retain(|other| *other != address.to_string());
+            }
+            Change::Mac(mac) => {
+                let index = device.and_then(|vf| self.vf_index(vf)).expect("a VF");
+                let (info, told) = self.vfs.get_mut(&index).expect("there");
+                if *told {
+                    return Ok(Err(99));
+                }
+                info.config.mac = Some(*mac);
+                let seen = self.links.iter_mut().find(|seen| seen.device == device);
+                seen.expect("there").netdev.mac = Some(*mac);
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn carry(
+        &mut self,
+        netdev: &Netdev,
+        to: &Place,
+        name: &str,
+    ) -> Result<std::result::Result<(), Errno>> {
+        if let Place::Away(namespace) = to {
+            if !self.namespaces.contains(namespace) {
+                return Err(Error::failed(format!("{to} is gone"), ""));
+            }
+        }
+        if self.names(to).iter().any(|taken| taken == name) {
+            return Ok(Err(17));
+        }
+        let seen = self.links.iter_mut().find(|seen| seen.netdev.index == netdev.index);
+        let now = &mut seen.expect("there").netdev;
+        now.netns = to.clone();
+        now.name = name.into();
+        now.up = false;
+        now.addresses.clear();
+        Ok(Ok(()))
+    }
+}

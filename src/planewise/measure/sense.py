@@ -1,0 +1,257 @@
+"""Does a design make sense as a whole? Finds the first thing that cannot be, and the way out. Pure.
+
+Knows which planes and guests there are, not which of them this machine can build.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from planewise.measure.cells import combinations
+from planewise.measure.design import (
+    MAX_COMBINATIONS,
+    MAX_TRIALS,
+    SAME,
+    Constraint,
+    Design,
+    has_level,
+)
+from planewise.store.models import Level
+from planewise.testbed.planes.kinds import GUEST_WORDS, GUESTS_OF, GuestKind, planes_of
+
+STAMP_BYTES = 90
+"""The smallest frame, with FCS, that carries a STAMP packet over IPv4 (RFC 8762, section 4.2)."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is wrong with a design."""
+
+    place: tuple[str | int, ...]
+    """Where in the file."""
+    what: str
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, and with which key."""
+        name = ".".join(str(part) for part in self.place)
+        return f"{name}: {self.what}" if name else self.what
+
+
+def find_problem(design: Design) -> Problem | None:
+    """The first thing that is wrong with `design`; None when it can be run somewhere."""
+    return (
+        _explosion(design)
+        or _unknown_plane(design)
+        or _unknown_level(design)
+        or _contradiction(design)
+        or _impossible_cell(design)
+    )
+
+
+def _explosion(design: Design) -> Problem | None:
+    count = design.combinations()
+    if count > MAX_COMBINATIONS:
+        return Problem(
+            ("factors",),
+            f"{_many(count)} combinations of levels, more than {MAX_COMBINATIONS:,}",
+            "leave out levels, or make several designs of it",
+        )
+    trials = design.trials_upper_bound()
+    if trials > MAX_TRIALS:
+        return Problem(
+            ("blocks",),
+            f"the design has up to {_many(trials)} trials, more than {MAX_TRIALS:,}",
+            "leave out levels or blocks",
+        )
+    return None
+
+
+def _many(count: int) -> str:
+    # A float of it may be too large to exist.
+    return f"{count:,}" if count < 10**9 else f"about 10^{len(str(count)) - 1}"
+
+
+def _unknown_plane(design: Design) -> Problem | None:
+    for place, name in _planes_named(design):
+        if name not in GUESTS_OF and not (name == SAME and "background_plane" in place):
+            close = difflib.get_close_matches(name, GUESTS_OF, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            return Problem(
+                place,
+                f"there is no plane called {name!r}",
+                f"{hint}planes: {', '.join(GUESTS_OF)}",
+            )
+    return None
+
+
+def _planes_named(design: Design) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    for factor in ("plane", "background_plane"):
+        for index, name in enumerate(getattr(design.factors, factor)):
+            yield ("factors", factor, index), name
+    for number, constraint in enumerate(design.constraints):
+        for part, where in constraint:
+            for factor, levels in where.named().items() if where is not None else ():
+                if factor in ("plane", "background_plane"):
+                    for index, name in enumerate(levels):
+                        yield ("constraints", number, part, factor, index), str(name)
+
+
+def _unknown_level(design: Design) -> Problem | None:
+    """A constraint about a level that the design has not: a slip of the pen, mostly."""
+    for number, constraint in enumerate(design.constraints):
+        for part, where in constraint:
+            for factor, levels in where.named().items() if where is not None else ():
+                known = getattr(design.factors, factor)
+                if factor == "background_plane" and SAME in known:
+                    known = (*known, *design.factors.plane)
+                for level in levels:
+                    if level not in known:
+                        return Problem(
+                            ("constraints", number, part, factor),
+                            f"{level} is no level of `factors.{factor}`",
+                            f"its levels: {', '.join(str(one) for one in known)}",
+                        )
+    return None
+
+
+def _contradiction(design: Design) -> Problem | None:
+    """A level that the constraints leave in no combination."""
+    if not design.constraints:
+        return None
+    left = {name: set(levels) for name, levels in design.factors}
+    for combination in combinations(design):
+        for name, level in combination.items():
+            left[name].discard(level)
+        if not any(left.values()):
+            return None
+    for name, levels in design.factors:
+        if design.rtt is None and name in ("frequency_pps", "protocol"):
+            continue  # no trial has them
+        for index, level in enumerate(levels):
+            if level in left[name]:
+                return _explain(design, name, level, index)
+    return None
+
+
+def _explain(design: Design, name: str, level: Level, index: int) -> Problem:
+    chain = _follow(design, name, level)
+    if chain is None or len(chain) == 0:
+        return Problem(
+            ("factors", name, index),
+            f"the constraints leave no cell with {name} {level}",
+            "leave the level out, or loosen a constraint",
+        )
+    last = chain[-1]
+    steps = ", ".join(
+        f"constraint {step.number + 1} wants {step.factor} {' or '.join(step.wanted)}"
+        for step in chain
+    )
+    back = last.factor == name
+    return Problem(
+        ("constraints", last.number),
+        f"the constraints {'go round in a circle' if back else 'contradict each other'}: "
+        f"with {name} {level}, {steps}",
+        f"change one of them, or leave {name} {level} out",
+    )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What one constraint asks for, once those before it hold."""
+
+    number: int
+    factor: str
+    wanted: tuple[str, ...]
+
+
+def _follow(design: Design, name: str, level: Level) -> list[_Step] | None:
+    """What the requirements lead to from one level on; None when they lead to no contradiction.
+
+    The chain holds only the steps that lead to its last one, at which no level is left.
+    """
+    domains: dict[str, tuple[Level, ...]] = dict(design.factors)
+    domains[name] = (level,)
+    because: dict[str, list[_Step]] = {}
+    changed = True
+    while changed:
+        changed = False
+        for number, constraint in enumerate(design.constraints):
+            if constraint.require is None or not _holds(constraint, domains):
+                continue
+            causes = [] if constraint.when is None else list(constraint.when.named())
+            for factor, wanted in constraint.require.named().items():
+                kept = tuple(one for one in domains[factor] if _fits(one, factor, wanted, domains))
+                if kept == domains[factor]:
+                    continue
+                step = _Step(number, factor, tuple(str(one) for one in wanted))
+                earlier = [one for cause in causes for one in because.get(cause, [])]
+                if not kept:
+                    return [*dict.fromkeys((*because.get(factor, ()), *earlier, step))]
+                domains[factor] = kept
+                because[factor] = [*because.get(factor, []), *earlier, step]
+                changed = True
+    return None
+
+
+def _holds(constraint: Constraint, domains: dict[str, tuple[Level, ...]]) -> bool:
+    """Whether `when` is true of everything that is left."""
+    if constraint.when is None:
+        return True
+    return all(
+        all(_fits(one, factor, wanted, domains) for one in domains[factor])
+        for factor, wanted in constraint.when.named().items()
+    )
+
+
+def _fits(
+    level: Level, factor: str, wanted: tuple[Level, ...], domains: dict[str, tuple[Level, ...]]
+) -> bool:
+    """Whether a level is one of `wanted`, whatever the plane is that `same` stands for."""
+    planes = domains["plane"]
+    return all(has_level({"plane": one, factor: level}, factor, wanted) for one in planes) or (
+        factor == "plane" and level in wanted
+    )
+
+
+def _impossible_cell(design: Design) -> Problem | None:
+    """A cell whose guests cannot have the plane, or whose frames cannot carry the protocol."""
+    for levels in combinations(design):
+        kind: GuestKind = levels["guest"]  # type: ignore[assignment]
+        own = str(levels["plane"])
+        others = own if levels["background_plane"] == SAME else str(levels["background_plane"])
+        if kind not in GUESTS_OF[own]:
+            return _cannot_have(design, kind, "plane", own)
+        if levels["background_guests"] and kind not in GUESTS_OF[others]:
+            return _cannot_have(design, kind, "background_plane", others)
+        if levels.get("protocol") == "stamp" and int(levels["size_bytes"]) < STAMP_BYTES:
+            size = levels["size_bytes"]
+            return Problem(
+                ("factors", "protocol", design.factors.protocol.index("stamp")),
+                f"a frame of {size} bytes cannot carry a STAMP packet",
+                f"give at least {STAMP_BYTES}, or leave such cells out: "
+                f"`constraints: [{{when: {{protocol: stamp}}, exclude: {{size_bytes: {size}}}}}]`",
+            )
+    return None
+
+
+def _cannot_have(design: Design, kind: GuestKind, factor: str, plane: str) -> Problem:
+    able: Sequence[GuestKind] = GUESTS_OF[plane]
+    levels = getattr(design.factors, factor)
+    one, _ = GUEST_WORDS[kind]
+    many = " or ".join(GUEST_WORDS[other][1] for other in able)
+    if any(guest in able for guest in design.factors.guest):
+        remedy = (
+            "leave these cells out: "
+            f"`constraints: [{{when: {{guest: {kind}}}, exclude: {{{factor}: {plane}}}}}]`"
+        )
+    else:
+        remedy = (
+            f"set `factors.guest` to {' or '.join(able)}, "
+            f"or take a plane of {GUEST_WORDS[kind][1]}: {', '.join(planes_of(kind))}"
+        )
+    place = ("factors", factor, levels.index(plane)) if plane in levels else ("factors", factor)
+    return Problem(place, f"{one} cannot have the plane {plane}: it is one of {many}", remedy)

@@ -1,0 +1,211 @@
+"""What a cell is called: its plane and its other factor levels, in words. Knows no measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from planewise.store.models import Level
+from planewise.units import rate_text
+
+Factors = tuple[tuple[str, Level], ...]
+"""Factor levels of a cell without its plane, in the order of `FACTORS`."""
+
+FACTORS = (
+    "load_type",
+    "load_location",
+    "background_guests",
+    "background_plane",
+    "guest",
+    "path",
+    "size_bytes",
+    "frequency_pps",
+    "protocol",
+)
+LOAD_FACTORS = ("load_type", "load_location", "background_plane")
+"""What has no meaning without background guests."""
+
+NO_PLANE = "system under test"
+SAME = "same"
+"""Level of `background_plane`: the plane of the main guests."""
+
+_PLAIN = {("background_plane", SAME), ("path", "north-south"), ("guest", "namespace")}
+"""Levels that nobody needs to be told of."""
+
+
+class Naming:
+    """Names the cells of one run.
+
+    Where background guests are on another plane than the main ones in some cells only, the two
+    together are what is compared: `bridge, others on vf` and `all on vf`.
+    """
+
+    def __init__(self, cells: Iterable[Mapping[str, Level]]) -> None:
+        """All cells of the run."""
+        pairs = {
+            (plane_of(cell), _background(cell)) for cell in cells if _background(cell) is not None
+        }
+        backgrounds = {background for _, background in pairs}
+        self._both = len(backgrounds) > 1 and any(plane != other for plane, other in pairs)
+        self._told = not self._both and len(backgrounds) == 1
+        self._labels = {
+            self._label(plane, background): plane for plane, background in sorted(pairs, key=str)
+        }
+
+    def series(self, cell: Mapping[str, Level]) -> str:
+        """What the cell is a cell of: its plane, with that of the background guests if it varies.
+
+        Without background guests there is no plane of theirs: the cell belongs to all series of
+        its plane (`like`).
+        """
+        return self._label(plane_of(cell), _background(cell))
+
+    def factors(self, cell: Mapping[str, Level]) -> Factors:
+        """The cell's other factors."""
+        return tuple(
+            pair for pair in factors_of(cell) if pair[0] != "background_plane" or self._told
+        )
+
+    def like(self, series: str) -> tuple[str, ...]:
+        """All series of the plane that `series` names."""
+        own = tuple(label for label, plane in self._labels.items() if plane == series)
+        return own if self._both and own else (series,)
+
+    def plane(self, series: str) -> str:
+        """The plane of the main guests."""
+        return self._labels.get(series, series)
+
+    def _label(self, plane: str, background: str | None) -> str:
+        if not self._both or background is None:
+            return plane
+        return f"all on {plane}" if background == plane else f"{plane}, others on {background}"
+
+
+def plane_of(cell: Mapping[str, Level]) -> str:
+    """The cell's plane; a run without that factor measured one system."""
+    return str(cell.get("plane", NO_PLANE))
+
+
+def _background(cell: Mapping[str, Level]) -> str | None:
+    if "background_plane" not in cell or cell.get("background_guests", 1) == 0:
+        return None
+    level = str(cell["background_plane"])
+    return plane_of(cell) if level == SAME else level
+
+
+def factors_of(cell: Mapping[str, Level]) -> Factors:
+    """The cell's other factors, known ones first, without those that have no meaning in it.
+
+    Without load there is no location of it, without background guests no plane of theirs.
+    """
+    known = [name for name in FACTORS if name in cell]
+    others = sorted(set(cell) - set(known) - {"plane"})
+    meaningless = set()
+    if cell.get("load_type", "none") == "none":
+        meaningless.add("load_location")
+    if cell.get("background_guests", 1) == 0:
+        meaningless.add("background_plane")
+    return tuple((name, cell[name]) for name in (*known, *others) if name not in meaningless)
+
+
+def common_factors(cells: Iterable[Factors]) -> Factors:
+    """The levels that all of `cells` share: said once, not in every label."""
+    cells = list(cells)
+    if not cells:
+        return ()
+    shared = set(cells[0]).intersection(*(set(cell) for cell in cells))
+    # Cells without load have no location of it: the others must agree.
+    for name in ("load_location", "background_plane"):
+        levels = {pair for cell in cells for pair in cell if pair[0] == name}
+        if len(levels) == 1:
+            shared |= levels
+    # Whether there is load is said everywhere: it is the first thing that a reader looks for.
+    return tuple(sorted((pair for pair in shared if pair[0] != "load_type"), key=_place))
+
+
+def _place(pair: tuple[str, Level]) -> tuple[int, str]:
+    name = pair[0]
+    return (FACTORS.index(name) if name in FACTORS else len(FACTORS), name)
+
+
+@lru_cache(maxsize=4096)
+def words(factors: Factors, without: Factors = ()) -> str:
+    """Factor levels in plain words: `CPU load at the responder, 8 background guests`."""
+    levels = dict(factors)
+    said = []
+    load = levels.get("load_type")
+    if load is not None:
+        name = level_words("load_type", load)
+        location = ("load_location", levels.get("load_location"))
+        if load != "none" and location[1] is not None and location not in without:
+            name += f" at the {location[1]}"
+        said.append(name)
+    elif "load_location" in levels:
+        said.append(level_words("load_location", levels["load_location"]))
+    for pair in factors:
+        if pair[0] in ("load_type", "load_location") or pair in without or pair in _PLAIN:
+            continue
+        said.append(level_words(*pair))
+    return ", ".join(said) or "all trials"
+
+
+def level_words(name: str, level: Level) -> str:
+    """One factor level in words that stand for themselves: `8 background guests`."""
+    if name == "load_type":
+        return {"none": "no load", "cpu": "CPU load", "network": "network load"}.get(
+            str(level), f"{level} load"
+        )
+    if name == "load_location":
+        return f"load at the {level}"
+    if name == "background_guests":
+        return f"{level} background guest{'' if level == 1 else 's'}"
+    if name == "background_plane":
+        return f"background guests on {'the same plane' if level == SAME else level}"
+    if name == "guest":
+        return {"vm": "virtual machines"}.get(str(level), f"{level}s")
+    if name == "host":
+        return f"{level} host"
+    if name == "path":
+        return f"{level} traffic"
+    if name == "size_bytes":
+        return f"{level}-byte frames"
+    if name == "frequency_pps" and isinstance(level, int | float):
+        return f"at {rate_text(level)}"
+    if name == "protocol":
+        return str(level).upper()
+    return f"{name} {level}"
+
+
+NAMES: Mapping[str, str] = {
+    "background_guests": "background guests",
+    "frequency_pps": "probe packets a second",
+    "size_bytes": "frame size in bytes",
+    "load_type": "load",
+    "load_location": "loaded host",
+    "background_plane": "plane of the background guests",
+}
+"""What an axis along a factor is called."""
+
+
+def short(name: str, level: Level) -> str:
+    """A factor level as an axis that names the factor says it."""
+    if name == "frequency_pps" and isinstance(level, int | float):
+        return rate_text(level)
+    if name in ("load_type",):
+        return level_words(name, level)
+    return str(level)
+
+
+def level_rank(level: Level) -> tuple[int, float, str]:
+    """Sorts levels as a person would list them: idle first, then by number, then by name."""
+    known = {"none": 0, "cpu": 1, "network": 2}.get(str(level))
+    if known is not None:
+        return (0, float(known), "")
+    if isinstance(level, int | float):
+        return (1, float(level), "")
+    return (2, 0.0, str(level))
+
+
+def rank(factors: Factors) -> tuple[tuple[int, float, str], ...]:
+    """Sorts contexts as a person would list them."""
+    return tuple(level_rank(level) for _, level in factors)

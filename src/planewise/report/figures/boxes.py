@@ -1,0 +1,244 @@
+"""A time of every cell as boxes along a factor. Knows cells' summaries only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from planewise.report import theme
+from planewise.report.cells import Factors, common_factors, words
+from planewise.report.data import RttCell
+from planewise.report.facets import Page
+from planewise.report.figures import base, grid
+from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
+from planewise.report.figures.grid import Plot, Slot
+from planewise.report.summaries import Spread
+from planewise.units import time_text
+
+Time = Callable[[RttCell], Spread | str]
+"""The time of a cell that is drawn, or why there is none."""
+
+
+def overhead(cell: RttCell) -> Spread | str:
+    """RTT at the guest minus RTT at the sender's NIC."""
+    return cell.overhead
+
+
+def response(cell: RttCell) -> Spread | str:
+    """NIC to NIC inside the responder."""
+    return cell.response
+
+
+def figure(
+    page: Page[RttCell],
+    planes: Sequence[str],
+    time: Time,
+    *,
+    name: str,
+    title: str,
+    what: str,
+    lead: str,
+    share_of_rtt: bool = False,
+) -> Figure:
+    """Boxes by series and band, a panel each combination of the other factors.
+
+    `what` says what is measured, as the beginning of the caption.
+    """
+    cells = [item.content for item in page.items]
+    known = [spread for cell in cells if isinstance(spread := time(cell), Spread)]
+    span = _span(known)
+    common = common_factors(cell.factors for cell in cells)
+    missing = _missing(cells, time)
+
+    def marks(slots: Sequence[Slot[RttCell]], plot: Plot) -> list[Spec]:
+        return _marks(slots, plot, time)
+
+    def draw(width: int) -> Spec:
+        notes = [base.note(f"× {text}", grid.room_above(width)) for text in missing]
+        return grid.draw(page, planes, span, "duration", marks, width, more_keys=notes)
+
+    return Figure(
+        name=name,
+        title=title,
+        lead=lead,
+        caption=(
+            f"{what} Box: the middle half of all packets; thick line: median; whiskers: "
+            "5th to 95th percentile; dark line along the middle: from the lowest to the highest "
+            "median of a replicate, the unit of inference. "
+            + ("The axis is logarithmic." if span.log else "The axis is linear.")
+            + (
+                " Without background guests there is no load: that one measurement is shown "
+                "beside every load."
+                if page.shared_idle
+                else ""
+            )
+        ),
+        alt=(
+            f"Boxplots in {sum(len(row) for row in page.panels)} panels. {lead} "
+            + " ".join(f"{text}." for text in missing)
+        ).strip(),
+        draw=draw,
+        table=table(cells, time, common, share_of_rtt=share_of_rtt),
+    )
+
+
+def _span(known: Sequence[Spread]) -> Span:
+    low = min((spread.low_ns for spread in known), default=0.0)
+    high = max((spread.high_ns for spread in known), default=1000.0)
+    span = Span.of_times(low, high)
+    return Span(low * 1.1, span.high, log=False) if low < 0 else span
+
+
+def _missing(cells: Sequence[RttCell], time: Time) -> list[str]:
+    """Each reason why something is not there, with the planes that it holds for."""
+    reasons: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        if isinstance(why := time(cell), str):
+            reasons.setdefault(why, {})[cell.plane] = None
+    return [f"{', '.join(planes)}: {why}" for why, planes in reasons.items()]
+
+
+def _marks(slots: Sequence[Slot[RttCell]], plot: Plot, time: Time) -> list[Spec]:
+    boxes: list[Row] = []
+    crosses: list[Row] = []
+    for slot in slots:
+        spread = time(slot.item.content)
+        if isinstance(spread, str):
+            crosses.append(
+                {
+                    "series": slot.series,
+                    "centre": slot.centre,
+                    "said": f"{slot.series}: {spread}",
+                }
+            )
+            continue
+        left, right = slot.inner(0.78)
+        boxes.append(
+            {
+                "series": slot.series,
+                "left": left,
+                "right": right,
+                "centre": slot.centre,
+                "low": spread.low_ns,
+                "q25": spread.q25_ns,
+                "median": spread.median_ns,
+                "q75": spread.q75_ns,
+                "high": spread.high_ns,
+                "least": plot.inside(min(spread.medians_ns, default=spread.median_ns)),
+                "most": plot.inside(max(spread.medians_ns, default=spread.median_ns)),
+                "said": f"{slot.series}, {words(slot.item.factors)}: median "
+                f"{time_text(spread.median_ns)}, middle half {time_text(spread.q25_ns)} to "
+                f"{time_text(spread.q75_ns)}, 5th to 95th percentile {time_text(spread.low_ns)} "
+                f"to {time_text(spread.high_ns)}",
+            }
+        )
+    colour = plot.colour()
+    layers = []
+    if boxes:
+        layers = [
+            grid.mark(
+                boxes,
+                "rule",
+                {
+                    "x": plot.x("centre"),
+                    "y": plot.y("low"),
+                    "y2": {"field": "high"},
+                    "color": colour,
+                },
+                strokeWidth=1.2,
+            ),
+            grid.mark(
+                boxes,
+                "rect",
+                {
+                    "x": plot.x("left"),
+                    "x2": {"field": "right"},
+                    "y": plot.y("q25"),
+                    "y2": {"field": "q75"},
+                    "color": colour,
+                    "description": grid.said(),
+                },
+                opacity=0.4,
+            ),
+            grid.mark(
+                boxes,
+                "rule",
+                {
+                    "x": plot.x("left"),
+                    "x2": {"field": "right"},
+                    "y": plot.y("median"),
+                    "color": colour,
+                },
+                strokeWidth=2.5,
+            ),
+            grid.mark(
+                boxes,
+                "rule",
+                {"x": plot.x("centre"), "y": plot.y("least"), "y2": {"field": "most"}},
+                strokeWidth=1.5,
+                color=theme.INK.light,
+            ),
+        ]
+    if crosses:
+        layers.append(
+            grid.mark(
+                crosses,
+                "point",
+                {
+                    "x": plot.x("centre"),
+                    "y": {"value": grid.HEIGHT - 8},
+                    "color": colour,
+                    "description": grid.said(),
+                },
+                shape="cross",
+                angle=45,
+                size=36,
+                filled=True,
+                opacity=1,
+            )
+        )
+    return layers
+
+
+def table(cells: Sequence[RttCell], time: Time, common: Factors, *, share_of_rtt: bool) -> Table:
+    """The time of each of `cells` in numbers."""
+    rows: list[tuple[Entry, ...]] = []
+    for cell in cells:
+        head = (words(cell.factors, common), cell.plane)
+        spread = time(cell)
+        if isinstance(spread, str):
+            rows.append((*head, *[Missing(spread)] * (7 if share_of_rtt else 6), "—"))
+            continue
+        values = (
+            spread.low_ns,
+            spread.q25_ns,
+            spread.median_ns,
+            spread.q75_ns,
+            spread.high_ns,
+        )
+        share = spread.median_ns / cell.median_ns if cell.median_ns else 0.0
+        rows.append(
+            (
+                *head,
+                *(Value(time_text(value), value) for value in values),
+                *((Value(theme.share(share), share),) if share_of_rtt else ()),
+                f"{time_text(min(spread.medians_ns))} – {time_text(max(spread.medians_ns))}"
+                if spread.medians_ns
+                else "—",
+                Value(theme.count(spread.packets), spread.packets),
+            )
+        )
+    return Table(
+        columns=(
+            "Load",
+            "Plane",
+            "5 %",
+            "25 %",
+            "Median",
+            "75 %",
+            "95 %",
+            *(("Share of the median RTT",) if share_of_rtt else ()),
+            "Replicates' medians",
+            "Packets",
+        ),
+        rows=tuple(rows),
+    )

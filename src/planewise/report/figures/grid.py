@@ -1,0 +1,272 @@
+"""Small multiples along a factor: panels, bands, a slot for each series. Knows no measurement.
+
+Every panel has the same axis upwards. Bands lie along the panel's axis, one a level; in each band
+every series has a slot of its own, always in the same order, which the key above repeats.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from planewise.report import theme
+from planewise.report.facets import Band, C, Item, Page, Panel
+from planewise.report.figures import base
+from planewise.report.figures.base import Quantity, Row, Span, Spec
+
+HEIGHT = 170
+"""Of a panel [px]."""
+_AXIS_ROOM = 58
+_GAP = 18
+_LEAST_SLOT = 7.0
+"""Width of a slot [px] below which a panel's bands are put into several rows."""
+_FILLED = 0.84
+"""Share of a band that its slots take."""
+
+
+@dataclass(frozen=True)
+class Slot(Generic[C]):
+    """Where something is drawn: `left` to `right` along the axis, in bands."""
+
+    series: str
+    band: str
+    item: Item[C]
+    left: float
+    right: float
+
+    @property
+    def centre(self) -> float:
+        """Its middle."""
+        return (self.left + self.right) / 2
+
+    def inner(self, share: float) -> tuple[float, float]:
+        """The middle `share` of it."""
+        half = (self.right - self.left) * share / 2
+        return self.centre - half, self.centre + half
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What a panel's marks need to know."""
+
+    span: Span
+    colours: Mapping[str, str]
+    width: float
+    bands: int
+    axis_x: Mapping[str, Any]
+    axis_y: Mapping[str, Any]
+
+    def x(self, field: str) -> dict[str, Any]:
+        """A place along the axis, as an encoding."""
+        return {
+            "field": field,
+            "type": "quantitative",
+            "scale": {"domain": [-0.5, self.bands - 0.5], "nice": False, "zero": False},
+            "axis": self.axis_x,
+        }
+
+    def y(self, field: str) -> dict[str, Any]:
+        """A value, as an encoding."""
+        return {
+            "field": field,
+            "type": "quantitative",
+            "scale": {
+                "type": "log" if self.span.log else "linear",
+                "domain": [self.span.low, self.span.high],
+                "nice": False,
+                "zero": False,
+            },
+            "axis": self.axis_y,
+        }
+
+    def colour(self) -> dict[str, Any]:
+        """A row's `series`, as an encoding."""
+        return {
+            "field": "series",
+            "type": "nominal",
+            "scale": {"domain": list(self.colours), "range": list(self.colours.values())},
+            "legend": None,
+        }
+
+    def inside(self, value: float) -> float:
+        """`value`, moved to the nearest end of the axis where it lies beyond."""
+        return min(max(value, self.span.low), self.span.high)
+
+
+Marks = Callable[[Sequence[Slot[C]], Plot], list[Spec]]
+"""Draws what lies in the slots of one panel."""
+
+
+def mark(rows: Sequence[Row], kind: str, encoding: Mapping[str, Any], **look: Any) -> Spec:
+    """One kind of mark at every row. Plain, because a large report has hundreds of them.
+
+    Without a `description` it says nothing on hover.
+    """
+    silent = {} if "description" in encoding else {"aria": False}
+    return {
+        "data": {"values": [dict(row) for row in rows]},
+        "mark": {"type": kind, **silent, **look},
+        "encoding": dict(encoding),
+    }
+
+
+def said(field: str = "said") -> dict[str, Any]:
+    """What a mark says on hover, as an encoding."""
+    return {"field": field, "type": "nominal"}
+
+
+def draw(
+    page: Page[C],
+    planes: Sequence[str],
+    span: Span,
+    quantity: Quantity,
+    marks: Marks[C],
+    width: int,
+    *,
+    more_keys: Sequence[Spec] = (),
+) -> Spec:
+    """The whole figure. `planes` are all series of the run, for their colours."""
+    all_colours = theme.colours_of(planes)
+    colours = {label: all_colours[label] for label in page.series if label in all_colours}
+    across = max(len(row) for row in page.panels) if width >= 600 else 1
+    each = (width - 16 - _AXIS_ROOM - (across - 1) * _GAP) / across
+    rows: list[Spec] = []
+    panels = [list(row) for row in page.panels]
+    if across == 1:
+        panels = [[panel] for row in page.panels for panel in row]
+    last = len(panels) - 1
+    for place, row in enumerate(panels):
+        parts = [_chunks(panel, page, len(colours), each) for panel in row]
+        for level in range(max(len(chunks) for chunks in parts)):
+            charts = [
+                _panel(
+                    chunks[level],
+                    page,
+                    span,
+                    quantity,
+                    marks,
+                    colours,
+                    each,
+                    labels=column == 0,
+                    title=page.axis if place == last and level == len(chunks) - 1 else "",
+                )
+                for column, chunks in enumerate(parts)
+                if level < len(chunks)
+            ]
+            rows.append(base.beside(charts, spacing=_GAP) if len(charts) > 1 else charts[0])
+    key = base.key(colours, room_above(width))
+    return base.finish(base.below([key, *more_keys, *rows], spacing=12))
+
+
+def room_above(width: int) -> int:
+    """How wide a key or a note above the panels may be [px]."""
+    return width - _AXIS_ROOM - 16
+
+
+def _chunks(panel: Panel[C], page: Page[C], series: int, width: float) -> list[Panel[C]]:
+    """A panel whose slots would be too thin, as several with some of the bands each."""
+    slots = len(panel.bands) * max(1, series)
+    pieces = math.ceil(slots * _LEAST_SLOT / (width * _FILLED))
+    if pieces <= 1 or len(panel.bands) <= 1:
+        return [panel]
+    size = math.ceil(len(panel.bands) / min(pieces, len(panel.bands)))
+    return [
+        Panel(
+            ", ".join(
+                part
+                for part in (
+                    panel.label,
+                    f"{bands[0].label} to {bands[-1].label} {page.axis}"
+                    if len(bands) > 1
+                    else f"{bands[0].label} {page.axis}",
+                )
+                if part
+            ),
+            bands,
+        )
+        for start in range(0, len(panel.bands), size)
+        if (bands := panel.bands[start : start + size])
+    ]
+
+
+def slots(bands: Sequence[Band[C]], series: Sequence[str]) -> list[Slot[C]]:
+    """A slot for each thing in the bands."""
+    each = _FILLED / max(1, len(series))
+    return [
+        Slot(
+            label,
+            band.label,
+            band.items[label],
+            place - _FILLED / 2 + number * each,
+            place - _FILLED / 2 + (number + 1) * each,
+        )
+        for place, band in enumerate(bands)
+        for number, label in enumerate(series)
+        if label in band.items
+    ]
+
+
+def _panel(
+    panel: Panel[C],
+    page: Page[C],
+    span: Span,
+    quantity: Quantity,
+    marks: Marks[C],
+    colours: Mapping[str, str],
+    width: float,
+    *,
+    labels: bool,
+    title: str,
+) -> Spec:
+    names = json.dumps([band.label for band in panel.bands])
+    room = _AXIS_ROOM if labels else 0
+    plot = Plot(
+        span,
+        colours,
+        width,
+        len(panel.bands),
+        axis_x={
+            "values": list(range(len(panel.bands))),
+            "labelExpr": f"{names}[datum.value]",
+            "title": title or None,
+            "titleAnchor": "start",
+            "grid": False,
+            "ticks": False,
+            "labelFlush": False,
+            "labelOverlap": True,
+            "labels": any(band.label for band in panel.bands),
+        },
+        axis_y={
+            "values": span.ticks(6),
+            "labelExpr": base.with_unit("datum.value", quantity),
+            "title": None,
+            "labels": labels,
+            "ticks": False,
+            "domain": False,
+            "minExtent": room,
+            "maxExtent": room,
+        },
+    )
+    frame = mark(
+        [{"place": 0, "value": span.low}],
+        "point",
+        {"x": plot.x("place"), "y": plot.y("value")},
+        opacity=0,
+        size=0,
+    )
+    between = mark(
+        [{"place": place + 0.5} for place in range(len(panel.bands) - 1)],
+        "rule",
+        {"x": plot.x("place"), "y": {"value": 0}, "y2": {"value": HEIGHT}},
+        color=theme.GRID.light,
+    )
+    drawn = marks(slots(panel.bands, tuple(colours)), plot)
+    return base.layers(
+        [frame, *([between] if len(panel.bands) > 1 else []), *drawn],
+        width=round(width),
+        height=HEIGHT,
+        **({"title": base.heading(panel.label, width + room)} if panel.label else {}),
+    )

@@ -1,0 +1,119 @@
+"""Single packets' round-trip times as dots, thinned evenly. Knows cells' distributions only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planewise.report import theme
+from planewise.report.cells import common_factors, words
+from planewise.report.data import RttCell
+from planewise.report.facets import Page
+from planewise.report.figures import grid
+from planewise.report.figures.base import Figure, Row, Span, Spec, Table, Value
+from planewise.report.figures.grid import Plot, Slot
+from planewise.report.summaries import MOST_POINTS, Distribution
+from planewise.units import time_text
+
+MOST = 2400
+"""Dots of a figure: more only make it black."""
+
+
+def figure(page: Page[RttCell], planes: Sequence[str], *, name: str, title: str) -> Figure | None:
+    """Dots by series and band in the order of sending; None where no packets were kept."""
+    cells = [item.content for item in page.items]
+    kept = [(cell, one) for cell in cells if (one := cell.distribution) is not None]
+    if not kept:
+        return None
+    each = max(10, min(MOST_POINTS, MOST // len(kept)))
+    low = min(min(one.points_ns) for _, one in kept)
+    span = Span.of_times(low, max(one.max_ns for _, one in kept))
+    packets = sum(one.packets for _, one in kept)
+    dots = sum(min(each, len(one.points_ns)) for _, one in kept)
+    slowest, extreme = max(kept, key=lambda pair: pair[1].max_ns)
+    common = common_factors(cell.factors for cell in cells)
+    lead = (
+        f"The slowest of all packets took {time_text(extreme.max_ns)}: {slowest.plane}, "
+        f"{words(slowest.factors, common)}."
+    )
+
+    def marks(slots: Sequence[Slot[RttCell]], plot: Plot) -> list[Spec]:
+        return _marks(slots, plot, each)
+
+    def draw(width: int) -> Spec:
+        return grid.draw(page, planes, span, "duration", marks, width)
+
+    thinned = (
+        f"Drawn are {theme.count(dots)} of {theme.count(packets)} packets: of each cell up to "
+        f"{each} at even distances in the order of sending, whatever they took"
+        if dots < packets
+        else f"All {theme.count(packets)} packets are drawn"
+    )
+    return Figure(
+        name=name,
+        title=title,
+        lead=lead,
+        caption=(
+            f"Round-trip times of single packets. {thinned}; a ring marks the slowest packet of "
+            "each cell. Within a column packets lie from left to right in the order of sending, "
+            f"replicate after replicate. The axis is {'logarithmic' if span.log else 'linear'}."
+        ),
+        alt=f"Scatter of round-trip times. {lead} {thinned}.",
+        draw=draw,
+        table=_table(kept, each),
+    )
+
+
+def _marks(slots: Sequence[Slot[RttCell]], plot: Plot, each: int) -> list[Spec]:
+    dots: list[Row] = []
+    rings: list[Row] = []
+    for slot in slots:
+        one = slot.item.content.distribution
+        if one is None:
+            continue
+        left, right = slot.inner(0.86)
+        points = one.points_ns
+        some = range(0, len(points), max(1, -(-len(points) // each)))
+        for number, place in enumerate(some):
+            x = left + (right - left) * (number + 0.5) / len(some)
+            dots.append({"series": slot.series, "x": round(x, 4), "rtt": points[place]})
+        rings.append(
+            {
+                "series": slot.series,
+                "x": slot.centre,
+                "rtt": one.max_ns,
+                "said": f"{slot.series}, {words(slot.item.factors)}: slowest of "
+                f"{theme.count(one.packets)} packets {time_text(one.max_ns)}",
+            }
+        )
+    if not dots:
+        return []
+    place_of = {"x": plot.x("x"), "y": plot.y("rtt"), "color": plot.colour()}
+    return [
+        grid.mark(dots, "circle", place_of, size=5, opacity=0.55),
+        grid.mark(
+            rings,
+            "point",
+            place_of | {"description": grid.said()},
+            size=28,
+            strokeWidth=1.2,
+            opacity=1,
+        ),
+    ]
+
+
+def _table(kept: Sequence[tuple[RttCell, Distribution]], each: int) -> Table:
+    common = common_factors(cell.factors for cell, _ in kept)
+    return Table(
+        columns=("Load", "Plane", "Packets", "Drawn", "Median", "Slowest"),
+        rows=tuple(
+            (
+                words(cell.factors, common),
+                cell.plane,
+                Value(theme.count(one.packets), one.packets),
+                Value(theme.count(drawn := min(each, len(one.points_ns))), drawn),
+                Value(time_text(cell.median_ns), cell.median_ns),
+                Value(time_text(one.max_ns), one.max_ns),
+            )
+            for cell, one in kept
+        ),
+    )

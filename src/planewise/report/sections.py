@@ -1,0 +1,483 @@
+"""Which sections and figures the report of a run has. Knows summaries and figures, no page.
+
+A run with a handful of conditions gets a row of planes for each; a factorial experiment gets small
+multiples along its factors. What nobody would scroll through stands in tables that fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planewise.report import facets, sentences, theme
+from planewise.report.cells import common_factors, words
+from planewise.report.data import CpuCell, RttCell, RunData
+from planewise.report.facets import Item, Page
+from planewise.report.figures import (
+    base,
+    boxes,
+    cpu,
+    cpu_grid,
+    distribution,
+    loss_curve,
+    losses,
+    parts,
+    rtt,
+    scatter,
+    schedule,
+    tail,
+)
+from planewise.report.figures.base import Figure, Table
+
+_MOST_CONTEXTS = 6
+"""Conditions that are drawn as rows of planes; more become small multiples along a factor."""
+_FEW_CONTEXTS = 3
+"""As many are always drawn as rows."""
+_MOST_CURVES = 24
+"""Load-loss curves that are drawn one by one; the table has all."""
+_OPEN = 6
+"""Figures of a section that are unfolded; of more, all but the first ones are folded."""
+_MOST_PAGES = 4
+"""Figures of small multiples that the section of RTT has, and half as many each other one: as many
+as a person looks through. The tables have every cell, `--figures` draws every figure."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report."""
+
+    anchor: str
+    title: str
+    intro: str
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[tuple[str, Table], ...] = ()
+    note: str = ""
+    virtual: str = "times"
+    """What in it is not that of hardware when the run was virtualised; empty: nothing."""
+    open_figures: int = _OPEN
+    """How many of the figures are unfolded."""
+    most_drawn: int = 1000
+    """How many are on the page at all; `note` says where the others are."""
+    folded: str = "More conditions"
+    """What the folded ones are."""
+
+
+def choose(data: RunData) -> list[Section]:
+    """The report's sections that this run has data for, with all their figures."""
+    sections: list[Section] = []
+    if data.rtt:
+        large = _is_factorial(data)
+        pages = facets.pages(
+            [Item(cell.plane, cell.factors, cell) for cell in data.rtt], data.naming
+        )
+        sections.append(_rtt_by_factor(data, pages) if large else _rtt(data))
+        sections.append(_tail(data, pages))
+        sections += _places_by_factor(data, pages) if large else _places(data, pages)
+        sections.append(_lost(data, pages))
+    if data.curves:
+        sections.append(_loss(data))
+    if data.cpu:
+        sections.append(_cpu_by_factor(data) if _is_factorial(data) else _cpu(data))
+    if data.visits:
+        sections.append(
+            Section(
+                "schedule",
+                "When it was measured",
+                "Planes take turns in a random order, so that a machine that slows down or "
+                "speeds up during the run hits all of them alike.",
+                tuple(schedule.figures(data.visits, data.planes)),
+            )
+        )
+    return [
+        replace(section, figures=tuple(_labelled(figure, data) for figure in section.figures))
+        for section in sections
+    ]
+
+
+def _labelled(figure: Figure, data: RunData) -> Figure:
+    """The figure, saying in its caption that its times are not those of hardware, if so."""
+    if not data.virtual:
+        return figure
+    said = f"{data.virtual_word.capitalize()} times: {data.virtual.rstrip('.')}."
+    return replace(figure, caption=f"{figure.caption} {said}", virtual=said)
+
+
+def _is_factorial(data: RunData) -> bool:
+    """Whether small multiples along a factor tell more than a row of planes a condition."""
+    cells: Sequence[RttCell | CpuCell] = data.rtt or data.cpu
+    contexts = {cell.factors for cell in cells}
+    if len(contexts) <= _FEW_CONTEXTS:
+        return False
+    along = facets.choose([Item(cell.plane, cell.factors, cell) for cell in cells]).along
+    return len(contexts) > _MOST_CONTEXTS or along in ("background_guests", "frequency_pps")
+
+
+def _rtt(data: RunData) -> Section:
+    pages = _pages(data.rtt)
+    return Section(
+        "rtt",
+        "How long a packet and its answer take",
+        "Less is better. Compare planes within one load; where boxes overlap and the rings mix, "
+        "the planes are hardly told apart.",
+        tuple(
+            rtt.figure(
+                page,
+                data.planes,
+                name=_numbered("rtt", place, pages),
+                title=_part("Round-trip time by plane and load", place, pages),
+                where=_where(data),
+            )
+            for place, page in enumerate(pages)
+        ),
+    )
+
+
+def _where(data: RunData) -> str:
+    return (
+        "as the sending guest's program sees it"
+        if data.rtt_metric == "rtt_user"
+        else "at the sending guest, between the kernel's time stamps"
+    )
+
+
+def _rtt_by_factor(data: RunData, pages: Sequence[Page[RttCell]]) -> Section:
+    figures = tuple(
+        boxes.figure(
+            page,
+            data.planes,
+            lambda cell: cell.rtt,
+            name=_numbered("rtt", place, pages),
+            title=_titled("Round-trip time", page),
+            what=f"Round-trip time {_where(data)}.",
+            lead=sentences.of_times(_contents(page), lambda cell: cell.rtt, "RTT"),
+        )
+        for place, page in enumerate(pages)
+    )
+    return _by_factor(
+        Section(
+            "rtt",
+            "How long a packet and its answer take",
+            f"Less is better. {_layout(pages)} Where boxes overlap and the dark lines do, too, "
+            "the planes are hardly told apart.",
+            figures,
+        ),
+        [("Round-trip time of every cell", rtt.table(data.rtt, _common(data.rtt)))],
+        open_figures=2,
+    )
+
+
+def _layout(pages: Sequence[Page[RttCell]]) -> str:
+    """Says how to find a condition in the small multiples."""
+    axis = f"{pages[0].axis} along each panel, " if pages[0].axis else ""
+    more = f", {len(pages)} figures for what remains" if len(pages) > 1 else ""
+    return f"Figures are laid out by condition: {axis}a panel a load{more}; colours are planes."
+
+
+def _by_factor(
+    section: Section, tables: Sequence[tuple[str, Table]], *, open_figures: int
+) -> Section:
+    """Few figures open, some folded, the rest in tables only."""
+    n = len(section.figures)
+    most = _MOST_PAGES if section.anchor == "rtt" else _MOST_PAGES // 2
+    if n <= most:
+        return replace(section, open_figures=open_figures)
+    return replace(
+        section,
+        open_figures=open_figures,
+        most_drawn=most,
+        tables=tuple(tables),
+        note=f"{n - most} more figures would be too many to look through: their numbers are in "
+        "the table, `planewise report RUN --figures DIR` draws every one.",
+    )
+
+
+def _tail(data: RunData, pages: Sequence[Page[RttCell]]) -> Section:
+    figures: list[Figure] = []
+    conditions, of = distribution.choose(pages)
+    if conditions:
+        figures.append(
+            distribution.figure(
+                conditions,
+                of,
+                data.planes,
+                name="tail",
+                title="Distribution and tail of the round-trip time",
+            )
+        )
+    dots = [
+        scatter.figure(
+            page,
+            data.planes,
+            name=_numbered("scatter", place, pages),
+            title=_titled("Single packets", page),
+        )
+        for place, page in enumerate(pages)
+    ]
+    figures += [figure for figure in dots if figure is not None]
+    return Section(
+        "tail",
+        "The slow packets",
+        "The tail: of 1000 packets, 1 takes longer than the 99.9th percentile. A guest that waits "
+        "for many answers at once feels the tail, not the median.",
+        tuple(figures),
+        tables=(("Tail of the round-trip time", tail.table(data.rtt)),),
+        open_figures=1,
+        most_drawn=3,
+        folded="Single packets",
+        note=(
+            f"{len(figures) - 3} more scatters are drawn by `planewise report RUN --figures DIR`."
+            if len(figures) > 3
+            else ""
+        ),
+    )
+
+
+def _places(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Section]:
+    if not any(cell.parts is not None or cell.no_parts for cell in data.rtt):
+        return []
+    groups = _pages(data.rtt)
+    drawn = [
+        parts.figure(
+            group,
+            name=_numbered("parts", place, groups),
+            title=_part("Time by place", place, groups),
+        )
+        for place, group in enumerate(groups)
+    ]
+    more: list[Figure] = []
+    if any(cell.parts is not None for cell in data.rtt):
+        more = [*_overheads(data, pages), *_responses(data, pages)]
+    return [
+        Section(
+            "parts",
+            "Where the time goes",
+            "A plane can only shorten what lies inside the hosts.",
+            (*drawn, *more),
+            open_figures=len(drawn),
+            folded="Overhead and response time as boxes",
+        )
+    ]
+
+
+def _places_by_factor(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Section]:
+    sections = []
+    common = _common(data.rtt)
+    for section, figures, label, time in (
+        (
+            Section(
+                "overhead",
+                "What the sender's host adds",
+                "RTT overhead: RTT at the guest minus RTT at the sender's network card, packet "
+                "by packet. A plane can only shorten what lies inside the hosts.",
+            ),
+            _overheads(data, pages),
+            "RTT overhead of every cell",
+            boxes.overhead,
+        ),
+        (
+            Section(
+                "response",
+                "What the responder's host takes",
+                "Response time: from the responder's network card to its guest and back.",
+            ),
+            _responses(data, pages),
+            "Response time of every cell",
+            boxes.response,
+        ),
+    ):
+        table = boxes.table(data.rtt, time, common, share_of_rtt=True)
+        sections.append(
+            _by_factor(replace(section, figures=tuple(figures)), [(label, table)], open_figures=1)
+        )
+    sections.append(
+        Section(
+            "parts",
+            "Where the time goes",
+            "Means over the middle half of each cell's packets, so that the parts add up.",
+            tables=(("Time by place", parts.table(data.rtt, common)),),
+        )
+    )
+    return sections
+
+
+def _overheads(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Figure]:
+    return [
+        boxes.figure(
+            page,
+            data.planes,
+            boxes.overhead,
+            name=_numbered("overhead", place, pages),
+            title=_titled("RTT overhead", page),
+            what="RTT at the guest minus RTT at the sender's network card.",
+            lead=sentences.of_overhead(_contents(page)),
+            share_of_rtt=True,
+        )
+        for place, page in enumerate(pages)
+    ]
+
+
+def _responses(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Figure]:
+    return [
+        boxes.figure(
+            page,
+            data.planes,
+            boxes.response,
+            name=_numbered("response", place, pages),
+            title=_titled("Response time", page),
+            what="Time from the responder's network card to its guest and back.",
+            lead=sentences.of_times(_contents(page), boxes.response, "response time"),
+            share_of_rtt=True,
+        )
+        for place, page in enumerate(pages)
+    ]
+
+
+def _lost(data: RunData, pages: Sequence[Page[RttCell]]) -> Section:
+    section = Section(
+        "lost",
+        "What was lost",
+        f"{sentences.of_losses(data.rtt)} A trial with losses is kept: to repeat it until none "
+        "is lost would hide what the plane does.",
+        virtual="",
+    )
+    if not any(cell.lost for cell in data.rtt):
+        return section
+    figures = tuple(
+        losses.figure(
+            page,
+            data.planes,
+            name=_numbered("lost", place, pages),
+            title=_titled("Lost probe packets", page),
+        )
+        for place, page in enumerate(pages)
+    )
+    return _by_factor(
+        replace(section, figures=figures),
+        [("Probe packets of every cell", losses.table(data.rtt))],
+        open_figures=1,
+    )
+
+
+def _cpu(data: RunData) -> Section:
+    pages = _pages(data.cpu)
+    return Section(
+        "cpu",
+        "What it costs in CPU time",
+        "A plane that is fast because it takes a whole CPU is not cheap.",
+        tuple(
+            cpu.figure(
+                page,
+                name=_numbered("cpu", place, pages),
+                title=_part("CPU time by plane and load", place, pages),
+            )
+            for place, page in enumerate(pages)
+        ),
+        virtual="",
+    )
+
+
+def _cpu_by_factor(data: RunData) -> Section:
+    hosts = cpu_grid.by_host(data.cpu)
+    items = [
+        Item(
+            cell.plane,
+            (*cell.factors, ("host", cell.host)) if hosts else cell.factors,
+            cell,
+        )
+        for cell in data.cpu
+    ]
+    pages = facets.pages(items, data.naming, rows=("load_type", "host") if hosts else ())
+    figures = tuple(
+        cpu_grid.figure(
+            page,
+            data.planes,
+            name=_numbered("cpu", place, pages),
+            title=_titled("CPU time", page),
+        )
+        for place, page in enumerate(pages)
+    )
+    return _by_factor(
+        Section(
+            "cpu",
+            "What it costs in CPU time",
+            "A plane that is fast because it takes a whole CPU is not cheap.",
+            figures,
+            virtual="",
+        ),
+        [
+            (
+                "CPU time of every cell",
+                cpu.table(data.cpu, common_factors(cell.factors for cell in data.cpu)),
+            )
+        ],
+        open_figures=1,
+    )
+
+
+def _contents(page: Page[RttCell]) -> list[RttCell]:
+    return [item.content for item in page.items]
+
+
+def _common(cells: Sequence[RttCell]) -> tuple[tuple[str, str | int | float], ...]:
+    return common_factors(cell.factors for cell in cells)
+
+
+def _titled(title: str, page: Page[base.C]) -> str:
+    return f"{title}, {page.label}" if page.label else title
+
+
+def _loss(data: RunData) -> Section:
+    common = common_factors(item.factors for item in data.curves)
+    contexts = base.by_context(data.curves)
+    figures: list[Figure] = []
+    for factors, items in contexts[:_MOST_CURVES]:
+        if len(items) > 1:
+            label = words(factors, common)
+            figures.append(
+                loss_curve.overview(
+                    items,
+                    data.planes,
+                    label,
+                    name=base.slug(f"loss-{label}"),
+                    title=f"Loss against offered load: all planes, {label}",
+                )
+            )
+    shared = len(figures)
+    figures += [loss_curve.figure(item, data.planes, common) for item in data.curves[:_MOST_CURVES]]
+    limit = theme.share(data.curves[0].verdict.plr)
+    return Section(
+        "loss",
+        "How much each plane carries",
+        f"PDR is the highest load of which no more than {limit} is lost. The verdict says "
+        "whether that one number may stand for the whole curve: GOOD where throughput stays "
+        "level beyond it, BAD where it still rises or falls, UNDECIDED where the trials do "
+        "not tell.",
+        figures=tuple(figures),
+        tables=(("Verdicts", loss_curve.verdict_table(data.curves, common)),),
+        note=(
+            f"{len(data.curves) - _MOST_CURVES} more curves are in the table only; "
+            "`planewise judge RUN --figures DIR` draws every one."
+            if len(data.curves) > _MOST_CURVES
+            else ""
+        ),
+        open_figures=_OPEN if len(figures) <= _OPEN else max(1, min(shared, _OPEN)),
+        folded="Each curve with its intervals",
+        virtual="rates",
+    )
+
+
+def _pages(cells: Sequence[base.C]) -> list[list[base.C]]:
+    """Cells by figure: whole contexts, as many as one figure takes."""
+    contexts = base.by_context(cells)
+    return [
+        [cell for _, group in contexts[start : start + _MOST_CONTEXTS] for cell in group]
+        for start in range(0, len(contexts), _MOST_CONTEXTS)
+    ]
+
+
+def _numbered(name: str, place: int, pages: Sequence[object]) -> str:
+    return name if len(pages) == 1 else f"{name}-{place + 1}"
+
+
+def _part(title: str, place: int, pages: Sequence[object]) -> str:
+    return title if len(pages) == 1 else f"{title} ({place + 1} of {len(pages)})"

@@ -1,0 +1,135 @@
+"""From a cell's packets to the few numbers that figures show. Knows no files and no drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planewise.report.packets import Floats, Packets
+
+LOW, HIGH = 0.05, 0.95
+"""Where the whiskers of a box end: quantiles of the packets."""
+
+PROBABILITIES: tuple[float, ...] = (
+    0.001,
+    0.005,
+    *(percent / 100 for percent in range(1, 100)),
+    *(1 - one * 10.0**-power for power in (3, 4, 5, 6) for one in (5, 2, 1)),
+)
+"""Where a cell's distribution is kept: every per cent, then towards 1 - 10⁻⁶."""
+
+MOST_POINTS = 400
+"""Packets of a cell that a scatter may draw one by one."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A time's distribution over all packets of a cell, as a box [ns]."""
+
+    low_ns: float
+    q25_ns: float
+    median_ns: float
+    q75_ns: float
+    high_ns: float
+    packets: int
+    medians_ns: tuple[float, ...]
+    """Median of each replicate."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A cell's RTT in full: for the cumulative curve, the tail and the scatter [ns]."""
+
+    quantiles_ns: tuple[float, ...]
+    """At `PROBABILITIES`, as far as at least one packet lies beyond."""
+    points_ns: tuple[float, ...]
+    """Packets at even distances in the order of sending, `MOST_POINTS` at most."""
+    max_ns: float
+    packets: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the time of a typical packet goes [ns]: means over the middle half of the packets.
+
+    They add up to `total_ns`. None: that part does not exist for this plane.
+    """
+
+    total_ns: float
+    instrument_ns: float | None
+    """RTT between user-space stamps minus RTT between kernel stamps; None without both, and
+    then `sender_ns` has it in it."""
+    sender_ns: float
+    """RTT between the guest's kernel stamps minus RTT at the sender's NIC."""
+    wire_ns: float
+    """RTT at the sender's NIC minus response time."""
+    responder_ns: float
+    """Response time: NIC to NIC inside the responder."""
+    packets: int
+
+    @property
+    def overhead_ns(self) -> float:
+        """RTT at the guest minus RTT at the sender's NIC."""
+        return self.sender_ns + (self.instrument_ns or 0.0)
+
+
+def known(values: Floats) -> Floats:
+    """`values` without those of packets that have none."""
+    return values[~np.isnan(values)]
+
+
+def at(ordered: Floats, probabilities: Sequence[float]) -> list[float]:
+    """Quantiles of values in rising order, linear between neighbours (Hyndman & Fan, type 7)."""
+    places = np.asarray(probabilities) * (len(ordered) - 1)
+    below = np.floor(places).astype(int)
+    above = np.minimum(below + 1, len(ordered) - 1)
+    share = places - below
+    return [float(value) for value in ordered[below] * (1 - share) + ordered[above] * share]
+
+
+def spread(ordered: Floats, medians_ns: Sequence[float]) -> Spread:
+    """The box of values in rising order; there must be one."""
+    low, q25, median, q75, high = at(ordered, (LOW, 0.25, 0.5, 0.75, HIGH))
+    return Spread(low, q25, median, q75, high, len(ordered), tuple(medians_ns))
+
+
+def distribution(in_order_of_sending: Floats, ordered: Floats) -> Distribution:
+    """The whole of a cell's RTT; both arrays hold the same values."""
+    n = len(ordered)
+    some = np.linspace(0, n - 1, min(n, MOST_POINTS)).astype(int)
+    return Distribution(
+        quantiles_ns=tuple(at(ordered, meaningful(n))),
+        points_ns=tuple(float(value) for value in in_order_of_sending[some]),
+        max_ns=float(ordered[-1]),
+        packets=n,
+    )
+
+
+def meaningful(packets: int) -> tuple[float, ...]:
+    """Those of `PROBABILITIES` on either side of which at least one of `packets` lies."""
+    least = (1 - 1e-9) / max(1, packets)
+    return tuple(p for p in PROBABILITIES if least <= p <= 1 - least) or (0.5,)
+
+
+def parts(packets: Packets, *, rtt_has_instrument: bool) -> Parts | None:
+    """Where the time goes; None where no packet was seen at all four capture points."""
+    seen = ~(np.isnan(packets.rtt_ns) | np.isnan(packets.nic_ns) | np.isnan(packets.response_ns))
+    guest = packets.kernel_ns if rtt_has_instrument else packets.rtt_ns
+    seen &= ~np.isnan(guest)
+    total = packets.rtt_ns[seen]
+    if not len(total):
+        return None
+    low, high = np.quantile(total, (0.25, 0.75))
+    middle = (total >= low) & (total <= high)
+    total, guest = total[middle], guest[seen][middle]
+    nic, response = packets.nic_ns[seen][middle], packets.response_ns[seen][middle]
+    return Parts(
+        total_ns=float(total.mean()),
+        instrument_ns=float((total - guest).mean()) if rtt_has_instrument else None,
+        sender_ns=float((guest - nic).mean()),
+        wire_ns=float((nic - response).mean()),
+        responder_ns=float(response.mean()),
+        packets=len(total),
+    )
