@@ -1,4 +1,3 @@
-//! The daemon: observes guests and VFs, lets the allocator decide, performs its plans. What it knows
-//! of the host comes through one trait.
+//! What the allocating daemon needs that is not pure; so far its configuration.
 
 pub mod config;
