@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
-from planewise.commands import clean, doctor, judge, lab, quick, report, run, search, sweep
+from planewise.commands import alloc, clean, doctor, judge, lab, quick, report, run, search, sweep
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -52,6 +52,7 @@ def common(
     context.obj = Verbosity(quiet=quiet, verbose=verbose)
 
 
+app.add_typer(alloc.app, name="alloc")
 app.add_typer(lab.app, name="lab")
 
 

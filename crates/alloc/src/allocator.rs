@@ -143,6 +143,8 @@ struct Draft<'a> {
     reasons: BTreeMap<&'a GuestId, Reason>,
     plan: Plan,
     deferred: usize,
+    /// Where the holder stands that ranks last.
+    worst: Option<Standing>,
 }
 
 impl<'a> Draft<'a> {
@@ -183,6 +185,7 @@ impl<'a> Draft<'a> {
             reasons: BTreeMap::new(),
             plan: Plan::default(),
             deferred: 0,
+            worst: None,
         };
         for guest in &now.guests {
             if let Some(reason) = draft.immovable(guest, &claims) {
@@ -462,23 +465,24 @@ impl<'a> Draft<'a> {
             (Claim::Cooling, _, false) => Reason::Residency,
             (_, PolicyKind::Fair, false) => Reason::TurnOfOthers,
             (_, PolicyKind::Static, false) => Reason::NoSuitableVf,
-            (Claim::Waiter, PolicyKind::Benefit, false) if self.beats_a_holder(contender) => {
+            (Claim::Waiter, PolicyKind::Benefit, false) if self.beats_worst(contender) => {
                 Reason::NotWorthTheSwitch
             }
             (_, _, false) => Reason::BelowCut { pps },
         }
     }
 
-    fn beats_a_holder(&self, waiter: &Contender<'_>) -> bool {
-        // Holders are ranked: the last of them is the worst.
-        self.contenders
-            .iter()
-            .rev()
-            .find(|other| other.home.is_some())
-            .is_some_and(|worst| waiter.standing.compare(&worst.standing).is_gt())
+    fn beats_worst(&self, waiter: &Contender<'_>) -> bool {
+        self.worst.is_some_and(|worst| waiter.standing.compare(&worst).is_gt())
     }
 
     fn finish(mut self) -> Decision {
+        self.worst = self
+            .contenders
+            .iter()
+            .filter(|contender| contender.home.is_some())
+            .map(|contender| contender.standing)
+            .min_by(Standing::compare);
         for contender in &self.contenders {
             let holds = self.holds.contains_key(&contender.view.id);
             if !self.reasons.contains_key(&contender.view.id) {

@@ -4,18 +4,24 @@
 
 pub mod allocator;
 pub mod error;
+pub mod execute;
 pub mod gain;
 pub mod history;
+pub mod journal;
 mod matching;
 pub mod model;
 pub mod plan;
 pub mod policy;
+pub mod recover;
 pub mod settings;
 pub mod signal;
 pub mod simulate;
+pub mod step;
+pub mod world;
 
 pub use allocator::{Allocator, Decision};
 pub use error::{Error, Result};
 pub use model::{GuestId, GuestView, Mac, PfId, Snapshot, VfId, VfView};
 pub use plan::{Move, Plan};
 pub use settings::Settings;
+pub use step::Step;

@@ -104,10 +104,10 @@ mod tests {
             let mut seating = Seating::new(&seekers, seats.clone());
             let seated: Vec<bool> = (0..seekers.len()).map(|guest| seating.seat(guest)).collect();
             let mut chosen: Vec<usize> = Vec::new();
-            for guest in 0..seekers.len() {
+            for (guest, seated) in seated.into_iter().enumerate() {
                 chosen.push(guest);
                 let fits = fits(&seekers, &chosen, &mut seats.clone());
-                assert_eq!(seated[guest], fits, "{guest} of {seekers:?} on {seats:?}");
+                assert_eq!(seated, fits, "{guest} of {seekers:?} on {seats:?}");
                 if !fits {
                     chosen.pop();
                 }

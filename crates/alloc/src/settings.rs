@@ -146,7 +146,8 @@ mod tests {
 
     #[test]
     fn every_bad_number_is_named() {
-        let bad: [(&str, fn(&mut Settings)); 7] = [
+        type Spoil = fn(&mut Settings);
+        let bad: [(&str, Spoil); 7] = [
             ("interval_s", |s| s.interval_s = 0.0),
             ("fair_turn_s", |s| s.fair_turn_s = f64::NAN),
             ("idle_pps", |s| s.idle_pps = -1.0),

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use pw_linux::error::Result;
 
-use crate::vf;
+use crate::{simulate, vf};
 
 /// Planewise on a host: its SR-IOV functions, and who holds them.
 #[derive(Debug, Parser)]
@@ -21,6 +21,7 @@ pub struct Cli {
 #[expect(missing_docs, reason = "a text here would hide that of the Args")]
 pub enum Command {
     Vf(Box<vf::Args>),
+    Simulate(simulate::Args),
 }
 
 /// Runs the command; prints its result on stdout, errors on stderr.
@@ -40,5 +41,6 @@ pub fn main(cli: Cli) -> ExitCode {
 fn run(command: &Command) -> Result<()> {
     match command {
         Command::Vf(args) => vf::run(args),
+        Command::Simulate(args) => simulate::run(args),
     }
 }

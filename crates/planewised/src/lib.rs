@@ -2,5 +2,7 @@
 //! stdout, as text or (`--json`) as one JSON object (docs/reference/vf.md).
 
 pub mod cli;
+pub mod daemon;
 pub mod output;
+pub mod simulate;
 pub mod vf;

@@ -1,0 +1,305 @@
+//! The journal: what is about to be done, written before it is done. Lines with a checksum, so that a
+//! line torn by a crash is told from a whole one. Knows no files: text in, text out.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{GuestId, VfId};
+use crate::plan::{Direction, Move};
+use crate::step::Step;
+
+/// Version of the journal's lines.
+pub const FORMAT: u32 = 1;
+
+/// How a move ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "how")]
+pub enum Ending {
+    /// As planned.
+    Completed,
+    /// It could not be done and was turned round.
+    Undone {
+        /// Why.
+        why: String,
+    },
+    /// The guest did not answer: it keeps what it has.
+    Stuck {
+        /// What it did not do.
+        why: String,
+    },
+    /// The guest no longer has the VF, and the VF is not fit for the pool.
+    Quarantined {
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "entry")]
+pub enum Entry {
+    /// Everything that counts, so that nothing before this line is needed.
+    Checkpoint {
+        /// Version of the lines.
+        format: u32,
+        /// Who holds what.
+        holders: BTreeMap<VfId, GuestId>,
+        /// Guests that did not answer, and what they did not do.
+        marked: BTreeMap<GuestId, String>,
+        /// VFs that are not fit for the pool, and what is wrong with them.
+        quarantined: BTreeMap<VfId, String>,
+    },
+    /// A move begins.
+    Begin {
+        /// Its number.
+        operation: u64,
+        /// The move.
+        change: Move,
+    },
+    /// A step is about to be done.
+    Intent {
+        /// Of which move.
+        operation: u64,
+        /// The step.
+        step: Step,
+    },
+    /// The last step is done.
+    Done {
+        /// Of which move.
+        operation: u64,
+    },
+    /// A move ended.
+    End {
+        /// Which.
+        operation: u64,
+        /// How.
+        ending: Ending,
+    },
+    /// The operator says that a marked guest is well again.
+    Unmark {
+        /// Which guest.
+        guest: GuestId,
+    },
+}
+
+/// One line of text for an entry, its end included.
+pub fn line(entry: &Entry) -> String {
+    // A map with keys that are no strings is all that could fail; ours are strings.
+    let body = serde_json::to_string(entry).unwrap_or_default();
+    format!("{} {body}\n", checksum(&body))
+}
+
+fn checksum(body: &str) -> String {
+    format!("{:08x}", crc32fast::hash(body.as_bytes()))
+}
+
+/// What was read from a journal.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Read {
+    /// The entries, in order.
+    pub entries: Vec<Entry>,
+    /// The last line was cut short by a crash; what it announced was not begun.
+    pub torn: bool,
+    /// Numbers of other lines that cannot be read, from 1.
+    pub damaged: Vec<usize>,
+}
+
+/// Reads a journal. Never fails: what cannot be read is named, and the world decides.
+pub fn read(text: &[u8]) -> Read {
+    let mut read = Read::default();
+    let mut rest = text;
+    let mut number = 0;
+    while !rest.is_empty() {
+        number += 1;
+        let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
+            read.torn = true;
+            break;
+        };
+        let (one, after) = (&rest[..end], &rest[end + 1..]);
+        match entry(one) {
+            Some(entry) => read.entries.push(entry),
+            None if after.is_empty() => read.torn = true,
+            None => read.damaged.push(number),
+        }
+        rest = after;
+    }
+    read
+}
+
+fn entry(line: &[u8]) -> Option<Entry> {
+    let (sum, body) = std::str::from_utf8(line).ok()?.split_once(' ')?;
+    (sum == checksum(body)).then(|| serde_json::from_str(body).ok())?
+}
+
+/// A move that has begun and not ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Open {
+    /// The move.
+    pub change: Move,
+    /// The last step that was announced.
+    pub step: Option<Step>,
+    /// That step is known to be done.
+    pub done: bool,
+}
+
+/// What a journal comes to.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Ledger {
+    /// Who holds what, by moves that ended.
+    pub holders: BTreeMap<VfId, GuestId>,
+    /// Moves that have begun and not ended, by number.
+    pub open: BTreeMap<u64, Open>,
+    /// Guests that did not answer, and what they did not do.
+    pub marked: BTreeMap<GuestId, String>,
+    /// VFs that are not fit for the pool, and what is wrong with them.
+    pub quarantined: BTreeMap<VfId, String>,
+    /// The next move's number.
+    pub next_operation: u64,
+}
+
+impl Ledger {
+    /// Adds up entries.
+    pub fn replay<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Self {
+        let mut ledger = Self::default();
+        for entry in entries {
+            ledger.take_in(entry);
+        }
+        ledger
+    }
+
+    /// Takes one more entry in. Entries that make no sense here (of a move that never began) change
+    /// nothing.
+    pub fn take_in(&mut self, entry: &Entry) {
+        match entry {
+            Entry::Checkpoint { holders, marked, quarantined, .. } => {
+                self.holders.clone_from(holders);
+                self.marked.clone_from(marked);
+                self.quarantined.clone_from(quarantined);
+                self.open.clear();
+            }
+            Entry::Begin { operation, change } => {
+                self.next_operation = self.next_operation.max(operation.saturating_add(1));
+                let open = Open { change: change.clone(), step: None, done: false };
+                self.open.insert(*operation, open);
+            }
+            Entry::Intent { operation, step } => {
+                if let Some(open) = self.open.get_mut(operation) {
+                    open.step = Some(step.clone());
+                    open.done = false;
+                }
+            }
+            Entry::Done { operation } => {
+                if let Some(open) = self.open.get_mut(operation) {
+                    open.done = true;
+                }
+            }
+            Entry::End { operation, ending } => {
+                let Some(Open { change, .. }) = self.open.remove(operation) else { return };
+                let holds = match (change.direction, ending) {
+                    (Direction::Give, Ending::Completed)
+                    | (Direction::Take, Ending::Undone { .. } | Ending::Stuck { .. }) => true,
+                    (Direction::Take, Ending::Completed)
+                    | (Direction::Give, Ending::Undone { .. })
+                    | (_, Ending::Quarantined { .. }) => false,
+                    // A VF on its way into a guest that stopped answering is that guest's.
+                    (Direction::Give, Ending::Stuck { .. }) => true,
+                };
+                if let Ending::Stuck { why } = ending {
+                    self.marked.insert(change.guest.clone(), why.clone());
+                }
+                if let Ending::Quarantined { why } = ending {
+                    self.quarantined.insert(change.vf.clone(), why.clone());
+                }
+                if holds {
+                    self.holders.insert(change.vf, change.guest);
+                } else {
+                    self.holders.remove(&change.vf);
+                }
+            }
+            Entry::Unmark { guest } => drop(self.marked.remove(guest)),
+        }
+    }
+
+    /// The line that makes all lines before it dispensable. Only when no move is open.
+    pub fn checkpoint(&self) -> Option<Entry> {
+        self.open.is_empty().then(|| Entry::Checkpoint {
+            format: FORMAT,
+            holders: self.holders.clone(),
+            marked: self.marked.clone(),
+            quarantined: self.quarantined.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Reason;
+
+    fn some_entries() -> Vec<Entry> {
+        let vf = VfId::new("pf0", 2);
+        let change = Move {
+            direction: Direction::Give,
+            guest: "web".into(),
+            vf: vf.clone(),
+            reason: Reason::AboveCut { pps: Some(12.5) },
+        };
+        vec![
+            Entry::Checkpoint {
+                format: FORMAT,
+                holders: [(VfId::new("pf0", 0), "db".into())].into(),
+                marked: [("old".into(), "kept its VF".into())].into(),
+                quarantined: BTreeMap::new(),
+            },
+            Entry::Begin { operation: 7, change },
+            Entry::Intent { operation: 7, step: Step::Reserve { vf, guest: "web".into() } },
+            Entry::Done { operation: 7 },
+            Entry::End { operation: 7, ending: Ending::Completed },
+            Entry::Unmark { guest: "old".into() },
+        ]
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_adds_up() {
+        let entries = some_entries();
+        let text: String = entries.iter().map(line).collect();
+        let read = read(text.as_bytes());
+        assert_eq!(read, Read { entries, torn: false, damaged: vec![] });
+        let ledger = Ledger::replay(&read.entries);
+        assert_eq!(ledger.holders.len(), 2);
+        assert_eq!(ledger.next_operation, 8);
+        assert!(ledger.marked.is_empty() && ledger.open.is_empty());
+        let again = ledger.checkpoint().expect("nothing is open");
+        assert_eq!(Ledger::replay([&again]).holders, ledger.holders);
+    }
+
+    #[test]
+    fn a_journal_cut_anywhere_loses_at_most_the_line_that_was_being_written() {
+        let entries = some_entries();
+        let text: String = entries.iter().map(line).collect();
+        for length in 0..text.len() {
+            let read = read(&text.as_bytes()[..length]);
+            let whole = text.as_bytes()[..length].iter().filter(|b| **b == b'\n').count();
+            assert_eq!(read.entries, entries[..whole]);
+            assert!(read.damaged.is_empty());
+            assert_eq!(read.torn, length > 0 && text.as_bytes()[length - 1] != b'\n');
+        }
+    }
+
+    #[test]
+    fn no_bytes_stop_the_reader_and_a_changed_byte_is_noticed() {
+        let entries = some_entries();
+        let text: String = entries.iter().map(line).collect();
+        bolero::check!().with_type::<(Vec<u8>, u16, u8)>().for_each(|(bytes, place, flip)| {
+            read(bytes);
+            let mut spoilt = text.clone().into_bytes();
+            let place = usize::from(*place) % spoilt.len();
+            spoilt[place] ^= flip;
+            let read = read(&spoilt);
+            assert!(read.entries.iter().all(|entry| entries.contains(entry)));
+            assert!(*flip == 0 || read.entries.len() < entries.len());
+            Ledger::replay(&read.entries);
+        });
+    }
+}

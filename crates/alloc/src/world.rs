@@ -1,0 +1,237 @@
+//! What is found of VFs and guests, as recovery needs it; and a made-up world of the same kind that
+//! steps can be tried on, with guests that do not answer and crashes at any moment.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::model::{GuestId, Mac, VfId};
+use crate::step::{Join, Path, Step};
+
+/// Where a VF is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// With the host.
+    Pool,
+    /// In this guest.
+    Guest(GuestId),
+    /// Somewhere else: in a namespace of nobody, bound to a process that is gone.
+    Lost,
+}
+
+/// A VF as it is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundVf {
+    /// The guest's address that it answers to; zero: none.
+    pub mac: Mac,
+    /// Where it is.
+    pub place: Place,
+}
+
+/// A guest as it is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundGuest {
+    /// Its address.
+    pub mac: Mac,
+    /// What joins its paths.
+    pub join: Join,
+    /// Can it be asked to do anything?
+    pub answers: bool,
+    /// Does its paravirtual path work?
+    pub paravirtual_up: bool,
+    /// Is the VF that is attached to it up?
+    pub vf_up: bool,
+    /// By which path it sends.
+    pub active: Path,
+    /// By which path the bridge and the PF send to it.
+    pub directed: Path,
+}
+
+/// Everything that is found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Found {
+    /// The pool's VFs.
+    pub vfs: BTreeMap<VfId, FoundVf>,
+    /// The guests that are managed.
+    pub guests: BTreeMap<GuestId, FoundGuest>,
+}
+
+impl Found {
+    /// The VFs that are attached to this guest.
+    pub fn attached<'a>(&'a self, guest: &'a GuestId) -> impl Iterator<Item = &'a VfId> {
+        self.vfs
+            .iter()
+            .filter(move |(_, vf)| vf.place == Place::Guest(guest.clone()))
+            .map(|(id, _)| id)
+    }
+
+    fn path_works(&self, id: &GuestId, guest: &FoundGuest, path: &Path) -> bool {
+        match path {
+            Path::Paravirtual => guest.paravirtual_up,
+            Path::Vf(vf) => {
+                guest.vf_up
+                    && self.vfs.get(vf).is_some_and(|vf| vf.place == Place::Guest(id.clone()))
+            }
+        }
+    }
+
+    /// Do frames for this guest that come by `path` get through to it?
+    fn receives(&self, id: &GuestId, guest: &FoundGuest, path: &Path) -> bool {
+        self.path_works(id, guest, path)
+            && match path {
+                // A bond's address has left the standby member; net_failover ignores it.
+                Path::Paravirtual => guest.active == Path::Paravirtual,
+                Path::Vf(vf) => self.vfs.get(vf).is_some_and(|vf| vf.mac == guest.mac),
+            }
+    }
+
+    /// Can this guest send?
+    pub fn sends(&self, id: &GuestId) -> bool {
+        self.guests.get(id).is_some_and(|guest| self.path_works(id, guest, &guest.active))
+    }
+
+    /// Is this guest reached from the wire? The NIC's bridge sends to the VF that has the address,
+    /// else to the PF.
+    pub fn reached_from_wire(&self, id: &GuestId) -> bool {
+        let Some(guest) = self.guests.get(id) else { return false };
+        let path = self
+            .vfs
+            .iter()
+            .find(|(_, vf)| vf.mac == guest.mac)
+            .map_or(Path::Paravirtual, |(vf, _)| Path::Vf(vf.clone()));
+        self.receives(id, guest, &path)
+    }
+
+    /// Is this guest reached from the guests on the host's bridge?
+    pub fn reached_from_host(&self, id: &GuestId) -> bool {
+        self.guests.get(id).is_some_and(|guest| self.receives(id, guest, &guest.directed))
+    }
+
+    /// All three.
+    pub fn reachable(&self, id: &GuestId) -> bool {
+        self.sends(id) && self.reached_from_wire(id) && self.reached_from_host(id)
+    }
+
+    /// What is wrong with it, in words; nothing when all is consistent.
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut seen = BTreeSet::new();
+        for (id, vf) in &self.vfs {
+            if vf.mac != Mac::ZERO && !seen.insert(vf.mac) {
+                faults.push(format!("{} is the address of two VFs", vf.mac));
+            }
+            match &vf.place {
+                Place::Lost => faults.push(format!("{id} is lost")),
+                Place::Pool if vf.mac != Mac::ZERO => {
+                    faults.push(format!("{id} is in the pool with the address {}", vf.mac));
+                }
+                Place::Guest(guest) if !self.guests.contains_key(guest) => {
+                    faults.push(format!("{id} is in {guest}, which is gone"));
+                }
+                _ => {}
+            }
+        }
+        for (id, guest) in &self.guests {
+            if self.attached(id).count() > 1 {
+                faults.push(format!("{id} holds two VFs"));
+            }
+            if guest.answers && !self.reachable(id) {
+                faults.push(format!("{id} cannot be reached"));
+            }
+        }
+        faults
+    }
+
+    /// Does one step, as a world that behaves would. `Err` when the guest refuses or does not answer.
+    pub fn perform(&mut self, step: &Step) -> Result<(), String> {
+        self.perform_until(step, false)
+    }
+
+    /// Does one step; `partly`: only its first half, as when a crash interrupts it.
+    pub fn perform_until(&mut self, step: &Step, partly: bool) -> Result<(), String> {
+        if let Some(id) = step.guest() {
+            let guest = self.guests.get(id).ok_or_else(|| format!("{id} is gone"))?;
+            let asks = !matches!(step, Step::Reserve { .. } | Step::Direct { .. });
+            if asks && !guest.answers {
+                return Err(format!("{id} does not answer"));
+            }
+        }
+        let unknown = |vf: &VfId| format!("there is no VF {vf}");
+        match step {
+            Step::Reserve { .. } | Step::Reset { .. } | Step::Release { .. } => {}
+            Step::SetMac { vf, mac } => {
+                self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.mac = *mac;
+            }
+            Step::ClearMac { vf } => {
+                self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.mac = Mac::ZERO;
+            }
+            Step::Attach { guest, vf } => {
+                let found = self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?;
+                if found.place != Place::Pool && found.place != Place::Guest(guest.clone()) {
+                    return Err(format!("{vf} is not in the pool"));
+                }
+                found.place = Place::Guest(guest.clone());
+            }
+            Step::AwaitPath { guest, .. } => {
+                if let Some(found) = self.guests.get_mut(guest).filter(|_| !partly) {
+                    found.vf_up = true;
+                }
+            }
+            Step::Prefer { guest, path } => {
+                let Some(found) = self.guests.get(guest) else { return Ok(()) };
+                if !self.path_works(guest, found, path) {
+                    return Err(format!("{path} of {guest} does not work"));
+                }
+                let (join, mac) = (found.join, found.mac);
+                let others: Vec<VfId> = self.attached(guest).cloned().collect();
+                if let Some(found) = self.guests.get_mut(guest) {
+                    found.active = path.clone();
+                }
+                if join == Join::Bond {
+                    // The bond's address follows its active member.
+                    for vf in others {
+                        let takes = *path == Path::Vf(vf.clone());
+                        if let Some(found) = self.vfs.get_mut(&vf) {
+                            found.mac = if takes { mac } else { Mac::ZERO };
+                        }
+                    }
+                }
+            }
+            Step::Direct { guest, path } => {
+                if let Some(found) = self.guests.get_mut(guest) {
+                    found.directed = path.clone();
+                }
+            }
+            Step::Verify { guest, path } => {
+                let works =
+                    self.guests.get(guest).is_some_and(|found| self.path_works(guest, found, path));
+                if !works {
+                    return Err(format!("{path} of {guest} does not work"));
+                }
+            }
+            Step::Detach { guest, vf } => {
+                if let Some(found) = self.guests.get_mut(guest) {
+                    found.vf_up = false;
+                    if found.active == Path::Vf(vf.clone()) {
+                        // What the kernel does when the active member goes.
+                        found.active = Path::Paravirtual;
+                    }
+                }
+                let found = self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?;
+                if found.place == Place::Guest(guest.clone()) && !partly {
+                    found.place = Place::Pool;
+                }
+            }
+            Step::Recall { vf } => {
+                self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.place = Place::Pool;
+            }
+        }
+        Ok(())
+    }
+
+    /// The guest goes away, whatever it holds; the kernel gives its VF back or strands it.
+    pub fn destroy(&mut self, guest: &GuestId, strands: bool) {
+        self.guests.remove(guest);
+        for vf in self.vfs.values_mut().filter(|vf| vf.place == Place::Guest(guest.clone())) {
+            vf.place = if strands { Place::Lost } else { Place::Pool };
+        }
+    }
+}

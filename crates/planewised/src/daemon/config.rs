@@ -1,0 +1,148 @@
+//! The daemon's configuration: TOML, checked, with the line of what is wrong. Knows no files.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pw_alloc::model::{PfId, Wish};
+use pw_alloc::settings::Settings;
+use pw_alloc::simulate::Traffic;
+use pw_linux::error::{Error, Result};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// Everything that the file says (docs/reference/alloc.md).
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Where the API listens.
+    pub socket: PathBuf,
+    /// Members of this group may use the API, besides root and the daemon's own user.
+    pub group: Option<String>,
+    /// Where the journal is kept.
+    pub state_directory: PathBuf,
+    /// Time between two readings of all counters [s].
+    pub sample_s: f64,
+    /// How decisions are made.
+    pub alloc: Settings,
+    /// What is wished for guests, by name.
+    pub guests: BTreeMap<String, Wish>,
+    /// A made-up host instead of this one.
+    pub simulated: Option<Simulated>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            socket: "/run/planewise/planewised.sock".into(),
+            group: None,
+            state_directory: "/var/lib/planewise".into(),
+            sample_s: 1.0,
+            alloc: Settings::default(),
+            guests: BTreeMap::new(),
+            simulated: None,
+        }
+    }
+}
+
+/// A made-up host.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Simulated {
+    /// VFs of its one PF.
+    pub vfs: u16,
+    /// Its guests' traffic, by name.
+    pub guests: BTreeMap<String, Traffic>,
+}
+
+/// Reads a value from TOML text of that name; an error names the line.
+pub fn read<T: DeserializeOwned>(text: &str, name: &str) -> Result<T> {
+    toml::from_str(text).map_err(|error| {
+        let line = error.span().map(|span| {
+            let before = text.get(..span.start).unwrap_or(text);
+            before.matches('\n').count() + 1
+        });
+        let place = line.map_or_else(|| name.to_owned(), |line| format!("{name}:{line}"));
+        let what: Vec<&str> = error.message().lines().map(str::trim).collect();
+        Error::bad_input(
+            format!("{place}: {}", what.join("; ")),
+            "docs/reference/alloc.md has every key, with an example",
+        )
+    })
+}
+
+/// Reads and checks a configuration.
+pub fn parse(text: &str, name: &str) -> Result<Config> {
+    let config: Config = read(text, name)?;
+    let wrong =
+        |what: String, remedy: &str| Err(Error::bad_input(format!("{name}: {what}"), remedy));
+    if let Err(error) = config.alloc.check() {
+        return wrong(format!("alloc: {}", error.what), &error.remedy);
+    }
+    if !(0.05..=3600.0).contains(&config.sample_s) {
+        return wrong(
+            format!("sample_s = {} is out of range", config.sample_s),
+            "give a number of seconds from 0.05 to 3600",
+        );
+    }
+    for (guest, wish) in &config.guests {
+        if !(0.0..=1.0).contains(&wish.min_share) {
+            return wrong(
+                format!("guests.{guest}: min_share = {} is no share", wish.min_share),
+                "give a number from 0 to 1",
+            );
+        }
+        if wish.pfs.contains(&PfId::from("")) {
+            return wrong(format!("guests.{guest}: a PF without a name"), "name its interface");
+        }
+    }
+    if let Some(simulated) = &config.simulated
+        && simulated.guests.len() > 20_000
+    {
+        return wrong("more than 20000 simulated guests".into(), "simulate fewer");
+    }
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The commented example of the reference.
+    const EXAMPLE: &str = include_str!("../../example.toml");
+
+    #[test]
+    fn the_example_is_read_and_says_the_defaults() {
+        let read = parse(EXAMPLE, "example.toml").expect("the example");
+        assert_eq!(read, Config::default());
+        // Whatever is commented out in it is right, too.
+        let all: String = EXAMPLE
+            .lines()
+            .map(|line| line.strip_prefix("#: ").unwrap_or(line).to_owned() + "\n")
+            .collect();
+        let read = parse(&all, "example.toml").expect("the example with everything set");
+        assert_eq!(read.guests.len(), 2);
+        assert!(read.simulated.is_some());
+    }
+
+    #[test]
+    fn an_error_names_file_and_line() {
+        for (text, what) in [
+            ("socket = 1", "x.toml:1: "),
+            ("\n\nnosuch = 1", "x.toml:3: unknown field `nosuch`"),
+            ("[alloc]\npolicy = 'best'", "x.toml:2: unknown variant `best`"),
+            ("[alloc]\nmax_moves = 0", "max_moves = 0 would let nobody"),
+            ("[guests.a]\nmin_share = 2.0", "guests.a: min_share = 2 is no share"),
+            ("sample_s = nan", "sample_s = NaN is out of range"),
+            ("[alloc.benefit]\ncurve = []", "the gain curve has no points"),
+        ] {
+            let error = parse(text, "x.toml").expect_err(text);
+            assert!(error.what.contains(what), "{}", error.what);
+            assert!(!error.remedy.is_empty() && error.code == 2);
+        }
+    }
+
+    #[test]
+    fn no_text_stops_the_reader() {
+        bolero::check!().with_type::<String>().for_each(|text| drop(parse(text, "x")));
+    }
+}
