@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from planewise.store.models import Level
 from planewise.units import rate_text
@@ -127,6 +128,7 @@ def _place(pair: tuple[str, Level]) -> tuple[int, str]:
     return (FACTORS.index(name) if name in FACTORS else len(FACTORS), name)
 
 
+@lru_cache(maxsize=4096)
 def words(factors: Factors, without: Factors = ()) -> str:
     """Factor levels in plain words: `CPU load at the responder, 8 background guests`."""
     levels = dict(factors)

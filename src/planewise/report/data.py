@@ -227,13 +227,14 @@ class RunData:
         for trial in self.done:
             if trial.kind == "rtt":
                 cells.setdefault(self.key(trial), []).append(trial)
-        groups = list(cells.items())
-        found = packet_files.read(self.run.path, [trials for _, trials in groups], self.rtt_metric)
-        result = [
-            cell
-            for ((plane, factors), trials), packets in zip(groups, found, strict=True)
-            if (cell := self._summary(plane, factors, trials, packets)) is not None
-        ]
+        found = packet_files.summarise(
+            self.run.path, list(cells.values()), self.rtt_metric, self._summary
+        )
+        result: list[RttCell] = []
+        for summary, notes in found:
+            self._notes += notes
+            if summary is not None:
+                result.append(summary)
         return sorted(result, key=lambda cell: (rank(cell.factors), self.plane_rank(cell.plane)))
 
     @cached_property
@@ -355,13 +356,11 @@ class RunData:
         return notes
 
     def _summary(
-        self,
-        plane: str,
-        factors: Factors,
-        trials: Sequence[TrialRecord],
-        packets: Packets | Unread,
-    ) -> RttCell | None:
+        self, trials: Sequence[TrialRecord], packets: Packets | Unread
+    ) -> tuple[RttCell | None, list[LeftOut]]:
+        plane, factors = self.key(trials[0])
         metric = self.rtt_metric
+        notes: list[LeftOut] = []
         of_trials = [trial.latency[metric] for trial in trials if metric in trial.latency]
         quantiles = [LOW, 0.25, 0.5, 0.75, HIGH, *(quantile for _, quantile, _ in TAIL)]
         values: list[float] | None = None
@@ -375,17 +374,16 @@ class RunData:
                 values = summaries.at(ordered, quantiles)
                 distribution = summaries.distribution(rtts, ordered)
         else:
-            self._note_unread(packets)
+            notes = _unread(packets)
             values, n = _from_histograms(of_trials, quantiles)
         if values is None:
             if of_trials:
                 why = "neither its packets nor a histogram were kept"
             else:
                 why = "no packet came back"
-            self._notes.append(LeftOut(f"RTT of {plane}, {words(factors)}", why))
-            return None
+            return None, [*notes, LeftOut(f"RTT of {plane}, {words(factors)}", why)]
         parts, why = _parts(metric, trials, packets)
-        return RttCell(
+        cell = RttCell(
             plane=plane,
             factors=factors,
             replicates=len(trials),
@@ -414,15 +412,18 @@ class RunData:
             distribution=distribution,
             counts=_added(trial.counts for trial in trials if trial.counts),
         )
+        return cell, notes
 
-    def _note_unread(self, unread: Unread) -> None:
-        if unread.file:
-            self._notes.append(
-                LeftOut(
-                    f"The packets of {unread.file}",
-                    f"{unread.why}; this cell's figures come from the trials' histograms",
-                )
-            )
+
+def _unread(unread: Unread) -> list[LeftOut]:
+    if not unread.file:
+        return []
+    return [
+        LeftOut(
+            f"The packets of {unread.file}",
+            f"{unread.why}; this cell's figures come from the trials' histograms",
+        )
+    ]
 
 
 METRICS: Mapping[Metric, str] = {

@@ -7,10 +7,11 @@ damaged file, a stamp of another type) is read again file by file, so that the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import polars as pl
@@ -20,10 +21,13 @@ from planewise.store.models import TrialRecord
 
 Floats = NDArray[np.float64]
 
+S = TypeVar("S")
+
 RttMetric = Literal["rtt_kernel", "rtt_user"]
 
-_BATCH_PACKETS = 1_000_000
-"""Packets that one scan reads: about 100 MB."""
+_BATCH_PACKETS = 500_000
+"""Packets that one scan reads: about 50 MB."""
+_THREADS = 2
 
 _STAMPS: tuple[str, ...] = (
     "user_tx_ns",
@@ -61,21 +65,40 @@ class Unread:
     why: str
 
 
-def read(
-    run: Path, cells: Sequence[Sequence[TrialRecord]], metric: RttMetric
-) -> Iterator[Packets | Unread]:
-    """The packets of each of `cells` (its trials), in their order."""
+def summarise(
+    run: Path,
+    cells: Sequence[Sequence[TrialRecord]],
+    metric: RttMetric,
+    summary: Callable[[Sequence[TrialRecord], Packets | Unread], S],
+) -> list[S]:
+    """`summary` of each of `cells` (its trials) and its packets, in their order.
+
+    It is called from two threads, because reading and sorting leave Python's lock alone; packets
+    are forgotten when it returns.
+    """
+
+    def of_batch(batch: Sequence[Sequence[TrialRecord]]) -> list[S]:
+        return [
+            summary(trials, packets)
+            for trials, packets in zip(batch, _batch(run, batch, metric), strict=True)
+        ]
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [one for batch in pool.map(of_batch, _batches(cells)) for one in batch]
+
+
+def _batches(cells: Sequence[Sequence[TrialRecord]]) -> Iterator[list[Sequence[TrialRecord]]]:
     batch: list[Sequence[TrialRecord]] = []
     size = 0
     for trials in cells:
         packets = sum(trial.counts.sent if trial.counts else 0 for trial in trials)
         if batch and size + packets > _BATCH_PACKETS:
-            yield from _batch(run, batch, metric)
+            yield batch
             batch, size = [], 0
         batch.append(trials)
         size += packets
     if batch:
-        yield from _batch(run, batch, metric)
+        yield batch
 
 
 def _batch(

@@ -37,8 +37,9 @@ _MOST_CURVES = 24
 """Load-loss curves that are drawn one by one; the table has all."""
 _OPEN = 6
 """Figures of a section that are unfolded; of more, all but the first ones are folded."""
-_MOST_PAGES = 6
-"""Figures of small multiples that one section of the page has; `--figures` writes all."""
+_MOST_PAGES = 4
+"""Figures of small multiples that the section of RTT has, and half as many each other one: as many
+as a person looks through. The tables have every cell, `--figures` draws every figure."""
 
 
 @dataclass(frozen=True)
@@ -177,15 +178,16 @@ def _by_factor(
 ) -> Section:
     """Few figures open, some folded, the rest in tables only."""
     n = len(section.figures)
-    if n <= _MOST_PAGES:
+    most = _MOST_PAGES if section.anchor == "rtt" else _MOST_PAGES // 2
+    if n <= most:
         return replace(section, open_figures=open_figures)
     return replace(
         section,
         open_figures=open_figures,
-        most_drawn=_MOST_PAGES,
+        most_drawn=most,
         tables=tuple(tables),
-        note=f"{n - _MOST_PAGES} more figures would be too many to scroll through: their numbers "
-        "are in the table, `planewise report RUN --figures DIR` draws every one.",
+        note=f"{n - most} more figures would be too many to look through: their numbers are in "
+        "the table, `planewise report RUN --figures DIR` draws every one.",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from planewise.report import theme
 from planewise.report.figures import base
 from planewise.report.figures.base import Spec
 
@@ -13,8 +14,18 @@ _LABELLED = re.compile(r'<path ([^>]*?)aria-label="([^"]*)"([^>]*?)/>')
 _ARIA = re.compile(
     r' (?:role|aria-roledescription|aria-hidden|aria-label|class|pointer-events)="[^"]*"'
 )
-_LONG = re.compile(r"(\d+\.\d\d)\d+")
-_TAG = re.compile(r"<[^>]+>")
+_LONG = re.compile(r"(\d+\.\d)\d+")
+_DOT = re.compile(
+    r'<path transform="translate\((-?[\d.]+),(-?[\d.]+)\)" d="M([\d.]+),0A[-\d.,A]*"'
+    r' fill="([^"]+)" stroke-width="[\d.]+"( opacity="[\d.]+")/>'
+)
+_DOTS = re.compile(
+    r'(?:<path transform="translate\([^"]*\)" d="M[\d.]+,0A[-\d.,A]*"'
+    r' fill="[^"]+" stroke-width="[\d.]+" opacity="[\d.]+"/>){8,}'
+)
+_FONT = f' font-family="{theme.FONT}"'
+_FONT_SIZE = f' font-size="{theme.FONT_SIZE}px"'
+_SAID = re.compile(r"(>[^<]+<)")
 _IDLE = re.compile(r' (?:stroke-miterlimit="10"|opacity="1"|transform="translate\(0,0\)")')
 _SIZE = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)" viewBox="([^"]+)"[^>]*>')
 
@@ -33,12 +44,30 @@ def inline(figure: Spec, prefix: str) -> str:
         lambda match: f"<path {match[1]}{match[3]}><title>{match[2]}</title></path>", text
     )
     text = _IDLE.sub("", _ARIA.sub("", text)).replace("<path  ", "<path ")
-    text = _TAG.sub(lambda match: _LONG.sub(r"\1", match[0]), text)  # in tags: not what is said
+    text = text.replace(_FONT, "").replace(_FONT_SIZE, "")
+    # Digits that nobody sees are cut off in the markup, not in what is said.
+    pieces = _SAID.split(text)
+    pieces[::2] = [_LONG.sub(r"\1", piece) for piece in pieces[::2]]
+    text = "".join(pieces)
+    text = _DOTS.sub(_together, text)
     return _SIZE.sub(
         lambda match: (
             f'<svg viewBox="{match[3]}" style="max-width:{float(match[1]) * 1.25:.0f}px"'
+            f"{_FONT}{_FONT_SIZE}"
             ' aria-hidden="true" focusable="false">'
         ),
         text,
         count=1,
+    )
+
+
+def _together(dots: re.Match[str]) -> str:
+    """Thousands of dots as one path a colour: points that a round pen draws."""
+    places: dict[tuple[str, ...], list[str]] = {}
+    for x, y, radius, fill, opacity in _DOT.findall(dots[0]):
+        places.setdefault((radius, fill, opacity), []).append(f"M{x},{y}h0")
+    return "".join(
+        f'<path d="{"".join(points)}" stroke="{fill}" stroke-width="{2 * float(radius):g}"'
+        f'{opacity} stroke-linecap="round"/>'
+        for (radius, fill, opacity), points in places.items()
     )

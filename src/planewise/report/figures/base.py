@@ -367,7 +367,7 @@ def key(names: Mapping[str, str], width: int) -> Spec:
         "x": alt.X("x:Q", scale=alt.Scale(domain=[0, width]), axis=None),
         "y": alt.Y("y:Q", scale=alt.Scale(domain=[height, 0]), axis=None),
     }
-    squares = chart.mark_square(size=130, opacity=1, xOffset=6, yOffset=6).encode(
+    squares = chart.mark_square(size=130, opacity=1, xOffset=6, yOffset=6, aria=False).encode(
         **place, color=alt.Color("colour:N", scale=None)
     )
     labels = chart.mark_text(align="left", dx=18, dy=6).encode(**place, text=alt.Text("name:N"))

@@ -101,10 +101,14 @@ Marks = Callable[[Sequence[Slot[C]], Plot], list[Spec]]
 
 
 def mark(rows: Sequence[Row], kind: str, encoding: Mapping[str, Any], **look: Any) -> Spec:
-    """One kind of mark at every row. Plain, because a large report has hundreds of them."""
+    """One kind of mark at every row. Plain, because a large report has hundreds of them.
+
+    Without a `description` it says nothing on hover.
+    """
+    silent = {} if "description" in encoding else {"aria": False}
     return {
         "data": {"values": [dict(row) for row in rows]},
-        "mark": {"type": kind, **look},
+        "mark": {"type": kind, **silent, **look},
         "encoding": dict(encoding),
     }
 
