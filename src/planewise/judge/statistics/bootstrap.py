@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from planewise.judge.statistics.pairing import level_order
+from planewise.judge.statistics.pairing import Key, level_order
 from planewise.store.models import Level
 
 Floats = NDArray[np.floating]
@@ -39,7 +39,7 @@ LEAST_BEYOND = 5
 class Replicate:
     """The packets of one trial."""
 
-    block: tuple[str, int]
+    block: Key
     """Run and block."""
     values: Floats
     """In the order in which they were sent; positive, without those that were lost."""
