@@ -33,8 +33,6 @@ from planewise.judge.statistics.pairing import (
     OVERALL,
     Key,
     Pairing,
-    block_of,
-    context_of,
     default_by,
     is_idle,
     level_order,
@@ -278,11 +276,16 @@ class _Table:
             level: {key: _merged(group) for key, group in by_key.items()}
             for level, by_key in values.items()
         }
+        self._keys: dict[tuple[Level, str], list[Key]] = defaultdict(list)
+        for level, by_key in self._values.items():
+            for key in by_key:
+                for stratum in {self._pairing.stratum[key], OVERALL}:
+                    self._keys[level, stratum].append(key)
 
     def shifts(self, a: Level, b: Level, stratum: str) -> _Raw | None:
         """The shifts of a against b, one a pair; None where there is no pair."""
         of_a, of_b = self._values[a], self._values[b]
-        common = [key for key in of_a if key in of_b and self._pairing.is_in(key, stratum)]
+        common = [key for key in self._keys[a, stratum] if key in of_b]
         if not common:
             return None
         units: dict[Key, list[float]] = defaultdict(list)
@@ -305,7 +308,7 @@ class _Table:
             b,
             stratum,
             [math.fsum(shifts) / len(shifts) for shifts in units.values()],
-            len({block_of(unit) for unit in units}),
+            len({self._pairing.block[key] for key in common}),
             statistics.median(resolutions),
             statistics.median(references),
             *bounds,
@@ -313,13 +316,15 @@ class _Table:
 
     def level_values(self) -> Iterable[LevelValue]:
         """The typical value of each level in each stratum, with an interval over blocks."""
-        contexts = [{context_of(key) for key in by_key} for by_key in self._values.values()]
+        contexts = [
+            {self._pairing.context[key] for key in by_key} for by_key in self._values.values()
+        ]
         shared = set.intersection(*contexts) if contexts else set()
         for stratum in self.strata:
             for level in self.levels:
-                keys = [key for key in self._values[level] if self._pairing.is_in(key, stratum)]
+                keys = self._keys[level, stratum]
                 # A level's mean over more or other contexts than another's tells nothing of them.
-                keys = [key for key in keys if context_of(key) in shared] or keys
+                keys = [key for key in keys if self._pairing.context[key] in shared] or keys
                 if keys:
                     yield self._level_value(level, stratum, keys)
 
@@ -329,7 +334,7 @@ class _Table:
         whole = centre([found[key].value for key in keys])
         blocks: dict[Key, list[float]] = defaultdict(list)
         for key in keys:
-            blocks[block_of(key)].append(found[key].value)
+            blocks[self._pairing.block[key]].append(found[key].value)
         # A block that lacks a context would shift the mean: only whole ones make the interval.
         size = max(len(values) for values in blocks.values())
         full = [centre(values).estimate for values in blocks.values() if len(values) == size]
@@ -349,10 +354,9 @@ class _Table:
         """Each level's correlation with the metric in each stratum, over all replicates."""
         for stratum in self.strata:
             cells = [
-                (level, key, found.value)
-                for level, by_key in self._values.items()
-                for key, found in by_key.items()
-                if self._pairing.is_in(key, stratum)
+                (level, key, self._values[level][key].value)
+                for level in self.levels
+                for key in self._keys[level, stratum]
             ]
             values = [value for _, _, value in cells]
             clusters = [self._pairing.unit[key] for _, key, _ in cells]

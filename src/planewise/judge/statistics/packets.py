@@ -14,8 +14,6 @@ from planewise.judge.statistics.metrics import Observation, RunSample
 from planewise.judge.statistics.pairing import (
     Key,
     Pairing,
-    block_of,
-    context_of,
     default_by,
     level_order,
 )
@@ -53,13 +51,13 @@ class PacketTable:
             for key in self._pairing.keys[id(seen)]:
                 parts[seen.cell[factor]][key].append(one.values)
         # Contexts that only some levels have would make their pooled packets another mixture.
-        contexts = [{context_of(key) for key in keys} for keys in parts.values()]
+        contexts = [{self._pairing.context[key] for key in keys} for keys in parts.values()]
         shared = set.intersection(*contexts) if contexts else set()
         self._values = {
             level: {
                 key: np.concatenate(values)
                 for key, values in parts[level].items()
-                if context_of(key) in shared
+                if self._pairing.context[key] in shared
             }
             for level in level_order(parts)
         }
@@ -70,7 +68,9 @@ class PacketTable:
         return {
             stratum: bootstrap_quantiles(
                 {
-                    level: [Replicate(block_of(key), values) for key, values in found.items()]
+                    level: [
+                        Replicate(self._pairing.block[key], values) for key, values in found.items()
+                    ]
                     for level, found in self._in(stratum).items()
                 },
                 stratum,

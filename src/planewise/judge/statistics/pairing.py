@@ -91,6 +91,11 @@ class Pairing:
         self.unit: dict[Key, Key] = {}
         """By key: what is one pair, as traffic factors share a visit to the cell."""
         self.stratum: dict[Key, str] = {}
+        self.context: dict[Key, Key] = {}
+        """By key: what a pair has alike beside its block."""
+        self.block: dict[Key, Key] = {}
+        """By key: run and block."""
+        self._contexts: dict[tuple[tuple[str, Level], ...], Key] = {}
         self.keys = {id(one): self._keys(one) for one in observations}
         """By identity of the observation: its keys (several where it stands for several cells)."""
         present = level_order(_number(name) for name in set(self.stratum.values()) if by)
@@ -108,9 +113,10 @@ class Pairing:
 
     def _key(self, one: Observation, cell: Mapping[str, Level]) -> Key:
         """Everything but the factor; also notes the key's unit and stratum."""
-        placeless = is_idle(cell) and self.factor != "load_type"
-        left_out = self._left_out | ({"load_location"} if placeless else set())
-        context = tuple(sorted((n, v) for n, v in cell.items() if n not in left_out))
+        items = tuple(cell.items())
+        context = self._contexts.get(items)
+        if context is None:
+            context = self._contexts[items] = self._context(cell)
         place: Key = (("#block", one.block),)
         if not self._across_runs:
             place = (("#run", one.run), *place)
@@ -118,7 +124,14 @@ class Pairing:
         if key not in self.unit:
             self.unit[key] = tuple(item for item in key if item[0] not in self._apart)
             self.stratum[key] = self._stratum_of(cell)
+            self.context[key] = context
+            self.block[key] = place
         return key
+
+    def _context(self, cell: Mapping[str, Level]) -> Key:
+        placeless = is_idle(cell) and self.factor != "load_type"
+        left_out = self._left_out | ({"load_location"} if placeless else set())
+        return tuple(sorted((n, v) for n, v in cell.items() if n not in left_out))
 
     def _stratum_of(self, cell: Mapping[str, Level]) -> str:
         if not self.by:
@@ -126,16 +139,6 @@ class Pairing:
         if self.factor == "load_type":  # the cell without load stands at every location
             return str(cell.get(self.by, "none"))
         return stratum_of(cell, self.by)
-
-
-def block_of(key: Key) -> Key:
-    """Run and block of a key."""
-    return tuple(item for item in key if item[0] in ("#run", "#block"))
-
-
-def context_of(key: Key) -> Key:
-    """What a pair has alike beside its block."""
-    return tuple(item for item in key if item[0] not in ("#run", "#block"))
 
 
 def _number(name: str) -> Level:
