@@ -14,7 +14,19 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
-from planewise.commands import alloc, clean, doctor, judge, lab, quick, report, run, search, sweep
+from planewise.commands import (
+    alloc,
+    clean,
+    compare,
+    doctor,
+    judge,
+    lab,
+    quick,
+    report,
+    run,
+    search,
+    sweep,
+)
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -62,6 +74,7 @@ app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
 app.command("search")(search.search)
 app.command("judge")(judge.judge)
+app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("clean")(clean.clean)
 

@@ -1,0 +1,174 @@
+"""`planewise compare`: what it prints, joins and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from planewise.cli import app
+from planewise.errors import BadInputError
+from planewise.store.rundir import RUN_FILE, RunReader
+from tests.unit.made_up_run import MadeUp, write
+
+SMALL = MadeUp(
+    packets=200, blocks=6, load_blocks=3, locations=("sender", "responder"), failed=0, drift=0.2
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("compare") / "before", SMALL)
+
+
+@pytest.fixture(scope="module")
+def after(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same on another kernel, where everything is as it was."""
+    path = write(tmp_path_factory.mktemp("compare") / "after", SMALL)
+    file = path / RUN_FILE
+    file.write_text(file.read_text().replace("6.1.0-18-amd64", "6.12.0-1-amd64"))
+    return path
+
+
+def compare(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+
+
+def answer(*arguments: object) -> dict[str, object]:
+    done = compare(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_plain_sentences_come_first_and_every_comparison_has_its_line(run: Path) -> None:
+    done = compare(run)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("macvlan is better than bridge: its median round-trip time is")
+    assert "% lower (95 %: -" in lines[0]
+    for stratum in ("idle", "sender", "responder", "overall"):
+        assert sum(line.startswith(stratum) for line in lines) == 3
+
+
+def test_json_has_every_number_of_the_table(run: Path) -> None:
+    found = answer(run, "--metric", "rtt", "--metric", "loss")
+    rtt, loss = found["families"]  # type: ignore[misc]
+    assert (rtt["metric"], loss["metric"]) == ("rtt", "loss")
+    assert rtt["levels"] == ["bridge", "macvlan", "veth"]
+    for one in rtt["comparisons"]:
+        assert one["low"] <= one["change"] <= one["high"]
+        assert one["outcome"] in ("better", "worse", "practically the same", "not known")
+        assert one["p"] <= one["p_holm"] <= 1
+        assert one["sentence"].endswith(".")
+    assert rtt["ranking"]["comparisons"] == 15
+    assert {bar["level"] for bar in rtt["kendall"]} == {"bridge", "macvlan", "veth"}
+    assert loss["scale"] == "difference"
+
+
+def test_all_metrics_are_compared_and_what_cannot_be_measured_is_said(run: Path) -> None:
+    done = compare(run, "--metric", "all")
+    assert done.exit_code == 0, done.output
+    assert "median overhead at the sender of macvlan is not measurable: the host" in done.stdout
+    names = [family["metric"] for family in answer(run, "--metric", "all")["families"]]  # type: ignore[attr-defined]
+    expected = {"rtt", "rtt_p99", "overhead", "response", "jitter", "loss", "throughput", "pdr"}
+    assert expected | {"ndr", "cpu:shared", "cpu:shared:soft"} <= set(names)
+
+
+def test_any_factor_can_be_compared(run: Path) -> None:
+    (family,) = answer(run, "--factor", "load_type", "--by", "plane")["families"]  # type: ignore[misc]
+    assert family["strata"] == ["bridge", "macvlan", "veth", "overall"]
+    assert {one["outcome"] for one in family["comparisons"] if one["a"] == "none"} == {"better"}
+
+
+def test_tails_have_intervals_and_pooled_tests_their_warning(run: Path) -> None:
+    done = compare(run, "--tails", "--as-published", "--kendall")
+    assert done.exit_code == 0, done.output
+    assert "RTT of all packets, overall" in done.stdout
+    assert "bridge / veth" in done.stdout
+    assert "warning: As published: every packet counts as a replicate" in done.stdout
+    found = answer(run, "--tails", "--as-published")
+    assert {part["stratum"] for part in found["quantiles"]} >= {"idle", "overall"}  # type: ignore[attr-defined]
+    assert len(found["as_published"]["tests"]) == 4 * 3  # type: ignore[index]
+
+
+def test_runs_are_joined_and_what_differs_is_said(run: Path, after: Path) -> None:
+    done = compare(run, after)
+    assert done.exit_code == 0, done.output
+    told = "The runs differ in kernel: before 6.1.0-18-amd64, after 6.12.0-1-amd64."
+    assert told in done.stdout
+    assert "may come from any of these" not in done.stdout
+    both, alone = answer(run, after), answer(run)
+    pairs = [found["families"][0]["comparisons"][-1]["pairs"] for found in (both, alone)]  # type: ignore[index]
+    assert pairs[0] == 2 * pairs[1]
+
+
+@pytest.mark.parametrize("factor", ["run", "kernel"])
+def test_runs_are_compared_with_each_other_and_the_reader_warned(
+    run: Path, after: Path, factor: str
+) -> None:
+    done = compare(run, after, "--factor", factor)
+    assert done.exit_code == 0, done.output
+    assert "are practically the same in median round-trip time" in done.stdout
+    assert "A difference between runs may come from any of these" in done.stdout
+
+
+def test_runs_that_are_alike_are_called_so(run: Path, tmp_path: Path) -> None:
+    twin = write(tmp_path / "twin", SMALL)
+    done = compare(run, twin, "--factor", "run")
+    assert "hosts, designs and versions are alike" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--metric", "speed"), "there is no metric 'speed'"),
+        (("--factor", "colour"), "there is no factor 'colour'"),
+        (("--by", "colour"), "there is no factor 'colour'"),
+        (("--factor", "size_bytes"), "size_bytes has a single level (64)"),
+        (("--factor", "run"), "one run alone has no factor run"),
+        (("--baseline", "vf"), "there is no level vf"),
+        (("--margin", "0"), "0 is no margin"),
+        (("--metric", "cpu:nobody"), "there is no CPU metric 'cpu:nobody'"),
+        (("--metric", "cpu:shared:fast"), "there is no CPU metric"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_with_the_way_out(
+    run: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    done = compare(run, *arguments)
+    assert isinstance(done.exception, BadInputError)
+    assert words in done.exception.what
+    assert done.exception.remedy
+
+
+def test_a_run_that_is_none_or_named_twice_or_empty_is_refused(run: Path, tmp_path: Path) -> None:
+    for arguments, words in (
+        ((tmp_path,), "not a run directory"),
+        ((run, run), "a run is named twice"),
+    ):
+        done = compare(*arguments)
+        assert isinstance(done.exception, BadInputError)
+        assert words in done.exception.what
+    empty = write(tmp_path / "empty", MadeUp(blocks=0, load_blocks=0, with_recommendation=False))
+    done = compare(empty)
+    assert isinstance(done.exception, BadInputError)
+    assert "no trial came to a result" in done.exception.what
+
+
+def test_an_rtt_run_has_no_throughput_and_says_what_it_has(tmp_path: Path) -> None:
+    rtt = write(tmp_path / "rtt", MadeUp(packets=50, blocks=2, load_blocks=0))
+    done = compare(rtt, "--metric", "throughput")
+    assert isinstance(done.exception, BadInputError)
+    assert "metrics that there are: rtt," in done.exception.remedy
+
+
+def test_packets_that_were_not_kept_are_missed_only_where_they_are_needed(tmp_path: Path) -> None:
+    bare = write(tmp_path / "bare", MadeUp(packets=50, blocks=2, load_blocks=0, with_packets=False))
+    assert RunReader(bare).trials()[0].packets is None
+    assert compare(bare).exit_code == 0
+    done = compare(bare, "--tails")
+    assert isinstance(done.exception, BadInputError)
+    assert "no packets were kept" in done.exception.what

@@ -1,0 +1,359 @@
+"""Comparisons of levels: which replicates make a pair, and what may be said of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from planewise.errors import BadInputError
+from planewise.judge.statistics import (
+    Family,
+    Metric,
+    Observation,
+    Observed,
+    check_ranking,
+    compare_levels,
+)
+from planewise.judge.statistics.comparison import turned
+from planewise.judge.statistics.kendall import tau_b
+from planewise.store.models import Level
+
+RTT = Metric("rtt", "median round-trip time", "ns", True)
+RATE = Metric("throughput", "highest forwarding rate", "pps", False)
+CPU = Metric("cpu:shared", "CPU, busy", "share", True)
+
+
+def observed(
+    value: Callable[[Mapping[str, Level], int], float],
+    cells: list[dict[str, Level]],
+    blocks: int,
+    metric: Metric = RTT,
+    at_least: Callable[[Mapping[str, Level]], bool] = lambda cell: False,
+    resolution: float = 1.0,
+) -> Observed:
+    return Observed(
+        metric,
+        tuple(
+            Observation("run", block, cell, value(cell, block), resolution, at_least(cell))
+            for block in range(blocks)
+            for cell in cells
+        ),
+    )
+
+
+def planes(*names: str, **others: Level) -> list[dict[str, Level]]:
+    return [{"plane": name, **others} for name in names]
+
+
+def noise(seed: int, size: float = 0.02) -> Callable[[], float]:
+    rng = np.random.default_rng(seed)
+    return lambda: math.exp(rng.normal(0, size))
+
+
+def outcome(family: Family, a: Level, b: Level, stratum: str = "overall") -> str:
+    found = family.find(a, b, stratum)
+    assert found is not None
+    return found.outcome
+
+
+def test_drift_that_all_levels_share_does_not_hide_a_difference() -> None:
+    # The host gets ten times slower over the run; bridge is 8 % slower than veth throughout.
+    wobble = noise(1, 0.005)
+    found = observed(
+        lambda cell, block: (
+            10_000 * 1.3**block * (1.08 if cell["plane"] == "bridge" else 1) * wobble()
+        ),
+        planes("veth", "bridge"),
+        10,
+    )
+    family = compare_levels(found, "plane")
+    comparison = family.find("bridge", "veth")
+    assert comparison is not None
+    assert comparison.outcome == "worse"
+    assert comparison.change == pytest.approx(0.08, abs=0.01)
+    assert comparison.rank_biserial == 1
+    assert (comparison.pairs, comparison.blocks) == (10, 10)
+
+
+def test_higher_is_better_where_it_is() -> None:
+    found = observed(
+        lambda cell, block: (2e6 if cell["plane"] == "vf" else 1e6) * (1 + 0.001 * block),
+        planes("vf", "bridge"),
+        8,
+        RATE,
+    )
+    assert outcome(compare_levels(found, "plane"), "vf", "bridge") == "better"
+
+
+def test_a_certain_difference_within_the_margin_is_practically_the_same() -> None:
+    found = observed(
+        lambda cell, block: 10_000 + 100 * block + (200 if cell["plane"] == "bridge" else 0),
+        planes("veth", "bridge"),
+        10,
+    )
+    comparison = compare_levels(found, "plane").find("bridge", "veth")
+    assert comparison is not None
+    assert comparison.p < 0.01
+    assert comparison.outcome == "practically the same"
+    narrow = compare_levels(found, "plane", margin=0.001).find("bridge", "veth")
+    assert narrow is not None
+    assert narrow.outcome == "worse"
+
+
+def test_the_margin_is_never_finer_than_the_instrument() -> None:
+    # CPU 2.0 and 2.3 %: 15 % apart, but a tick of the kernel's clock is half a point here.
+    found = observed(
+        lambda cell, block: 0.023 if cell["plane"] == "vf" else 0.020,
+        planes("vf", "bridge"),
+        10,
+        CPU,
+        resolution=0.005,
+    )
+    comparison = compare_levels(found, "plane").find("vf", "bridge")
+    assert comparison is not None
+    assert (comparison.scale, comparison.margin) == ("difference", 0.005)
+    assert comparison.change == pytest.approx(0.003)
+    assert comparison.outcome == "practically the same"
+
+
+def test_noise_is_not_known_and_says_why() -> None:
+    wobble = noise(2, 0.3)
+    found = observed(lambda cell, block: 1e4 * wobble(), planes("veth", "bridge"), 6)
+    comparison = compare_levels(found, "plane").find("veth", "bridge")
+    assert comparison is not None
+    assert comparison.outcome == "not known"
+    assert "no change as well as one that matters" in comparison.why
+
+
+def test_a_single_block_tells_nothing() -> None:
+    found = observed(lambda cell, block: 9.0 if cell["plane"] == "a" else 1.0, planes("a", "b"), 1)
+    comparison = compare_levels(found, "plane").find("a", "b")
+    assert comparison is not None
+    assert (comparison.outcome, comparison.why) == ("not known", "a single pair cannot tell")
+
+
+def test_all_comparisons_of_a_metric_are_one_family() -> None:
+    wobble = noise(3, 0.1)
+    cells = [
+        {"plane": plane, "load_type": load}
+        for plane in ("a", "b", "c", "d")
+        for load in ("none", "cpu", "network")
+    ]
+    family = compare_levels(observed(lambda cell, block: 1e4 * wobble(), cells, 8), "plane")
+    assert family.strata == ("idle", "cpu", "network", "overall")
+    assert len(family.comparisons) == 6 * 4
+    raw = sorted(one.p for one in family.comparisons)
+    assert min(one.p_holm for one in family.comparisons) == pytest.approx(min(1, 24 * raw[0]))
+
+
+def test_where_signed_ranks_cannot_pass_the_correction_students_t_is_used() -> None:
+    def compared(blocks: int) -> str:
+        found = observed(
+            lambda cell, block: 1e4 + 10 * block + 500 * (cell["plane"] == "b"),
+            planes("a", "b"),
+            blocks,
+        )
+        comparison = compare_levels(found, "plane").find("a", "b")
+        assert comparison is not None
+        return comparison.method
+
+    assert compared(5) == "student"
+    assert compared(6) == "signed-rank"
+
+
+def test_trials_of_one_visit_count_as_one_pair() -> None:
+    cells = [
+        {"plane": plane, "frequency_pps": frequency, "size_bytes": size}
+        for plane in ("a", "b")
+        for frequency in (1e3, 1e6)
+        for size in (64, 1518)
+    ]
+    wobble = noise(4)
+    family = compare_levels(observed(lambda cell, block: 1e4 * wobble(), cells, 7), "plane")
+    comparison = family.find("a", "b")
+    assert comparison is not None
+    assert comparison.pairs == 7
+    by_size = compare_levels(observed(lambda cell, block: 1e4 * wobble(), cells, 7), "size_bytes")
+    comparison = by_size.find(64, 1518)
+    assert comparison is not None
+    assert comparison.pairs == 14  # plane × block
+
+
+def test_a_replicate_without_partner_is_left_out_and_told() -> None:
+    whole = observed(lambda cell, block: 1e4 + block, planes("a", "b"), 8)
+    cut = Observed(RTT, whole.observations[1:])
+    family = compare_levels(cut, "plane")
+    comparison = family.find("a", "b")
+    assert comparison is not None
+    assert comparison.pairs == 7
+    assert any("1 of 8 replicates of b have no partner of a" in note for note in family.notes)
+
+
+def test_levels_that_were_never_measured_alike_are_not_compared() -> None:
+    found = observed(
+        lambda cell, block: 1e4,
+        [{"plane": "a", "size_bytes": 64}, {"plane": "b", "size_bytes": 128}],
+        8,
+    )
+    family = compare_levels(found, "plane")
+    assert family.comparisons == ()
+    assert any("never measured in the same block" in note for note in family.notes)
+
+
+def test_a_lower_bound_may_be_greater_but_never_less() -> None:
+    def family(bounded: str) -> Family:
+        return compare_levels(
+            observed(
+                lambda cell, block: (2e6 if cell["plane"] == "fast" else 1e6) + block,
+                planes("fast", "slow"),
+                8,
+                RATE,
+                at_least=lambda cell: cell["plane"] == bounded,
+            ),
+            "plane",
+        )
+
+    assert outcome(family("fast"), "fast", "slow") == "better"
+    assert outcome(family("slow"), "fast", "slow") == "not known"
+
+
+def test_every_level_can_be_compared_with_a_baseline_alone() -> None:
+    wobble = noise(5)
+    found = observed(lambda cell, block: 1e4 * wobble(), planes("a", "b", "c"), 8)
+    family = compare_levels(found, "plane", baseline="b")
+    assert [(one.a, one.b) for one in family.comparisons] == [("a", "b"), ("c", "b")]
+    with pytest.raises(BadInputError, match="no level nope"):
+        compare_levels(found, "plane", baseline="nope")
+
+
+def test_without_load_a_cell_is_the_zero_of_every_load() -> None:
+    cells: list[dict[str, Level]] = [
+        {"plane": "a", "load_type": "none", "load_location": "sender", "background_guests": 0}
+    ]
+    cells += [
+        {"plane": "a", "load_type": load, "load_location": where, "background_guests": number}
+        for load in ("cpu", "network")
+        for where in ("sender", "responder")
+        for number in (8, 64)
+    ]
+    found = observed(
+        lambda cell, block: 1e4 + 100 * float(cell["background_guests"]) + block, cells, 8
+    )
+    guests = compare_levels(found, "background_guests")
+    for stratum in ("sender", "responder", "overall"):
+        assert outcome(guests, 0, 64, stratum) == "better"
+    loads = compare_levels(found, "load_type")
+    assert outcome(loads, "none", "cpu", "responder") == "better"
+    assert outcome(loads, "cpu", "network", "responder") == "practically the same"
+    # One cell without load a block: however many cells it stands for, it is one pair.
+    comparison = guests.find(0, 64)
+    assert comparison is not None
+    assert comparison.pairs == 8
+
+
+def test_a_metric_that_does_not_exist_for_a_level_is_named_with_the_reason() -> None:
+    found = observed(lambda cell, block: 1e4 + block, planes("a", "b"), 8)
+    hidden = Observed(RTT, found.observations, (({"plane": "vf"}, "no stamps"),))
+    family = compare_levels(hidden, "plane")
+    assert family.not_measurable == {"vf": "no stamps"}
+    assert family.levels == ("a", "b")
+
+
+def test_turning_a_comparison_round_inverts_it() -> None:
+    wobble = noise(6, 0.1)
+    found = observed(
+        lambda cell, block: (1e4 if cell["plane"] == "a" else 2e4) * wobble(), planes("a", "b"), 8
+    )
+    one = compare_levels(found, "plane").find("a", "b")
+    assert one is not None
+    back = turned(one)
+    assert (one.outcome, back.outcome) == ("better", "worse")
+    assert (1 + one.change) * (1 + back.change) == pytest.approx(1)
+    assert back.low <= back.change <= back.high
+    again = turned(back)
+    assert again.change == pytest.approx(one.change)
+
+
+def test_a_ranking_that_changes_with_load_is_found_with_its_place() -> None:
+    cells = [
+        {"plane": plane, "load_type": load} for plane in ("a", "b") for load in ("none", "cpu")
+    ]
+
+    def value(cell: Mapping[str, Level], block: int) -> float:
+        swapped = cell["load_type"] == "cpu"
+        return 1e4 * (1.5 if (cell["plane"] == "a") == swapped else 1.0) + block
+
+    check = check_ranking(observed(value, cells, 10), "plane")
+    assert check is not None
+    (change,) = check.changes
+    assert (change.a, change.b) == ("a", "b")
+    assert change.better_at == ("idle",)
+    assert change.worse_at == ("cpu load at its host",)
+    assert "the ranking changes with load: a is better than b at idle" in check.sentence
+    assert [ranking.order for ranking in check.loads] == [("a", "b"), ("b", "a")]
+
+
+def test_a_ranking_that_noise_turns_over_is_no_change() -> None:
+    wobble = noise(7, 0.2)
+    cells = [
+        {"plane": plane, "load_type": load}
+        for plane in ("a", "b", "c")
+        for load in ("none", "cpu", "network")
+    ]
+    check = check_ranking(observed(lambda cell, block: 1e4 * wobble(), cells, 8), "plane")
+    assert check is not None
+    assert check.changes == ()
+    assert "no change of the ranking with load was found" in check.sentence
+
+
+def test_kendalls_tau_b_is_scipys() -> None:
+    rng = np.random.default_rng(8)
+    indicator = rng.integers(0, 2, 80)
+    values = rng.integers(0, 12, 80) + 2 * indicator
+    found = tau_b(indicator, values, range(80))
+    assert found is not None
+    assert found.tau == pytest.approx(stats.kendalltau(indicator, values).statistic)
+    assert found.low <= found.tau <= found.high
+
+
+def test_the_interval_of_kendalls_tau_covers_the_truth_for_values_in_clusters() -> None:
+    rng = np.random.default_rng(9)
+    truth = (2 * stats.norm.cdf(0.5 / 2) - 1) * math.sqrt(20 * 20 / (40 * 39 / 2))
+    covered = 0
+    runs = 400
+    for _ in range(runs):
+        common = rng.normal(0, 1, 20)
+        inside, outside = common + rng.normal(0.5, 1, 20), common + rng.normal(0, 1, 20)
+        found = tau_b([1] * 20 + [0] * 20, [*inside, *outside], [*range(20)] * 2)
+        assert found is not None
+        covered += found.low <= truth <= found.high
+    assert covered / runs >= 0.93
+
+
+def test_kendalls_tau_without_two_groups_or_differences_does_not_exist() -> None:
+    assert tau_b([1, 1], [1.0, 2.0], [0, 1]) is None
+    assert tau_b([1, 0], [1.0, 1.0], [0, 1]) is None
+
+
+def test_under_no_difference_a_family_claims_one_in_at_most_five_percent() -> None:
+    rng = np.random.default_rng(10)
+    cells = [
+        {"plane": plane, "load_type": load}
+        for plane in ("a", "b", "c")
+        for load in ("none", "cpu", "network")
+    ]
+    runs, false = 600, 0
+    for _ in range(runs):
+        drift = np.cumsum(rng.normal(0, 0.05, 6))
+        found = observed(
+            lambda cell, block: float(1e4 * np.exp(drift[block] + rng.normal(0, 0.05))),  # noqa: B023
+            cells,
+            6,
+        )
+        words = [one.outcome for one in compare_levels(found, "plane").comparisons]
+        false += bool({"better", "worse"} & set(words))
+    assert false / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
