@@ -18,6 +18,7 @@ from planewise.errors import UnsupportedError
 from planewise.store.models import Disturbance, Fingerprint, PlaneAvailability
 from planewise.testbed.privilege import capable
 from planewise.testbed.steering import may_steer
+from planewise.units import percent_text
 
 FEW_CPUS = 4
 """A generator, two hosts and a sink want a CPU each."""
@@ -272,7 +273,7 @@ def from_virtualisation(name: str, steal_share: float) -> tuple[Disturbance, ...
     if steal_share > STEAL_SHARE:
         found += _found(
             "stolen CPU time",
-            f"{steal_share:.1%}",
+            percent_text(steal_share),
             "warning",
             "other virtual machines take CPU time from this one, at moments that nobody sees",
             "move to a dedicated host, or repeat until the report shows no stolen time",
@@ -287,7 +288,7 @@ def from_activity(activity: Activity) -> tuple[Disturbance, ...]:
     who = f" ({', '.join(activity.busiest)})" if activity.busiest else ""
     return _found(
         "busy CPUs",
-        f"{activity.busy_share:.0%}{who}",
+        f"{percent_text(activity.busy_share)}{who}",
         "warning",
         "other work delays packets and hides in every figure",
         "end the other work, or wait for it",

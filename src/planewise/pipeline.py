@@ -5,8 +5,9 @@ The commands `quick` and `run` are this with different designs. Nothing here mea
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,8 @@ from planewise.measure.experiment import (
     schedule_for,
 )
 from planewise.measure.schedule import Schedule, ladder_around
+from planewise.measure.search.goals import Goal, SearchResult, Trial
+from planewise.measure.search.run import Algorithm, run_search
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
 from planewise.measure.stages import Stages
 from planewise.measure.sut import Sut, SutMeasurer
@@ -177,9 +180,9 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
     raw = dict(info.design)
     if "factors" not in raw:
         raise BadInputError(
-            "this is a sweep, and only runs of a design can be continued",
+            "this is a sweep or a search, and only runs of a design can be continued",
             where=str(out),
-            remedy="`planewise report` shows what it has; sweep again for more",
+            remedy="`planewise report` shows what it has; start another for more",
         )
     ladders = raw.pop(LADDERS_KEY, {})
     try:
@@ -323,4 +326,95 @@ def _sweep_info(plan: SweepPlan, loads: Sequence[float], host: Fingerprint) -> R
         hosts={"shared": host},
         started=now,
         trials_planned=plan.runs * len(loads),
+    )
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What `planewise search` was asked for."""
+
+    sut: Sut
+    goals: tuple[Goal, ...]
+    algorithm: Algorithm
+    budget_s: float
+    """Infinite: no limit."""
+    with_verdict: bool
+    size_bytes: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search left."""
+
+    directory: Path
+    report: Path
+    result: SearchResult
+
+
+def search(
+    plan: SearchPlan,
+    out: Path,
+    host: Fingerprint,
+    progress: Progress,
+    on_trial: Callable[[Trial, int, float], None],
+) -> Searched:
+    """Searches NDR and PDR into the new run directory `out`, and reports the trials as a curve.
+
+    `on_trial` is told each trial, the number of trials and the seconds spent.
+    """
+    check_free(out)
+    records: list[TrialRecord] = []
+    with SutMeasurer(plan.sut, plan.size_bytes, records.append) as measurer:
+        info = _search_info(plan, host)
+        with RunWriter.create(out, info) as writer:
+
+            def keep(trial: Trial, count: int, spent_s: float) -> None:
+                writer.append(records[-1])
+                on_trial(trial, count, spent_s)
+
+            try:
+                result = run_search(
+                    measurer,
+                    plan.goals,
+                    plan.algorithm,
+                    budget_s=plan.budget_s,
+                    with_verdict=plan.with_verdict,
+                    progress=keep,
+                )
+            except KeyboardInterrupt:
+                _end(writer, info, "interrupted")
+                progress.note(f"what was measured is in {out}: `planewise judge {out}` judges it")
+                raise
+            except PlanewiseError as error:
+                _end(writer, info, "failed", error.what)
+                raise
+            found = result.to_json()
+            del found["trial_list"]
+            _end(writer, info.model_copy(update={"result": found}), "done")
+    report = out / "report.html"
+    html.write(RunReader(out), report)
+    return Searched(out, report, result)
+
+
+def _search_info(plan: SearchPlan, host: Fingerprint) -> RunInfo:
+    now = datetime.now(UTC)
+    cell = plan.sut.cell
+    return RunInfo(
+        run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        title=f"NDR and PDR of {cell['plane']}, IPv{cell['ip_version']}",
+        planewise=__version__,
+        design={
+            "search": {
+                "cell": dict(cell),
+                "goals": [goal.name for goal in plan.goals],
+                "algorithm": plan.algorithm.name,
+                "budget_s": plan.budget_s if math.isfinite(plan.budget_s) else None,
+                "with_verdict": plan.with_verdict,
+                "size_bytes": plan.size_bytes,
+            }
+        },
+        seed=plan.seed,
+        hosts={"shared": host},
+        started=now,
     )

@@ -18,9 +18,21 @@ def rate_text(pps: float) -> str:
     return _scaled(pps, _RATES)
 
 
-def share_text(share: float) -> str:
-    """A ratio as a percentage: 0.123 is `12 %`."""
-    return f"{share * 100:.2g} %" if abs(share) < 0.1 else f"{share * 100:.0f} %"
+def percent_text(ratio: float, *, signed: bool = False) -> str:
+    """A ratio as per cent, with as many digits as it takes to see it: `0.5 %`, `0.00031 %`.
+
+    Two significant digits below 10 %, three from there on, never an exponent. `signed` writes a
+    plus, too.
+    """
+    if not math.isfinite(ratio):
+        return "not known"
+    value = ratio * 100
+    places = 0
+    if value:
+        digits = 2 if abs(ratio) < 0.1 else 3
+        places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:{'+' if signed and value else ''}.{places}f}"
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
 
 
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from planewise.store.rundir import RunReader
 
 pytestmark = pytest.mark.linux
 
 
-def test_a_search_through_a_router_keeps_to_its_budget_and_says_what_it_knows() -> None:
+def test_a_search_through_a_router_keeps_to_its_budget_and_says_what_it_knows(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "run"
     arguments = [
         "search",
         "--router",
@@ -24,6 +30,7 @@ def test_a_search_through_a_router_keeps_to_its_budget_and_says_what_it_knows() 
         "--budget",
         "40",
         "--json",
+        *("--out", str(out)),
     ]
     ran = subprocess.run(
         [sys.executable, "-m", "planewise", *arguments],
@@ -41,3 +48,21 @@ def test_a_search_through_a_router_keeps_to_its_budget_and_says_what_it_knows() 
         assert goal["status"] in ("found", "above-range", "below-range", "undecided")
         if goal["status"] == "found" and goal["interval"] == "95%":
             assert goal["low_pps"] <= goal["pps"] <= goal["high_pps"]
+    # What was measured is a run as a sweep's is: every trial, the result, a report, the curve.
+    run = RunReader(out)
+    trials = run.trials()
+    assert len(trials) == result["trials"] == len(result["trial_list"])
+    for trial, listed in zip(trials, result["trial_list"], strict=True):
+        assert trial.counts is not None
+        assert (trial.counts.sent, trial.counts.received) == (listed["sent"], listed["received"])
+    assert run.info.status == "done"
+    assert run.info.result["goals"] == result["goals"]
+    assert "trial_list" not in run.info.result
+    assert "<html" in (out / "report.html").read_text()
+    judged = subprocess.run(
+        [sys.executable, "-m", "planewise", "judge", str(out), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert json.loads(judged.stdout)[0]["runs"] == len(trials)

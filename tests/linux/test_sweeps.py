@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import secrets
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +67,10 @@ def test_a_sweep_with_require_good_exits_3_when_it_is_not_good(tmp_path: Path) -
         (("--router", "--duration", "0"), "no duration"),
         (("--router", "--runs", "0"), "too few"),
         (("--router", "--size", "20"), "frame of 20 bytes is not possible"),
+        (
+            ("--tx", "lo", "--rx", "lo@no-such-ns", "--dst", "198.18.0.1"),
+            "--rx: the network namespace no-such-ns is gone",
+        ),
         (("--tx", "no-such-if", "--rx", "no-such-if", "--dst", "198.18.0.1"), "no-such-if"),
     ],
 )
@@ -70,7 +78,67 @@ def test_bad_flags_of_a_sweep_get_one_clear_sentence(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     finished = run("sweep", *arguments, "--out", tmp_path / "run")
-    assert finished.returncode in (1, 2)
+    assert finished.returncode == 2
     assert words in finished.stderr.replace("\n", " ")
     assert "Traceback" not in finished.stderr
     assert nothing_is_left()
+
+
+@pytest.mark.parametrize("command", ["sweep", "search"])
+def test_a_named_interface_that_vanishes_meanwhile_is_bad_input(
+    tmp_path: Path, command: str
+) -> None:
+    with Veth() as pair:
+        out = tmp_path / "run"
+        arguments = [
+            *(command, "--tx", f"{pair.tx}@{pair.netns}", "--rx", f"{pair.rx}@{pair.netns}"),
+            *("--dst", "198.18.0.2", "--dst-mac", "rx", "--out", str(out)),
+        ]
+        if command == "sweep":
+            arguments += ["--loads", "1000,2000,3000", "--runs", "100", "--duration", "0.2"]
+        running = subprocess.Popen(
+            [sys.executable, "-m", "planewise", *arguments],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        deadline = time.monotonic() + 60
+        trials = out / "trials.jsonl"
+        while not (trials.exists() and trials.stat().st_size):
+            assert running.poll() is None, running.stderr and running.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        pair.delete()
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 2, said
+    assert f"--tx: there is no interface {pair.tx} in {pair.netns}" in said.replace("\n", " ")
+    assert RunReader(out).info.status == "failed"
+
+
+class Veth:
+    """A veth pair in a namespace of its own, both ends in it."""
+
+    def __enter__(self) -> Veth:
+        token = secrets.token_hex(3)
+        self.netns, self.tx, self.rx = f"pw-t{token}", f"pwt{token}", f"pwr{token}"
+        try:
+            self._ip("netns", "add", self.netns)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no namespace may be made here: {error.stderr}")
+        self._ip(
+            *("-n", self.netns, "link", "add", self.tx, "type", "veth", "peer", "name", self.rx)
+        )
+        self._ip("-n", self.netns, "address", "add", "198.18.0.1/24", "dev", self.tx)
+        for end in (self.tx, self.rx):
+            self._ip("-n", self.netns, "link", "set", end, "up")
+        return self
+
+    def delete(self) -> None:
+        self._ip("-n", self.netns, "link", "delete", self.tx)
+
+    def __exit__(self, *_: object) -> None:
+        self._ip("netns", "delete", self.netns)
+
+    @staticmethod
+    def _ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)

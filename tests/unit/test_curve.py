@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from planewise.errors import BadInputError
-from planewise.judge.curve import Curve, LoadPoint, Run, RunTable, curves_from_trials
+from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
+from planewise.judge.from_store import curves_from_trials
 from planewise.store.models import Counts, Load, LossPart, TrialRecord
 
 

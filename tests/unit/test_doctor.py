@@ -184,9 +184,9 @@ def test_busy_and_stolen_time_are_shares_of_the_time_that_passed() -> None:
     assert activity.busy_share == pytest.approx(0.5)
     assert activity.steal_share == pytest.approx(0.1)
     stolen = doctor.from_virtualisation("kvm", activity.steal_share)
-    assert [one.value for one in stolen] == ["kvm", "10.0%"]
+    assert [one.value for one in stolen] == ["kvm", "10 %"]
     (busy,) = doctor.from_activity(activity)
-    assert busy.value == "50%"
+    assert busy.value == "50 %"
 
 
 def test_a_clock_that_stood_still_or_a_missing_file_is_no_activity() -> None:

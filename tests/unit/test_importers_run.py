@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import BadInputError
-from planewise.judge.curve import curves_from_trials
-from planewise.judge.from_store import curve_from_trials
+from planewise.judge.from_store import curve_from_trials, curves_from_trials
 from planewise.store import importers
 from planewise.store.importers.run import from_records
 from planewise.store.models import Counts, Level, Load, LossPart, TrialRecord
@@ -75,6 +74,19 @@ def test_drops_cpu_and_limits_are_kept_and_unknown_ones_stay_unknown() -> None:
     assert found.drops.tolist()[1] != found.drops.tolist()[1]
     assert found.cpu.tolist()[0] == 0.25
     assert found.limited.tolist() == [True, False]
+
+
+def test_busy_cpus_are_the_curves_only_without_background_load() -> None:
+    busy: dict[str, object] = {"cpu": {"shared": {"usr": 0.97, "idle": 0.03}}}
+    curves = curves_from_trials(
+        [
+            record(0, 1000, 1000, cell={"plane": "router"}, **busy),
+            record(1, 1000, 1000, cell={"plane": "veth", "load_type": "none"}, **busy),
+            record(2, 1000, 1000, cell={"plane": "veth", "load_type": "cpu"}, **busy),
+        ]
+    )
+    found = [curve.points[0].runs[0].busy for _, curve in curves]
+    assert found == [pytest.approx(0.97), pytest.approx(0.97), None]
 
 
 def test_failed_trials_are_left_out_and_counted() -> None:

@@ -148,7 +148,7 @@ def test_a_table_has_one_line_a_file(good: Path, bad: Path) -> None:
 def test_a_single_file_is_told_in_plain_words(bad: Path) -> None:
     result = invoke(bad)
 
-    assert result.stdout.startswith("BAD: beyond 800 kpps, where loss first exceeds 0.50%")
+    assert result.stdout.startswith("BAD: beyond 800 kpps, where loss first exceeds 0.5 %")
     assert "PDR at 0.5 % loss: " in result.stdout
 
 

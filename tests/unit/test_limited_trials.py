@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from planewise.cli import app
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import judge
 
@@ -32,3 +38,33 @@ def test_a_system_that_no_trial_tested_is_undecided() -> None:
     verdict = judge(curve)
     assert verdict.verdict == "UNDECIDED"
     assert "nothing is known" in verdict.reason
+    numbers = (verdict.pdr, verdict.ndr, verdict.first_crossing, verdict.saturation)
+    assert numbers == (None, None, None, None)
+    assert verdict.no_pdr == verdict.no_ndr == "no trial was limited by the system itself"
+    assert (verdict.probability_good, verdict.probability_open) == (0.5, 1)
+    assert verdict.next_loads == ()
+
+
+def test_a_first_load_that_loses_too_much_is_told_from_a_system_that_was_not_tested() -> None:
+    verdict = judge(
+        Curve.from_runs("late", {load: runs(load, 2000, False) for load in (3000, 4000, 5000)})
+    )
+    assert verdict.tested
+    assert verdict.pdr is None
+    assert verdict.no_pdr == "the first load already loses more"
+
+
+def test_no_table_has_a_number_for_a_system_that_no_trial_tested(tmp_path: Path) -> None:
+    file = tmp_path / "limited.csv"
+    rows = [f"{load},{load},{min(load, 3000)},1,1" for load in (1000, 3000, 4000, 5000)] * 3
+    file.write_text("\n".join(["offered_pps,sent,received,duration_s,limited", *rows]))
+    told = CliRunner().invoke(app, ["judge", str(file)])
+    assert told.exit_code == 0, told.output
+    assert (
+        "PDR at 0.5 % loss is not known: no trial was limited by the system itself" in told.stdout
+    )
+    (row,) = [line for line in told.stdout.splitlines() if "limited.csv" in line]
+    assert "pps" not in row
+    (answer,) = json.loads(CliRunner().invoke(app, ["judge", str(file), "--json"]).stdout)
+    assert answer["verdict"] == "UNDECIDED"
+    assert [answer[key] for key in ("pdr_pps", "ndr_pps", "saturation_pps")] == [None] * 3

@@ -149,6 +149,34 @@ def test_a_generators_limit_is_a_reservation_and_not_the_planes() -> None:
     assert any("generator, not the plane" in text for text in advice.reservations)
 
 
+def test_a_rate_that_the_generator_limited_is_a_lower_bound() -> None:
+    trials = rtts({"veth": (10, 14, 9, 12), "bridge": (10, 14, 9, 12)})
+    for block in range(4):
+        trials.append(load("veth", block, 900, 800 + block))
+        trials.append(load("bridge", block, 2000, 1600 + block))
+        trials.append(load("bridge", block, 3000, 3000, limits=("generator",)))
+    advice = recommend(trials, info_with_host())
+    places = {p.plane: p for p in advice.ranking if p.metric == "forwarded"}
+    assert (places["veth"].at_least, places["bridge"].at_least) == (False, True)
+    assert "bridge forwards most, at least 3 kpps" in advice.headline
+    assert any("idle: bridge at least 3 kpps, 95 %" in text for text in advice.reasons)
+
+
+def test_a_lower_bound_below_the_best_does_not_tell_the_planes_apart() -> None:
+    trials = rtts({"veth": (10, 14, 9, 12), "bridge": (10, 14, 9, 12)})
+    for block in range(4):
+        trials.append(load("veth", block, 700, 700, limits=("generator",)))
+        trials.append(load("bridge", block, 2000, 1600 + block))
+    advice = recommend(trials, info_with_host())
+    (place,) = [
+        p
+        for p in advice.ranking
+        if p.metric == "forwarded" and p.plane == "veth" and p.load_type == "none"
+    ]
+    assert place.note == "not told apart from bridge: the generator was the limit"
+    assert advice.plane is None
+
+
 def test_reservations_name_few_replicates_disturbances_loss_and_planes_not_tried() -> None:
     trials = [rtt("veth", "none", 0, 10, lost=2)]
     text = " | ".join(recommend(trials, info_with_host()).reservations)

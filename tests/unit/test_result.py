@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from planewise.commands.result import print_result
+from planewise.commands.result import _value, print_result
 from planewise.measure.experiment import Outcome
 from planewise.pipeline import Finished
-from planewise.store.models import Recommendation, RunStatus
+from planewise.store.models import Ranked, Recommendation, RunStatus
 from planewise.store.rundir import RunReader
 from tests.unit.made_up_run import MadeUp, write
 
@@ -38,3 +38,8 @@ def test_a_run_that_was_cut_short_or_failed_whole_ends_with_1(
     with pytest.raises(typer.Exit) as caught:
         print_result(finished(tmp_path, status, done, failed), json)
     assert caught.value.exit_code == 1
+
+
+def test_a_lower_bound_is_printed_as_one() -> None:
+    place = Ranked(plane="veth", load_type="none", metric="forwarded", value=2e6, at_least=True)
+    assert _value("forwarded", place) == "at least 2 Mpps"

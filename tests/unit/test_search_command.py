@@ -54,7 +54,7 @@ def test_require_good_fails_for_a_system_that_pdr_does_not_stand_for():
 def test_the_catalogue_is_listed():
     done = run("--synthetic", "list")
     assert "realistic-3pct" in done.stdout
-    assert "capacity noise 3%" in done.stdout
+    assert "capacity noise 3 %" in done.stdout
 
 
 @pytest.mark.parametrize(

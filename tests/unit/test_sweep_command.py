@@ -42,7 +42,7 @@ def test_the_way_out_names_the_command_that_was_given(command: str) -> None:
 @pytest.mark.parametrize(
     ("pdr", "text"),
     [
-        (None, "below the lowest load"),
+        (None, "not known: the first load already loses more"),
         (Estimate(20e3, 19e3, 21e3), "20 kpps (95 %: 19 kpps to 21 kpps)"),
         (Estimate(20e3, 19e3, math.inf), "at least 19 kpps; the loads end too early to say more"),
         (Estimate(20e3, 0, math.inf), "not known: there are too few loads and runs"),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from planewise.units import rate_text, share_text, time_text
+from planewise.units import percent_text, rate_text, time_text
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,23 @@ def test_rates(pps: float, text: str) -> None:
     assert rate_text(pps) == text
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.005, "0.5 %"), (0.123, "12 %"), (1.5, "150 %")])
-def test_shares(share: float, text: str) -> None:
-    assert share_text(share) == text
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (0.005, "0.5 %"),
+        (0.0000031, "0.00031 %"),
+        (0.123, "12.3 %"),
+        (0.09876, "9.9 %"),
+        (1.5, "150 %"),
+        (0, "0 %"),
+        (-0.05, "-5 %"),
+        (math.nan, "not known"),
+    ],
+)
+def test_percentages(ratio: float, text: str) -> None:
+    assert percent_text(ratio) == text
+
+
+def test_a_signed_percentage_has_a_plus_but_zero_has_none() -> None:
+    texts = [percent_text(ratio, signed=True) for ratio in (0.05, -0.05, 0.0)]
+    assert texts == ["+5 %", "-5 %", "0 %"]

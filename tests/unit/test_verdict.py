@@ -32,6 +32,65 @@ SATURATED = {100e3: 100e3, 200e3: 200e3, 300e3: 240e3, 400e3: 240e3, 500e3: 239e
 RISING = {100e3: 100e3, 200e3: 198e3, 300e3: 280e3, 400e3: 350e3, 500e3: 360e3}
 
 
+def erratic(seed: int) -> Curve:
+    """A system that is saturated from 250 kpps on, whose trials get a random part of a machine."""
+    rng = np.random.default_rng(seed)
+    ladder = (50_000, 100_000, 250_000, 300_000, 350_000, 400_000, 450_000, 500_000)
+    return Curve.from_runs(
+        "erratic",
+        {
+            float(load): [
+                Run(load, min(load, int(rng.uniform(60e3, 240e3))) if load > 100_000 else load)
+                for _ in range(5)
+            ]
+            for load in ladder
+        },
+    )
+
+
+def test_an_erratic_curve_is_undecided_although_some_step_always_rises() -> None:
+    verdicts = [judge(erratic(seed)) for seed in range(30)]
+    improbable = [verdict for verdict in verdicts if verdict.probability_good <= 0.05]
+    spared = [verdict for verdict in improbable if verdict.verdict == "UNDECIDED"]
+    assert len(spared) >= 3
+    assert len(improbable) - len(spared) <= 1
+    assert all(verdict.verdict != "GOOD" for verdict in verdicts)
+    assert all("throughput goes up and down" in verdict.reason for verdict in spared)
+
+
+def test_on_a_machine_that_is_busy_with_other_things_nothing_is_bad() -> None:
+    rising = curve(RISING)
+    busy = Curve.from_runs(
+        "busy",
+        {
+            point.offered_pps: [
+                Run(run.sent, run.received, run.duration_s, busy=0.97) for run in point.runs
+            ]
+            for point in rising.points
+        },
+    )
+    assert judge(rising).verdict == "BAD"
+    verdict = judge(busy)
+    assert verdict.verdict == "UNDECIDED"
+    assert "the host's CPUs were 97 % busy even at 100 kpps" in verdict.reason
+    assert "host-busy" in {warning.code for warning in verdict.warnings}
+
+
+def test_cpus_that_are_busy_at_high_loads_alone_are_the_systems_own_work() -> None:
+    rising = curve(RISING)
+    working = Curve.from_runs(
+        "working",
+        {
+            point.offered_pps: [
+                Run(run.sent, run.received, busy=1.0 if point.offered_pps > 200e3 else 0.6)
+                for run in point.runs
+            ]
+            for point in rising.points
+        },
+    )
+    assert judge(working).verdict == "BAD"
+
+
 def test_a_curve_that_saturates_where_loss_begins_is_good() -> None:
     verdict = judge(curve(SATURATED))
     assert verdict.verdict == "GOOD"
@@ -41,7 +100,7 @@ def test_a_curve_that_saturates_where_loss_begins_is_good() -> None:
     assert verdict.saturation.offered_pps == 300e3
     assert verdict.saturation.low_pps < 240e3 < verdict.saturation.high_pps
     assert verdict.reason == (
-        "from 300 kpps, where loss first exceeds 0.50%, throughput no longer rises with load: PDR "
+        "from 300 kpps, where loss first exceeds 0.5 %, throughput no longer rises with load: PDR "
         "stands for the curve"
     )
 

@@ -7,12 +7,10 @@ pub mod capture;
 pub mod cli;
 pub mod clock;
 pub mod cpu;
-pub mod error;
 pub mod filter;
 pub mod frame;
 pub mod histogram;
 pub mod netlink;
-pub mod netns;
 pub mod output;
 pub mod ping;
 pub mod reflect;
@@ -24,3 +22,5 @@ pub mod timestamping;
 pub mod trial;
 pub mod units;
 pub mod wire;
+
+pub use pw_linux::{error, netns};

@@ -3,10 +3,7 @@
 
 use std::net::IpAddr;
 
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload,
-};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
 use netlink_packet_route::link::{
     InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
     Stats64,
@@ -16,7 +13,7 @@ use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcStats2};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 
 use crate::error::{Error, Result};
 
@@ -60,79 +57,23 @@ pub struct Hop {
 }
 
 /// A socket to the kernel's routing tables, bound to the namespace it was opened in.
+#[derive(Debug)]
 pub struct Netlink {
-    socket: Socket,
-    sequence: u32,
-}
-
-impl std::fmt::Debug for Netlink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Netlink").finish_non_exhaustive()
-    }
+    socket: RouteSocket,
 }
 
 impl Netlink {
     /// Opens the socket in the calling thread's namespace.
     pub fn open() -> Result<Self> {
-        let failed = |error| Error::failed(format!("cannot open a netlink socket: {error}"), "");
-        let mut socket = Socket::new(NETLINK_ROUTE).map_err(failed)?;
-        socket.bind_auto().map_err(failed)?;
-        socket.connect(&SocketAddr::new(0, 0)).map_err(failed)?;
-        Ok(Self { socket, sequence: 0 })
+        Ok(Self { socket: RouteSocket::open()? })
     }
 
-    /// Sends one request and collects the answers. The inner result is the kernel's errno.
     fn request(
         &mut self,
         message: RouteNetlinkMessage,
         flags: u16,
-    ) -> Result<std::result::Result<Vec<RouteNetlinkMessage>, i32>> {
-        let failed = |error: std::io::Error| {
-            Error::failed(format!("the kernel's netlink socket failed: {error}"), "")
-        };
-        self.sequence += 1;
-        let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST | flags;
-        header.sequence_number = self.sequence;
-        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message));
-        packet.finalize();
-        let mut bytes = vec![0; packet.buffer_len()];
-        packet.serialize(&mut bytes);
-        self.socket.send(&bytes, 0).map_err(failed)?;
-        let mut answers = Vec::new();
-        loop {
-            let (datagram, _) = self.socket.recv_from_full().map_err(failed)?;
-            let mut rest = datagram.as_slice();
-            while rest.len() >= 16 {
-                let length = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
-                if !(16..=rest.len()).contains(&length) {
-                    break;
-                }
-                let parsed = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&rest[..length]);
-                rest = &rest[length.next_multiple_of(4).min(rest.len())..];
-                // What a newer kernel says and the library cannot read is not what we ask for.
-                let Ok(answer) = parsed else { continue };
-                if answer.header.sequence_number != self.sequence {
-                    continue;
-                }
-                match answer.payload {
-                    NetlinkPayload::InnerMessage(inner) => {
-                        answers.push(inner);
-                        if flags & (NLM_F_DUMP | NLM_F_ACK) == 0 {
-                            return Ok(Ok(answers));
-                        }
-                    }
-                    NetlinkPayload::Done(_) => return Ok(Ok(answers)),
-                    NetlinkPayload::Error(error) => {
-                        return Ok(match error.code {
-                            None => Ok(answers),
-                            Some(code) => Err(code.get().abs()),
-                        });
-                    }
-                    _ => {}
-                }
-            }
-        }
+    ) -> Result<std::result::Result<Vec<RouteNetlinkMessage>, Errno>> {
+        self.socket.request(message, flags)
     }
 
     /// The interface `name`; none when there is none.
@@ -355,10 +296,6 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
         RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
         _ => None,
     }
-}
-
-fn errno_text(code: i32) -> String {
-    std::io::Error::from_raw_os_error(code).to_string()
 }
 
 #[cfg(test)]

@@ -1,50 +1,48 @@
 """One recommendation from one run: the plane, the reasons, the reservations, the rankings.
 
-Rests on replicates (one value a plane, load and block), compared in pairs within blocks
-(judge/statistics). What the data do not tell apart is called so.
+Rests on replicates (one value a cell and block), compared in pairs within blocks by the statistics
+that `planewise compare` uses (judge/statistics). What the data do not tell apart is called so.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from planewise.judge.curve import Curve, curves_from_trials
-from planewise.judge.statistics import Comparison, compare, geometric_mean
+from planewise.judge.curve import Curve
+from planewise.judge.from_store import curves_from_trials
+from planewise.judge.statistics import (
+    Comparison,
+    Family,
+    LevelValue,
+    Observed,
+    RunSample,
+    compare_levels,
+    observe,
+)
+from planewise.judge.statistics.comparison import IDLE, OVERALL
 from planewise.judge.verdict import Verdict, judge
 from planewise.store.models import Ranked, Recommendation, RunInfo, TrialRecord
-from planewise.units import rate_text, share_text, time_text
+from planewise.units import percent_text, rate_text, time_text
 
 ALL_LOADS = "all"
-"""The ranking over every load: per block the geometric mean over loads."""
-
-Values = dict[int, float]
-"""One replicate value a block."""
-
-KERNEL_MODES = ("sys", "irq", "soft")
-"""CPU modes that a data plane's work is booked in; the probes' own work is in `usr`."""
+"""The ranking over every load."""
 
 _LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
 """In the order in which loads are told."""
 
 
-@dataclass(frozen=True)
-class _Metric:
-    """What is ranked, and how a trial gives it."""
-
-    name: str
-    kind: str
-    lower_is_better: bool
-    of_block: Callable[[Sequence[TrialRecord], RunInfo], float | None]
+_METRICS = {"rtt_p50": "rtt", "rtt_p99": "rtt_p99", "forwarded": "throughput"} | {
+    "cpu": "cpu_per_packet"
+}
+"""Names of rankings, and of the metrics (judge/statistics) that they rest on."""
 
 
 def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     """The recommendation of a run. Needs RTT trials for a plane; says so when there are none."""
     done = [trial for trial in trials if trial.status == "done" and "plane" in trial.cell]
-    rankings = {metric.name: _rank(metric, done, info) for metric in _METRICS}
+    sample = RunSample("run", info, done)
+    rankings = {name: _rank(name, observe([sample], metric)) for name, metric in _METRICS.items()}
     ranking = tuple(place for places in rankings.values() for place in places)
     overall = [place for place in rankings["rtt_p50"] if place.load_type == ALL_LOADS]
     reservations = (*_limits_of_the_data(done, info), *_not_tried(info))
@@ -75,144 +73,71 @@ def verdicts_by_cell(trials: Iterable[TrialRecord]) -> list[tuple[Curve, Verdict
 # --- rankings -----------------------------------------------------------------------------------
 
 
-def _rank(metric: _Metric, trials: Sequence[TrialRecord], info: RunInfo) -> list[Ranked]:
-    """The places of every plane, best first, for each load and for all loads together."""
-    by_load = _replicates(metric, trials, info)
-    if len(by_load) > 1:
-        together = _over_all_loads(by_load)
-        if together:
-            by_load = {**by_load, ALL_LOADS: together}
-    elif by_load:
-        by_load = {**by_load, ALL_LOADS: next(iter(by_load.values()))}
+def _rank(name: str, observed: Observed) -> list[Ranked]:
+    """The places of every plane, best first, for each load type and for all loads together."""
+    if not observed.observations:
+        return []
+    family = compare_levels(observed, "plane", by="load_type")
+    loads = {_load_type(stratum): stratum for stratum in family.strata if stratum != OVERALL}
+    if not loads:  # a single load: it is all loads, too
+        only = {str(one.cell.get("load_type", "none")) for one in observed.observations}
+        loads = {next(iter(only)): OVERALL}
+    known = [load for load in _LOAD_WORDS if load in loads]
+    order = dict.fromkeys((*known, *loads))
+    return [
+        place
+        for load, stratum in [*((load, loads[load]) for load in order), (ALL_LOADS, OVERALL)]
+        for place in _places(name, load, stratum, family)
+    ]
+
+
+def _load_type(stratum: str) -> str:
+    return "none" if stratum == IDLE else stratum
+
+
+def _places(name: str, load: str, stratum: str, family: Family) -> list[Ranked]:
+    values = [value for value in family.values if value.stratum == stratum]
+    values.sort(key=lambda value: value.value, reverse=not family.metric.lower_is_better)
+    best = values[0]
     places = []
-    for load, planes in by_load.items():
-        places.extend(_places(metric, load, planes))
-    return places
-
-
-def _replicates(
-    metric: _Metric, trials: Sequence[TrialRecord], info: RunInfo
-) -> dict[str, dict[str, Values]]:
-    """load type -> plane -> block -> value."""
-    groups: dict[tuple[str, str, int], list[TrialRecord]] = defaultdict(list)
-    for trial in trials:
-        if trial.kind == metric.kind:
-            load = str(trial.cell.get("load_type", "none"))
-            groups[load, str(trial.cell["plane"]), trial.block].append(trial)
-    by_load: dict[str, dict[str, Values]] = {}
-    for (load, plane, block), members in groups.items():
-        value = metric.of_block(members, info)
-        if value is not None and value > 0 and math.isfinite(value):
-            by_load.setdefault(load, {}).setdefault(plane, {})[block] = value
-    known = [load for load in _LOAD_WORDS if load in by_load]
-    return {load: by_load[load] for load in dict.fromkeys((*known, *by_load))}
-
-
-def _over_all_loads(by_load: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
-    """Per plane and block the geometric mean over loads; only blocks that have every load."""
-    together: dict[str, Values] = {}
-    for plane in dict.fromkeys(plane for planes in by_load.values() for plane in planes):
-        columns = [planes.get(plane, {}) for planes in by_load.values()]
-        blocks = set.intersection(*(set(column) for column in columns))
-        if blocks:
-            together[plane] = {
-                block: statistics.geometric_mean(column[block] for column in columns)
-                for block in sorted(blocks)
-            }
-    return together
-
-
-def _places(metric: _Metric, load: str, planes: Mapping[str, Values]) -> list[Ranked]:
-    centres = {plane: geometric_mean(list(values.values())) for plane, values in planes.items()}
-    order = sorted(
-        centres, key=lambda plane: centres[plane].estimate, reverse=not metric.lower_is_better
-    )
-    best = order[0]
-    places = []
-    for plane in order:
-        interval = centres[plane]
-        known = interval.n > 1
-        comparison = _paired(planes[plane], planes[best]) if plane != best else None
+    for value in values:
+        against = None if value is best else family.find(value.level, best.level, stratum)
         places.append(
             Ranked.model_validate(
                 {
-                    "plane": plane,
+                    "plane": str(value.level),
                     "load_type": load,
-                    "metric": metric.name,
-                    "value": interval.estimate,
-                    "low": interval.low if known else None,
-                    "high": interval.high if known else None,
-                    "effect": None if comparison is None else _effect(metric, comparison),
-                    "note": "" if comparison is None else _note(comparison, best),
+                    "metric": name,
+                    "value": value.value,
+                    "low": value.low,
+                    "high": value.high,
+                    "effect": None if against is None else _effect(family, against, best.value),
+                    "note": "" if value is best else _note(against, str(best.level), value),
+                    "at_least": value.at_least,
                 }
             )
         )
     return places
 
 
-def _paired(values: Values, best: Values) -> Comparison | None:
-    blocks = sorted(set(values) & set(best))
-    if not blocks:
-        return None
-    return compare([values[block] for block in blocks], [best[block] for block in blocks])
+def _effect(family: Family, against: Comparison, best: float) -> float:
+    """How much worse than the best, as a share of it."""
+    change = against.change
+    if against.scale == "difference":
+        change = change / best if best else 0.0
+    return change if family.metric.lower_is_better else -change
 
 
-def _effect(metric: _Metric, comparison: Comparison) -> float:
-    ratio = comparison.ratio.estimate
-    return ratio - 1 if metric.lower_is_better else 1 - ratio
-
-
-def _note(comparison: Comparison, best: str) -> str:
-    if comparison.outcome == "practically the same":
+def _note(against: Comparison | None, best: str, value: LevelValue) -> str:
+    if against is None:
+        return f"not told apart from {best}: never measured side by side"
+    if value.at_least:
+        return f"not told apart from {best}: the generator was the limit"
+    if against.outcome == "worse":
+        return ""
+    if against.outcome == "practically the same":
         return f"practically the same as {best}"
-    if comparison.outcome == "not known":
-        return f"not told apart from {best}"
-    return ""
-
-
-def _latency_quantile(name: str) -> Callable[[Sequence[TrialRecord], RunInfo], float | None]:
-    """Geometric mean, over a block's RTT trials, of one quantile of the RTT at the guest [ns]."""
-
-    def of_block(trials: Sequence[TrialRecord], info: RunInfo) -> float | None:
-        found = [trial.latency["rtt_user"] for trial in trials if "rtt_user" in trial.latency]
-        values = [float(getattr(latency, name)) for latency in found if latency.count]
-        return statistics.geometric_mean(values) if values and min(values) > 0 else None
-
-    return of_block
-
-
-def _highest_forwarded(trials: Sequence[TrialRecord], info: RunInfo) -> float | None:
-    """The highest forwarding rate [packet/s] among a block's load trials."""
-    rates = [
-        trial.load.achieved_pps * trial.counts.received / trial.counts.sent
-        for trial in trials
-        if trial.load is not None and trial.counts is not None and trial.counts.sent
-    ]
-    return max(rates, default=None)
-
-
-def _kernel_ns_per_packet(trials: Sequence[TrialRecord], info: RunInfo) -> float | None:
-    """Median, over a block's load trials, of kernel CPU time per forwarded packet [ns]."""
-    costs = []
-    for trial in trials:
-        if trial.counts is None or not trial.counts.received or not trial.cpu:
-            continue
-        busy_s = sum(
-            sum(modes.get(mode, 0.0) for mode in KERNEL_MODES)
-            * trial.duration_s
-            * (info.hosts[host].cpus if host in info.hosts else 1)
-            for host, modes in trial.cpu.items()
-        )
-        costs.append(busy_s / trial.counts.received * 1e9)
-    return statistics.median(costs) if costs else None
-
-
-_METRICS = (
-    _Metric("rtt_p50", "rtt", True, _latency_quantile("p50_ns")),
-    _Metric("rtt_p99", "rtt", True, _latency_quantile("p99_ns")),
-    _Metric("forwarded", "load", False, _highest_forwarded),
-    _Metric("cpu", "load", True, _kernel_ns_per_packet),
-)
+    return f"not told apart from {best}"
 
 
 # --- words --------------------------------------------------------------------------------------
@@ -226,9 +151,10 @@ def _choose(overall: Sequence[Ranked], forwarded: Sequence[Ranked]) -> tuple[str
         return best.plane, f"Only {best.plane} was measured: there is nothing to choose from."
     if not rivals:
         second = overall[1]
+        below = percent_text(round(1 - best.value / second.value, 2))
         return best.plane, (
             f"Use {best.plane}: over all loads its median round-trip time is "
-            f"{time_text(best.value)}, {share_text(1 - best.value / second.value)} below that of "
+            f"{time_text(best.value)}, {below} below that of "
             f"{second.plane}, the next best."
         )
     tied = [best.plane, *(place.plane for place in rivals)]
@@ -236,7 +162,7 @@ def _choose(overall: Sequence[Ranked], forwarded: Sequence[Ranked]) -> tuple[str
     if len(rates) > 1 and not any(place.note for place in rates[1:]) and rates[0].effect is None:
         return rates[0].plane, (
             f"Use {rates[0].plane}: {_listed(tied)} are not told apart in round-trip time, and "
-            f"{rates[0].plane} forwards most, {rate_text(rates[0].value)}."
+            f"{rates[0].plane} forwards most, {shown(rates[0], rate_text)}."
         )
     same = all(place.note.startswith("practically") for place in rivals)
     if same:
@@ -264,12 +190,19 @@ def _reasons(plane: str, rankings: Mapping[str, Sequence[Ranked]]) -> tuple[str,
             if own is None:
                 continue
             others = [
-                f"{place.plane} {show(place.value)}" for place in places if place.plane != plane
+                f"{place.plane} {shown(place, show)}" for place in places if place.plane != plane
             ]
             against = f" ({', '.join(others)})" if others else ""
             words = _LOAD_WORDS.get(load, load)
-            reasons.append(f"{what} {words}: {plane} {show(own.value)}{_range(own, show)}{against}")
+            reasons.append(
+                f"{what} {words}: {plane} {shown(own, show)}{_range(own, show)}{against}"
+            )
     return tuple(reasons)
+
+
+def shown(place: Ranked, show: Callable[[float], str]) -> str:
+    """A place's value as people read it; a lower bound says so."""
+    return f"at least {show(place.value)}" if place.at_least else show(place.value)
 
 
 def _range(place: Ranked, show: Callable[[float], str]) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from planewise.commands import console
 from planewise.errors import BadInputError, PlanewiseError, VerdictNotGoodError
+from planewise.units import percent_text
 
 if TYPE_CHECKING:
     from planewise.judge.curve import Curve
@@ -318,7 +319,7 @@ def _row(one: Judged) -> tuple[str, ...]:
     verdict = one.verdict
     return (
         one.word,
-        f"{verdict.probability_good:.0%}" if verdict else "–",
+        percent_text(round(verdict.probability_good, 2)) if verdict else "–",
         _pdr_cell(one),
         _load(verdict.saturation.offered_pps) if verdict and verdict.saturation else "–",
         str(one.trials.loads),
@@ -361,18 +362,20 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
         return [f"UNDECIDED: {_NOTHING_TO_JUDGE} (reported: {', '.join(reported)})."]
     lines = [f"{verdict.verdict}: {verdict.reason}."]
     if verdict.pdr is None:
-        lines.append(f"PDR at {_percent(plr)} loss lies below the lowest load.")
+        lines.append(f"PDR at {percent_text(plr)} loss is not known: {verdict.no_pdr}.")
     elif verdict.pdr.bounded:
         low, high = _load(verdict.pdr.low_pps), _load(verdict.pdr.high_pps)
         lines.append(
-            f"PDR at {_percent(plr)} loss: {_load(verdict.pdr.pps)} (95 %: {low} to {high})."
+            f"PDR at {percent_text(plr)} loss: {_load(verdict.pdr.pps)} (95 %: {low} to {high})."
         )
     elif verdict.pdr.low_pps <= 0:
-        lines.append(f"PDR at {_percent(plr)} loss is not known: there are too few loads and runs.")
+        lines.append(
+            f"PDR at {percent_text(plr)} loss is not known: there are too few loads and runs."
+        )
     else:
         lines.append(
-            f"PDR at {_percent(plr)} loss: at least {_load(verdict.pdr.low_pps)}; the loads end "
-            "too early to say more."
+            f"PDR at {percent_text(plr)} loss: at least {_load(verdict.pdr.low_pps)}; the loads "
+            "end too early to say more."
         )
     return lines
 
@@ -383,7 +386,8 @@ def _pdr_cell(one: Judged) -> str:
         return f"({_load(reported)})" if reported is not None else "–"
     estimate = one.verdict.pdr
     if estimate is None:
-        return f"< {_load(float(one.trials.offered_pps.min()))}"
+        lowest = _load(float(one.trials.offered_pps.min()))
+        return f"< {lowest}" if one.verdict.tested else "–"
     if estimate.bounded:
         return _load(estimate.pps)
     return f"≥ {_load(estimate.low_pps)}" if estimate.low_pps > 0 else "–"
@@ -400,10 +404,6 @@ def _load(pps: float) -> str:
     if pps >= 1e6:
         return f"{pps / 1e6:.4g} Mpps"
     return f"{pps / 1e3:.4g} kpps" if pps >= 1e3 else f"{pps:.4g} pps"
-
-
-def _percent(ratio: float) -> str:
-    return f"{ratio * 100:.3g} %"
 
 
 def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:

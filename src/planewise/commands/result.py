@@ -101,7 +101,7 @@ def _print_ranking(title: str, metric: str, places: Sequence[Ranked]) -> None:
 
 def _value(metric: str, place: Ranked) -> str:
     show = rate_text if metric == "forwarded" else time_text
-    text = show(place.value)
+    text = f"at least {show(place.value)}" if place.at_least else show(place.value)
     if place.low is not None and place.high is not None:
         # Two replicates allow anything: an interval from picoseconds to minutes reads as a mistake.
         wide = place.high > WIDE * place.low

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,8 +26,8 @@ from planewise.commands.sut import (
 from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
-    from planewise.measure.search.goals import GoalResult, SearchResult, Trial
-    from planewise.measure.search.measurer import Measurer
+    from planewise.measure.search.goals import Goal, GoalResult, SearchResult, Trial
+    from planewise.measure.search.run import Algorithm
 
 _EXPECTED_S = {"planewise": 40.0, "mlrsearch": 120.0, "binary": 40.0}
 """About what a search takes, for the progress line."""
@@ -69,6 +68,9 @@ def search(
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Of the search and of --synthetic.")
     ] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Run directory (default: runs/<time>).")
+    ] = None,
     require_good: Annotated[
         bool, typer.Option("--require-good", help="Exit 3 unless the verdict is GOOD.")
     ] = False,
@@ -78,10 +80,6 @@ def search(
 
     Give one of --plane, --router, --tx and --rx, or --synthetic.
     """
-    from planewise.measure.search.goals import Goal
-    from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
-    from planewise.measure.search.run import DEFAULT_GOALS, algorithm_named, run_search
-
     if synthetic == "list":
         _print_catalogue(json)
         return
@@ -89,34 +87,60 @@ def search(
         raise BadInputError(
             f"{precision:g} is no precision for a load", where="--precision", remedy="0.0001 to 0.2"
         )
-    goals = tuple(Goal.parse(text) for text in goal) if goal else DEFAULT_GOALS
-    chosen = algorithm_named(algorithm)
-    if algorithm == PlanewiseSearch.name:
-        chosen = PlanewiseSearch(PlanewiseOptions(precision=precision, seed=seed))
-    with _measurer(
-        synthetic, plane, router, tx, rx, destination, next_hop_mac, ip_version, size_bytes, seed
-    ) as measurer:
-        progress = ProgressLine(context.obj or Verbosity())
-        with progress:
-            expected_s = min(budget_s, _EXPECTED_S[algorithm])
-            if synthetic is None:
-                progress.begin(f"search ({algorithm})", expected_s)
+    if synthetic is not None:
+        if plane or router or tx or rx:
+            raise BadInputError("--synthetic goes with none of --plane, --router, --tx, --rx")
+        if out is not None:
+            raise BadInputError("--synthetic measures nothing that --out could keep")
+        result = _simulate(synthetic, goal, algorithm, precision, budget_s, verdict, seed)
+        if json:
+            truth = _truth(synthetic, tuple(found.goal for found in result.goals))
+            print_json(result.to_json() | {"truth": truth})
+        else:
+            _print(result, synthetic)
+    else:
+        sut = choose_sut(
+            plane, router, tx, rx, destination, next_hop_mac, ip_version, command="search"
+        )
+        size_bytes = frame_size(size_bytes, sut.ip_version)
+        from planewise import doctor
+        from planewise.testbed import privilege
+
+        host = doctor.diagnose()
+        privilege.ensure()
+        # Not before: these start threads, and a user namespace is entered without.
+        from planewise import pipeline
+        from planewise.measure.experiment import default_directory
+
+        goals, chosen = _asked(goal, algorithm, precision, seed)
+        plan = pipeline.SearchPlan(
+            sut=sut,
+            goals=goals,
+            algorithm=chosen,
+            budget_s=budget_s,
+            with_verdict=verdict,
+            size_bytes=size_bytes,
+            seed=seed,
+        )
+        expected_s = min(budget_s, _EXPECTED_S[algorithm])
+        with ProgressLine(context.obj or Verbosity()) as progress:
+            progress.begin(f"search ({algorithm})", expected_s)
 
             def tell(trial: Trial, count: int, spent_s: float) -> None:
-                if synthetic is not None:
-                    return
-                from planewise.units import rate_text
+                from planewise.units import percent_text, rate_text
 
-                what = f"trial {count}: {rate_text(trial.offered_pps)}, {trial.loss_ratio:.2%} lost"
+                lost = percent_text(trial.loss_ratio)
+                what = f"trial {count}: {rate_text(trial.offered_pps)}, {lost} lost"
                 progress.step(what, min(spent_s, expected_s))
 
-            result = run_search(
-                measurer, goals, chosen, budget_s=budget_s, with_verdict=verdict, progress=tell
-            )
-    if json:
-        print_json(result.to_json() | ({"truth": _truth(synthetic, goals)} if synthetic else {}))
-    else:
-        _print(result, synthetic)
+            searched = pipeline.search(plan, out or default_directory(), host, progress, tell)
+        result = searched.result
+        if json:
+            where = {"run": str(searched.directory), "report": str(searched.report)}
+            print_json(where | result.to_json())
+        else:
+            _print(result, None)
+            stdout().print(f"Report: {searched.report}", markup=False, soft_wrap=True)
     label = result.verdict.label if result.verdict else "UNDECIDED"
     if require_good and label != "GOOD":
         raise VerdictNotGoodError(
@@ -124,35 +148,37 @@ def search(
         )
 
 
-@contextmanager
-def _measurer(
-    synthetic: str | None,
-    plane: str | None,
-    router: bool,
-    tx: str | None,
-    rx: str | None,
-    destination: str,
-    next_hop_mac: str,
-    ip_version: int,
-    size_bytes: int | None,
+def _asked(
+    goal: list[str] | None, algorithm: str, precision: float, seed: int
+) -> tuple[tuple[Goal, ...], Algorithm]:
+    """Goals and algorithm that the flags name; BadInputError for what is none."""
+    from planewise.measure.search.goals import Goal
+    from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
+    from planewise.measure.search.run import DEFAULT_GOALS, algorithm_named
+
+    goals = tuple(Goal.parse(text) for text in goal) if goal else DEFAULT_GOALS
+    chosen = algorithm_named(algorithm)
+    if algorithm == PlanewiseSearch.name:
+        chosen = PlanewiseSearch(PlanewiseOptions(precision=precision, seed=seed))
+    return goals, chosen
+
+
+def _simulate(
+    name: str,
+    goal: list[str] | None,
+    algorithm: str,
+    precision: float,
+    budget_s: float,
+    verdict: bool,
     seed: int,
-) -> Iterator[Measurer]:
-    """What the flags name, built and torn down again."""
-    if synthetic is not None:
-        if plane or router or tx or rx:
-            raise BadInputError("--synthetic goes with none of --plane, --router, --tx, --rx")
-        from planewise.judge.synthetic import by_name
+) -> SearchResult:
+    """Searches a synthetic system."""
+    from planewise.judge.synthetic import by_name
+    from planewise.measure.search.run import run_search
 
-        yield by_name(synthetic).start(seed)
-        return
-    sut = choose_sut(plane, router, tx, rx, destination, next_hop_mac, ip_version, command="search")
-    size_bytes = frame_size(size_bytes, sut.ip_version)
-    from planewise.measure.sut import SutMeasurer
-    from planewise.testbed import privilege
-
-    privilege.ensure()
-    with SutMeasurer(sut, size_bytes) as built:
-        yield built
+    goals, chosen = _asked(goal, algorithm, precision, seed)
+    measurer = by_name(name).start(seed)
+    return run_search(measurer, goals, chosen, budget_s=budget_s, with_verdict=verdict)
 
 
 def _truth(name: str, goals: tuple[object, ...]) -> dict[str, float | None]:
@@ -223,8 +249,10 @@ _STOPPED = {
 
 
 def _title(result: GoalResult) -> str:
+    from planewise.units import percent_text
+
     share = result.goal.loss_ratio
-    return "NDR" if share == 0 else f"PDR at {share * 100:g} % loss"
+    return "NDR" if share == 0 else f"PDR at {percent_text(share)} loss"
 
 
 def _load(result: GoalResult) -> str:

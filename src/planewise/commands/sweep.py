@@ -129,12 +129,12 @@ def parse_loads(text: str) -> tuple[float, ...]:
     return tuple(sorted(set(rates)))
 
 
-def _pdr_text(pdr: Estimate | None) -> str:
+def _pdr_text(pdr: Estimate | None, why_none: str = "the first load already loses more") -> str:
     """PDR with its interval; only a bound where the loads end before PDR does."""
     from planewise.units import rate_text
 
     if pdr is None:
-        return "below the lowest load"
+        return f"not known: {why_none}"
     if pdr.bounded:
         low, high = rate_text(pdr.low_pps), rate_text(pdr.high_pps)
         return f"{rate_text(pdr.pps)} (95 %: {low} to {high})"
@@ -144,7 +144,7 @@ def _pdr_text(pdr: Estimate | None) -> str:
 
 
 def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
-    from planewise.units import rate_text
+    from planewise.units import percent_text, rate_text
 
     verdict = swept.verdict
     if json:
@@ -183,13 +183,14 @@ def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
         table.add_row(
             rate_text(point.offered_pps),
             rate_text(point.forwarded_pps),
-            f"{point.plr:.3%}".replace("%", " %"),
+            percent_text(point.plr),
             str(point.count),
             "left out, see below" if point.limited == len(point.runs) else "",
         )
     console.print(table)
     console.print()
-    console.print(f"PDR at {verdict.plr * 100:g} % loss: {_pdr_text(verdict.pdr)}", markup=False)
+    pdr = _pdr_text(verdict.pdr, verdict.no_pdr)
+    console.print(f"PDR at {percent_text(verdict.plr)} loss: {pdr}", markup=False)
     console.print(
         f"{swept.trials} trials, {swept.traffic_s:.1f} s of traffic ({swept.stopped})", markup=False
     )

@@ -12,16 +12,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
 from planewise.errors import BadInputError
-
-if TYPE_CHECKING:
-    from planewise.store.models import Level, TrialRecord
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -46,6 +43,9 @@ class Run:
     """Losses of this run that a drop counter explains; None where no counter was read."""
     limited: bool = False
     """Whether something other than the SUT limited the trial (generator, sink, clock)."""
+    busy: float | None = None
+    """Busy share (0 to 1) of the CPUs of the host that forwarded; None where it is not known, or
+    where the trial loaded them on purpose."""
 
     def __post_init__(self) -> None:
         """BadInputError for counts and durations that no trial can have."""
@@ -68,11 +68,11 @@ class Run:
 class RunTable(Sequence[Run]):
     """Many runs by column, so that a million of them cost memory and not time.
 
-    `sent` and `received` are int64 of shape (K,), `duration_s` float64 (NaN: unknown), `order`
-    and `drops` int64 (−1: unknown), `limited` bool.
+    `sent` and `received` are int64 of shape (K,), `duration_s` and `busy` float64 (NaN: unknown),
+    `order` and `drops` int64 (−1: unknown), `limited` bool.
     """
 
-    __slots__ = ("drops", "duration_s", "limited", "order", "received", "sent")
+    __slots__ = ("busy", "drops", "duration_s", "limited", "order", "received", "sent")
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class RunTable(Sequence[Run]):
         order: ArrayLike | None = None,
         drops: ArrayLike | None = None,
         limited: ArrayLike | None = None,
+        busy: ArrayLike | None = None,
     ) -> None:
         """BadInputError names the first run whose counts or duration no trial can have."""
         self.sent: Ints = _counts(sent, "sent")
@@ -96,7 +97,8 @@ class RunTable(Sequence[Run]):
         self.limited: Bools = (
             np.zeros(size, np.bool_) if limited is None else _column(limited, np.bool_)
         )
-        for name in ("received", "duration_s", "order", "drops", "limited"):
+        self.busy: Floats = np.full(size, np.nan) if busy is None else _column(busy, np.float64)
+        for name in ("received", "duration_s", "order", "drops", "limited", "busy"):
             if getattr(self, name).shape != (size,):
                 raise BadInputError(
                     f"the column {name} has {getattr(self, name).size} values for {size} runs"
@@ -118,6 +120,7 @@ class RunTable(Sequence[Run]):
             order=[_UNKNOWN if run.order is None else run.order for run in runs],
             drops=[_UNKNOWN if run.drops is None else run.drops for run in runs],
             limited=[run.limited for run in runs],
+            busy=[math.nan if run.busy is None else run.busy for run in runs],
         )
 
     @classmethod
@@ -130,6 +133,7 @@ class RunTable(Sequence[Run]):
             order=np.concatenate([table.order for table in tables]),
             drops=np.concatenate([table.drops for table in tables]),
             limited=np.concatenate([table.limited for table in tables]),
+            busy=np.concatenate([table.busy for table in tables]),
         )
 
     def take(self, indices: ArrayLike) -> RunTable:
@@ -142,6 +146,7 @@ class RunTable(Sequence[Run]):
             order=self.order[at],
             drops=self.drops[at],
             limited=self.limited[at],
+            busy=self.busy[at],
         )
 
     def in_order(self) -> RunTable:
@@ -165,7 +170,7 @@ class RunTable(Sequence[Run]):
     def __getitem__(self, index: int | slice) -> Run | RunTable:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
-        duration_s = float(self.duration_s[index])
+        duration_s, busy = float(self.duration_s[index]), float(self.busy[index])
         return Run(
             int(self.sent[index]),
             int(self.received[index]),
@@ -173,6 +178,7 @@ class RunTable(Sequence[Run]):
             None if self.order[index] == _UNKNOWN else int(self.order[index]),
             None if self.drops[index] == _UNKNOWN else int(self.drops[index]),
             bool(self.limited[index]),
+            None if math.isnan(busy) else busy,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -180,7 +186,7 @@ class RunTable(Sequence[Run]):
             return NotImplemented
         return all(
             np.array_equal(
-                getattr(self, name), getattr(other, name), equal_nan=name == "duration_s"
+                getattr(self, name), getattr(other, name), equal_nan=name in ("duration_s", "busy")
             )
             for name in self.__slots__
         )
@@ -398,44 +404,6 @@ class Curve:
         """Index of the first load whose mean PLR exceeds `plr`; None when none does."""
         over = np.flatnonzero(self.plr > plr)
         return int(over[0]) if over.size else None
-
-
-def curves_from_trials(
-    records: Iterable[TrialRecord],
-) -> list[tuple[dict[str, Level], Curve]]:
-    """One curve a cell from a run directory's trials, in order of first appearance.
-
-    Takes finished load trials; offered load is the intended one. Trials that something other
-    than the SUT limited are kept with `limited` set.
-    """
-    cells: dict[tuple[tuple[str, Level], ...], dict[float, list[Run]]] = {}
-    for record in records:
-        if record.kind != "load" or record.status != "done":
-            continue
-        if record.load is None or record.counts is None or record.counts.sent == 0:
-            continue
-        if record.load.intended_pps <= 0:
-            continue
-        runs = cells.setdefault(tuple(sorted(record.cell.items())), {})
-        runs.setdefault(record.load.intended_pps, []).append(
-            Run(
-                sent=record.counts.sent,
-                received=record.counts.received,
-                duration_s=record.duration_s or None,
-                order=record.order,
-                drops=sum(part.count for part in record.loss) if record.loss else None,
-                limited=any(limit != "sut" for limit in record.limits),
-            )
-        )
-    return [
-        (
-            dict(cell),
-            Curve.from_runs(
-                " ".join(str(level) for _, level in cell) or "curve", runs, {"cell": dict(cell)}
-            ),
-        )
-        for cell, runs in cells.items()
-    ]
 
 
 def _first_problem(sent: Any, received: Any, duration_s: Floats) -> tuple[int, str] | None:

@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from planewise.judge.curve import Curve, Floats, LoadPoint, RunTable
 from planewise.judge.probability import MIN_STEP, Draws, Drift, Moments, groups, lag1, normal_tail
-from planewise.units import rate_text
+from planewise.units import percent_text, rate_text
 
 Evidence = Mapping[str, float | int | str]
 
@@ -26,6 +26,10 @@ _STRAY_SHARE = 1e-3
 _ACHIEVED_SHARE = 0.01
 """How far what was sent may be from the offered load."""
 _MIN_RUNS = 3
+_BUSY = 0.95
+"""Busy share of a host's CPUs from which on there was no room for what is measured."""
+_LITTLE = 0.5
+"""Offered loads up to this share of the best throughput give the system little to do."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ def diagnose(
     return (
         *_few_runs(curve),
         *_limited(curve),
+        *host_busy(curve),
         *_offered_not_sent(curve),
         *_more_received_than_sent(curve),
         *_mixed_durations(curve),
@@ -97,6 +102,31 @@ def _limited(curve: Curve) -> Iterator[Caution]:
         )
 
 
+def host_busy(curve: Curve) -> tuple[Caution, ...]:
+    """Whether the host's CPUs were taken even where the system had little to do.
+
+    Then other work shared them with the system, and how much it got was a matter of chance. Where
+    the ladder has no low load, its lowest is looked at.
+    """
+    most = float(curve.forwarded_pps.max())
+    low = [point for point in curve.points if point.offered_pps <= _LITTLE * most]
+    points = low or curve.points[:1]
+    known = np.concatenate([point.table.busy for point in points])
+    known = known[~np.isnan(known)]
+    if not known.size or float(np.median(known)) < _BUSY:
+        return ()
+    busy = float(np.median(known))
+    return (
+        Caution(
+            "host-busy",
+            f"the host's CPUs were {percent_text(round(busy, 2))} busy even at "
+            f"{rate_text(points[0].offered_pps)}, where the system has little to do: other work "
+            "took its time",
+            {"busy": busy, "offered_pps": points[0].offered_pps, "runs": int(known.size)},
+        ),
+    )
+
+
 def _offered_not_sent(curve: Curve) -> Iterator[Caution]:
     off = {
         point: sent / point.offered_pps - 1
@@ -109,7 +139,7 @@ def _offered_not_sent(curve: Curve) -> Iterator[Caution]:
         yield Caution(
             "load-not-achieved",
             f"{_at(found, worst)} what was really sent differs from the offered load by "
-            f"{off[worst]:+.1%}",
+            f"{percent_text(off[worst], signed=True)}",
             {"loads": len(found), "offered_pps": worst.offered_pps, "difference": off[worst]},
         )
 
@@ -121,8 +151,8 @@ def _more_received_than_sent(curve: Curve) -> Iterator[Caution]:
         worst = max(found, key=lambda point: excess[point])
         yield Caution(
             "more-received-than-sent",
-            f"{_at(found, worst)} a run received {excess[worst]:.2%} more than it sent: other "
-            "traffic or duplicates are counted",
+            f"{_at(found, worst)} a run received {percent_text(excess[worst])} more than it sent: "
+            "other traffic or duplicates are counted",
             {"loads": len(found), "offered_pps": worst.offered_pps, "excess": excess[worst]},
         )
 
@@ -145,7 +175,7 @@ def _pooled_loads(curve: Curve) -> Iterator[Caution]:
         yield Caution(
             "loads-pooled",
             f"{len(curve.points)} loads were pooled into {len(pooled)}, as TIR between loads "
-            f"closer than {MIN_STEP:.1%} says nothing",
+            f"closer than {percent_text(MIN_STEP)} says nothing",
             {"loads": len(curve.points), "groups": len(pooled)},
         )
 
@@ -169,8 +199,9 @@ def _outlying_runs(curve: Curve, plr: float) -> Iterator[Caution]:
         yield Caution(
             "outlying-runs",
             f"{_at(rest, worst)} {count} of {worst.count} runs lost up to "
-            f"{worst.plr_per_run.max():.2%}, the others {max(without, 0):.3%} on average: they "
-            f"make the mean {worst.plr:.3%}",
+            f"{percent_text(float(worst.plr_per_run.max()))}, the others "
+            f"{percent_text(max(without, 0))} on average: they make the mean "
+            f"{percent_text(worst.plr)}",
             {
                 "loads": len(rest),
                 "offered_pps": worst.offered_pps,
@@ -231,8 +262,8 @@ def _drifting(curve: Curve, plr: float) -> Iterator[Caution]:
         yield Caution(
             "drifting",
             f"{_at(found, worst)} loss {'rises' if tau > 0 else 'falls'} over the runs, from "
-            f"{max(early, 0):.2%} in the first third to {max(late, 0):.2%} in the last (Kendall's "
-            f"tau {tau:+.2f})",
+            f"{percent_text(max(early, 0))} in the first third to {percent_text(max(late, 0))} in "
+            f"the last (Kendall's tau {tau:+.2f})",
             {
                 "loads": len(found),
                 "offered_pps": worst.offered_pps,
@@ -247,8 +278,9 @@ def _sweep_drifting(drift: Drift | None) -> Iterator[Caution]:
     if drift is not None and drift.material:
         yield Caution(
             "capacity-drifts",
-            f"throughput at saturated loads changed by {drift.change:+.1%} from the first to the "
-            f"last trial of the sweep (t = {drift.t:.1f})",
+            "throughput at saturated loads changed by "
+            f"{percent_text(drift.change, signed=True)} from the first to the last trial of the "
+            f"sweep (t = {drift.t:.1f})",
             {"change": drift.change, "t": drift.t},
         )
 
@@ -289,8 +321,9 @@ def _not_monotone(ladder: Moments) -> Iterator[Caution]:
         _, lower, higher = max(found)
         yield Caution(
             "loss-not-monotone",
-            f"less is lost at {rate_text(ladder.offered_pps[higher])} ({max(mean[higher], 0):.2%}) "
-            f"than at {rate_text(ladder.offered_pps[lower])} ({mean[lower]:.2%}): a search that "
+            f"less is lost at {rate_text(ladder.offered_pps[higher])} "
+            f"({percent_text(max(mean[higher], 0))}) than at "
+            f"{rate_text(ladder.offered_pps[lower])} ({percent_text(mean[lower])}): a search that "
             "assumes that loss rises with load may end anywhere between",
             {
                 "loads": len(found),
@@ -316,9 +349,9 @@ def _trashing(ladder: Moments, draws: Draws) -> Iterator[Caution]:
         fall = 1 - float(forwarded[low] / forwarded[peak])
         yield Caution(
             "trashing",
-            f"throughput falls by {fall:.1%} with load: from {rate_text(forwarded[peak])} at "
-            f"{rate_text(ladder.offered_pps[peak])} offered to {rate_text(forwarded[low])} at "
-            f"{rate_text(ladder.offered_pps[low])}",
+            f"throughput falls by {percent_text(fall)} with load: from "
+            f"{rate_text(forwarded[peak])} at {rate_text(ladder.offered_pps[peak])} offered to "
+            f"{rate_text(forwarded[low])} at {rate_text(ladder.offered_pps[low])}",
             {
                 "peak_offered_pps": float(ladder.offered_pps[peak]),
                 "peak_throughput_pps": float(forwarded[peak]),
@@ -343,7 +376,7 @@ def _unexplained_loss(curve: Curve) -> Iterator[Caution]:
         yield Caution(
             "loss-unexplained",
             f"{_at(found, worst)} drop counters explain {explained} of {lost} lost packets: "
-            f"{1 - explained / lost:.0%} vanished elsewhere",
+            f"{percent_text(round(1 - explained / lost, 2))} vanished elsewhere",
             {
                 "loads": len(found),
                 "offered_pps": worst.offered_pps,

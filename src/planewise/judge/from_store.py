@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve, Ints, LoadPoint, RunTable
+from planewise.store.importers.run import NAME as RUN_FORMAT
+from planewise.store.importers.run import by_cell
 from planewise.store.loads import MEASURED_RATE_SHARE, Floats, LoadTrials, group_measured_rates
+from planewise.store.models import Level, TrialRecord
+from planewise.units import percent_text
 
 MANY_LOADS = 500
 """No ladder has so many steps: beyond, the loads are taken for measured rates and grouped."""
@@ -35,6 +41,7 @@ def curve_from_trials(trials: LoadTrials) -> Curve:
         order=trials.order,
         drops=_counts_or_unknown(trials.drops),
         limited=trials.limited,
+        busy=_busy(trials),
     )
     ends = np.cumsum(np.bincount(at, minlength=len(loads)))
     points = tuple(
@@ -42,6 +49,26 @@ def curve_from_trials(trials: LoadTrials) -> Curve:
         for load, rows in zip(loads, np.split(by_load, ends[:-1]), strict=True)
     )
     return Curve(_title(trials), points, _source(trials))
+
+
+def curves_from_trials(records: Iterable[TrialRecord]) -> list[tuple[dict[str, Level], Curve]]:
+    """One curve a cell from a run directory's trials, in order of first appearance.
+
+    Takes finished load trials that sent something; the offered load is the intended one. Trials
+    that something other than the SUT limited are kept with `limited` set.
+    """
+    return [
+        (
+            cell,
+            replace(
+                curve_from_trials(trials),
+                name=" ".join(str(level) for level in cell.values()) or "curve",
+                source={"cell": cell},
+            ),
+        )
+        for cell, trials in by_cell(records, Path("run"))
+        if len(trials)
+    ]
 
 
 def trials_from_curve(curve: Curve, *, format_name: str, notes: tuple[str, ...] = ()) -> LoadTrials:
@@ -71,8 +98,8 @@ def with_few_loads(trials: LoadTrials) -> LoadTrials:
         return trials
     grouped, _ = group_measured_rates(trials.offered_pps)
     note = (
-        f"{trials.loads} different loads: those within {MEASURED_RATE_SHARE:.0%} of each other "
-        "are taken as one"
+        f"{trials.loads} different loads: those within {percent_text(MEASURED_RATE_SHARE)} of each "
+        "other are taken as one"
     )
     return replace(trials, offered_pps=grouped, notes=(*trials.notes, note))
 
@@ -81,6 +108,16 @@ def _counts_or_unknown(drops: Floats | None) -> Ints | None:
     if drops is None:
         return None
     return np.where(np.isfinite(drops) & (drops >= 0), drops, -1).astype(np.int64)
+
+
+def _busy(trials: LoadTrials) -> Floats | None:
+    """Busy share of the host's CPUs, where it tells of other work than the system's own.
+
+    Of our own runs without background load alone: other tools' systems may poll, and then their
+    CPUs are always busy.
+    """
+    idle = trials.info.get("load_type", "none") == "none"
+    return trials.cpu if trials.format == RUN_FORMAT and idle else None
 
 
 def _title(trials: LoadTrials) -> str:

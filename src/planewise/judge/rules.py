@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from planewise.judge.curve import Curve, Floats
-from planewise.units import rate_text
+from planewise.units import percent_text, rate_text
 
 PublishedRule = Literal["as-published", "as-coded-intent", "as-written"]
 PUBLISHED_RULES: tuple[PublishedRule, ...] = ("as-published", "as-coded-intent", "as-written")
@@ -50,7 +50,7 @@ def apply_rule(rule: PublishedRule, curve: Curve, plr: float = 0.005) -> RuleRes
     over = np.flatnonzero(mean > plr)
     if over.size == 0:
         return RuleResult(
-            False, f"no saturation detected: no load lost more than {plr:.2%}", None, ()
+            False, f"no saturation detected: no load lost more than {percent_text(plr)}", None, ()
         )
     potential = int(over[0])
     offered = curve.offered_pps
@@ -58,7 +58,7 @@ def apply_rule(rule: PublishedRule, curve: Curve, plr: float = 0.005) -> RuleRes
         return RuleResult(
             False,
             f"no saturation detected: only the last load, {rate_text(offered[-1])}, lost more than "
-            f"{plr:.2%}",
+            f"{percent_text(plr)}",
             potential,
             (),
         )

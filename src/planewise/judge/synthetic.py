@@ -32,6 +32,7 @@ from scipy import stats
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve, Run
+from planewise.units import percent_text
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -514,7 +515,7 @@ def make(
         curve, wavering, burst = _reshape(kind, curve, wavering, burst, seed)
     if noise_sd > wavering.sd:
         wavering = replace(wavering, sd=noise_sd)
-    noisy = f"; capacity noise {noise_sd:.0%}" if noise_sd > 0 else ""
+    noisy = f"; capacity noise {percent_text(round(noise_sd, 2))}" if noise_sd > 0 else ""
     name = f"{kind}-{noise_sd:.0%}".replace("%", "pct") if noise_sd > 0 else kind
     return SyntheticSut(name, capacity_pps, curve, wavering, burst, summary + noisy)
 

@@ -11,10 +11,10 @@ import numpy as np
 from planewise.errors import BadInputError
 from planewise.judge import probability
 from planewise.judge.curve import Curve, Floats
-from planewise.judge.diagnose import Caution, diagnose
+from planewise.judge.diagnose import Caution, diagnose, host_busy
 from planewise.judge.probability import BAD, GOOD, OPEN, Draws, Drift, Moments
 from planewise.judge.rules import ETA, PUBLISHED_RULES, PublishedRule, apply_rule
-from planewise.units import rate_text
+from planewise.units import percent_text, rate_text
 
 Rule = Literal["planewise", "as-published", "as-coded-intent", "as-written"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -83,7 +83,8 @@ class Verdict:
     """That the ladder ends, or begins, too early to tell, however many runs it has."""
     pdr: Estimate | None
     """Highest load up to which no more than the limit is lost, interpolated; None when the
-    first load already loses more. Infinite `high_pps`: no load loses more."""
+    first load already loses more, or nothing was `tested`. Infinite `high_pps`: no load loses
+    more."""
     first_crossing: Estimate | None
     """First measured load that loses more than the limit, as the paper has it; None: no load."""
     ndr: Estimate | None
@@ -100,6 +101,24 @@ class Verdict:
     """Offered loads [packet/s] where further trials would decide most, most first."""
     plr: float = 0.005
     """The loss limit of PDR and verdict."""
+    tested: bool = True
+    """False when the SUT limited none of the trials: then no number describes it, and `pdr`,
+    `ndr`, `first_crossing` and `saturation` are None."""
+
+    @property
+    def no_pdr(self) -> str:
+        """Why there is no PDR; empty when there is."""
+        return self._missing(self.pdr, "the first load already loses more")
+
+    @property
+    def no_ndr(self) -> str:
+        """Why there is no NDR; empty when there is."""
+        return self._missing(self.ndr, "the first load already loses packets")
+
+    def _missing(self, estimate: Estimate | None, below: str) -> str:
+        if estimate is not None:
+            return ""
+        return below if self.tested else "no trial was limited by the system itself"
 
 
 def judge(
@@ -130,28 +149,49 @@ def judge(
         word, reason = _published(rule, curve, plr)
     else:
         word = "GOOD" if good >= good_at else "BAD" if good <= bad_at else "UNDECIDED"
-        if drift is not None and drift.material:
+        erratic = word == "BAD" and not _rise_is_shown(drawn, ladder, eta, 1 - bad_at)
+        if erratic or (drift is not None and drift.material):
             word = "UNDECIDED"
-        reason = _reason(word, drawn, ladder, plr, eta, drift)
+        reason = _reason(word, drawn, ladder, plr, eta, drift, erratic=erratic)
+        if word == "BAD" and (busy := host_busy(curve)):
+            word, reason = "UNDECIDED", f"{reason}; but {busy[0].text}"
         if curve.untested:
             word, reason = "UNDECIDED", _UNTESTED
     warnings = (*_loads_left_out(whole, curve), *diagnose(curve, ladder, drawn, plr, drift))
+    tested = not curve.untested
     return Verdict(
         verdict=word,
         rule=rule,
         reason=reason,
-        probability_good=good,
-        probability_open=drawn.share(OPEN),
-        pdr=_pdr(ladder, drawn, plr),
-        first_crossing=_first_crossing(ladder, drawn, plr),
-        ndr=_ndr(curve),
-        saturation=_saturation(ladder, drawn, plr, eta),
+        probability_good=good if tested else 0.5,
+        probability_open=drawn.share(OPEN) if tested else 1.0,
+        pdr=_pdr(ladder, drawn, plr) if tested else None,
+        first_crossing=_first_crossing(ladder, drawn, plr) if tested else None,
+        ndr=_ndr(curve) if tested else None,
+        saturation=_saturation(ladder, drawn, plr, eta) if tested else None,
         trashing=next((warning for warning in warnings if warning.code == "trashing"), None),
         steps=_steps(ladder, drawn),
         warnings=warnings,
-        next_loads=() if word != "UNDECIDED" else next_loads(ladder, drawn),
+        next_loads=next_loads(ladder, drawn) if word == "UNDECIDED" and tested else (),
         plr=plr,
+        tested=tested,
     )
+
+
+def _rise_is_shown(drawn: Draws, ladder: Moments, eta: float, at: float) -> bool:
+    """Whether throughput rises between some two loads beyond PDR, with probability `at`.
+
+    That some step of many rises is probable wherever the runs vary much, too: every draw of an
+    erratic curve has a step that does, each another. That proves nothing about the system.
+    """
+    offered, forwarded = ladder.offered_pps, drawn.forwarded_pps
+    for low in range(offered.size - 1):
+        beyond = (drawn.first_over <= low)[:, None]
+        rise = forwarded[:, low + 1 :] - forwarded[:, [low]]
+        over = rise >= eta * (offered[low + 1 :] - offered[low])
+        if float((over & beyond).mean(axis=0).max()) >= at:
+            return True
+    return False
 
 
 _UNTESTED = (
@@ -210,34 +250,42 @@ def _published(rule: Rule, curve: Curve, plr: float) -> tuple[Word, str]:
 
 
 def _reason(
-    word: Word, drawn: Draws, ladder: Moments, plr: float, eta: float, drift: Drift | None
+    word: Word,
+    drawn: Draws,
+    ladder: Moments,
+    plr: float,
+    eta: float,
+    drift: Drift | None,
+    *,
+    erratic: bool,
 ) -> str:
     offered, mean = ladder.offered_pps, ladder.mean
     good, bad, open_ = (drawn.share(outcome) for outcome in (GOOD, BAD, OPEN))
     over = np.flatnonzero(mean > plr)
     if drift is not None and drift.material:
         return (
-            f"the system did not stay the same: its capacity changed by {drift.change:+.1%} during "
-            "the sweep, so that its loads cannot be compared"
+            "the system did not stay the same: its capacity changed by "
+            f"{percent_text(drift.change, signed=True)} during the sweep, so that its loads "
+            "cannot be compared"
         )
     if open_ > max(good, bad):
         if over.size == 0:
             return (
-                f"no load up to {rate_text(offered[-1])} lost more than {plr:.2%}: PDR and "
-                "saturation lie above what was measured"
+                f"no load up to {rate_text(offered[-1])} lost more than {percent_text(plr)}: PDR "
+                "and saturation lie above what was measured"
             )
         if over[0] == 0 and offered.size > 1:
             return (
-                f"the first load, {rate_text(offered[0])}, already lost {mean[0]:.2%}: PDR lies "
-                "below what was measured"
+                f"the first load, {rate_text(offered[0])}, already lost {percent_text(mean[0])}: "
+                "PDR lies below what was measured"
             )
         return (
-            f"only the last load, {rate_text(offered[-1])}, lost more than {plr:.2%}: whether "
-            "throughput still rises beyond it was not measured"
+            f"only the last load, {rate_text(offered[-1])}, lost more than {percent_text(plr)}: "
+            "whether throughput still rises beyond it was not measured"
         )
     start = int(over[0]) if over.size else offered.size - 1
     tir = np.diff(offered * (1 - mean)) / np.diff(offered)
-    at = f"{rate_text(offered[start])}, where loss first exceeds {plr:.2%}"
+    at = f"{rate_text(offered[start])}, where loss first exceeds {percent_text(plr)}"
     if word == "GOOD":
         return f"from {at}, throughput no longer rises with load: PDR stands for the curve"
     if word == "BAD":
@@ -247,14 +295,19 @@ def _reason(
             f"{rate_text(offered[worst])} to {rate_text(offered[worst + 1])} (below {eta:g} would "
             "be saturation)"
         )
+    if erratic:
+        return (
+            f"the runs vary too much: beyond {at}, throughput goes up and down, and between no two "
+            "loads is it certain to rise"
+        )
     if open_ > 0.05:
         return (
             "it is not certain that the ladder reaches saturation: a load that lost "
-            f"{mean[start]:.2%} decides"
+            f"{percent_text(mean[start])} decides"
         )
     return (
-        f"the runs do not tell: with probability {good:.0%} throughput no longer rises beyond "
-        f"{at}, with {bad:.0%} it does"
+        f"the runs do not tell: with probability {percent_text(round(good, 2))} throughput no "
+        f"longer rises beyond {at}, with {percent_text(round(bad, 2))} it does"
     )
 
 

@@ -55,7 +55,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             reflector = host.start([host.probe, "reflect"], netns=path.responder.netns)
             running.enter_context(reflector)
             reflector.wait_ready("ready", READY_S)
-        taps = _start_taps(path, trial.protocol, directory, running)
+        taps = _start_taps(path, trial.protocol, running)
         ping, packets = _ping(path, trial, directory)
         captures: list[Capture] = []
         for role, tap, file in taps:
@@ -63,7 +63,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             for point in output.points:
                 if point.error is not None:
                     raise PlanewiseError(point.error.what, remedy=point.error.remedy)
-            packets = _join(packets, _read_tap(file))
+            packets = _join(packets, _read_tap(path.hosts[role].take(file, directory)))
             captures += [
                 Capture(point=p.name, host=role, packets=p.packets, dropped=p.dropped)
                 for p in output.points
@@ -72,18 +72,19 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
 
 
 def _start_taps(
-    path: RttPath, protocol: Protocol, directory: Path, running: ExitStack
-) -> list[tuple[HostRole, HostProcess, Path]]:
+    path: RttPath, protocol: Protocol, running: ExitStack
+) -> list[tuple[HostRole, HostProcess, str]]:
     """One `pw-probe tap` a host, capturing; each with the file that it writes at its end."""
-    taps: list[tuple[HostRole, HostProcess, Path]] = []
+    taps: list[tuple[HostRole, HostProcess, str]] = []
     for role, host in path.hosts.items():
         points = [point for point in path.capture_points if point.host == role]
         if not points:
             continue
-        file = directory / f"{role}.csv"
-        argv = [host.probe, "tap", "--proto", protocol, "--packets", str(file)]
+        file = f"{host.directory}/{role}.csv"
+        argv = [host.probe, "tap", "--proto", protocol, "--packets", file]
         for point in points:
-            argv += ["--point", f"{point.name}={point.interface}@{point.netns}"]
+            where = f"@{point.netns}" if point.netns else ""
+            argv += ["--point", f"{point.name}={point.interface}{where}"]
         tap = running.enter_context(host.start(argv))
         taps.append((role, tap, file))
     for _, tap, _ in taps:
@@ -93,14 +94,14 @@ def _start_taps(
 
 def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, pl.DataFrame]:
     host = path.hosts["sender"]
-    file = directory / "ping.csv"
+    file = f"{host.directory}/ping.csv"
     argv = [
         *(host.probe, "ping", path.responder.ipv4),
         *("--proto", trial.protocol),
         *("--rate", f"{trial.frequency_pps:g}"),
         *("--count", str(trial.packets)),
         *("--size", str(trial.size_bytes)),
-        *("--packets", str(file)),
+        *("--packets", file),
     ]
     finished = host.run(
         argv,
@@ -111,7 +112,7 @@ def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, 
     if output.interrupted:
         raise KeyboardInterrupt
     schema = dict.fromkeys(_STAMPS, pl.Int64)  # a stamp that is always missing is still a number
-    return output, pl.read_csv(file, schema_overrides=schema)
+    return output, pl.read_csv(host.take(file, directory), schema_overrides=schema)
 
 
 def _read_tap(file: Path) -> pl.DataFrame:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from planewise.errors import BadInputError
+from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge.curve import Run
 from planewise.measure.experiment import Place
 from planewise.measure.load import Generator, LoadPath, measure_load
@@ -109,7 +109,11 @@ class SutMeasurer:
         name = f"load:{','.join(str(level) for level in self.cell.values())}#{self._trials}"
         trial = LoadTrial(f"{name}@{offered_pps:.0f}", offered_pps, self.size_bytes, duration_s)
         place = Place(trial.name, self.cell, 0, self._trials)
-        record = measure_load(self._path, trial, place, self._generator).record
+        try:
+            record = measure_load(self._path, trial, place, self._generator).record
+        except PlanewiseError:
+            self._check_interfaces()
+            raise
         self._trials += 1
         if self._on_record is not None:
             self._on_record(record)
@@ -126,6 +130,7 @@ class SutMeasurer:
             order=record.order,
             drops=sum(part.count for part in record.loss),
             limited=any(limit != "sut" for limit in record.limits),
+            busy=record.busy,
         )
 
     def __enter__(self) -> Self:
@@ -139,6 +144,7 @@ class SutMeasurer:
     def _build(self) -> LoadPath:
         version = self.sut.ip_version
         if isinstance(self.sut, InterfacesUnderTest):
+            self._check_interfaces()
             return LoadPath(self.sut.path, (), version)
         if isinstance(self.sut, RouterUnderTest):
             router = self._built.enter_context(RouterTestbed(version, mtu_for([self.size_bytes])))
@@ -149,6 +155,26 @@ class SutMeasurer:
         for role, interfaces in testbed.entrances.items():
             self._steer(testbed.hosts[role], testbed.topology.sites[role].netns, interfaces)
         return LoadPath(testbed.trial_path(), testbed.counter_points, version)
+
+    def _check_interfaces(self) -> None:
+        """BadInputError when an interface that the user named is not there (any more)."""
+        if not isinstance(self.sut, InterfacesUnderTest):
+            return
+        path = self.sut.path
+        for flag, netns, interface in (
+            ("--tx", path.tx_netns, path.tx_interface),
+            ("--rx", path.rx_netns, path.rx_interface),
+        ):
+            try:
+                found = self._host.has_interface(interface, netns=netns or None)
+            except PlanewiseError as error:
+                raise BadInputError(error.what, where=flag, remedy=error.remedy) from error
+            if not found:
+                raise BadInputError(
+                    f"there is no interface {interface}{f' in {netns}' if netns else ''}",
+                    where=flag,
+                    remedy="`ip link` lists the interfaces; IF@NETNS names one in a namespace",
+                )
 
     def _steer(self, host: LocalHost, netns: str, interfaces: tuple[str, ...]) -> None:
         if self._cpus is not None:

@@ -16,7 +16,8 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
-from planewise.judge.curve import Curve, curves_from_trials
+from planewise.judge.curve import Curve
+from planewise.judge.from_store import curves_from_trials
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import packets as packet_files
 from planewise.report import summaries, theme

@@ -183,7 +183,8 @@ def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
         small.append("best")
     else:
         small.append(f"{theme.share(round(place.effect, 2))} worse than the best")
-    return Value(show(place.value), place.value, small="; ".join(small))
+    text = f"at least {show(place.value)}" if place.at_least else show(place.value)
+    return Value(text, place.value, small="; ".join(small))
 
 
 _LOADS = {"none": "No load", "cpu": "CPU load", "network": "Network load", "all": "All loads"}

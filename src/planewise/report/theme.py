@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import cycle
 
+from planewise.units import percent_text
+
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 """One metric on every machine: the width of labels is known when a figure is laid out."""
 
@@ -124,10 +126,8 @@ def recolouring(selector: str) -> str:
 
 
 def share(value: float) -> str:
-    """A ratio as per cent, with as many digits as it takes to see it: `0.5 %`, `0.00031 %`."""
-    if value == 0:
-        return "0 %"
-    return f"{_digits(value * 100, 2 if abs(value) < 0.1 else 3)} %"
+    """A ratio as per cent, written as everywhere else."""
+    return percent_text(value)
 
 
 def interval(low: str, high: str) -> str:

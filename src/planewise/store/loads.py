@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planewise.errors import BadInputError
+from planewise.units import percent_text
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -181,7 +182,7 @@ class TrialColumns:
             if merged:
                 notes.append(
                     "the file does not hold the intended loads: measured rates within "
-                    f"{MEASURED_RATE_SHARE:.0%} of each other are taken as one load"
+                    f"{percent_text(MEASURED_RATE_SHARE)} of each other are taken as one load"
                 )
         return LoadTrials(
             name=name or self.path.name,

@@ -127,6 +127,14 @@ class TrialRecord(Record):
     packets: str | None = None
     """Per-packet samples: path of a Parquet file, relative to the run directory."""
 
+    @property
+    def busy(self) -> float | None:
+        """Busy share of the CPUs that forwarded: the responder's, or the shared machine's."""
+        modes = self.cpu.get("responder") or self.cpu.get("shared")
+        if not modes or "idle" not in modes:
+            return None
+        return 1 - modes["idle"] - modes.get("iowait", 0.0)
+
 
 class Disturbance(Record):
     """Something on a host that would disturb a measurement."""
@@ -203,6 +211,8 @@ class RunInfo(Record):
     trials_planned: NonNegativeInt = 0
     skipped: tuple[SkippedCell, ...] = ()
     """Cells of the design that could not be run here."""
+    result: dict[str, object] = {}
+    """What a search found, as `planewise search --json` prints it, without the list of trials."""
 
 
 class Ranked(Record):
@@ -223,6 +233,8 @@ class Ranked(Record):
     the best one."""
     note: str = ""
     """What a reader should know of this place, one sentence: a tie, a limit, a verdict."""
+    at_least: bool = False
+    """The generator, not the plane, was the limit: the plane does `value` or more."""
 
 
 class Recommendation(Record):

@@ -10,17 +10,19 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.netns import NamespaceThread
+from planewise.testbed.scratch import scratch
 
 GRACE_S = 3.0
 """How long a process that was asked to stop may take before it is killed."""
@@ -103,6 +105,16 @@ class HostProcess(Protocol):
             PlanewiseError: the process ended before.
         """
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+
+    def interrupt(self) -> None:
+        """Asks it to end, without waiting."""
+
+    def kill(self) -> None:
+        """Ends it and its group now, without waiting."""
+
     def stop(self) -> Finished:
         """Asks it to end, kills it after a grace, returns what it left. Idempotent.
 
@@ -161,6 +173,32 @@ class Host(Protocol):
 
         Raises:
             PlanewiseError: it cannot be read.
+        """
+
+    @property
+    def place(self) -> str:
+        """How sentences call it."""
+
+    @property
+    def directory(self) -> str:
+        """A scratch directory on the host, made at the first use, that goes with `close`.
+
+        Raises:
+            PlanewiseError: it cannot be made.
+        """
+
+    def socket(self, path: str) -> str:
+        """A Unix socket of this machine that leads to the host's socket `path`.
+
+        Raises:
+            PlanewiseError: the host refuses that.
+        """
+
+    def take(self, remote: str, into: Path) -> Path:
+        """A file of the host as one of this machine: moved into the directory `into`.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
         """
 
     def put(self, local: Path, remote: str) -> None:
@@ -280,11 +318,36 @@ class LocalHost:
         self._home = home
         self._thread: NamespaceThread | None = None
         self._processes: list[LocalProcess] = []
+        self._scratch = ExitStack()
+        self._directory: str | None = None
 
     @property
     def name(self) -> str:
         """Its role."""
         return self._name
+
+    @property
+    def place(self) -> str:
+        """See `Host.place`."""
+        return self._home or "this machine"
+
+    @property
+    def directory(self) -> str:
+        """See `Host.directory`."""
+        if self._directory is None:
+            self._directory = str(self._scratch.enter_context(scratch()))
+        return self._directory
+
+    def socket(self, path: str) -> str:
+        """See `Host.socket`: it is here."""
+        return path
+
+    def take(self, remote: str, into: Path) -> Path:
+        """See `Host.take`."""
+        try:
+            return Path(shutil.move(remote, into / Path(remote).name))
+        except OSError as error:
+            raise PlanewiseError(f"{remote} cannot be moved to {into}: {error.strerror}") from error
 
     @property
     def probe(self) -> str:
@@ -327,6 +390,24 @@ class LocalHost:
                 f"{path} on {self._name} cannot be read: {error.strerror}"
             ) from error
 
+    def has_interface(self, name: str, *, netns: str | None = None) -> bool:
+        """Whether there is an interface of that name, or alternative name, in the namespace.
+
+        `netns` may also be a path, or `pid:N`, as pw-probe takes them.
+
+        Raises:
+            PlanewiseError: there is no such namespace.
+        """
+        if netns is not None and netns.startswith("pid:"):
+            netns = f"/proc/{netns.removeprefix('pid:')}/ns/net"
+        if self._thread is None:
+            self._thread = NamespaceThread(f"host {self._name}")
+        try:
+            self._thread.call(netns or self._home, socket.if_nametoindex, name)
+        except OSError:
+            return False
+        return True
+
     def put(self, local: Path, remote: str) -> None:
         """See `Host.put`."""
         _copy(local, Path(remote))
@@ -342,6 +423,8 @@ class LocalHost:
         for process in self._processes:
             process.wait()
         self._processes.clear()
+        self._scratch.close()
+        self._directory = None
         if self._thread is not None:
             self._thread.close()
             self._thread = None

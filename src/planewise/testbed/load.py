@@ -18,6 +18,7 @@ from planewise.testbed import counters
 from planewise.testbed.host import Finished, HostProcess, LocalProcess, ProcessTimeoutError
 from planewise.testbed.model import CounterPoint, Guest, HostRole
 from planewise.testbed.namespaces import NamespaceTestbed
+from planewise.units import percent_text
 
 LoadType = Literal["none", "cpu", "network"]
 
@@ -251,7 +252,8 @@ class BackgroundLoad:
             share = cpu_s / (ran_s * self._cpus)
             if share < 0.9 * self.spec.cpu_share:
                 warnings.append(
-                    f"CPU load got {share:.0%} of the CPUs, {self.spec.cpu_share:.0%} was asked for"
+                    f"CPU load got {percent_text(share)} of the CPUs, "
+                    f"{percent_text(self.spec.cpu_share)} was asked for"
                 )
             return LoadReport(
                 self.spec, len(workers), ran_s, cpu_s=cpu_s, cpu_share=share,

@@ -83,6 +83,10 @@ class Guest:
     mac: str
     ipv4: str
     ipv6: str
+    port: str = ""
+    """Its host side's interface, where that cannot be called after its label."""
+    port_index: int = 0
+    """Index of that interface; 0 leaves it to the site."""
 
     @property
     def label(self) -> str:
@@ -148,6 +152,9 @@ class Site:
     uplink: str
     """The interface that reaches the other host: the wire, or the bridge that has it as a port."""
     mtu_bytes: int
+    nic: str = WIRE
+    """The interface that leaves the host."""
+    bridge: str = BRIDGE
 
     @property
     def number(self) -> int:
@@ -201,6 +208,8 @@ class Site:
 
     def port_index(self, guest: Guest) -> int:
         """Index of the host side of a guest's attachment, far from those that guests use."""
+        if guest.port_index:
+            return guest.port_index
         return 1000 if guest.role == "main" else 1001 + guest.index
 
     def port_mac(self, guest: Guest) -> str:

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 
+def _ip(netns: str, program: str = "ip") -> str:
+    """The program's call for a namespace; an empty name is the host's own."""
+    return f"{program} -n {netns}" if netns else program
+
+
 @dataclass(frozen=True)
 class AddNamespace:
     """A new, empty network namespace; its loopback comes up with it."""
@@ -40,7 +45,7 @@ class AddVeth:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} link add {self.name} index {self.index} address {self.mac} "
+            f"{_ip(self.netns)} link add {self.name} index {self.index} address {self.mac} "
             f"mtu {self.mtu_bytes} type veth peer name {self.peer} "
             f"netns {self.peer_netns} address {self.peer_mac} mtu {self.mtu_bytes}"
         )
@@ -62,7 +67,7 @@ class AddBridge:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} link add {self.name} address {self.mac} mtu {self.mtu_bytes} "
+            f"{_ip(self.netns)} link add {self.name} address {self.mac} mtu {self.mtu_bytes} "
             f"type bridge stp_state 0 mcast_snooping 0 ageing_time {self.ageing_s * 100}"
         )
 
@@ -80,7 +85,7 @@ class AddMacvlan:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} link add link {self.parent} name {self.name} "
+            f"{_ip(self.netns)} link add link {self.parent} name {self.name} "
             f"netns {self.guest_netns} address {self.mac} type macvlan mode {self.mode}"
         )
 
@@ -97,7 +102,7 @@ class AddIpvlan:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} link add link {self.parent} name {self.name} "
+            f"{_ip(self.netns)} link add link {self.parent} name {self.name} "
             f"netns {self.guest_netns} type ipvlan mode {self.mode}"
         )
 
@@ -111,7 +116,7 @@ class SetMaster:
     bridge: str
 
     def __str__(self) -> str:
-        return f"ip -n {self.netns} link set {self.interface} master {self.bridge}"
+        return f"{_ip(self.netns)} link set {self.interface} master {self.bridge}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class SetAddress:
 
     def __str__(self) -> str:
         nodad = " nodad" if ":" in self.address else ""
-        return f"ip -n {self.netns} address add {self.address} dev {self.interface}{nodad}"
+        return f"{_ip(self.netns)} address add {self.address} dev {self.interface}{nodad}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class SetUp:
     interface: str
 
     def __str__(self) -> str:
-        return f"ip -n {self.netns} link set {self.interface} up"
+        return f"{_ip(self.netns)} link set {self.interface} up"
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ class SetMtu:
     mtu_bytes: int
 
     def __str__(self) -> str:
-        return f"ip -n {self.netns} link set {self.interface} mtu {self.mtu_bytes}"
+        return f"{_ip(self.netns)} link set {self.interface} mtu {self.mtu_bytes}"
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ class AddRoute:
     def __str__(self) -> str:
         via = f"via {self.via} " if self.via else ""
         onlink = " onlink" if self.via else ""
-        return f"ip -n {self.netns} route add {self.destination} {via}dev {self.interface}{onlink}"
+        return f"{_ip(self.netns)} route add {self.destination} {via}dev {self.interface}{onlink}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ class AddNeighbour:
 
     def __str__(self) -> str:
         return (
-            f"ip -n {self.netns} neighbour add {self.address} lladdr {self.mac} "
+            f"{_ip(self.netns)} neighbour add {self.address} lladdr {self.mac} "
             f"dev {self.interface} nud permanent"
         )
 
@@ -190,7 +195,7 @@ class AddForwarding:
     mac: str
 
     def __str__(self) -> str:
-        return f"bridge -n {self.netns} fdb replace {self.mac} dev {self.port} master static"
+        return f"{_ip(self.netns, 'bridge')} fdb replace {self.mac} dev {self.port} master static"
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,8 @@ class SetSysctl:
     value: str
 
     def __str__(self) -> str:
-        return f"ip netns exec {self.netns} sysctl -w {self.key.replace('/', '.')}={self.value}"
+        inside = f"ip netns exec {self.netns} " if self.netns else ""
+        return f"{inside}sysctl -w {self.key.replace('/', '.')}={self.value}"
 
 
 @dataclass(frozen=True)
@@ -212,9 +218,7 @@ class AwaitUp:
     netns: str
 
     def __str__(self) -> str:
-        return (
-            f"while ip -n {self.netns} link show up | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
-        )
+        return f"while {_ip(self.netns)} link show up | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
 
 
 Step = (

@@ -26,6 +26,7 @@ from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab import host as lab_host
 from planewise.testbed.host import GRACE_S, Finished, ProcessTimeoutError, find_probe
+from planewise.testbed.scratch import scratch
 
 CONNECT_TIMEOUT_S = 30.0
 """An emulated host takes a second or two for a handshake, a busy one longer."""
@@ -328,6 +329,9 @@ class SshHost:
         )
         self._processes: list[SshProcess] = []
         self._probe: str | None = None
+        self._directory: str | None = None
+        self._sockets: dict[str, str] = {}
+        self._local = ExitStack()
         self._keeper: asyncssh.SSHClientProcess[str] | None = None
         self._thread.start()
         try:
@@ -355,10 +359,45 @@ class SshHost:
             PlanewiseError: it cannot be copied.
         """
         if self._probe is None:
-            directory = self.call(self._make_directory())
-            self.put(Path(find_probe()), f"{directory}/pw-probe")
-            self._probe = f"{directory}/pw-probe"
+            self._probe = self.program(find_probe())
         return self._probe
+
+    def program(self, local: str) -> str:
+        """A static program of this machine on the host: copied there, removed by `close`.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+        there = f"{self.directory}/{Path(local).name}"
+        self.put(Path(local), there)
+        return there
+
+    @property
+    def directory(self) -> str:
+        """See `Host.directory`."""
+        if self._directory is None:
+            self._directory = self.call(self._make_directory())
+        return self._directory
+
+    def socket(self, path: str) -> str:
+        """See `Host.socket`: forwarded over the connection, gone with it."""
+        if path not in self._sockets:
+            here = str(self._local.enter_context(scratch()) / "socket")
+            try:
+                self.call(self._forward(here, path))
+            except OSError as error:
+                raise PlanewiseError(
+                    f"{path} on {self.place} cannot be reached: {error.strerror or error}",
+                    remedy="allow AllowStreamLocalForwarding in its sshd_config",
+                ) from error
+            self._sockets[path] = here
+        return self._sockets[path]
+
+    def take(self, remote: str, into: Path) -> Path:
+        """See `Host.take`."""
+        local = into / Path(remote).name
+        self.fetch(remote, local)
+        return local
 
     def start(
         self, argv: Sequence[str], *, netns: str | None = None, stdin: bytes | None = None
@@ -431,6 +470,8 @@ class SshHost:
         with suppress(PlanewiseError):
             self.call(self._hang_up())
         self._end_loop()
+        self._local.close()
+        self._sockets.clear()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the connection's thread.
@@ -487,6 +528,9 @@ class SshHost:
         process = SshProcess(self, argv, remote)
         await process.begin(stdin)
         return process
+
+    async def _forward(self, here: str, there: str) -> None:
+        await self._connection.forward_local_path(here, there)
 
     async def _make_directory(self) -> str:
         words = shlex.join(["sh", "-c", _DIRECTORY])

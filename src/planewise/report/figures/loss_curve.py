@@ -101,7 +101,7 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: Factors) -> Figure:
         ),
         alt=(
             f"Load-loss curve of {title}: {verdict.verdict}. {verdict.reason}. "
-            f"PDR at {limit}: {_said(verdict.pdr)}."
+            f"PDR at {limit}: {_pdr_said(verdict)}."
         ),
         draw=draw,
         table=table(item.curve),
@@ -186,7 +186,7 @@ def overview(
             )
         )
 
-    pdrs = ", ".join(f"{item.plane} {_said(item.verdict.pdr)}" for item in items)
+    pdrs = ", ".join(f"{item.plane} {_pdr_said(item.verdict)}" for item in items)
     return Figure(
         name=name,
         title=title,
@@ -225,8 +225,8 @@ def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
                 item.plane,
                 words(item.factors, common),
                 item.verdict.verdict,
-                _estimate(item.verdict.pdr, "the first load already loses more"),
-                _estimate(item.verdict.ndr, "the first load already loses packets"),
+                _estimate(item.verdict.pdr, item.verdict.no_pdr),
+                _estimate(item.verdict.ndr, item.verdict.no_ndr),
                 _saturation(item.verdict),
                 Value(_probability(item.verdict.probability_good), item.verdict.probability_good),
                 Value(str(len(item.verdict.warnings)), len(item.verdict.warnings)),
@@ -545,9 +545,13 @@ def _ends(items: Sequence[JudgedCurve], colours: dict[str, str]) -> list[Row]:
     ]
 
 
-def _said(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "below the first load"
+def _pdr_said(verdict: Verdict) -> str:
+    if verdict.pdr is None:
+        return "below the first load" if verdict.tested else "not known"
+    return _said(verdict.pdr)
+
+
+def _said(estimate: Estimate) -> str:
     if estimate.bounded:
         return rate_text(estimate.pps)
     return f"at least {rate_text(estimate.low_pps)}" if estimate.low_pps > 0 else "not known"

@@ -13,7 +13,7 @@ from planewise.report.cells import words
 from planewise.report.data import Visit
 from planewise.report.figures import base
 from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
-from planewise.units import rate_text, time_text
+from planewise.units import percent_text, rate_text, time_text
 
 _MOST_POINTS = 400
 """RTT trials that are drawn one by one; of more, every so many are drawn as their median."""
@@ -100,9 +100,10 @@ def _drift_panel(
                     "order": some[0].order,
                     "change": value - 1,
                     "said": f"trial {some[0].order}: {plane}, {words(some[0].factors)}, "
-                    f"{value - 1:+.1%}"
+                    f"{percent_text(value - 1, signed=True)}"
                     if stride == 1
-                    else f"{plane}, trials {some[0].order} to {some[-1].order}: {value - 1:+.1%}",
+                    else f"{plane}, trials {some[0].order} to {some[-1].order}: "
+                    f"{percent_text(value - 1, signed=True)}",
                 }
             )
     window = max(5, len(visits) // 12)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,14 +65,36 @@ def from_records(
     notes: list[str] | None = None,
 ) -> list[LoadTrials]:
     """The load trials among `records`, a curve a cell, in the order of first appearance."""
+    failed = sum(record.kind == "load" and not _usable(record) for record in records)
+    common = [*(notes or [])]
+    if failed:
+        common.append(f"{failed} load trials failed and are left out")
+    cells = by_cell(records, path)
+    told = _differing([cell for cell, _ in cells])
+    return [
+        replace(
+            trials,
+            curve=" ".join(f"{key}={value}" for key, value in cell.items() if key in told),
+            info={**(info or {}), **cell},
+            notes=(*common, *trials.notes),
+        )
+        for cell, trials in cells
+    ]
+
+
+def by_cell(
+    records: Iterable[TrialRecord], path: Path
+) -> list[tuple[dict[str, Level], LoadTrials]]:
+    """The finished load trials by cell, factors by name, in the order of first appearance.
+
+    A cell whose every trial sent nothing has no rows. `path` is named in errors.
+    """
     cells: dict[tuple[tuple[str, Level], ...], tuple[TrialColumns, list[float]]] = {}
-    failed = 0
     for line, record in enumerate(records, start=1):
-        if record.kind != "load":
+        if record.kind != "load" or not _usable(record):
             continue
-        if record.status != "done" or record.load is None or record.counts is None:
-            failed += 1
-            continue
+        assert record.load is not None
+        assert record.counts is not None
         cell = tuple(
             sorted((key, value) for key, value in record.cell.items() if key not in _LOAD_FACTORS)
         )
@@ -81,39 +106,26 @@ def from_records(
             received=record.counts.received,
             duration_s=record.duration_s or float("nan"),
             drops=sum(part.count for part in record.loss) if record.loss else float("nan"),
-            cpu=_busy(record),
+            cpu=math.nan if (busy := record.busy) is None else busy,
             limited=any(limit != "sut" for limit in record.limits),
         )
         order.append(record.order)
-    common = [*(notes or [])]
-    if failed:
-        common.append(f"{failed} load trials failed and are left out")
-    told = _differing([dict(cell) for cell in cells])
-    curves = []
-    for cell, (columns, order) in cells.items():
-        curve = " ".join(f"{key}={value}" for key, value in cell if key in told)
-        curves.append(
+    return [
+        (
+            dict(cell),
             columns.finish(
-                format_name=NAME,
-                name=path.name or str(path),
-                curve=curve,
-                order=order,
-                info={**(info or {}), **dict(cell)},
-                notes=common,
-            )
+                format_name=NAME, name=path.name or str(path), order=order, info=dict(cell)
+            ),
         )
-    return curves
+        for cell, (columns, order) in cells.items()
+    ]
+
+
+def _usable(record: TrialRecord) -> bool:
+    return record.status == "done" and record.load is not None and record.counts is not None
 
 
 def _differing(cells: list[dict[str, Level]]) -> set[str]:
     """The factors that tell the cells apart."""
     keys = {key for cell in cells for key in cell}
     return {key for key in keys if len({repr(cell.get(key)) for cell in cells}) > 1}
-
-
-def _busy(record: TrialRecord) -> float:
-    """Busy share of the CPUs that forwarded: the responder's, or the shared machine's."""
-    modes = record.cpu.get("responder") or record.cpu.get("shared")
-    if not modes or "idle" not in modes:
-        return float("nan")
-    return 1 - modes["idle"] - modes.get("iowait", 0.0)

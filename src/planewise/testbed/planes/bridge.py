@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planewise.store.models import Metric
-from planewise.testbed.model import WIRE, Guest, Site
+from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import AddForwarding, AddVeth, SetMaster, SetUp, Step
 from planewise.testbed.planes.plane import neighbours, on_link
 
@@ -50,12 +50,12 @@ class BridgePlane:
         return (
             *neighbours(guest, peer, peer.mac),
             AddForwarding(site.netns, self.host_interface(guest), guest.mac),
-            AddForwarding(site.netns, WIRE, peer.mac),
+            AddForwarding(site.netns, site.nic, peer.mac),
         )
 
     def host_interface(self, guest: Guest) -> str:
         """The bridge port."""
-        return f"veth-{guest.label}"
+        return guest.port or f"veth-{guest.label}"
 
     def next_hop_mac(self, site: Site, guest: Guest, peer: Guest) -> str:
         """The peer itself."""

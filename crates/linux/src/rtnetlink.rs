@@ -1,0 +1,189 @@
+//! One request to the kernel's routing tables and its answers. Knows nothing of what is asked.
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+use crate::error::{Error, Result};
+
+/// Bytes of a netlink message's header (`struct nlmsghdr`).
+pub const HEADER_BYTES: usize = 16;
+
+const NLMSG_NOOP: u16 = 1;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+
+/// The kernel's refusal of a request: an errno.
+pub type Errno = i32;
+
+/// A socket to the kernel's routing tables, bound to the namespace it was opened in.
+pub struct RouteSocket {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl std::fmt::Debug for RouteSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RouteSocket").finish_non_exhaustive()
+    }
+}
+
+impl RouteSocket {
+    /// Opens the socket in the calling thread's namespace.
+    ///
+    /// # Errors
+    /// The kernel gives none.
+    pub fn open() -> Result<Self> {
+        let failed = |error| Error::failed(format!("cannot open a netlink socket: {error}"), "");
+        let mut socket = Socket::new(NETLINK_ROUTE).map_err(failed)?;
+        socket.bind_auto().map_err(failed)?;
+        socket.connect(&SocketAddr::new(0, 0)).map_err(failed)?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// Sends one request and collects the answers that the library can read. The inner result is
+    /// the kernel's errno.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn request(
+        &mut self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<std::result::Result<Vec<RouteNetlinkMessage>, Errno>> {
+        Ok(self.exchange(message, flags)?.map(|answers| {
+            // What a newer kernel says and the library cannot read is not what we ask for.
+            answers.iter().filter_map(|answer| read(answer)).collect()
+        }))
+    }
+
+    /// Sends one request and collects the answers as they came, headers included. The inner result
+    /// is the kernel's errno.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn exchange(
+        &mut self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<std::result::Result<Vec<Vec<u8>>, Errno>> {
+        let failed = |error: std::io::Error| {
+            Error::failed(format!("the kernel's netlink socket failed: {error}"), "")
+        };
+        self.sequence += 1;
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = self.sequence;
+        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        packet.finalize();
+        let mut bytes = vec![0; packet.buffer_len()];
+        packet.serialize(&mut bytes);
+        self.socket.send(&bytes, 0).map_err(failed)?;
+        let mut answers = Vec::new();
+        loop {
+            let (datagram, _) = self.socket.recv_from_full().map_err(failed)?;
+            for part in messages(&datagram) {
+                if part.sequence != self.sequence {
+                    continue;
+                }
+                match part.kind {
+                    NLMSG_NOOP => {}
+                    NLMSG_DONE => return Ok(Ok(answers)),
+                    NLMSG_ERROR => {
+                        return Ok(match part.errno() {
+                            0 => Ok(answers),
+                            code => Err(code),
+                        });
+                    }
+                    _ => {
+                        answers.push(part.bytes.to_vec());
+                        if flags & (NLM_F_DUMP | NLM_F_ACK) == 0 {
+                            return Ok(Ok(answers));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One answer as the library understands it; none when it does not.
+pub fn read(answer: &[u8]) -> Option<RouteNetlinkMessage> {
+    match NetlinkMessage::<RouteNetlinkMessage>::deserialize(answer).ok()?.payload {
+        NetlinkPayload::InnerMessage(inner) => Some(inner),
+        _ => None,
+    }
+}
+
+/// The system's words for an errno.
+pub fn errno_text(code: Errno) -> String {
+    std::io::Error::from_raw_os_error(code).to_string()
+}
+
+/// A message of a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part<'a> {
+    kind: u16,
+    sequence: u32,
+    /// The header included.
+    bytes: &'a [u8],
+}
+
+impl Part<'_> {
+    /// What an NLMSG_ERROR says: 0 is an acknowledgement. One that is cut short is a failure.
+    fn errno(&self) -> Errno {
+        let code = self.bytes.get(HEADER_BYTES..HEADER_BYTES + 4);
+        code.and_then(|bytes| bytes.try_into().ok())
+            .map_or(libc::EBADMSG, |bytes| i32::from_ne_bytes(bytes).saturating_abs())
+    }
+}
+
+/// The messages of a datagram, up to the first that does not fit into it.
+fn messages(datagram: &[u8]) -> Vec<Part<'_>> {
+    let mut found = Vec::new();
+    let mut rest = datagram;
+    while rest.len() >= HEADER_BYTES {
+        let length = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
+        if !(HEADER_BYTES..=rest.len()).contains(&length) {
+            break;
+        }
+        found.push(Part {
+            kind: u16::from_ne_bytes([rest[4], rest[5]]),
+            sequence: u32::from_ne_bytes([rest[8], rest[9], rest[10], rest[11]]),
+            bytes: &rest[..length],
+        });
+        rest = &rest[length.next_multiple_of(4).min(rest.len())..];
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::LinkMessage;
+
+    use super::*;
+
+    #[test]
+    fn a_dump_of_links_holds_the_loopback_interface() {
+        let mut socket = RouteSocket::open().expect("Linux");
+        let ask = || RouteNetlinkMessage::GetLink(LinkMessage::default());
+        let read_ones = socket.request(ask(), NLM_F_DUMP).expect("answered").expect("allowed");
+        assert!(!read_ones.is_empty());
+        let raw = socket.exchange(ask(), NLM_F_DUMP).expect("answered").expect("allowed");
+        assert_eq!(raw.len(), read_ones.len());
+    }
+
+    #[test]
+    fn no_datagram_can_be_read_past_its_end() {
+        bolero::check!().with_type::<Vec<u8>>().for_each(|datagram| {
+            let parts = messages(datagram);
+            assert!(parts.iter().map(|part| part.bytes.len()).sum::<usize>() <= datagram.len());
+            for part in parts {
+                assert!(part.errno() >= 0);
+                let _ = read(part.bytes);
+            }
+        });
+    }
+}

@@ -1,0 +1,44 @@
+//! The command line of `planewised`: one variant a subcommand, each with a module of its own.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use pw_linux::error::Result;
+
+use crate::vf;
+
+/// Planewise on a host: its SR-IOV functions, and who holds them.
+#[derive(Debug, Parser)]
+#[command(name = "planewised", version, about, propagate_version = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands; the help of each is the text of its `Args`.
+#[derive(Debug, Subcommand)]
+#[expect(missing_docs, reason = "a text here would hide that of the Args")]
+pub enum Command {
+    Vf(Box<vf::Args>),
+}
+
+/// Runs the command; prints its result on stdout, errors on stderr.
+pub fn main(cli: Cli) -> ExitCode {
+    match run(&cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("planewised: {error}");
+            if !error.remedy.is_empty() {
+                eprintln!("  {}", error.remedy);
+            }
+            ExitCode::from(error.code)
+        }
+    }
+}
+
+fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Vf(args) => vf::run(args),
+    }
+}

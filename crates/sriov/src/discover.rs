@@ -1,0 +1,150 @@
+//! Reads a machine's PFs and VFs, as they are now. Changes nothing.
+
+use std::collections::BTreeMap;
+
+use pw_linux::error::Result;
+
+use crate::address::PciAddress;
+use crate::driver;
+use crate::kernel::Kernel;
+use crate::model::{Machine, Netdev, Pf, Place, Vf};
+use crate::sysfs;
+
+/// Reads all PFs with their VFs.
+///
+/// The interface of a VF is looked for by its PCI address: first in this namespace, then, where a
+/// VF has a network driver and no interface here, in every other.
+///
+/// # Errors
+/// There is no sysfs, or the kernel does not answer.
+pub fn machine(kernel: &mut dyn Kernel) -> Result<Machine> {
+    let addresses = kernel.tree().pfs()?;
+    let mut netdevs = netdevs_at(kernel, &Place::Home)?;
+    let tree = kernel.tree();
+    let missing: Vec<PciAddress> = addresses
+        .iter()
+        .flat_map(|pf| tree.vfs(*pf))
+        .map(|(_, vf)| vf)
+        .filter(|vf| !netdevs.contains_key(vf))
+        .filter(|vf| tree.link(*vf, "driver").is_some_and(|driver| driver != driver::VFIO))
+        .collect();
+    if !missing.is_empty() {
+        for namespace in kernel.namespaces() {
+            // One that has gone meanwhile holds nothing: the kernel sends home what was in it.
+            let Ok(found) = netdevs_at(kernel, &Place::Away(namespace)) else { continue };
+            for (address, netdev) in found {
+                netdevs.entry(address).or_insert(netdev);
+            }
+            if missing.iter().all(|vf| netdevs.contains_key(vf)) {
+                break;
+            }
+        }
+    }
+    let pfs = addresses.into_iter().map(|address| pf(kernel, address, &mut netdevs));
+    Ok(Machine { pfs: pfs.collect::<Result<_>>()? })
+}
+
+/// The interface of one function, wherever it is.
+///
+/// # Errors
+/// The kernel does not answer.
+pub fn netdev(kernel: &mut dyn Kernel, address: PciAddress) -> Result<Option<Netdev>> {
+    if let Some(netdev) = netdevs_at(kernel, &Place::Home)?.remove(&address) {
+        return Ok(Some(netdev));
+    }
+    for namespace in kernel.namespaces() {
+        if let Ok(mut found) = netdevs_at(kernel, &Place::Away(namespace)) {
+            if let Some(netdev) = found.remove(&address) {
+                return Ok(Some(netdev));
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn netdevs_at(kernel: &mut dyn Kernel, place: &Place) -> Result<BTreeMap<PciAddress, Netdev>> {
+    let mut found = BTreeMap::new();
+    for seen in kernel.links(place)? {
+        if let Some(device) = seen.device.filter(|_| !seen.representor) {
+            found.entry(device).or_insert(seen.netdev);
+        }
+    }
+    Ok(found)
+}
+
+fn pf(
+    kernel: &mut dyn Kernel,
+    address: PciAddress,
+    netdevs: &mut BTreeMap<PciAddress, Netdev>,
+) -> Result<Pf> {
+    let tree = kernel.tree().clone();
+    let netdev = netdevs.remove(&address);
+    let pf_driver = tree.link(address, "driver");
+    let infos = match &netdev {
+        Some(netdev) => kernel.vfs(netdev)?,
+        None => None,
+    };
+    let seen_on_pf =
+        infos.iter().flatten().any(|info| info.counters.is_some_and(|count| !count.is_zero()));
+    let mut vfs = Vec::new();
+    for (index, vf) in tree.vfs(address) {
+        let info = infos.iter().flatten().find(|info| info.index == index);
+        let netdev = netdevs.remove(&vf);
+        let iommu_group = group(&tree, vf);
+        let holder = kernel.vfio_holder(vf, iommu_group);
+        vfs.push(Vf {
+            index,
+            address: vf,
+            driver: tree.link(vf, "driver"),
+            driver_override: tree
+                .text(vf, "driver_override")
+                .and_then(|text| sysfs::driver_override(&text)),
+            numa_node: tree.number(vf, "numa_node"),
+            iommu_group,
+            config: info.map(|info| info.config.clone()),
+            counters: driver::judge(
+                pf_driver.as_deref(),
+                kernel.version(),
+                info.and_then(|info| info.counters),
+                seen_on_pf,
+            ),
+            used_by: holder.or_else(|| used_by(netdev.as_ref())),
+            netdev,
+            owner: None,
+        });
+    }
+    Ok(Pf {
+        driver: pf_driver,
+        vendor: tree.text(address, "vendor"),
+        device: tree.text(address, "device"),
+        numa_node: tree.number(address, "numa_node"),
+        iommu_group: group(&tree, address),
+        total_vfs: tree.number(address, "sriov_totalvfs").unwrap_or(0),
+        num_vfs: tree.number(address, "sriov_numvfs").unwrap_or(0),
+        drivers_autoprobe: tree.number(address, "sriov_drivers_autoprobe").map(|value| value != 0),
+        vf_offset: tree.number(address, "sriov_offset"),
+        vf_stride: tree.number(address, "sriov_stride"),
+        netdev,
+        vfs,
+        owner: None,
+        address,
+    })
+}
+
+fn group(tree: &sysfs::Tree, address: PciAddress) -> Option<u32> {
+    sysfs::number(&tree.link(address, "iommu_group")?)
+}
+
+/// Who uses a VF's interface, for a sentence.
+fn used_by(netdev: Option<&Netdev>) -> Option<String> {
+    let netdev = netdev?;
+    let name = &netdev.name;
+    if !netdev.netns.is_home() {
+        return Some(format!("its interface {name} is in {}", netdev.netns));
+    }
+    if let Some(other) = &netdev.attached_to {
+        return Some(format!("its interface {name} is joined to {other}"));
+    }
+    (!netdev.addresses.is_empty())
+        .then(|| format!("its interface {name} has the address {}", netdev.addresses[0]))
+}

@@ -1,0 +1,124 @@
+//! What is known of drivers and can be asked nowhere. Touches nothing.
+
+use crate::model::{Counters, VfCounters};
+
+/// The driver of VFs that need none of the kernel's: user space drives them.
+pub const VFIO: &str = "vfio-pci";
+
+/// The network driver of the VFs of a PF that this driver drives; none when it is not known.
+pub fn network_driver_of_vfs(pf_driver: &str) -> Option<&'static str> {
+    Some(match pf_driver {
+        "igb" => "igbvf",
+        "ixgbe" => "ixgbevf",
+        "i40e" | "ice" | "idpf" => "iavf",
+        "fm10k" => "fm10k",
+        "mlx5_core" => "mlx5_core",
+        "mlx4_core" => "mlx4_core",
+        "bnxt_en" => "bnxt_en",
+        "bnx2x" => "bnx2x",
+        "qede" => "qede",
+        "sfc" => "sfc",
+        "ionic" => "ionic",
+        "cxgb4" => "cxgb4vf",
+        "be2net" => "be2net",
+        "enic" => "enic",
+        "nfp" => "nfp",
+        "hinic" => "hinic",
+        "LiquidIO" => "LiquidIO_VF",
+        _ => return None,
+    })
+}
+
+/// Drivers whose `ndo_get_vf_stats` fills the counters, with a kernel (major, minor) that has it for
+/// certain.
+const COUNTING: &[(&str, (u32, u32))] = &[
+    ("mlx5_core", (4, 15)),
+    ("ice", (5, 10)),
+    ("i40e", (5, 10)),
+    ("ionic", (5, 10)),
+    ("LiquidIO", (5, 10)),
+    ("ixgbe", (6, 1)),
+];
+
+/// Drivers that are known to fill nothing: the kernel then sends zeros.
+const SILENT: &[&str] = &["igb"];
+
+/// Tells counters from zeros that mean nothing.
+///
+/// rtnetlink sends IFLA_VF_STATS full of zeros for a driver that has no such function, so the
+/// message alone cannot tell. A count that was seen on any VF of the PF (`seen_on_pf`) proves that
+/// the driver counts; without one, only a driver that is known to count is believed.
+pub fn judge(
+    driver: Option<&str>,
+    kernel: (u32, u32),
+    counters: Option<VfCounters>,
+    seen_on_pf: bool,
+) -> Counters {
+    let driver = driver.unwrap_or("none");
+    let unsupported = |reason: String| Counters::Unsupported { reason };
+    let Some(counters) = counters else {
+        return unsupported(format!("the kernel sends no counters for VFs of the driver {driver}"));
+    };
+    let known = COUNTING.iter().any(|(name, since)| *name == driver && kernel >= *since);
+    if seen_on_pf || known {
+        return Counters::Supported(counters);
+    }
+    if SILENT.contains(&driver) {
+        return unsupported(format!("the driver {driver} keeps no counters for VFs"));
+    }
+    unsupported(format!(
+        "the driver {driver} is not known to keep counters for VFs, and those of this PF are all zero"
+    ))
+}
+
+/// Major and minor number of a kernel's release, such as `6.12.1-amd64`.
+pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ZEROS: Option<VfCounters> = Some(VfCounters {
+        rx_packets: 0,
+        tx_packets: 0,
+        rx_bytes: 0,
+        tx_bytes: 0,
+        broadcast_packets: 0,
+        multicast_packets: 0,
+        rx_dropped_packets: 0,
+        tx_dropped_packets: 0,
+    });
+
+    fn supported(driver: &str, kernel: (u32, u32), seen: bool) -> bool {
+        matches!(judge(Some(driver), kernel, ZEROS, seen), Counters::Supported(_))
+    }
+
+    #[test]
+    fn zeros_are_believed_of_drivers_that_count_and_of_no_other() {
+        assert!(supported("mlx5_core", (6, 1), false));
+        assert!(!supported("igb", (6, 12), false));
+        assert!(!supported("novel", (6, 12), false));
+        assert!(!supported("ixgbe", (5, 10), false));
+        assert!(supported("ixgbe", (6, 1), false));
+    }
+
+    #[test]
+    fn a_count_that_was_seen_is_proof() {
+        assert!(supported("novel", (6, 12), true));
+        assert!(supported("igb", (9, 0), true));
+        assert!(matches!(judge(Some("igb"), (9, 0), None, true), Counters::Unsupported { .. }));
+    }
+
+    #[test]
+    fn releases_of_distributions_are_read() {
+        assert_eq!(kernel_version("6.12.57+deb13-amd64"), Some((6, 12)));
+        assert_eq!(kernel_version("5.4.0-171-generic"), Some((5, 4)));
+        assert_eq!(kernel_version("linux"), None);
+        bolero::check!().with_type::<String>().for_each(|text| {
+            let _ = kernel_version(text);
+        });
+    }
+}

@@ -1,0 +1,358 @@
+//! What is asked of the kernel and told to it, as a trait: Linux itself, or a made-up one in tests.
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use nix::sys::statfs::{SYSFS_MAGIC, statfs};
+use pw_linux::error::{Error, Result};
+use pw_linux::rtnetlink::{Errno, errno_text};
+
+use crate::address::PciAddress;
+use crate::driver;
+use crate::link::{Change, Links, Seen, Setting};
+use crate::model::{Namespace, Netdev, NetdevCounters, Place};
+use crate::namespaces::{self, run_at};
+use crate::sysfs::{Tree, device};
+use crate::vfinfo::VfInfo;
+
+/// A kernel, or what stands for one.
+pub trait Kernel {
+    /// Its sysfs.
+    fn tree(&self) -> &Tree;
+
+    /// Major and minor number of its release.
+    fn version(&self) -> (u32, u32);
+
+    /// The interfaces of a namespace.
+    ///
+    /// # Errors
+    /// The namespace is gone or cannot be entered.
+    fn links(&mut self, place: &Place) -> Result<Vec<Seen>>;
+
+    /// All namespaces but its own.
+    fn namespaces(&mut self) -> Vec<Namespace>;
+
+    /// What it says of the VFs of a PF; none when it cannot be asked.
+    ///
+    /// # Errors
+    /// The socket failed.
+    fn vfs(&mut self, pf: &Netdev) -> Result<Option<Vec<VfInfo>>>;
+
+    /// The process that holds a function through VFIO, for a sentence; none when none does.
+    fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Option<String>;
+
+    /// Interfaces that must not go away, each with the reason: default routes and the SSH session.
+    ///
+    /// # Errors
+    /// The socket failed.
+    fn vital(&mut self) -> Result<Vec<(String, String)>>;
+
+    /// Writes a value into a file of sysfs.
+    ///
+    /// # Errors
+    /// The errno, with none for a failure that is no errno.
+    fn write(&mut self, file: &Path, value: &str) -> std::result::Result<(), std::io::Error>;
+
+    /// Tells a PF about one of its VFs.
+    ///
+    /// # Errors
+    /// The socket failed; inside, the kernel's errno.
+    fn set_vf(
+        &mut self,
+        pf: &Netdev,
+        vf: u32,
+        setting: Setting,
+    ) -> Result<std::result::Result<(), Errno>>;
+
+    /// Changes an interface in its namespace.
+    ///
+    /// # Errors
+    /// The socket failed or the namespace is gone; inside, the kernel's errno.
+    fn change(
+        &mut self,
+        netdev: &Netdev,
+        change: &Change,
+    ) -> Result<std::result::Result<(), Errno>>;
+
+    /// Moves an interface from its namespace to another, where it gets `name`.
+    ///
+    /// # Errors
+    /// The socket failed or a namespace is gone; inside, the kernel's errno.
+    fn carry(
+        &mut self,
+        netdev: &Netdev,
+        to: &Place,
+        name: &str,
+    ) -> Result<std::result::Result<(), Errno>>;
+}
+
+/// Linux, below a sysfs. Where the root is no sysfs but a made-up tree, netlink is left alone: its
+/// interfaces are not those of the tree.
+#[derive(Debug)]
+pub struct Linux {
+    tree: Tree,
+    real: bool,
+    version: (u32, u32),
+}
+
+impl Linux {
+    /// The kernel that runs, as the sysfs below `root` shows it.
+    pub fn new(root: &Path) -> Self {
+        let real = statfs(root).is_ok_and(|found| found.filesystem_type() == SYSFS_MAGIC);
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let version = driver::kernel_version(&release).unwrap_or((0, 0));
+        Self { tree: Tree::new(root), real, version }
+    }
+
+    fn must_be_real(&self) -> Result<()> {
+        if self.real {
+            return Ok(());
+        }
+        Err(Error::failed(
+            format!("{} is no sysfs: no interface can be changed", self.tree.root().display()),
+            "leave out --sysfs, or add --dry-run",
+        ))
+    }
+
+    /// The interfaces that the tree shows, which are those of the namespace it was mounted in.
+    fn links_of_tree(&self) -> Result<Vec<Seen>> {
+        let mut found = Vec::new();
+        for pf in self.tree.pfs()? {
+            let vfs = self.tree.vfs(pf).into_iter().map(|(_, vf)| vf);
+            for function in std::iter::once(pf).chain(vfs) {
+                for name in self.tree.interfaces(function) {
+                    let text = |file: &str| self.tree.interface_text(function, &name, file);
+                    let number = |file: &str| crate::sysfs::number(&text(file)?);
+                    let netdev = Netdev {
+                        index: number("ifindex").unwrap_or(0),
+                        mac: text("address").and_then(|mac| mac.parse().ok()),
+                        mac_is_permanent: number("addr_assign_type").map(|kind| kind == 0),
+                        mtu_bytes: number("mtu").unwrap_or(0),
+                        up: number("flags").is_some_and(|flags| flags & 1 == 1),
+                        carrier: number("carrier").map(|carrier| carrier != 0),
+                        addresses: Vec::new(),
+                        attached_to: self.tree.upper(&name).into_iter().next(),
+                        netns: Place::Home,
+                        counters: NetdevCounters::default(),
+                        name,
+                    };
+                    found.push(Seen { device: Some(function), representor: false, netdev });
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Kernel for Linux {
+    fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    fn links(&mut self, place: &Place) -> Result<Vec<Seen>> {
+        if !self.real {
+            return if place.is_home() { self.links_of_tree() } else { Ok(Vec::new()) };
+        }
+        run_at(place, || Links::open()?.all(place))
+    }
+
+    fn namespaces(&mut self) -> Vec<Namespace> {
+        if self.real { namespaces::others() } else { Vec::new() }
+    }
+
+    fn vfs(&mut self, pf: &Netdev) -> Result<Option<Vec<VfInfo>>> {
+        if !self.real {
+            return Ok(None);
+        }
+        run_at(&pf.netns, || Links::open()?.vfs(&pf.name))
+    }
+
+    fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Option<String> {
+        if !self.real {
+            return None;
+        }
+        let mut files: Vec<String> =
+            group.iter().map(|group| format!("/dev/vfio/{group}")).collect();
+        if let Ok(entries) = fs::read_dir(self.tree.path(device(vf)).join("vfio-dev")) {
+            files.extend(
+                entries.flatten().map(|entry| {
+                    format!("/dev/vfio/devices/{}", entry.file_name().to_string_lossy())
+                }),
+            );
+        }
+        holder_of(&files)
+    }
+
+    fn vital(&mut self) -> Result<Vec<(String, String)>> {
+        if !self.real {
+            return Ok(Vec::new());
+        }
+        let mut links = Links::open()?;
+        let seen = links.all(&Place::Home)?;
+        let name = |index: u32| {
+            seen.iter().find(|seen| seen.netdev.index == index).map(|seen| seen.netdev.name.clone())
+        };
+        let mut found: Vec<(String, String)> = links
+            .default_routes()?
+            .into_iter()
+            .filter_map(|index| Some((name(index)?, "the default route".to_owned())))
+            .collect();
+        for client in ssh_clients() {
+            if let Some(name) = links.route_to(client)?.and_then(name) {
+                found.push((name, format!("the SSH session from {client}")));
+            }
+        }
+        Ok(found)
+    }
+
+    fn write(&mut self, file: &Path, value: &str) -> std::result::Result<(), std::io::Error> {
+        // Not created: a made-up tree lacks what the kernel would lack.
+        let mut opened = fs::OpenOptions::new().write(true).open(self.tree.path(file))?;
+        if !self.real {
+            opened.set_len(0)?;
+        }
+        std::io::Write::write_all(&mut opened, value.as_bytes())
+    }
+
+    fn set_vf(
+        &mut self,
+        pf: &Netdev,
+        vf: u32,
+        setting: Setting,
+    ) -> Result<std::result::Result<(), Errno>> {
+        self.must_be_real()?;
+        run_at(&pf.netns, || Links::open()?.set_vf(pf.index, vf, setting))
+    }
+
+    fn change(
+        &mut self,
+        netdev: &Netdev,
+        change: &Change,
+    ) -> Result<std::result::Result<(), Errno>> {
+        self.must_be_real()?;
+        run_at(&netdev.netns, || Links::open()?.change(netdev.index, change))
+    }
+
+    fn carry(
+        &mut self,
+        netdev: &Netdev,
+        to: &Place,
+        name: &str,
+    ) -> Result<std::result::Result<(), Errno>> {
+        self.must_be_real()?;
+        let path = match to {
+            Place::Home => "/proc/self/ns/net",
+            Place::Away(namespace) => namespace.path.as_str(),
+        };
+        // Opened here, so that neither a change of mounts nor of processes matters afterwards.
+        let file = fs::File::open(path)
+            .map_err(|error| Error::failed(format!("cannot open {to} ({path}): {error}"), ""))?;
+        if let Place::Away(namespace) = to {
+            let there = file.metadata().map(|found| std::os::unix::fs::MetadataExt::ino(&found));
+            if there.ok() != Some(namespace.inode) {
+                return Err(Error::failed(format!("{to} is gone"), ""));
+            }
+        }
+        run_at(&netdev.netns, || Links::open()?.carry(netdev.index, file.as_raw_fd(), name))
+    }
+}
+
+/// The process that has one of the files open, for a sentence.
+fn holder_of(files: &[String]) -> Option<String> {
+    for entry in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let Ok(open) = fs::read_dir(entry.path().join("fd")) else { continue };
+        for file in open.flatten() {
+            let target = fs::read_link(file.path()).unwrap_or_default();
+            if let Some(held) = files.iter().find(|held| Path::new(held) == target) {
+                let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+                return Some(format!("process {pid} ({}) holds {held}", name.trim()));
+            }
+        }
+    }
+    None
+}
+
+/// Where the SSH sessions come from that this process runs in, also behind sudo.
+fn ssh_clients() -> Vec<IpAddr> {
+    let mut found = Vec::new();
+    let mut pid = std::process::id();
+    // The line of parents is short; the bound is for a /proc that is made up.
+    for _ in 0..64 {
+        if let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) {
+            found.extend(ssh_client(&environment));
+        }
+        let Some(parent) = fs::read_to_string(format!("/proc/{pid}/stat"))
+            .ok()
+            .and_then(|stat| parent(&stat))
+            .filter(|parent| *parent > 0)
+        else {
+            break;
+        };
+        pid = parent;
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// The parent in a line of /proc/PID/stat; the name in parentheses may hold anything.
+fn parent(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The client in an environment's SSH_CONNECTION (sshd(8)).
+fn ssh_client(environment: &[u8]) -> Option<IpAddr> {
+    let value = environment
+        .split(|byte| *byte == 0)
+        .find_map(|variable| variable.strip_prefix(b"SSH_CONNECTION="))?;
+    let text = std::str::from_utf8(value).ok()?.split(' ').next()?;
+    // A link-local client has its interface behind a percent sign.
+    text.split('%').next()?.parse().ok()
+}
+
+/// The words for an errno of a change, with what is usually behind it.
+pub fn explain(code: Errno) -> String {
+    match code {
+        libc::EOPNOTSUPP => "the driver does not support it".into(),
+        libc::EPERM | libc::EACCES => "not allowed; run as root".into(),
+        code => errno_text(code),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_client_of_a_session_is_read_from_an_environment() {
+        let client = |text: &str| ssh_client(text.as_bytes()).map(|ip| ip.to_string());
+        let session = "A=1\0SSH_CONNECTION=198.18.0.9 50000 198.18.0.1 22\0B=2";
+        assert_eq!(client(session), Some("198.18.0.9".into()));
+        assert_eq!(client("SSH_CONNECTION=fe80::1%pf0 1 fe80::2%pf0 22"), Some("fe80::1".into()));
+        assert_eq!(client("NOT_SSH_CONNECTION=198.18.0.9 1 2 3"), None);
+        assert_eq!(parent("12 (a) b) S 7 12 12 0"), Some(7));
+        bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+            let _ = ssh_client(bytes);
+            let _ = ssh_client(&[b"SSH_CONNECTION=".as_slice(), bytes].concat());
+            let _ = parent(&String::from_utf8_lossy(bytes));
+        });
+    }
+
+    #[test]
+    fn no_interface_is_changed_below_a_made_up_tree() {
+        let directory = tempfile::tempdir().expect("made");
+        let mut linux = Linux::new(directory.path());
+        assert!(linux.must_be_real().is_err());
+        assert_eq!(linux.vital().expect("nothing asked"), []);
+        assert!(Linux::new(Path::new("/sys")).must_be_real().is_ok());
+    }
+}

@@ -1,0 +1,387 @@
+//! The rtnetlink of interfaces and of a PF's VFs, in the namespace that the calling thread is in.
+//! Knows nothing of why anything is asked or set.
+
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
+use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
+use netlink_packet_route::link::{
+    LinkAttribute, LinkExtentMask, LinkFlags, LinkLayerType, LinkMessage, LinkVfInfo,
+    VfInfo as SetVfInfo, VfInfoLinkState, VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust,
+    VfLinkState, VfVlan, VfVlanInfo, VlanProtocol as TagProtocol,
+};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use pw_linux::error::Result;
+use pw_linux::rtnetlink::{Errno, RouteSocket};
+
+use crate::address::PciAddress;
+use crate::mac::Mac;
+use crate::model::{LinkState, Netdev, NetdevCounters, Place, Vlan, VlanProtocol};
+use crate::vfinfo::{self, VfInfo};
+
+/// An interface and the PCI function that it belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// The function; none for virtual interfaces.
+    pub device: Option<PciAddress>,
+    /// Whether it stands for another function's port (a switchdev driver's representor).
+    pub representor: bool,
+    /// The interface.
+    pub netdev: Netdev,
+}
+
+/// One setting of a VF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of VfConfig")]
+pub enum Setting {
+    Mac(Mac),
+    Vlan(Vlan),
+    Rate { min_tx_mbps: u32, max_tx_mbps: u32 },
+    SpoofCheck(bool),
+    Trust(bool),
+    LinkState(LinkState),
+}
+
+/// One change of an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of Netdev")]
+pub enum Change {
+    Up(bool),
+    Name(String),
+    Mac(Mac),
+    Mtu(u32),
+    AddAddress { address: IpAddr, prefix: u8 },
+}
+
+/// A socket that asks about and changes interfaces.
+#[derive(Debug)]
+pub struct Links {
+    socket: RouteSocket,
+}
+
+/// The kernel's answer: done, or an errno.
+pub type Outcome = std::result::Result<(), Errno>;
+
+impl Links {
+    /// Opens it in the calling thread's namespace.
+    ///
+    /// # Errors
+    /// The kernel gives no socket.
+    pub fn open() -> Result<Self> {
+        Ok(Self { socket: RouteSocket::open()? })
+    }
+
+    /// All interfaces of the namespace, which is called `place`.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn all(&mut self, place: &Place) -> Result<Vec<Seen>> {
+        let ask = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        let answers = self.socket.request(ask, NLM_F_DUMP)?.unwrap_or_default();
+        let mut rows: Vec<Row> = answers
+            .into_iter()
+            .filter_map(|answer| match answer {
+                RouteNetlinkMessage::NewLink(link) => Some(read_link(link, place)),
+                _ => None,
+            })
+            .collect();
+        let ask = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        for answer in self.socket.request(ask, NLM_F_DUMP)?.unwrap_or_default() {
+            let RouteNetlinkMessage::NewAddress(address) = answer else { continue };
+            let Some(text) = read_address(&address) else { continue };
+            let index = address.header.index;
+            if let Some(row) = rows.iter_mut().find(|row| row.seen.netdev.index == index) {
+                row.seen.netdev.addresses.push(text);
+            }
+        }
+        let names: Vec<(u32, String)> =
+            rows.iter().map(|row| (row.seen.netdev.index, row.seen.netdev.name.clone())).collect();
+        let stacked: Vec<(u32, String)> = rows
+            .iter()
+            .filter_map(|row| Some((row.lower?, row.seen.netdev.name.clone())))
+            .collect();
+        Ok(rows
+            .into_iter()
+            .map(|mut row| {
+                let index = row.seen.netdev.index;
+                let master = names.iter().find(|(other, _)| Some(*other) == row.master);
+                let upper = stacked.iter().find(|(lower, _)| *lower == index);
+                row.seen.netdev.attached_to = master.or(upper).map(|(_, name)| name.clone());
+                row.seen
+            })
+            .collect())
+    }
+
+    /// What the kernel says of the VFs of a PF; none when there is no such interface.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn vfs(&mut self, interface: &str) -> Result<Option<Vec<VfInfo>>> {
+        let mut ask = LinkMessage::default();
+        ask.attributes.push(LinkAttribute::IfName(interface.into()));
+        ask.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::Vf]));
+        let answers = self.socket.exchange(RouteNetlinkMessage::GetLink(ask), 0)?;
+        Ok(answers.ok().and_then(|answers| Some(vfinfo::read(answers.first()?))))
+    }
+
+    /// Tells a PF about one of its VFs.
+    ///
+    /// # Errors
+    /// The socket failed. The inner one is the kernel's errno.
+    pub fn set_vf(&mut self, pf: u32, vf: u32, setting: Setting) -> Result<Outcome> {
+        let setting = match setting {
+            Setting::Mac(mac) => SetVfInfo::Mac(VfInfoMac::new(vf, &mac.0)),
+            Setting::Vlan(vlan) => {
+                let protocol = match vlan.protocol {
+                    VlanProtocol::Dot1q => TagProtocol::Ieee8021Q,
+                    VlanProtocol::Dot1ad => TagProtocol::Ieee8021Ad,
+                };
+                let info = VfVlanInfo::new(vf, vlan.id, vlan.qos, protocol);
+                SetVfInfo::VlanList(vec![VfVlan::Info(info)])
+            }
+            Setting::Rate { min_tx_mbps, max_tx_mbps } => {
+                SetVfInfo::Rate(VfInfoRate::new(vf, min_tx_mbps, max_tx_mbps))
+            }
+            Setting::SpoofCheck(on) => SetVfInfo::SpoofCheck(VfInfoSpoofCheck::new(vf, on)),
+            Setting::Trust(on) => SetVfInfo::Trust(VfInfoTrust::new(vf, on)),
+            Setting::LinkState(state) => {
+                let state = match state {
+                    LinkState::Auto => VfLinkState::Auto,
+                    LinkState::Enable => VfLinkState::Enable,
+                    LinkState::Disable => VfLinkState::Disable,
+                };
+                SetVfInfo::LinkState(VfInfoLinkState::new(vf, state))
+            }
+        };
+        let mut message = LinkMessage::default();
+        message.header.index = pf;
+        message.attributes.push(LinkAttribute::VfInfoList(vec![LinkVfInfo(vec![setting])]));
+        self.set(message)
+    }
+
+    /// Changes an interface.
+    ///
+    /// # Errors
+    /// The socket failed. The inner one is the kernel's errno.
+    pub fn change(&mut self, index: u32, change: &Change) -> Result<Outcome> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        match change {
+            Change::Up(up) => {
+                message.header.flags = if *up { LinkFlags::Up } else { LinkFlags::empty() };
+                message.header.change_mask = LinkFlags::Up;
+            }
+            Change::Name(name) => message.attributes.push(LinkAttribute::IfName(name.clone())),
+            Change::Mac(mac) => message.attributes.push(LinkAttribute::Address(mac.0.to_vec())),
+            Change::Mtu(mtu) => message.attributes.push(LinkAttribute::Mtu(*mtu)),
+            Change::AddAddress { address, prefix } => {
+                return self.add_address(index, *address, *prefix);
+            }
+        }
+        self.set(message)
+    }
+
+    /// Moves an interface into the namespace that the open file stands for; `name` is what it is
+    /// called there.
+    ///
+    /// # Errors
+    /// The socket failed. The inner one is the kernel's errno.
+    pub fn carry(&mut self, index: u32, netns: RawFd, name: &str) -> Result<Outcome> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes.push(LinkAttribute::NetNsFd(netns));
+        message.attributes.push(LinkAttribute::IfName(name.into()));
+        self.set(message)
+    }
+
+    fn set(&mut self, message: LinkMessage) -> Result<Outcome> {
+        let message = RouteNetlinkMessage::SetLink(message);
+        Ok(self.socket.request(message, NLM_F_ACK)?.map(|_| ()))
+    }
+
+    fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> Result<Outcome> {
+        let mut message = AddressMessage::default();
+        message.header.index = index;
+        message.header.prefix_len = prefix;
+        message.header.family =
+            if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        message.attributes.push(AddressAttribute::Local(address));
+        message.attributes.push(AddressAttribute::Address(address));
+        let message = RouteNetlinkMessage::NewAddress(message);
+        let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+        Ok(self.socket.request(message, flags)?.map(|_| ()))
+    }
+
+    /// Indices of the interfaces that default routes leave by, IPv4 and IPv6.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn default_routes(&mut self) -> Result<Vec<u32>> {
+        let mut found = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut ask = RouteMessage::default();
+            ask.header.address_family = family;
+            let ask = RouteNetlinkMessage::GetRoute(ask);
+            for answer in self.socket.request(ask, NLM_F_DUMP)?.unwrap_or_default() {
+                let RouteNetlinkMessage::NewRoute(route) = answer else { continue };
+                if route.header.destination_prefix_length == 0
+                    && route.header.kind == RouteType::Unicast
+                {
+                    found.extend(leaves_by(&route));
+                }
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
+    /// Index of the interface by which packets to `address` leave; none without a route.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn route_to(&mut self, address: IpAddr) -> Result<Option<u32>> {
+        let mut ask = RouteMessage::default();
+        ask.header.address_family =
+            if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        ask.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
+        let to = match address {
+            IpAddr::V4(address) => RouteAddress::Inet(address),
+            IpAddr::V6(address) => RouteAddress::Inet6(address),
+        };
+        ask.attributes.push(RouteAttribute::Destination(to));
+        let Ok(answers) = self.socket.request(RouteNetlinkMessage::GetRoute(ask), 0)? else {
+            return Ok(None);
+        };
+        Ok(answers.into_iter().find_map(|answer| match answer {
+            RouteNetlinkMessage::NewRoute(route) => leaves_by(&route).first().copied(),
+            _ => None,
+        }))
+    }
+}
+
+fn leaves_by(route: &RouteMessage) -> Vec<u32> {
+    let mut found = Vec::new();
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => found.push(*index),
+            RouteAttribute::MultiPath(hops) => {
+                found.extend(hops.iter().map(|hop| hop.interface_index));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+struct Row {
+    seen: Seen,
+    master: Option<u32>,
+    /// The interface of this namespace that it is stacked upon.
+    lower: Option<u32>,
+}
+
+fn read_link(message: LinkMessage, place: &Place) -> Row {
+    let ethernet = message.header.link_layer_type == LinkLayerType::Ether;
+    let up = message.header.flags.contains(LinkFlags::Up);
+    let mut netdev = Netdev {
+        name: String::new(),
+        index: message.header.index,
+        mac: None,
+        mac_is_permanent: None,
+        mtu_bytes: 0,
+        up,
+        carrier: None,
+        addresses: Vec::new(),
+        attached_to: None,
+        netns: place.clone(),
+        counters: NetdevCounters::default(),
+    };
+    let (mut device, mut representor, mut master, mut lower) = (None, false, None, None);
+    let (mut elsewhere, mut permanent, mut bus_is_pci) = (false, None, true);
+    for attribute in message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => netdev.name = name,
+            LinkAttribute::Address(bytes) if ethernet => netdev.mac = mac(&bytes),
+            LinkAttribute::PermAddress(bytes) => permanent = mac(&bytes),
+            LinkAttribute::Mtu(mtu) => netdev.mtu_bytes = mtu,
+            LinkAttribute::Carrier(carrier) => netdev.carrier = Some(carrier != 0),
+            LinkAttribute::PhysPortName(name) => representor = is_representor(&name),
+            LinkAttribute::Link(index) => lower = Some(index),
+            LinkAttribute::LinkNetNsId(_) => elsewhere = true,
+            LinkAttribute::Controller(index) => master = Some(index),
+            LinkAttribute::ParentDevName(name) => device = name.parse().ok(),
+            LinkAttribute::ParentDevBusName(name) => bus_is_pci = name == "pci",
+            LinkAttribute::Stats64(stats) => {
+                netdev.counters = NetdevCounters {
+                    rx_packets: stats.rx_packets,
+                    tx_packets: stats.tx_packets,
+                    rx_bytes: stats.rx_bytes,
+                    tx_bytes: stats.tx_bytes,
+                };
+            }
+            _ => {}
+        }
+    }
+    netdev.mac_is_permanent = netdev.mac.map(|mac| permanent == Some(mac));
+    let device = device.filter(|_| bus_is_pci);
+    let lower = lower.filter(|index| !elsewhere && *index != netdev.index);
+    Row { seen: Seen { device, representor, netdev }, master, lower }
+}
+
+/// Whether a port's name is that of a VF's representor (`pf0vf3`; Documentation/networking/
+/// representors.rst).
+fn is_representor(port: &str) -> bool {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    port.strip_prefix("pf")
+        .and_then(|rest| rest.split_once("vf"))
+        .is_some_and(|(pf, vf)| digits(pf) && digits(vf))
+}
+
+/// An address as `198.18.0.1/24`; none for the link-local ones that the kernel makes itself.
+fn read_address(message: &AddressMessage) -> Option<String> {
+    let mut found = None;
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(address) => found = Some(*address),
+            AddressAttribute::Address(address) => found = found.or(Some(*address)),
+            _ => {}
+        }
+    }
+    let address = found?;
+    let made_by_kernel = address.is_ipv6() && message.header.scope == AddressScope::Link;
+    (!made_by_kernel).then(|| format!("{address}/{}", message.header.prefix_len))
+}
+
+fn mac(bytes: &[u8]) -> Option<Mac> {
+    Some(Mac(bytes.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_of_no_device() {
+        let seen = Links::open().and_then(|mut links| links.all(&Place::Home)).expect("Linux");
+        let lo = seen.iter().find(|seen| seen.netdev.name == "lo").expect("everywhere");
+        assert_eq!((lo.device, lo.netdev.index, lo.representor), (None, 1, false));
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there_has_no_vfs_to_tell_of() {
+        let mut links = Links::open().expect("Linux");
+        assert_eq!(links.vfs("pw-none").expect("answered"), None);
+        assert_eq!(links.vfs("lo").expect("answered"), Some(Vec::new()));
+    }
+
+    #[test]
+    fn representors_are_told_from_ports() {
+        assert!(is_representor("pf0vf12"));
+        for port in ["p0", "pf0", "pf0vf", "pfvf1", "pf0sf1", "vf1"] {
+            assert!(!is_representor(port), "{port}");
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What a machine's SR-IOV functions are at one moment, as values. Touches nothing.
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::PciAddress;
+use crate::mac::Mac;
+
+/// All PFs of the machine, by address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// PCI functions that can have VFs.
+    pub pfs: Vec<Pf>,
+}
+
+/// A physical function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pf {
+    /// Its PCI address.
+    pub address: PciAddress,
+    /// Its driver; none when none is bound.
+    pub driver: Option<String>,
+    /// PCI vendor, as `0x8086`.
+    pub vendor: Option<String>,
+    /// PCI device, as `0x10c9`.
+    pub device: Option<String>,
+    /// Its NUMA node; none where the machine has none or does not say.
+    pub numa_node: Option<u32>,
+    /// Its IOMMU group; none without an IOMMU.
+    pub iommu_group: Option<u32>,
+    /// VFs that it can have (sriov_totalvfs).
+    pub total_vfs: u32,
+    /// VFs that it has (sriov_numvfs).
+    pub num_vfs: u32,
+    /// Whether new VFs get their driver at once; none where the kernel cannot be told (before 4.13).
+    pub drivers_autoprobe: Option<bool>,
+    /// Routing IDs from the PF to its first VF.
+    pub vf_offset: Option<u32>,
+    /// Routing IDs from one VF to the next.
+    pub vf_stride: Option<u32>,
+    /// Its interface; none when its driver made none.
+    pub netdev: Option<Netdev>,
+    /// Its VFs, by index.
+    pub vfs: Vec<Vf>,
+    /// Who set it up through Planewise; none when nobody did.
+    pub owner: Option<String>,
+}
+
+impl Pf {
+    /// The address that VF `index` has or would have; none where the kernel does not say.
+    pub fn vf_address(&self, index: u32) -> Option<PciAddress> {
+        let known = self.vfs.iter().find(|vf| vf.index == index).map(|vf| vf.address);
+        known.or_else(|| {
+            self.address.plus(self.vf_stride?.checked_mul(index)?.checked_add(self.vf_offset?)?)
+        })
+    }
+
+    /// How sentences call it: its interface, or its address.
+    pub fn label(&self) -> String {
+        self.netdev.as_ref().map_or_else(|| self.address.to_string(), |netdev| netdev.name.clone())
+    }
+}
+
+/// A virtual function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vf {
+    /// Its number on its PF.
+    pub index: u32,
+    /// Its PCI address.
+    pub address: PciAddress,
+    /// Its driver; none when none is bound.
+    pub driver: Option<String>,
+    /// The only driver that may bind to it; none: any that knows the device.
+    pub driver_override: Option<String>,
+    /// Its NUMA node.
+    pub numa_node: Option<u32>,
+    /// Its IOMMU group.
+    pub iommu_group: Option<u32>,
+    /// What the PF has been told about it; none when the PF has no interface to ask.
+    pub config: Option<VfConfig>,
+    /// Its interface, in whichever namespace; none without a network driver.
+    pub netdev: Option<Netdev>,
+    /// What the PF's driver counts for it.
+    pub counters: Counters,
+    /// Who uses it now, as a sentence; none when nobody does.
+    pub used_by: Option<String>,
+    /// Who moved or changed it through Planewise; none when nobody did.
+    pub owner: Option<String>,
+}
+
+/// What a PF has been told about a VF. A field is none where the driver does not say.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VfConfig {
+    /// Its MAC address; zeros when it was given none.
+    pub mac: Option<Mac>,
+    /// The VLAN that all its frames belong to; id 0: none.
+    pub vlan: Option<Vlan>,
+    /// Least transmit rate [Mbit/s]; 0: none is kept.
+    pub min_tx_mbps: Option<u32>,
+    /// Largest transmit rate [Mbit/s]; 0: no limit.
+    pub max_tx_mbps: Option<u32>,
+    /// Whether frames with another source MAC are dropped.
+    pub spoof_check: Option<bool>,
+    /// Whether the VF may do what only trusted ones may (promiscuous mode, its own MAC).
+    pub trust: Option<bool>,
+    /// Whether its link follows the PF's.
+    pub link_state: Option<LinkState>,
+}
+
+/// A VLAN as a PF puts a VF into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vlan {
+    /// 1 to 4094; 0: none.
+    pub id: u32,
+    /// Priority, 0 to 7.
+    pub qos: u32,
+    /// Whose tag it is.
+    pub protocol: VlanProtocol,
+}
+
+/// The kind of a VLAN tag.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VlanProtocol {
+    /// The customer's tag.
+    #[default]
+    #[serde(rename = "802.1Q")]
+    Dot1q,
+    /// The provider's tag.
+    #[serde(rename = "802.1ad")]
+    Dot1ad,
+}
+
+/// How a VF's link follows its PF's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkState {
+    /// As the PF's.
+    Auto,
+    /// Always up.
+    Enable,
+    /// Always down.
+    Disable,
+}
+
+/// What the PF's driver counts for a VF.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "status", rename_all = "lowercase")]
+pub enum Counters {
+    /// It counts.
+    Supported(VfCounters),
+    /// It does not, or is not known to: zeros of it mean nothing and are not shown.
+    Unsupported {
+        /// How we know.
+        reason: String,
+    },
+}
+
+/// A VF's counters as its PF keeps them (IFLA_VF_STATS), since a moment that the driver chose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the kernel's names, with units")]
+pub struct VfCounters {
+    pub rx_packets: u64,
+    pub tx_packets: u64,
+    pub rx_bytes: u64,
+    pub tx_bytes: u64,
+    pub broadcast_packets: u64,
+    pub multicast_packets: u64,
+    pub rx_dropped_packets: u64,
+    pub tx_dropped_packets: u64,
+}
+
+impl VfCounters {
+    /// Whether nothing was ever counted.
+    pub fn is_zero(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// An interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Netdev {
+    /// Its name in its namespace.
+    pub name: String,
+    /// Its index in its namespace.
+    pub index: u32,
+    /// Its MAC address.
+    pub mac: Option<Mac>,
+    /// Whether the device brought the address with it, rather than somebody having set or drawn it.
+    pub mac_is_permanent: Option<bool>,
+    /// Largest IP packet [bytes].
+    pub mtu_bytes: u32,
+    /// Whether it is set up.
+    pub up: bool,
+    /// Whether it sees a link.
+    pub carrier: Option<bool>,
+    /// Its addresses with their prefix lengths; without those that the kernel makes itself.
+    pub addresses: Vec<String>,
+    /// The interface that it is a port of (a bridge, a bond), or that is stacked upon it (macvtap).
+    pub attached_to: Option<String>,
+    /// The namespace it is in.
+    pub netns: Place,
+    /// What the interface itself has counted since its driver was bound.
+    pub counters: NetdevCounters,
+}
+
+/// What an interface counts itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the kernel's names, with units")]
+pub struct NetdevCounters {
+    pub rx_packets: u64,
+    pub tx_packets: u64,
+    pub rx_bytes: u64,
+    pub tx_bytes: u64,
+}
+
+/// A network namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Place {
+    /// Another one.
+    Away(Namespace),
+    /// The one that planewised runs in: null in JSON.
+    #[default]
+    Home,
+}
+
+impl Place {
+    /// Whether it is the namespace that planewised runs in.
+    pub fn is_home(&self) -> bool {
+        *self == Self::Home
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Home => f.write_str("this host"),
+            Self::Away(namespace) => write!(f, "namespace {}", namespace.path),
+        }
+    }
+}
+
+/// A network namespace other than planewised's own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Namespace {
+    /// Tells it from every other namespace that lives now.
+    pub inode: u64,
+    /// A file that opens it.
+    pub path: String,
+}

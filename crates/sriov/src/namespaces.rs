@@ -1,0 +1,188 @@
+//! The network namespaces of this machine: which there are, and work inside one. Knows nothing of
+//! what is done there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::sched::{CloneFlags, setns};
+use pw_linux::error::{Error, Result};
+
+use crate::model::{Namespace, Place};
+
+/// Inode of the namespace that this process is in.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn own() -> Result<u64> {
+    inode_of_file("/proc/self/ns/net").map_err(|error| {
+        Error::failed(format!("cannot read /proc/self/ns/net: {error}"), "mount /proc")
+    })
+}
+
+/// Where the namespace is that `path` opens: here, or another one.
+///
+/// # Errors
+/// There is no such file, or it is no namespace.
+pub fn at(path: &str, called: &str) -> Result<Place> {
+    let wrong = |why: &dyn std::fmt::Display| {
+        Error::bad_input(
+            format!("cannot open the network namespace {called} ({path}): {why}"),
+            "give a name of `ip netns list`, a path that contains a '/', pid:N or container:NAME",
+        )
+    };
+    let inode = inode_of_file(path).map_err(|error| wrong(&error))?;
+    if inode == own()? {
+        return Ok(Place::Home);
+    }
+    let namespace = Namespace { inode, path: path.to_owned() };
+    // Entering is the only proof that it is a namespace of the network.
+    run_at(&Place::Away(namespace.clone()), || Ok(()))?;
+    Ok(Place::Away(namespace))
+}
+
+fn inode_of_file(path: impl AsRef<Path>) -> std::io::Result<u64> {
+    fs::metadata(path).map(|found| found.ino())
+}
+
+/// Every other namespace that a mount or a process holds, each once.
+///
+/// One that only an open file or a socket holds is not seen.
+pub fn others() -> Vec<Namespace> {
+    let own = own().ok();
+    let mut found = BTreeMap::new();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounted = mounts.lines().filter_map(mounted_namespace);
+    let mut processes: Vec<u32> = fs::read_dir("/proc")
+        .map(|entries| {
+            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+        })
+        .unwrap_or_default();
+    processes.sort_unstable();
+    let held = processes.into_iter().filter_map(|pid| {
+        let path = format!("/proc/{pid}/ns/net");
+        Some((namespace_inode(fs::read_link(&path).ok()?.to_str()?)?, path))
+    });
+    for (inode, path) in mounted.chain(held) {
+        // A later mount may hide the file of an earlier one.
+        if Some(inode) != own
+            && !found.contains_key(&inode)
+            && inode_of_file(&path).is_ok_and(|there| there == inode)
+        {
+            found.insert(inode, path);
+        }
+    }
+    found.into_iter().map(|(inode, path)| Namespace { inode, path }).collect()
+}
+
+/// The inode in `net:[4026531840]`.
+fn namespace_inode(text: &str) -> Option<u64> {
+    text.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// A network namespace in a line of mountinfo (proc(5)): its inode and where it is mounted.
+fn mounted_namespace(line: &str) -> Option<(u64, String)> {
+    let mut fields = line.split(' ').skip(3);
+    let inode = namespace_inode(fields.next()?)?;
+    Some((inode, unescaped(fields.next()?)))
+}
+
+/// A path of mountinfo, in which some characters stand as a backslash and three octal digits.
+fn unescaped(path: &str) -> String {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let octal = tail
+            .get(..3)
+            .filter(|digits| first == b'\\' && digits.iter().all(|d| (b'0'..b'8').contains(d)));
+        let value = octal.and_then(|digits| {
+            let value = digits.iter().fold(0_u32, |value, d| value * 8 + u32::from(d - b'0'));
+            u8::try_from(value).ok()
+        });
+        match value {
+            Some(value) => {
+                bytes.push(value);
+                rest = &tail[3..];
+            }
+            None => {
+                bytes.push(first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Runs `work` on a thread of its own inside the namespace; at home, on this thread.
+///
+/// # Errors
+/// The namespace is gone, or entering it is not allowed.
+pub fn run_at<T: Send>(place: &Place, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let Place::Away(namespace) = place else { return work() };
+    let gone = |why: &dyn std::fmt::Display| {
+        Error::failed(format!("the network namespace {} is gone: {why}", namespace.path), "")
+    };
+    let file = fs::File::open(&namespace.path).map_err(|error| gone(&error))?;
+    let there = file.metadata().map_err(|error| gone(&error))?.ino();
+    if there != namespace.inode {
+        return Err(gone(&"another one has taken its place"));
+    }
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
+                nix::Error::EPERM => Error::failed(
+                    format!("not allowed to enter the network namespace {}", namespace.path),
+                    "run as root",
+                ),
+                nix::Error::EINVAL => Error::bad_input(
+                    format!("{} is no network namespace", namespace.path),
+                    "give a name of `ip netns list`, a path, pid:N or container:NAME",
+                ),
+                errno => Error::failed(
+                    format!("cannot enter the network namespace {}: {errno}", namespace.path),
+                    "",
+                ),
+            })?;
+            work()
+        });
+        match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces_are_found_among_the_mounts() {
+        let line = "402 26 0:4 net:[4026532345] /run/netns/pw\\040a rw shared:5 - nsfs nsfs rw";
+        assert_eq!(mounted_namespace(line), Some((4_026_532_345, "/run/netns/pw a".into())));
+        assert_eq!(mounted_namespace("26 1 0:25 / /run rw - tmpfs tmpfs rw"), None);
+        assert_eq!(mounted_namespace("26 1 0:25 mnt:[4026532345] /x rw - nsfs nsfs rw"), None);
+    }
+
+    #[test]
+    fn no_line_of_mountinfo_ends_in_a_panic() {
+        bolero::check!().with_type::<String>().for_each(|text| {
+            let _ = mounted_namespace(text);
+            let _ = mounted_namespace(&format!("1 2 0:4 net:[7] {text} rw"));
+            if !text.contains('\\') {
+                assert_eq!(&unescaped(text), text);
+            }
+        });
+    }
+
+    #[test]
+    fn this_namespace_is_home_and_no_file_is_another() {
+        assert_eq!(at("/proc/self/ns/net", "own").expect("Linux"), Place::Home);
+        let error = at("/run/netns/pw-no-such", "pw-no-such").expect_err("there is none");
+        assert!(error.what.contains("pw-no-such"), "{}", error.what);
+        let file = tempfile::NamedTempFile::new().expect("made");
+        let path = file.path().to_str().expect("text").to_owned();
+        assert!(at(&path, &path).is_err());
+    }
+}

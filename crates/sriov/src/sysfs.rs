@@ -1,0 +1,206 @@
+//! The part of sysfs that tells of PCI functions, below a root that is a parameter. Reads only.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pw_linux::error::{Error, Result};
+
+use crate::address::PciAddress;
+
+/// A sysfs, or a made-up tree of the same shape.
+#[derive(Debug, Clone)]
+pub struct Tree {
+    root: PathBuf,
+}
+
+/// The directory of a PCI function, relative to the root.
+pub fn device(address: PciAddress) -> PathBuf {
+    Path::new("bus/pci/devices").join(address.to_string())
+}
+
+impl Tree {
+    /// The tree below `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Its root.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The whole path of a file below the root.
+    pub fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
+        self.root.join(relative)
+    }
+
+    /// The PCI functions that can have VFs, by address.
+    ///
+    /// # Errors
+    /// There is no such tree, or it cannot be read.
+    pub fn pfs(&self) -> Result<Vec<PciAddress>> {
+        let place = self.path("bus/pci/devices");
+        if !place.is_dir() {
+            if self.path("bus").is_dir() {
+                return Ok(Vec::new());
+            }
+            return Err(Error::bad_input(
+                format!("{} is no sysfs: it has no directory bus", self.root.display()),
+                "sysfs is usually mounted at /sys",
+            ));
+        }
+        let entries = fs::read_dir(&place).map_err(|error| {
+            Error::failed(format!("cannot list {}: {error}", place.display()), "")
+        })?;
+        let mut found: Vec<PciAddress> = entries
+            .flatten()
+            .filter(|entry| entry.path().join("sriov_totalvfs").exists())
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect();
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// Whether there is a function at this address.
+    pub fn has(&self, address: PciAddress) -> bool {
+        self.path(device(address)).exists()
+    }
+
+    /// What a file of a function says, without the closing newline; none where there is none.
+    pub fn text(&self, address: PciAddress, file: &str) -> Option<String> {
+        let content = fs::read(self.path(device(address)).join(file)).ok()?;
+        Some(String::from_utf8_lossy(&content).trim().to_owned())
+    }
+
+    /// A number in a file of a function.
+    pub fn number(&self, address: PciAddress, file: &str) -> Option<u32> {
+        number(&self.text(address, file)?)
+    }
+
+    /// The last part of what a link of a function points to.
+    pub fn link(&self, address: PciAddress, file: &str) -> Option<String> {
+        let target = fs::read_link(self.path(device(address)).join(file)).ok()?;
+        Some(target.file_name()?.to_str()?.to_owned())
+    }
+
+    /// The VFs of a PF: index and address, by index.
+    pub fn vfs(&self, pf: PciAddress) -> Vec<(u32, PciAddress)> {
+        let Ok(entries) = fs::read_dir(self.path(device(pf))) else { return Vec::new() };
+        let mut found: Vec<(u32, PciAddress)> = entries
+            .flatten()
+            .filter_map(|entry| {
+                let index = vf_index(entry.file_name().to_str()?)?;
+                let target = fs::read_link(entry.path()).ok()?;
+                Some((index, target.file_name()?.to_str()?.parse().ok()?))
+            })
+            .collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// The PF that a VF belongs to; none when it is no VF.
+    pub fn pf_of(&self, vf: PciAddress) -> Option<PciAddress> {
+        self.link(vf, "physfn")?.parse().ok()
+    }
+
+    /// Whether a driver is loaded.
+    pub fn has_driver(&self, driver: &str) -> bool {
+        self.path("bus/pci/drivers").join(driver).is_dir()
+    }
+
+    /// The interfaces of a function as this tree shows them, by name.
+    pub fn interfaces(&self, address: PciAddress) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.path(device(address)).join("net")) else {
+            return Vec::new();
+        };
+        let mut names: Vec<String> =
+            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// A file of an interface of a function, without the closing newline.
+    pub fn interface_text(&self, address: PciAddress, name: &str, file: &str) -> Option<String> {
+        self.text(address, &format!("net/{name}/{file}"))
+    }
+
+    /// The interfaces that lie directly below `name` (ports of a bridge, slaves of a bond, the
+    /// parent of a VLAN).
+    pub fn lower(&self, name: &str) -> Vec<String> {
+        self.related(name, "lower_")
+    }
+
+    /// The interfaces that lie directly upon `name`.
+    pub fn upper(&self, name: &str) -> Vec<String> {
+        self.related(name, "upper_")
+    }
+
+    fn related(&self, name: &str, prefix: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.path("class/net").join(name)) else {
+            return Vec::new();
+        };
+        let mut found: Vec<String> = entries
+            .flatten()
+            .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix(prefix)?.to_owned()))
+            .collect();
+        found.sort_unstable();
+        found
+    }
+}
+
+/// A number as sysfs writes it: decimal, or hexadecimal after `0x`; negative ones mean none.
+pub fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(digits) if !digits.starts_with('+') => u32::from_str_radix(digits, 16).ok(),
+        _ if text.starts_with('+') => None,
+        _ => text.parse().ok(),
+    }
+}
+
+/// A driver_override as sysfs writes it: `(null)` and nothing mean none.
+pub fn driver_override(text: &str) -> Option<String> {
+    (!text.is_empty() && text != "(null)").then(|| text.to_owned())
+}
+
+/// The index in the name of a PF's link to a VF.
+pub fn vf_index(name: &str) -> Option<u32> {
+    number(name.strip_prefix("virtfn")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_sysfs_are_read() {
+        assert_eq!((number("7"), number("0x10c9"), number("-1")), (Some(7), Some(0x10c9), None));
+        assert_eq!(
+            (number(""), number("+7"), number("0x+7"), number("7x")),
+            (None, None, None, None)
+        );
+        assert_eq!(
+            (vf_index("virtfn12"), vf_index("virtfn"), vf_index("physfn")),
+            (Some(12), None, None)
+        );
+        assert_eq!((driver_override("(null)"), driver_override("")), (None, None));
+        assert_eq!(driver_override("igbvf"), Some("igbvf".into()));
+    }
+
+    #[test]
+    fn no_value_is_read_as_another_number() {
+        bolero::check!().with_type::<String>().for_each(|text| {
+            if let Some(value) = number(text) {
+                let plain = text.trim_start_matches("0x").trim_start_matches('0').to_lowercase();
+                let zero = if plain.is_empty() { "0".into() } else { plain };
+                assert!(zero == value.to_string() || zero == format!("{value:x}"), "{text:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_directory_that_is_no_sysfs_is_refused() {
+        let directory = tempfile::tempdir().expect("made");
+        let error = Tree::new(directory.path()).pfs().expect_err("none");
+        assert!(error.what.contains("is no sysfs"), "{}", error.what);
+    }
+}

@@ -1,0 +1,48 @@
+"""What replicates tell about levels of a factor: comparisons, correlations, intervals of quantiles.
+
+Rests on replicates (one value a cell and block); packets within a replicate are not independent
+and are never the unit of inference (DESIGN principle 6). docs/concepts/statistics.md explains it.
+"""
+
+from planewise.judge.statistics.comparison import (
+    Comparison,
+    Family,
+    LevelValue,
+    Outcome,
+    compare_levels,
+)
+from planewise.judge.statistics.kendall import KendallBar, TauB
+from planewise.judge.statistics.metrics import (
+    Metric,
+    Observation,
+    Observed,
+    RunSample,
+    metrics_in,
+    observe,
+)
+from planewise.judge.statistics.ranking import (
+    LoadRanking,
+    RankingChange,
+    RankingCheck,
+    check_ranking,
+)
+
+__all__ = [
+    "Comparison",
+    "Family",
+    "KendallBar",
+    "LevelValue",
+    "LoadRanking",
+    "Metric",
+    "Observation",
+    "Observed",
+    "Outcome",
+    "RankingChange",
+    "RankingCheck",
+    "RunSample",
+    "TauB",
+    "check_ranking",
+    "compare_levels",
+    "metrics_in",
+    "observe",
+]

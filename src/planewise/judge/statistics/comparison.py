@@ -1,0 +1,610 @@
+"""Compares the levels of a factor on replicates, in pairs within blocks. Knows no file.
+
+A *pair* is two levels of the factor in the same block with every other factor alike. Trials that
+differ in their traffic alone (frequency, size, protocol) are run within one visit to a cell and see
+the same state of the host: their shifts are averaged and count as one pair. The reasons, and what
+the figures mean, are in docs/concepts/statistics.md.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal
+
+from planewise.errors import BadInputError
+from planewise.judge.statistics.kendall import KendallBar, tau_b
+from planewise.judge.statistics.metrics import Metric, Observation, Observed
+from planewise.judge.statistics.paired import (
+    Interval,
+    Method,
+    exp,
+    geometric_mean,
+    holm,
+    least_signed_rank_p,
+    mean,
+    shift_of,
+)
+from planewise.store.models import Level
+
+MARGIN = 0.05
+"""Two levels that surely differ by less than this share are practically the same."""
+ALPHA = 0.05
+"""False *better* or *worse* that are accepted in a family of comparisons."""
+
+TRAFFIC_FACTORS = frozenset({"frequency_pps", "size_bytes", "protocol"})
+"""Factors whose levels are run one after the other within a visit to a cell."""
+LOAD_FACTORS = frozenset({"load_type", "load_location", "background_guests"})
+"""Factors that together make the background load; without load the others have no meaning."""
+OVERALL = "overall"
+IDLE = "idle"
+
+
+Outcome = Literal["better", "worse", "practically the same", "not known"]
+Scale = Literal["ratio", "difference"]
+
+Key = tuple[tuple[str, Level], ...]
+
+
+@dataclass(frozen=True)
+class LevelValue:
+    """One level's typical value in one stratum."""
+
+    level: Level
+    stratum: str
+    value: float
+    """Geometric mean over replicates where ratios are compared, else the mean."""
+    low: float | None
+    high: float | None
+    """95 % interval over blocks (Student's t); None where there is one block."""
+    replicates: int
+    blocks: int
+    at_least: bool
+    """A lower bound: the generator, or the end of the ladder, was the limit in a replicate."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Level `a` against level `b` of a factor, in one stratum, by one metric."""
+
+    metric: str
+    factor: str
+    a: Level
+    b: Level
+    stratum: str
+    """`overall`, or the level of the factor by which results are told apart (`idle` without
+    load)."""
+    pairs: int
+    blocks: int
+    scale: Scale
+    change: float
+    """Of a against b: with `ratio` a/b − 1 (−0.2: a is 20 % less), else a − b in the metric's
+    unit. Hodges–Lehmann estimate, or by `student` the mean."""
+    low: float
+    high: float
+    """95 % interval of the change, of this comparison alone; infinite with too few pairs."""
+    rank_biserial: float
+    """Matched-pairs rank-biserial correlation: −1 a is less in every pair, +1 more in every."""
+    p: float
+    p_holm: float
+    """Corrected for all comparisons of the family (Holm)."""
+    method: Method
+    margin: float
+    """Change up to which the two are practically the same, in the unit of `change`."""
+    outcome: Outcome
+    """Of a, against b."""
+    why: str
+    """Of *not known*: what stands in the way; else empty."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """All comparisons of one metric: one family for Holm's correction."""
+
+    metric: Metric
+    factor: str
+    by: str
+    """Factor whose levels are the strata; empty when there is only `overall`."""
+    levels: tuple[Level, ...]
+    strata: tuple[str, ...]
+    """`overall` last."""
+    scale: Scale
+    values: tuple[LevelValue, ...]
+    comparisons: tuple[Comparison, ...]
+    not_measurable: Mapping[Level, str]
+    """Levels for which the metric does not exist, with the reason."""
+    kendall: tuple[KendallBar, ...]
+    """Correlation of each level's indicator with the metric, by stratum."""
+    notes: tuple[str, ...]
+    """What a reader should know of these comparisons, sentences."""
+
+    def find(self, a: Level, b: Level, stratum: str = OVERALL) -> Comparison | None:
+        """The comparison of `a` against `b`, turned round where it was made the other way."""
+        for one in self.comparisons:
+            if one.stratum == stratum and {one.a, one.b} == {a, b}:
+                return one if one.a == a else turned(one)
+        return None
+
+    def value(self, level: Level, stratum: str = OVERALL) -> LevelValue | None:
+        """The typical value of a level in a stratum; None where it was not measured."""
+        return next((v for v in self.values if v.level == level and v.stratum == stratum), None)
+
+
+def turned(comparison: Comparison) -> Comparison:
+    """The same comparison, b against a."""
+    outcomes: Mapping[Outcome, Outcome] = {"better": "worse", "worse": "better"}
+    if comparison.scale == "ratio":
+        change, low, high = (
+            _inverse(value) for value in (comparison.change, comparison.high, comparison.low)
+        )
+    else:
+        change, low, high = -comparison.change, -comparison.high, -comparison.low
+    return replace(
+        comparison,
+        a=comparison.b,
+        b=comparison.a,
+        change=change,
+        low=low,
+        high=high,
+        rank_biserial=-comparison.rank_biserial,
+        outcome=outcomes.get(comparison.outcome, comparison.outcome),
+    )
+
+
+def _inverse(change: float) -> float:
+    """b/a − 1 of a/b − 1."""
+    if math.isinf(change):
+        return -1.0
+    return 1 / (1 + change) - 1 if change > -1 else math.inf
+
+
+def compare_levels(
+    observed: Observed,
+    factor: str,
+    *,
+    by: str | None = None,
+    baseline: Level | None = None,
+    margin: float = MARGIN,
+    alpha: float = ALPHA,
+) -> Family:
+    """Compares every two levels of `factor` (with `baseline`, every level with that one).
+
+    `by` is the factor whose levels are compared apart, beside all together; None takes the load's
+    location where it has several, else the load's type.
+
+    Raises:
+        BadInputError: no observation has the factor, or no level is called `baseline`.
+    """
+    seen = [
+        one
+        for one in observed.observations
+        if factor in one.cell
+        and math.isfinite(one.value)
+        and not (factor == "load_location" and is_idle(one.cell))
+    ]
+    levels = level_order(one.cell[factor] for one in seen)
+    missing: dict[Level, str] = {}
+    for cell, reason in observed.missing:
+        if factor in cell and cell[factor] not in levels:
+            missing.setdefault(cell[factor], reason)
+    if not seen and not missing:
+        raise BadInputError(
+            f"no trial has {observed.metric.title} and the factor {factor}",
+            where="--factor",
+            remedy="factors that there are: "
+            + ", ".join(sorted({name for one in observed.observations for name in one.cell})),
+        )
+    wanted = _level_named(baseline, (*levels, *missing)) if baseline is not None else None
+    by = default_by(seen, factor) if by is None else by
+    table = _Table(observed, factor, by, seen, levels)
+    pairs = [(a, b) for a, b in combinations(levels, 2) if wanted is None or wanted in (a, b)]
+    if wanted is not None:  # a against the baseline, never the other way
+        pairs = [(b, a) if a == wanted else (a, b) for a, b in pairs]
+    found = [
+        raw
+        for stratum in table.strata
+        for a, b in pairs
+        if (raw := table.shifts(a, b, stratum)) is not None
+    ]
+    comparisons = _decided(found, table, margin, alpha)
+    return Family(
+        metric=observed.metric,
+        factor=factor,
+        by=by,
+        levels=levels,
+        strata=table.strata,
+        scale=table.scale,
+        values=tuple(table.level_values()),
+        comparisons=tuple(comparisons),
+        not_measurable=missing,
+        kendall=tuple(table.bars()),
+        notes=tuple(table.notes(pairs)),
+    )
+
+
+def level_order(levels: Iterable[Level]) -> tuple[Level, ...]:
+    """Different levels: numbers by size, then names of loads and places, then other names."""
+    unique = set(levels)
+    numbers = sorted(level for level in unique if not isinstance(level, str))
+    names = sorted(level for level in unique if isinstance(level, str))
+    return (*numbers, *sorted(names, key=lambda name: _USUAL.get(name, len(_USUAL))))
+
+
+_USUAL = {
+    name: place
+    for place, name in enumerate((IDLE, "none", "cpu", "network", "sender", "responder"))
+}
+"""Names that have a usual order."""
+
+
+def _level_named(text: Level, levels: Sequence[Level]) -> Level:
+    for level in levels:
+        if str(level) == str(text):
+            return level
+    raise BadInputError(
+        f"there is no level {text}",
+        where="--baseline",
+        remedy=f"levels that there are: {', '.join(str(level) for level in levels)}",
+    )
+
+
+def is_idle(cell: Mapping[str, Level]) -> bool:
+    """Whether no load is put on the hosts; its location has then no meaning."""
+    return cell.get("load_type", "none") == "none"
+
+
+def stratum_of(cell: Mapping[str, Level], by: str) -> str:
+    """The name of the cell's level of `by`, `idle` where a load factor has no meaning.
+
+    `load` stands for all that makes the background load.
+    """
+    if by in ("load", "load_location", "load_type") and is_idle(cell):
+        return IDLE
+    if by == "load":
+        guests = cell.get("background_guests")
+        return f"{cell['load_type']} load at {cell.get('load_location', 'its host')}" + (
+            f" by {guests} guests" if guests is not None else ""
+        )
+    return str(cell.get(by, "none"))
+
+
+def default_by(observations: Collection[Observation], factor: str) -> str:
+    """The load's location where there are several, else its type where there are several."""
+    for name in ("load_location", "load_type"):
+        loaded = {
+            one.cell[name] for one in observations if name in one.cell and not is_idle(one.cell)
+        }
+        if name != factor and len(loaded) > 1:
+            return name
+    if (
+        factor != "load_type"
+        and len({stratum_of(one.cell, "load_type") for one in observations}) > 1
+    ):
+        return "load_type"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """The shifts of one comparison, before the family decides."""
+
+    a: Level
+    b: Level
+    stratum: str
+    shifts: list[float]
+    blocks: int
+    resolution: float
+    """On the scale of the shifts."""
+    reference: float
+    """Median of the values of b."""
+    a_bounds: bool
+    b_bounds: bool
+
+
+class _Table:
+    """Replicates by level and by all that a pair has alike."""
+
+    def __init__(
+        self,
+        observed: Observed,
+        factor: str,
+        by: str,
+        observations: Sequence[Observation],
+        levels: tuple[Level, ...],
+    ) -> None:
+        self.metric, self.factor, self.by, self.levels = observed.metric, factor, by, levels
+        positive = all(one.value > 0 for one in observations)
+        self.scale: Scale = "ratio" if self.metric.as_ratio and positive else "difference"
+        self._across_runs = factor in observed.run_factors
+        self._left_out = {factor, *(observed.run_factors if self._across_runs else ())}
+        self._apart = TRAFFIC_FACTORS | (LOAD_FACTORS if factor in LOAD_FACTORS else frozenset())
+        loads = {_load_of(one.cell) for one in observations if not is_idle(one.cell)}
+        values: dict[Level, dict[Key, list[Observation]]] = defaultdict(lambda: defaultdict(list))
+        self._unit: dict[Key, Key] = {}
+        self._stratum: dict[Key, str] = {}
+        for one in observations:
+            for cell in _standing_for(one.cell, factor, loads):
+                values[one.cell[factor]][self._key(one, cell)].append(one)
+        self._values = {
+            level: {key: _merged(group) for key, group in by_key.items()}
+            for level, by_key in values.items()
+        }
+        present = dict.fromkeys(self._stratum.values()) if by else {}
+        parts = level_order(_number(name) for name in present)
+        self.strata = (*(str(part) for part in parts), OVERALL) if len(parts) > 1 else (OVERALL,)
+
+    def _key(self, one: Observation, cell: Mapping[str, Level]) -> Key:
+        """Everything but the factor; also notes the key's pair unit and stratum."""
+        placeless = is_idle(cell) and self.factor != "load_type"
+        left_out = self._left_out | ({"load_location"} if placeless else set())
+        context = tuple(sorted((n, v) for n, v in cell.items() if n not in left_out))
+        place: Key = (("#block", one.block),)
+        if not self._across_runs:
+            place = (("#run", one.run), *place)
+        key = (*context, *place)
+        if key not in self._unit:
+            self._unit[key] = tuple(item for item in key if item[0] not in self._apart)
+            self._stratum[key] = self._stratum_of(cell)
+        return key
+
+    def _stratum_of(self, cell: Mapping[str, Level]) -> str:
+        if not self.by:
+            return OVERALL
+        if self.factor == "load_type":  # the cell without load stands at every location
+            return str(cell.get(self.by, "none"))
+        return stratum_of(cell, self.by)
+
+    def _in(self, key: Key, stratum: str) -> bool:
+        return stratum == OVERALL or self._stratum[key] == stratum
+
+    def shifts(self, a: Level, b: Level, stratum: str) -> _Raw | None:
+        """The shifts of a against b, one a pair; None where there is no pair."""
+        of_a, of_b = self._values[a], self._values[b]
+        common = [key for key in of_a if key in of_b and self._in(key, stratum)]
+        if not common:
+            return None
+        units: dict[Key, list[float]] = defaultdict(list)
+        resolutions, references = [], []
+        bounds = [False, False]
+        for key in common:
+            x, y = of_a[key], of_b[key]
+            fine = max(x.resolution, y.resolution)
+            if self.scale == "ratio":
+                shift = math.log(x.value) - math.log(y.value)
+                fine /= y.value
+            else:
+                shift = x.value - y.value
+            units[self._unit[key]].append(shift)
+            resolutions.append(fine)
+            references.append(y.value)
+            bounds = [bounds[0] or x.at_least, bounds[1] or y.at_least]
+        return _Raw(
+            a,
+            b,
+            stratum,
+            [math.fsum(shifts) / len(shifts) for shifts in units.values()],
+            len({_block(unit) for unit in units}),
+            statistics.median(resolutions),
+            statistics.median(references),
+            *bounds,
+        )
+
+    def level_values(self) -> Iterable[LevelValue]:
+        """The typical value of each level in each stratum, with an interval over blocks."""
+        contexts = [{_context(key) for key in by_key} for by_key in self._values.values()]
+        shared = set.intersection(*contexts) if contexts else set()
+        for stratum in self.strata:
+            for level in self.levels:
+                keys = [key for key in self._values[level] if self._in(key, stratum)]
+                # A level's mean over more or other contexts than another's tells nothing of them.
+                keys = [key for key in keys if _context(key) in shared] or keys
+                if keys:
+                    yield self._level_value(level, stratum, keys)
+
+    def _level_value(self, level: Level, stratum: str, keys: Sequence[Key]) -> LevelValue:
+        found = self._values[level]
+        centre = geometric_mean if self.scale == "ratio" else mean
+        whole = centre([found[key].value for key in keys])
+        blocks: dict[Key, list[float]] = defaultdict(list)
+        for key in keys:
+            blocks[_block(key)].append(found[key].value)
+        # A block that lacks a context would shift the mean: only whole ones make the interval.
+        size = max(len(values) for values in blocks.values())
+        full = [centre(values).estimate for values in blocks.values() if len(values) == size]
+        over: Interval | None = centre(full) if len(full) > 1 else None
+        return LevelValue(
+            level=level,
+            stratum=stratum,
+            value=whole.estimate,
+            low=over.low if over else None,
+            high=over.high if over else None,
+            replicates=len(keys),
+            blocks=len(blocks),
+            at_least=any(found[key].at_least for key in keys),
+        )
+
+    def bars(self) -> Iterable[KendallBar]:
+        """Each level's correlation with the metric in each stratum, over all replicates."""
+        for stratum in self.strata:
+            cells = [
+                (level, key, found.value)
+                for level, by_key in self._values.items()
+                for key, found in by_key.items()
+                if self._in(key, stratum)
+            ]
+            values = [value for _, _, value in cells]
+            clusters = [self._unit[key] for _, key, _ in cells]
+            for level in self.levels:
+                correlation = tau_b([one == level for one, _, _ in cells], values, clusters)
+                yield KendallBar(self.metric.name, self.factor, level, stratum, correlation)
+
+    def notes(self, pairs: Sequence[tuple[Level, Level]]) -> Iterable[str]:
+        """Replicates that have no partner."""
+        for a, b in pairs:
+            only = {
+                level: sum(key not in self._values[other] for key in self._values[level])
+                for level, other in ((a, b), (b, a))
+            }
+            whole = {level: len(self._values[level]) for level in (a, b)}
+            if all(only[level] == whole[level] for level in (a, b)):
+                yield (
+                    f"{a} and {b} were never measured in the same block with all else alike: they "
+                    "cannot be compared"
+                )
+                continue
+            for level, other in ((a, b), (b, a)):
+                if only[level]:
+                    yield (
+                        f"{only[level]} of {whole[level]} replicates of {level} have no partner "
+                        f"of {other} in their block and are left out of that comparison"
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    value: float
+    resolution: float
+    at_least: bool
+
+
+def _merged(group: Sequence[Observation]) -> _Value:
+    if len(group) == 1:
+        return _Value(group[0].value, group[0].resolution, group[0].at_least)
+    return _Value(
+        statistics.median(one.value for one in group),
+        statistics.median(one.resolution for one in group),
+        any(one.at_least for one in group),
+    )
+
+
+def _block(key: Key) -> Key:
+    return tuple(item for item in key if item[0] in ("#run", "#block"))
+
+
+def _context(key: Key) -> Key:
+    return tuple(item for item in key if item[0] not in ("#run", "#block"))
+
+
+def _number(name: str) -> Level:
+    """A stratum's name as a number where it is one, so that 8 comes before 32."""
+    try:
+        return int(name)
+    except ValueError:
+        return name
+
+
+Load = tuple[Level, Level, Level]
+"""Load type, its location, number of background guests."""
+
+
+def _load_of(cell: Mapping[str, Level]) -> Load:
+    return (
+        cell.get("load_type", "none"),
+        cell.get("load_location", "none"),
+        cell.get("background_guests", 0),
+    )
+
+
+def _standing_for(
+    cell: Mapping[str, Level], factor: str, loads: Collection[Load]
+) -> list[Mapping[str, Level]]:
+    """The cells whose partner a replicate can be: itself, and without load more than that.
+
+    Where the parts of a load are compared, the cell without load is the zero of each of them: a
+    design has it once, whatever the location and, without guests, whatever type and number.
+    """
+    if factor not in ("load_type", "background_guests") or not is_idle(cell):
+        return [cell]
+    guests = cell.get("background_guests", 0)
+    found: dict[Load, Mapping[str, Level]] = {}
+    for load_type, location, number in loads:
+        if factor == "load_type" and guests in (0, number):
+            found[load_type, location, number] = {
+                **cell,
+                "load_location": location,
+                "background_guests": number,
+            }
+        elif factor == "background_guests" and guests == 0:
+            found[load_type, location, 0] = {
+                **cell,
+                "load_type": load_type,
+                "load_location": location,
+            }
+    if factor == "load_type":
+        return list(found.values()) or [cell]
+    return [cell, *found.values()]
+
+
+def _decided(found: Sequence[_Raw], table: _Table, margin: float, alpha: float) -> list[Comparison]:
+    """The comparisons with Holm's correction over all of them, and their outcomes."""
+    strictest = alpha / max(1, len(found))
+    methods: list[Method] = [
+        "signed-rank" if least_signed_rank_p(len(raw.shifts)) <= strictest else "student"
+        for raw in found
+    ]
+    tested = [shift_of(raw.shifts, method) for raw, method in zip(found, methods, strict=True)]
+    adjusted = holm([shift.p for shift in tested])
+    result = []
+    for raw, shift, p_holm in zip(found, tested, adjusted, strict=True):
+        if table.scale == "ratio":
+            same = math.log1p(max(margin, raw.resolution))
+            change, low, high = (exp(v) - 1 for v in (shift.estimate, shift.low, shift.high))
+            shown = math.expm1(same)
+        else:
+            same = shown = max(margin * abs(raw.reference), raw.resolution)
+            change, low, high = shift.estimate, shift.low, shift.high
+        outcome, why = _outcome(raw, shift.low, shift.high, p_holm, same, alpha, table.metric)
+        result.append(
+            Comparison(
+                metric=table.metric.name,
+                factor=table.factor,
+                a=raw.a,
+                b=raw.b,
+                stratum=raw.stratum,
+                pairs=shift.n,
+                blocks=raw.blocks,
+                scale=table.scale,
+                change=change,
+                low=low,
+                high=high,
+                rank_biserial=shift.rank_biserial,
+                p=shift.p,
+                p_holm=p_holm,
+                method=shift.method,
+                margin=shown,
+                outcome=outcome,
+                why=why,
+            )
+        )
+    return result
+
+
+def _outcome(
+    raw: _Raw,
+    low: float,
+    high: float,
+    p_holm: float,
+    same: float,
+    alpha: float,
+    metric: Metric,
+) -> tuple[Outcome, str]:
+    """The word, and of *not known* the reason. All on the scale of the shifts."""
+    if -same <= low and high <= same and not (raw.a_bounds or raw.b_bounds):
+        return "practically the same", ""
+    if p_holm <= alpha and (low > 0 or high < 0):
+        # A value that is a lower bound may be called greater, never less.
+        less_is_bound = raw.a_bounds if high < 0 else raw.b_bounds
+        if less_is_bound:
+            return "not known", "the lesser one is only a lower bound"
+        return ("better" if (high < 0) == metric.lower_is_better else "worse"), ""
+    if raw.a_bounds or raw.b_bounds:
+        return "not known", "at least one is only a lower bound"
+    if len(raw.shifts) < 2:
+        return "not known", "a single pair cannot tell"
+    if low > 0 or high < 0:
+        return "not known", "among so many comparisons this may be chance"
+    return "not known", "the interval holds no change as well as one that matters"

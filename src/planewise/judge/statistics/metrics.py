@@ -1,0 +1,392 @@
+"""From trials to one value a replicate: what is compared, in which unit, how finely measured.
+
+Knows trial records and no statistics. Times are those of the main guest at the sender; where a
+quantile is compared, it is the quantile of one trial's packets.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from planewise.errors import BadInputError
+from planewise.store.models import Latency, Level, RunInfo, TrialRecord
+
+Unit = Literal["ns", "pps", "share"]
+
+USER_HZ = 100
+"""Ticks a second in which the kernel books CPU time."""
+HISTOGRAM_SHARE = 1e-3
+"""Resolution of a latency histogram with three significant digits."""
+PLR = 0.005
+"""Loss ratio that PDR allows."""
+KERNEL_MODES = ("sys", "irq", "soft")
+"""CPU modes that a data plane's work is booked in; the probes' own work is in `usr`."""
+CPU_MODES = ("usr", "nice", "sys", "iowait", "irq", "soft", "steal", "guest", "gnice", "idle")
+"""mpstat's."""
+IDLE_MODES = ("idle", "iowait")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Something that levels of a factor are compared by."""
+
+    name: str
+    """As `--metric` takes it; of CPU with host and mode: `cpu:sender`, `cpu:sender:sys`."""
+    title: str
+    unit: Unit
+    lower_is_better: bool
+
+    @property
+    def as_ratio(self) -> bool:
+        """Whether levels are compared by ratio; shares (which may be 0) are by difference."""
+        return self.unit != "share"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One replicate: one cell in one block of one run."""
+
+    run: str
+    block: int
+    cell: Mapping[str, Level]
+    value: float
+    resolution: float
+    """Least difference that the instrument can tell, in the unit of the value."""
+    at_least: bool = False
+    """The generator, or the end of the ladder, was the limit: the true value is this or more."""
+
+
+@dataclass(frozen=True)
+class RunSample:
+    """The trials of one run, as far as statistics need them."""
+
+    label: str
+    """Unique among the runs that are looked at together."""
+    info: RunInfo
+    trials: Sequence[TrialRecord]
+    extra: Mapping[str, Level] = field(default_factory=dict)
+    """Factors of the whole run, such as its kernel, added to every cell."""
+
+    def cell(self, trial: TrialRecord) -> dict[str, Level]:
+        """The trial's factor levels and the run's."""
+        return {**trial.cell, **self.extra}
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One metric over all runs."""
+
+    metric: Metric
+    observations: tuple[Observation, ...]
+    missing: tuple[tuple[Mapping[str, Level], str], ...] = ()
+    """Cells for which the metric does not exist, with the reason."""
+    run_factors: frozenset[str] = frozenset()
+    """Factors that belong to a whole run."""
+
+
+_RTT = {
+    "rtt": ("median round-trip time", "p50_ns"),
+    "rtt_p90": ("90th percentile of the round-trip time", "p90_ns"),
+    "rtt_p99": ("99th percentile of the round-trip time", "p99_ns"),
+    "rtt_p999": ("99.9th percentile of the round-trip time", "p999_ns"),
+}
+_PARTS: Mapping[str, tuple[str, Literal["overhead", "response"]]] = {
+    "overhead": ("median overhead at the sender", "overhead"),
+    "response": ("median response time", "response"),
+}
+_OTHERS = {
+    "jitter": Metric("jitter", "jitter (99th percentile of the delay variation)", "ns", True),
+    "loss": Metric("loss", "loss of probe packets", "share", True),
+    "throughput": Metric("throughput", "highest forwarding rate", "pps", False),
+    "ndr": Metric("ndr", "NDR", "pps", False),
+    "pdr": Metric("pdr", "PDR at 0.5 % loss", "pps", False),
+    "cpu_per_packet": Metric("cpu_per_packet", "kernel CPU time per packet", "ns", True),
+}
+NAMES = (*_RTT, *_PARTS, *_OTHERS, "cpu")
+"""What `--metric` takes, beside `cpu:HOST` and `cpu:HOST:MODE`."""
+
+
+def metrics_in(samples: Sequence[RunSample]) -> tuple[str, ...]:
+    """The names of all metrics that the trials have, CPU by host and mode, in the usual order."""
+    kinds = {trial.kind for sample in samples for trial in _done(sample)}
+    names: list[str] = []
+    if "rtt" in kinds:
+        names += [*_RTT, *_PARTS, "jitter", "loss"]
+    if "load" in kinds:
+        names += ["throughput", "ndr", "pdr", "cpu_per_packet"]
+    return (*names, *cpu_metrics(samples))
+
+
+def cpu_metrics(samples: Sequence[RunSample], *, modes: bool = True) -> tuple[str, ...]:
+    """`cpu:HOST` of each host, and (with `modes`) each mode that any trial spent time in."""
+    seen: dict[str, set[str]] = {}
+    for sample in samples:
+        for trial in _done(sample):
+            for host, shares in trial.cpu.items():
+                seen.setdefault(host, set()).update(m for m, share in shares.items() if share > 0)
+    names = []
+    for host in sorted(seen):
+        names.append(f"cpu:{host}")
+        if modes:
+            names += [f"cpu:{host}:{mode}" for mode in CPU_MODES if mode in seen[host]]
+    return tuple(names)
+
+
+def observe(samples: Sequence[RunSample], name: str) -> Observed:
+    """One value a cell, block and run of the metric `name`.
+
+    Raises:
+        BadInputError: there is no such metric.
+    """
+    found = _observe(samples, name.replace("-", "_").replace("p99.9", "p999"))
+    run_factors = frozenset(factor for sample in samples for factor in sample.extra)
+    return replace(found, run_factors=run_factors)
+
+
+def _observe(samples: Sequence[RunSample], name: str) -> Observed:
+    if name in _RTT:
+        title, quantile = _RTT[name]
+        metric = Metric(name, title, "ns", True)
+        source = rtt_source(samples)
+        return _of_rtt(
+            samples, metric, lambda trial: _quantile(trial.latency.get(source), quantile)
+        )
+    if name in _PARTS:
+        title, part = _PARTS[name]
+        found = _of_rtt(
+            samples,
+            Metric(name, title, "ns", True),
+            lambda trial: _quantile(trial.latency.get(part), "p50_ns"),
+        )
+        return replace(found, missing=_not_measurable(samples, part))
+    if name == "jitter":
+        source = rtt_source(samples)
+        return _of_rtt(samples, _OTHERS[name], lambda trial: _jitter(trial.latency.get(source)))
+    if name == "loss":
+        return _of_rtt(samples, _OTHERS[name], _loss)
+    if name in ("throughput", "ndr", "pdr"):
+        of_block = {"throughput": _highest, "ndr": _ndr, "pdr": _pdr}[name]
+        return _of_load(samples, _OTHERS[name], lambda trials, _: of_block(trials))
+    if name == "cpu_per_packet":
+        return _of_load(samples, _OTHERS[name], _kernel_ns_per_packet)
+    if name == "cpu" or name.startswith("cpu:"):
+        return _of_cpu(samples, name)
+    raise BadInputError(
+        f"there is no metric '{name}'",
+        where="--metric",
+        remedy=f"choose among {', '.join(NAMES)}, cpu:HOST, cpu:HOST:MODE, or all",
+    )
+
+
+def rtt_source(samples: Sequence[RunSample]) -> Literal["rtt_user", "rtt_kernel"]:
+    """RTT as the guest's program sees it; kernel stamps only where a trial has no others."""
+    trials = [trial for sample in samples for trial in _done(sample) if trial.kind == "rtt"]
+    return "rtt_user" if all("rtt_user" in trial.latency for trial in trials) else "rtt_kernel"
+
+
+Value = tuple[float, float]
+"""Value and resolution."""
+
+
+def _done(sample: RunSample) -> Iterable[TrialRecord]:
+    return (trial for trial in sample.trials if trial.status == "done")
+
+
+def _of_rtt(
+    samples: Sequence[RunSample], metric: Metric, value: Callable[[TrialRecord], Value | None]
+) -> Observed:
+    found = [
+        Observation(sample.label, trial.block, sample.cell(trial), *measured)
+        for sample in samples
+        for trial in _done(sample)
+        if trial.kind == "rtt" and (measured := value(trial)) is not None
+    ]
+    return Observed(metric, tuple(found))
+
+
+def _not_measurable(
+    samples: Sequence[RunSample], part: Literal["overhead", "response"]
+) -> tuple[tuple[Mapping[str, Level], str], ...]:
+    return tuple(
+        (sample.cell(trial), trial.not_measurable[part])
+        for sample in samples
+        for trial in _done(sample)
+        if part in trial.not_measurable
+    )
+
+
+def _quantile(latency: Latency | None, name: str) -> Value | None:
+    if latency is None or not latency.count:
+        return None
+    value = float(getattr(latency, name))
+    return value, max(1.0, abs(value) * HISTOGRAM_SHARE)
+
+
+def _jitter(latency: Latency | None) -> Value | None:
+    """Packet delay variation (RFC 5481, section 4.2): 99th percentile less the smallest delay."""
+    if latency is None or not latency.count:
+        return None
+    value = latency.p99_ns - latency.min_ns
+    return value, max(1.0, latency.p99_ns * HISTOGRAM_SHARE)
+
+
+def _loss(trial: TrialRecord) -> Value | None:
+    if trial.counts is None or not trial.counts.sent:
+        return None
+    return trial.counts.lost / trial.counts.sent, 1 / trial.counts.sent
+
+
+def _of_load(
+    samples: Sequence[RunSample],
+    metric: Metric,
+    of_block: Callable[[Sequence[TrialRecord], RunInfo], tuple[float, float, bool] | None],
+) -> Observed:
+    """One value for all load trials of a cell in a block."""
+    observations = []
+    for sample in samples:
+        groups: dict[tuple[object, ...], list[TrialRecord]] = defaultdict(list)
+        for trial in _done(sample):
+            if trial.kind == "load" and trial.load is not None and trial.counts is not None:
+                groups[(trial.block, *sorted(trial.cell.items()))].append(trial)
+        for trials in groups.values():
+            measured = of_block(trials, sample.info)
+            if measured is not None:
+                first = trials[0]
+                observations.append(
+                    Observation(sample.label, first.block, sample.cell(first), *measured)
+                )
+    return Observed(metric, tuple(observations))
+
+
+def forwarded_pps(trial: TrialRecord) -> float | None:
+    """Forwarding rate of a load trial; None when it sent nothing."""
+    if trial.load is None or trial.counts is None or not trial.counts.sent:
+        return None
+    return trial.load.achieved_pps * trial.counts.received / trial.counts.sent
+
+
+def is_limited(trial: TrialRecord) -> bool:
+    """Whether something other than the SUT limited the trial."""
+    return any(limit != "sut" for limit in trial.limits)
+
+
+def _highest(trials: Sequence[TrialRecord]) -> tuple[float, float, bool] | None:
+    rates = [(rate, is_limited(t), t) for t in trials if (rate := forwarded_pps(t)) is not None]
+    if not rates:
+        return None
+    rate, limited, trial = max(rates, key=lambda item: item[:2])
+    return rate, 1 / trial.duration_s if trial.duration_s else 1.0, limited
+
+
+def _ladder(trials: Sequence[TrialRecord]) -> list[tuple[float, float]]:
+    """Offered loads, rising, with the mean PLR of the trials there that tell of the SUT."""
+    losses: dict[float, list[float]] = defaultdict(list)
+    for trial in trials:
+        if not is_limited(trial) and trial.counts and trial.counts.sent and trial.load:
+            losses[trial.load.intended_pps].append(trial.counts.lost / trial.counts.sent)
+    return [(load, statistics.fmean(lost)) for load, lost in sorted(losses.items()) if load > 0]
+
+
+def _ndr(trials: Sequence[TrialRecord]) -> tuple[float, float, bool] | None:
+    """Highest load up to which nothing was lost; its resolution is the step that follows."""
+    ladder = _ladder(trials)
+    lossy = next((i for i, (_, plr) in enumerate(ladder) if plr > 0), len(ladder))
+    if lossy == 0:
+        return None
+    load = ladder[lossy - 1][0]
+    if lossy == len(ladder):
+        return load, 0.0, True
+    return load, ladder[lossy][0] - load, False
+
+
+def _pdr(trials: Sequence[TrialRecord]) -> tuple[float, float, bool] | None:
+    """First crossing of 0.5 % loss, interpolated (docs/concepts/verdict.md); not below the ladder.
+
+    Its resolution is how far apart the lower and the upper reading between the two loads are.
+    """
+    ladder = _ladder(trials)
+    over = next((i for i, (_, plr) in enumerate(ladder) if plr > PLR), len(ladder))
+    if over == 0:
+        return None
+    low, plr_low = ladder[over - 1]
+    if over == len(ladder):
+        return low, 0.0, True
+    high, plr_high = ladder[over]
+    chord = low + (PLR - plr_low) / (plr_high - plr_low) * (high - low)
+    knee = min(max(high * (1 - plr_high) / (1 - PLR), chord), high)
+    return chord, knee - chord, False
+
+
+def _kernel_ns_per_packet(
+    trials: Sequence[TrialRecord], info: RunInfo
+) -> tuple[float, float, bool] | None:
+    """Median over a block's load trials of kernel CPU time per forwarded packet [ns]."""
+    costs = []
+    for trial in trials:
+        if trial.counts is None or not trial.counts.received or not trial.cpu:
+            continue
+        busy_s = sum(
+            sum(modes.get(mode, 0.0) for mode in KERNEL_MODES)
+            * trial.duration_s
+            * _cpus(info, host)
+            for host, modes in trial.cpu.items()
+        )
+        received = trial.counts.received
+        costs.append((busy_s / received * 1e9, 1e9 / USER_HZ / received))
+    if not costs:
+        return None
+    return statistics.median(c for c, _ in costs), statistics.median(r for _, r in costs), False
+
+
+def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
+    """Busy share, or the share of one mode, of one host's CPUs."""
+    _, _, rest = name.partition(":")
+    host, _, mode = rest.partition(":")
+    hosts = {h for sample in samples for trial in _done(sample) for h in trial.cpu}
+    if not host:
+        if len(hosts) > 1:
+            raise BadInputError(
+                f"the CPUs of several hosts were measured: {', '.join(sorted(hosts))}",
+                where="--metric",
+                remedy=f"name one: cpu:{min(hosts)}",
+            )
+        host = next(iter(hosts), "shared")
+    if (hosts and host not in hosts) or (mode and mode not in CPU_MODES):
+        raise BadInputError(
+            f"there is no CPU metric '{name}'",
+            where="--metric",
+            remedy=f"cpu:HOST or cpu:HOST:MODE; hosts: {', '.join(sorted(hosts)) or 'none'}; "
+            f"modes: {', '.join(CPU_MODES)}",
+        )
+    where = "CPU" if host == "shared" else f"CPU of the {host}"
+    metric = (
+        Metric(f"cpu:{host}:{mode}", f"{where}, {mode}", "share", mode not in IDLE_MODES)
+        if mode
+        else Metric(f"cpu:{host}", f"{where}, busy", "share", True)
+    )
+    kinds = {trial.kind for sample in samples for trial in _done(sample) if trial.cpu}
+    kind = "rtt" if "rtt" in kinds else "load"
+    observations = []
+    for sample in samples:
+        for trial in _done(sample):
+            modes = trial.cpu.get(host)
+            if trial.kind != kind or not modes:
+                continue
+            share = (
+                modes.get(mode, 0.0)
+                if mode
+                else sum(modes.get(one, 0.0) for one in CPU_MODES if one not in IDLE_MODES)
+            )
+            ticks = max(1.0, trial.duration_s * USER_HZ * _cpus(sample.info, host))
+            observations.append(
+                Observation(sample.label, trial.block, sample.cell(trial), share, 1 / ticks)
+            )
+    return Observed(metric, tuple(observations))
+
+
+def _cpus(info: RunInfo, host: str) -> int:
+    return info.hosts[host].cpus if host in info.hosts else 1

@@ -1,0 +1,112 @@
+"""Whether the ranking of a factor's levels changes with load, and where. Knows no file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planewise.judge.statistics.comparison import (
+    ALPHA,
+    LOAD_FACTORS,
+    MARGIN,
+    OVERALL,
+    Family,
+    compare_levels,
+)
+from planewise.judge.statistics.metrics import Observed
+from planewise.store.models import Level
+
+LOAD = "load"
+"""As `by`: type, location and number of guests of the background load together."""
+
+
+@dataclass(frozen=True)
+class LoadRanking:
+    """The levels under one load, best first by their typical values."""
+
+    load: str
+    order: tuple[Level, ...]
+
+
+@dataclass(frozen=True)
+class RankingChange:
+    """Two levels of which each is surely better somewhere."""
+
+    a: Level
+    b: Level
+    better_at: tuple[str, ...]
+    """Loads under which a is better."""
+    worse_at: tuple[str, ...]
+    """Loads under which b is better."""
+
+
+@dataclass(frozen=True)
+class RankingCheck:
+    """Does the ranking change with load? Every claim is corrected for all loads and pairs."""
+
+    metric: str
+    factor: str
+    loads: tuple[LoadRanking, ...]
+    changes: tuple[RankingChange, ...]
+    decided: int
+    """Comparisons, one a pair and load, that are not *not known*."""
+    comparisons: int
+    sentence: str
+
+
+def check_ranking(
+    observed: Observed, factor: str, *, margin: float = MARGIN, alpha: float = ALPHA
+) -> RankingCheck | None:
+    """None where there is but one load, or the factor is a part of the load itself."""
+    if factor in LOAD_FACTORS:
+        return None
+    family = compare_levels(observed, factor, by=LOAD, margin=margin, alpha=alpha)
+    loads = [stratum for stratum in family.strata if stratum != OVERALL]
+    if len(loads) < 2 or len(family.levels) < 2:
+        return None
+    single = [one for one in family.comparisons if one.stratum != OVERALL]
+    changes = []
+    for a, b in dict.fromkeys((one.a, one.b) for one in single):
+        own = [one for one in single if (one.a, one.b) == (a, b)]
+        better = tuple(one.stratum for one in own if one.outcome == "better")
+        worse = tuple(one.stratum for one in own if one.outcome == "worse")
+        if better and worse:
+            changes.append(RankingChange(a, b, better, worse))
+    decided = sum(one.outcome != "not known" for one in single)
+    return RankingCheck(
+        metric=family.metric.name,
+        factor=factor,
+        loads=tuple(LoadRanking(load, _order(family, load)) for load in loads),
+        changes=tuple(changes),
+        decided=decided,
+        comparisons=len(single),
+        sentence=_sentence(family, tuple(changes), decided, len(single), len(loads)),
+    )
+
+
+def _order(family: Family, load: str) -> tuple[Level, ...]:
+    values = [value for value in family.values if value.stratum == load]
+    values.sort(key=lambda one: one.value, reverse=not family.metric.lower_is_better)
+    return tuple(value.level for value in values)
+
+
+def _sentence(
+    family: Family, changes: tuple[RankingChange, ...], decided: int, of: int, loads: int
+) -> str:
+    if changes:
+        words = "; ".join(
+            f"{change.a} is better than {change.b} at {_some(change.better_at)}, and worse at "
+            f"{_some(change.worse_at)}"
+            for change in changes
+        )
+        return f"By {family.metric.title} the ranking changes with load: {words}."
+    rest = "" if decided == of else f" ({of - decided} of {of} comparisons are not known)"
+    return (
+        f"By {family.metric.title} no change of the ranking with load was found among {loads} "
+        f"loads{rest}."
+    )
+
+
+def _some(loads: tuple[str, ...]) -> str:
+    if len(loads) <= 3:
+        return ", ".join(loads)
+    return f"{', '.join(loads[:2])} and {len(loads) - 2} more loads"

@@ -1,0 +1,422 @@
+"""Docker on a host: its daemon (found or started), our image, containers and networks.
+
+Knows hosts and Docker's API; no plane and no measurement. A daemon that is started here lives in
+process and mount namespaces of its own: the kernel ends it, its containers and its mounts with
+the program that started it, however that ends. In a daemon that was found, everything of ours
+carries a label.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.host import Finished, Host, HostProcess, ProcessTimeoutError, find_probe
+
+if TYPE_CHECKING:
+    import docker
+
+LABEL = "planewise"
+"""On all that is ours in a daemon that is not; its value is the token."""
+
+STANDARD_SOCKET = "/run/docker.sock"
+
+GUEST_MIB = 20
+"""Memory that an idle container takes: its shim's 15 MiB, pw-probe and the kernel's share."""
+
+START_LIMIT_S = 120.0
+"""A daemon starts in a second on hardware, in 5 to 20 on an emulated host."""
+
+API_TIMEOUT_S = 120
+
+_IMAGE = "pw-guest"
+
+# The tmpfs and /proc are this daemon's alone. With --kill-child the kernel ends the daemon with
+# unshare; and with the first process of a process namespace everything in it.
+_INSIDE = """
+set -e
+mount -t proc proc /proc
+mount -t tmpfs -o mode=711 pw-docker "$1/data"
+(until [ -S "$1/docker.sock" ]; do sleep 0.1; done; echo LISTENS >&2) &
+exec dockerd --data-root "$1/data/root" --exec-root "$1/data/exec" --pidfile "$1/data/pid" \\
+    --host "unix://$1/docker.sock" --cgroup-parent "$2" --bridge none \\
+    --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --userland-proxy=false
+"""
+_OUTSIDE = """
+mkdir -p "$1/data"
+exec unshare --pid --fork --mount --kill-child sh -c "$0" sh "$1" "$2"
+"""
+_LISTENS = "pw-listens"
+
+
+@dataclass(frozen=True)
+class Container:
+    """A running container of ours, as its host knows it."""
+
+    name: str
+    id: str
+    namespaces: str
+    """The directory of its first process' namespaces, as the host sees it: `/proc/…/ns`."""
+    cgroups: tuple[str, ...]
+    """The files that a process writes its number into to join its control groups."""
+
+
+class Docker:
+    """The Docker of one host; leaving its `with` block removes what is ours and ends ours.
+
+    Raises on entry:
+        UnsupportedError: the host has no Docker, or its daemon does not start.
+        PlanewiseError: its daemon does not answer.
+    """
+
+    def __init__(self, host: Host, token: str) -> None:
+        self._host = host
+        self._token = token
+        self._daemon: HostProcess | None = None
+        self._proc = "/proc"
+        self._api: docker.DockerClient | None = None
+        self._containers: dict[str, Container] = {}
+        self.started_s: float | None = None
+        """How long our own daemon took to start; None where one was found."""
+
+    @property
+    def cgroup(self) -> str:
+        """The control group above all our containers'."""
+        return f"/pw-{self._token}"
+
+    @property
+    def api(self) -> docker.DockerClient:
+        """Docker's API; only inside the `with` block."""
+        if self._api is None:
+            raise RuntimeError("Docker is not open: use it in a with block")
+        return self._api
+
+    def __enter__(self) -> Docker:
+        try:
+            path = self._found() or self._start()
+            self._connect(path)
+            with _sentences(self._host.place):
+                self.api.api.import_image_from_data(
+                    image(Path(find_probe())), repository=_IMAGE, tag=self._token
+                )
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        name: str,
+        *,
+        network: str | None = None,
+        interface: Mapping[str, str] | None = None,
+    ) -> Container:
+        """Starts a container that waits; its network is Docker's, or none.
+
+        `interface` has `ipv4_address` and `mac_address` for a network of Docker's.
+
+        Raises:
+            PlanewiseError: Docker refuses, or the container ended at once.
+        """
+        api = self.api.api
+        with _sentences(self._host.place):
+            configuration: dict[str, Any] = {}
+            if network is not None:
+                endpoint = api.create_endpoint_config(**dict(interface or {}))
+                configuration["networking_config"] = api.create_networking_config(
+                    {network: endpoint}
+                )
+            made = api.create_container(
+                f"{_IMAGE}:{self._token}",
+                entrypoint=["/pw-probe"],
+                command=["cpu"],
+                name=name,
+                labels={LABEL: self._token},
+                stop_signal="SIGKILL",
+                **configuration,
+                host_config=api.create_host_config(
+                    network_mode=network or "none",
+                    cgroup_parent=self.cgroup,
+                    # Its network is Planewise's: no address but those that it is given.
+                    sysctls={
+                        "net.ipv6.conf.all.disable_ipv6": "0",
+                        "net.ipv6.conf.default.disable_ipv6": "0",
+                        "net.ipv6.conf.default.addr_gen_mode": "1",
+                        "net.ipv6.conf.default.accept_ra": "0",
+                    },
+                ),
+            )
+            api.start(made["Id"])
+            state = api.inspect_container(made["Id"])["State"]
+        if not state["Running"]:
+            raise PlanewiseError(
+                f"the container {name} on {self._host.place} ended at once: "
+                f"{state.get('Error') or 'exit code ' + str(state.get('ExitCode'))}",
+                remedy="is it a host of this machine's architecture?",
+            )
+        found = self._locate(name, made["Id"], int(state["Pid"]))
+        self._containers[name] = found
+        return found
+
+    def check(self, name: str) -> None:
+        """Does nothing while a container runs.
+
+        Raises:
+            PlanewiseError: it ended, or somebody removed it.
+        """
+        import docker.errors
+
+        try:
+            with _sentences(self._host.place):
+                state = self.api.api.inspect_container(self._containers[name].id)["State"]
+        except PlanewiseError as error:
+            if isinstance(error.__cause__, docker.errors.NotFound):
+                raise PlanewiseError(
+                    f"the container {name} on {self._host.place} was removed while it was needed",
+                    remedy="leave the testbed alone while it measures",
+                ) from error
+            raise
+        if not state["Running"]:
+            why = "the kernel ended it for want of memory" if state.get("OOMKilled") else (
+                f"exit code {state.get('ExitCode')}"
+            )  # fmt: skip
+            raise PlanewiseError(
+                f"the container {name} on {self._host.place} ended while it was needed: {why}",
+                remedy="fewer background guests, or more memory, if it was that",
+            )
+
+    def remove(self, name: str) -> None:
+        """Ends and removes a container; one that is gone is no error."""
+        container = self._containers.pop(name, None)
+        if container is not None:
+            _remove_container(self.api, container.id)
+
+    def add_network(self, name: str, bridge: str, subnet: str, gateway: str, mtu: int) -> None:
+        """A network of Docker's driver `bridge`, on a bridge of that name.
+
+        Raises:
+            PlanewiseError: Docker refuses.
+        """
+        import docker.types
+
+        with _sentences(self._host.place):
+            self.api.networks.create(
+                name,
+                driver="bridge",
+                labels={LABEL: self._token},
+                ipam=docker.types.IPAMConfig(
+                    pool_configs=[docker.types.IPAMPool(subnet=subnet, gateway=gateway)]
+                ),
+                options={
+                    "com.docker.network.bridge.name": bridge,
+                    "com.docker.network.bridge.enable_ip_masquerade": "false",
+                    "com.docker.network.driver.mtu": str(mtu),
+                },
+            )
+
+    def close(self) -> None:
+        """Removes what is ours; ends our own daemon."""
+        self._containers.clear()
+        if self._api is not None:
+            if self._daemon is None:
+                with suppress(PlanewiseError):
+                    remove_ours(self._api, self._token)
+            self._api.close()
+            self._api = None
+        if self._daemon is not None:
+            # Not stop(): containers need not be asked one by one, as everything ends with it.
+            self._daemon.kill()
+            with suppress(PlanewiseError):
+                self._daemon.wait(API_TIMEOUT_S)
+            self._daemon = None
+            with suppress(PlanewiseError):
+                self._host.run(["sh", "-c", REMOVE_CGROUPS, "sh", f"pw-{self._token}"])
+
+    def _found(self) -> str | None:
+        there = self._host.run(["test", "-S", STANDARD_SOCKET]).exit_code == 0
+        return STANDARD_SOCKET if there and self._answers() else None
+
+    def _answers(self) -> bool:
+        """Whether a daemon listens: a socket may outlive one."""
+        try:
+            self._connect(STANDARD_SOCKET)
+        except PlanewiseError:
+            return False
+        return True
+
+    def _start(self) -> str:
+        begun = time.monotonic()
+        directory = f"{self._host.directory}/docker"
+        try:
+            if self._host.run(["sh", "-c", "command -v dockerd"]).exit_code != 0:
+                raise UnsupportedError(
+                    f"there is no Docker on {self._host.place}",
+                    remedy="install it there (Debian, Ubuntu: docker.io), or use namespaces as "
+                    "guests",
+                )
+            inside = _INSIDE.replace("LISTENS", _LISTENS)
+            self._daemon = self._host.start(["sh", "-c", _OUTSIDE, inside, directory, self.cgroup])
+            self._daemon.wait_ready(_LISTENS, START_LIMIT_S)
+        except ProcessTimeoutError as error:
+            raise PlanewiseError(
+                f"dockerd did not start on {self._host.place} within {START_LIMIT_S:g} s",
+                remedy="is the host overloaded? start it yourself there, then try again",
+            ) from error
+        except PlanewiseError:
+            if self._daemon is not None:
+                raise_from_log(self._daemon, self._host.place)
+            raise
+        inner = self._host.run(["sh", "-c", f"cat /proc/{self._daemon.pid}/task/*/children"])
+        self._proc = f"/proc/{inner.check().stdout.split()[0]}/root/proc"
+        self.started_s = time.monotonic() - begun
+        return f"{directory}/docker.sock"
+
+    def _connect(self, path: str) -> None:
+        import docker
+        import docker.errors
+
+        try:
+            client = docker.DockerClient(
+                base_url=f"unix://{self._host.socket(path)}", timeout=API_TIMEOUT_S
+            )
+            client.ping()
+        except (docker.errors.DockerException, OSError) as error:
+            raise PlanewiseError(
+                f"Docker's daemon on {self._host.place} does not answer: {_reason(error)}",
+                remedy=f"check there with `docker -H unix://{path} info`",
+            ) from error
+        self._api = client
+
+    def _locate(self, name: str, identity: str, pid: int) -> Container:
+        base = f"{self._proc}/{pid}"
+        text = self._host.read_text(f"{base}/cgroup")
+        mounts = self._host.read_text("/proc/mounts")
+        return Container(name, identity, f"{base}/ns", cgroup_files(text, mounts))
+
+
+REMOVE_CGROUPS = """
+for each in $(find /sys/fs/cgroup -maxdepth 2 -type d -name "$1"); do
+    find "$each" -depth -type d -exec rmdir {} +
+done
+"""
+"""Shell: removes the empty control groups called $1, of every hierarchy."""
+
+
+def image(probe: Path) -> bytes:
+    """Our image as `docker import` reads it: a tar with pw-probe and nothing else. Pure but for
+    the file."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        content = probe.read_bytes()
+        entry = tarfile.TarInfo("pw-probe")
+        entry.size, entry.mode = len(content), 0o755
+        archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def cgroup_files(text: str, mounts: str) -> tuple[str, ...]:
+    """Where a process writes its number to be in the same control groups. Pure.
+
+    `text` is /proc/PID/cgroup (cgroups(7)), `mounts` /proc/mounts of the host: hierarchies that
+    are not mounted are left out.
+    """
+    where: dict[str, str] = {}
+    for line in mounts.splitlines():
+        _, point, kind, options = line.split(" ")[:4]
+        if kind == "cgroup2":
+            where.setdefault("", point)
+        elif kind == "cgroup":
+            for option in options.split(","):
+                where.setdefault(option, point)
+    files: dict[str, None] = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        mounted = where.get(controllers.split(",")[0])
+        if mounted is not None:
+            files[f"{mounted}{path}/cgroup.procs"] = None
+    return tuple(files)
+
+
+def join_command(container: Container, argv: Sequence[str]) -> list[str]:
+    """A command that joins a container's control groups, then becomes `argv`. Pure."""
+    joins = "".join(f"echo $$ >{shlex.quote(file)} && " for file in container.cgroups)
+    return ["sh", "-c", f'{joins}exec "$@"', "sh", *argv]
+
+
+def remove_ours(api: docker.DockerClient, token: str) -> None:
+    """Removes every container, network and image of this token from a daemon."""
+    chosen = {"label": f"{LABEL}={token}"}
+    with _sentences("this host"):
+        for container in api.api.containers(all=True, filters=chosen):
+            _remove_container(api, container["Id"])
+        for network in api.api.networks(filters=chosen):
+            api.api.remove_network(network["Id"])
+        with suppress(PlanewiseError), _sentences("this host"):
+            api.api.remove_image(f"{_IMAGE}:{token}", force=True)
+
+
+def _remove_container(api: docker.DockerClient, identity: str) -> None:
+    import docker.errors
+
+    with suppress(docker.errors.NotFound):
+        api.api.remove_container(identity, force=True, v=True)
+
+
+def raise_from_log(daemon: HostProcess, place: str) -> None:
+    """Says why dockerd ended.
+
+    Raises:
+        UnsupportedError: it ended by itself; the sentence has its last words.
+    """
+    with suppress(ProcessTimeoutError):
+        done = daemon.wait(1.0)
+        raise UnsupportedError(
+            f"dockerd does not start on {place}: {last_words(done)}",
+            remedy="start Docker yourself there, or use namespaces as guests",
+        )
+
+
+def last_words(done: Finished) -> str:
+    """The message of the last line that dockerd logged. Pure."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if not lines:
+        return done.ending
+    _, found, message = lines[-1].rpartition(" msg=")
+    if not found:
+        return lines[-1]
+    with suppress(ValueError):
+        return str(json.loads(message.rpartition('"')[0] + '"'))
+    return message
+
+
+@contextmanager
+def _sentences(place: str) -> Iterator[None]:
+    """Docker's refusals as sentences."""
+    import docker.errors
+    import requests
+
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise PlanewiseError(f"Docker on {place} refuses: {_reason(error)}") from error
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+        raise PlanewiseError(
+            f"the connection to Docker on {place} was lost: {_reason(error)}",
+            remedy="was its daemon ended, or is its disk full?",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "explanation", None) or error).strip().splitlines()[0]
