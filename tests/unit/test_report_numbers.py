@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from planewise.report.cells import common_factors, factors_of, plane_of, words
 
 from planewise.judge.verdict import Estimate, judge
 from planewise.report import html
+from planewise.report.cells import common_factors, factors_of, plane_of, words
 from planewise.report.data import RunData
 from planewise.report.figures import loss_curve, parts, rtt, tail
 from planewise.report.figures.base import Missing, Table, Value

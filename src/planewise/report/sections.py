@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planewise.report import facets, sentences, theme
+from planewise.report import facets, inference, sentences, theme
 from planewise.report.cells import common_factors, words
 from planewise.report.data import CpuCell, RttCell, RunData
 from planewise.report.facets import Item, Page
 from planewise.report.figures import (
     base,
     boxes,
+    comparison,
     cpu,
     cpu_grid,
     distribution,
+    kendall,
     loss_curve,
     losses,
     parts,
@@ -28,6 +30,7 @@ from planewise.report.figures import (
     tail,
 )
 from planewise.report.figures.base import Figure, Table
+from planewise.report.inference import Compared
 
 _MOST_CONTEXTS = 6
 """Conditions that are drawn as rows of planes; more become small multiples along a factor."""
@@ -78,6 +81,7 @@ def choose(data: RunData) -> list[Section]:
         sections.append(_loss(data))
     if data.cpu:
         sections.append(_cpu_by_factor(data) if _is_factorial(data) else _cpu(data))
+    sections += _compared(data)
     if data.visits:
         sections.append(
             Section(
@@ -412,6 +416,41 @@ def _cpu_by_factor(data: RunData) -> Section:
         ],
         open_figures=1,
     )
+
+
+def _compared(data: RunData) -> list[Section]:
+    found = inference.compare(data)
+    if not found:
+        return []
+    figures = [
+        comparison.figure(one, name=base.slug(f"compared-{one.family.metric.name}"))
+        for one in found
+    ]
+    bars = kendall.figure(
+        [one for one in found if one.family.metric.name in _CORRELATED or _is_cpu(one)],
+        data.planes,
+        name="kendall",
+    )
+    return [
+        Section(
+            "compared",
+            "What can be told apart",
+            "Planes compared pair by pair within blocks, on replicates and not on packets. "
+            "“Better” and “worse” hold after correction for all comparisons of a metric; what is "
+            "surely closer than the margin is practically the same; all else is not known.",
+            (*figures[:1], *([bars] if bars is not None else []), *figures[1:]),
+            open_figures=2 if bars is not None else 1,
+            folded="Other metrics",
+        )
+    ]
+
+
+_CORRELATED = ("rtt",)
+"""Metrics whose rank correlation the publications draw, beside CPU."""
+
+
+def _is_cpu(one: Compared) -> bool:
+    return one.family.metric.name.startswith("cpu:")
 
 
 def _contents(page: Page[RttCell]) -> list[RttCell]:
