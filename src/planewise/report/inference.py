@@ -109,26 +109,26 @@ def sentence(compared: Compared) -> str:
     """What is known overall, pair by pair, in the words of the judge."""
     family = compared.family
     overall = [one for one in family.comparisons if one.stratum == OVERALL]
-    told: list[str] = []
+    told: dict[str, list[str]] = {}
     for one in overall:
         if one.outcome in ("better", "worse"):
             first, second = (one.a, one.b) if one.outcome == "better" else (one.b, one.a)
             turned = family.find(first, second) or one
-            told.append(f"{first} than {second} ({change_text(turned, turned.change)})")
+            told.setdefault(str(first), []).append(
+                f"{second} ({change_text(turned, turned.change)})"
+            )
     same = [f"{one.a} and {one.b}" for one in overall if one.outcome == "practically the same"]
     unknown = [f"{one.a} and {one.b}" for one in overall if one.outcome == "not known"]
-    parts = []
-    if told:
-        parts.append(f"better by {family.metric.title}: {_some(told)}")
+    parts = [f"{first} is better than {_some(others)}" for first, others in told.items()]
     if same:
-        parts.append(f"practically the same: {_some(same)}")
+        parts.append(f"practically the same are {_some(same)}")
     if unknown:
-        parts.append(f"not known: {_some(unknown)}")
+        parts.append(f"not known is {_some(unknown)}")
     text = "; ".join(parts) or "nothing could be compared"
-    return f"Over all conditions {text}."
+    return f"By {family.metric.title}, over all conditions: {text}."
 
 
 def _some(texts: list[str]) -> str:
     if len(texts) <= 4:
         return ", ".join(texts)
-    return f"{', '.join(texts[:3])} and {len(texts) - 3} more pairs"
+    return f"{', '.join(texts[:3])} and {len(texts) - 3} more"

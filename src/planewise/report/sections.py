@@ -6,7 +6,7 @@ multiples along its factors. What nobody would scroll through stands in tables t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planewise.report import facets, inference, sentences, theme
@@ -65,37 +65,53 @@ class Section:
     """What the folded ones are."""
 
 
-def choose(data: RunData) -> list[Section]:
-    """The report's sections that this run has data for, with all their figures."""
-    sections: list[Section] = []
+ORDER = (
+    "rtt",
+    "compared",
+    "tail",
+    "overhead",
+    "response",
+    "parts",
+    "lost",
+    "loss",
+    "cpu",
+    "schedule",
+)
+"""Sections as a person asks for them."""
+
+
+def choose(data: RunData) -> Iterator[Section]:
+    """The report's sections that this run has data for, with all their figures.
+
+    In the order in which they are soonest at hand, not in that of the page (`ORDER`): what takes
+    longest to compute comes last, so that the others can be drawn meanwhile.
+    """
+    for section in _sections(data):
+        yield replace(section, figures=tuple(_labelled(figure, data) for figure in section.figures))
+
+
+def _sections(data: RunData) -> Iterator[Section]:
+    large = _is_factorial(data)
     if data.rtt:
-        large = _is_factorial(data)
-        pages = facets.pages(
-            [Item(cell.plane, cell.factors, cell) for cell in data.rtt], data.naming
-        )
-        sections.append(_rtt_by_factor(data, pages) if large else _rtt(data))
-        sections.append(_tail(data, pages))
-        sections += _places_by_factor(data, pages) if large else _places(data, pages)
-        sections.append(_lost(data, pages))
-    if data.curves:
-        sections.append(_loss(data))
+        items = [Item(cell.plane, cell.factors, cell) for cell in data.rtt]
+        pages = facets.pages(items, data.naming)
+        yield _rtt_by_factor(data, pages) if large else _rtt(data)
+        yield _tail(data, pages)
+        yield from _places_by_factor(data, pages) if large else _places(data, pages)
+        yield _lost(data, pages)
     if data.cpu:
-        sections.append(_cpu_by_factor(data) if _is_factorial(data) else _cpu(data))
-    sections += _compared(data)
+        yield _cpu_by_factor(data) if large else _cpu(data)
     if data.visits:
-        sections.append(
-            Section(
-                "schedule",
-                "When it was measured",
-                "Planes take turns in a random order, so that a machine that slows down or "
-                "speeds up during the run hits all of them alike.",
-                tuple(schedule.figures(data.visits, data.planes)),
-            )
+        yield Section(
+            "schedule",
+            "When it was measured",
+            "Planes take turns in a random order, so that a machine that slows down or "
+            "speeds up during the run hits all of them alike.",
+            tuple(schedule.figures(data.visits, data.planes)),
         )
-    return [
-        replace(section, figures=tuple(_labelled(figure, data) for figure in section.figures))
-        for section in sections
-    ]
+    if data.curves:
+        yield _loss(data)
+    yield from _compared(data)
 
 
 def _labelled(figure: Figure, data: RunData) -> Figure:
@@ -109,6 +125,8 @@ def _labelled(figure: Figure, data: RunData) -> Figure:
 def _is_factorial(data: RunData) -> bool:
     """Whether small multiples along a factor tell more than a row of planes a condition."""
     cells: Sequence[RttCell | CpuCell] = data.rtt or data.cpu
+    if not cells:
+        return False
     contexts = {cell.factors for cell in cells}
     if len(contexts) <= _FEW_CONTEXTS:
         return False

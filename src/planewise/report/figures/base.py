@@ -15,7 +15,7 @@ import altair as alt
 import vl_convert
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.report import theme
+from planewise.report import renderer, theme
 from planewise.report.cells import Factors
 
 Format = Literal["svg", "pdf", "png", "html"]
@@ -395,9 +395,14 @@ def note(text: str, width: int) -> Spec:
     }
 
 
+def text(figure: Spec) -> str:
+    """The figure's specification as one line of JSON."""
+    return json.dumps(figure)
+
+
 def svg(figure: Spec) -> str:
     """The figure as SVG text; no file and no network."""
-    return str(vl_convert.vegalite_to_svg(json.dumps(figure)))
+    return renderer.svg(text(figure))
 
 
 def save(

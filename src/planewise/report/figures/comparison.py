@@ -11,6 +11,7 @@ from planewise.report import inference, theme
 from planewise.report.figures import base, grid
 from planewise.report.figures.base import Entry, Figure, Missing, Row, Spec, Table, Value
 from planewise.report.inference import Compared
+from planewise.store.models import Level
 
 _ROW = 34
 _MOST_PAIRS = 6
@@ -74,29 +75,35 @@ def figure(compared: Compared, *, name: str) -> Figure:
 
 
 def _drawn(family: Family) -> list[tuple[str, list[Comparison]]]:
-    """Comparisons by stratum, all together first; each the way round that the best one is `a`."""
-    best = _best(family)
+    """Comparisons by stratum, all together first; each the way round that the better one is `a`."""
+    order = _best_first(family)
     result = []
     for stratum in (OVERALL, *(name for name in family.strata if name != OVERALL)):
         pairs = [one for one in family.comparisons if one.stratum == stratum]
         if len(pairs) > _MOST_PAIRS:
-            pairs = [one for one in pairs if best in (one.a, one.b)]
+            pairs = [one for one in pairs if order[0] in (one.a, one.b)]
         turned = [
             found
             for one in pairs
-            if (found := family.find(one.b, one.a, stratum) if one.b == best else one) is not None
+            if (found := family.find(*_in_order(one, order), stratum)) is not None
         ]
+        turned.sort(key=lambda one: (order.index(one.a), order.index(one.b)))
         if turned:
             result.append((stratum, turned))
     return result
 
 
-def _best(family: Family) -> object:
-    values = [value for value in family.values if value.stratum == OVERALL]
-    if not values:
-        return None
-    lower = family.metric.lower_is_better
-    return (min if lower else max)(values, key=lambda one: one.value).level
+def _in_order(one: Comparison, order: Sequence[Level]) -> tuple[Level, Level]:
+    return (one.a, one.b) if order.index(one.a) <= order.index(one.b) else (one.b, one.a)
+
+
+def _best_first(family: Family) -> list[Level]:
+    """The levels by what is known of all conditions together."""
+    values = {one.level: one.value for one in family.values if one.stratum == OVERALL}
+    known = sorted(values, key=lambda level: values[level])
+    if not family.metric.lower_is_better:
+        known.reverse()
+    return [*known, *(level for level in family.levels if level not in values)]
 
 
 def stratum_words(stratum: str) -> str:
@@ -149,6 +156,9 @@ def _panel(
             else "format(datum.value * 100, '+~r') + ' points'",
             "title": ("times the second plane's" if ratio else "difference") if last else None,
             "titleAnchor": "start",
+            "labels": last,
+            "ticks": last,
+            "domain": last,
             "labelOverlap": True,
         },
     }
