@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::error::Result;
-use crate::{blast, burn, cpu, ping, reflect, sink, tap, trial};
+use crate::{agent, blast, burn, cpu, ping, reflect, sink, tap, trial};
 
 /// Packets for Planewise: measures latency, loss and throughput between two interfaces.
 #[derive(Debug, Parser)]
@@ -28,6 +28,7 @@ pub enum Command {
     Sink(sink::Args),
     Burn(burn::Args),
     Cpu(cpu::Args),
+    Agent(agent::Args),
 }
 
 /// Runs the command; prints JSON on stdout, errors on stderr.
@@ -54,5 +55,6 @@ fn run(command: &Command) -> Result<()> {
         Command::Sink(args) => sink::run(args),
         Command::Burn(args) => burn::run(args),
         Command::Cpu(args) => cpu::run(args),
+        Command::Agent(args) => agent::run(args),
     }
 }

@@ -107,12 +107,14 @@ def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, 
         argv,
         netns=path.sender.netns,
         timeout_s=30 + 2 * trial.packets / trial.frequency_pps,
+        expected_s=trial.packets / trial.frequency_pps,
     )
     output = parse(finished, PingOutput)
     if output.interrupted:
         raise KeyboardInterrupt
     schema = dict.fromkeys(_STAMPS, pl.Int64)  # a stamp that is always missing is still a number
-    return output, pl.read_csv(host.take(file, directory), schema_overrides=schema)
+    taken = host.take(file, directory, netns=path.sender.netns)
+    return output, pl.read_csv(taken, schema_overrides=schema)
 
 
 def _read_tap(file: Path) -> pl.DataFrame:

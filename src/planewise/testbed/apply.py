@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import socket
+import struct
 import threading
 import time
 from collections import OrderedDict
@@ -22,12 +25,16 @@ from planewise.testbed.plan import (
     AddForwarding,
     AddIpvlan,
     AddMacvlan,
+    AddMacvtap,
     AddNamespace,
     AddNeighbour,
     AddRoute,
+    AddTap,
     AddVeth,
     AwaitUp,
+    DeleteLink,
     Plan,
+    ReleaseMaster,
     SetAddress,
     SetMaster,
     SetMtu,
@@ -46,12 +53,16 @@ _OPEN_SOCKETS = 4
 _IFF_UP = 1
 _FORWARDING = 3
 _UP_S = 10.0
+_TUNSETIFF, _TUNSETPERSIST = 0x400454CA, 0x400454CB
+_IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x0002, 0x1000, 0x0100
 
 _KERNEL_FEATURE = {
     AddVeth: "veth",
     AddBridge: "bridge",
     AddMacvlan: "macvlan",
     AddIpvlan: "ipvlan",
+    AddTap: "tun",
+    AddMacvtap: "macvtap",
 }
 
 
@@ -191,12 +202,46 @@ def _add_ipvlan(links: _Links, step: AddIpvlan) -> None:
         )
 
 
+def _add_tap(links: _Links, step: AddTap) -> None:
+    links.thread.enter(step.netns)
+    several = _IFF_MULTI_QUEUE if step.queues > 1 else 0
+    request = struct.pack("16sH22x", step.name.encode(), _IFF_TAP | _IFF_NO_PI | several)
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(descriptor, _TUNSETIFF, request)
+        fcntl.ioctl(descriptor, _TUNSETPERSIST, 1)
+    finally:
+        os.close(descriptor)
+    index = links.index(step.netns, step.name)
+    links.route(step.netns).link("set", index=index, address=step.mac, mtu=step.mtu_bytes)
+
+
+def _add_macvtap(links: _Links, step: AddMacvtap) -> None:
+    links.route(step.netns).link(
+        "add",
+        kind="macvtap",
+        ifname=step.name,
+        index=step.index,
+        link=links.index(step.netns, step.parent),
+        macvlan_mode=step.mode,
+        address=step.mac,
+    )
+
+
 def _set_master(links: _Links, step: SetMaster) -> None:
     links.route(step.netns).link(
         "set",
         index=links.index(step.netns, step.interface),
         master=links.index(step.netns, step.bridge),
     )
+
+
+def _release_master(links: _Links, step: ReleaseMaster) -> None:
+    links.route(step.netns).link("set", index=links.index(step.netns, step.interface), master=0)
+
+
+def _delete_link(links: _Links, step: DeleteLink) -> None:
+    links.route(step.netns).link("del", index=links.index(step.netns, step.interface))
 
 
 def _set_address(links: _Links, step: SetAddress) -> None:
@@ -283,7 +328,11 @@ _ACTIONS: dict[type[Step], Callable[[_Links, Any], None]] = {
     AddBridge: _add_bridge,
     AddMacvlan: _add_macvlan,
     AddIpvlan: _add_ipvlan,
+    AddTap: _add_tap,
+    AddMacvtap: _add_macvtap,
     SetMaster: _set_master,
+    ReleaseMaster: _release_master,
+    DeleteLink: _delete_link,
     SetAddress: _set_address,
     SetUp: _set_up,
     SetMtu: _set_mtu,

@@ -48,12 +48,12 @@ mount -t proc proc /proc
 mount -t tmpfs -o mode=711 pw-docker "$1/data"
 (until [ -S "$1/docker.sock" ]; do sleep 0.1; done; echo LISTENS >&2) &
 exec dockerd --data-root "$1/data/root" --exec-root "$1/data/exec" --pidfile "$1/data/pid" \\
-    --host "unix://$1/docker.sock" --cgroup-parent "$2" --bridge none \\
+    --host "unix://$1/docker.sock" --exec-opt native.cgroupdriver=cgroupfs --bridge none \\
     --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --userland-proxy=false
 """
 _OUTSIDE = """
 mkdir -p "$1/data"
-exec unshare --pid --fork --mount --kill-child sh -c "$0" sh "$1" "$2"
+exec unshare --pid --fork --mount --kill-child sh -c "$0" sh "$1"
 """
 _LISTENS = "pw-listens"
 
@@ -64,10 +64,22 @@ class Container:
 
     name: str
     id: str
-    namespaces: str
-    """The directory of its first process' namespaces, as the host sees it: `/proc/…/ns`."""
+    pid: int
+    """Its first process, as the host counts."""
+    mac: str
+    """Of its interface on a network of Docker's; empty without one."""
     cgroups: tuple[str, ...]
     """The files that a process writes its number into to join its control groups."""
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A container that was started, as Docker knows it."""
+
+    id: str
+    pid: int
+    """Of its first process, as the daemon counts."""
+    network: str | None
 
 
 class Docker:
@@ -84,7 +96,7 @@ class Docker:
         self._daemon: HostProcess | None = None
         self._proc = "/proc"
         self._api: docker.DockerClient | None = None
-        self._containers: dict[str, Container] = {}
+        self._started: dict[str, _Started] = {}
         self.started_s: float | None = None
         """How long our own daemon took to start; None where one was found."""
 
@@ -122,10 +134,10 @@ class Docker:
         *,
         network: str | None = None,
         interface: Mapping[str, str] | None = None,
-    ) -> Container:
+    ) -> None:
         """Starts a container that waits; its network is Docker's, or none.
 
-        `interface` has `ipv4_address` and `mac_address` for a network of Docker's.
+        `interface` has `ipv4_address` for a network of Docker's. `locate` then tells of it.
 
         Raises:
             PlanewiseError: Docker refuses, or the container ended at once.
@@ -148,7 +160,8 @@ class Docker:
                 **configuration,
                 host_config=api.create_host_config(
                     network_mode=network or "none",
-                    cgroup_parent=self.cgroup,
+                    # In a daemon that was found, groups are its own business.
+                    **({} if self._daemon is None else {"cgroup_parent": self.cgroup}),
                     # Its network is Planewise's: no address but those that it is given.
                     sysctls={
                         "net.ipv6.conf.all.disable_ipv6": "0",
@@ -166,9 +179,42 @@ class Docker:
                 f"{state.get('Error') or 'exit code ' + str(state.get('ExitCode'))}",
                 remedy="is it a host of this machine's architecture?",
             )
-        found = self._locate(name, made["Id"], int(state["Pid"]))
-        self._containers[name] = found
-        return found
+        self._started[name] = _Started(made["Id"], int(state["Pid"]), network)
+
+    def locate(self, names: Sequence[str]) -> tuple[Container, ...]:
+        """Running containers that `run` started, as the host knows them; all at once.
+
+        Raises:
+            PlanewiseError: one of them ended meanwhile.
+        """
+        started = [self._started[name] for name in names]
+        look = f"for pid; do cat {self._proc}/$pid/cgroup; echo; done; cat /proc/mounts"
+        done = self._host.run(["sh", "-c", look, "sh", *(str(one.pid) for one in started)])
+        *texts, mounts = done.check().stdout.split("\n\n", len(names))
+        cgroups = [cgroup_files(text, mounts) for text in texts]
+        look = 'for file; do head -n 1 "$file"; done'
+        done = self._host.run(["sh", "-c", look, "sh", *(files[0] for files in cgroups)])
+        pids = done.check().stdout.split()
+        if len(pids) != len(names):
+            for name in names:
+                self.check(name)
+        return tuple(
+            Container(name, one.id, int(pid), self._mac(one), files)
+            for name, one, pid, files in zip(names, started, pids, cgroups, strict=True)
+        )
+
+    def running(self) -> frozenset[str]:
+        """Names of our containers that run."""
+        with _sentences(self._host.place):
+            found = self.api.api.containers(filters={"label": f"{LABEL}={self._token}"})
+        return frozenset(name.lstrip("/") for one in found for name in one["Names"])
+
+    def _mac(self, started: _Started) -> str:
+        if started.network is None:
+            return ""
+        with _sentences(self._host.place):
+            settings = self.api.api.inspect_container(started.id)["NetworkSettings"]
+        return str(settings["Networks"][started.network]["MacAddress"])
 
     def check(self, name: str) -> None:
         """Does nothing while a container runs.
@@ -180,7 +226,7 @@ class Docker:
 
         try:
             with _sentences(self._host.place):
-                state = self.api.api.inspect_container(self._containers[name].id)["State"]
+                state = self.api.api.inspect_container(self._started[name].id)["State"]
         except PlanewiseError as error:
             if isinstance(error.__cause__, docker.errors.NotFound):
                 raise PlanewiseError(
@@ -199,9 +245,10 @@ class Docker:
 
     def remove(self, name: str) -> None:
         """Ends and removes a container; one that is gone is no error."""
-        container = self._containers.pop(name, None)
-        if container is not None:
-            _remove_container(self.api, container.id)
+        started = self._started.pop(name, None)
+        if started is not None:
+            with _sentences(self._host.place):
+                _remove_container(self.api, started.id)
 
     def add_network(self, name: str, bridge: str, subnet: str, gateway: str, mtu: int) -> None:
         """A network of Docker's driver `bridge`, on a bridge of that name.
@@ -228,7 +275,7 @@ class Docker:
 
     def close(self) -> None:
         """Removes what is ours; ends our own daemon."""
-        self._containers.clear()
+        self._started.clear()
         if self._api is not None:
             if self._daemon is None:
                 with suppress(PlanewiseError):
@@ -267,7 +314,7 @@ class Docker:
                     "guests",
                 )
             inside = _INSIDE.replace("LISTENS", _LISTENS)
-            self._daemon = self._host.start(["sh", "-c", _OUTSIDE, inside, directory, self.cgroup])
+            self._daemon = self._host.start(["sh", "-c", _OUTSIDE, inside, directory])
             self._daemon.wait_ready(_LISTENS, START_LIMIT_S)
         except ProcessTimeoutError as error:
             raise PlanewiseError(
@@ -278,8 +325,13 @@ class Docker:
             if self._daemon is not None:
                 raise_from_log(self._daemon, self._host.place)
             raise
-        inner = self._host.run(["sh", "-c", f"cat /proc/{self._daemon.pid}/task/*/children"])
-        self._proc = f"/proc/{inner.check().stdout.split()[0]}/root/proc"
+        # The keeper of a process on a remote host is its child, too.
+        find = 'for child in $(cat /proc/"$1"/task/*/children); do '
+        find += 'read -r name <"/proc/$child/comm"; [ "$name" != dockerd ] || echo "$child"; done'
+        inner = self._host.run(["sh", "-c", find, "sh", str(self._daemon.pid)]).check().stdout
+        if not inner.strip():
+            raise_from_log(self._daemon, self._host.place)
+        self._proc = f"/proc/{inner.split()[0]}/root/proc"
         self.started_s = time.monotonic() - begun
         return f"{directory}/docker.sock"
 
@@ -298,12 +350,6 @@ class Docker:
                 remedy=f"check there with `docker -H unix://{path} info`",
             ) from error
         self._api = client
-
-    def _locate(self, name: str, identity: str, pid: int) -> Container:
-        base = f"{self._proc}/{pid}"
-        text = self._host.read_text(f"{base}/cgroup")
-        mounts = self._host.read_text("/proc/mounts")
-        return Container(name, identity, f"{base}/ns", cgroup_files(text, mounts))
 
 
 REMOVE_CGROUPS = """
@@ -349,10 +395,15 @@ def cgroup_files(text: str, mounts: str) -> tuple[str, ...]:
     return tuple(files)
 
 
-def join_command(container: Container, argv: Sequence[str]) -> list[str]:
-    """A command that joins a container's control groups, then becomes `argv`. Pure."""
+def join_command(container: Container, netns: str, argv: Sequence[str]) -> list[str]:
+    """A command that joins a container's control groups, enters its network by name, and becomes
+    `argv`. Pure.
+
+    In this order: `ip netns exec` would hide the control groups.
+    """
     joins = "".join(f"echo $$ >{shlex.quote(file)} && " for file in container.cgroups)
-    return ["sh", "-c", f'{joins}exec "$@"', "sh", *argv]
+    enter = f"exec nsenter --net=/run/netns/{shlex.quote(netns)} --"
+    return ["sh", "-c", f'{joins}{enter} "$@"', "sh", *argv]
 
 
 def remove_ours(api: docker.DockerClient, token: str) -> None:

@@ -159,8 +159,11 @@ class Host(Protocol):
         netns: str | None = None,
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> Finished:
         """Starts a process, waits for its end, and kills it when that takes too long.
+
+        It takes `expected_s` at least: where asking would disturb it, nobody asks before.
 
         Raises:
             ProcessTimeoutError: it took too long.
@@ -179,6 +182,13 @@ class Host(Protocol):
     def place(self) -> str:
         """How sentences call it."""
 
+    def program(self, local: str) -> str:
+        """Path on the host of a static program of this machine: copied there, gone with `close`.
+
+        Raises:
+            PlanewiseError: it cannot be copied.
+        """
+
     @property
     def directory(self) -> str:
         """A scratch directory on the host, made at the first use, that goes with `close`.
@@ -194,8 +204,10 @@ class Host(Protocol):
             PlanewiseError: the host refuses that.
         """
 
-    def take(self, remote: str, into: Path) -> Path:
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
         """A file of the host as one of this machine: moved into the directory `into`.
+
+        Where guests have files of their own, `netns` names the guest that it is in.
 
         Raises:
             PlanewiseError: it cannot be copied.
@@ -338,12 +350,16 @@ class LocalHost:
             self._directory = str(self._scratch.enter_context(scratch()))
         return self._directory
 
+    def program(self, local: str) -> str:
+        """See `Host.program`: it is here."""
+        return local
+
     def socket(self, path: str) -> str:
         """See `Host.socket`: it is here."""
         return path
 
-    def take(self, remote: str, into: Path) -> Path:
-        """See `Host.take`."""
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
+        """See `Host.take`; namespaces share this machine's files."""
         try:
             return Path(shutil.move(remote, into / Path(remote).name))
         except OSError as error:
@@ -372,6 +388,7 @@ class LocalHost:
         netns: str | None = None,
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> Finished:
         """See `Host.run`."""
         with self.start(argv, netns=netns, stdin=stdin) as process:

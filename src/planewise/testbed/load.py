@@ -186,11 +186,12 @@ class BackgroundLoad:
         )
         self._workers = [host.start(argv, netns=guest.netns) for guest in guests]
 
-        def burning(process: HostProcess) -> bool:
-            text = host.read_text(f"/proc/{process.pid}/schedstat")
+        def burning(guest: Guest, process: HostProcess) -> bool:
+            text = host.read_text(f"/proc/{process.pid}/schedstat", netns=guest.netns)
             return int(text.split()[0]) > 2_000_000  # beyond what the start itself takes
 
-        self._await([partial(burning, process) for process in self._workers])
+        pairs = zip(guests, self._workers, strict=True)
+        self._await([partial(burning, *pair) for pair in pairs])
 
     def _start_sending(self) -> None:
         receiver = self.spec.location

@@ -108,6 +108,46 @@ class AddIpvlan:
 
 
 @dataclass(frozen=True)
+class AddTap:
+    """A tap that stays when nobody has it open, for a virtual machine to open; it stays down."""
+
+    netns: str
+    name: str
+    mac: str
+    mtu_bytes: int
+    queues: int = 1
+
+    def __str__(self) -> str:
+        several = " multi_queue" if self.queues > 1 else ""
+        return (
+            f"{_ip(self.netns)} tuntap add dev {self.name} mode tap vnet_hdr{several} && "
+            f"{_ip(self.netns)} link set {self.name} address {self.mac} mtu {self.mtu_bytes}"
+        )
+
+
+@dataclass(frozen=True)
+class AddMacvtap:
+    """A macvtap on `parent`; a virtual machine opens it as /dev/tap<index>.
+
+    These files are those of the whole machine, and an index that the kernel chooses is only free
+    in its namespace: `index` must be one that no other macvtap of the machine has.
+    """
+
+    netns: str
+    parent: str
+    name: str
+    index: int
+    mac: str
+    mode: Literal["bridge", "private", "vepa", "passthru"] = "bridge"
+
+    def __str__(self) -> str:
+        return (
+            f"{_ip(self.netns)} link add link {self.parent} name {self.name} index {self.index} "
+            f"address {self.mac} type macvtap mode {self.mode}"
+        )
+
+
+@dataclass(frozen=True)
 class SetMaster:
     """Makes an interface a port of a bridge."""
 
@@ -117,6 +157,28 @@ class SetMaster:
 
     def __str__(self) -> str:
         return f"{_ip(self.netns)} link set {self.interface} master {self.bridge}"
+
+
+@dataclass(frozen=True)
+class ReleaseMaster:
+    """Makes an interface no bridge's port."""
+
+    netns: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} link set {self.interface} nomaster"
+
+
+@dataclass(frozen=True)
+class DeleteLink:
+    """Removes an interface."""
+
+    netns: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} link delete {self.interface}"
 
 
 @dataclass(frozen=True)
@@ -181,7 +243,7 @@ class AddNeighbour:
 
     def __str__(self) -> str:
         return (
-            f"{_ip(self.netns)} neighbour add {self.address} lladdr {self.mac} "
+            f"{_ip(self.netns)} neighbour replace {self.address} lladdr {self.mac} "
             f"dev {self.interface} nud permanent"
         )
 
@@ -227,7 +289,11 @@ Step = (
     | AddBridge
     | AddMacvlan
     | AddIpvlan
+    | AddTap
+    | AddMacvtap
     | SetMaster
+    | ReleaseMaster
+    | DeleteLink
     | SetAddress
     | SetUp
     | SetMtu

@@ -393,7 +393,7 @@ class SshHost:
             self._sockets[path] = here
         return self._sockets[path]
 
-    def take(self, remote: str, into: Path) -> Path:
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
         """See `Host.take`."""
         local = into / Path(remote).name
         self.fetch(remote, local)
@@ -415,6 +415,7 @@ class SshHost:
         netns: str | None = None,
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> Finished:
         """See `Host.run`."""
         with self.start(argv, netns=netns, stdin=stdin) as process:

@@ -76,9 +76,14 @@ def _lines(step: Step) -> tuple[tuple[str, str], ...]:
                 f"n=$((n + 1)); [ $n -lt {_UP_ROUNDS} ] || {give_up}; sleep 0.05; done",
             ),
         )
-    words = str(step).split(" ")
+    return tuple(_command(line) for line in str(step).split(" && "))
+
+
+def _command(line: str) -> tuple[str, str]:
+    """The command that a batch is given to, and its line."""
+    words = line.split(" ")
     length = 3 if words[1] == "-n" else 1
-    return ((" ".join(words[:length]), " ".join(words[length:])),)
+    return " ".join(words[:length]), " ".join(words[length:])
 
 
 def script(groups: Iterable[tuple[str, tuple[tuple[str, Step], ...]]]) -> str:

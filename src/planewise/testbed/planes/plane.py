@@ -57,7 +57,7 @@ def on_link(guest: Guest) -> tuple[Step, ...]:
     )
 
 
-def neighbours(guest: Guest, peer: Guest, mac: str) -> tuple[Step, ...]:
+def neighbours(guest: Guest, peer: Guest, mac: str) -> tuple[AddNeighbour, ...]:
     """Permanent entries in the guest: the peer's addresses are behind `mac`."""
     return (
         AddNeighbour(guest.netns, guest.interface, peer.ipv4, mac),

@@ -1,0 +1,21 @@
+//! Who gets a virtual function. Observations go in, a plan comes out: ordered steps that can be
+//! printed, journalled and undone. Knows no clock, no file, no network: time comes with the
+//! observations, and whoever uses the crate performs the steps (docs/concepts/allocation.md).
+
+pub mod allocator;
+pub mod error;
+pub mod gain;
+pub mod history;
+mod matching;
+pub mod model;
+pub mod plan;
+pub mod policy;
+pub mod settings;
+pub mod signal;
+pub mod simulate;
+
+pub use allocator::{Allocator, Decision};
+pub use error::{Error, Result};
+pub use model::{GuestId, GuestView, Mac, PfId, Snapshot, VfId, VfView};
+pub use plan::{Move, Plan};
+pub use settings::Settings;

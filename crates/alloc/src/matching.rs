@@ -1,0 +1,144 @@
+//! Seats guests on PFs so that whoever ranks first is seated, as long as any seating allows it.
+//! Knows only numbers: guests by rank, PFs by index, seats by PF.
+
+/// One guest that wants a seat.
+#[derive(Debug, Clone)]
+pub struct Seeker {
+    /// PFs that it may sit on, the most welcome first.
+    pub pfs: Vec<usize>,
+    /// The PF that it sits on already.
+    pub home: Option<usize>,
+}
+
+/// Who sits where, by PF.
+#[derive(Debug)]
+pub struct Seating<'a> {
+    seekers: &'a [Seeker],
+    seats: Vec<usize>,
+    /// Seated guests by PF.
+    pub taken: Vec<Vec<usize>>,
+}
+
+impl<'a> Seating<'a> {
+    /// Nobody is seated yet; `seats` has the number of seats by PF.
+    pub fn new(seekers: &'a [Seeker], seats: Vec<usize>) -> Self {
+        let taken = vec![Vec::new(); seats.len()];
+        Self { seekers, seats, taken }
+    }
+
+    /// Are all seats taken?
+    pub fn is_full(&self) -> bool {
+        self.taken.iter().zip(&self.seats).all(|(taken, seats)| taken.len() >= *seats)
+    }
+
+    /// Seats one more guest without unseating anybody; others may have to move to another PF, those
+    /// who sit at home last. True when there was a way.
+    pub fn seat(&mut self, guest: usize) -> bool {
+        let Seeker { pfs, home } = &self.seekers[guest];
+        let home = home.filter(|home| pfs.contains(home));
+        home.is_some_and(|home| self.seat_on(guest, &[home], false))
+            || self.seat_on(guest, pfs, false)
+            || self.seat_on(guest, pfs, true)
+    }
+
+    /// An augmenting path over PFs (breadth first, so that as few as possible move).
+    fn seat_on(&mut self, guest: usize, pfs: &[usize], from_home_too: bool) -> bool {
+        const START: usize = usize::MAX;
+        // By PF: the guest that would come to it, and the PF it would come from.
+        let mut reached: Vec<Option<(usize, usize)>> = vec![None; self.seats.len()];
+        let mut queue = std::collections::VecDeque::new();
+        for &pf in pfs {
+            if reached[pf].is_none() {
+                reached[pf] = Some((guest, START));
+                queue.push_back(pf);
+            }
+        }
+        while let Some(pf) = queue.pop_front() {
+            if self.taken[pf].len() < self.seats[pf] {
+                self.shift(pf, &reached);
+                return true;
+            }
+            for &seated in &self.taken[pf] {
+                if self.seekers[seated].home == Some(pf) && !from_home_too {
+                    continue;
+                }
+                for &other in &self.seekers[seated].pfs {
+                    if reached[other].is_none() {
+                        reached[other] = Some((seated, pf));
+                        queue.push_back(other);
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    fn shift(&mut self, mut pf: usize, reached: &[Option<(usize, usize)>]) {
+        while let Some((guest, from)) = reached[pf] {
+            self.taken[pf].push(guest);
+            let Some(left) = self.taken.get_mut(from) else { return };
+            left.retain(|&seated| seated != guest);
+            pf = from;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_ranks_first_is_seated_if_any_seating_allows_it() {
+        // Checked against trying every subset: greedy with augmenting paths is optimal (the seated
+        // sets are the independent sets of a transversal matroid).
+        bolero::check!().with_type::<(Vec<(u8, u8)>, [u8; 3])>().for_each(|(guests, seats)| {
+            let seats: Vec<usize> = seats.iter().map(|n| usize::from(n % 3)).collect();
+            let seekers: Vec<Seeker> = guests
+                .iter()
+                .take(7)
+                .map(|&(mask, home)| Seeker {
+                    pfs: (0..3).filter(|pf| mask & (1 << pf) != 0).collect(),
+                    home: Some(usize::from(home % 4)).filter(|pf| *pf < 3),
+                })
+                .collect();
+            let mut seating = Seating::new(&seekers, seats.clone());
+            let seated: Vec<bool> = (0..seekers.len()).map(|guest| seating.seat(guest)).collect();
+            let mut chosen: Vec<usize> = Vec::new();
+            for guest in 0..seekers.len() {
+                chosen.push(guest);
+                let fits = fits(&seekers, &chosen, &mut seats.clone());
+                assert_eq!(seated[guest], fits, "{guest} of {seekers:?} on {seats:?}");
+                if !fits {
+                    chosen.pop();
+                }
+            }
+            for (pf, taken) in seating.taken.iter().enumerate() {
+                assert!(taken.len() <= seats[pf]);
+                assert!(taken.iter().all(|guest| seekers[*guest].pfs.contains(&pf)));
+            }
+            assert_eq!(seating.taken.iter().map(Vec::len).sum::<usize>(), chosen.len());
+        });
+    }
+
+    fn fits(seekers: &[Seeker], chosen: &[usize], free: &mut Vec<usize>) -> bool {
+        let Some((first, rest)) = chosen.split_first() else { return true };
+        seekers[*first].pfs.iter().any(|&pf| {
+            if free[pf] == 0 {
+                return false;
+            }
+            free[pf] -= 1;
+            let fits = fits(seekers, rest, free);
+            free[pf] += 1;
+            fits
+        })
+    }
+
+    #[test]
+    fn nobody_leaves_home_while_a_newcomer_can_move() {
+        let anywhere = |home| Seeker { pfs: vec![0, 1], home };
+        let seekers = [anywhere(None), anywhere(Some(0))];
+        let mut seating = Seating::new(&seekers, vec![1, 1]);
+        assert!(seating.seat(0) && seating.seat(1));
+        assert_eq!(seating.taken, [vec![1], vec![0]]);
+    }
+}

@@ -1,0 +1,332 @@
+//! The words of allocation as types: guests, VFs, what is wished for them, and one observation of
+//! all of them. Knows nothing of how they are observed.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// A guest's name, unique on its host.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct GuestId(Arc<str>);
+
+/// A physical function's name: its interface, as `enp1s0f0`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PfId(Arc<str>);
+
+macro_rules! name {
+    ($type:ident) => {
+        impl $type {
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+        impl From<&str> for $type {
+            fn from(name: &str) -> Self {
+                Self(name.into())
+            }
+        }
+        impl From<String> for $type {
+            fn from(name: String) -> Self {
+                Self(name.into())
+            }
+        }
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+    };
+}
+name!(GuestId);
+name!(PfId);
+
+/// A virtual function: `enp1s0f0/3` is VF 3 of the PF `enp1s0f0`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct VfId {
+    /// Its PF.
+    pub pf: PfId,
+    /// Its number on that PF, from 0.
+    pub index: u16,
+}
+
+impl VfId {
+    /// VF `index` of `pf`.
+    pub fn new(pf: impl Into<PfId>, index: u16) -> Self {
+        Self { pf: pf.into(), index }
+    }
+}
+
+impl fmt::Display for VfId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}/{}", self.pf, self.index))
+    }
+}
+
+impl FromStr for VfId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        text.rsplit_once('/')
+            .filter(|(pf, _)| !pf.is_empty())
+            .and_then(|(pf, index)| Some(Self::new(pf, index.parse().ok()?)))
+            .ok_or_else(|| {
+                Error::new(
+                    format!("{text:?} names no VF"),
+                    "write the PF's interface and the VF's number, as enp1s0f0/3",
+                )
+            })
+    }
+}
+
+impl TryFrom<String> for VfId {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl From<VfId> for String {
+    fn from(vf: VfId) -> Self {
+        vf.to_string()
+    }
+}
+
+/// An Ethernet address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// No address: what a VF in the pool has.
+    pub const ZERO: Self = Self([0; 6]);
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Mac {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        let read = bytes.iter_mut().all(|byte| {
+            parts
+                .next()
+                .filter(|part| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit()))
+                .and_then(|part| u8::from_str_radix(part, 16).ok())
+                .map(|value| *byte = value)
+                .is_some()
+        });
+        if read && parts.next().is_none() {
+            return Ok(Self(bytes));
+        }
+        Err(Error::new(
+            format!("{text:?} is no Ethernet address"),
+            "write six bytes, as 52:54:00:12:34:56",
+        ))
+    }
+}
+
+impl TryFrom<String> for Mac {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl From<Mac> for String {
+    fn from(mac: Mac) -> Self {
+        mac.to_string()
+    }
+}
+
+/// Who counted the packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// The guest itself. It may lie: such a rate never takes a VF from a guest with a rate of the
+    /// host's own.
+    GuestReported,
+    /// The host: tap, veth, VF or namespace counters.
+    HostSide,
+}
+
+/// A guest's traffic, both directions together.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Packets per second, smoothed.
+    pub pps: f64,
+    /// Bytes per second, smoothed.
+    pub bytes_per_s: f64,
+    /// Who counted.
+    pub origin: Origin,
+    /// Since when nothing has been counted [ms]; 0 when the rate is of now. Rates of the past weigh
+    /// less the older they are.
+    pub blind_ms: u64,
+}
+
+/// What the operator wishes for a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stance {
+    /// The policy decides.
+    #[default]
+    Free,
+    /// It has a VF, whatever its traffic.
+    Pinned,
+    /// It has none.
+    Excluded,
+}
+
+/// The constraints on one guest.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Wish {
+    /// Pinned, excluded, or left to the policy.
+    pub stance: Stance,
+    /// Priority: among guests with traffic, one of a higher class goes before all of lower ones.
+    pub class: u8,
+    /// Share of time, 0 to 1, for which it holds a VF at least, whatever its class and traffic.
+    pub min_share: f64,
+    /// PFs that it may hold a VF of; empty: any.
+    pub pfs: Vec<PfId>,
+    /// NUMA node that it runs on: VFs of PFs there are preferred.
+    pub numa: Option<u16>,
+}
+
+/// How a guest is.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Health {
+    /// It can be moved.
+    #[default]
+    Ready,
+    /// A move of it is under way.
+    Busy,
+    /// It did not answer: it keeps its VF, if it has one, and is left alone.
+    Stuck(String),
+}
+
+/// A VF in a guest's hands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holding {
+    /// Which one.
+    pub vf: VfId,
+    /// Since when, on the snapshots' clock [ms].
+    pub since_ms: u64,
+}
+
+/// One guest, as observed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GuestView {
+    /// Its name.
+    pub id: GuestId,
+    /// Its traffic; none when nobody can tell, which is not zero.
+    pub rate: Option<Rate>,
+    /// What is wished for it.
+    pub wish: Wish,
+    /// The VF that it holds.
+    pub holds: Option<Holding>,
+    /// Can it be moved?
+    pub health: Health,
+    /// Does its paravirtual path work? While it does not, its VF is never taken from it.
+    pub paravirtual_up: bool,
+}
+
+/// What a VF is good for now.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VfState {
+    /// It can be given.
+    #[default]
+    Usable,
+    /// Its PF has no link: whoever holds it falls back.
+    LinkDown,
+    /// Something is wrong with it: not given, not taken.
+    Quarantined(String),
+}
+
+/// One VF of the pool, as observed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VfView {
+    /// Which one.
+    pub id: VfId,
+    /// The NUMA node of its PF.
+    pub numa: Option<u16>,
+    /// Can it be given?
+    pub state: VfState,
+}
+
+/// Everything at one moment.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The moment, on a clock that is never set back [ms].
+    pub now_ms: u64,
+    /// All guests that are managed.
+    pub guests: Vec<GuestView>,
+    /// All VFs of the pool, held or not.
+    pub vfs: Vec<VfView>,
+}
+
+impl Snapshot {
+    /// The guest of that name.
+    pub fn guest(&self, id: &GuestId) -> Option<&GuestView> {
+        self.guests.iter().find(|guest| guest.id == *id)
+    }
+
+    /// Who holds this VF.
+    pub fn holder(&self, vf: &VfId) -> Option<&GuestView> {
+        self.guests.iter().find(|guest| guest.holds.as_ref().is_some_and(|held| held.vf == *vf))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_vfs_and_macs_survive_writing_and_reading() {
+        bolero::check!().with_type::<([u8; 6], u16, String)>().for_each(|(bytes, index, pf)| {
+            let mac = Mac(*bytes);
+            assert_eq!(mac.to_string().parse(), Ok(mac));
+            if !pf.is_empty() {
+                let vf = VfId::new(pf.as_str(), *index);
+                assert_eq!(vf.to_string().parse(), Ok(vf));
+            }
+        });
+    }
+
+    #[test]
+    fn what_names_nothing_is_refused_in_a_sentence() {
+        for text in ["", "/1", "eth0", "eth0/", "eth0/65536", "eth0/-1"] {
+            let error = text.parse::<VfId>().expect_err(text);
+            assert!(error.what.contains("names no VF") && !error.remedy.is_empty());
+        }
+        for text in
+            ["", "1:2:3:4:5:6", "52:54:00:12:34", "52:54:00:12:34:56:78", "+1:00:00:00:00:00"]
+        {
+            assert!(text.parse::<Mac>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! How guests rank, and when one may take another's VF: the policies. Knows no VFs and no limits;
+//! the allocator sees to those.
+
+use std::cmp::Ordering;
+
+use crate::history::{History, SwitchCost};
+use crate::model::{GuestView, Origin};
+use crate::settings::{PolicyKind, Settings};
+
+/// How much is known of a guest's traffic, from least to most reason to give it a VF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tier {
+    /// The host sees next to none.
+    Idle,
+    /// Nobody can tell: unknown is not zero.
+    Unknown,
+    /// The guest says so.
+    GuestReported,
+    /// The host sees it.
+    HostSide,
+}
+
+/// Where a guest stands in the ranking; greater is better.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Standing {
+    /// Not idle: only then does its class count.
+    pub active: bool,
+    /// Its priority class.
+    pub class: u8,
+    /// What its traffic is known by.
+    pub tier: Tier,
+    /// What the policy ranks by.
+    pub value: f64,
+}
+
+impl Standing {
+    /// The order of ranking.
+    pub fn compare(&self, other: &Self) -> Ordering {
+        (self.active, self.class, self.tier)
+            .cmp(&(other.active, other.class, other.tier))
+            .then(self.value.total_cmp(&other.value))
+    }
+}
+
+/// The packet rate that a guest is taken to have, and how that is known. A rate of the past counts
+/// half for every half-life since.
+pub fn traffic(guest: &GuestView, settings: &Settings) -> (Tier, f64) {
+    let Some(rate) = guest.rate else { return (Tier::Unknown, 0.0) };
+    let pps = if rate.pps.is_finite() { rate.pps.max(0.0) } else { 0.0 };
+    let half_lives = rate.blind_ms as f64 / 1e3 / settings.blind_half_life_s;
+    let pps = pps * (-half_lives).exp2();
+    let tier = match rate.origin {
+        // What is out of sight is not known to be idle.
+        _ if pps < settings.idle_pps && rate.blind_ms > 0 => Tier::Unknown,
+        _ if pps < settings.idle_pps => Tier::Idle,
+        Origin::HostSide => Tier::HostSide,
+        Origin::GuestReported => Tier::GuestReported,
+    };
+    (tier, pps)
+}
+
+/// Where this guest stands.
+pub fn standing(guest: &GuestView, history: &History, settings: &Settings) -> Standing {
+    let class = guest.wish.class;
+    let (tier, pps) = traffic(guest, settings);
+    let value = match settings.policy {
+        PolicyKind::Activity => pps,
+        PolicyKind::Benefit => settings.benefit.curve.gain_us_per_s(pps),
+        PolicyKind::Fair => -(history.turns_ms as f64),
+        PolicyKind::Static => -(history.arrived_ms as f64),
+    };
+    match settings.policy {
+        PolicyKind::Activity | PolicyKind::Benefit => {
+            Standing { active: tier != Tier::Idle, class, tier, value }
+        }
+        // Traffic plays no part.
+        PolicyKind::Fair | PolicyKind::Static => {
+            Standing { active: true, class, tier: Tier::Unknown, value }
+        }
+    }
+}
+
+/// May the waiter take the VF of the holder?
+pub fn displaces(
+    (waiter, waiting): (&Standing, &History),
+    holder: &Standing,
+    switch: &SwitchCost,
+    settings: &Settings,
+) -> bool {
+    if settings.policy == PolicyKind::Static || waiter.compare(holder) != Ordering::Greater {
+        return false;
+    }
+    if waiter.active && waiter.class > holder.class {
+        return true;
+    }
+    match settings.policy {
+        PolicyKind::Static => false,
+        PolicyKind::Activity => true,
+        PolicyKind::Fair => waiter.value - holder.value >= settings.fair_turn_s * 1e3,
+        // To rent (stay and forgo) until the rent has reached the price of going and coming back is
+        // at most three times as dear as knowing the future (Borodin, Linial, Saks: An optimal
+        // on-line algorithm for metrical task systems, J. ACM 39, 1992, for two states).
+        PolicyKind::Benefit => {
+            waiting.regret_us >= 2.0 * switch.price_us(waiter.value, holder.value, settings)
+                && waiting.regret_us > 0.0
+        }
+    }
+}

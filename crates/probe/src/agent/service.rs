@@ -1,0 +1,413 @@
+//! What the agent can do: start processes and tell how they ended, read and write files. Knows
+//! nothing of the port that requests come by.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::protocol::{Received, Request, answer, delimited};
+
+/// What a process wrote is kept up to here, as in QEMU's agent [bytes].
+const MAX_OUTPUT: usize = 16 << 20;
+
+/// One read gives at most this, so that the answer fits where libvirt bounds it [bytes].
+const MAX_READ: usize = 1 << 20;
+
+/// What a read gives that asks for no number, as in QEMU's agent [bytes].
+const DEFAULT_READ: usize = 4096;
+
+/// Processes that ended and were never asked about are forgotten beyond this many.
+const MAX_ENDED: usize = 1024;
+
+const COMMANDS: [&str; 11] = [
+    "guest-exec",
+    "guest-exec-status",
+    "guest-file-close",
+    "guest-file-flush",
+    "guest-file-open",
+    "guest-file-read",
+    "guest-file-write",
+    "guest-info",
+    "guest-ping",
+    "guest-sync",
+    "guest-sync-delimited",
+];
+
+type Done = std::result::Result<Value, String>;
+
+/// The processes and files of a client.
+#[derive(Debug, Default)]
+pub struct Service {
+    processes: BTreeMap<u32, Process>,
+    started: VecDeque<u32>,
+    files: BTreeMap<u64, File>,
+    last_handle: u64,
+}
+
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    out: Option<Capture>,
+    err: Option<Capture>,
+}
+
+/// Reads a pipe to its end: its bytes, and whether there were more than are kept.
+type Capture = JoinHandle<(Vec<u8>, bool)>;
+
+#[derive(Deserialize)]
+struct Sync {
+    id: i64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Exec {
+    path: String,
+    #[serde(default)]
+    arg: Vec<String>,
+    #[serde(default)]
+    env: Vec<String>,
+    input_data: Option<String>,
+    #[serde(default)]
+    capture_output: Value,
+}
+
+#[derive(Deserialize)]
+struct ExecStatus {
+    pid: u32,
+}
+
+#[derive(Deserialize)]
+struct FileOpen {
+    path: String,
+    #[serde(default)]
+    mode: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct FileRead {
+    handle: u64,
+    count: Option<usize>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct FileWrite {
+    handle: u64,
+    buf_b64: String,
+}
+
+#[derive(Deserialize)]
+struct Handle {
+    handle: u64,
+}
+
+impl Service {
+    /// Does what a request asks for; returns the bytes to send back.
+    pub fn answer(&mut self, received: &Received) -> Vec<u8> {
+        match received {
+            Ok(request) => {
+                let bytes = answer(self.perform(request), request.id.as_ref());
+                if request.execute == "guest-sync-delimited" { delimited(bytes) } else { bytes }
+            }
+            Err(why) => answer(Err(why.clone()), None),
+        }
+    }
+
+    fn perform(&mut self, request: &Request) -> Done {
+        let arguments = &request.arguments;
+        match request.execute.as_str() {
+            "guest-ping" => Ok(json!({})),
+            "guest-sync" | "guest-sync-delimited" => Ok(json!(read::<Sync>(arguments)?.id)),
+            "guest-info" => Ok(json!({
+                "version": env!("CARGO_PKG_VERSION"),
+                "supported_commands": COMMANDS.map(
+                    |name| json!({ "name": name, "enabled": true, "success-response": true })
+                ),
+            })),
+            "guest-exec" => self.exec(read(arguments)?),
+            "guest-exec-status" => self.exec_status(read::<ExecStatus>(arguments)?.pid),
+            "guest-file-open" => self.file_open(&read(arguments)?),
+            "guest-file-read" => self.file_read(&read(arguments)?),
+            "guest-file-write" => self.file_write(&read(arguments)?),
+            "guest-file-flush" => {
+                let flushed = self.file(read::<Handle>(arguments)?.handle)?.flush();
+                flushed.map_err(|error| error.to_string())?;
+                Ok(json!({}))
+            }
+            "guest-file-close" => {
+                let handle = read::<Handle>(arguments)?.handle;
+                self.files.remove(&handle).ok_or_else(|| no_handle(handle))?;
+                Ok(json!({}))
+            }
+            other => Err(format!("the agent has no command {other}")),
+        }
+    }
+
+    fn exec(&mut self, exec: Exec) -> Done {
+        let captured = match &exec.capture_output {
+            Value::Null => false,
+            Value::Bool(wanted) => *wanted,
+            Value::String(mode) => match mode.as_str() {
+                "none" => false,
+                "separated" => true,
+                other => return Err(format!("capture-output {other} is not supported")),
+            },
+            _ => return Err("capture-output is no boolean and no mode".into()),
+        };
+        let input = exec.input_data.as_deref().map(decode).transpose()?;
+        let output = || if captured { Stdio::piped() } else { Stdio::null() };
+        let mut command = Command::new(&exec.path);
+        command
+            .args(&exec.arg)
+            .stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() })
+            .stdout(output())
+            .stderr(output())
+            .process_group(0);
+        if !exec.env.is_empty() {
+            command.env_clear();
+            command.envs(exec.env.iter().filter_map(|one| one.split_once('=')));
+        }
+        let mut child = command
+            .spawn()
+            .map_err(|error| format!("{} could not be started: {error}", exec.path))?;
+        if let (Some(input), Some(mut stdin)) = (input, child.stdin.take()) {
+            // A process that reads nothing must not stop the agent. That it did not take all of
+            // its input shows in what it does, not here.
+            std::thread::spawn(move || drop(stdin.write_all(&input)));
+        }
+        let pid = child.id();
+        let out = child.stdout.take().map(capture);
+        let err = child.stderr.take().map(capture);
+        self.forget_old();
+        self.processes.insert(pid, Process { child, out, err });
+        self.started.push_back(pid);
+        Ok(json!({ "pid": pid }))
+    }
+
+    fn exec_status(&mut self, pid: u32) -> Done {
+        let none = || format!("the agent started no process {pid}, or has told its end already");
+        let process = self.processes.get_mut(&pid).ok_or_else(none)?;
+        let status = process.child.try_wait().map_err(|error| error.to_string())?;
+        // A grandchild may hold a pipe open: QEMU's agent, too, waits for its end.
+        let reading = [&process.out, &process.err]
+            .into_iter()
+            .flatten()
+            .any(|capture| !capture.is_finished());
+        let Some(status) = status.filter(|_| !reading) else {
+            return Ok(json!({ "exited": false }));
+        };
+        let mut told = json!({ "exited": true });
+        if let Some(code) = status.code() {
+            told["exitcode"] = json!(code);
+        }
+        if let Some(signal) = status.signal() {
+            told["signal"] = json!(signal);
+        }
+        if let Some(process) = self.processes.remove(&pid) {
+            for (capture, name) in [(process.out, "out"), (process.err, "err")] {
+                if let Some(Ok((bytes, truncated))) = capture.map(JoinHandle::join) {
+                    if !bytes.is_empty() {
+                        told[format!("{name}-data")] = json!(BASE64.encode(bytes));
+                    }
+                    if truncated {
+                        told[format!("{name}-truncated")] = json!(true);
+                    }
+                }
+            }
+        }
+        self.started.retain(|one| *one != pid);
+        Ok(told)
+    }
+
+    /// Forgets the oldest processes that ended unasked, and so reaps them.
+    fn forget_old(&mut self) {
+        while self.started.len() >= MAX_ENDED {
+            let processes = &mut self.processes;
+            let ended = self.started.iter().position(|pid| {
+                processes.get_mut(pid).is_none_or(|one| !matches!(one.child.try_wait(), Ok(None)))
+            });
+            let Some(oldest) = ended.and_then(|place| self.started.remove(place)) else { return };
+            self.processes.remove(&oldest);
+        }
+    }
+
+    fn file_open(&mut self, open: &FileOpen) -> Done {
+        let mode = open.mode.as_deref().unwrap_or("r").replace('b', "");
+        let mut options = OpenOptions::new();
+        match mode.as_str() {
+            "r" => options.read(true),
+            "r+" => options.read(true).write(true),
+            "w" => options.write(true).create(true).truncate(true),
+            "w+" => options.read(true).write(true).create(true).truncate(true),
+            "a" => options.append(true).create(true),
+            "a+" => options.read(true).append(true).create(true),
+            _ => return Err(format!("there is no mode {mode} to open a file in")),
+        };
+        let file = options
+            .open(&open.path)
+            .map_err(|error| format!("{} cannot be opened: {error}", open.path))?;
+        self.last_handle += 1;
+        self.files.insert(self.last_handle, file);
+        Ok(json!(self.last_handle))
+    }
+
+    fn file_read(&mut self, wanted: &FileRead) -> Done {
+        let count = wanted.count.unwrap_or(DEFAULT_READ).min(MAX_READ);
+        let file = self.file(wanted.handle)?;
+        let mut bytes = Vec::new();
+        let read = file.take(count as u64).read_to_end(&mut bytes);
+        read.map_err(|error| format!("the file cannot be read: {error}"))?;
+        Ok(json!({
+            "count": bytes.len(), "buf-b64": BASE64.encode(&bytes), "eof": bytes.len() < count,
+        }))
+    }
+
+    fn file_write(&mut self, wanted: &FileWrite) -> Done {
+        let bytes = decode(&wanted.buf_b64)?;
+        let written = self.file(wanted.handle)?.write_all(&bytes);
+        written.map_err(|error| format!("the file cannot be written: {error}"))?;
+        Ok(json!({ "count": bytes.len(), "eof": false }))
+    }
+
+    fn file(&mut self, handle: u64) -> std::result::Result<&mut File, String> {
+        self.files.get_mut(&handle).ok_or_else(|| no_handle(handle))
+    }
+}
+
+fn no_handle(handle: u64) -> String {
+    format!("no file has the handle {handle}")
+}
+
+fn read<T: DeserializeOwned>(arguments: &Value) -> std::result::Result<T, String> {
+    T::deserialize(arguments).map_err(|error| format!("wrong arguments: {error}"))
+}
+
+fn decode(text: &str) -> std::result::Result<Vec<u8>, String> {
+    BASE64.decode(text).map_err(|error| format!("this is no base64: {error}"))
+}
+
+fn capture(mut pipe: impl Read + Send + 'static) -> Capture {
+    std::thread::spawn(move || {
+        let (mut kept, mut truncated) = (Vec::new(), false);
+        let mut buffer = [0; 4096];
+        // A pipe that breaks has ended; what came until then counts.
+        while let Ok(count @ 1..) = pipe.read(&mut buffer) {
+            let room = (MAX_OUTPUT - kept.len()).min(count);
+            kept.extend_from_slice(&buffer[..room]);
+            truncated |= room < count;
+        }
+        (kept, truncated)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn ask(service: &mut Service, execute: &str, arguments: Value) -> Value {
+        let request = Request { execute: execute.into(), arguments, id: None };
+        let bytes = service.answer(&Ok(request));
+        serde_json::from_slice(&bytes).expect("an answer is JSON")
+    }
+
+    fn finish(service: &mut Service, arguments: Value) -> Value {
+        let pid = ask(service, "guest-exec", arguments)["return"]["pid"].clone();
+        for _ in 0..1000 {
+            let status = ask(service, "guest-exec-status", json!({ "pid": pid }))["return"].clone();
+            if status["exited"] == json!(true) {
+                return status;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("the process did not end");
+    }
+
+    #[test]
+    fn a_process_tells_what_it_wrote_and_how_it_ended() {
+        let mut service = Service::default();
+        let status = finish(
+            &mut service,
+            json!({
+                "path": "/bin/sh", "arg": ["-c", "cat; echo oops >&2; exit 3"],
+                "input-data": BASE64.encode("hello"), "capture-output": true,
+            }),
+        );
+        assert_eq!(status["exitcode"], 3);
+        assert_eq!(status["out-data"], BASE64.encode("hello"));
+        assert_eq!(status["err-data"], BASE64.encode("oops\n"));
+    }
+
+    #[test]
+    fn a_process_that_a_signal_ended_says_which() {
+        let mut service = Service::default();
+        let killed = json!({ "path": "/bin/sh", "arg": ["-c", "kill -TERM $$"] });
+        let status = finish(&mut service, killed);
+        assert_eq!(status["signal"], 15);
+        assert_eq!(status.get("exitcode"), None);
+    }
+
+    #[test]
+    fn files_are_written_and_read_in_pieces() {
+        let mut service = Service::default();
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("f").to_string_lossy().into_owned();
+        let handle = ask(&mut service, "guest-file-open", json!({ "path": path, "mode": "w" }));
+        for part in ["abc", "def"] {
+            let arguments = json!({ "handle": handle["return"], "buf-b64": BASE64.encode(part) });
+            assert_eq!(ask(&mut service, "guest-file-write", arguments)["return"]["count"], 3);
+        }
+        ask(&mut service, "guest-file-close", json!({ "handle": handle["return"] }));
+        let handle = ask(&mut service, "guest-file-open", json!({ "path": path }));
+        let mut got = String::new();
+        for (count, eof) in [(4, false), (4, true), (4, true)] {
+            let arguments = json!({ "handle": handle["return"], "count": count });
+            let answer = ask(&mut service, "guest-file-read", arguments)["return"].clone();
+            assert_eq!(answer["eof"], eof);
+            got += answer["buf-b64"].as_str().expect("text");
+        }
+        assert_eq!(got, BASE64.encode("abcd") + &BASE64.encode("ef"));
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_said_in_a_sentence() {
+        let mut service = Service::default();
+        for (execute, arguments, words) in [
+            ("guest-fly", json!({}), "no command guest-fly"),
+            ("guest-exec", json!({ "path": "/nonexistent" }), "could not be started"),
+            ("guest-exec", json!({}), "missing field `path`"),
+            ("guest-exec-status", json!({ "pid": 1 }), "no process 1"),
+            ("guest-file-open", json!({ "path": "/nonexistent/x" }), "cannot be opened"),
+            ("guest-file-read", json!({ "handle": 9 }), "no file has the handle 9"),
+        ] {
+            let error = ask(&mut service, execute, arguments)["error"]["desc"].to_string();
+            assert!(error.contains(words), "{execute}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_sync_gives_its_number_back() {
+        let mut service = Service::default();
+        assert_eq!(ask(&mut service, "guest-sync", json!({ "id": 42 }))["return"], 42);
+        let request = Request {
+            execute: "guest-sync-delimited".into(),
+            arguments: json!({ "id": 7 }),
+            id: Some(json!("x")),
+        };
+        let bytes = service.answer(&Ok(request));
+        assert_eq!(bytes[0], 0xff);
+        let rest: Value = serde_json::from_slice(&bytes[1..]).expect("an answer is JSON");
+        assert_eq!(rest, json!({ "return": 7, "id": "x" }));
+    }
+}

@@ -1,0 +1,238 @@
+"""The VFs of one NIC, as guests hold them. Asks `planewised vf`; knows no sysfs and no netlink.
+
+A NIC whose VFs were set up by somebody is used as it is, with those VFs that nobody uses. A NIC
+without VFs gets as many as it can have: their number cannot be changed later without destroying
+all of them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.host import Finished, Host
+from planewise.testbed.model import Guest
+
+FORMAT = 1
+TIMEOUT_S = 180.0
+"""Binding the drivers of seven VFs takes an emulated host some seconds, a busy one longer."""
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Config(_Answer):
+    """What the PF is told of a VF."""
+
+    mac: str
+
+
+class Vf(_Answer):
+    """A VF in `planewised vf list`."""
+
+    index: int
+    address: str
+    driver: str | None
+    config: Config
+    used_by: str | None = None
+    owner: str | None = None
+
+
+class Pf(_Answer):
+    """A PF in `planewised vf list`."""
+
+    address: str
+    total_vfs: int
+    num_vfs: int
+    vfs: tuple[Vf, ...]
+
+
+class _Listed(_Answer):
+    pfs: tuple[Pf, ...]
+
+
+class _Setup(_Answer):
+    pf: Pf
+
+
+@dataclass(frozen=True)
+class Tool:
+    """`planewised` on a host."""
+
+    host: Host
+    path: str
+
+    @classmethod
+    def on(cls, host: Host) -> Tool:
+        """Finds it here, copies it there.
+
+        Raises:
+            UnsupportedError: it is not installed here.
+            PlanewiseError: it cannot be copied.
+        """
+        return cls(host, host.program(find_planewised()))
+
+    def run(self, *argv: str) -> Finished:
+        """Runs `planewised vf …`.
+
+        Raises:
+            PlanewiseError: it failed; the sentence is its own.
+        """
+        return self.host.run([self.path, "vf", *argv], timeout_s=TIMEOUT_S).check()
+
+
+class VfPool:
+    """The VFs of one NIC; leaving its `with` block brings back what was before.
+
+    Raises on entry:
+        UnsupportedError: the NIC has no SR-IOV.
+        PlanewiseError: somebody uses it, or its VFs cannot be set up.
+    """
+
+    def __init__(self, host: Host, nic: str, token: str) -> None:
+        self._host = host
+        self._nic = nic
+        self._owner = f"pw-{token}"
+        self._tool: Tool | None = None
+        self._free: list[Vf] = []
+        self._held: dict[int, Vf] = {}
+
+    @property
+    def free(self) -> int:
+        """How many VFs nobody holds."""
+        return len(self._free)
+
+    @property
+    def tool(self) -> Tool:
+        """`planewised` there; only inside the `with` block."""
+        if self._tool is None:
+            raise RuntimeError("the pool is not set up: use it in a with block")
+        return self._tool
+
+    def __enter__(self) -> Self:
+        self._tool = Tool.on(self._host)
+        try:
+            (pf,) = _parsed(self.tool.run("list", self._nic, "--json"), _Listed).pfs
+            if not pf.num_vfs:
+                argv = ("--count", str(pf.total_vfs), "--owner", self._owner, "--json")
+                pf = _parsed(self.tool.run("setup", self._nic, *argv), _Setup).pf
+        except BaseException:
+            self.close()
+            raise
+        self._free = [one for one in pf.vfs if one.used_by is None and one.driver != "vfio-pci"]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def move(self, guests: Sequence[Guest], mtu_bytes: int) -> Mapping[str, Vf]:
+        """Moves a VF's interface into each guest's namespace; gives them by namespace.
+
+        The guest's MAC is then the VF's own.
+
+        Raises:
+            PlanewiseError: there are too few, or one could not be moved.
+        """
+        if len(guests) > len(self._free):
+            raise PlanewiseError(
+                f"{len(guests)} VFs of {self._nic} on {self._host.place} are needed, and "
+                f"{len(self._free)} are free",
+                remedy="fewer guests on the plane vf, or a NIC with more VFs",
+            )
+        moved: dict[str, Vf] = {}
+        lines = []
+        for guest in guests:
+            vf = self._free.pop()
+            self._held[vf.index] = vf
+            moved[guest.netns] = vf
+            argv = [
+                *(self.tool.path, "vf", "move", vf.address, "--to", guest.netns),
+                *("--name", guest.interface, "--mtu", str(mtu_bytes)),
+                *("--owner", self._owner, "--json"),
+            ]
+            lines.append(f"{shlex.join(argv)} >/dev/null\n")
+        done = self._host.run(["sh", "-es"], stdin="".join(lines).encode(), timeout_s=TIMEOUT_S)
+        _as_planewised(done).check()
+        return moved
+
+    def bring_home(self, index: int) -> None:
+        """Takes a VF back from a guest, alive or not.
+
+        Raises:
+            PlanewiseError: it could not be brought home.
+        """
+        vf = self._held[index]
+        self.tool.run("release", vf.address)
+        self._free.append(self._held.pop(index))
+
+    def close(self) -> None:
+        """Brings back what was before the pool was set up.
+
+        Raises:
+            PlanewiseError: that failed.
+        """
+        if self._tool is not None:
+            restore(self._tool, self._owner)
+            self._tool = None
+        self._free.clear()
+        self._held.clear()
+
+
+def restore(tool: Tool, owner: str) -> None:
+    """Brings back every PF and VF that is recorded under this owner.
+
+    Raises:
+        PlanewiseError: that failed.
+    """
+    tool.run("restore", "--owner", owner)
+
+
+def find_planewised() -> str:
+    """Path of planewised on this machine: beside the Python that runs, else on PATH.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    beside = Path(sys.executable).with_name("planewised")
+    found = str(beside) if beside.is_file() else shutil.which("planewised")
+    if not found:
+        raise UnsupportedError(
+            "planewised is not installed beside planewise and not on PATH",
+            remedy="run `make setup`, or install the planewise wheel",
+        )
+    return found
+
+
+def _as_planewised(done: Finished) -> Finished:
+    """The shell's failure as that of the program that it ran."""
+    return Finished(("planewised",), done.exit_code, done.stdout, done.stderr)
+
+
+AnswerT = TypeVar("AnswerT", bound=_Answer)
+
+
+def _parsed(done: Finished, model: type[AnswerT]) -> AnswerT:
+    raw = done.json()
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise PlanewiseError(
+            "planewised speaks another format than this planewise",
+            remedy="install planewise and planewised from one wheel",
+        )
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise PlanewiseError(
+            f"planewised's output is not as documented: {place}: {first['msg']}",
+            remedy="install planewise and planewised from one wheel",
+        ) from error

@@ -1,0 +1,282 @@
+"""Processes and files inside a virtual machine, through its guest agent. Knows no plane.
+
+The agent may be pw-probe's or QEMU's own (qemu-ga): of its protocol only exec and file commands are
+used, and of the guest a shell. Asking disturbs a guest, so that it is asked rarely.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.host import GRACE_S, Finished, ProcessTimeoutError
+from planewise.testbed.vms.hypervisor import (
+    AgentSilentError,
+    GuestGoneError,
+    Hypervisor,
+    HypervisorGoneError,
+)
+
+_READ_BYTES = 1 << 20
+_FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
+_GONE = 128 + 9
+_ENDED = (GuestGoneError, HypervisorGoneError)
+"""A guest ends with the libvirt that runs it: that is ours, and takes its guests along."""
+
+_RUN = 'f=$1; shift; mkdir -p "${f%/*}"; exec "$@" >"$f.out" 2>"$f.err"'
+_SIGNAL = 'kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" "$2"'
+
+
+@dataclass(frozen=True)
+class Why:
+    """What is known of a guest that ended."""
+
+    sentence: str
+    remedy: str
+
+
+class GuestAgent:
+    """The agent of one virtual machine."""
+
+    def __init__(
+        self,
+        hypervisor: Callable[[], Hypervisor],
+        name: str,
+        directory: str,
+        why: Callable[[], Why],
+    ) -> None:
+        """`directory` is where processes' output is kept, in the guest; `why` tells why it ended.
+
+        The hypervisor is asked for at each use: it may have been started again.
+        """
+        self.name = name
+        self.directory = directory
+        self._hypervisor = hypervisor
+        self._why = why
+        self._slots: set[int] = set()
+        self._lock = threading.Lock()
+
+    def ready(self) -> bool:
+        """Whether the agent answers.
+
+        Raises:
+            GuestGoneError: the virtual machine ended.
+        """
+        try:
+            self._ask("guest-ping")
+        except AgentSilentError:
+            return False
+        return True
+
+    def start(
+        self, argv: Sequence[str], stdin: bytes | None = None, expected_s: float = 0.0
+    ) -> GuestProcess:
+        """Starts a process. Before `expected_s` are over nobody asks whether it has ended.
+
+        Raises:
+            PlanewiseError: it cannot be started, or the guest is gone.
+        """
+        slot = self._take_slot()
+        file = f"{self.directory}/process{slot}"
+        arguments: dict[str, object] = {
+            "path": "/bin/sh",
+            "arg": ["-c", _RUN, "sh", file, *argv],
+        }
+        if stdin is not None:
+            arguments["input-data"] = base64.b64encode(stdin).decode()
+        try:
+            pid = int(self._ask("guest-exec", arguments)["pid"])
+        except BaseException:
+            self.give_slot(slot)
+            raise
+        return GuestProcess(self, tuple(argv), pid, slot, file, expected_s)
+
+    def exit_code(self, pid: int) -> int | None:
+        """As a shell counts; None while the process runs."""
+        status = self._ask("guest-exec-status", {"pid": pid})
+        if not status["exited"]:
+            return None
+        return int(status["exitcode"]) if "exitcode" in status else 128 + int(status["signal"])
+
+    def signal(self, pid: int, name: str) -> None:
+        """Sends a signal to a process' group; a process that has ended is no error."""
+        argv = ["-c", _SIGNAL, "sh", name, str(pid)]
+        killer = int(self._ask("guest-exec", {"path": "/bin/sh", "arg": argv})["pid"])
+        with suppress(PlanewiseError):
+            self.exit_code(killer)
+
+    def read(self, path: str) -> bytes:
+        """A file of the guest.
+
+        Raises:
+            PlanewiseError: it cannot be read.
+        """
+        handle = self._ask("guest-file-open", {"path": path, "mode": "r"})
+        try:
+            parts = []
+            while True:
+                wanted = {"handle": handle, "count": _READ_BYTES}
+                part = self._ask("guest-file-read", wanted)
+                parts.append(base64.b64decode(part["buf-b64"]))
+                if part["eof"] or not parts[-1]:
+                    return b"".join(parts)
+        finally:
+            with suppress(PlanewiseError):
+                self._ask("guest-file-close", {"handle": handle})
+
+    def write(self, path: str, content: bytes) -> None:
+        """Makes a file of the guest, or replaces it.
+
+        Raises:
+            PlanewiseError: it cannot be written.
+        """
+        handle = self._ask("guest-file-open", {"path": path, "mode": "w"})
+        try:
+            for start in range(0, len(content), _READ_BYTES):
+                part = base64.b64encode(content[start : start + _READ_BYTES]).decode()
+                self._ask("guest-file-write", {"handle": handle, "buf-b64": part})
+        finally:
+            with suppress(PlanewiseError):
+                self._ask("guest-file-close", {"handle": handle})
+
+    def give_slot(self, slot: int) -> None:
+        """Lets another process use a process' output files."""
+        with self._lock:
+            self._slots.discard(slot)
+
+    def _take_slot(self) -> int:
+        with self._lock:
+            slot = next(number for number in range(1 << 20) if number not in self._slots)
+            self._slots.add(slot)
+            return slot
+
+    def _ask(self, execute: str, arguments: dict[str, object] | None = None) -> Any:
+        try:
+            return self._hypervisor().agent(self.name, execute, arguments)
+        except GuestGoneError as error:
+            why = self._why()
+            raise GuestGoneError(why.sentence, remedy=why.remedy) from error
+
+
+class GuestProcess:
+    """A process in a guest: `testbed.host.HostProcess`."""
+
+    def __init__(
+        self,
+        agent: GuestAgent,
+        argv: tuple[str, ...],
+        pid: int,
+        slot: int,
+        file: str,
+        expected_s: float,
+    ) -> None:
+        self.argv = argv
+        self._agent = agent
+        self._pid = pid
+        self._slot = slot
+        self._file = file
+        self._first_look = time.monotonic() + expected_s
+        self._finished: Finished | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id in the guest."""
+        return self._pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._look() is None
+
+    def wait(self, timeout_s: float | None = None) -> Finished:
+        """See `HostProcess.wait`. The process of a guest that is gone has been killed."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = _FIRST_POLL_S
+        first = self._first_look if deadline is None else min(self._first_look, deadline)
+        time.sleep(max(0.0, first - time.monotonic()))
+        while (finished := self._look()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise ProcessTimeoutError(
+                    f"{self.argv[0].rpartition('/')[2]} still runs after {timeout_s:g} s"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
+        return finished
+
+    def wait_ready(self, line: str, timeout_s: float) -> None:
+        """See `HostProcess.wait_ready`."""
+        deadline = time.monotonic() + timeout_s
+        name = self.argv[0].rpartition("/")[2]
+        pause_s = _FIRST_POLL_S
+        while True:
+            said = self._said()
+            if any(one.startswith(line) for one in said.splitlines()):
+                return
+            if (finished := self._look()) is not None:
+                if any(one.startswith(line) for one in finished.stderr.splitlines()):
+                    return
+                finished.check()
+                raise PlanewiseError(f"{name} ended before it said `{line}`")
+            if time.monotonic() > deadline:
+                raise ProcessTimeoutError(f"{name} did not say `{line}` within {timeout_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
+
+    def interrupt(self) -> None:
+        """Asks it to end, without waiting."""
+        self._signal("INT")
+
+    def kill(self) -> None:
+        """Ends it and its group now, without waiting."""
+        self._signal("KILL")
+
+    def stop(self) -> Finished:
+        """See `HostProcess.stop`."""
+        self._first_look = 0.0
+        for name in ("INT", "TERM"):
+            self._signal(name)
+            with suppress(ProcessTimeoutError):
+                return self.wait(GRACE_S)
+        self.kill()
+        return self.wait()
+
+    def __enter__(self) -> GuestProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _signal(self, name: str) -> None:
+        if self._finished is None:
+            with suppress(*_ENDED):
+                self._agent.signal(self._pid, name)
+
+    def _said(self) -> str:
+        if self._finished is not None:
+            return self._finished.stderr
+        try:
+            return self._agent.read(f"{self._file}.err").decode(errors="replace")
+        except PlanewiseError:
+            return ""  # the shell has not made it yet; or the guest is gone, which `_look` finds
+
+    def _look(self) -> Finished | None:
+        if self._finished is None:
+            try:
+                code = self._agent.exit_code(self._pid)
+                if code is None:
+                    return None
+                out, err = (
+                    self._agent.read(f"{self._file}.{kind}").decode(errors="replace")
+                    for kind in ("out", "err")
+                )
+            except _ENDED as error:
+                code, out, err = _GONE, "", error.what
+            self._finished = Finished(self.argv, code, out, err)
+            self._agent.give_slot(self._slot)
+        return self._finished

@@ -1,0 +1,171 @@
+"""A libvirt of our own on a host: nothing of it is seen by, or mixed with, the host's libvirt.
+
+It lives in process and mount namespaces of its own, and in the network namespace of a host that is
+one. The kernel ends it and its virtual machines with the program that started it, however that
+ends. Knows no virtual machine.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
+from planewise.testbed.vms.hypervisor import SETUP_REMEDY, Hypervisor
+
+START_LIMIT_S = 120.0
+"""It starts in a fraction of a second; on an emulated or overloaded host in many."""
+
+_LISTENS = "pw-listens"
+
+# What QEMU can do is found out once, by starting it; libvirt keeps that between our runs.
+_CACHE = "/var/cache/planewise/libvirt"
+
+# QEMU runs as root here: it sees one kernel and one initramfs, which are ours.
+_QEMU_CONF = """\
+user = "root"
+group = "root"
+dynamic_ownership = 0
+remember_owner = 0
+security_driver = "none"
+namespaces = []
+cgroup_controllers = []
+stdio_handler = "file"
+"""
+
+_LIBVIRTD_CONF = """\
+unix_sock_dir = "DIRECTORY/sock"
+auth_unix_rw = "none"
+unix_sock_rw_perms = "0700"
+log_outputs = "3:stderr"
+"""
+
+_OUTSIDE = """
+set -e
+export PATH="$PATH:/usr/sbin:/sbin"
+command -v libvirtd >/dev/null || { echo "pw-missing libvirtd" >&2; exit 1; }
+rm -rf "$1/sock" "$1/run"
+mkdir -p "$1/sock" "$1/run" "$1/lib" "$1/log" "$1/etc" CACHE
+printf '%s' "$3" >"$1/etc/qemu.conf"
+printf '%s' "$4" >"$1/etc/libvirtd.conf"
+exec unshare --pid --fork --mount --kill-child sh -c "$2" sh "$1"
+"""
+
+_INSIDE = """
+set -e
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+# What is bound over must be there; that is all that is left of it on the host.
+mkdir -p /run/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt /etc/libvirt
+for there in run:/run/libvirt lib:/var/lib/libvirt log:/var/log/libvirt etc:/etc/libvirt; do
+    mount --bind "$1/${there%%:*}" "${there#*:}"
+done
+mount --bind CACHE /var/cache/libvirt
+(until [ -S "$1/sock/libvirt-sock" ]; do sleep 0.02; done; echo LISTENS >&2) &
+exec libvirtd --config "$1/etc/libvirtd.conf" --pid-file "$1/run/libvirtd.pid"
+"""
+
+
+class Libvirt:
+    """The libvirt of one host; leaving its `with` block ends it and its virtual machines.
+
+    Raises on entry:
+        UnsupportedError: no privilege, the host has no libvirt, or it does not start.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._process: HostProcess | None = None
+        self._hypervisor: Hypervisor | None = None
+
+    @property
+    def directory(self) -> str:
+        """Where its files are, on its host."""
+        return f"{self._host.directory}/libvirt"
+
+    @property
+    def hypervisor(self) -> Hypervisor:
+        """The connection to it; only inside the `with` block."""
+        if self._hypervisor is None:
+            raise RuntimeError("libvirt is not started: use it in a with block")
+        return self._hypervisor
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs and answers."""
+        return (
+            self._process is not None
+            and self._process.running
+            and self._hypervisor is not None
+            and self._hypervisor.alive
+        )
+
+    def __enter__(self) -> Libvirt:
+        if os.geteuid() != 0:
+            raise UnsupportedError(
+                "virtual machines need root here: libvirt's daemon makes namespaces and taps",
+                remedy="run planewise as root",
+            )
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def restart(self) -> None:
+        """Starts it again after it went away; its virtual machines have gone with it."""
+        self.close()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends it. Idempotent."""
+        if self._hypervisor is not None:
+            self._hypervisor.close()
+            self._hypervisor = None
+        if self._process is not None:
+            # With its first process the kernel ends all of its process namespace.
+            self._process.kill()
+            with suppress(ProcessTimeoutError):
+                self._process.wait(30.0)
+            self._process = None
+
+    def _start(self) -> None:
+        inside = _INSIDE.replace("CACHE", _CACHE).replace("LISTENS", _LISTENS)
+        conf = _LIBVIRTD_CONF.replace("DIRECTORY", self.directory)
+        self._process = self._host.start(
+            [
+                *("sh", "-c", _OUTSIDE.replace("CACHE", _CACHE)),
+                *("sh", self.directory, inside, _QEMU_CONF, conf),
+            ]
+        )
+        try:
+            self._process.wait_ready(_LISTENS, START_LIMIT_S)
+        except PlanewiseError as error:
+            if isinstance(error, ProcessTimeoutError):
+                raise UnsupportedError(
+                    f"libvirt on {self._host.place} does not start within {START_LIMIT_S:g} s",
+                    remedy="end other work on the machine, and try again",
+                ) from error
+            said = self._process.wait().stderr
+            if "pw-missing" in said:
+                raise UnsupportedError(
+                    f"there is no libvirtd on {self._host.place}, and virtual machines need it",
+                    remedy=f"{SETUP_REMEDY}, or install libvirt's daemon and its QEMU driver there",
+                ) from error
+            words = said.strip().splitlines()
+            raise UnsupportedError(
+                f"libvirt on {self._host.place} does not start: "
+                f"{words[-1] if words else 'it said nothing'}",
+                remedy=SETUP_REMEDY,
+            ) from error
+        socket = self._host.socket(f"{self.directory}/sock/libvirt-sock")
+        self._hypervisor = Hypervisor(socket, self._host.place)

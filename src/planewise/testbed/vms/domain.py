@@ -1,0 +1,141 @@
+"""A virtual machine as a value, and libvirt's XML for it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from xml.etree import ElementTree
+
+from planewise.errors import BadInputError
+from planewise.testbed.vms.image import AGENT_PORT
+
+NicModel = Literal["e1000", "virtio"]
+
+MAX_VCPUS = 64
+TRANSLATED_MIB = 32
+"""What QEMU may keep of translated code, a guest, where it emulates the CPU; its default is 1 GiB,
+of which an idle guest fills 60 MiB."""
+
+
+@dataclass(frozen=True)
+class VmOptions:
+    """What may be chosen of the virtual machines of a testbed; alike for all of its guests."""
+
+    vcpus: int = 1
+    memory_mib: int | None = None
+    """None: what the guest's kernel needs."""
+    queues: int = 1
+    """Queue pairs of a virtio NIC."""
+    vhost: bool = True
+    """Serve virtio in the kernel (vhost-net) where it has that."""
+    offloads: bool = False
+    """Let a virtio NIC hand over unfinished checksums and large segments. Off, guests of all planes
+    put the same frames on the wire."""
+    main_cpus: tuple[int, ...] = ()
+    """CPUs of the host that the main guest's virtual CPUs may run on; empty: all."""
+    background_cpus: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("vcpus", self.vcpus, 1, MAX_VCPUS),
+            ("queues", self.queues, 1, self.vcpus),
+            ("memory_mib", self.memory_mib or 64, 64, 1 << 20),
+        ):
+            if not low <= value <= high:
+                raise BadInputError(
+                    f"virtual machines with {name} {value} are not possible",
+                    remedy=f"give {low} to {high}"
+                    + (", a queue a virtual CPU" if name == "queues" else ""),
+                )
+
+
+@dataclass(frozen=True)
+class Nic:
+    """The network interface of a virtual machine, on a tap or macvtap that is there already."""
+
+    model: NicModel
+    mac: str
+    port: str
+    """The host side's interface."""
+    vhost: bool
+    queues: int
+    offloads: bool
+
+
+@dataclass(frozen=True)
+class DomainSpec:
+    """A virtual machine of ours."""
+
+    name: str
+    accelerator: Literal["kvm", "tcg"]
+    emulator: str
+    kernel: str
+    initrd: str
+    command_line: str
+    memory_mib: int
+    vcpus: int
+    console: str
+    """File that takes what the guest writes to its serial console."""
+    nic: Nic
+    cpus: tuple[int, ...] = ()
+    """CPUs of the host that it may run on; empty: all."""
+
+
+def domain_xml(spec: DomainSpec) -> str:
+    """libvirt's description of a transient domain: https://libvirt.org/formatdomain.html."""
+    kvm = spec.accelerator == "kvm"
+    domain = ElementTree.Element("domain", type="kvm" if kvm else "qemu")
+    _add(domain, "name", spec.name)
+    _add(domain, "memory", str(spec.memory_mib), unit="MiB")
+    vcpu = _add(domain, "vcpu", str(spec.vcpus))
+    if spec.cpus:
+        vcpu.set("cpuset", ",".join(str(cpu) for cpu in spec.cpus))
+    system = _add(domain, "os")
+    _add(system, "type", "hvm", arch="x86_64", machine="pc")
+    _add(system, "kernel", spec.kernel)
+    _add(system, "initrd", spec.initrd)
+    _add(system, "cmdline", spec.command_line)
+    features = _add(domain, "features")
+    _add(features, "acpi")
+    if not kvm:
+        _add(_add(features, "tcg"), "tb-cache", str(TRANSLATED_MIB), unit="MiB")
+    _add(domain, "cpu", mode="host-passthrough" if kvm else "maximum")
+    for event in ("on_poweroff", "on_reboot", "on_crash"):
+        _add(domain, event, "destroy")
+    devices = _add(domain, "devices")
+    _add(devices, "emulator", spec.emulator)
+    _add_nic(devices, spec.nic)
+    serial = _add(devices, "serial", type="file")
+    _add(serial, "source", path=spec.console)
+    _add(serial, "target", type="isa-serial", port="0")
+    channel = _add(devices, "channel", type="unix")
+    _add(channel, "target", type="virtio", name=AGENT_PORT)
+    _add(devices, "controller", type="usb", model="none")
+    _add(devices, "memballoon", model="none")
+    ElementTree.indent(domain)
+    return ElementTree.tostring(domain, encoding="unicode")
+
+
+def _add_nic(devices: ElementTree.Element, nic: Nic) -> None:
+    interface = _add(devices, "interface", type="ethernet")
+    _add(interface, "mac", address=nic.mac)
+    _add(interface, "target", dev=nic.port, managed="no")
+    _add(interface, "model", type=nic.model)
+    if nic.model == "virtio":
+        driver = _add(interface, "driver", name="vhost" if nic.vhost else "qemu")
+        if nic.queues > 1:
+            driver.set("queues", str(nic.queues))
+        if not nic.offloads:
+            off = dict.fromkeys(("csum", "tso4", "tso6", "ecn", "ufo"), "off")
+            _add(driver, "host", **off, gso="off")
+            _add(driver, "guest", **off)
+    _add(interface, "rom", enabled="no")
+
+
+def _add(
+    parent: ElementTree.Element, tag: str, text: str = "", **attributes: str
+) -> ElementTree.Element:
+    child = ElementTree.SubElement(parent, tag, attributes)
+    if text:
+        child.text = text
+    return child

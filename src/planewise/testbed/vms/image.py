@@ -1,0 +1,269 @@
+"""The tiny guest: a distribution's kernel, and an initramfs with pw-probe. Starts nothing.
+
+Nothing is downloaded for it but the kernel package that the lab uses, too. All files of a guest
+are in memory; its addresses come by the kernel's command line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import os
+import struct
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.lab import cpio, kernel, packages, tools
+from planewise.lab.initramfs import decompressed
+from planewise.lab.kernel import load_order, module_name
+from planewise.lab.model import Kernel
+
+AGENT_PORT = "org.qemu.guest_agent.0"
+"""The virtio-serial port of the agent: the name that libvirt's agent commands use."""
+
+PROBE = "/bin/pw-probe"
+"""Where pw-probe is inside a guest."""
+
+FAILED = "pw-guest: failed: "
+"""A line on the console that starts so says why a guest cannot work."""
+
+PVH_MIB, BZIMAGE_MIB = 80, 112
+"""Memory that a guest needs.
+
+Debian's kernel ends 66 MiB above zero when it is loaded as it is, and unpacks itself within 74.
+"""
+
+MODULES = ("virtio_pci", "virtio_console", "virtio_net", "e1000", "igbvf")
+"""What the guests' devices need; what is built into a kernel is not among its modules."""
+
+# nr_cpus is added by the domain. percpu_alloc, nohugevmalloc and kfence save 6 MiB of the guest's
+# memory, cryptomgr a second of an emulated guest's boot; the rest is as for the lab's hosts.
+_APPEND = (
+    "console=ttyS0 quiet panic=-1 net.ifnames=0 random.trust_cpu=on no_timer_check tsc=reliable "
+    "rcupdate.rcu_expedited=1 rcupdate.rcu_normal_after_boot=1 mitigations=off audit=0 selinux=0 "
+    "apparmor=0 kfence.sample_interval=0 percpu_alloc=page nohugevmalloc cryptomgr.notests"
+)
+
+_INIT = """\
+#!/bin/busybox sh
+# First process of a guest: loads drivers, sets addresses, then serves the agent.
+b=/bin/busybox
+fail() { echo "FAILED_MARK$*"; $b poweroff -f; }
+$b mount -t proc proc /proc && $b mount -t sysfs sys /sys && $b mount -t devtmpfs dev /dev ||
+    fail "proc, sysfs and devtmpfs could not be mounted"
+$b --install -s /bin
+mkdir -p /dev/pts && mount -t devpts devpts /dev/pts
+while read -r module; do
+    insmod "/modules/$module" || fail "the kernel module $module could not be loaded"
+    rm "/modules/$module"
+done </modules/order
+mtu=1500 address= address6= neighbours=
+for word in $(cat /proc/cmdline); do
+    case $word in
+        pw.mtu=*) mtu=${word#*=} ;;
+        pw.address=*) address=${word#*=} ;;
+        pw.address6=*) address6=${word#*=} ;;
+        pw.neighbour=*) neighbours="$neighbours ${word#*=}" ;;
+    esac
+done
+ip link set lo up
+n=0
+until [ -e /sys/class/net/eth0 ]; do
+    n=$((n + 1)) && [ $n -lt 600 ] || fail "there is no network interface"
+    sleep 0.05
+done
+for setting in accept_ra=0 accept_dad=0 addr_gen_mode=1; do
+    echo ${setting#*=} >/proc/sys/net/ipv6/conf/eth0/${setting%=*}
+done
+ip link set eth0 mtu $mtu || fail "the MTU $mtu is not possible"
+ip link set eth0 up
+[ -z "$address" ] || ip addr add $address dev eth0
+[ -z "$address6" ] || ip addr add $address6 dev eth0
+for pair in $neighbours; do arp -i eth0 -s ${pair%,*} ${pair#*,}; done
+while :; do pw-probe agent --port AGENT_PORT; sleep 0.1; done
+"""
+
+
+@dataclass(frozen=True)
+class GuestImage:
+    """What a guest boots."""
+
+    kernel: Path
+    initrd: Path
+    version: str
+    """Of the kernel, as `uname -r` says it."""
+    memory_mib: int
+    """Memory that it needs."""
+
+    def command_line(
+        self, *, address: str, address6: str, mtu_bytes: int, neighbours: dict[str, str], cpus: int
+    ) -> str:
+        """The kernel's command line for a guest; `neighbours` maps an IPv4 address to its MAC."""
+        words = [
+            *(_APPEND, f"nr_cpus={cpus}"),
+            *(f"pw.address={address}", f"pw.address6={address6}", f"pw.mtu={mtu_bytes}"),
+            *(f"pw.neighbour={ip},{mac}" for ip, mac in neighbours.items()),
+        ]
+        return " ".join(words)
+
+
+def prepare(probe: Path) -> GuestImage:
+    """The guest with this pw-probe in it; built where the cache has none.
+
+    Raises:
+        UnsupportedError: there is no kernel or busybox, or pw-probe is not static.
+        StorageError: no room in the cache.
+    """
+    cache = packages.cache_directory()
+    found = kernel.find(cache)
+    busybox = tools.find(cache).busybox
+    program = probe.read_bytes()
+    if not tools.is_static(program):
+        raise UnsupportedError(
+            f"{probe} is linked to libraries that a guest does not have",
+            remedy="build it with `make setup`, which links it statically",
+        )
+    image = _uncompressed(found, cache)
+    initrd = cache / _name(found, program, busybox)
+    if not initrd.exists():
+        for old in cache.glob("guest-*.initrd"):
+            old.unlink(missing_ok=True)
+        _write(initrd, gzip.compress(initramfs(found, busybox.read_bytes(), program), 6, mtime=0))
+    if image is None:
+        return GuestImage(found.image, initrd, found.version, BZIMAGE_MIB)
+    return GuestImage(image, initrd, found.version, PVH_MIB)
+
+
+def initramfs(found: Kernel, busybox: bytes, probe: bytes) -> bytes:
+    """The archive of all guests with this kernel.
+
+    Raises:
+        PlanewiseError: a module cannot be read.
+    """
+    order = load_order(MODULES, (found.modules / "modules.dep").read_text())
+    entries = [
+        *(cpio.directory(name) for name in ("bin", "dev", "proc", "sys", "tmp", "modules")),
+        cpio.file("bin/busybox", busybox, 0o755),
+        cpio.file(PROBE.lstrip("/"), probe, 0o755),
+        cpio.file("init", _filled().encode(), 0o755),
+        cpio.file("modules/order", "".join(f"{_flat(path)}\n" for path in order).encode()),
+    ]
+    entries += [
+        cpio.file(f"modules/{_flat(path)}", decompressed(found.modules / path)) for path in order
+    ]
+    return cpio.archive(entries)
+
+
+def _flat(path: str) -> str:
+    return f"{module_name(path)}.ko"
+
+
+def _filled() -> str:
+    return _INIT.replace("FAILED_MARK", FAILED).replace("AGENT_PORT", AGENT_PORT)
+
+
+def _name(found: Kernel, probe: bytes, busybox: Path) -> str:
+    """A file name that changes whenever the archive would."""
+    digest = hashlib.sha256(probe)
+    digest.update(f"{_filled()}{MODULES}{found.modules}{busybox.stat().st_mtime_ns}".encode())
+    return f"guest-{found.version}-{digest.hexdigest()[:12]}.initrd"
+
+
+def _uncompressed(found: Kernel, cache: Path) -> Path | None:
+    """The kernel as QEMU can start it without unpacking: a second less for an emulated guest.
+
+    None where this kernel cannot be started so.
+    """
+    target = cache / f"vmlinux-{found.version}"
+    if not target.exists():
+        content = unpacked(found.image.read_bytes())
+        if content is None or not starts_by_pvh(content):
+            return None
+        _write(target, content)
+    return target
+
+
+def _write(target: Path, content: bytes) -> None:
+    """Writes a file of the cache; a file that has its name is whole."""
+    scratch = target.with_name(f".{target.name}-{os.getpid()}")
+    try:
+        scratch.write_bytes(content)
+        scratch.chmod(0o644)
+        scratch.rename(target)
+    except OSError as error:
+        with suppress(OSError):
+            scratch.unlink()
+        raise PlanewiseError(
+            f"{target} cannot be written: {error.strerror}",
+            remedy="make room, or point XDG_CACHE_HOME elsewhere",
+        ) from error
+
+
+_HEADER = b"HdrS"
+_XZ, _ZSTD, _GZIP = b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+
+
+def unpacked(image: bytes) -> bytes | None:
+    """The ELF file inside a bzImage, or None where it cannot be had.
+
+    Source: the kernel's Documentation/arch/x86/boot.rst (setup_sects, payload_offset and _length).
+    """
+    if image[0x202:0x206] != _HEADER or len(image) < 0x250:
+        return None
+    setup_sectors = image[0x1F1] or 4
+    offset, length = struct.unpack_from("<II", image, 0x248)
+    payload = image[(setup_sectors + 1) * 512 + offset :][:length]
+    with suppress(OSError, lzma.LZMAError, EOFError, ValueError, subprocess.CalledProcessError):
+        if payload.startswith(_XZ):
+            return lzma.LZMADecompressor().decompress(payload)
+        if payload.startswith(_GZIP):
+            return gzip.decompress(payload)
+        if payload.startswith(_ZSTD):
+            # What follows the frame is the length of the kernel, which zstd complains about.
+            done = subprocess.run(["zstd", "-dcq"], input=payload, capture_output=True, check=False)
+            return done.stdout or None
+    return None
+
+
+_PT_NOTE = 4
+_PHYS32_ENTRY = 18
+
+
+def starts_by_pvh(elf: bytes) -> bool:
+    """Whether a kernel has the 32-bit entry point that QEMU starts an ELF file by.
+
+    Source: Xen's PVH boot protocol (the note XEN_ELFNOTE_PHYS32_ENTRY).
+    """
+    if not elf.startswith(b"\x7fELF\x02\x01") or len(elf) < 64:
+        return False
+    table = struct.unpack_from("<Q", elf, 0x20)[0]
+    size, count = struct.unpack_from("<HH", elf, 0x36)
+    for number in range(count):
+        place = table + number * size
+        if place + 56 > len(elf):
+            return False
+        kind = struct.unpack_from("<I", elf, place)[0]
+        offset = struct.unpack_from("<Q", elf, place + 8)[0]
+        length = struct.unpack_from("<Q", elf, place + 32)[0]
+        if kind == _PT_NOTE and _has_entry(elf[offset : offset + length]):
+            return True
+    return False
+
+
+def _has_entry(notes: bytes) -> bool:
+    place = 0
+    while place + 12 <= len(notes):
+        name_length, length, kind = struct.unpack_from("<III", notes, place)
+        name = notes[place + 12 : place + 12 + name_length]
+        if name.rstrip(b"\0") == b"Xen" and kind == _PHYS32_ENTRY:
+            return True
+        place += 12 + _aligned(name_length) + _aligned(length)
+    return False
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3
