@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from planewise import __version__
-from planewise.commands import clean, doctor, judge, lab, quick, report, run, search, sweep
+from planewise.commands import clean, compare, doctor, judge, lab, quick, report, run, search, sweep
 from planewise.commands.console import Verbosity
 from planewise.errors import PlanewiseError
 
@@ -61,6 +61,7 @@ app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
 app.command("search")(search.search)
 app.command("judge")(judge.judge)
+app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("clean")(clean.clean)
 

@@ -20,7 +20,7 @@ from planewise.judge.statistics import (
     compare_levels,
     observe,
 )
-from planewise.judge.statistics.comparison import IDLE, OVERALL
+from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.judge.verdict import Verdict, judge
 from planewise.store.models import Ranked, Recommendation, RunInfo, TrialRecord
 from planewise.units import percent_text, rate_text, time_text

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
@@ -29,6 +29,16 @@ from planewise.judge.statistics.paired import (
     mean,
     shift_of,
 )
+from planewise.judge.statistics.pairing import (
+    OVERALL,
+    Key,
+    Pairing,
+    block_of,
+    context_of,
+    default_by,
+    is_idle,
+    level_order,
+)
 from planewise.store.models import Level
 
 MARGIN = 0.05
@@ -36,18 +46,8 @@ MARGIN = 0.05
 ALPHA = 0.05
 """False *better* or *worse* that are accepted in a family of comparisons."""
 
-TRAFFIC_FACTORS = frozenset({"frequency_pps", "size_bytes", "protocol"})
-"""Factors whose levels are run one after the other within a visit to a cell."""
-LOAD_FACTORS = frozenset({"load_type", "load_location", "background_guests"})
-"""Factors that together make the background load; without load the others have no meaning."""
-OVERALL = "overall"
-IDLE = "idle"
-
-
 Outcome = Literal["better", "worse", "practically the same", "not known"]
 Scale = Literal["ratio", "difference"]
-
-Key = tuple[tuple[str, Level], ...]
 
 
 @dataclass(frozen=True)
@@ -226,21 +226,6 @@ def compare_levels(
     )
 
 
-def level_order(levels: Iterable[Level]) -> tuple[Level, ...]:
-    """Different levels: numbers by size, then names of loads and places, then other names."""
-    unique = set(levels)
-    numbers = sorted(level for level in unique if not isinstance(level, str))
-    names = sorted(level for level in unique if isinstance(level, str))
-    return (*numbers, *sorted(names, key=lambda name: _USUAL.get(name, len(_USUAL))))
-
-
-_USUAL = {
-    name: place
-    for place, name in enumerate((IDLE, "none", "cpu", "network", "sender", "responder"))
-}
-"""Names that have a usual order."""
-
-
 def _level_named(text: Level, levels: Sequence[Level]) -> Level:
     for level in levels:
         if str(level) == str(text):
@@ -250,42 +235,6 @@ def _level_named(text: Level, levels: Sequence[Level]) -> Level:
         where="--baseline",
         remedy=f"levels that there are: {', '.join(str(level) for level in levels)}",
     )
-
-
-def is_idle(cell: Mapping[str, Level]) -> bool:
-    """Whether no load is put on the hosts; its location has then no meaning."""
-    return cell.get("load_type", "none") == "none"
-
-
-def stratum_of(cell: Mapping[str, Level], by: str) -> str:
-    """The name of the cell's level of `by`, `idle` where a load factor has no meaning.
-
-    `load` stands for all that makes the background load.
-    """
-    if by in ("load", "load_location", "load_type") and is_idle(cell):
-        return IDLE
-    if by == "load":
-        guests = cell.get("background_guests")
-        return f"{cell['load_type']} load at {cell.get('load_location', 'its host')}" + (
-            f" by {guests} guests" if guests is not None else ""
-        )
-    return str(cell.get(by, "none"))
-
-
-def default_by(observations: Collection[Observation], factor: str) -> str:
-    """The load's location where there are several, else its type where there are several."""
-    for name in ("load_location", "load_type"):
-        loaded = {
-            one.cell[name] for one in observations if name in one.cell and not is_idle(one.cell)
-        }
-        if name != factor and len(loaded) > 1:
-            return name
-    if (
-        factor != "load_type"
-        and len({stratum_of(one.cell, "load_type") for one in observations}) > 1
-    ):
-        return "load_type"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -319,52 +268,21 @@ class _Table:
         self.metric, self.factor, self.by, self.levels = observed.metric, factor, by, levels
         positive = all(one.value > 0 for one in observations)
         self.scale: Scale = "ratio" if self.metric.as_ratio and positive else "difference"
-        self._across_runs = factor in observed.run_factors
-        self._left_out = {factor, *(observed.run_factors if self._across_runs else ())}
-        self._apart = TRAFFIC_FACTORS | (LOAD_FACTORS if factor in LOAD_FACTORS else frozenset())
-        loads = {_load_of(one.cell) for one in observations if not is_idle(one.cell)}
+        self._pairing = Pairing(observations, factor, by, observed.run_factors)
+        self.strata = self._pairing.strata
         values: dict[Level, dict[Key, list[Observation]]] = defaultdict(lambda: defaultdict(list))
-        self._unit: dict[Key, Key] = {}
-        self._stratum: dict[Key, str] = {}
         for one in observations:
-            for cell in _standing_for(one.cell, factor, loads):
-                values[one.cell[factor]][self._key(one, cell)].append(one)
+            for key in self._pairing.keys[id(one)]:
+                values[one.cell[factor]][key].append(one)
         self._values = {
             level: {key: _merged(group) for key, group in by_key.items()}
             for level, by_key in values.items()
         }
-        present = dict.fromkeys(self._stratum.values()) if by else {}
-        parts = level_order(_number(name) for name in present)
-        self.strata = (*(str(part) for part in parts), OVERALL) if len(parts) > 1 else (OVERALL,)
-
-    def _key(self, one: Observation, cell: Mapping[str, Level]) -> Key:
-        """Everything but the factor; also notes the key's pair unit and stratum."""
-        placeless = is_idle(cell) and self.factor != "load_type"
-        left_out = self._left_out | ({"load_location"} if placeless else set())
-        context = tuple(sorted((n, v) for n, v in cell.items() if n not in left_out))
-        place: Key = (("#block", one.block),)
-        if not self._across_runs:
-            place = (("#run", one.run), *place)
-        key = (*context, *place)
-        if key not in self._unit:
-            self._unit[key] = tuple(item for item in key if item[0] not in self._apart)
-            self._stratum[key] = self._stratum_of(cell)
-        return key
-
-    def _stratum_of(self, cell: Mapping[str, Level]) -> str:
-        if not self.by:
-            return OVERALL
-        if self.factor == "load_type":  # the cell without load stands at every location
-            return str(cell.get(self.by, "none"))
-        return stratum_of(cell, self.by)
-
-    def _in(self, key: Key, stratum: str) -> bool:
-        return stratum == OVERALL or self._stratum[key] == stratum
 
     def shifts(self, a: Level, b: Level, stratum: str) -> _Raw | None:
         """The shifts of a against b, one a pair; None where there is no pair."""
         of_a, of_b = self._values[a], self._values[b]
-        common = [key for key in of_a if key in of_b and self._in(key, stratum)]
+        common = [key for key in of_a if key in of_b and self._pairing.is_in(key, stratum)]
         if not common:
             return None
         units: dict[Key, list[float]] = defaultdict(list)
@@ -378,7 +296,7 @@ class _Table:
                 fine /= y.value
             else:
                 shift = x.value - y.value
-            units[self._unit[key]].append(shift)
+            units[self._pairing.unit[key]].append(shift)
             resolutions.append(fine)
             references.append(y.value)
             bounds = [bounds[0] or x.at_least, bounds[1] or y.at_least]
@@ -387,7 +305,7 @@ class _Table:
             b,
             stratum,
             [math.fsum(shifts) / len(shifts) for shifts in units.values()],
-            len({_block(unit) for unit in units}),
+            len({block_of(unit) for unit in units}),
             statistics.median(resolutions),
             statistics.median(references),
             *bounds,
@@ -395,13 +313,13 @@ class _Table:
 
     def level_values(self) -> Iterable[LevelValue]:
         """The typical value of each level in each stratum, with an interval over blocks."""
-        contexts = [{_context(key) for key in by_key} for by_key in self._values.values()]
+        contexts = [{context_of(key) for key in by_key} for by_key in self._values.values()]
         shared = set.intersection(*contexts) if contexts else set()
         for stratum in self.strata:
             for level in self.levels:
-                keys = [key for key in self._values[level] if self._in(key, stratum)]
+                keys = [key for key in self._values[level] if self._pairing.is_in(key, stratum)]
                 # A level's mean over more or other contexts than another's tells nothing of them.
-                keys = [key for key in keys if _context(key) in shared] or keys
+                keys = [key for key in keys if context_of(key) in shared] or keys
                 if keys:
                     yield self._level_value(level, stratum, keys)
 
@@ -411,7 +329,7 @@ class _Table:
         whole = centre([found[key].value for key in keys])
         blocks: dict[Key, list[float]] = defaultdict(list)
         for key in keys:
-            blocks[_block(key)].append(found[key].value)
+            blocks[block_of(key)].append(found[key].value)
         # A block that lacks a context would shift the mean: only whole ones make the interval.
         size = max(len(values) for values in blocks.values())
         full = [centre(values).estimate for values in blocks.values() if len(values) == size]
@@ -434,10 +352,10 @@ class _Table:
                 (level, key, found.value)
                 for level, by_key in self._values.items()
                 for key, found in by_key.items()
-                if self._in(key, stratum)
+                if self._pairing.is_in(key, stratum)
             ]
             values = [value for _, _, value in cells]
-            clusters = [self._unit[key] for _, key, _ in cells]
+            clusters = [self._pairing.unit[key] for _, key, _ in cells]
             for level in self.levels:
                 correlation = tau_b([one == level for one, _, _ in cells], values, clusters)
                 yield KendallBar(self.metric.name, self.factor, level, stratum, correlation)
@@ -479,64 +397,6 @@ def _merged(group: Sequence[Observation]) -> _Value:
         statistics.median(one.resolution for one in group),
         any(one.at_least for one in group),
     )
-
-
-def _block(key: Key) -> Key:
-    return tuple(item for item in key if item[0] in ("#run", "#block"))
-
-
-def _context(key: Key) -> Key:
-    return tuple(item for item in key if item[0] not in ("#run", "#block"))
-
-
-def _number(name: str) -> Level:
-    """A stratum's name as a number where it is one, so that 8 comes before 32."""
-    try:
-        return int(name)
-    except ValueError:
-        return name
-
-
-Load = tuple[Level, Level, Level]
-"""Load type, its location, number of background guests."""
-
-
-def _load_of(cell: Mapping[str, Level]) -> Load:
-    return (
-        cell.get("load_type", "none"),
-        cell.get("load_location", "none"),
-        cell.get("background_guests", 0),
-    )
-
-
-def _standing_for(
-    cell: Mapping[str, Level], factor: str, loads: Collection[Load]
-) -> list[Mapping[str, Level]]:
-    """The cells whose partner a replicate can be: itself, and without load more than that.
-
-    Where the parts of a load are compared, the cell without load is the zero of each of them: a
-    design has it once, whatever the location and, without guests, whatever type and number.
-    """
-    if factor not in ("load_type", "background_guests") or not is_idle(cell):
-        return [cell]
-    guests = cell.get("background_guests", 0)
-    found: dict[Load, Mapping[str, Level]] = {}
-    for load_type, location, number in loads:
-        if factor == "load_type" and guests in (0, number):
-            found[load_type, location, number] = {
-                **cell,
-                "load_location": location,
-                "background_guests": number,
-            }
-        elif factor == "background_guests" and guests == 0:
-            found[load_type, location, 0] = {
-                **cell,
-                "load_type": load_type,
-                "load_location": location,
-            }
-    if factor == "load_type":
-        return list(found.values()) or [cell]
-    return [cell, *found.values()]
 
 
 def _decided(found: Sequence[_Raw], table: _Table, margin: float, alpha: float) -> list[Comparison]:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planewise.judge.statistics.comparison import (
-    ALPHA,
-    LOAD_FACTORS,
-    MARGIN,
-    OVERALL,
-    Family,
-    compare_levels,
-)
+from planewise.judge.statistics.comparison import ALPHA, MARGIN, Family, compare_levels
 from planewise.judge.statistics.metrics import Observed
+from planewise.judge.statistics.pairing import LOAD_FACTORS, OVERALL
 from planewise.store.models import Level
 
 LOAD = "load"

@@ -1,0 +1,560 @@
+"""`planewise compare`: the levels of any factor, by any metric, on replicates, in plain words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planewise.commands import console
+from planewise.errors import BadInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planewise.judge.statistics import Family, Metric, RankingCheck, RunSample
+    from planewise.judge.statistics.bootstrap import Quantiles
+    from planewise.judge.statistics.pooled import PooledTest
+    from planewise.judge.statistics.runs import Difference
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Everything that is printed."""
+
+    samples: tuple[RunSample, ...]
+    paths: tuple[Path, ...]
+    differences: tuple[Difference, ...]
+    families: tuple[Family, ...]
+    rankings: tuple[RankingCheck | None, ...]
+    """One a family."""
+    quantiles: dict[str, Quantiles]
+    """By stratum; empty unless asked for."""
+    pooled: tuple[PooledTest, ...] | None
+    """None unless asked for."""
+    notes: tuple[str, ...]
+
+
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN…", help="Run directories; several are looked at together."),
+    ],
+    factor: Annotated[
+        str, typer.Option("--factor", help="Whose levels are compared; `run` compares runs.")
+    ] = "plane",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metric",
+            help="rtt, rtt_p99, rtt_p999, overhead, response, jitter, loss, throughput, ndr, pdr, "
+            "cpu_per_packet, cpu[:HOST[:MODE]], or all; may be repeated.",
+            show_default="rtt",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by", help="Factor whose levels are looked at apart (default: the load's location)."
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", help="Compare every level with this one only."),
+    ] = None,
+    margin: Annotated[
+        float,
+        typer.Option("--margin", help="Difference that does not matter, as a share; 0.05 is 5 %."),
+    ] = 0.05,
+    tails: Annotated[
+        bool,
+        typer.Option(
+            "--tails", help="Median, p99 and p99.9 over all packets, with bootstrap intervals."
+        ),
+    ] = False,
+    kendall: Annotated[
+        bool, typer.Option("--kendall", help="Kendall's tau-b of each level with the metric.")
+    ] = False,
+    as_published: Annotated[
+        bool,
+        typer.Option(
+            "--as-published", help="The publications' tests on pooled packets, too, with a warning."
+        ),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Compare planes, or the levels of any factor, and say what is known of the difference.
+
+    Pairs are made within blocks, with all else alike. The answer is better, worse, practically the
+    same, or not known.
+    """
+    if not 0 < margin < 1:
+        raise BadInputError(
+            f"{margin:g} is no margin between 0 and 1", where="--margin", remedy="5 % is 0.05"
+        )
+    found = _analyse(runs, factor, metric or [], by, baseline, margin, tails, as_published)
+    if json:
+        console.print_json(_as_json(found))
+    else:
+        _print(found, kendall=kendall)
+
+
+def _analyse(
+    paths: list[Path],
+    factor: str,
+    metrics: list[str],
+    by: str | None,
+    baseline: str | None,
+    margin: float,
+    tails: bool,
+    as_published: bool,
+) -> _Found:
+    from planewise.judge.statistics import check_ranking, compare_levels, metrics_in, observe
+    from planewise.judge.statistics.runs import differences, join
+    from planewise.store.rundir import RunReader
+
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BadInputError(
+            "a run is named twice", where="planewise compare", remedy="name each run once"
+        )
+    readers = [RunReader(path) for path in paths]
+    samples = join([(reader.path, reader.info, reader.trials()) for reader in readers])
+    names = _metric_names(metrics, samples)
+    families, rankings = [], []
+    for name in names:
+        observed = observe(samples, name)
+        if not observed.observations and len(names) > 1:
+            continue
+        if not observed.observations:
+            _nothing_measured(observed.metric, samples)
+        _check_factors(factor, by, samples)
+        families.append(compare_levels(observed, factor, by=by, baseline=baseline, margin=margin))
+        rankings.append(check_ranking(observed, factor, margin=margin))
+    _check_levels(families, factor, samples, metrics_in(samples))
+    notes = _notes(samples)
+    quantiles: dict[str, Quantiles] = {}
+    pooled: tuple[PooledTest, ...] | None = None
+    if tails or as_published:
+        from planewise.judge.statistics.metrics import rtt_source
+        from planewise.judge.statistics.packets import PacketTable, PacketTrial
+        from planewise.store.packets import read_rtts
+
+        unread: dict[str, int] = {}
+        packets = []
+        for path, sample in zip(paths, samples, strict=True):
+            trials = [t for t in sample.trials if t.status == "done" and t.kind == "rtt"]
+            for one in read_rtts(path, trials, rtt_source(samples)):
+                if one.why:
+                    unread[one.why] = unread.get(one.why, 0) + 1
+                else:
+                    packets.append(PacketTrial(sample, one.trial, one.rtt_ns[one.rtt_ns > 0]))
+        notes += tuple(
+            f"{times} trial{'s' if times != 1 else ''} without packets: {why}"
+            for why, times in unread.items()
+        )
+        if not packets:
+            raise BadInputError(
+                "no packets were kept: quantiles and pooled tests need them",
+                where=", ".join(str(path) for path in paths),
+                remedy="leave --tails and --as-published away; the comparison needs none",
+            )
+        table = PacketTable(packets, factor, by)
+        quantiles = table.quantiles() if tails else {}
+        pooled = table.pooled() if as_published else None
+    labelled = {sample.label: sample.info for sample in samples}
+    return _Found(
+        samples,
+        tuple(paths),
+        differences(labelled),
+        tuple(families),
+        tuple(rankings),
+        quantiles,
+        pooled,
+        notes,
+    )
+
+
+def _metric_names(asked: list[str], samples: Sequence[RunSample]) -> tuple[str, ...]:
+    from planewise.judge.statistics import metrics_in
+    from planewise.judge.statistics.metrics import cpu_metrics
+
+    present = metrics_in(samples)
+    if not present:
+        raise BadInputError(
+            "no trial came to a result: there is nothing to compare",
+            where=", ".join(sample.label for sample in samples),
+            remedy="`planewise report` says why trials failed",
+        )
+    if not asked:
+        return ("rtt",) if "rtt" in present else ("throughput",)
+    names: list[str] = []
+    for name in asked:
+        if name == ALL:
+            names += present
+        elif name == "cpu":
+            names += cpu_metrics(samples, modes=False)
+        else:
+            names.append(name)
+    return tuple(dict.fromkeys(names))
+
+
+def _nothing_measured(metric: Metric, samples: Sequence[RunSample]) -> None:
+    from planewise.judge.statistics import metrics_in
+
+    raise BadInputError(
+        f"no trial has {metric.title}",
+        where=", ".join(sample.label for sample in samples),
+        remedy=f"metrics that there are: {', '.join(metrics_in(samples))}",
+    )
+
+
+def _factors(samples: Sequence[RunSample]) -> dict[str, set[str]]:
+    """Levels, as text, by factor."""
+    found: dict[str, set[str]] = {}
+    for sample in samples:
+        for trial in sample.trials:
+            for name, level in sample.cell(trial).items():
+                found.setdefault(name, set()).add(str(level))
+    return found
+
+
+def _check_factors(factor: str, by: str | None, samples: Sequence[RunSample]) -> None:
+    known = _factors(samples)
+    for flag, name in (("--factor", factor), ("--by", by)):
+        if name and name not in known and not (flag == "--by" and name == "load"):
+            one_run = name == "run" and len(samples) == 1
+            raise BadInputError(
+                "one run alone has no factor run" if one_run else f"there is no factor '{name}'",
+                where=flag,
+                remedy="name two runs or more"
+                if one_run
+                else f"factors that there are: {', '.join(sorted(known))}",
+            )
+
+
+def _check_levels(
+    families: Sequence[Family],
+    factor: str,
+    samples: Sequence[RunSample],
+    present: tuple[str, ...],
+) -> None:
+    if not families:
+        raise BadInputError(
+            "none of these metrics was measured",
+            where="--metric",
+            remedy=f"metrics that there are: {', '.join(present)}",
+        )
+    if all(len(family.levels) + len(family.not_measurable) < 2 for family in families):
+        several = sorted(name for name, levels in _factors(samples).items() if len(levels) > 1)
+        only = ", ".join(str(level) for level in families[0].levels)
+        raise BadInputError(
+            f"{factor} has a single level ({only}): there is nothing to compare it with",
+            where="--factor",
+            remedy=f"factors with several levels: {', '.join(several)}"
+            if several
+            else "name several runs",
+        )
+
+
+def _notes(samples: Sequence[RunSample]) -> tuple[str, ...]:
+    notes = []
+    for sample in samples:
+        failed = sum(trial.status == "failed" for trial in sample.trials)
+        prefix = f"{sample.label}: " if len(samples) > 1 else ""
+        if failed:
+            notes.append(f"{prefix}{failed} of {len(sample.trials)} trials failed and are left out")
+        if sample.info.status in ("running", "interrupted", "failed"):
+            notes.append(f"{prefix}the run is {sample.info.status}: more trials may follow")
+        if sample.info.emulated:
+            notes.append(f"{prefix}times are not those of hardware: {sample.info.emulated}")
+    return tuple(notes)
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+
+def _print(found: _Found, *, kendall: bool) -> None:
+    out = console.out()
+    for place, (family, ranking) in enumerate(zip(found.families, found.rankings, strict=True)):
+        if place:
+            out.print()
+        _print_family(family, ranking, kendall=kendall)
+    if found.quantiles:
+        _print_quantiles(found.quantiles)
+    if found.pooled is not None:
+        _print_pooled(found.pooled)
+    lines = [*_run_sentences(found), *found.notes]
+    if lines:
+        out.print()
+        for line in lines:
+            out.print(f"  - {line}", markup=False)
+
+
+def _run_sentences(found: _Found) -> list[str]:
+    if not found.differences:
+        if len(found.samples) > 1:
+            return ["The runs' hosts, designs and versions are alike as far as they are known."]
+        return []
+    lines = [difference.sentence for difference in found.differences]
+    factors = {name for sample in found.samples for name in sample.extra}
+    if any(family.factor in factors for family in found.families):
+        lines.append(
+            "A difference between runs may come from any of these, or from what nobody recorded. "
+            "One run of each does not tell how much runs differ by themselves: measure each twice."
+        )
+    return lines
+
+
+def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool) -> None:
+    from planewise.judge.statistics.sentences import change_text, level_text, summary
+
+    out = console.out()
+    for line in summary(family):
+        out.print(line, markup=False, style="bold" if line[:3] != "But" else None)
+    for level, reason in family.not_measurable.items():
+        out.print(f"{family.metric.title} of {level} is not measurable: {reason}.", markup=False)
+    if ranking is not None:
+        out.print(ranking.sentence, markup=False)
+    out.print()
+    several = len(family.strata) > 1
+    values = _Rows(family.metric.title, *(family.strata if several else ("",)))
+    for level in family.levels:
+        row = []
+        for stratum in family.strata:
+            value = family.value(level, stratum)
+            row.append(level_text(value, family.metric) if value else "not measured")
+        values.add(str(level), *row)
+    values.print()
+    if family.comparisons:
+        out.print()
+        table = _Rows(
+            *([_by_title(family.by)] if several else []),
+            "compared",
+            "answer",
+            "change",
+            "95 % interval",
+            "effect",
+            "p (Holm)",
+            "pairs",
+        )
+        for one in family.comparisons:
+            low, high = (change_text(end, one, family.metric) for end in (one.low, one.high))
+            table.add(
+                *([one.stratum] if several else []),
+                f"{one.a} – {one.b}",
+                one.outcome,
+                change_text(one.change, one, family.metric),
+                "too few pairs" if low == "unbounded" else f"{low} to {high}",
+                f"{one.rank_biserial:+.2f}",
+                _p_text(one.p_holm) + ("" if one.method == "signed-rank" else " t"),
+                str(one.pairs),
+            )
+        table.print()
+        if any(one.method == "student" for one in family.comparisons):
+            out.print(
+                "t: too few pairs for signed ranks to pass the correction; Student's t instead.",
+                markup=False,
+            )
+    if kendall:
+        out.print()
+        _print_kendall(family)
+    if family.notes:
+        out.print()
+    for note in family.notes:
+        out.print(f"  - {note}", markup=False)
+
+
+class _Rows:
+    """A table of one line a row, whatever the terminal's width: to be compared and grepped."""
+
+    def __init__(self, *titles: str) -> None:
+        self._rows = [titles]
+
+    def add(self, *cells: str) -> None:
+        """Adds a row of as many cells as there are titles."""
+        self._rows.append(cells)
+
+    def print(self) -> None:
+        """On stdout."""
+        from rich.text import Text
+
+        widths = [max(len(row[i]) for row in self._rows) for i in range(len(self._rows[0]))]
+        out = console.out()
+        for place, row in enumerate(self._rows):
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            out.print(Text(line.rstrip(), style="" if place else "bold"), soft_wrap=True)
+
+
+def _by_title(by: str) -> str:
+    return by.replace("_", " ")
+
+
+def _p_text(p: float) -> str:
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
+def _print_kendall(family: Family) -> None:
+    table = _Rows("Kendall's tau-b", *family.strata)
+    for level in family.levels:
+        row = []
+        for stratum in family.strata:
+            bar = next(b for b in family.kendall if (b.level, b.stratum) == (level, stratum))
+            found = bar.correlation
+            row.append(
+                "none"
+                if found is None
+                else f"{found.tau:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
+            )
+        table.add(str(level), *row)
+    table.print()
+
+
+def _print_quantiles(quantiles: dict[str, Quantiles]) -> None:
+    from planewise.units import time_text
+
+    out = console.out()
+    for stratum, found in quantiles.items():
+        names = sorted({one.quantile for one in found.estimates})
+        out.print()
+        table = _Rows(f"RTT of all packets, {stratum}", *(_quantile_name(q) for q in names))
+        for level in dict.fromkeys(one.level for one in found.estimates):
+            row = []
+            for q in names:
+                own = [o for o in found.estimates if (o.level, o.quantile) == (level, q)]
+                row.append(
+                    time_text(own[0].value) + _ends(own[0].low, own[0].high, time_text)
+                    if own
+                    else "too few packets"
+                )
+            table.add(str(level), *row)
+        for a, b in dict.fromkeys((one.a, one.b) for one in found.ratios):
+            row = []
+            for q in names:
+                ratio = [o for o in found.ratios if (o.a, o.b, o.quantile) == (a, b, q)]
+                row.append(
+                    f"{ratio[0].ratio:.3g}" + _ends(ratio[0].low, ratio[0].high, "{:.3g}".format)
+                    if ratio
+                    else "too few packets"
+                )
+            table.add(f"{a} / {b}", *row)
+        table.print()
+
+
+def _quantile_name(quantile: float) -> str:
+    return "median" if quantile == 0.5 else f"p{quantile * 100:g}"
+
+
+def _ends(low: float | None, high: float | None, show: object) -> str:
+    assert callable(show)
+    return "" if low is None or high is None else f" ({show(low)} to {show(high)})"
+
+
+def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
+    from planewise.judge.statistics.pooled import WARNING
+    from planewise.units import time_text
+
+    out = console.out()
+    out.print()
+    out.print(f"warning: {WARNING}", markup=False)
+    out.print()
+    table = _Rows("as published", "compared", "packets", "median shift", "p", "Kendall's tau-b")
+    for one in pooled:
+        table.add(
+            one.stratum,
+            f"{one.a} – {one.b}",
+            str(one.packets),
+            time_text(one.median_shift),
+            f"{one.p:.3g}" if one.log10_p > -300 else f"10^{one.log10_p:.0f}",
+            f"{one.tau:+.3f}",
+        )
+    table.print()
+
+
+# --- for programs -------------------------------------------------------------------------------
+
+
+def _as_json(found: _Found) -> dict[str, object]:
+    from planewise.judge.statistics.pooled import WARNING
+
+    return {
+        "runs": [
+            {"label": sample.label, "path": str(path), "run": sample.info.run}
+            for path, sample in zip(found.paths, found.samples, strict=True)
+        ],
+        "differences": [
+            {"what": one.what, "values": dict(one.values)} for one in found.differences
+        ],
+        "families": [
+            _family_json(family, ranking)
+            for family, ranking in zip(found.families, found.rankings, strict=True)
+        ],
+        "quantiles": [
+            _quantiles_json(stratum, quantiles) for stratum, quantiles in found.quantiles.items()
+        ],
+        "as_published": None
+        if found.pooled is None
+        else {
+            "warning": WARNING,
+            "tests": [
+                {
+                    "a": one.a,
+                    "b": one.b,
+                    "stratum": one.stratum,
+                    "packets": one.packets,
+                    "median_shift_ns": one.median_shift,
+                    "p": one.p,
+                    "log10_p": one.log10_p,
+                    "kendall_tau_b": one.tau,
+                }
+                for one in found.pooled
+            ],
+        },
+        "notes": [*_run_sentences(found), *found.notes],
+    }
+
+
+def _quantiles_json(stratum: str, quantiles: Quantiles) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {
+        "stratum": stratum,
+        "estimates": [asdict(one) for one in quantiles.estimates],
+        "ratios": [asdict(one) for one in quantiles.ratios],
+    }
+
+
+def _family_json(family: Family, ranking: RankingCheck | None) -> dict[str, object]:
+    from dataclasses import asdict
+
+    from planewise.judge.statistics.sentences import sentence
+
+    return {
+        "metric": family.metric.name,
+        "title": family.metric.title,
+        "unit": family.metric.unit,
+        "lower_is_better": family.metric.lower_is_better,
+        "factor": family.factor,
+        "by": family.by,
+        "levels": list(family.levels),
+        "strata": list(family.strata),
+        "scale": family.scale,
+        "not_measurable": {str(level): why for level, why in family.not_measurable.items()},
+        "values": [asdict(one) for one in family.values],
+        "comparisons": [
+            {**asdict(one), "sentence": sentence(one, family)} for one in family.comparisons
+        ],
+        "kendall": [
+            {
+                "level": bar.level,
+                "stratum": bar.stratum,
+                **(asdict(bar.correlation) if bar.correlation else {"tau": None}),
+            }
+            for bar in family.kendall
+        ],
+        "ranking": asdict(ranking) if ranking else None,
+        "notes": list(family.notes),
+    }

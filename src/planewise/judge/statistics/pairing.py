@@ -1,0 +1,188 @@
+"""Which replicates belong together: the same block, and everything but one factor alike.
+
+Knows cells and blocks; knows no value and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from planewise.judge.statistics.metrics import Observation
+from planewise.store.models import Level
+
+TRAFFIC_FACTORS = frozenset({"frequency_pps", "size_bytes", "protocol"})
+"""Factors whose levels are run one after the other within a visit to a cell."""
+LOAD_FACTORS = frozenset({"load_type", "load_location", "background_guests"})
+"""Factors that together make the background load; without load the others have no meaning."""
+OVERALL = "overall"
+IDLE = "idle"
+
+
+Key = tuple[tuple[str, Level], ...]
+
+
+def level_order(levels: Iterable[Level]) -> tuple[Level, ...]:
+    """Different levels: numbers by size, then names of loads and places, then other names."""
+    unique = set(levels)
+    numbers = sorted(level for level in unique if not isinstance(level, str))
+    names = sorted(level for level in unique if isinstance(level, str))
+    return (*numbers, *sorted(names, key=lambda name: _USUAL.get(name, len(_USUAL))))
+
+
+_USUAL = {
+    name: place
+    for place, name in enumerate((IDLE, "none", "cpu", "network", "sender", "responder"))
+}
+"""Names that have a usual order."""
+
+
+def is_idle(cell: Mapping[str, Level]) -> bool:
+    """Whether no load is put on the hosts; its location has then no meaning."""
+    return cell.get("load_type", "none") == "none"
+
+
+def stratum_of(cell: Mapping[str, Level], by: str) -> str:
+    """The name of the cell's level of `by`, `idle` where a load factor has no meaning.
+
+    `load` stands for all that makes the background load.
+    """
+    if by in ("load", "load_location", "load_type") and is_idle(cell):
+        return IDLE
+    if by == "load":
+        guests = cell.get("background_guests")
+        return f"{cell['load_type']} load at {cell.get('load_location', 'its host')}" + (
+            f" by {guests} guests" if guests is not None else ""
+        )
+    return str(cell.get(by, "none"))
+
+
+def default_by(observations: Collection[Observation], factor: str) -> str:
+    """The load's location where there are several, else its type where there are several."""
+    for name in ("load_location", "load_type"):
+        loaded = {
+            one.cell[name] for one in observations if name in one.cell and not is_idle(one.cell)
+        }
+        if name != factor and len(loaded) > 1:
+            return name
+    if (
+        factor != "load_type"
+        and len({stratum_of(one.cell, "load_type") for one in observations}) > 1
+    ):
+        return "load_type"
+    return ""
+
+
+class Pairing:
+    """The keys of replicates: equal keys, different levels of the factor make a pair."""
+
+    def __init__(
+        self,
+        observations: Collection[Observation],
+        factor: str,
+        by: str,
+        run_factors: Collection[str] = (),
+    ) -> None:
+        """`by`: the factor whose levels are the strata; empty for none."""
+        self.factor, self.by = factor, by
+        self._across_runs = factor in run_factors
+        self._left_out = {factor, *(run_factors if self._across_runs else ())}
+        self._apart = TRAFFIC_FACTORS | (LOAD_FACTORS if factor in LOAD_FACTORS else frozenset())
+        self._loads = {_load_of(one.cell) for one in observations if not is_idle(one.cell)}
+        self.unit: dict[Key, Key] = {}
+        """By key: what is one pair, as traffic factors share a visit to the cell."""
+        self.stratum: dict[Key, str] = {}
+        self.keys = {id(one): self._keys(one) for one in observations}
+        """By identity of the observation: its keys (several where it stands for several cells)."""
+        present = level_order(_number(name) for name in set(self.stratum.values()) if by)
+        names = tuple(str(part) for part in present)
+        self.strata = (*names, OVERALL) if len(names) > 1 else (OVERALL,)
+        """`overall` last."""
+
+    def is_in(self, key: Key, stratum: str) -> bool:
+        """Whether the replicates of this key count in the stratum."""
+        return stratum == OVERALL or self.stratum[key] == stratum
+
+    def _keys(self, one: Observation) -> tuple[Key, ...]:
+        cells = _standing_for(one.cell, self.factor, self._loads)
+        return tuple(self._key(one, cell) for cell in cells)
+
+    def _key(self, one: Observation, cell: Mapping[str, Level]) -> Key:
+        """Everything but the factor; also notes the key's unit and stratum."""
+        placeless = is_idle(cell) and self.factor != "load_type"
+        left_out = self._left_out | ({"load_location"} if placeless else set())
+        context = tuple(sorted((n, v) for n, v in cell.items() if n not in left_out))
+        place: Key = (("#block", one.block),)
+        if not self._across_runs:
+            place = (("#run", one.run), *place)
+        key = (*context, *place)
+        if key not in self.unit:
+            self.unit[key] = tuple(item for item in key if item[0] not in self._apart)
+            self.stratum[key] = self._stratum_of(cell)
+        return key
+
+    def _stratum_of(self, cell: Mapping[str, Level]) -> str:
+        if not self.by:
+            return OVERALL
+        if self.factor == "load_type":  # the cell without load stands at every location
+            return str(cell.get(self.by, "none"))
+        return stratum_of(cell, self.by)
+
+
+def block_of(key: Key) -> Key:
+    """Run and block of a key."""
+    return tuple(item for item in key if item[0] in ("#run", "#block"))
+
+
+def context_of(key: Key) -> Key:
+    """What a pair has alike beside its block."""
+    return tuple(item for item in key if item[0] not in ("#run", "#block"))
+
+
+def _number(name: str) -> Level:
+    """A stratum's name as a number where it is one, so that 8 comes before 32."""
+    try:
+        return int(name)
+    except ValueError:
+        return name
+
+
+Load = tuple[Level, Level, Level]
+"""Load type, its location, number of background guests."""
+
+
+def _load_of(cell: Mapping[str, Level]) -> Load:
+    return (
+        cell.get("load_type", "none"),
+        cell.get("load_location", "none"),
+        cell.get("background_guests", 0),
+    )
+
+
+def _standing_for(
+    cell: Mapping[str, Level], factor: str, loads: Collection[Load]
+) -> list[Mapping[str, Level]]:
+    """The cells whose partner a replicate can be: itself, and without load more than that.
+
+    Where the parts of a load are compared, the cell without load is the zero of each of them: a
+    design has it once, whatever the location and, without guests, whatever type and number.
+    """
+    if factor not in ("load_type", "background_guests") or not is_idle(cell):
+        return [cell]
+    guests = cell.get("background_guests", 0)
+    found: dict[Load, Mapping[str, Level]] = {}
+    for load_type, location, number in loads:
+        if factor == "load_type" and guests in (0, number):
+            found[load_type, location, number] = {
+                **cell,
+                "load_location": location,
+                "background_guests": number,
+            }
+        elif factor == "background_guests" and guests == 0:
+            found[load_type, location, 0] = {
+                **cell,
+                "load_type": load_type,
+                "load_location": location,
+            }
+    if factor == "load_type":
+        return list(found.values()) or [cell]
+    return [cell, *found.values()]

@@ -1,0 +1,98 @@
+"""Comparisons in plain words. Knows no file."""
+
+from __future__ import annotations
+
+import math
+
+from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, turned
+from planewise.judge.statistics.metrics import Metric, Unit
+from planewise.judge.statistics.pairing import IDLE, OVERALL
+from planewise.units import percent_text, rate_text, time_text
+
+
+def value_text(value: float, unit: Unit) -> str:
+    """A value of a metric as people read it."""
+    if unit == "ns":
+        return time_text(value)
+    return rate_text(value) if unit == "pps" else percent_text(value)
+
+
+def level_text(value: LevelValue, metric: Metric) -> str:
+    """A level's typical value; a lower bound says so."""
+    text = value_text(value.value, metric.unit)
+    return f"at least {text}" if value.at_least else text
+
+
+def change_text(change: float, comparison: Comparison, metric: Metric) -> str:
+    """A change as in the table: `-12 %`, or `+0.4 points` where shares are compared."""
+    if math.isinf(change) or math.isnan(change):
+        return "unbounded"
+    if comparison.scale == "ratio":
+        return percent_text(_rounded(change), signed=True)
+    if metric.unit == "share":
+        return f"{percent_text(_rounded(change), signed=True).removesuffix(' %')} points"
+    sign = "+" if change > 0 else ""
+    return f"{sign}{value_text(change, metric.unit)}"
+
+
+def _rounded(change: float) -> float:
+    """Tenths of a per cent: no run of this kind knows more."""
+    return round(change, 3)
+
+
+def where_text(stratum: str) -> str:
+    """` at the sender`, to follow a clause; empty for all together."""
+    if stratum == OVERALL:
+        return ""
+    if stratum == IDLE:
+        return " without load"
+    if stratum in ("sender", "responder"):
+        return f" with load at the {stratum}"
+    if stratum in ("cpu", "network"):
+        return f" under {stratum} load"
+    return f" at {stratum}"
+
+
+def sentence(one: Comparison, family: Family) -> str:
+    """One comparison as a sentence."""
+    metric, where = family.metric, where_text(one.stratum)
+    interval = ""
+    if math.isfinite(one.low) and math.isfinite(one.high):
+        interval = f"{change_text(one.low, one, metric)} to {change_text(one.high, one, metric)}"
+    evidence = f"{one.pairs} pair{'s' if one.pairs != 1 else ''} in {one.blocks} block" + (
+        "s" if one.blocks != 1 else ""
+    )
+    if one.outcome in ("better", "worse"):
+        how_much = change_text(abs(one.change), one, metric).removeprefix("+")
+        direction = "lower" if one.change < 0 else "higher"
+        return (
+            f"{one.a} is {one.outcome} than {one.b}{where}: its {metric.title} is {how_much} "
+            f"{direction} (95 %: {interval}; {evidence})."
+        )
+    margin = change_text(one.margin, one, metric).removeprefix("+")
+    if one.outcome == "practically the same":
+        return (
+            f"{one.a} and {one.b} are practically the same{where} in {metric.title}: the "
+            f"difference is surely below {margin} (95 %: {interval}; {evidence})."
+        )
+    known = f" (95 %: {interval}; {evidence})" if interval else f" ({evidence})"
+    return (
+        f"Whether {one.a} or {one.b} is better{where} in {metric.title} is not known: {one.why}"
+        f"{known}."
+    )
+
+
+def summary(family: Family) -> list[str]:
+    """The overall comparisons, one sentence each; then what differs between strata."""
+    words = [
+        sentence(turned(one) if one.outcome == "worse" else one, family)
+        for one in family.comparisons
+        if one.stratum == OVERALL
+    ]
+    for one in family.comparisons:
+        overall = family.find(one.a, one.b)
+        if one.stratum != OVERALL and overall and one.outcome in ("better", "worse"):
+            opposite = {"better": "worse", "worse": "better"}[one.outcome]
+            if overall.outcome == opposite:
+                words.append(f"But {sentence(one, family)}")
+    return words
