@@ -17,10 +17,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import planewise
-from planewise.report import renderer, svg, theme
+from planewise.report import inference, renderer, svg, tables, theme
 from planewise.report.cells import common_factors, words
 from planewise.report.data import RunData
-from planewise.report.figures import base
+from planewise.report.figures import base, comparison, kendall
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.renderer import Drawing, Renderer
 from planewise.report.sections import ORDER, Section, choose
@@ -103,6 +103,34 @@ def all_figures(run: RunReader) -> list[Figure]:
     """Every figure of the report, for `save`."""
     data = RunData(run)
     return [figure for section in choose(data) for figure in section.figures]
+
+
+def write_tables(run: RunReader, folder: Path) -> list[Path]:
+    """Writes the comparisons, correlations and typical values of the run's planes as tables.
+
+    Each as Markdown (`.md`) and as LaTeX (`.tex`, booktabs). Nothing is written for a run in which
+    there is nothing to compare. PlanewiseError when a file cannot be written.
+    """
+    data = RunData(run)
+    compared = inference.compare(data)
+    if not compared:
+        return []
+    files = []
+    for name, caption, content in (
+        ("comparisons", "Planes compared pair by pair", comparison.table(compared)),
+        ("values", "Typical values by plane", comparison.values(compared)),
+        ("correlations", "Rank correlation of planes", kendall.table(compared, data.planes)),
+    ):
+        if data.virtual:
+            caption = f"{caption} ({data.virtual_word}: {data.virtual})"
+        for suffix, text in (
+            ("md", tables.markdown(content, caption)),
+            ("tex", tables.latex(content, caption, name)),
+        ):
+            file = folder / f"{name}.{suffix}"
+            base.write_file(file, text.encode())
+            files.append(file)
+    return files
 
 
 def headline(data: RunData) -> str:
@@ -266,4 +294,4 @@ def _chips() -> str:
     return "\n".join([*light, "@media screen and (prefers-color-scheme: dark){", *dark, "}"])
 
 
-__all__ = ["all_figures", "headline", "render", "write"]
+__all__ = ["all_figures", "headline", "render", "write", "write_tables"]

@@ -13,7 +13,7 @@ from planewise.judge.statistics import (
     compare_levels,
     observe,
 )
-from planewise.judge.statistics.comparison import OVERALL
+from planewise.judge.statistics.pairing import OVERALL
 from planewise.report import theme
 from planewise.report.data import RunData
 from planewise.store.models import TrialRecord

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from planewise.judge.statistics import Comparison, Family, Outcome
-from planewise.judge.statistics.comparison import OVERALL
+from planewise.judge.statistics.pairing import OVERALL
 from planewise.report import inference, theme
 from planewise.report.figures import base, grid
 from planewise.report.figures.base import Entry, Figure, Missing, Row, Spec, Table, Value
@@ -315,6 +315,34 @@ def table(all_compared: Sequence[Compared]) -> Table:
             "p (Holm)",
             "Pairs",
         ),
+        rows=tuple(rows),
+    )
+
+
+def values(all_compared: Sequence[Compared]) -> Table:
+    """The typical value of each plane by metric and stratum, with its interval over blocks."""
+    rows: list[tuple[Entry, ...]] = []
+    for compared in all_compared:
+        family = compared.family
+        for one in family.values:
+            bound = "at least " if one.at_least else ""
+            rows.append(
+                (
+                    family.metric.title,
+                    stratum_words(one.stratum),
+                    str(one.level),
+                    Value(bound + inference.value_text(family, one.value), one.value),
+                    theme.interval(
+                        inference.value_text(family, one.low),
+                        inference.value_text(family, one.high),
+                    )
+                    if one.low is not None and one.high is not None
+                    else "one block",
+                    Value(str(one.replicates), one.replicates),
+                )
+            )
+    return Table(
+        columns=("Metric", "Where", "Plane", "Mean", "95 % interval", "Replicates"),
         rows=tuple(rows),
     )
 
