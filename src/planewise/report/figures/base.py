@@ -370,7 +370,9 @@ def key(names: Mapping[str, str], width: int) -> Spec:
     squares = chart.mark_square(size=130, opacity=1, xOffset=6, yOffset=6, aria=False).encode(
         **place, color=alt.Color("colour:N", scale=None)
     )
-    labels = chart.mark_text(align="left", dx=18, dy=6).encode(**place, text=alt.Text("name:N"))
+    labels = chart.mark_text(align="left", dx=18, dy=6, limit=max(20, width - 24)).encode(
+        **place, text=alt.Text("name:N")
+    )
     return layers([squares, labels], width=width, height=height)
 
 

@@ -222,6 +222,7 @@ def _panel(
             },
             align="left",
             baseline="middle",
+            limit=width * 0.6,
             color=theme.INK.light,
         ),
         grid.mark(

@@ -139,6 +139,7 @@ def _panel(
             "ticks": False,
             "labels": room > 0,
             "labelPadding": 6,
+            "labelLimit": max(1, room - 6),
             "minExtent": room,
             "maxExtent": room,
         },
