@@ -150,7 +150,7 @@ def test_an_interactive_figure_holds_its_scripts(tmp_path: Path) -> None:
 
 def test_every_figure_of_a_report_fits_vega_lites_schema(run: Path) -> None:
     drawn = html.all_figures(RunReader(run))
-    assert len(drawn) == 7
+    assert len(drawn) >= 15
     for figure in drawn:
         for width in (base.WIDE, base.NARROW):
             base.chart_of(figure.titled(width)).to_dict(validate=True)

@@ -84,7 +84,8 @@ def test_the_recommendation_is_the_first_sentence_and_its_reasons_follow(page: s
 
 
 def test_sections_come_in_the_order_in_which_a_person_asks(page: str) -> None:
-    anchors = ["rtt", "tail", "parts", "loss", "cpu", "schedule", "host", "left-out"]
+    anchors = ["rtt", "compared", "tail", "parts", "lost", "loss", "cpu", "schedule", "host"]
+    anchors.append("left-out")
     places = [page.index(f'<h2 id="{anchor}">') for anchor in anchors]
     assert places == sorted(places)
 
@@ -141,7 +142,8 @@ def test_a_single_replicate_is_not_said_to_have_no_drift(tmp_path: Path) -> None
 
 def test_every_figure_has_alternative_text_a_caption_and_its_numbers(page: str) -> None:
     figures = re.findall(r"<figure.*?</figure>", page, flags=re.DOTALL)
-    assert len(figures) == 8  # RTT, parts, all curves, three curves, CPU, schedule
+    assert len(re.findall(r'id="figure-compared-', page)) == 8
+    assert len(figures) == 8 + 14  # RTT, parts, curves, CPU, schedule; tail, boxes, comparisons
     for figure in figures:
         labels = re.findall(r'role="img" aria-label="([^"]+)"', figure)
         assert labels
@@ -339,11 +341,29 @@ def test_a_run_of_load_trials_only_has_a_report(tmp_path: Path) -> None:
     assert '<h2 id="loss">' in page
 
 
-def test_a_large_design_is_split_into_figures_that_can_be_read(tmp_path: Path) -> None:
-    page = html.render(small(tmp_path, guests=tuple(range(40)), packets=20, blocks=1))
-    figures = re.findall(r'<figure id="figure-(rtt-\d+)"', page)
-    assert figures == [f"rtt-{place}" for place in range(1, 8)]
-    assert "Round-trip time by plane and load (7 of 7)" in page
+def test_of_a_large_design_few_figures_are_drawn_and_the_tables_have_every_cell(
+    tmp_path: Path,
+) -> None:
+    run = small(
+        tmp_path,
+        load_types=("cpu", "network"),
+        locations=("sender", "responder"),
+        guests=(8, 32),
+        frequencies_pps=(1000.0, 1e6),
+        sizes_bytes=(64, 512, 1518),
+        packets=20,
+        blocks=1,
+    )
+    page = html.render(run)
+    assert re.findall(r'<figure id="figure-(rtt-\d+)"', page) == [
+        "rtt-1",
+        "rtt-2",
+        "rtt-3",
+        "rtt-4",
+    ]
+    assert "2 more figures would be too many to look through" in page
+    table = page[page.index("Round-trip time of every cell (96 rows)") :]
+    assert table[: table.index("</table>")].count("<tr>") == 97
     assert len(page.encode()) < 3_000_000
 
 

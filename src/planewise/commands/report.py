@@ -1,4 +1,4 @@
-"""`planewise report`: a run directory as an HTML page and figures."""
+"""`planewise report`: a run directory as an HTML page, figures and tables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ def report(
         str,
         typer.Option("--format", help="Formats of --figures: svg, pdf, png, html (interactive)."),
     ] = "svg,pdf,png",
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            "--tables", help="Also write the comparisons into this directory: Markdown, LaTeX."
+        ),
+    ] = None,
 ) -> None:
-    """Write a self-contained HTML report, and figures, from a run directory alone."""
+    """Write a self-contained HTML report, figures and tables, from a run directory alone."""
     from planewise.report import html
     from planewise.report.figures import save
     from planewise.report.figures.base import parse_formats
@@ -41,5 +47,11 @@ def report(
         for figure in html.all_figures(reader):
             for file in save(figure.titled(html.FIGURE_WIDTH), figures / figure.name, wanted):
                 print(file)
+    if tables is not None:
+        written = html.write_tables(reader, tables)
+        for file in written:
+            print(file)
+        if not written and not context.obj.quiet:
+            console.err().print("no tables: this run has no two planes that can be compared")
     if not context.obj.quiet:
         console.err().print("open the page in a browser; it needs no network")

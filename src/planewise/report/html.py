@@ -6,6 +6,7 @@ scripts are forbidden (mail, CI artifacts), prints, and can be read by anyone wi
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import planewise
-from planewise.report import svg, theme
+from planewise.report import inference, renderer, svg, tables, theme
 from planewise.report.cells import common_factors, words
 from planewise.report.data import RunData
-from planewise.report.figures import base
+from planewise.report.figures import base, comparison, kendall
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
-from planewise.report.sections import Section, choose
+from planewise.report.renderer import Drawing, Renderer
+from planewise.report.sections import ORDER, Section, choose
 from planewise.store.models import Ranked
 from planewise.store.rundir import RunReader
 from planewise.units import rate_text, time_text
@@ -32,6 +34,8 @@ _OPEN_REASONS = 4
 """Reasons and reservations that are said at once."""
 _MOST_ROWS_OPEN = 40
 """A section's table of more rows is folded."""
+_MANY_TRIALS = 1000
+"""A run of more has its figures drawn in a process of their own; starting that takes a while."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,34 @@ def all_figures(run: RunReader) -> list[Figure]:
     """Every figure of the report, for `save`."""
     data = RunData(run)
     return [figure for section in choose(data) for figure in section.figures]
+
+
+def write_tables(run: RunReader, folder: Path) -> list[Path]:
+    """Writes the comparisons, correlations and typical values of the run's planes as tables.
+
+    Each as Markdown (`.md`) and as LaTeX (`.tex`, booktabs). Nothing is written for a run in which
+    there is nothing to compare. PlanewiseError when a file cannot be written.
+    """
+    data = RunData(run)
+    compared = inference.compare(data)
+    if not compared:
+        return []
+    files = []
+    for name, caption, content in (
+        ("comparisons", "Planes compared pair by pair", comparison.table(compared)),
+        ("values", "Typical values by plane", comparison.values(compared)),
+        ("correlations", "Rank correlation of planes", kendall.table(compared, data.planes)),
+    ):
+        if data.virtual:
+            caption = f"{caption} ({data.virtual_word}: {data.virtual})"
+        for suffix, text in (
+            ("md", tables.markdown(content, caption)),
+            ("tex", tables.latex(content, caption, name)),
+        ):
+            file = folder / f"{name}.{suffix}"
+            base.write_file(file, text.encode())
+            files.append(file)
+    return files
 
 
 def headline(data: RunData) -> str:
@@ -198,28 +230,51 @@ _METRICS = {
 
 def shown(data: RunData) -> list[Shown]:
     """The report's sections that this run has data for, their figures drawn."""
-    result = []
-    for section in choose(data):
-        figures = section.figures[: section.most_drawn]
-        drawn = [
-            _draw(figure, f"{section.anchor}{place}", wide=place < section.open_figures)
-            for place, figure in enumerate(figures)
-        ]
-        result.append(
-            Shown(
-                section, tuple(drawn[: section.open_figures]), tuple(drawn[section.open_figures :])
-            )
-        )
+    sections: list[tuple[Section, list[_Pending]]] = []
+    with contextlib.ExitStack() as stack:
+        draw: Callable[[str], Drawing] = _later
+        if len(data.trials) > _MANY_TRIALS:
+            draw = stack.enter_context(Renderer()).draw
+        for section in choose(data):
+            figures = section.figures[: section.most_drawn]
+            pending = [
+                _Pending(
+                    figure,
+                    f"{section.anchor}{place}",
+                    draw(base.text(figure.draw(base.WIDE)))
+                    if place < section.open_figures
+                    else None,
+                    draw(base.text(figure.draw(base.NARROW))),
+                )
+                for place, figure in enumerate(figures)
+            ]
+            sections.append((section, pending))
+        sections.sort(key=lambda pair: ORDER.index(pair[0].anchor))
+        result = []
+        for section, pending in sections:
+            drawn = [one.wait() for one in pending]
+            opened, folded = drawn[: section.open_figures], drawn[section.open_figures :]
+            result.append(Shown(section, tuple(opened), tuple(folded)))
     return result
 
 
-def _draw(figure: Figure, prefix: str, *, wide: bool) -> Drawn:
-    # What Vega draws is markup already, and it escapes the names in it.
-    return Drawn(
-        figure,
-        Markup(svg.inline(figure.draw(base.WIDE), f"w{prefix}")) if wide else None,
-        Markup(svg.inline(figure.draw(base.NARROW), f"n{prefix}")),
-    )
+def _later(specification: str) -> Drawing:
+    return lambda: renderer.svg(specification)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A figure that is being drawn."""
+
+    figure: Figure
+    prefix: str
+    wide: Drawing | None
+    narrow: Drawing
+
+    def wait(self) -> Drawn:
+        # What Vega draws is markup already, and it escapes the names in it.
+        wide = None if self.wide is None else Markup(svg.inline(self.wide(), f"w{self.prefix}"))
+        return Drawn(self.figure, wide, Markup(svg.inline(self.narrow(), f"n{self.prefix}")))
 
 
 def _shared_words(data: RunData) -> str:
@@ -239,4 +294,4 @@ def _chips() -> str:
     return "\n".join([*light, "@media screen and (prefers-color-scheme: dark){", *dark, "}"])
 
 
-__all__ = ["all_figures", "headline", "render", "write"]
+__all__ = ["all_figures", "headline", "render", "write", "write_tables"]

@@ -6,19 +6,21 @@ multiples along its factors. What nobody would scroll through stands in tables t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from planewise.report import facets, sentences, theme
+from planewise.report import facets, inference, sentences, theme
 from planewise.report.cells import common_factors, words
 from planewise.report.data import CpuCell, RttCell, RunData
 from planewise.report.facets import Item, Page
 from planewise.report.figures import (
     base,
     boxes,
+    comparison,
     cpu,
     cpu_grid,
     distribution,
+    kendall,
     loss_curve,
     losses,
     parts,
@@ -28,6 +30,7 @@ from planewise.report.figures import (
     tail,
 )
 from planewise.report.figures.base import Figure, Table
+from planewise.report.inference import Compared
 
 _MOST_CONTEXTS = 6
 """Conditions that are drawn as rows of planes; more become small multiples along a factor."""
@@ -62,36 +65,53 @@ class Section:
     """What the folded ones are."""
 
 
-def choose(data: RunData) -> list[Section]:
-    """The report's sections that this run has data for, with all their figures."""
-    sections: list[Section] = []
+ORDER = (
+    "rtt",
+    "compared",
+    "tail",
+    "overhead",
+    "response",
+    "parts",
+    "lost",
+    "loss",
+    "cpu",
+    "schedule",
+)
+"""Sections as a person asks for them."""
+
+
+def choose(data: RunData) -> Iterator[Section]:
+    """The report's sections that this run has data for, with all their figures.
+
+    In the order in which they are soonest at hand, not in that of the page (`ORDER`): what takes
+    longest to compute comes last, so that the others can be drawn meanwhile.
+    """
+    for section in _sections(data):
+        yield replace(section, figures=tuple(_labelled(figure, data) for figure in section.figures))
+
+
+def _sections(data: RunData) -> Iterator[Section]:
+    large = _is_factorial(data)
     if data.rtt:
-        large = _is_factorial(data)
-        pages = facets.pages(
-            [Item(cell.plane, cell.factors, cell) for cell in data.rtt], data.naming
-        )
-        sections.append(_rtt_by_factor(data, pages) if large else _rtt(data))
-        sections.append(_tail(data, pages))
-        sections += _places_by_factor(data, pages) if large else _places(data, pages)
-        sections.append(_lost(data, pages))
-    if data.curves:
-        sections.append(_loss(data))
+        items = [Item(cell.plane, cell.factors, cell) for cell in data.rtt]
+        pages = facets.pages(items, data.naming)
+        yield _rtt_by_factor(data, pages) if large else _rtt(data)
+        yield _tail(data, pages)
+        yield from _places_by_factor(data, pages) if large else _places(data, pages)
+        yield _lost(data, pages)
     if data.cpu:
-        sections.append(_cpu_by_factor(data) if _is_factorial(data) else _cpu(data))
+        yield _cpu_by_factor(data) if large else _cpu(data)
     if data.visits:
-        sections.append(
-            Section(
-                "schedule",
-                "When it was measured",
-                "Planes take turns in a random order, so that a machine that slows down or "
-                "speeds up during the run hits all of them alike.",
-                tuple(schedule.figures(data.visits, data.planes)),
-            )
+        yield Section(
+            "schedule",
+            "When it was measured",
+            "Planes take turns in a random order, so that a machine that slows down or "
+            "speeds up during the run hits all of them alike.",
+            tuple(schedule.figures(data.visits, data.planes)),
         )
-    return [
-        replace(section, figures=tuple(_labelled(figure, data) for figure in section.figures))
-        for section in sections
-    ]
+    if data.curves:
+        yield _loss(data)
+    yield from _compared(data)
 
 
 def _labelled(figure: Figure, data: RunData) -> Figure:
@@ -105,6 +125,8 @@ def _labelled(figure: Figure, data: RunData) -> Figure:
 def _is_factorial(data: RunData) -> bool:
     """Whether small multiples along a factor tell more than a row of planes a condition."""
     cells: Sequence[RttCell | CpuCell] = data.rtt or data.cpu
+    if not cells:
+        return False
     contexts = {cell.factors for cell in cells}
     if len(contexts) <= _FEW_CONTEXTS:
         return False
@@ -412,6 +434,41 @@ def _cpu_by_factor(data: RunData) -> Section:
         ],
         open_figures=1,
     )
+
+
+def _compared(data: RunData) -> list[Section]:
+    found = inference.compare(data)
+    if not found:
+        return []
+    figures = [
+        comparison.figure(one, name=base.slug(f"compared-{one.family.metric.name}"))
+        for one in found
+    ]
+    bars = kendall.figure(
+        [one for one in found if one.family.metric.name in _CORRELATED or _is_cpu(one)],
+        data.planes,
+        name="kendall",
+    )
+    return [
+        Section(
+            "compared",
+            "What can be told apart",
+            "Planes compared pair by pair within blocks, on replicates and not on packets. "
+            "“Better” and “worse” hold after correction for all comparisons of a metric; what is "
+            "surely closer than the margin is practically the same; all else is not known.",
+            (*figures[:1], *([bars] if bars is not None else []), *figures[1:]),
+            open_figures=2 if bars is not None else 1,
+            folded="Other metrics",
+        )
+    ]
+
+
+_CORRELATED = ("rtt",)
+"""Metrics whose rank correlation the publications draw, beside CPU."""
+
+
+def _is_cpu(one: Compared) -> bool:
+    return one.family.metric.name.startswith("cpu:")
 
 
 def _contents(page: Page[RttCell]) -> list[RttCell]:

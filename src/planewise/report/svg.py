@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 
 from planewise.report import theme
-from planewise.report.figures import base
-from planewise.report.figures.base import Spec
 
 _ID = re.compile(r'\bid="([^"]+)"')
 _USE = re.compile(r'(url\(#|href="#)([^)"]+)')
@@ -30,14 +28,13 @@ _IDLE = re.compile(r' (?:stroke-miterlimit="10"|opacity="1"|transform="translate
 _SIZE = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)" viewBox="([^"]+)"[^>]*>')
 
 
-def inline(figure: Spec, prefix: str) -> str:
-    """The figure as an SVG element to be put in a page.
+def inline(text: str, prefix: str) -> str:
+    """A whole SVG `text` as an element to be put in a page.
 
     `prefix` makes its ids unique. Marks that carry a description get it as `<title>`, which a
     browser shows on hover without any script. It is hidden from assistive technology: the page
     gives the figure's text beside it.
     """
-    text = base.svg(figure)
     text = _ID.sub(lambda match: f'id="{prefix}-{match[1]}"', text)
     text = _USE.sub(lambda match: f"{match[1]}{prefix}-{match[2]}", text)
     text = _LABELLED.sub(

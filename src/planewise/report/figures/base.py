@@ -15,7 +15,7 @@ import altair as alt
 import vl_convert
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.report import theme
+from planewise.report import renderer, theme
 from planewise.report.cells import Factors
 
 Format = Literal["svg", "pdf", "png", "html"]
@@ -370,7 +370,9 @@ def key(names: Mapping[str, str], width: int) -> Spec:
     squares = chart.mark_square(size=130, opacity=1, xOffset=6, yOffset=6, aria=False).encode(
         **place, color=alt.Color("colour:N", scale=None)
     )
-    labels = chart.mark_text(align="left", dx=18, dy=6).encode(**place, text=alt.Text("name:N"))
+    labels = chart.mark_text(align="left", dx=18, dy=6, limit=max(20, width - 24)).encode(
+        **place, text=alt.Text("name:N")
+    )
     return layers([squares, labels], width=width, height=height)
 
 
@@ -395,9 +397,14 @@ def note(text: str, width: int) -> Spec:
     }
 
 
+def text(figure: Spec) -> str:
+    """The figure's specification as one line of JSON."""
+    return json.dumps(figure)
+
+
 def svg(figure: Spec) -> str:
     """The figure as SVG text; no file and no network."""
-    return str(vl_convert.vegalite_to_svg(json.dumps(figure)))
+    return renderer.svg(text(figure))
 
 
 def save(

@@ -73,7 +73,7 @@ def choose(pages: Sequence[Page[RttCell]]) -> tuple[list[Condition], int]:
 def figure(
     conditions: Sequence[Condition], of: int, planes: Sequence[str], *, name: str, title: str
 ) -> Figure:
-    """Cumulative curve at the left, tail at the right, a row a condition."""
+    """Cumulative curve, then tail, a row a condition (on a phone one below the other)."""
     cells = [cell for condition in conditions for cell in condition.cells.values()]
     spans = [cell.distribution for cell in cells if cell.distribution is not None]
     span = Span.of_times(
@@ -96,7 +96,7 @@ def figure(
             last = place == len(conditions) - 1
             pair = [
                 _cumulative(condition, colours, span, each, title=last or not both),
-                _tail(condition, colours, span, furthest, each, title=last or not both),
+                _tail(condition, colours, span, furthest, each, label_room, title=last or not both),
             ]
             rows += [base.beside(pair, spacing=20)] if both else pair
         return base.finish(base.below(rows, spacing=14))
@@ -107,8 +107,8 @@ def figure(
         title=title,
         lead=lead,
         caption=(
-            "Left: the share of packets that took no longer than the time below it; a curve "
-            "further left is faster, a steep one steady. Right: the time beyond which one packet "
+            "First: the share of packets that took no longer than the time below it; a curve "
+            "further left is faster, a steep one steady. Then: the time beyond which one packet "
             "of 10, of 100, of 1000 lies, as far as at least one packet lies beyond it. A tail is "
             "known less surely the further it goes: packets of one replicate are not independent."
             + (
@@ -188,6 +188,7 @@ def _tail(
     span: Span,
     furthest: float,
     width: float,
+    room: int,
     *,
     title: bool,
 ) -> Spec:
@@ -259,6 +260,7 @@ def _tail(
         },
         align="left",
         baseline="middle",
+        limit=room - 8,
     )
     return base.layers(
         [line, dots, text], width=round(width), height=_HEIGHT, resolve={"scale": {"y": "shared"}}

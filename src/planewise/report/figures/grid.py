@@ -256,6 +256,7 @@ def _panel(
         {"x": plot.x("place"), "y": plot.y("value")},
         opacity=0,
         size=0,
+        color=theme.GRID.light,
     )
     between = mark(
         [{"place": place + 0.5} for place in range(len(panel.bands) - 1)],

@@ -1,0 +1,353 @@
+"""Planes compared pair by pair: the change with its interval and what it means. Decides nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from planewise.judge.statistics import Comparison, Family, Outcome
+from planewise.judge.statistics.pairing import OVERALL
+from planewise.report import inference, theme
+from planewise.report.figures import base, grid
+from planewise.report.figures.base import Entry, Figure, Missing, Row, Spec, Table, Value
+from planewise.report.inference import Compared
+from planewise.store.models import Level
+
+_ROW = 34
+_MOST_PAIRS = 6
+"""Pairs of a stratum that are drawn; of more, the best plane against each other one."""
+
+OUTCOMES: dict[Outcome, theme.Colour] = {
+    "better": theme.VERDICTS["GOOD"],
+    "worse": theme.VERDICTS["BAD"],
+    "practically the same": theme.MUTED,
+    "not known": theme.VERDICTS["UNDECIDED"],
+}
+
+STRATA = {
+    "idle": "Without load",
+    "none": "Without load",
+    "cpu": "CPU load",
+    "network": "Network load",
+    "sender": "Load at the sender",
+    "responder": "Load at the responder",
+    OVERALL: "All conditions",
+}
+
+
+def figure(compared: Compared, *, name: str) -> Figure:
+    """A line a pair, a panel a stratum."""
+    family = compared.family
+    drawn = _drawn(family)
+    title = f"Planes compared by {family.metric.title}"
+    lead = inference.sentence(compared)
+    margin = (
+        theme.share(round(family.comparisons[0].margin, 3))
+        if family.scale == "ratio"
+        else "the margin"
+    )
+
+    def draw(width: int) -> Spec:
+        panels = [
+            _panel(family, stratum, pairs, width - 24, last=place == len(drawn) - 1)
+            for place, (stratum, pairs) in enumerate(drawn)
+        ]
+        return base.finish(base.below(panels, spacing=10))
+
+    dropped = len(family.comparisons) - sum(len(pairs) for _, pairs in drawn)
+    return Figure(
+        name=name,
+        title=title,
+        lead=lead,
+        caption=(
+            "Dot: change of the first plane against the second (Hodges–Lehmann estimate over "
+            "pairs of replicates of one block with all else alike); line: its 95 % interval; grey "
+            f"band: up to {margin} apart is practically the same. The word at the right holds "
+            "after Holm's correction for all comparisons of this metric."
+            + (f" {dropped} more comparisons are in the table." if dropped else "")
+            + (f" {compared.ranking}" if compared.ranking else "")
+        ),
+        alt=f"Intervals of the change, pair by pair. {lead}",
+        draw=draw,
+        table=table([compared]),
+        notes=tuple(family.notes[:6]),
+    )
+
+
+def _drawn(family: Family) -> list[tuple[str, list[Comparison]]]:
+    """Comparisons by stratum, all together first; each the way round that the better one is `a`."""
+    order = _best_first(family)
+    result = []
+    for stratum in (OVERALL, *(name for name in family.strata if name != OVERALL)):
+        pairs = [one for one in family.comparisons if one.stratum == stratum]
+        if len(pairs) > _MOST_PAIRS:
+            pairs = [one for one in pairs if order[0] in (one.a, one.b)]
+        turned = [
+            found
+            for one in pairs
+            if (found := family.find(*_in_order(one, order), stratum)) is not None
+        ]
+        turned.sort(key=lambda one: (order.index(one.a), order.index(one.b)))
+        if turned:
+            result.append((stratum, turned))
+    return result
+
+
+def _in_order(one: Comparison, order: Sequence[Level]) -> tuple[Level, Level]:
+    return (one.a, one.b) if order.index(one.a) <= order.index(one.b) else (one.b, one.a)
+
+
+def _best_first(family: Family) -> list[Level]:
+    """The levels by what is known of all conditions together."""
+    values = {one.level: one.value for one in family.values if one.stratum == OVERALL}
+    known = sorted(values, key=lambda level: values[level])
+    if not family.metric.lower_is_better:
+        known.reverse()
+    return [*known, *(level for level in family.levels if level not in values)]
+
+
+def stratum_words(stratum: str) -> str:
+    """A stratum as a heading."""
+    return STRATA.get(stratum, stratum[:1].upper() + stratum[1:])
+
+
+def _panel(
+    family: Family, stratum: str, pairs: Sequence[Comparison], width: int, *, last: bool
+) -> Spec:
+    ratio = family.scale == "ratio"
+    low, high = _ends(family)
+
+    def place(change: float) -> float:
+        value = 1 + change if ratio else change
+        return min(max(value, low), high)
+
+    rows: list[Row] = []
+    for number, one in enumerate(pairs):
+        words = inference.change_text(one, one.change)
+        top = number * _ROW
+        rows.append(
+            {
+                "change": place(one.change),
+                "low": place(one.low),
+                "high": place(one.high),
+                "text_y": top + 9,
+                "y": top + 23,
+                "pair": f"{one.a} against {one.b}",
+                "said": f"{one.outcome}, {words}",
+                "colour": OUTCOMES[one.outcome].light,
+                "hover": f"{one.a} against {one.b}, {stratum_words(stratum)}: {one.outcome}, "
+                f"{words} ({inference.interval_text(one)})",
+            }
+        )
+    height = _ROW * len(pairs) + 2
+    margin = pairs[0].margin
+    x: dict[str, object] = {
+        "type": "quantitative",
+        "scale": {
+            "type": "log" if ratio else "linear",
+            "domain": [low, high],
+            "nice": False,
+            "zero": False,
+        },
+        "axis": {
+            "values": _ticks(low, high, ratio=ratio),
+            "labelExpr": "format(datum.value, '~r') + '×'"
+            if ratio
+            else "format(datum.value * 100, '+~r') + ' points'",
+            "title": ("times the second plane's" if ratio else "difference") if last else None,
+            "titleAnchor": "start",
+            "labels": last,
+            "ticks": last,
+            "domain": last,
+            "labelOverlap": True,
+        },
+    }
+    y = {"type": "quantitative", "scale": None, "axis": None}
+    colour = {"color": {"field": "colour", "type": "nominal", "scale": None}}
+    band = {
+        "low": max(low, 1 / (1 + margin) if ratio else -margin),
+        "high": min(high, 1 + margin if ratio else margin),
+    }
+    none = 1.0 if ratio else 0.0
+    marks = [
+        grid.mark(
+            [band],
+            "rect",
+            {
+                "x": {"field": "low", **x},
+                "x2": {"field": "high"},
+                "y": {"value": 0},
+                "y2": {"value": height},
+            },
+            color=theme.GRID.light,
+            opacity=0.8,
+        ),
+        grid.mark(
+            [{"none": none}],
+            "rule",
+            {"x": {"field": "none", **x}, "y": {"value": 0}, "y2": {"value": height}},
+            color=theme.MUTED.light,
+        ),
+        grid.mark(
+            rows,
+            "rule",
+            {
+                "x": {"field": "low", **x},
+                "x2": {"field": "high"},
+                "y": {"field": "y", **y},
+                **colour,
+            },
+            strokeWidth=2,
+        ),
+        grid.mark(
+            rows,
+            "point",
+            {
+                "x": {"field": "change", **x},
+                "y": {"field": "y", **y},
+                **colour,
+                "description": grid.said("hover"),
+            },
+            filled=True,
+            size=52,
+            opacity=1,
+        ),
+        grid.mark(
+            rows,
+            "text",
+            {
+                "x": {"value": 2},
+                "y": {"field": "text_y", **y},
+                "text": {"field": "pair", "type": "nominal"},
+            },
+            align="left",
+            baseline="middle",
+            limit=width * 0.6,
+            color=theme.INK.light,
+        ),
+        grid.mark(
+            rows,
+            "text",
+            {
+                "x": {"value": width - 2},
+                "y": {"field": "text_y", **y},
+                "text": {"field": "said", "type": "nominal"},
+                **colour,
+            },
+            align="right",
+            baseline="middle",
+            fontWeight=600,
+        ),
+    ]
+    return base.layers(
+        marks, width=width, height=height, title=base.heading(stratum_words(stratum), width)
+    )
+
+
+def _ends(family: Family) -> tuple[float, float]:
+    """What the axis spans: all estimates and finite ends, within reason."""
+    ratio = family.scale == "ratio"
+    values = [0.0]
+    for one in family.comparisons:
+        finite = [v for v in (one.change, one.low, one.high, one.margin) if math.isfinite(v)]
+        values += finite
+        turned = family.find(one.b, one.a, one.stratum)
+        if turned is not None:
+            values += [v for v in (turned.change, turned.low, turned.high) if math.isfinite(v)]
+    if not ratio:
+        reach = max(abs(value) for value in values) * 1.1 or 0.01
+        return -reach, reach
+    reach = max(max(1 + v, 1 / (1 + v)) for v in values if v > -1)
+    reach = min(max(reach, 1.2) * 1.1, 100.0)
+    return 1 / reach, reach
+
+
+def _ticks(low: float, high: float, *, ratio: bool) -> list[float]:
+    if not ratio:
+        return theme.ticks(low, high, log=False, most=5)
+    if high < 1.6:
+        return [v for v in (0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5) if low <= v <= high]
+    return [v for v in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if low <= v <= high]
+
+
+def table(all_compared: Sequence[Compared]) -> Table:
+    """Every comparison: one row a metric, stratum and pair."""
+    several = len(all_compared) > 1
+    rows: list[tuple[Entry, ...]] = []
+    for compared in all_compared:
+        family = compared.family
+        for one in family.comparisons:
+            rows.append(
+                (
+                    *((family.metric.title,) if several else ()),
+                    stratum_words(one.stratum),
+                    f"{one.a} against {one.b}",
+                    one.outcome,
+                    Value(inference.change_text(one, one.change), one.change)
+                    if math.isfinite(one.change)
+                    else Missing("unbounded"),
+                    inference.interval_text(one)
+                    if math.isfinite(one.low) and math.isfinite(one.high)
+                    else "too few pairs",
+                    Value(f"{one.rank_biserial:+.2f}".replace("-", "−"), one.rank_biserial),
+                    Value(p_text(one.p_holm), one.p_holm),
+                    Value(str(one.pairs), one.pairs),
+                )
+            )
+        for level, reason in family.not_measurable.items():
+            rows.append(
+                (
+                    *((family.metric.title,) if several else ()),
+                    "All conditions",
+                    str(level),
+                    Missing(f"not measurable: {reason}"),
+                    *["—"] * 5,
+                )
+            )
+    return Table(
+        columns=(
+            *(("Metric",) if several else ()),
+            "Where",
+            "Pair",
+            "Outcome of the first",
+            "Change",
+            "95 % interval",
+            "Rank-biserial",
+            "p (Holm)",
+            "Pairs",
+        ),
+        rows=tuple(rows),
+    )
+
+
+def values(all_compared: Sequence[Compared]) -> Table:
+    """The typical value of each plane by metric and stratum, with its interval over blocks."""
+    rows: list[tuple[Entry, ...]] = []
+    for compared in all_compared:
+        family = compared.family
+        for one in family.values:
+            bound = "at least " if one.at_least else ""
+            rows.append(
+                (
+                    family.metric.title,
+                    stratum_words(one.stratum),
+                    str(one.level),
+                    Value(bound + inference.value_text(family, one.value), one.value),
+                    theme.interval(
+                        inference.value_text(family, one.low),
+                        inference.value_text(family, one.high),
+                    )
+                    if one.low is not None and one.high is not None
+                    else "one block",
+                    Value(str(one.replicates), one.replicates),
+                )
+            )
+    return Table(
+        columns=("Metric", "Where", "Plane", "Mean", "95 % interval", "Replicates"),
+        rows=tuple(rows),
+    )
+
+
+def p_text(p: float) -> str:
+    """A p-value as it is printed."""
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"

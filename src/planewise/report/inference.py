@@ -1,0 +1,134 @@
+"""What the judge's statistics say of a run: planes compared by every metric. Draws nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planewise.judge.statistics import (
+    Comparison,
+    Family,
+    Observed,
+    RunSample,
+    check_ranking,
+    compare_levels,
+    observe,
+)
+from planewise.judge.statistics.pairing import OVERALL
+from planewise.report import theme
+from planewise.report.data import RunData
+from planewise.store.models import TrialRecord
+from planewise.units import rate_text, time_text
+
+FACTOR = "plane"
+
+_METRICS = ("rtt", "rtt_p99", "overhead", "response", "throughput", "pdr", "loss")
+"""What planes are compared by in a report, in the order in which a person asks; then CPU."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The planes of a run compared by one metric."""
+
+    family: Family
+    ranking: str
+    """Whether the ranking changes with load, in a sentence; empty where there is one load."""
+
+
+def compare(data: RunData) -> list[Compared]:
+    """All metrics by which two planes at least can be compared."""
+    sample = RunSample(data.info.run, data.info, _by_series(data))
+    hosts = sorted({host for trial in data.done for host in trial.cpu})
+    result = []
+    for name in (*_METRICS, *(f"cpu:{host}" for host in hosts)):
+        observed = observe([sample], name)
+        if len(_levels(observed)) < 2:
+            continue
+        family = compare_levels(observed, FACTOR)
+        if family.comparisons:
+            check = check_ranking(observed, FACTOR) if name == "rtt" else None
+            result.append(Compared(family, check.sentence if check is not None else ""))
+    return result
+
+
+def _levels(observed: Observed) -> set[str]:
+    return {str(one.cell[FACTOR]) for one in observed.observations if FACTOR in one.cell}
+
+
+def _by_series(data: RunData) -> list[TrialRecord]:
+    """The trials with their series for a plane, where the background's planes vary as well."""
+    naming = data.naming
+    if all(naming.like(series) == (series,) == (naming.plane(series),) for series in data.planes):
+        return data.trials
+    result = []
+    for trial in data.trials:
+        others = {name: level for name, level in trial.cell.items() if name != "background_plane"}
+        result += [
+            trial.model_copy(update={"cell": others | {FACTOR: series}})
+            for series in naming.like(data.key(trial)[0])
+        ]
+    return result
+
+
+def change_text(one: Comparison, value: float) -> str:
+    """A change of a comparison as people read it: `−21 %`, of shares in percentage points."""
+    if value in (float("inf"), float("-inf")):
+        return "∞" if value > 0 else "−∞"
+    sign = "−" if value < 0 else "+"
+    size = abs(value)
+    if one.scale == "ratio":
+        if value > 1.5:
+            return f"{1 + value:.3g} times"
+        return f"{sign}{theme.share(_rounded(size))}"
+    if one.metric in ("loss",) or one.metric.startswith("cpu"):
+        return f"{sign}{theme.share(_rounded(size)).removesuffix(' %')} points"
+    return f"{sign}{time_text(size)}"
+
+
+def _rounded(share: float) -> float:
+    return float(f"{share:.2g}") if share < 0.1 else round(share, 2)
+
+
+def value_text(family: Family, value: float) -> str:
+    """A metric's value with its unit."""
+    unit = family.metric.unit
+    return (
+        time_text(value)
+        if unit == "ns"
+        else rate_text(value)
+        if unit == "pps"
+        else theme.share(_rounded(value))
+    )
+
+
+def interval_text(one: Comparison) -> str:
+    """The change's 95 % interval."""
+    return theme.interval(change_text(one, one.low), change_text(one, one.high))
+
+
+def sentence(compared: Compared) -> str:
+    """What is known overall, pair by pair, in the words of the judge."""
+    family = compared.family
+    overall = [one for one in family.comparisons if one.stratum == OVERALL]
+    told: dict[str, list[str]] = {}
+    for one in overall:
+        if one.outcome in ("better", "worse"):
+            first, second = (one.a, one.b) if one.outcome == "better" else (one.b, one.a)
+            turned = family.find(first, second) or one
+            told.setdefault(str(first), []).append(
+                f"{second} ({change_text(turned, turned.change)})"
+            )
+    same = [f"{one.a} and {one.b}" for one in overall if one.outcome == "practically the same"]
+    unknown = [f"{one.a} and {one.b}" for one in overall if one.outcome == "not known"]
+    parts = [f"{first} is better than {_some(others)}" for first, others in told.items()]
+    if same:
+        parts.append(f"practically the same are {_some(same)}")
+    if unknown:
+        parts.append(f"not known is {_some(unknown)}")
+    text = "; ".join(parts) or "nothing could be compared"
+    return f"By {family.metric.title}, over all conditions: {text}."
+
+
+def _some(texts: list[str]) -> str:
+    if len(texts) <= 4:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:3])} and {len(texts) - 3} more"

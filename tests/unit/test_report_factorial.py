@@ -1,0 +1,335 @@
+"""The report of factorial experiments: what lies where, what the numbers are, what is not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from planewise.report import facets, html, packets, renderer, summaries, svg, tables
+from planewise.report.cells import Naming
+from planewise.report.data import RttCell, RunData
+from planewise.report.facets import Item
+from planewise.report.figures import base, boxes, scatter
+from planewise.report.figures.base import Figure, Missing, Table, Value
+from planewise.report.renderer import Renderer
+from planewise.report.sections import choose
+from planewise.store.rundir import RunReader
+from tests.unit import made_up_run
+from tests.unit.made_up_run import HIDDEN_REASON, MadeUp
+
+DESIGN = MadeUp(
+    planes=("bridge", "macvlan", "vf"),
+    load_types=("cpu", "network"),
+    locations=("sender", "responder"),
+    guests=(0, 8, 32),
+    frequencies_pps=(1000.0, 1_000_000.0),
+    hosts=("sender", "responder"),
+    hidden=("vf",),
+    blocks=2,
+    packets=300,
+    load_blocks=0,
+    failed=0,
+)
+"""Publication K's factors at a small scale: 3 planes x (1 + 2 loads x 2 places x 2 numbers) x 2."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    """A factorial run."""
+    return RunData(RunReader(made_up_run.write(tmp_path_factory.mktemp("run") / "run", DESIGN)))
+
+
+@pytest.fixture(scope="module")
+def drawn(data: RunData) -> dict[str, Figure]:
+    """All its figures by name."""
+    return {figure.name: figure for section in choose(data) for figure in section.figures}
+
+
+def items_of(data: RunData) -> list[Item[RttCell]]:
+    return [Item(cell.plane, cell.factors, cell) for cell in data.rtt]
+
+
+def raw(entry: object) -> float:
+    assert isinstance(entry, Value)
+    return entry.raw
+
+
+def test_guests_lie_along_the_axis_loads_in_rows_frequencies_in_columns(data: RunData) -> None:
+    found = facets.choose(items_of(data))
+    assert found.along == "background_guests"
+    assert found.rows == ("load_type",)
+    assert found.columns == "frequency_pps"
+    assert found.pages == ("load_location",)
+
+
+def test_every_cell_is_on_a_page_and_the_idle_one_beside_every_load(data: RunData) -> None:
+    pages = facets.pages(items_of(data), data.naming)
+    assert [page.label for page in pages] == ["load at the responder", "load at the sender"]
+    shown = {id(item.content) for page in pages for item in page.items}
+    assert shown == {id(cell) for cell in data.rtt}
+    for page in pages:
+        assert page.shared_idle
+        for panel in (panel for row in page.panels for panel in row):
+            assert [band.label for band in panel.bands] == ["0", "8", "32"]
+            assert all(tuple(band.items) == page.series for band in panel.bands)
+
+
+def test_a_run_with_one_condition_has_one_panel() -> None:
+    cell = {"plane": "veth", "load_type": "none", "background_guests": 0}
+    naming = Naming([cell])
+    pages = facets.pages([Item("veth", naming.factors(cell), 1)], naming)
+    assert len(pages) == len(pages[0].panels) == len(pages[0].panels[0]) == 1
+    assert facets.pages([], naming) == []
+
+
+@pytest.mark.parametrize("part", ["overhead", "response"])
+def test_overhead_and_response_are_those_of_the_packets(
+    data: RunData, drawn: dict[str, Figure], part: str
+) -> None:
+    cell = {
+        "plane": "macvlan",
+        "load_type": "network",
+        "load_location": "sender",
+        "background_guests": 32,
+        "frequency_pps": 1000.0,
+    }
+    files = [
+        data.run.path / str(trial.packets)
+        for trial in data.done
+        if cell.items() <= trial.cell.items()
+    ]
+    assert len(files) == 2
+    p = pl.concat([pl.read_parquet(file) for file in files]).drop_nulls()
+    nic = p["sender_nic_reply_ns"] - p["sender_nic_request_ns"]
+    times = {
+        "overhead": (p["user_rx_ns"] - p["user_tx_ns"]) - nic,
+        "response": p["responder_nic_reply_ns"] - p["responder_nic_request_ns"],
+    }[part].to_numpy()
+    table = drawn[f"{part}-2"].table
+    row = next(
+        row
+        for row in table.rows
+        if row[:2] == ("network load, 32 background guests, at 1 kpps", "macvlan")
+    )
+    entries = dict(zip(table.columns, row, strict=True))
+    for column, quantile in (("5 %", 5), ("25 %", 25), ("Median", 50), ("75 %", 75), ("95 %", 95)):
+        assert raw(entries[column]) == pytest.approx(np.percentile(times, quantile))
+    assert raw(entries["Packets"]) == len(times)
+
+
+def test_what_the_host_cannot_see_is_said_in_the_drawing_and_never_drawn_as_zero(
+    drawn: dict[str, Figure],
+) -> None:
+    for name in ("overhead-1", "overhead-2", "response-1", "response-2"):
+        figure = drawn[name]
+        rows = [row for row in figure.table.rows if row[1] == "vf"]
+        assert rows
+        for row in rows:
+            assert Missing(f"not measurable: {HIDDEN_REASON}") in row
+            assert not any(isinstance(entry, Value) for entry in row)
+        text = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", base.svg(figure.draw(base.WIDE))))
+        assert "× vf: not measurable: the host does not see the frames" in text
+
+
+def test_all_trials_lost_packets_are_counted_and_said(data: RunData) -> None:
+    section = next(section for section in choose(data) if section.anchor == "lost")
+    lost = sum(trial.counts.lost for trial in data.done if trial.counts)
+    assert lost > 0
+    assert f" {lost} were lost" in section.intro
+    counted = sum(raw(row[4]) for figure in section.figures[:1] for row in figure.table.rows)
+    assert 0 < counted <= lost
+
+
+def test_a_scatter_says_how_many_of_how_many_packets_it_draws(
+    data: RunData, drawn: dict[str, Figure]
+) -> None:
+    figure = drawn["scatter-1"]
+    said = re.search(r"Drawn are ([\d\u202f]+) of ([\d\u202f]+) packets", figure.caption)
+    assert said is not None
+    dots, of = (int(number.replace("\u202f", "")) for number in said.groups())
+    assert dots == sum(raw(row[3]) for row in figure.table.rows) <= scatter.MOST
+    assert of == sum(raw(row[2]) for row in figure.table.rows)
+    drawing = base.svg(figure.draw(base.WIDE))
+    # The idle cells stand in two rows each, so there are some more circles than packets.
+    circles = len(re.findall(r'opacity="0.55"', drawing))
+    assert dots <= circles <= dots * 1.3
+    page = svg.inline(drawing, "x")
+    assert len(re.findall(r'M[\d.]+,[\d.]+h0(?=[M"])', page)) == circles
+    assert len(page) < len(drawing) / 2
+
+
+def test_cumulative_curves_are_the_packets_quantiles_as_far_as_packets_tell(data: RunData) -> None:
+    cell = data.rtt[0]
+    assert cell.distribution is not None
+    shares = summaries.meaningful(cell.distribution.packets)
+    assert 1 / cell.distribution.packets <= shares[0]
+    assert shares[-1] <= 1 - 1 / cell.distribution.packets + 1e-9
+    assert list(cell.distribution.quantiles_ns) == sorted(cell.distribution.quantiles_ns)
+    middle = cell.distribution.quantiles_ns[shares.index(0.5)]
+    assert middle == pytest.approx(cell.median_ns)
+
+
+def test_packets_read_together_are_those_read_one_by_one(data: RunData) -> None:
+    trials = [trial for trial in data.done if trial.cell["plane"] == "bridge"][:6]
+    cells = [trials[:3], trials[3:]]
+    together = packets._together(data.run.path, cells, "rtt_user")
+    assert together is not None
+    for trials_of_cell, found in zip(cells, together, strict=True):
+        alone = packets._one_by_one(data.run.path, trials_of_cell, "rtt_user")
+        assert found is not None
+        assert isinstance(alone, packets.Packets)
+        for name in ("rtt_ns", "kernel_ns", "nic_ns", "response_ns"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))
+
+
+def test_every_figure_says_that_its_host_is_virtual(drawn: dict[str, Figure]) -> None:
+    assert len(drawn) >= 12
+    for figure in drawn.values():
+        assert "Virtualised times: measured in a virtual machine (kvm)." in figure.caption
+        assert figure.lead or figure.name == "schedule"
+        assert figure.table.rows
+        assert "Virtualised times" in figure.virtual
+    assert "Virtualised" in base.svg(drawn["kendall"].titled(base.WIDE))
+
+
+def test_every_figure_of_an_experiment_fits_vega_lites_schema(drawn: dict[str, Figure]) -> None:
+    for name in ("rtt-1", "overhead-1", "lost-1", "cpu-1", "tail", "scatter-1", "kendall"):
+        for width in (base.WIDE, base.NARROW):
+            base.chart_of(drawn[name].titled(width)).to_dict(validate=True)
+
+
+def test_nothing_is_drawn_wider_than_it_may_be(drawn: dict[str, Figure]) -> None:
+    for name in ("rtt-1", "overhead-1", "cpu-1", "tail", "kendall", "compared-rtt"):
+        figure = drawn[name]
+        for width in (base.WIDE, base.NARROW):
+            found = re.search(r'<svg [^>]*?width="([\d.]+)"', base.svg(figure.draw(width)))
+            assert found is not None
+            assert float(found[1]) <= width * 1.04, figure.name
+
+
+def test_many_levels_are_put_into_rows_that_can_be_read(tmp_path: Path) -> None:
+    wanted = MadeUp(
+        planes=("veth", "bridge"),
+        load_types=("cpu",),
+        guests=tuple(range(1, 41)),
+        blocks=1,
+        packets=20,
+        load_blocks=0,
+        failed=0,
+        hidden=(),
+    )
+    data = RunData(RunReader(made_up_run.write(tmp_path / "run", wanted)))
+    figure = next(section for section in choose(data) if section.anchor == "rtt").figures[0]
+    assert len(figure.table.rows) == 80
+    assert len(figure.draw(base.WIDE)["vconcat"]) < len(figure.draw(base.NARROW)["vconcat"])
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", base.svg(figure.draw(base.NARROW)))
+    assert any(re.fullmatch(r"\d+ to \d+ background guests", text) for text in texts)
+
+
+def test_planes_of_the_background_make_series_of_their_own() -> None:
+    cells = [
+        {"plane": plane, "background_plane": other, "background_guests": 8, "load_type": "cpu"}
+        for plane, other in (("bridge", "same"), ("bridge", "vf"), ("vf", "same"))
+    ]
+    idle = {"plane": "bridge", "background_plane": "same", "background_guests": 0}
+    naming = Naming([*cells, idle])
+    names = [naming.series(cell) for cell in cells]
+    assert names == ["all on bridge", "bridge, others on vf", "all on vf"]
+    assert naming.series(idle) == "bridge"
+    assert set(naming.like("bridge")) == {"all on bridge", "bridge, others on vf"}
+    assert {naming.plane(name) for name in names[:2]} == {"bridge"}
+    assert Naming(cells[:1]).series(cells[0]) == "bridge"
+
+
+def test_series_of_background_planes_are_drawn_and_compared(tmp_path: Path) -> None:
+    wanted = MadeUp(
+        planes=("bridge", "vf"),
+        background_planes=("bridge", "vf"),
+        load_types=("cpu",),
+        guests=(0, 8, 32, 64),
+        blocks=3,
+        packets=60,
+        load_blocks=0,
+        failed=0,
+        hidden=(),
+    )
+    data = RunData(RunReader(made_up_run.write(tmp_path / "run", wanted)))
+    series = {"all on bridge", "bridge, others on vf", "all on vf", "vf, others on bridge"}
+    assert set(data.planes) == series
+    figures = {figure.name: figure for section in choose(data) for figure in section.figures}
+    text = " ".join(
+        re.findall(r"<text[^>]*>([^<]*)</text>", base.svg(figures["rtt"].draw(base.WIDE)))
+    )
+    assert all(label in text for label in series)
+    pairs = {str(row[1]) for row in figures["compared-rtt"].table.rows}
+    assert len(pairs) == 6
+
+
+def test_tables_are_written_as_markdown_and_latex(data: RunData, tmp_path: Path) -> None:
+    files = html.write_tables(data.run, tmp_path / "tables")
+    assert sorted(file.name for file in files) == [
+        "comparisons.md",
+        "comparisons.tex",
+        "correlations.md",
+        "correlations.tex",
+        "values.md",
+        "values.tex",
+    ]
+    lines = (tmp_path / "tables" / "comparisons.md").read_text().splitlines()
+    assert "virtualised" in lines[0]
+    assert len({line.count("|") for line in lines[2:]}) == 1
+    assert any("not measurable" in line for line in lines)
+    latex = (tmp_path / "tables" / "comparisons.tex").read_text()
+    assert latex.count(r"\begin{longtable}") == latex.count(r"\end{longtable}") == 1
+    rows = [line for line in latex.splitlines() if line.endswith(r"\\") and "&" in line]
+    assert len({len(re.findall(r"(?<!\\)&", row)) for row in rows}) == 1
+    assert not re.search(r"(?<!\\)%", latex.split("\n", 1)[1])
+
+
+def test_a_run_of_one_plane_has_no_comparisons(tmp_path: Path) -> None:
+    wanted = MadeUp(planes=("veth",), blocks=2, packets=50, load_blocks=0, failed=0)
+    run = RunReader(made_up_run.write(tmp_path / "run", wanted))
+    assert html.write_tables(run, tmp_path / "tables") == []
+    assert not (tmp_path / "tables").exists()
+    assert '<h2 id="compared">' not in html.render(run)
+
+
+def test_signs_of_markdown_and_latex_in_names_are_text() -> None:
+    table = Table(("a|b", "n"), (("x_1 & 50 % #", Value("1 µs", 1000.0)), ("…", Missing("why"))))
+    assert tables.markdown(table, "c*").splitlines()[2] == "| a\\|b | n |"
+    text = tables.latex(table, "100 %", "t")
+    assert r"x\_1 \& 50 \% \#" in text
+    assert r"\caption{100 \%}" in text
+
+
+def test_a_renderer_whose_process_died_draws_here() -> None:
+    figure = base.text(base.finish({"mark": "point", "data": {"values": [{}]}}))
+    with Renderer() as drawer:
+        first = drawer.draw(figure)()
+        assert first == renderer.svg(figure)
+        assert drawer._process is not None
+        drawer._process.kill()
+        drawer._process.wait(timeout=60)
+        assert drawer.draw(figure)() == first
+
+
+def test_the_sentence_of_a_figure_holds_for_its_cells(data: RunData) -> None:
+    pages = facets.pages(items_of(data), data.naming)
+    cells = [item.content for item in pages[0].items]
+    contexts: dict[object, list[RttCell]] = {}
+    for cell in cells:
+        contexts.setdefault(cell.factors, []).append(cell)
+    wins = [min(own, key=lambda cell: cell.median_ns).plane for own in contexts.values()]
+    best = max(set(wins), key=wins.count)
+    figure = boxes.figure(
+        pages[0], data.planes, lambda cell: cell.rtt, name="x", title="", what="", lead=""
+    )
+    assert figure.table.rows
+    lead = next(section for section in choose(data) if section.anchor == "rtt").figures[0].lead
+    often = f"all {len(wins)}" if wins.count(best) == len(wins) else f"{wins.count(best)} of"
+    assert f"{often} " in lead
+    assert f"{best} has the lowest median RTT" in lead
