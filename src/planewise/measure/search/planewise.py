@@ -61,6 +61,8 @@ _NDR_REACH = 100.0
 """For NDR: to losses of up to so many packets, where loss rises smoothly; else to `_HARD`."""
 _HARD = 0.03
 _DRAWS = 4000
+_HARD_POWERS = (math.log(60.0), math.log(3000.0))
+"""Powers of the load by which packets may be lost below a hard edge."""
 _CLUMPED = 8.0
 """Where losses come in larger clumps than this, trials are as long as the goal's."""
 _CAUTION_SOFT, _CAUTION_CLUMPED, _CAUTION_BAD, _CAUTION_CORRELATED = 1.15, 1.25, 1.15, 1.1
@@ -410,11 +412,16 @@ class _Run:
             anchor = goal.loss_exponent
             return model.Scope(anchor, anchor * _LOW_SHARE, anchor * _HIGH_SHARE)
         anchor = math.log(2) / (self.reference_pps * self.options.goal_duration_s)
+        if not (self.soft and self._few_lost(anchor)):
+            return model.Scope(anchor, 0.0, _HARD, _HARD_POWERS, few=True)
         powers = (math.log(0.7), math.log(3000.0))
-        if not self.soft:
-            return model.Scope(anchor, 0.0, _HARD, powers, few=True)
         high = min(anchor * _NDR_REACH, _HARD)
         return model.Scope(anchor, 0.0, high, powers, few=True, least_rise=high)
+
+    def _few_lost(self, packet: float) -> bool:
+        """Whether trials have lost a few packets: where loss rises steeply, hardly any does."""
+        lost = [t for t in self.session.trials if 0 < t.loss_ratio < _NDR_REACH * packet]
+        return len(lost) >= 2
 
     def _posterior(self, goal: Goal) -> model.Posterior:
         scope = self._scope(goal)
