@@ -1,7 +1,7 @@
 """How good are the searches? All algorithms on the same synthetic systems, whose truth is known.
 
     python benches/judge.py [--runs N] [--kinds ideal,realistic,…] [--noise 0.01,0,0.03]
-                            [--keep FILE] [--processes P]
+                            [--keep FILE] [--processes P] [--markdown]
 
 A case is a class of systems with a level of capacity noise. Each case has N/10 systems, their
 capacity drawn from 0.1 to 14 Mpps and their shape from the ranges in judge/synthetic.py; each is
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--noise", default="0.01,0,0.03")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--markdown", action="store_true", help="the table of the documentation")
     options = parser.parse_args()
     algorithms = tuple(options.algorithms.split(","))
     cases = [
@@ -161,7 +162,7 @@ def main() -> None:
                 line = {"task": _key(task), "found": {n: asdict(s) for n, s in found.items()}}
                 with options.keep.open("a") as file:
                     file.write(json.dumps(line) + "\n")
-    _print(table)
+    (_print_markdown if options.markdown else _print)(table)
 
 
 def _key(task: Task) -> str:
@@ -221,6 +222,28 @@ def _print(table: dict[tuple[str, float], dict[str, Scores]]) -> None:
             else:
                 line += " " * 18
             print(line + f"{_mean(scores.warned):7.0f}%")
+
+
+def _print_markdown(table: dict[tuple[str, float], dict[str, Scores]]) -> None:
+    for (kind, noise), row in table.items():
+        for name, scores in row.items():
+            if not scores.trials:
+                continue
+            traffic_s = float(np.mean(scores.traffic_s))
+            total_s = traffic_s + 0.5 * float(np.mean(scores.trials))
+            cells = [f"{kind} {noise:.0%}", name, str(len(scores.trials))]
+            cells += [f"{traffic_s:.1f}", f"{total_s:.1f}"]
+            for goal in reversed(GOALS):
+                cells.append(f"{_mean(scores.covered[goal]):.1f}")
+                cells.append(f"{_median(scores.errors[goal]):.3f}")
+                cells.append(f"{_median(scores.spreads[goal]):.3f}")
+            if scores.verdicts:
+                for word in ("GOOD", "BAD"):
+                    cells.append(f"{_mean([verdict == word for verdict in scores.verdicts]):.0f}")
+                cells.append(f"{_mean(scores.false_good):.1f}")
+            else:
+                cells += [""] * 3
+            print("| " + " | ".join(cells) + " |")
 
 
 def _mean(values: list[bool]) -> float:
