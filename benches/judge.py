@@ -1,10 +1,13 @@
 """How good are the searches? All algorithms on the same synthetic systems, whose truth is known.
 
-    python benches/judge.py [--runs N] [--kinds ideal,realistic,…] [--noise 0,0.01,0.03]
+    python benches/judge.py [--runs N] [--kinds ideal,realistic,…] [--noise 0.01,0,0.03]
+                            [--keep FILE] [--processes P] [--markdown]
 
 A case is a class of systems with a level of capacity noise. Each case has N/10 systems, their
 capacity drawn from 0.1 to 14 Mpps and their shape from the ranges in judge/synthetic.py; each is
-searched 10 times by every algorithm, with the same seeds. Figures only: nothing passes or fails.
+searched 10 times by every algorithm, with the same seeds. These systems were not used when the
+search was tuned. Figures only: nothing passes or fails. With --keep, finished systems are kept in
+FILE and not searched again: a run that was stopped goes on, and more runs can be added.
 
 Columns (the traffic and the figures of the verdict's own ladder are apart):
     trials, traffic, +0.5 s   mean trials; mean seconds of traffic; the same with 0.5 s a trial
@@ -18,13 +21,15 @@ Columns (the traffic and the figures of the verdict's own ladder are apart):
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -35,7 +40,9 @@ from planewise.measure.search.verdict import ladder_loads
 
 REPEATS = 10
 GOALS = ("ndr", "pdr:0.005")
-ALGORITHMS = ("planewise", "mlrsearch", "binary")
+ALGORITHMS = ("planewise", "mlrsearch")
+FIRST_SYSTEM = 5000
+"""The systems below were used for tuning."""
 
 
 @dataclass
@@ -62,7 +69,7 @@ class Scores:
 Task = tuple[str, float, int, int, tuple[str, ...]]
 
 
-def search_one_system(task: Task) -> tuple[str, float, dict[str, Scores]]:
+def search_one_system(task: Task) -> tuple[Task, dict[str, Scores]]:
     """All algorithms on one system, `REPEATS` times each."""
     kind, noise_sd, index, repeats, algorithms = task
     draw = np.random.default_rng([index, len(kind)])
@@ -114,16 +121,18 @@ def search_one_system(task: Task) -> tuple[str, float, dict[str, Scores]]:
         for name in GOALS:
             if len(estimates[name]) > 1:
                 scores.spreads[name].append(float(np.std(estimates[name], ddof=1)))
-    return kind, noise_sd, found
+    return task, found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=60, help="searches a case and algorithm")
+    parser.add_argument("--runs", type=int, default=20, help="searches a case and algorithm")
+    parser.add_argument("--keep", type=Path, help="file of finished systems: goes on from there")
     parser.add_argument("--kinds", default=",".join(synthetic.kinds()))
-    parser.add_argument("--noise", default="0,0.01,0.03")
+    parser.add_argument("--noise", default="0.01,0,0.03")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--markdown", action="store_true", help="the table of the documentation")
     options = parser.parse_args()
     algorithms = tuple(options.algorithms.split(","))
     cases = [
@@ -135,23 +144,44 @@ def main() -> None:
     repeats = min(REPEATS, options.runs)
     tasks: list[Task] = [
         (kind, noise, index, repeats, algorithms)
-        for index in range(systems)
+        for index in range(FIRST_SYSTEM, FIRST_SYSTEM + systems)
         for kind, noise in cases
     ]
     table = {case: {name: Scores() for name in algorithms} for case in cases}
+    kept = _read(options.keep)
+    for task in tasks:
+        for name, scores in kept.get(_key(task), {}).items():
+            table[task[:2]][name].add(scores)
+    left = [task for task in tasks if _key(task) not in kept]
     # Spawned, not forked: numpy's threads do not survive a fork.
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for kind, noise, found in _progress(
-            pool.imap_unordered(search_one_system, tasks), len(tasks)
-        ):
+        for task, found in _progress(pool.imap_unordered(search_one_system, left), len(left)):
             for name, scores in found.items():
-                table[(kind, noise)][name].add(scores)
-    _print(table, systems * repeats)
+                table[task[:2]][name].add(scores)
+            if options.keep is not None:
+                line = {"task": _key(task), "found": {n: asdict(s) for n, s in found.items()}}
+                with options.keep.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+    (_print_markdown if options.markdown else _print)(table)
+
+
+def _key(task: Task) -> str:
+    return json.dumps(task)
+
+
+def _read(path: Path | None) -> dict[str, dict[str, Scores]]:
+    if path is None or not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {
+        line["task"]: {name: Scores(**scores) for name, scores in line["found"].items()}
+        for line in lines
+    }
 
 
 def _progress(
-    results: Iterable[tuple[str, float, dict[str, Scores]]], total: int
-) -> Iterable[tuple[str, float, dict[str, Scores]]]:
+    results: Iterable[tuple[Task, dict[str, Scores]]], total: int
+) -> Iterable[tuple[Task, dict[str, Scores]]]:
     started = last = time.monotonic()
     for done, result in enumerate(results, start=1):
         now = time.monotonic()
@@ -162,18 +192,22 @@ def _progress(
         yield result
 
 
-def _print(table: dict[tuple[str, float], dict[str, Scores]], runs: int) -> None:
-    print(f"{runs} searches a row; loads in shares of the truth, in per cent")
+def _print(table: dict[tuple[str, float], dict[str, Scores]]) -> None:
+    print("cover, error and spread in per cent of the truth")
     print(
-        f"{'system':15}{'noise':>6} {'algorithm':10}{'trials':>7}{'traffic':>8}{'+0.5 s':>7} |"
+        f"{'system':15}{'noise':>6} {'algorithm':10}{'runs':>6}"
+        f"{'trials':>7}{'traffic':>8}{'+0.5 s':>7} |"
         f"{'PDR cover':>10}{'error':>7}{'spread':>7} |{'NDR cover':>10}{'error':>7}{'spread':>7} |"
         f"{'GOOD':>6}{'BAD':>6}{'false':>6}{'warned':>8}"
     )
     for (kind, noise), row in table.items():
         for name, scores in row.items():
+            if not scores.trials:
+                continue
             trials, traffic_s = np.mean(scores.trials), np.mean(scores.traffic_s)
             line = (
-                f"{kind:15}{noise:6.0%} {name:10}{trials:7.1f}{traffic_s:7.1f}s"
+                f"{kind:15}{noise:6.0%} {name:10}{len(scores.trials):6d}"
+                f"{trials:7.1f}{traffic_s:7.1f}s"
                 f"{traffic_s + 0.5 * trials:6.1f}s |"
             )
             for goal in reversed(GOALS):
@@ -188,6 +222,28 @@ def _print(table: dict[tuple[str, float], dict[str, Scores]], runs: int) -> None
             else:
                 line += " " * 18
             print(line + f"{_mean(scores.warned):7.0f}%")
+
+
+def _print_markdown(table: dict[tuple[str, float], dict[str, Scores]]) -> None:
+    for (kind, noise), row in table.items():
+        for name, scores in row.items():
+            if not scores.trials:
+                continue
+            traffic_s = float(np.mean(scores.traffic_s))
+            total_s = traffic_s + 0.5 * float(np.mean(scores.trials))
+            cells = [f"{kind} {noise:.0%}", name, str(len(scores.trials))]
+            cells += [f"{traffic_s:.1f}", f"{total_s:.1f}"]
+            for goal in reversed(GOALS):
+                cells.append(f"{_mean(scores.covered[goal]):.1f}")
+                cells.append(f"{_median(scores.errors[goal]):.3f}")
+                cells.append(f"{_median(scores.spreads[goal]):.3f}")
+            if scores.verdicts:
+                for word in ("GOOD", "BAD"):
+                    cells.append(f"{_mean([verdict == word for verdict in scores.verdicts]):.0f}")
+                cells.append(f"{_mean(scores.false_good):.1f}")
+            else:
+                cells += [""] * 3
+            print("| " + " | ".join(cells) + " |")
 
 
 def _mean(values: list[bool]) -> float:

@@ -144,3 +144,12 @@ def test_any_system_answers_any_trial_with_possible_counts(kind, shape, noise, r
     run = sut.start(shape).trial(3e5 * relative, duration)
     assert run.sent >= 1
     assert 0 <= run.received <= run.sent
+
+
+def test_half_of_the_trials_meet_the_goal_at_pdr_where_few_large_clumps_are_lost():
+    sut = synthetic.SyntheticSut("clumps", 1e5, synthetic.RealisticCurve(), mean_burst_packets=1000)
+    simulation = sut.start(1)
+    load = sut.truth().pdr_pps
+    good = [simulation.trial(load, 1.0).plr <= 0.005 for _ in range(2000)]
+    # Four deviations; a normal law about the mean loss would put PDR where 59 % are good.
+    assert abs(sum(good) / 2000 - 0.5) < 0.045

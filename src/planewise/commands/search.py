@@ -58,7 +58,7 @@ def search(
     ] = "planewise",
     precision: Annotated[
         float, typer.Option("--precision", help="Half interval that is narrow enough (planewise).")
-    ] = 0.005,
+    ] = 0.0033,
     budget_s: Annotated[
         float, typer.Option("--budget", help="Seconds of traffic and pauses that may be spent.")
     ] = math.inf,

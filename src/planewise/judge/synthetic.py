@@ -28,7 +28,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve, Run
@@ -45,6 +45,8 @@ _QUANTILES = 2001
 """Odd, so that the median is one of them."""
 _COARSE = 101
 _SCAN = 400
+_CLUMP_NODES = 41
+"""Values of the number of clumps that fit into the loss allowed, over which is summed."""
 
 
 class LossCurve(Protocol):
@@ -256,8 +258,8 @@ class SyntheticSut:
     ) -> Array:
         """Probability that a trial loses at most `loss_ratio`, at each load.
 
-        Exact for loss ratio 0; else losses are taken as normal about their mean, with the
-        variance of a binomial times 2b − 1 for clumps of geometric length with mean b.
+        Exact for loss ratio 0 and for clumps; independent losses beyond are taken as normal about
+        their mean, with a binomial's variance.
         """
         factors, weights = self.wavering.quantile_factors(elapsed_s, quantiles)
         offered = np.asarray(offered_pps, dtype=np.float64)
@@ -268,8 +270,10 @@ class SyntheticSut:
                 good = np.exp(-sent * expected / self.mean_burst_packets)
             else:
                 good = np.exp(sent * np.log1p(-np.minimum(expected, 1.0 - 1e-12)))
+        elif self.mean_burst_packets > 1:
+            good = _clumped_cdf(loss_ratio, sent, expected, self.mean_burst_packets)
         else:
-            variance = expected * (1.0 - expected) * (2.0 * self.mean_burst_packets - 1.0) / sent
+            variance = expected * (1.0 - expected) / sent
             distance = loss_ratio + 0.5 / sent - expected
             good = stats.norm.cdf(distance / np.sqrt(np.maximum(variance, 1e-18)))
         return np.asarray(good @ weights, dtype=np.float64)
@@ -326,6 +330,26 @@ class SyntheticSut:
         first = int(above[0])
         increase = np.diff(rates[first:]) / np.diff(loads[first:])
         return "GOOD" if bool(np.all(increase < eta)) else "BAD"
+
+
+def _clumped_cdf(loss_ratio: float, sent: Array, expected: Array, burst: float) -> Array:
+    """Probability that a trial loses at most `loss_ratio`, losses coming in geometric clumps.
+
+    n clumps fit into k packets when k tosses of a coin that shows heads once in `burst` tosses
+    show it n times. So the chance is that of a Poisson count, the clumps, being at most a binomial
+    one. The binomial is summed over all its values where they are few, else over quantiles.
+    """
+    allowed = np.floor(loss_ratio * sent)
+    middle = (np.arange(_CLUMP_NODES) + 0.5) / _CLUMP_NODES
+    mean, spread = allowed / burst, np.sqrt(allowed * (1.0 - 1.0 / burst) / burst)
+    heads = np.arange(float(_CLUMP_NODES))
+    few = mean + 6.0 * spread < _CLUMP_NODES
+    nodes = np.where(few, heads, np.maximum(mean + spread * special.ndtri(middle), 0.0))
+    weights = np.where(few, stats.binom.pmf(heads, allowed, 1.0 / burst), 1.0 / _CLUMP_NODES)
+    clumps = (sent * expected / burst)[..., None]
+    # Shapes: loads × capacities × nodes; the chance of at most j of λ clumps is Q(j + 1, λ).
+    at_most = special.gammaincc(nodes[..., None, :] + 1.0, clumps)
+    return np.asarray((at_most * weights[..., None, :]).sum(axis=-1), dtype=np.float64)
 
 
 def _first_crossing(

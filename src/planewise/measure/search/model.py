@@ -4,90 +4,55 @@ Pure statistics: knows trials as numbers, no measurer. Follows the idea of FD.io
 a curve by Bayes, measure where it says most), with a curve and noise of our own.
 
 Let x = ln(offered load), N packets sent, k lost, z = −ln(1 − k/N). In one trial the system's
-capacity is off by a factor m, and
+capacity is off by a factor m, and z = h(x − c − ln m) with c the corner and
 
-    z = floor(x) + h(x − c − ln m),    h(u) = a·exp(g·u) for u < 0, a + β·u for u ≥ 0
+    h(u) = a·exp(g·u) for u < 0,  a + β·u for u ≥ 0,   ln m ~ Normal(0, σ²)
 
 h is PASTRAMI's realistic curve (section IV-B): loss grows like a power g of the load up to the
-share a at saturation c; beyond, slope β (1: throughput stays constant; less: it still grows;
-more: it falls). With a tiny a it is the ideal curve. It need be right only near a goal's edge:
-trials elsewhere are left out by the caller. `floor` is a small loss at any load, b·exp(q·x).
+share a at saturation; beyond, slope β (1: throughput stays constant; less: it still grows; more:
+it falls). With a tiny a it is the ideal curve. A bend q lets the power fall towards the corner, as
+on the flank of a bump of loss: ln h has the slope g·√(1 + q·ln(a/h)). Losses come in clumps of b
+packets on average.
 
-    ln m ~ Normal(0, σ²) in most trials; in a share π of trials capacity drops by a large factor
-    k given z: Poisson in clumps of φ packets
-
-The likelihood of a trial is closed: with losses, u = h⁻¹(z − floor) is Normal(x − c, σ² + v) with
-v the counting variance carried to u; without, the chance of no loss below c is a Gumbel-shaped
-curve in u, taken as a normal one of its median and width. Particles are kept by sequential Monte
-Carlo: reweighted by tempered steps, resampled, moved by differential-evolution Metropolis steps
-(ter Braak 2006), which scale themselves to the posterior.
+A trial thus says where the curve loses the goal's share: y = x − h⁻¹(z) + h⁻¹(goal) is Normal
+about that place, with variance σ² and what counting adds. Trials that lose far less or far more
+than the goal's share say only on which side they lie: the curve need be right near the goal and
+nowhere else. Given shape and noise the place's law is a normal one, reweighted on a few nodes by
+the trials that say only that; so particles carry shape and noise, and the place is integrated
+out. They are kept by sequential Monte Carlo: reweighted by tempered steps, resampled, moved by
+differential-evolution Metropolis steps (ter Braak 2006) and by draws from the prior.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, ndtr, ndtri
+from scipy.special import ndtr
 
 Array: TypeAlias = NDArray[np.float64]
-Single: TypeAlias = NDArray[np.float32]
-_F = np.float32
+Bools: TypeAlias = NDArray[np.bool_]
 
-_PLACE, _SIGMA, _RISE, _POWER, _SLOPE, _FLOOR, _FLOOR_POWER, _SPIKE, _CLUMP = range(9)
-_DIMENSIONS = 9
-_FLOOR_PARTS = [_FLOOR, _FLOOR_POWER, _CLUMP]
+RISE, POWER, SLOPE, BEND, SIGMA, CLUMP = range(6)
+"""Columns of parameters: ln a, ln g, ln β, q, ln σ, ln b."""
+_DIMENSIONS = 6
 
 _LOG_SIGMA = (math.log(1e-5), math.log(0.3))
-_LOG_RISE = (math.log(1e-9), math.log(0.05))
+_LOG_RISE = (math.log(1e-9), math.log(0.1))
 _LOG_MUCH = math.log(1e-3)
-_MUCH_LIKELIER = math.log(3.5)
 """Half of all systems are taken to lose 0.1 % or more at saturation (PASTRAMI: about 1 %)."""
-_LOG_POWER = (math.log(5), math.log(3000))
-_LOG_FLOOR = (math.log(1e-11), math.log(1e-3))
-_SPIKE_DEPTH = 0.2
-"""Mean of the exponential law of ln-capacity drops in spike trials."""
-_STRAY = 1e-5
-"""Weight of trials that no part of the model explains."""
-_JUMPS = 0.3
-"""Share of moves that propose another shape."""
-_JUMP_WIDTH = 0.15
-_GUMBEL_VARIANCE = math.pi**2 / 6
-_LOG_2PI = math.log(2 * math.pi)
-
-
-@dataclass(frozen=True)
-class _Trials:
-    """What the likelihood needs of trials, columns of shape (n, 1) in single precision."""
-
-    x: Single
-    z: Single
-    log_sent: Single
-    log_lost: Single
-    log_edge: Single
-    """ln(ln 2 / sent)."""
-    counting: Single
-    """Counting variance of z, for independent losses."""
-    per_packet: Single
-    """1 / sent."""
-
-    @classmethod
-    def of(cls, x: Array, sent: Array, lost: Array) -> _Trials:
-        z = loss_exponent(lost, sent)
-        columns = (
-            x,
-            z,
-            np.log(sent),
-            np.log(np.maximum(lost, 0.5)),
-            np.log(math.log(2) / sent),
-            np.expm1(z) / sent,
-            1 / sent,
-        )
-        return cls(*(column.astype(np.float32)[:, None] for column in columns))
+_LOG_SLOPE = (math.log(0.1), math.log(3.0))
+_CONSTANT = 0.6
+"""Share of systems whose throughput is constant beyond saturation, but for `_CONSTANT_SD`."""
+_CONSTANT_SD = 0.03
+_MEAN_BEND = 0.3
+_LOG_CLUMP = math.log(2000.0)
+_NODES = np.linspace(-4.5, 4.5, 17)
+_STRAY_BELOW, _STRAY_ABOVE = 1e-3, 1e-2
+"""Chance that a trial loses less, or more, than its side of the edge allows."""
 
 
 @dataclass(frozen=True)
@@ -106,15 +71,34 @@ class Observations:
         """Whether these are the same trials."""
         return np.array_equal(self.x, other.x) and np.array_equal(self.lost, other.lost)
 
-    @cached_property
-    def split(self) -> tuple[_Trials, _Trials]:
-        """Those without loss, those with."""
-        lossy = self.lost > 0
-        clean = ~lossy
-        return (
-            _Trials.of(self.x[clean], self.sent[clean], self.lost[clean]),
-            _Trials.of(self.x[lossy], self.sent[lossy], self.lost[lossy]),
-        )
+
+@dataclass(frozen=True)
+class Scope:
+    """Which losses the curve is fitted to, as z: the goal's and some around it."""
+
+    anchor: float
+    """The loss at the place that is asked for."""
+    low: float
+    """Trials that lose less say only that their capacity was larger."""
+    high: float
+    """Trials that lose more say only that it was smaller."""
+    log_power: tuple[float, float] = (math.log(3.0), math.log(1000.0))
+    """Range of ln g."""
+    few: bool = False
+    """Whether trials that lose a few packets count as such."""
+    least_rise: float = 1e-9
+    """Saturation is known to begin at no less loss than this."""
+
+    @property
+    def log_rise(self) -> tuple[float, float]:
+        """Range of ln a."""
+        return max(_LOG_RISE[0], math.log(self.least_rise)), _LOG_RISE[1]
+
+    @property
+    def middle_log_rise(self) -> float:
+        """Half of all systems lie above, in ln a."""
+        least, most = self.log_rise
+        return max(_LOG_MUCH, 0.5 * (least + most))
 
 
 def no_observations() -> Observations:
@@ -129,280 +113,243 @@ def loss_exponent(lost: Array, sent: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class _Curve:
-    """h for many parameters at once: columns of shape (P, 1)."""
+class _Trials:
+    """What the likelihood needs, rows of shape (1, n): of trials near the goal's share (`z`),
+    and of those on one side of it."""
 
+    x: Array
+    z: Array
+    log_z: Array
+    half_packet: Array
+    """Half a packet over those lost: E ln(k + b/2) is the logarithm of the mean, but for terms of
+    the second order."""
+    counting: Array
+    """Counting variance of z, for independent losses."""
+    below_x: Array
+    below_log_z: Array
+    """The least loss that the trial shows to have not been reached (without clumps)."""
+    below_log_packet: Array
+    """ln(ln 2 / sent): the loss at which half of the trials lose nothing."""
+    below_sent: Array
+    above_x: Array
+
+    @classmethod
+    def of(cls, seen: Observations, scope: Scope) -> _Trials:
+        z = loss_exponent(seen.lost, seen.sent)
+        below = (z < scope.low) | (seen.lost <= 0)
+        above = z > scope.high
+        near = ~below & ~above
+        sent = seen.sent[below][None, :]
+        return cls(
+            x=seen.x[near][None, :],
+            z=z[near][None, :],
+            log_z=np.log(np.maximum(z[near], 1e-300))[None, :],
+            half_packet=scope.few * 0.5 / np.maximum(seen.lost[near], 0.5)[None, :],
+            counting=(np.expm1(z[near]) / seen.sent[near])[None, :],
+            below_x=seen.x[below][None, :],
+            below_log_z=np.full(sent.shape, math.log(max(scope.low, 1e-300))),
+            below_log_packet=np.log(math.log(2) / sent),
+            below_sent=sent,
+            above_x=seen.x[above][None, :],
+        )
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """Curves of many parameters at once: columns of shape (P, 1)."""
+
+    log_rise: Array
     rise: Array
     power: Array
     slope: Array
+    bend: Array
 
     @classmethod
-    def of(cls, theta: Array) -> _Curve:
+    def of(cls, theta: Array) -> _Curves:
+        log_rise = theta[:, RISE, None]
         return cls(
-            np.exp(theta[:, _RISE, None]),
-            np.exp(theta[:, _POWER, None]),
-            np.exp(theta[:, _SLOPE, None]),
+            log_rise,
+            np.exp(log_rise),
+            np.exp(theta[:, POWER, None]),
+            np.exp(theta[:, SLOPE, None]),
+            theta[:, BEND, None],
         )
 
-    def inverse(self, z: Array) -> tuple[Array, Array]:
-        """u with h(u) = z, and h'(u), for z > 0."""
+    def inverse(self, z: Array, log_z: Array, skew: Array | float = 0.0) -> tuple[Array, Array]:
+        """u with h(u) = z, and h'(u). Where loss rises like a power, z is taken times 1 + skew."""
+        under = np.minimum(log_z + np.log1p(skew) - self.log_rise, 0.0)
+        root = np.sqrt(1.0 - self.bend * under)
         rising = z < self.rise
         u = np.where(
-            rising,
-            np.log(np.minimum(z / self.rise, 1.0)) / self.power,
-            (z - self.rise) / self.slope,
+            rising, 2.0 * under / (self.power * (1.0 + root)), (z - self.rise) / self.slope
         )
-        return u, np.where(rising, self.power * z, self.slope)
-
-    def edge(self, z: Array) -> tuple[Array, Array]:
-        """u at which h(u) = z, and the variance of where losses begin about it."""
-        u, _ = self.inverse(z)
-        return u, np.where(z < self.rise, _GUMBEL_VARIANCE / self.power**2, 0.0)
+        return u, np.where(rising, self.power * root * z, self.slope)
 
 
-def corner(theta: Array, anchor: float) -> Array:
-    """c of each parameter, shape (P,): the curve loses `anchor` (as z) at its place."""
-    u, _ = _Curve.of(theta).inverse(np.array([[anchor]]))
-    return np.asarray(theta[:, _PLACE] - u[:, 0])
-
-
-def log_prior(theta: Array) -> Array:
-    """Log density of parameters of shape (P, 9), up to a constant."""
+def log_prior(theta: Array, scope: Scope) -> Array:
+    """Log density of parameters of shape (P, 6), up to a constant."""
+    low, high = scope.log_power
+    least, most = scope.log_rise
     inside = (
-        (theta[:, _SIGMA] > _LOG_SIGMA[0])
-        & (theta[:, _SIGMA] < _LOG_SIGMA[1])
-        & (theta[:, _RISE] > _LOG_RISE[0])
-        & (theta[:, _RISE] < _LOG_RISE[1])
-        & (theta[:, _POWER] > _LOG_POWER[0])
-        & (theta[:, _POWER] < _LOG_POWER[1])
-        & (theta[:, _FLOOR] > _LOG_FLOOR[0])
-        & (theta[:, _FLOOR] < _LOG_FLOOR[1])
-        & (theta[:, _FLOOR_POWER] > 0.0)
-        & (theta[:, _FLOOR_POWER] < 4.0)
-        & (theta[:, _CLUMP] >= 0.0)
-        & (theta[:, _CLUMP] < math.log(500.0))
+        (theta[:, RISE] > least)
+        & (theta[:, RISE] < most)
+        & (theta[:, POWER] > low)
+        & (theta[:, POWER] < high)
+        & (theta[:, SLOPE] > _LOG_SLOPE[0])
+        & (theta[:, SLOPE] < _LOG_SLOPE[1])
+        & (theta[:, BEND] >= 0.0)
+        & (theta[:, BEND] < 5.0)
+        & (theta[:, SIGMA] > _LOG_SIGMA[0])
+        & (theta[:, SIGMA] < _LOG_SIGMA[1])
+        & (theta[:, CLUMP] >= 0.0)
+        & (theta[:, CLUMP] < _LOG_CLUMP)
     )
+    middle = scope.middle_log_rise
+    much = math.log((middle - least) / (most - middle))
+    constant = np.exp(-0.5 * (theta[:, SLOPE] / _CONSTANT_SD) ** 2) / (
+        _CONSTANT_SD * math.sqrt(2 * math.pi)
+    )
+    slope = _CONSTANT * constant + (1 - _CONSTANT) / (_LOG_SLOPE[1] - _LOG_SLOPE[0])
     density = (
-        -0.5 * (theta[:, _PLACE] / 0.3) ** 2
-        - 0.5 * (theta[:, _SLOPE] / 0.3) ** 2
-        + _log_prior_of_floor(theta)
-        - 0.5 * ((theta[:, _SPIKE] + 5.0) / 1.5) ** 2
-        + np.where(theta[:, _RISE] > _LOG_MUCH, _MUCH_LIKELIER, 0.0)
+        np.where(theta[:, RISE] > middle, much, 0.0)
+        + np.log(slope)
+        - theta[:, BEND] / _MEAN_BEND
+        - theta[:, CLUMP]
     )
     return np.where(inside, density, -np.inf)
 
 
-def _log_prior_of_floor(theta: Array) -> Array:
-    """The part of the prior's log density that is about floor and clumps, within bounds."""
-    return np.asarray(-0.5 * (theta[:, _FLOOR_POWER] - 1.0) ** 2 - theta[:, _CLUMP])
-
-
-def draw_prior(count: int, random: np.random.Generator, spread: float) -> Array:
-    """Parameters from the prior, the corner's place within about `spread` of the reference."""
+def draw_prior(count: int, random: np.random.Generator, scope: Scope) -> Array:
+    """Parameters from the prior, shape (count, 6)."""
     theta = np.empty((count, _DIMENSIONS))
-    theta[:, _PLACE] = random.normal(0.0, spread, count)
-    theta[:, _SIGMA] = random.uniform(*_LOG_SIGMA, count)
-    much = random.random(count) < 0.5
-    theta[:, _RISE] = np.where(
-        much,
-        random.uniform(_LOG_MUCH, _LOG_RISE[1], count),
-        random.uniform(_LOG_RISE[0], _LOG_MUCH, count),
+    least, most = scope.log_rise
+    middle = scope.middle_log_rise
+    theta[:, RISE] = np.where(
+        random.random(count) < 0.5,
+        random.uniform(middle, most, count),
+        random.uniform(least, middle, count),
     )
-    theta[:, _POWER] = random.uniform(*_LOG_POWER, count)
-    theta[:, _SLOPE] = random.normal(0.0, 0.3, count)
-    theta[:, _FLOOR] = random.uniform(*_LOG_FLOOR, count)
-    theta[:, _FLOOR_POWER] = np.abs(random.normal(1.0, 1.0, count)).clip(0.01, 3.99)
-    theta[:, _SPIKE] = random.normal(-5.0, 1.5, count)
-    theta[:, _CLUMP] = np.minimum(random.exponential(1.0, count), 6.0)
+    theta[:, POWER] = random.uniform(*scope.log_power, count)
+    theta[:, SLOPE] = np.where(
+        random.random(count) < _CONSTANT,
+        random.normal(0.0, _CONSTANT_SD, count),
+        random.uniform(*_LOG_SLOPE, count),
+    )
+    theta[:, BEND] = np.minimum(random.exponential(_MEAN_BEND, count), 4.99)
+    theta[:, SIGMA] = random.uniform(*_LOG_SIGMA, count)
+    theta[:, CLUMP] = np.minimum(random.exponential(1.0, count), _LOG_CLUMP - 0.01)
     return theta
 
 
-def log_likelihood(theta: Array, seen: Observations, anchor: float) -> Array:
-    """Log likelihood of all trials together under each parameter, shape (P,)."""
-    total = np.zeros(theta.shape[0])
-    parameters = _Single.of(theta, anchor)
-    clean, lossy = seen.split
-    if clean.x.size:
-        total += _log_without_loss(parameters, clean).sum(axis=0, dtype=np.float64)
-    if lossy.x.size:
-        total += _log_with_loss(parameters, lossy).sum(axis=0, dtype=np.float64)
-    return total
+@dataclass(frozen=True)
+class Places:
+    """The law of the place for each parameter: a normal one, reweighted on nodes."""
+
+    log_likelihood: Array
+    """Of all trials, the place integrated out; shape (P,)."""
+    middle: Array
+    deviation: Array
+    """Of the normal law, shape (P,)."""
+    log_weights: Array
+    """Of its nodes, shape (P, nodes), up to a constant each."""
+
+
+def places(theta: Array, trials: _Trials, scope: Scope, spread: float) -> Places:
+    """The likelihood of parameters, and where the place lies given each."""
+    curves = _Curves.of(theta)
+    sigma2 = np.exp(2 * theta[:, SIGMA, None])
+    clump = np.exp(theta[:, CLUMP, None])
+    counted = 2.0 * clump - 1.0
+    anchor = np.full((1, 1), scope.anchor)
+    at_anchor, _ = curves.inverse(anchor, np.log(anchor))
+
+    u, steepness = curves.inverse(trials.z, trials.log_z, clump * trials.half_packet)
+    y = trials.x - u + at_anchor
+    variance = sigma2 + counted * trials.counting / (steepness * steepness)
+    weight = 1.0 / variance
+    precision = weight.sum(axis=1) + 1.0 / spread**2
+    middle = (weight * y).sum(axis=1) / precision
+    log_like = (
+        -0.5 * (np.log(variance) + weight * (y - middle[:, None]) ** 2) - np.log(steepness)
+    ).sum(axis=1)
+    log_like -= 0.5 * (np.log(precision) + (middle / spread) ** 2)
+    deviation = 1.0 / np.sqrt(precision)
+
+    nodes = middle[:, None] + deviation[:, None] * _NODES
+    log_weights = np.broadcast_to(-0.5 * _NODES**2, nodes.shape)
+    if trials.below_x.size:
+        log_z = np.maximum(trials.below_log_z, trials.below_log_packet + theta[:, CLUMP, None])
+        z = np.exp(log_z)
+        u, steepness = curves.inverse(z, log_z)
+        scale = np.sqrt(sigma2 + counted * z / trials.below_sent / (steepness * steepness))
+        offset = (u - at_anchor - trials.below_x) / scale
+        inside = ndtr(
+            ((nodes[:, None, :] / scale[:, :, None]) + offset[:, :, None]).astype(np.float32)
+        )
+        log_weights = log_weights + np.log(_STRAY_BELOW + (1 - _STRAY_BELOW) * inside).sum(
+            axis=1, dtype=np.float64
+        )
+    if trials.above_x.size:
+        z = np.full((1, 1), scope.high)
+        u, _ = curves.inverse(z, np.log(z))
+        offset = (trials.above_x - u + at_anchor)[:, :, None] - nodes[:, None, :]
+        inside = ndtr((offset / np.sqrt(sigma2)[:, :, None]).astype(np.float32))
+        log_weights = log_weights + np.log(_STRAY_ABOVE + (1 - _STRAY_ABOVE) * inside).sum(
+            axis=1, dtype=np.float64
+        )
+    top = log_weights.max(axis=1)
+    log_like = log_like + top + np.log(np.exp(log_weights - top[:, None]).sum(axis=1))
+    return Places(log_like, middle, deviation, log_weights)
 
 
 @dataclass(frozen=True)
-class _Single:
-    """Parameters as rows of shape (1, P) in single precision, which is several times as quick.
+class Law:
+    """A weighted sample of the place, sorted."""
 
-    Enough: x is relative to a load near the edge, so differences of 1e-5 keep three digits.
-    """
+    x: Array
+    weight: Array
+    """Sums to 1."""
 
-    c: Single
-    sigma2: Single
-    log_rise: Single
-    rise: Single
-    power: Single
-    slope: Single
-    log_floor: Single
-    floor_power: Single
-    spike: Single
-    log_clump: Single
-    clump: Single
-
-    @classmethod
-    def of(cls, theta: Array, anchor: float) -> _Single:
-        def row(values: Array) -> Single:
-            return values.astype(np.float32)[None, :]
-
-        return cls(
-            c=row(corner(theta, anchor)),
-            sigma2=row(np.exp(2 * theta[:, _SIGMA])),
-            log_rise=row(theta[:, _RISE]),
-            rise=row(np.exp(theta[:, _RISE])),
-            power=row(np.exp(theta[:, _POWER])),
-            slope=row(np.exp(theta[:, _SLOPE])),
-            log_floor=row(theta[:, _FLOOR]),
-            floor_power=row(theta[:, _FLOOR_POWER]),
-            spike=row(expit(theta[:, _SPIKE])),
-            log_clump=row(theta[:, _CLUMP]),
-            clump=row(np.exp(theta[:, _CLUMP])),
-        )
-
-
-def _normal_cdf(x: Single) -> Single:
-    """Φ(x) to 1e-7 (Abramowitz and Stegun 7.1.26), in single precision."""
-    y = np.abs(x) * _F(math.sqrt(0.5))
-    t = 1 / (1 + _F(0.3275911) * y)
-    series = t * (
-        _F(0.254829592)
-        + t
-        * (_F(-0.284496736) + t * (_F(1.421413741) + t * (_F(-1.453152027) + t * _F(1.061405429))))
-    )
-    tail = _F(0.5) * series * np.exp(-y * y)
-    return np.asarray(_F(0.5) + np.copysign(_F(0.5) - tail, x))
-
-
-def _kept(p: _Single, t: Single, trials: _Trials) -> Single:
-    """Chance of no loss beyond the floor's: below where ln 2 clumps are lost on average."""
-    log_z = trials.log_edge + p.log_clump
-    rising = log_z < p.log_rise
-    edge = np.where(rising, (log_z - p.log_rise) / p.power, (np.exp(log_z) - p.rise) / p.slope)
-    blur = rising * (_F(_GUMBEL_VARIANCE) / (p.power * p.power))
-    clean = _normal_cdf(np.asarray((edge - t) / np.sqrt(p.sigma2 + blur), dtype=np.float32))
-    dropped = 1 - np.exp(np.minimum(t - edge, _F(0)) / _F(_SPIKE_DEPTH))
-    return np.asarray(clean + p.spike * (dropped - clean))
-
-
-def _log_without_loss(p: _Single, trials: _Trials) -> Single:
-    kept = _kept(p, trials.x - p.c, trials)
-    floor_clumps = np.exp(trials.log_sent + p.log_floor + p.floor_power * trials.x - p.log_clump)
-    return np.asarray(np.log(kept * np.exp(-floor_clumps) + _F(_STRAY * 1e-3)))
-
-
-def _log_with_loss(p: _Single, trials: _Trials) -> Single:
-    t = trials.x - p.c
-    kept = _kept(p, t, trials)
-    log_floor = p.log_floor + p.floor_power * trials.x
-    floor = np.exp(log_floor)
-
-    # Losses at the corner: Normal in u, as a mass per lost packet.
-    excess = np.maximum(trials.z - floor, _F(0.1) * trials.z)
-    rising = excess < p.rise
-    u = np.where(rising, (np.log(excess) - p.log_rise) / p.power, (excess - p.rise) / p.slope)
-    steepness = np.where(rising, p.power * excess, p.slope)
-    variance = p.sigma2 + trials.counting * p.clump / (steepness * steepness)
-    distance = u - t
-    at_corner = np.exp(_F(-0.5) * distance * distance / variance) / np.sqrt(
-        _F(2 * math.pi) * variance
-    )
-    in_spike = np.where(
-        distance > 0,
-        np.exp(-np.maximum(distance, _F(0)) / _F(_SPIKE_DEPTH)) / _F(_SPIKE_DEPTH),
-        _F(0),
-    )
-    stray = _F(_STRAY) / (1 + distance * distance * _F(100))
-    density = at_corner + p.spike * (in_spike - at_corner) + stray
-
-    # Losses of the floor alone: Poisson in clumps (Stirling's form serves for real clump counts).
-    log_rate = trials.log_sent + log_floor - p.log_clump
-    log_clumps = np.maximum(trials.log_lost - p.log_clump, _F(-0.7))
-    clumps = np.exp(log_clumps)
-    poisson = np.exp(
-        clumps * (log_rate - log_clumps)
-        + clumps
-        - np.exp(log_rate)
-        - _F(0.5) * (_F(_LOG_2PI) + log_clumps)
-        - p.log_clump
-    )
-    total = kept * poisson + density * trials.per_packet / steepness
-    return np.asarray(np.log(total + _F(1e-37)))
-
-
-def goal_loads(
-    theta: Array, anchor: float, loss_exponent: float, reference_pps: float, duration_s: float
-) -> Array:
-    """x at which half of all trials meet a goal, per parameter, shape (P,).
-
-    Args:
-        theta: parameters, shape (P, 9).
-        anchor: as the posterior's.
-        loss_exponent: −ln(1 − loss ratio) of the goal; 0 for NDR.
-        reference_pps: load at x = 0.
-        duration_s: duration of the trials that the goal is about (matters for NDR only).
-    """
-    c = corner(theta, anchor)[:, None]
-    sigma = np.exp(theta[:, _SIGMA, None])
-    curve = _Curve.of(theta)
-    spike = np.minimum(expit(theta[:, _SPIKE, None]), 0.45)
-    clump = np.exp(theta[:, _CLUMP, None])
-    floor, power = np.exp(theta[:, _FLOOR, None]), theta[:, _FLOOR_POWER, None]
-    if loss_exponent > 0:
-        left = np.maximum(loss_exponent - floor * np.exp(power * c), 0.02 * loss_exponent)
-        u, _ = curve.inverse(left)
-        return np.asarray(c + u + sigma * ndtri(1 - 0.5 / (1 - spike)))[:, 0]
-    packets = reference_pps * duration_s
-    low, high = np.full(c.shape, -6.0), c + 1.0
-    for _ in range(30):
-        middle = 0.5 * (low + high)
-        sent = packets * np.exp(middle)
-        edge, blur = curve.edge(math.log(2) * clump / sent)
-        clean = ndtr((edge - middle + c) / np.sqrt(sigma**2 + blur))
-        kept = (1 - spike) * clean * np.exp(-sent * floor * np.exp(power * middle) / clump)
-        good = kept >= 0.5
-        low, high = np.where(good, middle, low), np.where(good, high, middle)
-    return np.asarray(0.5 * (low + high))[:, 0]
+    def quantile(self, share: float) -> float:
+        """The x below which this share of the law lies."""
+        cumulated = np.cumsum(self.weight)
+        return float(np.interp(share, cumulated - 0.5 * self.weight, self.x))
 
 
 class Posterior:
-    """Particles of the posterior, updated as trials come.
-
-    The curve is held at its place: the x at which it loses `anchor` (as z), which a goal asks
-    about, and which the trials near it fix whatever the curve does elsewhere. Its corner c
-    follows. Thus the place hardly depends on the other parameters, and the moves mix well.
-    """
+    """Particles of the posterior, updated as trials come."""
 
     def __init__(
         self,
         seed: int,
-        anchor: float,
+        scope: Scope,
         *,
-        particles: int = 1024,
+        particles: int = 256,
         spread: float = 0.05,
         moves: int = 2,
+        packets: float = math.inf,
+        lossless: bool = False,
     ) -> None:
-        self.anchor = anchor
+        """`spread` is the prior deviation of the place about x = 0, `packets` what a trial that the
+        goal is about sends there, `lossless` whether the goal is to lose nothing."""
+        self.scope = scope
+        self.packets = packets
+        self.lossless = lossless
+        self.spread = spread
         self._random = np.random.default_rng(seed)
         self._moves = moves
         self.seen = no_observations()
-        self.theta = draw_prior(particles, self._random, spread)
-        self._log_like = np.zeros(particles)
+        self._trials = _Trials.of(self.seen, scope)
+        self.theta = draw_prior(particles, self._random, scope)
+        self._log_like = self._likelihood(self.theta, self._trials)
 
     def update(self, seen: Observations) -> None:
         """Takes the trials that are to count from now on, whichever counted before."""
-        previous = self.seen
-        if seen.same_as(previous):
+        if seen.same_as(self.seen):
             return
+        previous, trials = self._trials, _Trials.of(seen, self.scope)
         old = self._log_like
-        new = log_likelihood(self.theta, seen, self.anchor)
+        new = self._likelihood(self.theta, trials)
         done = 0.0
         while done < 1.0:
             step = self._temper_step(new - old, 1.0 - done)
@@ -411,29 +358,87 @@ class Posterior:
             chosen = self._resample(weights)
             self.theta, old, new = self.theta[chosen], old[chosen], new[chosen]
             for _ in range(self._moves):
-                old, new = self._move(previous, seen, done, old, new)
-        self.seen = seen
-        self._log_like = new
+                old, new = self._move(previous, trials, done, old, new)
+        self.seen, self._trials, self._log_like = seen, trials, new
 
-    def samples(self, moves: int) -> Array:
-        """Parameters from the posterior, shape (particles·(moves + 1), 9)."""
-        kept = [self.theta]
+    def refine(self, moves: int) -> None:
+        """More moves at the trials seen."""
         for _ in range(moves):
-            _, self._log_like = self._move(None, self.seen, 1.0, self._log_like, self._log_like)
-            kept.append(self.theta)
-        return np.concatenate(kept)
+            _, self._log_like = self._move(
+                self._trials, self._trials, 1.0, self._log_like, self._log_like
+            )
+
+    def law(self, moves: int = 0) -> Law:
+        """Where the goal's place lies; `moves` more sets of particles make it smoother."""
+        sets = [self._places()]
+        for _ in range(moves):
+            self.refine(1)
+            sets.append(self._places())
+        x = np.concatenate([part[0] for part in sets])
+        weight = np.concatenate([part[1] for part in sets])
+        order = np.argsort(x)
+        return Law(x[order], weight[order] / weight.sum())
+
+    def _places(self) -> tuple[Array, Array]:
+        found = places(self.theta, self._trials, self.scope, self.spread)
+        x = found.middle[:, None] + found.deviation[:, None] * _NODES
+        weight = np.exp(found.log_weights - found.log_weights.max(axis=1, keepdims=True))
+        weight /= weight.sum(axis=1, keepdims=True)
+        return (x + self.shift()[:, None]).ravel(), weight.ravel()
+
+    def shift(self) -> Array:
+        """From the anchor's place to where half of the trials meet the goal, shape (P,).
+
+        Where losses are clumps the median trial loses half a clump less than the mean one. Half of
+        the trials lose nothing where ln 2 clumps are lost on average.
+        """
+        if math.isinf(self.packets):
+            return np.zeros(self.theta.shape[0])
+        curves = _Curves.of(self.theta)
+        anchor = np.full((1, 1), self.scope.anchor)
+        at_anchor, _ = curves.inverse(anchor, np.log(anchor))
+        clump = np.exp(self.theta[:, CLUMP, None])
+        if not self.lossless:
+            more = 0.5 * (clump - 1.0) / self.packets
+            z = np.minimum(anchor + more, 3 * anchor)
+            u, _ = curves.inverse(z, np.log(z))
+            return np.asarray((u - at_anchor)[:, 0])
+        middle = float(np.median(self.place_middles()))
+        shift = np.zeros_like(clump)
+        for _ in range(4):
+            z = math.log(2) * clump / (self.packets * np.exp(middle + shift))
+            u, _ = curves.inverse(z, np.log(z))
+            shift = np.clip(0.5 * (shift + u - at_anchor), -3.0, 3.0)
+        return np.asarray(shift[:, 0])
+
+    def place_middles(self) -> Array:
+        """Middle of the place's law for each particle."""
+        return places(self.theta, self._trials, self.scope, self.spread).middle
 
     def noise(self) -> float:
         """Median of σ, the capacity's relative deviation between trials."""
-        return float(np.exp(np.median(self.theta[:, _SIGMA])))
+        return float(np.exp(np.median(self.theta[:, SIGMA])))
 
-    def blur(self, packets: float) -> float:
-        """Median deviation of the edge at which trials of so many packets begin to lose."""
-        curve = _Curve.of(self.theta)
-        clump = np.exp(self.theta[:, _CLUMP, None])
-        _, variance = curve.edge(math.log(2) * clump / packets)
-        sigma = np.exp(self.theta[:, _SIGMA, None])
-        return float(np.median(np.sqrt(sigma**2 + variance)))
+    def clump(self) -> float:
+        """Median of b, the packets that are lost together."""
+        return float(np.exp(np.median(self.theta[:, CLUMP])))
+
+    def blur(self) -> float:
+        """Median deviation of where trials begin to lose what the goal allows."""
+        curves = _Curves.of(self.theta)
+        anchor = np.full((1, 1), self.scope.anchor)
+        _, steepness = curves.inverse(anchor, np.log(anchor))
+        counted = 2.0 * np.exp(self.theta[:, CLUMP, None]) - 1.0
+        packets = self.packets if math.isfinite(self.packets) else 1e9
+        counting = counted * np.expm1(anchor) / packets / steepness**2
+        return float(np.median(np.sqrt(np.exp(2 * self.theta[:, SIGMA, None]) + counting)))
+
+    def soft(self) -> float:
+        """Probability that the loss rises smoothly through the goal's share."""
+        return float((self.theta[:, RISE] > math.log(self.scope.anchor / 3)).mean())
+
+    def _likelihood(self, theta: Array, trials: _Trials) -> Array:
+        return places(theta, trials, self.scope, self.spread).log_likelihood
 
     def _temper_step(self, added: Array, left: float) -> float:
         def effective(step: float) -> float:
@@ -444,10 +449,10 @@ class Posterior:
         if effective(left) >= wanted:
             return left
         low, high = 0.0, left
-        for _ in range(20):
+        for _ in range(12):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if effective(middle) >= wanted else (low, middle)
-        return max(low, 1e-4 * left, 1e-6)
+        return max(low, 1e-3 * left, 1e-6)
 
     def _resample(self, weights: Array) -> NDArray[np.intp]:
         positions = (np.arange(weights.size) + self._random.random()) / weights.size
@@ -456,134 +461,85 @@ class Posterior:
         )
 
     def _move(
-        self,
-        previous: Observations | None,
-        seen: Observations,
-        share: float,
-        old: Array,
-        new: Array,
+        self, previous: _Trials, trials: _Trials, share: float, old: Array, new: Array
     ) -> tuple[Array, Array]:
         """One Metropolis step for all particles.
 
-        The target is prior · L(previous)^(1 − share) · L(seen)^share; `old` and `new` are the
+        The target is prior · L(previous)^(1 − share) · L(trials)^share; `old` and `new` are the
         log likelihoods of both sets of trials at the particles, before and (returned) after.
         """
-        if self._random.random() < _JUMPS:
-            proposal, correction = self._jump(seen)
-        else:
-            proposal, correction = self._step(), np.zeros(self.theta.shape[0])
-        prior_now, prior_then = log_prior(self.theta), log_prior(proposal)
-        safe = np.where(np.isfinite(prior_then)[:, None], proposal, self.theta)
-        new_then = log_likelihood(safe, seen, self.anchor)
-        old_then = old
-        if previous is not None and share < 1.0:
-            old_then = log_likelihood(safe, previous, self.anchor)
-        change = (
-            prior_then
-            - prior_now
-            + correction
-            + (1 - share) * (old_then - old)
-            + share * (new_then - new)
-        )
-        accept = np.log(self._random.random(self.theta.shape[0])) < change
+        proposal, with_prior = self._proposal()
+        prior_then = log_prior(proposal, self.scope)
+        fine = np.isfinite(prior_then)
+        safe = np.where(fine[:, None], proposal, self.theta)
+        new_then = self._likelihood(safe, trials)
+        old_then = self._likelihood(safe, previous) if share < 1.0 else old
+        change = (1 - share) * (old_then - old) + share * (new_then - new)
+        if not with_prior:
+            change = change + prior_then - log_prior(self.theta, self.scope)
+        accept = fine & (np.log(self._random.random(fine.size)) < change)
         self.theta = np.where(accept[:, None], proposal, self.theta)
         return np.where(accept, old_then, old), np.where(accept, new_then, new)
 
-    def _step(self) -> Array:
-        """A differential-evolution step: along the difference of two other particles."""
+    def _proposal(self) -> tuple[Array, bool]:
+        """New parameters; and whether they were drawn from the prior, which then cancels."""
         count = self.theta.shape[0]
+        part = self._random.random((count, _DIMENSIONS)) < 0.4
+        part[np.arange(count), self._random.integers(_DIMENSIONS, size=count)] = True
+        if self._random.random() < 0.3:
+            fresh = draw_prior(count, self._random, self.scope)
+            return np.where(part, fresh, self.theta), True
+        # Along the difference of two other particles; one in six steps jumps between modes.
         first = self._random.permutation(count)
         second = np.roll(first, 1 + int(self._random.integers(count - 1)))
-        # Most steps change a part of the parameters only; one in six jumps between modes.
-        part = self._random.random((count, _DIMENSIONS)) < self._random.choice([0.25, 0.5, 1.0])
-        part[np.arange(count), self._random.integers(_DIMENSIONS, size=count)] = True
         scale = self._random.choice([2.38, 1.0]) / np.sqrt(2.0 * part.sum(axis=1))
         if self._random.random() < 1 / 6:
             scale = np.ones(count)
-        difference = (self.theta[first] - self.theta[second]) * part
-        jitter = self._random.normal(0.0, 1e-6, self.theta.shape) * part
-        return np.asarray(self.theta + scale[:, None] * difference + jitter)
-
-    def _jump(self, seen: Observations) -> tuple[Array, Array]:
-        """A new shape at the same place, partly as the losses of neighbouring trials suggest.
-
-        Shapes far from all particles are never reached by steps. Returns the proposals and the
-        log of how much less likely they are proposed than what they would replace.
-        """
-        count = self.theta.shape[0]
-        rises, powers = _suggested_shapes(seen)
-        proposal = self.theta.copy()
-        guided = self._random.random((2, count)) < 0.5
-        proposal[:, _RISE] = np.where(
-            guided[0],
-            self._random.uniform(*rises, count),
-            self._random.uniform(*_LOG_RISE, count),
-        )
-        proposal[:, _POWER] = np.where(
-            guided[1],
-            self._random.choice(powers, count) + self._random.normal(0.0, _JUMP_WIDTH, count),
-            self._random.uniform(*_LOG_POWER, count),
-        )
-        proposal[:, _SLOPE] = self._random.normal(0.0, 0.3, count)
-        # The loss at any load is drawn from its prior, which then cancels.
-        redrawn = np.asarray(self._random.random(count) < 0.5)
-        fresh = draw_prior(count, self._random, 0.0)[:, _FLOOR_PARTS]
-        proposal[:, _FLOOR_PARTS] = np.where(redrawn[:, None], fresh, proposal[:, _FLOOR_PARTS])
-        rescaled = self._random.random(count) < 0.5
-        proposal[:, _SIGMA] += rescaled * self._random.normal(0.0, 1.5, count)
-
-        def log_density(theta: Array) -> Array:
-            within = (theta[:, _RISE] >= rises[0]) & (theta[:, _RISE] <= rises[1])
-            rise = within / (rises[1] - rises[0]) + 1 / (_LOG_RISE[1] - _LOG_RISE[0])
-            off = (theta[:, _POWER, None] - powers[None, :]) / _JUMP_WIDTH
-            near = np.exp(-0.5 * off**2).mean(axis=1) / (_JUMP_WIDTH * math.sqrt(2 * math.pi))
-            power = near + 1 / (_LOG_POWER[1] - _LOG_POWER[0])
-            return np.asarray(
-                np.log(rise * power)
-                - 0.5 * (theta[:, _SLOPE] / 0.3) ** 2
-                + redrawn * _log_prior_of_floor(theta)
-            )
-
-        return proposal, log_density(self.theta) - log_density(proposal)
+        jitter = self._random.normal(0.0, 1e-3, self.theta.shape)
+        difference = (self.theta[first] - self.theta[second] + jitter) * part
+        return np.asarray(self.theta + scale[:, None] * difference), False
 
 
-def _suggested_shapes(seen: Observations) -> tuple[tuple[float, float], Array]:
-    """Range of ln(rise), and values of ln(power), that pairs of neighbouring trials suggest."""
-    lossy = seen.lost > 0
-    order = np.argsort(seen.x[lossy])
-    x = seen.x[lossy][order]
-    log_z = np.log(loss_exponent(seen.lost[lossy][order], seen.sent[lossy][order]))
-    apart = np.diff(x) > 5e-4 if x.size > 1 else np.zeros(0, np.bool_)
-    powers = np.diff(log_z)[apart] / np.diff(x)[apart] if x.size > 1 else np.zeros(0)
-    powers = powers[powers > 1]
-    log_powers = np.log(np.clip(powers, 6.0, 2900.0)) if powers.size else np.array([4.0])
-    low = float(log_z.min()) if x.size else -10.0
-    high = float(log_z.max()) + 0.7 if x.size else -4.0
-    low = max(low, _LOG_RISE[0] + 0.1)
-    high = min(max(high, low + 0.5), _LOG_RISE[1])
-    return (min(low, high - 0.5), high), log_powers
+@dataclass(frozen=True)
+class Readings:
+    """What each trial says of the place, on the average over the particles."""
+
+    y: Array
+    """Place that the trial alone would suggest; for trials on one side of the edge, the mean of
+    what it could be."""
+    deviation: Array
+    informative: Bools
+    """Whether it says anything: trials far from the edge do not."""
 
 
-def residuals(theta: Array, anchor: float, seen: Observations) -> tuple[Array, NDArray[np.bool_]]:
-    """Each trial's residual at the median parameter, and whether it says anything.
-
-    A trial with losses has (u − (x − c)) / deviation; one without has the mean of what a normal
-    deviate could be, given that there was no loss. Trials without loss far below the edge say
-    nothing.
-    """
-    middle = np.median(theta, axis=0)
-    c = float(corner(middle[None, :], anchor)[0])
-    sigma, curve = math.exp(middle[_SIGMA]), _Curve.of(middle[None, :])
-    clump = math.exp(middle[_CLUMP])
-    t = seen.x - c
-    z = loss_exponent(seen.lost, seen.sent)
-    floor = np.exp(middle[_FLOOR] + middle[_FLOOR_POWER] * seen.x)
-    u, steepness = (part[0] for part in curve.inverse(np.maximum(z - floor, 1e-12)))
-    variance = sigma**2 + np.expm1(np.maximum(z, 1e-12)) / seen.sent * clump / steepness**2
-    edge, blur = (part[0] for part in curve.edge(math.log(2) * clump / seen.sent))
-    margin = (edge - t) / np.sqrt(sigma**2 + blur)
-    at_corner = (z > 3 * floor) & (seen.lost > 0)
-    density = np.exp(-0.5 * np.minimum(margin**2, 200.0)) / math.sqrt(2 * math.pi)
-    censored = -density / np.maximum(ndtr(margin), 1e-12)
-    value = np.where(at_corner, (u - t) / np.sqrt(variance), censored)
-    return np.asarray(value), np.asarray(at_corner | (margin < 3.0))
+def readings(posterior: Posterior, seen: Observations) -> Readings:
+    """Each trial's reading of the place, minus the place; shape (n,)."""
+    theta, scope = posterior.theta, posterior.scope
+    curves = _Curves.of(theta)
+    anchor = np.full((1, 1), scope.anchor)
+    at_anchor, _ = curves.inverse(anchor, np.log(anchor))
+    sigma2 = np.exp(2 * theta[:, SIGMA, None])
+    clump = np.exp(theta[:, CLUMP, None])
+    z = loss_exponent(seen.lost, seen.sent)[None, :]
+    below = (z < scope.low) | (seen.lost <= 0)[None, :]
+    above = z > 1.0
+    least = np.maximum(scope.low, math.log(2) * clump / seen.sent[None, :])
+    shown = np.where(below, least, np.minimum(z, 1.0))
+    skew = np.where(below, 0.0, scope.few * 0.5 * clump / np.maximum(seen.lost, 0.5))
+    u, steepness = curves.inverse(shown, np.log(shown), skew)
+    place = posterior.place_middles()[:, None]
+    y = seen.x[None, :] - u + at_anchor - place
+    deviation = np.sqrt(
+        sigma2 + (2 * clump - 1) * np.expm1(shown) / seen.sent[None, :] / steepness**2
+    )
+    margin = -y / deviation
+    # A trial below: its own reading lies above y; the mean of a normal deviate cut off there.
+    cut = np.exp(-0.5 * np.minimum(margin**2, 200.0)) / math.sqrt(2 * math.pi)
+    beyond = deviation * cut / np.maximum(ndtr(margin), 1e-12)
+    value = np.where(below, beyond, y)
+    informative = np.where(below, margin < 2.5, ~above).mean(axis=0) > 0.5
+    return Readings(
+        np.median(value, axis=0),
+        np.median(np.broadcast_to(deviation, value.shape), axis=0),
+        informative & (np.median(value, axis=0) > -2.0),
+    )

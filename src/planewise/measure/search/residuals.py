@@ -1,61 +1,157 @@
 """Do the trials behave as the model says? Drift, autocorrelation and outliers, with evidence.
 
-Pure statistics on trials in their order. A trial's residual is how far, in deviations, its
-capacity lay below what the model expects (positive: it lost more).
+Pure statistics on trials in their order. A trial's reading is the place that it alone suggests,
+minus the place that all suggest: positive where it found more capacity than the rest.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
-from planewise.measure.search import model
 from planewise.measure.search.goals import Finding
 
-_MIN_TRIALS = 9
+Array: TypeAlias = NDArray[np.float64]
+
+_MIN_TRIALS = 8
 _SIGNIFICANCE = 0.01
 _OUTLYING = 5.0
 """Deviations."""
+_CORRELATIONS = np.array([0.0, 0.2, 0.4, 0.55, 0.65, 0.75, 0.82, 0.88, 0.93])
+_CORRELATED = 0.3
+"""Prior probability that successive trials are correlated, all levels alike."""
+_TRENDING = 0.25
+"""Prior probability that capacity drifts."""
+_TREND_SD = 1.0
+"""Prior deviation of the drift from the first trial to the last, in units of its own scale: the
+larger of the noise and 1 %."""
 
 
-def doubts(
-    theta: model.Array, anchor: float, seen: model.Observations
-) -> list[tuple[Finding, float]]:
-    """Findings, each with the factor by which it widens the intervals (1: not at all)."""
-    found: list[tuple[Finding, float]] = []
-    residual, informative = model.residuals(theta, anchor, seen)
-    values = residual[informative]
-    outlying = np.abs(values) > _OUTLYING
-    if (values > _OUTLYING).sum() >= 2:
-        worst = int(np.flatnonzero(informative)[np.argmax(values)])
+@dataclass(frozen=True)
+class Course:
+    """What the order of the trials says of the place, over what independent trials would say.
+
+    A mixture of Student laws: `shift` + `scale` · t(degrees), with `weight`; and `plain_sd`, the
+    deviation that independent trials about a steady place would give.
+    """
+
+    weight: Array
+    shift: Array
+    scale: Array
+    degrees: float
+    plain_sd: float
+    correlated: float
+    """Probability of correlation between successive trials."""
+    trending: float
+    """Probability of drift."""
+
+    def draw(self, random: np.random.Generator, count: int) -> Array:
+        """What to add to draws that suppose independent trials about a steady place."""
+        chosen = random.choice(self.weight.size, count, p=self.weight)
+        more = np.sqrt(np.maximum(self.scale[chosen] ** 2 - self.plain_sd**2, 0.0))
+        return np.asarray(self.shift[chosen] + more * random.standard_t(self.degrees, count))
+
+
+def course(y: Array, deviation: Array, time_s: Array, at_s: float) -> Course | None:
+    """How the place's law changes for drift and correlation, weighed by how likely they are.
+
+    Args:
+        y: readings in their order.
+        deviation: each reading's own, relative to which they are weighed.
+        time_s: when each was measured.
+        at_s: the time that the answer is about.
+
+    Each pair of a correlation ρ (AR(1) by trial) and drift or none has its generalised
+    least-squares estimate of the place and its evidence (unknown variance, integrated out).
+    None where there are too few trials to tell.
+    """
+    count = y.size
+    if count < _MIN_TRIALS:
+        return None
+    span = float(time_s.max() - time_s.min())
+    lag = np.abs(np.subtract.outer(np.arange(count), np.arange(count)))
+    noise = float(np.sqrt(np.mean(y**2)))
+    unit = np.ones(count) / deviation
+    slope = (time_s - at_s) / max(span, 1e-9) / deviation
+    standard = y / deviation
+    # The drift's prior, in the units of the standardised readings.
+    trend_sd = _TREND_SD * max(noise, 0.01)
+    log_evidence, shift, scale = [], [], []
+    degrees = count - 1.0
+    plain_sd = 0.0
+    for drift in (False, True):
+        for rho in _CORRELATIONS:
+            covariance = rho**lag
+            if drift:
+                relative = trend_sd / float(np.median(deviation))
+                unit_slope = slope * float(np.median(deviation))
+                covariance = covariance + relative**2 * np.outer(unit_slope, unit_slope)
+            factor = np.linalg.cholesky(covariance + 1e-9 * np.eye(count))
+            white_unit = np.linalg.solve(factor, unit)
+            white = np.linalg.solve(factor, standard)
+            information = float(white_unit @ white_unit)
+            middle = float(white_unit @ white) / information
+            square = float(((white - middle * white_unit) ** 2).sum()) + 1e-12
+            log_evidence.append(
+                -np.log(np.diag(factor)).sum()
+                - 0.5 * math.log(information)
+                - 0.5 * degrees * math.log(square)
+                + math.log(_TRENDING if drift else 1 - _TRENDING)
+                + math.log(1 - _CORRELATED if rho == 0 else _CORRELATED / (_CORRELATIONS.size - 1))
+            )
+            shift.append(middle)
+            scale.append(math.sqrt(square / degrees / information))
+            if not drift and rho == 0:
+                plain_sd = scale[-1]
+    weight = np.exp(np.array(log_evidence) - max(log_evidence))
+    weight /= weight.sum()
+    table = weight.reshape(2, -1)
+    # The plain estimate is what the draws hold already.
+    return Course(
+        weight,
+        np.array(shift) - shift[0],
+        np.array(scale),
+        degrees,
+        plain_sd,
+        correlated=float(1 - table[:, 0].sum()),
+        trending=float(table[1].sum()),
+    )
+
+
+def doubts(standardised: Array, losses: Array) -> list[Finding]:
+    """Findings about trials in their order.
+
+    Args:
+        standardised: readings over their deviations, in their order.
+        losses: loss ratio of each, for the evidence.
+    """
+    found: list[Finding] = []
+    low = standardised < -_OUTLYING
+    if low.sum() >= 2:
+        worst = int(np.argmin(standardised))
         found.append(
-            (
-                Finding(
-                    "outliers",
-                    f"{int((values > _OUTLYING).sum())} of {values.size} trials lost more than "
-                    f"{_OUTLYING:.0f} deviations too much; the worst lost "
-                    f"{seen.lost[worst] / seen.sent[worst]:.2%}",
-                ),
-                1.0,
+            Finding(
+                "outliers",
+                f"{int(low.sum())} of {standardised.size} trials lost more than "
+                f"{_OUTLYING:.0f} deviations too much; the worst lost {losses[worst]:.2%}",
             )
         )
-    kept = values[~outlying]
+    kept = standardised[np.abs(standardised) <= _OUTLYING]
     if kept.size < _MIN_TRIALS:
         return found
-    order = np.arange(kept.size)
-    trend = stats.spearmanr(order, kept)
+    trend = stats.spearmanr(np.arange(kept.size), kept)
     if trend.pvalue < _SIGNIFICANCE:
-        direction = "fell" if trend.statistic > 0 else "rose"
+        direction = "fell" if trend.statistic < 0 else "rose"
         found.append(
-            (
-                Finding(
-                    "drift",
-                    f"capacity {direction} during the search: rank correlation of loss with "
-                    f"time {trend.statistic:+.2f} over {kept.size} trials, p = {trend.pvalue:.1g}",
-                ),
-                1.5,
+            Finding(
+                "drift",
+                f"capacity {direction} during the search: rank correlation of capacity with "
+                f"time {trend.statistic:+.2f} over {kept.size} trials, p = {trend.pvalue:.1g}",
             )
         )
     centred = kept - kept.mean()
@@ -63,15 +159,11 @@ def doubts(
     if power > 0:
         lag1 = float((centred[1:] * centred[:-1]).sum()) / power
         if lag1 * math.sqrt(kept.size) > stats.norm.ppf(1 - _SIGNIFICANCE):
-            lag1 = min(lag1, 0.9)
             found.append(
-                (
-                    Finding(
-                        "autocorrelation",
-                        f"successive trials resemble each other: lag-1 correlation {lag1:.2f} "
-                        f"over {kept.size} trials; intervals are widened for it",
-                    ),
-                    math.sqrt((1 + lag1) / (1 - lag1)),
+                Finding(
+                    "autocorrelation",
+                    f"successive trials resemble each other: lag-1 correlation {lag1:.2f} "
+                    f"over {kept.size} trials; intervals are widened for it",
                 )
             )
     return found
