@@ -23,7 +23,6 @@ from planewise.measure.design import Design
 from planewise.measure.estimate import TRIAL_OVERHEAD_S, blocks_within, estimate_s
 from planewise.measure.experiment import (
     PILOT_S,
-    HostWatch,
     Outcome,
     Progress,
     Stage,
@@ -52,7 +51,7 @@ from planewise.store.models import (
     TrialRecord,
 )
 from planewise.store.rundir import RunReader, RunWriter, check_free
-from planewise.testbed.host_state import LocalWatch, nic_offloads
+from planewise.testbed.host_state import HostWatch, LocalWatch, nic_offloads
 from planewise.testbed.pair import Pair
 from planewise.units import duration_text, rate_text
 

@@ -122,12 +122,6 @@ class TrialOutput(ProbeOutput):
     error: Failure | None = None
 
 
-class CpuOutput(ProbeOutput):
-    """`pw-probe cpu`."""
-
-    cpu: CpuUsage
-
-
 class CalibrationOutput(ProbeOutput):
     """`pw-probe trial --calibrate-only`."""
 

@@ -45,10 +45,6 @@ class VmHost:
         """See `Host.directory`; a guest has one of the same name."""
         return self._host.directory
 
-    def program(self, local: str) -> str:
-        """See `Host.program`."""
-        return self._host.program(local)
-
     def socket(self, path: str) -> str:
         """See `Host.socket`."""
         return self._host.socket(path)
