@@ -11,7 +11,7 @@ quick: setup
 setup:
 	@scripts/setup
 
-test: lint unit linux lab
+test: lint unit linux
 
 test-setup:
 	@scripts/setup test
