@@ -471,7 +471,7 @@ def test_clean_says_and_removes_a_lab_that_nobody_uses(
 ) -> None:
     # Only labs here: a test must not sweep the testbeds of this machine.
     monkeypatch.setattr(ledger, "leftovers", lambda: ())
-    monkeypatch.setattr(ledger, "sweep", lambda: ())
+    monkeypatch.setattr(ledger, "sweep", lambda **_: ())
 
     def clean(*flags: str) -> str:
         done = CliRunner().invoke(cli.app, ["clean", *flags], catch_exceptions=False)
