@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -401,7 +402,7 @@ def sweep(plan: SweepPlan, out: Path, host: Fingerprint, progress: Progress) -> 
                 writer.append(records[-1])
                 progress.step(f"offered {rate_text(load)}", each_s * len(records))
 
-            try:
+            with _ended_early(writer, info, progress):
                 result = sweep_until_verdict(
                     measurer,
                     loads,
@@ -412,13 +413,6 @@ def sweep(plan: SweepPlan, out: Path, host: Fingerprint, progress: Progress) -> 
                     name=" ".join(str(level) for level in plan.sut.cell.values()),
                     on_trial=keep,
                 )
-            except KeyboardInterrupt:
-                _end(writer, info, "interrupted")
-                progress.note(f"what was measured is in {out}: `planewise judge {out}` judges it")
-                raise
-            except PlanewiseError as error:
-                _end(writer, info, "failed", error.what)
-                raise
             _end(writer, info, "done")
     report = out / "report.html"
     html.write(RunReader(out), report)
@@ -431,6 +425,21 @@ def sweep(plan: SweepPlan, out: Path, host: Fingerprint, progress: Progress) -> 
         result.traffic_s,
         result.stopped if plan.until_verdict else "every load as often as asked",
     )
+
+
+@contextmanager
+def _ended_early(writer: RunWriter, info: RunInfo, progress: Progress) -> Iterator[None]:
+    """Ends the run in words when Ctrl-C or an error cuts its trials short; the cause goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _end(writer, info, "interrupted")
+        out = writer.path
+        progress.note(f"what was measured is in {out}: `planewise judge {out}` judges it")
+        raise
+    except PlanewiseError as error:
+        _end(writer, info, "failed", error.what)
+        raise
 
 
 def _end(writer: RunWriter, info: RunInfo, status: RunStatus, reason: str = "") -> None:
@@ -522,7 +531,7 @@ def search(
                 writer.append(records[-1])
                 on_trial(trial, count, spent_s)
 
-            try:
+            with _ended_early(writer, info, progress):
                 result = run_search(
                     measurer,
                     plan.goals,
@@ -531,13 +540,6 @@ def search(
                     with_verdict=plan.with_verdict,
                     progress=keep,
                 )
-            except KeyboardInterrupt:
-                _end(writer, info, "interrupted")
-                progress.note(f"what was measured is in {out}: `planewise judge {out}` judges it")
-                raise
-            except PlanewiseError as error:
-                _end(writer, info, "failed", error.what)
-                raise
             found = result.to_json()
             del found["trial_list"]
             _end(writer, info.model_copy(update={"result": found}), "done")
