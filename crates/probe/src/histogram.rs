@@ -56,6 +56,14 @@ fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, HIGHEST_NS, DIGITS).expect("constant bounds are valid")
 }
 
+/// The `rank`-th smallest value of the histogram, counted from 1.
+fn value_at_rank(histogram: &Histogram<u64>, rank: u64) -> i64 {
+    // Half a rank lower than the share of `rank`: the quotient of the two may come out too large by
+    // a rounding, which the library would round up to the next rank.
+    let share = (rank as f64 - 0.5) / histogram.len() as f64;
+    histogram.value_at_quantile(share).min(i64::MAX as u64) as i64
+}
+
 impl LatencyRecorder {
     /// An empty distribution.
     pub fn new() -> Self {
@@ -107,12 +115,10 @@ impl LatencyRecorder {
         let rank = ((quantile * count as f64).ceil() as u64).clamp(1, count);
         let below = negative.len();
         if rank > below {
-            let share = (rank - below) as f64 / self.positive.len() as f64;
-            self.positive.value_at_quantile(share) as i64
+            value_at_rank(&self.positive, rank - below)
         } else {
             // The largest magnitude is the smallest value.
-            let share = (below - rank + 1) as f64 / below as f64;
-            -(negative.value_at_quantile(share) as i64)
+            -value_at_rank(negative, below - rank + 1)
         }
     }
 
@@ -202,6 +208,19 @@ mod tests {
         left.merge(&right);
         let together: LatencyRecorder = [5, -2, 100, 7, -9].into_iter().collect();
         assert_eq!(left.summary(), together.summary());
+    }
+
+    #[test]
+    fn a_rank_among_negative_samples_is_not_rounded_to_its_neighbour() {
+        for below in 1..200 {
+            let recorder: LatencyRecorder = (1..=below).map(|n| -1000 * n).chain([1]).collect();
+            for rank in 1..=below {
+                let quantile = (rank as f64 - 0.5) / (below + 1) as f64;
+                let truth = -1000 * (below + 1 - rank);
+                let error = (recorder.quantile_ns(quantile) - truth).abs();
+                assert!(error <= truth.abs() / 1000, "rank {rank} of {below} is {error} ns off");
+            }
+        }
     }
 
     #[test]
