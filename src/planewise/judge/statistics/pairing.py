@@ -18,7 +18,11 @@ OVERALL = "overall"
 IDLE = "idle"
 
 
-Key = tuple[tuple[str, Level], ...]
+Key = int
+"""Stands for factor levels, a block or both: equal within a `Pairing` where those are alike. It is
+a number because tables of thousands of replicates look it up at every step."""
+
+_Parts = tuple[tuple[str, Level], ...]
 
 
 def level_order(levels: Iterable[Level]) -> tuple[Level, ...]:
@@ -95,7 +99,9 @@ class Pairing:
         """By key: what a pair has alike beside its block."""
         self.block: dict[Key, Key] = {}
         """By key: run and block."""
-        self._contexts: dict[tuple[tuple[str, Level], ...], Key] = {}
+        self._numbers: dict[_Parts, Key] = {}
+        self._contexts: dict[_Parts, _Parts] = {}
+        self._places: dict[tuple[Key, str, int], Key] = {}
         self.keys = {id(one): self._keys(one) for one in observations}
         """By identity of the observation: its keys (several where it stands for several cells)."""
         present = level_order(_number(name) for name in set(self.stratum.values()) if by)
@@ -117,18 +123,27 @@ class Pairing:
         context = self._contexts.get(items)
         if context is None:
             context = self._contexts[items] = self._context(cell)
-        place: Key = (("#block", one.block),)
-        if not self._across_runs:
-            place = (("#run", one.run), *place)
-        key = (*context, *place)
-        if key not in self.unit:
-            self.unit[key] = tuple(item for item in key if item[0] not in self._apart)
+        number = self._number(context)
+        run = "" if self._across_runs else one.run
+        key = self._places.get((number, run, one.block))
+        if key is None:
+            block: _Parts = (("#block", one.block),)
+            if not self._across_runs:
+                block = (("#run", run), *block)
+            parts = (*context, *block)
+            key = self._places[number, run, one.block] = self._number(parts)
+            self.unit[key] = self._number(
+                tuple(part for part in parts if part[0] not in self._apart)
+            )
             self.stratum[key] = self._stratum_of(cell)
-            self.context[key] = context
-            self.block[key] = place
+            self.context[key] = number
+            self.block[key] = self._number(block)
         return key
 
-    def _context(self, cell: Mapping[str, Level]) -> Key:
+    def _number(self, parts: _Parts) -> Key:
+        return self._numbers.setdefault(parts, len(self._numbers))
+
+    def _context(self, cell: Mapping[str, Level]) -> _Parts:
         placeless = is_idle(cell) and self.factor != "load_type"
         left_out = self._left_out | ({"load_location"} if placeless else set())
         return tuple(sorted((n, v) for n, v in cell.items() if n not in left_out))
