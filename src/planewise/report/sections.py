@@ -7,6 +7,7 @@ multiples along its factors. What nobody would scroll through stands in tables t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from planewise.report import facets, inference, sentences, theme
@@ -83,15 +84,32 @@ ORDER = (
 def choose(data: RunData) -> Iterator[Section]:
     """The report's sections that this run has data for, with all their figures.
 
-    In the order in which they are soonest at hand, not in that of the page (`ORDER`): what takes
-    longest to compute comes last, so that the others can be drawn meanwhile.
+    In the order in which they are soonest at hand, not in that of the page (`ORDER`), so that some
+    can be drawn while others are still computed.
     """
     for section in _sections(data):
         yield replace(section, figures=tuple(_labelled(figure, data) for figure in section.figures))
 
 
 def _sections(data: RunData) -> Iterator[Section]:
+    with ThreadPoolExecutor(1) as pool:
+        # Reading and sorting packets leave Python's lock alone: what needs none is done meanwhile.
+        packets = pool.submit(lambda: data.rtt)
+        yield from _compared(data)
+        if data.visits:
+            yield Section(
+                "schedule",
+                "When it was measured",
+                "Planes take turns in a random order, so that a machine that slows down or "
+                "speeds up during the run hits all of them alike.",
+                tuple(schedule.figures(data.visits, data.planes)),
+            )
+        if data.curves:
+            yield _loss(data)
+        packets.result()
     large = _is_factorial(data)
+    if data.cpu:
+        yield _cpu_by_factor(data) if large else _cpu(data)
     if data.rtt:
         items = [Item(cell.plane, cell.factors, cell) for cell in data.rtt]
         pages = facets.pages(items, data.naming)
@@ -99,19 +117,6 @@ def _sections(data: RunData) -> Iterator[Section]:
         yield _tail(data, pages)
         yield from _places_by_factor(data, pages) if large else _places(data, pages)
         yield _lost(data, pages)
-    if data.cpu:
-        yield _cpu_by_factor(data) if large else _cpu(data)
-    if data.visits:
-        yield Section(
-            "schedule",
-            "When it was measured",
-            "Planes take turns in a random order, so that a machine that slows down or "
-            "speeds up during the run hits all of them alike.",
-            tuple(schedule.figures(data.visits, data.planes)),
-        )
-    if data.curves:
-        yield _loss(data)
-    yield from _compared(data)
 
 
 def _labelled(figure: Figure, data: RunData) -> Figure:

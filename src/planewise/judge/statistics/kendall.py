@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
-from scipy.stats import rankdata
 
+from planewise.judge.statistics.paired import mid_ranks
 from planewise.store.models import Level
 
 Floats = NDArray[np.float64]
@@ -58,10 +58,10 @@ def tau_b(indicator: ArrayLike, values: ArrayLike, clusters: Sequence[Hashable])
     untied = _untied_pairs(y)
     if not m or not n or not untied:
         return None
-    ranks = rankdata(y)
+    ranks = mid_ranks(y)
     # Share of the other group that each value exceeds, ties counted half.
-    place_in = (ranks[chosen] - rankdata(inside)) / n
-    place_out = 1 - (ranks[~chosen] - rankdata(outside)) / m
+    place_in = (ranks[chosen] - mid_ranks(inside)) / n
+    place_out = 1 - (ranks[~chosen] - mid_ranks(outside)) / m
     area = float(place_in.mean())
     scale = math.sqrt(m * n / untied)
     names = {name: i for i, name in enumerate(dict.fromkeys(clusters))}

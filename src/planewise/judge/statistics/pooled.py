@@ -16,8 +16,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
-from scipy.stats import rankdata
 
+from planewise.judge.statistics.paired import mid_ranks
 from planewise.judge.statistics.pairing import Key, level_order
 from planewise.store.models import Level
 
@@ -90,7 +90,7 @@ def log10_p(shifts: Floats) -> float:
     moved = shifts[shifts != 0]
     if not moved.size:
         return 0.0
-    ranks = rankdata(np.abs(moved))
+    ranks = mid_ranks(np.abs(moved))
     total = float(ranks.sum())
     plus = float(ranks[moved > 0].sum())
     deviation = math.sqrt(float((ranks**2).sum())) / 2
@@ -102,7 +102,7 @@ def _tau(x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> float:
     """Tau-b of the indicator of x, by ranks: n log n also for millions of packets."""
     both = np.concatenate([x, y])
     m, n = len(x), len(y)
-    ranks = rankdata(both)
+    ranks = mid_ranks(both)
     area = (float(ranks[:m].sum()) - m * (m + 1) / 2) / (m * n)
     _, counts = np.unique(both, return_counts=True)
     size = float(m + n)
