@@ -207,7 +207,26 @@ class Docker:
         """Names of our containers that run."""
         with _sentences(self._host.place):
             found = self.api.api.containers(filters={"label": f"{LABEL}={self._token}"})
-        return frozenset(name.lstrip("/") for one in found for name in one["Names"])
+        names = frozenset(name.lstrip("/") for one in found for name in one["Names"])
+        ended = self._ended(sorted(names & self._started.keys()))
+        for name in ended:  # Docker hears of it a moment later than the kernel
+            with _sentences(self._host.place):
+                self.api.api.wait(self._started[name].id, timeout=API_TIMEOUT_S)
+        return names - ended
+
+    def _ended(self, names: Sequence[str]) -> frozenset[str]:
+        """Those of `names` whose first process is no more, or a zombie, as the kernel has it."""
+        if not names:
+            return frozenset()
+        look = (
+            f'for pid; do state=gone; read -r _ _ state _ <"{self._proc}/$pid/stat"; '
+            "echo $state; done 2>/dev/null"
+        )
+        pids = (str(self._started[name].pid) for name in names)
+        states = self._host.run(["sh", "-c", look, "sh", *pids]).check().stdout.split()
+        return frozenset(
+            name for name, state in zip(names, states, strict=True) if state in ("gone", "Z", "X")
+        )
 
     def _mac(self, started: _Started) -> str:
         if started.network is None:
