@@ -11,7 +11,7 @@ quick: setup
 setup:
 	@scripts/setup
 
-test: lint unit linux
+test: lint unit linux lab
 
 test-setup:
 	@scripts/setup test
