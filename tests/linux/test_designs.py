@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from planewise.judge.statistics.pairing import TRAFFIC_FACTORS
 from planewise.measure.cells import expand
 from planewise.measure.design import load_design
 from planewise.store.rundir import RunReader
@@ -32,18 +33,23 @@ def smaller(name: str, directory: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["docker-rtt.yaml", "kvm-baseline.yaml"])
-def test_a_publications_design_is_measured_whole(name: str, tmp_path: Path) -> None:
-    path, out = smaller(name, tmp_path), tmp_path / "run"
+def planewise(*argv: str | Path) -> str:
+    """What the command prints on its standard output."""
     finished = subprocess.run(
-        [sys.executable, "-m", "planewise", "run", path, "--out", out, "--json"],
+        [sys.executable, "-m", "planewise", *argv],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    answer = json.loads(finished.stdout)
+    return finished.stdout
+
+
+@pytest.mark.parametrize("name", ["docker-rtt.yaml", "kvm-baseline.yaml"])
+def test_a_publications_design_is_measured_whole(name: str, tmp_path: Path) -> None:
+    path, out = smaller(name, tmp_path), tmp_path / "run"
+    answer = json.loads(planewise("run", path, "--out", out, "--json"))
     assert (answer["status"], answer["trials_failed"]) == ("done", 0)
     wanted = {
         tuple(sorted({**cell.levels(), **vars(traffic)}.items())): BLOCKS
@@ -63,7 +69,26 @@ def test_a_publications_design_is_measured_whole(name: str, tmp_path: Path) -> N
         assert state.governor
         assert state.steal is not None
         assert state.foreign_cpu is not None
-    assert "<html" in (out / "report.html").read_text()
+    visits = {
+        (trial.block, *sorted((n, v) for n, v in trial.cell.items() if n not in TRAFFIC_FACTORS))
+        for trial in trials
+    }
+    planes = {str(trial.cell["plane"]) for trial in trials}
+    (family,) = json.loads(planewise("compare", out, "--json"))["families"]
+    assert set(family["levels"]) == planes
+    overall = [one for one in family["comparisons"] if one["stratum"] == "overall"]
+    assert len(overall) == len(planes) * (len(planes) - 1) / 2
+    for one in overall:
+        # A pair is one visit to a cell, with all of its frequencies, in one block.
+        assert one["pairs"] * len(planes) == len(visits)
+        assert one["blocks"] == BLOCKS
+        assert one["low"] <= one["change"] <= one["high"]
+        assert one["outcome"] in ("better", "worse", "practically the same", "not known")
+    page = tmp_path / "again.html"
+    planewise("report", out, "-o", page)
+    for text in (page.read_text(), (out / "report.html").read_text()):
+        assert "What can be told apart" in text
+        assert all(plane in text for plane in planes)
     assert ledger.leftovers() == ()
     assert scratch.leftovers() == ()
 
