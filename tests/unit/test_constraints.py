@@ -234,9 +234,9 @@ constraints:
             "a frame of 64 bytes cannot carry a STAMP packet",
             "at least 90",
         ),
-        (BASE.replace("[4, 8]", "[4, '8']"), 5, "valid integer", ""),
-        (BASE.replace("[4, 8]", "[4, yes]"), 5, "valid integer", ""),
-        (BASE.replace("[4, 8]", "[4, true]"), 5, "valid integer", ""),
+        (BASE.replace("[4, 8]", "[4, '8']"), 5, "the text `8` is not a whole number", ""),
+        (BASE.replace("[4, 8]", "[4, yes]"), 5, "the text `yes` is not a whole number", ""),
+        (BASE.replace("[4, 8]", "[4, true]"), 5, "`true` is not a whole number", ""),
     ],
 )
 def test_a_design_that_cannot_be_is_refused_with_line_cause_and_way_out(

@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from planewise.store.models import HostState, Level, RunInfo, TrialRecord
 
@@ -29,6 +28,8 @@ STEAL, FOREIGN_CPU = 0.01, 0.10
 FEW_TRIALS = 0.05
 """Share of the trials that may have lost more without a word."""
 CLOCK_CHANGE, HEAT_CHANGE_C = 0.05, 10.0
+NORMAL_MAD = 0.6744897501960817
+"""Median absolute deviation of the standard normal distribution."""
 _MOST_POINTS = 500
 """The slope is taken over all pairs of points: so many groups of neighbouring trials at most."""
 
@@ -111,6 +112,9 @@ def _trend(seconds: NDArray[np.float64], values: NDArray[np.float64]) -> Iterabl
     y = np.array([values[own].mean() for own in groups])
     if len(x) < 8 or x[-1] <= x[0] or np.ptp(y) == 0:
         return
+    # Loaded here: it takes half a second, and most who import this never come here.
+    from scipy import stats
+
     p_value = stats.kendalltau(x, y).pvalue
     slope, _, low, high = stats.theilslopes(y, x, 0.95)
     change, least, most = (math.expm1(value * (x[-1] - x[0])) for value in (slope, low, high))
@@ -129,7 +133,8 @@ def _odd_blocks(blocks: NDArray[np.float64], values: NDArray[np.float64]) -> Ite
     if len(numbers) < 4:
         return
     medians = np.array([np.median(values[blocks == number]) for number in numbers])
-    spread = stats.median_abs_deviation(medians, scale="normal")
+    # The median absolute deviation, as the standard deviation of a normal distribution.
+    spread = float(np.median(np.abs(medians - np.median(medians)))) / NORMAL_MAD
     for number, median in zip(numbers, medians, strict=True):
         off = math.expm1(median - float(np.median(medians[numbers != number])))
         if abs(off) >= BLOCK_CHANGE and abs(math.log1p(off)) > 4 * spread:

@@ -21,7 +21,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, ErrorDetails
 
 from planewise.errors import BadInputError
 from planewise.store.models import Level
@@ -388,7 +388,7 @@ def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
     first = max((e for e in errors if e["loc"][:2] == root), key=lambda e: len(e["loc"]))
     place = tuple(part for part in first["loc"] if not _is_union_tag(part))
     name = ".".join(str(part) for part in place)
-    message = str(first["msg"]).removeprefix("Value error, ")
+    message = _message(first)
     remedy = "docs/reference/designs.md lists every key"
     if first["type"] == "extra_forbidden":
         known = _known_keys(place[:-1])
@@ -403,6 +403,36 @@ def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
         name = ".".join(str(part) for part in place[:-1])
     sentence = f"{name}: {message}" if name else message
     return BadInputError(sentence, where=f"{path}:{_line(raw, place)}", remedy=remedy)
+
+
+def _message(error: ErrorDetails) -> str:
+    """What is wrong with a value, in words for who wrote the design."""
+    given = error["input"]
+    wanted = _WANTED.get(error["type"])
+    if wanted is not None and isinstance(given, str | int | float | None):
+        text = str(given).lower() if isinstance(given, bool) else str(given)
+        kind = "the text " if isinstance(given, str) else ""
+        shown = "nothing" if given is None else f"{kind}`{text}`"
+        return f"{shown} is not {wanted}"
+    if error["type"] == "too_short" and not given:
+        return "it has no level; it needs at least 1"
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
+_WANTED = {
+    "int_parsing": "a whole number (an integer)",
+    "int_type": "a whole number (an integer)",
+    "int_from_float": "a whole number (an integer)",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_parsing": "true or false",
+    "tuple_type": "a list",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+}
+"""What pydantic expected where it says so in words of a programmer."""
 
 
 def _is_union_tag(part: object) -> bool:
