@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from html import escape
+from pathlib import Path
 
 import pytest
 
 from planewise import cli
-from planewise.advise.model import Chain, shipped
-from planewise.advise.workload import Workload, advise, why_not
+from planewise.advise.model import Chain, predict, profile_text, shipped
+from planewise.advise.workload import Workload, advise, course, why_not
 from planewise.errors import BadInputError
 
 XL710 = shipped("xl710")
@@ -120,3 +123,42 @@ def test_json_holds_the_ranking_and_the_reason(
 def test_a_profile_that_is_not_there_is_said() -> None:
     with pytest.raises(BadInputError, match="no host profile nothing"):
         shipped("nothing")
+
+
+def page(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    file = tmp_path / "advice.html"
+    monkeypatch.setattr("sys.argv", ["planewise", "advise", *options, "--page", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    return file.read_text()
+
+
+def test_the_page_shows_the_answer_and_the_course_over_the_chain_and_loads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = ["--pattern", "east-west", "--vnfs", "6"]
+    text = page(["--profile", "xl710", *workload], tmp_path, monkeypatch)
+    assert escape(advise(XL710, EAST_WEST).sentence) in text
+    assert text.count("<svg") == 2
+    for plane in ("vhost-user", "vf-passthrough", "virtio-bridge"):
+        assert f'<th scope="row">{plane}</th>' in text
+    assert not re.search(r'(?:src|href)="https?:', text)
+    assert "<script" not in text
+
+
+def test_the_page_of_an_emulated_host_draws_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "emulated.toml"
+    profile.write_text(profile_text(XL710.model_copy(update={"emulated": True})))
+    text = page(["--profile", str(profile), "--pattern", "east-west"], tmp_path, monkeypatch)
+    assert "of an emulated host" in text
+    assert "<svg" not in text
+
+
+def test_lines_of_a_chart_are_the_models() -> None:
+    points = course(XL710, EAST_WEST)
+    assert [one.chain.vnfs for one in points] == [*range(1, 9)] * 2
+    assert points[5].pps == predict(XL710, "vf-passthrough", EAST_WEST.chain).pps
+    assert course(XL710, replace(EAST_WEST, application="kernel")) == ()

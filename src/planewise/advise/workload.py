@@ -142,6 +142,22 @@ def advise(profile: Profile, workload: Workload) -> Advice:
     )
 
 
+def course(profile: Profile, workload: Workload) -> tuple[Prediction, ...]:
+    """What the modelled planes carry from one function to more than asked for, all else alike.
+
+    Empty where the guests' kernels bind, and of an emulated host, which has no figures.
+    """
+    if profile.emulated or workload.application == "kernel":
+        return ()
+    most = min(LONGEST, max(8, workload.chain.vnfs + 2))
+    planes: tuple[Plane, ...] = ("vf-passthrough", "vhost-user")
+    return tuple(
+        predict(profile, plane, replace(workload.chain, vnfs=vnfs))
+        for plane in planes
+        for vnfs in range(1, most + 1)
+    )
+
+
 def why_not(advice: Advice, plane: str) -> str:
     """Why `plane` is not the answer, in words.
 
@@ -401,4 +417,4 @@ def _flips(
             return
 
 
-__all__ = ["Advice", "Ranked", "Statement", "Workload", "advise", "why_not"]
+__all__ = ["Advice", "Ranked", "Statement", "Workload", "advise", "course", "why_not"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +12,9 @@ import typer
 from planewise.commands import console
 
 if TYPE_CHECKING:
-    from planewise.advise.workload import Advice, Ranked
+    from planewise.advise.model import Profile
+    from planewise.advise.workload import Advice, Ranked, Statement
+    from planewise.report.advice import Page, Said
 
 
 def advise(
@@ -47,6 +51,9 @@ def advise(
     why_not: Annotated[
         str | None, typer.Option("--why-not", help="Say why this plane is not the answer.")
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", help="Also write an HTML page.", metavar="FILE")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Rank the planes for a workload: predicted figures, what binds, what would change the answer.
@@ -58,8 +65,9 @@ def advise(
     from planewise.advise.model import Chain
     from planewise.advise.profiles import find_profile
 
+    host = find_profile(profile)
     advice = room.advise(
-        find_profile(profile),
+        host,
         room.Workload(
             chain=Chain(pattern, vnfs, frame),  # type: ignore[arg-type]  # Chain refuses others
             application=application,  # type: ignore[arg-type]  # so does Workload
@@ -69,6 +77,11 @@ def advise(
             spare_cores=spare_cores,
         ),
     )
+    if page is not None:
+        from planewise.report.advice import render
+        from planewise.store.files import write_file
+
+        write_file(page, render(_page(advice, host)).encode())
     if json_:
         console.print_json(asdict(advice) | {"why_not": _why_not(advice, why_not)})
         return
@@ -76,6 +89,45 @@ def advise(
         print(room.why_not(advice, why_not))
         return
     _print(advice)
+    if page is not None:
+        print()
+        print(page)
+
+
+def _page(advice: Advice, host: Profile) -> Page:
+    from planewise.advise.workload import course
+    from planewise.report import advice as report
+
+    def said(statements: Iterable[Statement]) -> tuple[Said, ...]:
+        return tuple(report.Said(one.text, _basis(one.basis, one.source)) for one in statements)
+
+    chain = advice.workload.chain
+    return report.Page(
+        title=f"Which plane for {chain.vnfs} functions, {chain.pattern}?",
+        sentence=advice.sentence,
+        host=advice.profile,
+        notice=_EMULATED if advice.emulated else "",
+        columns=_COLUMNS,
+        planes=tuple(
+            report.Plane(one.plane, one.possible, _cells(one)[1:], said(one.statements))
+            for one in advice.ranking
+        ),
+        changes=said(advice.changes),
+        points=tuple(
+            report.Point(
+                one.plane, one.chain.vnfs, one.pps, one.low_pps, one.high_pps, one.bottleneck.name
+            )
+            for one in course(host, advice.workload)
+        ),
+        asked_vnfs=chain.vnfs,
+    )
+
+
+_EMULATED = (
+    "The profile is of an emulated host: its order of planes may hold, its figures say nothing of "
+    "a real one and are not shown."
+)
+_COLUMNS = ("plane", "Mpps", "95 %", "Gb/s", "share", "cores", "what binds")
 
 
 def _why_not(advice: Advice, plane: str | None) -> str | None:
@@ -89,13 +141,10 @@ def _print(advice: Advice) -> None:
 
     print(advice.sentence)
     if advice.emulated:
-        print(
-            f"The profile {advice.profile} is of an emulated host: its order of planes may hold, "
-            "its figures say nothing of a real one and are not shown."
-        )
+        print(_EMULATED)
     print()
     table = Table(box=None, pad_edge=False)
-    for title in ("plane", "Mpps", "95 %", "Gb/s", "share", "cores", "what binds"):
+    for title in _COLUMNS:
         right = title in ("Mpps", "Gb/s", "share", "cores")
         table.add_column(title, justify="right" if right else "left", no_wrap=title != "what binds")
     for one in advice.ranking:
