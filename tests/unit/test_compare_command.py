@@ -88,10 +88,16 @@ def test_tails_have_intervals_and_pooled_tests_their_warning(run: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "RTT of all packets, overall" in done.stdout
     assert "bridge / veth" in done.stdout
-    assert "warning: As published: every packet counts as a replicate" in done.stdout
+    assert "warning: As published: every packet, and every trial's CPU reading" in done.stdout
     found = answer(run, "--tails", "--as-published")
     assert {part["stratum"] for part in found["quantiles"]} >= {"idle", "overall"}  # type: ignore[attr-defined]
-    assert len(found["as_published"]["tests"]) == 4 * 3  # type: ignore[index]
+    tests = found["as_published"]["tests"]  # type: ignore[index]
+    assert [test["metric"] for test in tests] == ["rtt"] * 12 + ["cpu:shared"] * 12
+    # 3 planes in pairs, in each of 4 strata: packets of RTT, and one reading of the CPU a trial.
+    overall = {test["metric"]: test["pairs"] for test in tests if test["stratum"] == "overall"}
+    assert overall["rtt"] > 190 * overall["cpu:shared"]
+    assert overall["cpu:shared"] == 5 * SMALL.blocks
+    assert "cpu:shared  bridge – macvlan" in done.stdout
 
 
 def test_runs_are_joined_and_what_differs_is_said(run: Path, after: Path) -> None:

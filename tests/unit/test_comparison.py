@@ -204,6 +204,41 @@ def test_levels_that_were_never_measured_alike_are_not_compared() -> None:
     assert any("never measured in the same block" in note for note in family.notes)
 
 
+def test_background_guests_on_the_same_plane_pair_with_those_on_that_plane_by_name() -> None:
+    # All on bridge, all on vf, and vf for the main guests only.
+    cost = {("bridge", "same"): 30_000, ("vf", "same"): 10_000, ("vf", "bridge"): 15_000}
+    cells: list[dict[str, Level]] = [
+        {"plane": plane, "background_plane": behind, "load_type": "cpu"} for plane, behind in cost
+    ]
+    wobble = noise(3, 0.002)
+
+    def value(cell: Mapping[str, Level], _: int) -> float:
+        return cost[str(cell["plane"]), str(cell["background_plane"])] * wobble()
+
+    family = compare_levels(observed(value, cells, 8), "plane", by="background_plane")
+    assert family.strata == ("bridge", "same", "overall")
+    alone, all_on_one = (family.find("vf", "bridge", name) for name in ("bridge", "same"))
+    assert alone is not None
+    assert all_on_one is not None
+    assert alone.change == pytest.approx(-0.5, abs=0.01)
+    assert all_on_one.change == pytest.approx(-2 / 3, abs=0.01)
+    assert not family.notes
+
+
+def test_same_and_its_name_are_one_level_when_something_else_is_compared() -> None:
+    cells: list[dict[str, Level]] = [
+        {"plane": "veth", "background_plane": "same", "load_type": "cpu"},
+        {"plane": "veth", "background_plane": "veth", "load_type": "network"},
+    ]
+    wobble = noise(4)
+    family = compare_levels(observed(lambda *_: 10_000 * wobble(), cells, 8), "load_type", by="")
+    (comparison,) = family.comparisons
+    assert comparison.pairs == 8
+    value = family.value("cpu")
+    assert value is not None
+    assert value.replicates == 8
+
+
 def test_a_lower_bound_may_be_greater_but_never_less() -> None:
     def family(bounded: str) -> Family:
         return compare_levels(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed.counters import Reading, parse
 from planewise.testbed.host import Finished
-from planewise.testbed.load import LoadSpec
+from planewise.testbed.load import LoadSpec, Work, shortfall
 from planewise.testbed.model import CounterPoint
 
 NET_DEV = """\
@@ -63,6 +63,21 @@ def test_a_counter_that_went_backwards_is_an_error_and_no_number() -> None:
 def test_a_load_beyond_its_bounds_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(BadInputError, match=next(iter(wrong))):
         LoadSpec("cpu", "sender", **wrong)  # type: ignore[arg-type]
+
+
+def test_a_load_that_fell_behind_during_a_trial_says_by_how_much() -> None:
+    cpu = LoadSpec(type="cpu", cpu_share=0.5)
+    start = Work(10.0, 3.0)
+    # Half of four CPUs over two seconds: four seconds of CPU time.
+    assert shortfall(cpu, start, Work(12.0, 7.0), 8, 4) == ()
+    assert shortfall(cpu, start, Work(12.0, 5.0), 8, 4) == (
+        "CPU load got 25 % of the CPUs during this trial, 50 % was asked for",
+    )
+    network = LoadSpec(type="network", rate_pps=1000, burst=10)
+    assert shortfall(network, start, Work(12.0, 1803.0 - 80), 8, 4) == ()
+    (said,) = shortfall(network, start, Work(12.0, 1003.0), 8, 4)
+    assert said == "network load sent 500 packets/s during this trial, 1000 were asked for"
+    assert shortfall(LoadSpec(), start, start, 0, 4) == ()
 
 
 def test_a_failed_probe_becomes_its_own_sentence_and_remedy() -> None:

@@ -100,7 +100,7 @@ def test_the_pooled_test_is_scipys_and_far_too_sure() -> None:
             name: {one.block: one.values for one in replicates(rng, 6, 300, rng.normal(0, 0.1, 6))}
             for name in ("a", "b")
         }
-        (test,) = pooled_tests(levels, "overall")
+        (test,) = pooled_tests(levels, "overall", "rtt")
         rejected += test.p < 0.05
     assert rejected / 60 > 0.4
 

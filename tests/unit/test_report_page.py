@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 
 from planewise.report import html, theme
 from planewise.report.data import RunData
-from planewise.store.rundir import RunReader
+from planewise.store.models import HostState, TrialRecord
+from planewise.store.rundir import RUN_FILE, TRIALS_FILE, RunReader
 from tests.unit import made_up_run
 from tests.unit.made_up_run import HIDDEN_REASON, MadeUp
 
@@ -229,6 +232,53 @@ def test_the_machine_its_warnings_and_the_missing_planes_are_shown(page: str) ->
     for said in ("AMD EPYC 7B13", "6.1.0-18-amd64", "virtual clock: kvm-clock", "(warning)"):
         assert said in host
     assert "ipvlan</strong>: this kernel has no ipvlan. Use a kernel with" in host
+
+
+def machine(page: str) -> str:
+    found = re.sub(r"\s+", " ", page[page.index('<h2 id="host">') :]).replace(NBSP, " ")
+    return found.partition('<h2 id="left-out">')[0]
+
+
+def test_what_changed_on_the_host_is_told_and_what_it_has_no_counter_for(tmp_path: Path) -> None:
+    def state(order: int) -> HostState:
+        return HostState(governor="performance" if order < 3 else "powersave", steal=0.0)
+
+    run = small(tmp_path, blocks=4, drift=0.0)
+    change_trials(run, lambda one: {"host": {"shared": state(one.order)}})
+    told = machine(html.render(run))
+    assert "<h3>What changed while it was measured</h3>" in told
+    assert "The host's frequency governor changed during the run: performance then" in told.replace(
+        "&#39;", "'"
+    )
+    assert "Watched around every trial: frequency governor, time that the hypervisor gave" in told
+    assert "Unsupported there, so nobody knows: clock of the CPUs, temperature, throttling" in told
+    change_trials(run, lambda one: {"host": {"shared": HostState(steal=0.0)}})
+    assert "Nothing that was watched did." in machine(html.render(run))
+
+
+def test_cells_that_could_not_run_are_named_with_their_reason(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    skipped = [{"cell": {"plane": "ipvlan", "background_guests": n}, "reason": "no ipvlan here"}
+               for n in (0, 8)]  # fmt: skip
+    file = run.path / RUN_FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"skipped": skipped}))
+    page = html.render(RunReader(run.path))
+    assert "<strong>2 cells of ipvlan</strong>: could not run here: no ipvlan here." in page
+
+
+def test_a_warning_that_differs_in_its_figures_alone_is_said_once(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    change_trials(run, lambda one: {"warnings": (f"CPU load got {one.order + 10} % of the CPUs",)})
+    page = html.render(run).replace(NBSP, " ")
+    told = "<strong>Said with varying figures</strong>: CPU load got 10 % of the CPUs (4 trials)."
+    assert page.count(told) == 1
+
+
+def change_trials(run: RunReader, change: Callable[[TrialRecord], dict[str, object]]) -> None:
+    """Writes the run's trials anew, each with what `change` says of it."""
+    changed = [one.model_copy(update=change(one)) for one in run.trials()]
+    lines = [one.model_dump_json(exclude_defaults=True) + "\n" for one in changed]
+    (run.path / TRIALS_FILE).write_text("".join(lines))
 
 
 def test_times_of_a_virtual_machine_are_labelled_wherever_they_are_shown(page: str) -> None:

@@ -83,7 +83,8 @@ def compare(
     as_published: Annotated[
         bool,
         typer.Option(
-            "--as-published", help="The publications' tests on pooled packets, too, with a warning."
+            "--as-published",
+            help="The publications' tests of RTT and CPU on pooled readings, too, with a warning.",
         ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -143,8 +144,8 @@ def _analyse(
     quantiles: dict[str, Quantiles] = {}
     pooled: tuple[PooledTest, ...] | None = None
     if tails or as_published:
-        from planewise.judge.statistics.metrics import rtt_source
-        from planewise.judge.statistics.packets import PacketTable, PacketTrial
+        from planewise.judge.statistics.metrics import Observation, cpu_metrics, rtt_source
+        from planewise.judge.statistics.packets import Readings, ReadingTable, of_trials
         from planewise.store.packets import read_rtts
 
         unread: dict[str, int] = {}
@@ -155,7 +156,10 @@ def _analyse(
                 if one.why:
                     unread[one.why] = unread.get(one.why, 0) + 1
                 else:
-                    packets.append(PacketTrial(sample, one.trial, one.rtt_ns[one.rtt_ns > 0]))
+                    where = Observation(
+                        sample.label, one.trial.block, sample.cell(one.trial), 0.0, 0.0
+                    )
+                    packets.append(Readings(where, one.rtt_ns[one.rtt_ns > 0]))
         notes += tuple(
             f"{times} trial{'s' if times != 1 else ''} without packets: {why}"
             for why, times in unread.items()
@@ -166,9 +170,18 @@ def _analyse(
                 where=", ".join(str(path) for path in paths),
                 remedy="leave --tails and --as-published away; the comparison needs none",
             )
-        table = PacketTable(packets, factor, by)
+        run_factors = {name for sample in samples for name in sample.extra}
+        table = ReadingTable(packets, factor, by, run_factors)
         quantiles = table.quantiles() if tails else {}
-        pooled = table.pooled() if as_published else None
+        if as_published:
+            cpus = [observe(samples, name) for name in cpu_metrics(samples, modes=False)]
+            pooled = table.pooled("rtt") + tuple(
+                test
+                for cpu in cpus
+                for test in ReadingTable(of_trials(cpu), factor, by, cpu.run_factors).pooled(
+                    cpu.metric.name
+                )
+            )
     labelled = {sample.label: sample.info for sample in samples}
     return _Found(
         samples,
@@ -459,19 +472,24 @@ def _ends(low: float | None, high: float | None, show: object) -> str:
 
 def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
     from planewise.judge.statistics.pooled import WARNING
-    from planewise.units import time_text
+    from planewise.units import percent_text, time_text
 
     out = console.out()
     out.print()
     out.print(f"warning: {WARNING}", markup=False)
     out.print()
-    table = _Rows("as published", "compared", "packets", "median shift", "p", "Kendall's tau-b")
+    table = _Rows(
+        "as published", "metric", "compared", "pairs", "median shift", "p", "Kendall's tau-b"
+    )
     for one in pooled:
         table.add(
             one.stratum,
+            one.metric,
             f"{one.a} – {one.b}",
-            str(one.packets),
-            time_text(one.median_shift),
+            str(one.pairs),
+            time_text(one.median_shift)
+            if one.metric == "rtt"
+            else f"{percent_text(one.median_shift, signed=True).removesuffix('%').strip()} points",
             f"{one.p:.3g}" if one.log10_p > -300 else f"10^{one.log10_p:.0f}",
             f"{one.tau:+.3f}",
         )
@@ -505,11 +523,13 @@ def _as_json(found: _Found) -> dict[str, object]:
             "warning": WARNING,
             "tests": [
                 {
+                    "metric": one.metric,
+                    "unit": "ns" if one.metric == "rtt" else "share",
                     "a": one.a,
                     "b": one.b,
                     "stratum": one.stratum,
-                    "packets": one.packets,
-                    "median_shift_ns": one.median_shift,
+                    "pairs": one.pairs,
+                    "median_shift": one.median_shift,
                     "p": one.p,
                     "log10_p": one.log10_p,
                     "kendall_tau_b": one.tau,

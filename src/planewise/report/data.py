@@ -5,9 +5,10 @@ Packets become summaries here, a few cells at a time; only a scatter's share of 
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -17,6 +18,7 @@ from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve
+from planewise.judge.drift import Drift, find_drift
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import packets as packet_files
@@ -24,8 +26,17 @@ from planewise.report import summaries, theme
 from planewise.report.cells import NO_PLANE, Factors, Naming, rank, words
 from planewise.report.packets import Packets, RttMetric, Unread
 from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
-from planewise.store.models import Counts, Latency, Metric, Recommendation, TrialRecord
+from planewise.store.models import (
+    Counts,
+    HostState,
+    Latency,
+    Metric,
+    Recommendation,
+    TrialRecord,
+)
 from planewise.store.rundir import RunReader
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
 """Quantiles of the tail table, with the packets that each needs to mean anything."""
@@ -142,6 +153,27 @@ class LeftOut:
     what: str
     why: str
     times: int = 1
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a host tells of its own state, and what it has no counter for."""
+
+    host: str
+    told: tuple[str, ...]
+    unsupported: tuple[str, ...]
+    """Its silence is not steadiness."""
+
+
+_STATE: tuple[tuple[Callable[[HostState], bool], str], ...] = (
+    (lambda state: state.governor != "none", "frequency governor"),
+    (lambda state: state.cpu_mhz is not None, "clock of the CPUs"),
+    (lambda state: state.temperature_c is not None, "temperature"),
+    (lambda state: state.throttled is not None, "throttling"),
+    (lambda state: state.steal is not None, "time that the hypervisor gave to others"),
+    (lambda state: state.foreign_cpu is not None, "CPU time of other programs"),
+    (lambda state: bool(state.offloads), "offloads of network cards"),
+)
 
 
 class RunData:
@@ -315,6 +347,27 @@ class RunData:
         return result
 
     @cached_property
+    def drift(self) -> tuple[Drift, ...]:
+        """What changed on the hosts, or in the results, while the run was measured."""
+        return find_drift(self.trials, self.info)
+
+    @cached_property
+    def watched(self) -> tuple[Watched, ...]:
+        """By host, what its state around every trial tells; empty where nothing was recorded."""
+        states: dict[str, list[HostState]] = {}
+        for trial in self.done:
+            for role, state in trial.host.items():
+                states.setdefault(role, []).append(state)
+        return tuple(
+            Watched(
+                role,
+                told=tuple(words for told, words in _STATE if any(map(told, own))),
+                unsupported=tuple(words for told, words in _STATE if not any(map(told, own))),
+            )
+            for role, own in states.items()
+        )
+
+    @cached_property
     def left_out(self) -> list[LeftOut]:
         """What is not in the figures or must be read with care, and why."""
         _ = self.rtt, self.recommendation  # they add notes
@@ -327,6 +380,13 @@ class RunData:
                     "--resume runs it again",
                 )
             )
+        skipped = Counter((self.naming.series(one.cell), one.reason) for one in self.info.skipped)
+        notes += [
+            LeftOut(
+                f"{times} cell{'s' if times != 1 else ''} of {plane}", f"could not run here: {why}"
+            )
+            for (plane, why), times in skipped.items()
+        ]
         for trial in self.trials:
             if trial.status == "failed":
                 notes.append(LeftOut(f"Trial {trial.trial}", f"it failed: {trial.reason}"))
@@ -349,9 +409,17 @@ class RunData:
             LeftOut(f"Load trials of {plane}", LIMITS[limit], times)
             for (plane, limit), times in limited.items()
         ]
-        warnings = Counter(warning for trial in self.done for warning in trial.warnings)
+        warnings: dict[str, list[str]] = {}
+        for trial in self.done:
+            for warning in trial.warnings:
+                warnings.setdefault(_NUMBER.sub("#", warning), []).append(warning)
         notes += [
-            LeftOut("Said during a trial", warning, times) for warning, times in warnings.items()
+            LeftOut(
+                "Said during a trial" if len(set(said)) == 1 else "Said with varying figures",
+                said[0],
+                len(said),
+            )
+            for said in warnings.values()
         ]
         return notes
 

@@ -385,22 +385,25 @@ def _lost(data: RunData, pages: Sequence[Page[RttCell]]) -> Section:
     )
 
 
+_CPU = Section(
+    "cpu",
+    "What it costs in CPU time",
+    "A plane that is fast because it takes a whole CPU is not cheap.",
+    virtual="",
+)
+
+
 def _cpu(data: RunData) -> Section:
     pages = _pages(data.cpu)
-    return Section(
-        "cpu",
-        "What it costs in CPU time",
-        "A plane that is fast because it takes a whole CPU is not cheap.",
-        tuple(
-            cpu.figure(
-                page,
-                name=_numbered("cpu", place, pages),
-                title=_part("CPU time by plane and load", place, pages),
-            )
-            for place, page in enumerate(pages)
-        ),
-        virtual="",
+    figures = tuple(
+        cpu.figure(
+            page,
+            name=_numbered("cpu", place, pages),
+            title=_part("CPU time by plane and load", place, pages),
+        )
+        for place, page in enumerate(pages)
     )
+    return replace(_CPU, figures=figures)
 
 
 def _cpu_by_factor(data: RunData) -> Section:
@@ -424,13 +427,7 @@ def _cpu_by_factor(data: RunData) -> Section:
         for place, page in enumerate(pages)
     )
     return _by_factor(
-        Section(
-            "cpu",
-            "What it costs in CPU time",
-            "A plane that is fast because it takes a whole CPU is not cheap.",
-            figures,
-            virtual="",
-        ),
+        replace(_CPU, figures=figures),
         [
             (
                 "CPU time of every cell",

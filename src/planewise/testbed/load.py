@@ -91,6 +91,36 @@ class LoadReport:
         return self.sent / self.duration_s if self.duration_s > 0 else 0.0
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a load had done at some moment; two of them tell what it did in between."""
+
+    at_s: float
+    """Of the monotonic clock."""
+    done: float
+    """CPU time [s] over all guests (CPU load), or packets that left them (network load)."""
+
+
+def shortfall(spec: LoadSpec, before: Work, after: Work, guests: int, cpus: int) -> tuple[str, ...]:
+    """Whether a load did much less between two moments than it should, in a sentence. Pure.
+
+    `cpus` are those of the loaded host. A burst of each guest may lie just outside.
+    """
+    took_s = after.at_s - before.at_s
+    done = after.done - before.done
+    if spec.type == "cpu" and done < 0.9 * spec.cpu_share * cpus * took_s:
+        return (
+            f"CPU load got {percent_text(done / (took_s * cpus))} of the CPUs during this trial, "
+            f"{percent_text(spec.cpu_share)} was asked for",
+        )
+    if spec.type == "network" and done < 0.9 * spec.rate_pps * took_s - spec.burst * guests:
+        return (
+            f"network load sent {done / took_s:.0f} packets/s during this trial, "
+            f"{spec.rate_pps:.0f} were asked for",
+        )
+    return ()
+
+
 class Loadable(Protocol):
     """What a load needs of a testbed, whatever its guests are."""
 
@@ -135,6 +165,7 @@ class BackgroundLoad:
         self.report: LoadReport | None = None
         self._testbed = testbed
         self._cpus = 1
+        self._sources: Sequence[Guest] = ()
         self._sinks: list[HostProcess] = []
         self._workers: list[HostProcess] = []
         self._started = 0.0
@@ -181,6 +212,20 @@ class BackgroundLoad:
                     remedy="raise its limit_s above the duration of the measurement",
                 )
 
+    def work(self) -> Work:
+        """What it has done so far: mark it before a trial, and ask `shortfall` after it."""
+        return Work(time.monotonic(), self._done())
+
+    def shortfall(self, since: Work) -> tuple[str, ...]:
+        """Whether it did much less than it should since then; empty when it kept up."""
+        return shortfall(self.spec, since, self.work(), len(self._workers), self._cpus)
+
+    def _done(self) -> float:
+        if self.spec.type == "cpu":
+            host = self._testbed.hosts[self.spec.location]
+            return math.fsum(_ran_s(host, process) for process in self._workers)
+        return float(sum(self._transmitted(guest) for guest in self._sources))
+
     def _start_burning(self) -> None:
         host = self._testbed.hosts[self.spec.location]
         guests = self._testbed.background(self.spec.location)
@@ -198,18 +243,17 @@ class BackgroundLoad:
         for worker in self._workers:
             worker.wait_ready("ready", _START_S)
 
-        def burning(guest: Guest, process: HostProcess) -> bool:
-            text = host.read_text(f"/proc/{process.pid}/schedstat", netns=guest.netns)
-            return int(text.split()[0]) > 2_000_000  # beyond what the start itself takes
+        def burning(process: HostProcess) -> bool:
+            return _ran_s(host, process) > 2e-3  # beyond what the start itself takes
 
-        pairs = zip(guests, self._workers, strict=True)
-        self._await([partial(burning, *pair) for pair in pairs])
+        self._await([partial(burning, worker) for worker in self._workers])
 
     def _start_sending(self) -> None:
         receiver = self.spec.location
         sender: HostRole = "responder" if receiver == "sender" else "sender"
         here, there = self._testbed.hosts[receiver], self._testbed.hosts[sender]
         targets, sources = self._testbed.background(receiver), self._testbed.background(sender)
+        self._sources = sources
         self._sinks = [
             here.start((here.probe, "sink", "--listen", f"{guest.ipv4}:{_PORT}"), netns=guest.netns)
             for guest in targets
@@ -230,8 +274,14 @@ class BackgroundLoad:
         self._await([partial(reached, *pair) for pair in zip(targets, before, strict=True)])
 
     def _received(self, guest: Guest) -> int:
+        return self._counter(guest, "rx_packets")
+
+    def _transmitted(self, guest: Guest) -> int:
+        return self._counter(guest, "tx_packets")
+
+    def _counter(self, guest: Guest, name: str) -> int:
         point = CounterPoint(guest.host, guest.netns, guest.interface)
-        return counters.read(self._testbed.hosts[guest.host], point).counters["rx_packets"]
+        return counters.read(self._testbed.hosts[guest.host], point).counters[name]
 
     def _await(self, signs: Sequence[Callable[[], bool]]) -> None:
         """Waits until every guest shows a sign of work."""
@@ -251,6 +301,11 @@ class BackgroundLoad:
                     remedy="use fewer background guests, or end other work on this machine",
                 )
             time.sleep(_POLL_S)
+
+
+def _ran_s(host: Host, process: HostProcess) -> float:
+    """CPU time that a process has had."""
+    return int(host.read_text(f"/proc/{process.pid}/schedstat").split()[0]) / 1e9
 
 
 def _end(processes: list[HostProcess]) -> list[Finished]:

@@ -1,16 +1,16 @@
-"""Quantiles and pooled tests of packets, by the strata of a comparison. Reads no file."""
+"""Quantiles and pooled tests of single readings, by the strata of a comparison. Reads no file."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planewise.judge.statistics.bootstrap import Quantiles, Replicate, bootstrap_quantiles
-from planewise.judge.statistics.metrics import Observation, RunSample
+from planewise.judge.statistics.metrics import Observation, Observed
 from planewise.judge.statistics.pairing import (
     Key,
     Pairing,
@@ -18,32 +18,39 @@ from planewise.judge.statistics.pairing import (
     level_order,
 )
 from planewise.judge.statistics.pooled import PooledTest, pooled_tests
-from planewise.store.models import Level, TrialRecord
+from planewise.store.models import Level
 
 Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
-class PacketTrial:
-    """The packets of one trial."""
+class Readings:
+    """The single readings of one trial: the RTTs of its packets, or its one reading of a CPU."""
 
-    sample: RunSample
-    trial: TrialRecord
+    trial: Observation
+    """Where and when; its value is not looked at."""
     values: Floats
-    """In the order in which they were sent; positive."""
+    """In the order in which they were made."""
 
 
-class PacketTable:
-    """Packets by level and by all that pairs have alike."""
+def of_trials(observed: Observed) -> tuple[Readings, ...]:
+    """A metric that has one reading a trial."""
+    return tuple(Readings(one, np.array([one.value])) for one in observed.observations)
 
-    def __init__(self, trials: Sequence[PacketTrial], factor: str, by: str | None) -> None:
-        """`by` as of `compare_levels`."""
-        kept = [one for one in trials if one.values.size and factor in one.sample.cell(one.trial)]
-        observations = [
-            Observation(one.sample.label, one.trial.block, one.sample.cell(one.trial), 0.0, 0.0)
-            for one in kept
-        ]
-        run_factors = {name for one in kept for name in one.sample.extra}
+
+class ReadingTable:
+    """Readings by level and by all that pairs have alike."""
+
+    def __init__(
+        self,
+        readings: Sequence[Readings],
+        factor: str,
+        by: str | None,
+        run_factors: Collection[str] = (),
+    ) -> None:
+        """`by` as of `compare_levels`; `run_factors` as of `Observed`."""
+        kept = [one for one in readings if one.values.size and factor in one.trial.cell]
+        observations = [one.trial for one in kept]
         by = default_by(observations, factor) if by is None else by
         self._pairing = Pairing(observations, factor, by, run_factors)
         parts: dict[Level, dict[Key, list[Floats]]] = defaultdict(lambda: defaultdict(list))
@@ -79,10 +86,12 @@ class PacketTable:
             for stratum in self.strata
         }
 
-    def pooled(self) -> tuple[PooledTest, ...]:
-        """The publications' tests, stratum by stratum."""
+    def pooled(self, metric: str) -> tuple[PooledTest, ...]:
+        """The publications' tests, stratum by stratum; `metric` is what was read."""
         return tuple(
-            test for stratum in self.strata for test in pooled_tests(self._in(stratum), stratum)
+            test
+            for stratum in self.strata
+            for test in pooled_tests(self._in(stratum), stratum, metric)
         )
 
     def _in(self, stratum: str) -> dict[Level, dict[Key, Floats]]:

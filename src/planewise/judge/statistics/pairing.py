@@ -14,6 +14,8 @@ TRAFFIC_FACTORS = frozenset({"frequency_pps", "size_bytes", "protocol"})
 """Factors whose levels are run one after the other within a visit to a cell."""
 LOAD_FACTORS = frozenset({"load_type", "load_location", "background_guests"})
 """Factors that together make the background load; without load the others have no meaning."""
+SAME = "same"
+"""Level of `background_plane`: the plane of the main guests, whichever that is."""
 OVERALL = "overall"
 IDLE = "idle"
 
@@ -92,6 +94,7 @@ class Pairing:
         self._left_out = {factor, *(run_factors if self._across_runs else ())}
         self._apart = TRAFFIC_FACTORS | (LOAD_FACTORS if factor in LOAD_FACTORS else frozenset())
         self._loads = {_load_of(one.cell) for one in observations if not is_idle(one.cell)}
+        self._backgrounds = _Backgrounds(one.cell for one in observations)
         self.unit: dict[Key, Key] = {}
         """By key: what is one pair, as traffic factors share a visit to the cell."""
         self.stratum: dict[Key, str] = {}
@@ -115,7 +118,11 @@ class Pairing:
 
     def _keys(self, one: Observation) -> tuple[Key, ...]:
         cells = _standing_for(one.cell, self.factor, self._loads)
-        return tuple(self._key(one, cell) for cell in cells)
+        return tuple(
+            self._key(one, alike)
+            for cell in cells
+            for alike in self._backgrounds.standing_for(cell, self.factor)
+        )
 
     def _key(self, one: Observation, cell: Mapping[str, Level]) -> Key:
         """Everything but the factor; also notes the key's unit and stratum."""
@@ -162,6 +169,40 @@ def _number(name: str) -> Level:
         return int(name)
     except ValueError:
         return name
+
+
+class _Backgrounds:
+    """The plane of the background guests: `same`, or by name, which may be the same one."""
+
+    def __init__(self, cells: Iterable[Mapping[str, Level]]) -> None:
+        self._alone: set[Level] = set()
+        """Planes on which all guests are in some cell."""
+        self._beside: set[Level] = set()
+        """Planes on which background guests are beside main guests on another."""
+        for cell in cells:
+            if "background_plane" in cell and "plane" in cell:
+                if _all_on_one(cell):
+                    self._alone.add(cell["plane"])
+                else:
+                    self._beside.add(cell["background_plane"])
+
+    def standing_for(self, cell: Mapping[str, Level], factor: str) -> list[Mapping[str, Level]]:
+        """The cells whose partner it can be when `factor` is compared.
+
+        With all guests on `bridge` it is the partner of all guests on `vf`, and of main guests on
+        `vf` with the others on `bridge`.
+        """
+        if factor == "background_plane" or not _all_on_one(cell):
+            return [cell]
+        plane = cell["plane"]
+        levels = [SAME]
+        if factor == "plane" and plane in self._beside:
+            levels = [SAME, str(plane)] if len(self._alone) > 1 else [str(plane)]
+        return [{**cell, "background_plane": level} for level in levels]
+
+
+def _all_on_one(cell: Mapping[str, Level]) -> bool:
+    return "plane" in cell and cell.get("background_plane") in (SAME, cell["plane"])
 
 
 Load = tuple[Level, Level, Level]

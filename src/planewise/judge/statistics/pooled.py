@@ -1,9 +1,10 @@
-"""The publications' tests, on pooled packets as published. Knows no file.
+"""The publications' tests, on pooled readings as published. Knows no file.
 
 Publications K and D pool all packets of all cells and give them to Wilcoxon's signed-rank test,
 each packet of one technology paired with one of the other, as if packets were independent. They are
 not: packets of one replicate share the state of the host, so that n counts the same evidence
-hundreds of times. The p values here are reproduced for comparison with the publications alone.
+hundreds of times. Their test of CPU usage pools all readings of a host's CPUs in the same way; here
+a trial has one. The p values are reproduced for comparison with the publications alone.
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ from planewise.store.models import Level
 Floats = NDArray[np.floating]
 
 WARNING = (
-    "As published: every packet counts as a replicate of its own. Packets of one replicate share "
-    "the host's state, so these p values are far too small; under no difference at all such a test "
-    "rejects most of the time (docs/concepts/statistics.md). Read the comparison by replicates."
+    "As published: every packet, and every trial's CPU reading, counts as a replicate of its own. "
+    "Packets of one replicate, and trials of one visit, share the host's state, so these p values "
+    "are too small, of packets by far; under no difference at all the test of packets rejects most "
+    "of the time (docs/concepts/statistics.md). Read the comparison by replicates."
 )
 
 
 @dataclass(frozen=True)
 class PooledTest:
-    """Wilcoxon's signed-rank test of pooled packets, and Kendall's tau-b, as published."""
+    """Wilcoxon's signed-rank test of pooled readings, and Kendall's tau-b, as published."""
 
+    metric: str
+    """`rtt`, or a CPU metric as `--metric` takes it."""
     a: Level
     b: Level
     stratum: str
-    packets: int
-    """Pairs of packets."""
+    pairs: int
+    """Of packets; of CPU, of trials."""
     median_shift: float
     """Median of a − b over the pairs, in the metric's unit."""
     log10_p: float
@@ -53,22 +57,27 @@ class PooledTest:
 
 
 def pooled_tests(
-    levels: Mapping[Level, Mapping[Key, Floats]], stratum: str
+    levels: Mapping[Level, Mapping[Key, Floats]], stratum: str, metric: str
 ) -> tuple[PooledTest, ...]:
-    """Tests every two levels on all packets of the replicates that both have.
+    """Tests every two levels on all readings of the replicates that both have.
 
-    `levels` has the packets of each replicate by what pairs have alike (block and other factors);
-    the i-th packet of one is paired with the i-th of the other.
+    `levels` has the readings of each replicate by what pairs have alike (block and other factors);
+    the i-th one of one level is paired with the i-th of the other.
     """
     return tuple(
         test
         for a, b in combinations(level_order(levels), 2)
-        if (test := _pooled(a, b, levels[a], levels[b], stratum)) is not None
+        if (test := _pooled(metric, a, b, levels[a], levels[b], stratum)) is not None
     )
 
 
 def _pooled(
-    a: Level, b: Level, of_a: Mapping[Key, Floats], of_b: Mapping[Key, Floats], stratum: str
+    metric: str,
+    a: Level,
+    b: Level,
+    of_a: Mapping[Key, Floats],
+    of_b: Mapping[Key, Floats],
+    stratum: str,
 ) -> PooledTest | None:
     pairs = [
         (x[:size], y[:size])
@@ -81,7 +90,7 @@ def _pooled(
     y = np.concatenate([one for _, one in pairs]).astype(np.float64)
     shifts = x - y
     return PooledTest(
-        a, b, stratum, shifts.size, float(np.median(shifts)), log10_p(shifts), _tau(x, y)
+        metric, a, b, stratum, shifts.size, float(np.median(shifts)), log10_p(shifts), _tau(x, y)
     )
 
 
