@@ -15,7 +15,9 @@ import typer
 
 from planewise import __version__
 from planewise.commands import (
+    advise,
     alloc,
+    calibrate,
     clean,
     compare,
     doctor,
@@ -76,6 +78,8 @@ app.command("search")(search.search)
 app.command("judge")(judge.judge)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("calibrate")(calibrate.calibrate)
+app.command("advise")(advise.advise)
 app.command("clean")(clean.clean)
 
 

@@ -571,9 +571,58 @@ def _nics(root: Path) -> Iterable[dict[str, str]]:
             nic["speed_mbps"] = speed
         if functions := _read(device / "sriov_totalvfs"):
             nic["sriov_totalvfs"] = functions
+        nic |= _pcie(device)
         if ours:
             nic["offloads"] = offloads_of(path.name)
         yield nic
+
+
+def _pcie(device: Path) -> dict[str, str]:
+    """The link to a NIC, as its configuration space has it; root alone reads all of that."""
+    config = b""
+    with suppress(OSError):
+        config = (device / "config").read_bytes()
+    if found := pcie_link(config):
+        return found
+    width = _read(device / "current_link_width")
+    # "8.0 GT/s PCIe"
+    generation = _GENERATIONS.get(_read(device / "current_link_speed").partition(" ")[0])
+    if generation is None or not width.isdigit() or width == "0":
+        return {}
+    return {"pcie_generation": generation, "pcie_lanes": width}
+
+
+_GENERATIONS = {"2.5": "1", "5.0": "2", "8.0": "3", "16.0": "4", "32.0": "5"}
+"""PCIe generation by giga-transfers a second and lane."""
+
+_MOST_CAPABILITIES = 48
+
+
+def pcie_link(config: bytes) -> dict[str, str]:
+    """Generation, lanes, maximum payload and read request size [bytes] from configuration space.
+
+    Empty where the device tells none: no PCIe capability, a virtual function (its link is the
+    physical one's), or only the first 64 bytes, which is what a plain user may read. Pure. (PCI
+    Express Base Specification 5.0, sections 7.5.3.4 and 7.5.3.8.)
+    """
+    at = config[0x34] if len(config) > 0x40 else 0
+    for _ in range(_MOST_CAPABILITIES):
+        if at < 0x40 or at + 0x14 > len(config):
+            return {}
+        if config[at] == 0x10:
+            control = int.from_bytes(config[at + 0x08 : at + 0x0A], "little")
+            status = int.from_bytes(config[at + 0x12 : at + 0x14], "little")
+            generation, lanes = status & 0xF, status >> 4 & 0x3F
+            if not generation or not lanes:
+                return {}
+            return {
+                "pcie_generation": str(generation),
+                "pcie_lanes": str(lanes),
+                "pcie_mps_bytes": str(128 << (control >> 5 & 7)),
+                "pcie_mrrs_bytes": str(128 << (control >> 12 & 7)),
+            }
+        at = config[at + 1] & 0xFC
+    return {}
 
 
 def _entries(directory: Path) -> list[Path]:

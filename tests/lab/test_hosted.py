@@ -189,6 +189,49 @@ def test_a_container_that_ends_while_its_vf_is_inside_is_said_and_its_vf_comes_h
     assert states(hosts) == before
 
 
+DOCKERD = """
+mkdir -p /run/test-docker
+mount -t tmpfs test-docker /run/test-docker
+trap 'umount -l /run/test-docker; rmdir /run/test-docker; rm -f /run/docker.sock' EXIT
+(until [ -S /run/docker.sock ]; do sleep 0.1; done; echo up >&2) &
+dockerd --data-root /run/test-docker/data --exec-root /run/test-docker/exec \\
+    --pidfile /run/test-docker/pid --host unix:///run/docker.sock --bridge none --iptables=false \\
+    --exec-opt native.cgroupdriver=cgroupfs
+"""
+"""A daemon as an administrator has it: not Planewise's, and at the usual place."""
+
+
+def test_a_docker_that_runs_is_taken_and_a_vf_moves_into_a_container_by_name(
+    hosts: dict[str, LabHost],
+) -> None:
+    from planewise.testbed.containers import Docker
+    from planewise.testbed.vfs import Tool
+
+    host = hosts["a"]
+    tool = Tool.on(host)
+    daemon = host.start(["sh", "-c", DOCKERD])
+    try:
+        daemon.wait_ready("up", 120)
+        with Docker(host, "test") as docker:
+            assert docker.started_s is None
+            docker.run("pw-test-guest")
+            (container,) = docker.locate(["pw-test-guest"])
+            tool.run("setup", "pf1", "--count", "1", "--owner", "pw-test")
+            into = ["--to", "container:pw-test-guest", "--name", "vf0"]
+            tool.run("move", "pf1/0", *into, "--owner", "pw-test")
+            links = ["nsenter", "-t", str(container.pid), "-n", "ip", "-o", "link"]
+            assert " vf0: " in host.run(links).check().stdout
+            done = host.run([tool.path, "vf", "move", "pf1/0", "--to", "container:nobody"])
+            assert done.exit_code != 0
+            assert "there is no container nobody" in done.stderr
+        # The container is gone, and with it the namespace that the VF was in.
+        tool.run("restore", "--owner", "pw-test")
+        (pf,) = tool.run("list", "pf1", "--json").json()["pfs"]
+        assert pf["num_vfs"] == 0
+    finally:
+        daemon.stop()
+
+
 def test_what_is_wrong_with_the_hosts_is_one_sentence(
     up: UpLab, hosts: dict[str, LabHost], planewise: Run, tmp_path: Path
 ) -> None:

@@ -12,12 +12,8 @@ from planewise.judge.curve import Curve
 from planewise.judge.from_store import curve_from_trials
 from planewise.store import importers
 
-FOLDER = Path(
-    os.environ.get("PLANEWISE_PASTRAMI_DATA")
-    or Path(os.environ.get("PLANEWISE_SHARED", Path(__file__).parents[3] / "shared"))
-    / "data"
-    / "pastrami"
-)
+_DATA = Path(os.environ.get("PLANEWISE_SHARED", Path(__file__).parents[3] / "shared")) / "data"
+FOLDER = Path(os.environ.get("PLANEWISE_PASTRAMI_DATA") or _DATA / "pastrami")
 
 needs_published_data = pytest.mark.skipif(
     not (FOLDER / "labels.tsv").exists(),
@@ -35,3 +31,11 @@ def recorded(name: str) -> Curve:
     """The curve of one file."""
     (trials,) = importers.read(FOLDER / name)
     return curve_from_trials(trials)
+
+
+def nfv_brief() -> Path:
+    """The folder of the throughput tables of Intel 335625; skips the test where it is not."""
+    folder = _DATA / "nfv_brief"
+    if not (folder / "throughput.csv").exists():
+        pytest.skip("the published tables are not here: name their parent in PLANEWISE_SHARED")
+    return folder

@@ -249,6 +249,53 @@ def test_a_nic_is_what_has_a_device_behind_it(tmp_path: Path) -> None:
     assert nic["sriov_totalvfs"] == "63"
 
 
+def configuration_space(control: int, status: int) -> bytes:
+    """A device with a power management capability and then PCI Express."""
+    space = bytearray(256)
+    space[0x34] = 0x40
+    space[0x40:0x42] = (0x01, 0x70)
+    space[0x70:0x72] = (0x10, 0x00)
+    space[0x78:0x7A] = control.to_bytes(2, "little")
+    space[0x82:0x84] = status.to_bytes(2, "little")
+    return bytes(space)
+
+
+def test_the_link_of_a_nic_is_read_from_its_configuration_space(tmp_path: Path) -> None:
+    # Payload 256 bytes (001), read requests of 512 (010); 8 GT/s, 8 lanes.
+    space = configuration_space(2 << 12 | 1 << 5, 8 << 4 | 3)
+    wanted = {
+        "pcie_generation": "3",
+        "pcie_lanes": "8",
+        "pcie_mps_bytes": "256",
+        "pcie_mrrs_bytes": "512",
+    }
+    assert doctor.pcie_link(space) == wanted
+    device = machine(tmp_path, {"sys/class/net/eno1/device/vendor": "0x8086"})
+    (device / "sys/class/net/eno1/device/config").write_bytes(space)
+    (nic,) = doctor.examine(device, sample_s=0).nics
+    assert wanted.items() <= nic.items()
+    assert doctor.pcie_link(configuration_space(0, 0)) == {}
+    assert doctor.pcie_link(space[:64]) == {}
+
+
+def test_a_plain_user_sees_speed_and_width_of_a_link(tmp_path: Path) -> None:
+    changed = {
+        "sys/class/net/eno1/device/current_link_speed": "8.0 GT/s PCIe",
+        "sys/class/net/eno1/device/current_link_width": "8",
+    }
+    (nic,) = doctor.examine(machine(tmp_path, changed), sample_s=0).nics
+    assert (nic["pcie_generation"], nic["pcie_lanes"]) == ("3", "8")
+    assert "pcie_mps_bytes" not in nic
+
+
+@given(st.binary(max_size=300))
+def test_no_configuration_space_ends_in_a_traceback(content: bytes) -> None:
+    assert set(doctor.pcie_link(content)) in (
+        set(),
+        {"pcie_generation", "pcie_lanes", "pcie_mps_bytes", "pcie_mrrs_bytes"},
+    )
+
+
 def test_receive_offloads_are_a_remark() -> None:
     nics = [{"name": "a", "offloads": "rx-checksum rx-gro"}, {"name": "b", "offloads": "unknown"}]
     (remark,) = doctor.from_nics(nics)

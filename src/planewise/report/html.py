@@ -24,6 +24,7 @@ from planewise.report.figures import base, comparison, kendall
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.renderer import Drawing, Renderer
 from planewise.report.sections import ORDER, Section, choose
+from planewise.store.files import write_file
 from planewise.store.models import Ranked
 from planewise.store.rundir import RunReader
 from planewise.units import rate_text, time_text
@@ -96,7 +97,7 @@ _NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:ns|µs|ms|s|[kMG]?pps|GiB)\b|%)")
 
 def write(run: RunReader, out: Path) -> None:
     """Writes the report to `out`, as a whole or not at all. PlanewiseError when it cannot."""
-    base.write_file(out, render(run).encode())
+    write_file(out, render(run).encode())
 
 
 def all_figures(run: RunReader) -> list[Figure]:
@@ -128,7 +129,7 @@ def write_tables(run: RunReader, folder: Path) -> list[Path]:
             ("tex", tables.latex(content, caption, name)),
         ):
             file = folder / f"{name}.{suffix}"
-            base.write_file(file, text.encode())
+            write_file(file, text.encode())
             files.append(file)
     return files
 

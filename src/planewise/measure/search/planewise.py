@@ -24,6 +24,7 @@ from planewise.measure.search import model
 from planewise.measure.search.goals import Finding, Goal, GoalResult, StopReason, Trial
 from planewise.measure.search.residuals import Course, course, doubts
 from planewise.measure.search.session import BudgetSpentError, Session
+from planewise.units import percent_text
 
 _LOCATED_LOSS = 0.15
 """The edge is located when an overloaded trial loses less than this share."""
@@ -275,7 +276,7 @@ class _Run:
             self.session.add_finding(
                 Finding(
                     "not-monotone",
-                    f"{first.loss_ratio:.2%} were lost at {load:.0f} packet/s, far below "
+                    f"{percent_text(first.loss_ratio)} were lost at {load:.0f} packet/s, far below "
                     f"{self.edge_pps:.0f} where less was: loss does not simply grow with "
                     "load, and NDR and PDR are those below that load",
                 )
@@ -531,7 +532,7 @@ class _Run:
                 Finding(
                     "outliers",
                     f"{int(bad.sum())} of {int(near.sum())} trials near the edge found far less "
-                    f"capacity than the rest; one lost {trial.loss_ratio:.2%} at "
+                    f"capacity than the rest; one lost {percent_text(trial.loss_ratio)} at "
                     f"{trial.offered_pps:.0f} packet/s",
                 )
             )
@@ -575,7 +576,8 @@ class _Run:
                 Finding(
                     "outliers",
                     f"{len(bad)} of {len(below)} trials below the edge lost far more than the "
-                    f"rest, up to {worst.loss_ratio:.2%} at {worst.offered_pps:.0f} packet/s",
+                    f"rest, up to {percent_text(worst.loss_ratio)} at "
+                    f"{worst.offered_pps:.0f} packet/s",
                 )
             )
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from planewise.measure.search.goals import Finding
+from planewise.units import percent_text
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -138,7 +139,8 @@ def doubts(standardised: Array, losses: Array) -> list[Finding]:
             Finding(
                 "outliers",
                 f"{int(low.sum())} of {standardised.size} trials lost more than "
-                f"{_OUTLYING:.0f} deviations too much; the worst lost {losses[worst]:.2%}",
+                f"{_OUTLYING:.0f} deviations too much; the worst lost "
+                f"{percent_text(losses[worst])}",
             )
         )
     kept = standardised[np.abs(standardised) <= _OUTLYING]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import textwrap
@@ -14,9 +13,10 @@ from typing import Any, Literal, Protocol, TypeVar
 import altair as alt
 import vl_convert
 
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError
 from planewise.report import renderer, theme
 from planewise.report.cells import Factors
+from planewise.store.files import write_file
 
 Format = Literal["svg", "pdf", "png", "html"]
 FORMATS: tuple[Format, ...] = ("svg", "pdf", "png", "html")
@@ -448,23 +448,3 @@ def parse_formats(text: str) -> list[Format]:
             )
         wanted.append(name)
     return wanted
-
-
-def write_file(file: Path, content: bytes) -> None:
-    """Replaces `file` as a whole: a full disk never leaves half a file in its place."""
-    part = file.with_name(f".{file.name}.part")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        part.replace(file)
-    except OSError as error:
-        part.unlink(missing_ok=True) if part.parent.is_dir() else None
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise PlanewiseError(
-            f"no space left to write {file}"
-            if full
-            else f"cannot write {file}: {error.strerror or error}",
-            remedy="free some space, or name a file elsewhere with -o"
-            if full
-            else "check the path and its permissions, or name a file elsewhere with -o",
-        ) from error

@@ -1,0 +1,120 @@
+"""A profile fitted to measured chains, and how well it predicts them. Prints nothing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from planewise.advise.model.capacity import Chain, Prediction, predict
+from planewise.advise.model.fit import Measured, fit
+from planewise.advise.model.profile import Profile
+from planewise.advise.throughput import Row
+
+_DIFFERENT = 0.10
+"""Planes whose throughput differs by less are not asked to be told apart."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Predictions against measurements; relative, without sign."""
+
+    rows: int
+    median: float
+    mean: float
+    worst: float
+    pairs: int
+    """Chains measured on both planes with more than 10 % between them."""
+    wrong: int
+    """… of which the model has the wrong plane ahead."""
+
+    def as_json(self) -> dict[str, float | int]:
+        """By name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The fitted profile, and what it was held against."""
+
+    profile: Profile
+    rows: tuple[Measured, ...]
+    fitted: Errors
+    held_out: Errors | None
+    """Rows that were not fitted."""
+
+
+def calibrate_rows(
+    start: Profile,
+    rows: Sequence[Row],
+    *,
+    source: str,
+    name: str | None = None,
+    only_odd: bool = False,
+) -> Calibration:
+    """Fits `start` to the rows of the planes that the model knows.
+
+    `only_odd` keeps even numbers of functions out of the fit, to be held against it.
+
+    Raises:
+        BadInputError: the rows do not suffice.
+    """
+    measured = tuple(_measured(rows))
+    chosen = [row for row in measured if not only_odd or row.chain.vnfs % 2]
+    profile = fit(start, chosen, source)
+    profile = profile.model_copy(update={"name": name or f"{start.name}, fitted to {source}"})
+    rest = [row for row in measured if row not in chosen]
+    return Calibration(
+        profile, measured, errors(profile, chosen), errors(profile, rest) if rest else None
+    )
+
+
+def _measured(rows: Sequence[Row]) -> list[Measured]:
+    found = []
+    for row in rows:
+        chain = Chain(row.pattern, row.vnfs, row.packet_bytes)
+        if row.plane == "vf-passthrough":
+            found.append(Measured("vf-passthrough", chain, row.tx_mpps * 1e6))
+        elif row.plane == "vhost-user":
+            found.append(Measured("vhost-user", chain, row.tx_mpps * 1e6))
+    return found
+
+
+def errors(profile: Profile, rows: Sequence[Measured]) -> Errors:
+    """How far the model lies from `rows`, at least one."""
+    found = [abs(_predicted(profile, row).pps / row.pps - 1) for row in rows]
+    pairs = wrong = 0
+    by_chain = {(row.plane, row.chain): row for row in rows}
+    for row in rows:
+        other = by_chain.get(("vhost-user", row.chain))
+        if row.plane != "vf-passthrough" or other is None:
+            continue
+        if abs(row.pps - other.pps) > _DIFFERENT * min(row.pps, other.pps):
+            pairs += 1
+            ahead = _predicted(profile, row).pps > _predicted(profile, other).pps
+            wrong += ahead != (row.pps > other.pps)
+    return Errors(
+        len(rows), statistics.median(found), statistics.fmean(found), max(found), pairs, wrong
+    )
+
+
+def _predicted(profile: Profile, row: Measured) -> Prediction:
+    return predict(profile, row.plane, row.chain)
+
+
+def table(found: Calibration) -> str:
+    """Measured and predicted rates [Mpps] and what binds, as a Markdown table."""
+    lines = [
+        "| plane | pattern | functions | frame [bytes] | measured [Mpps] | predicted [Mpps] "
+        "| off | what binds |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for row in found.rows:
+        prediction = _predicted(found.profile, row)
+        chain = row.chain
+        lines.append(
+            f"| {row.plane} | {chain.pattern} | {chain.vnfs} | {chain.frame_bytes} | "
+            f"{row.pps / 1e6:.2f} | {prediction.pps / 1e6:.2f} | "
+            f"{100 * (prediction.pps / row.pps - 1):+.1f} % | {prediction.bottleneck.name} |"
+        )
+    return "\n".join(lines)

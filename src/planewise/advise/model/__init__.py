@@ -1,0 +1,26 @@
+"""The capacity model: what a chain of network functions can carry, and what binds it.
+
+Numbers in, numbers out: knows no run directory, no host and no file but a profile.
+"""
+
+from planewise.advise.model.capacity import Chain, Limit, Pattern, Plane, Prediction, predict
+from planewise.advise.model.pcie import KERNEL_82599, POLLING_82599, Link, Rings, packet_rate_pps
+from planewise.advise.model.profile import Profile, load_profile, profile_text, shipped
+
+__all__ = [
+    "KERNEL_82599",
+    "POLLING_82599",
+    "Chain",
+    "Limit",
+    "Link",
+    "Pattern",
+    "Plane",
+    "Prediction",
+    "Profile",
+    "Rings",
+    "load_profile",
+    "packet_rate_pps",
+    "predict",
+    "profile_text",
+    "shipped",
+]

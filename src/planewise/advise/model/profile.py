@@ -1,0 +1,191 @@
+"""A host's profile: what its NIC, its PCIe link and its cores can do, and where each is known from.
+
+A TOML file, by hand from data sheets or fitted to measurements (`planewise calibrate`).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planewise.advise.model.pcie import Link, Rings
+from planewise.errors import BadInputError, PlanewiseError
+
+Basis = Literal["measurement", "data sheet", "literature", "assumption"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    basis: Basis = "assumption"
+    """Where the numbers are known from."""
+    source: str = ""
+    """The document, the run or the reason."""
+
+
+class LinkPart(_Part):
+    """The NIC's PCIe link."""
+
+    generation: int
+    lanes: int
+    mps_bytes: int = 256
+    mrrs_bytes: int = 512
+
+    def link(self) -> Link:
+        """As the model takes it. BadInputError when there is no such link."""
+        return Link(self.generation, self.lanes, self.mps_bytes, self.mrrs_bytes)
+
+
+class RingsPart(_Part):
+    """How NIC and driver exchange descriptors; counts are packets for one exchange."""
+
+    descriptor_bytes: Annotated[int, Field(gt=0, le=64)] = 16
+    tx_fetch: Annotated[int, Field(gt=0, le=512)] = 40
+    tx_write_back: Annotated[int, Field(gt=0, le=512)] = 8
+    rx_fetch: Annotated[int, Field(gt=0, le=512)] = 1
+    rx_write_back: Annotated[int, Field(gt=0, le=512)] = 1
+
+    def rings(self) -> Rings:
+        """As the model takes it, under a polling driver."""
+        return Rings(
+            descriptor_bytes=self.descriptor_bytes,
+            tx_fetch=self.tx_fetch,
+            tx_write_back=self.tx_write_back,
+            rx_fetch=self.rx_fetch,
+            rx_write_back=self.rx_write_back,
+        )
+
+
+class NicPart(_Part):
+    """The NIC behind the link."""
+
+    line_gbps: Positive
+    packets_mpps: Positive
+    """Packets that it sends, and as many that it receives, a second."""
+    loop_mpps: Positive
+    """Packets a second that its embedded switch hands from one VF to another."""
+    loop_gbps: Positive
+    """What goes through its embedded switch."""
+    loop_overhead_bytes: NotNegative = 0.0
+    """What each packet takes of that beside its own bytes."""
+
+
+class CoresPart(_Part):
+    """What a core needs for a packet [ns] and for a byte of it [ns]."""
+
+    vf_ns: Positive
+    """A polling guest that sends a packet on, on a VF: for the packet …"""
+    vf_byte_ns: NotNegative = 0.0
+    """… and for each of its bytes."""
+    vhost_ns: Positive
+    """A polling guest on vhost-user: for the packet …"""
+    crossing_ns: NotNegative = 0.0
+    """… for each time that it crosses to or from the switch …"""
+    copy_byte_ns: NotNegative = 0.0
+    """… and for each byte copied in a crossing."""
+    pmd_ns: Positive
+    """The switch's core that polls the NIC: for a packet there and back …"""
+    pmd_port_ns: NotNegative = 0.0
+    """… more for each guest's port that it polls …"""
+    pmd_byte_ns: NotNegative = 0.0
+    """… and for each byte."""
+    pmd_gbps: Positive = 1e6
+    """What one receive queue and its core pass on at most."""
+
+
+class SpreadPart(_Part):
+    """How far predictions lay from what was measured: standard deviation of the logarithm."""
+
+    vf: NotNegative
+    vhost: NotNegative
+    freedom: Annotated[int, Field(ge=1)] = 1
+    """Degrees of freedom that it rests on."""
+
+
+class Profile(BaseModel):
+    """All that the model knows of a host."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    emulated: bool = False
+    """Times of an emulated or virtualised host: they say nothing of a real one's."""
+    link: LinkPart
+    rings: RingsPart = RingsPart()
+    nic: NicPart
+    cores: CoresPart
+    spread: SpreadPart | None = None
+
+
+def load_profile(path: Path) -> Profile:
+    """The profile in a TOML file.
+
+    Raises:
+        BadInputError: it is none; what and where.
+        PlanewiseError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanewiseError(
+            f"the profile {path} cannot be read: {error.strerror}",
+            remedy="`planewise calibrate` writes one",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise BadInputError("this is no text", where=str(path)) from error
+    try:
+        profile = Profile.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise BadInputError(f"this is no TOML: {error}", where=str(path)) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadInputError(
+            f"{place}: {first['msg'].lower()}",
+            where=str(path),
+            remedy="docs/reference/host-profile.md lists all keys",
+        ) from error
+    profile.link.link()
+    return profile
+
+
+def shipped(name: str) -> Profile:
+    """A profile that comes with Planewise.
+
+    Raises:
+        BadInputError: there is none of that name.
+    """
+    folder = resources.files("planewise.advise") / "profiles"
+    files = (Path(one.name) for one in folder.iterdir())
+    names = sorted(one.stem for one in files if one.suffix == ".toml")
+    if name not in names:
+        raise BadInputError(
+            f"there is no host profile {name}",
+            remedy=f"one of {', '.join(names)}, or a file of yours",
+        )
+    with resources.as_file(folder / f"{name}.toml") as file:
+        return load_profile(file)
+
+
+def profile_text(profile: Profile) -> str:
+    """The profile as TOML; numbers with four significant digits."""
+    return tomli_w.dumps(_rounded(profile.model_dump(exclude_none=True)))
+
+
+def _rounded(value: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _rounded(item)
+        if isinstance(item, dict)
+        else float(f"{item:.4g}")
+        if isinstance(item, float)
+        else item
+        for key, item in value.items()
+    }

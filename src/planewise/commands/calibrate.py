@@ -1,0 +1,84 @@
+"""`planewise calibrate`: fit a host's profile to measured throughput of chains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planewise.commands import console
+
+
+def calibrate(
+    measured: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV: interface, pattern, vnfs, packet_bytes, tx_mpps.", metavar="FILE"
+        ),
+    ],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--profile", help="Where to start from, and what is not fitted: a file or a name."
+        ),
+    ] = "xl710-documents",
+    name: Annotated[str | None, typer.Option("--name", help="Name of the new profile.")] = None,
+    odd: Annotated[
+        bool,
+        typer.Option(
+            "--odd", help="Fit odd numbers of functions alone, and hold even ones against it."
+        ),
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Every row beside its prediction, as a table.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Fit what the NIC and the cores of a host need, and say how well it predicts.
+
+    Link, line rate and rings stay those of the profile to start from.
+    """
+    from planewise.advise.calibration import calibrate_rows, table
+    from planewise.advise.model import profile_text
+    from planewise.advise.profiles import find_profile
+    from planewise.advise.throughput import read_throughput
+    from planewise.store.files import write_file
+    from planewise.units import percent_text
+
+    found = calibrate_rows(
+        find_profile(start),
+        read_throughput(measured),
+        source=measured.name,
+        name=name,
+        only_odd=odd,
+    )
+    if out is not None:
+        write_file(out, profile_text(found.profile).encode())
+    if json_:
+        console.print_json(
+            {
+                "profile": found.profile.model_dump(),
+                "fitted": found.fitted.as_json(),
+                "held_out": None if found.held_out is None else found.held_out.as_json(),
+            }
+        )
+        return
+    for words, errors in (("fitted to", found.fitted), ("held against", found.held_out)):
+        if errors is not None:
+            print(
+                f"{words} {errors.rows} rows: off by {percent_text(errors.median)} in the median, "
+                f"{percent_text(errors.mean)} in the mean, {percent_text(errors.worst)} at worst; "
+                f"of {errors.pairs} pairs of planes that differ by more than 10 %, "
+                f"{errors.wrong} named the wrong way round"
+            )
+    if markdown:
+        print(table(found))
+    if out is None:
+        print()
+        print(profile_text(found.profile), end="")
+    else:
+        print(out)

@@ -1,0 +1,28 @@
+"""Writes a file as a whole or not at all. Knows no format."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from planewise.errors import PlanewiseError
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Replaces `file` as a whole: a full disk never leaves half a file in its place."""
+    part = file.with_name(f".{file.name}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        part.replace(file)
+    except OSError as error:
+        part.unlink(missing_ok=True) if part.parent.is_dir() else None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise PlanewiseError(
+            f"no space left to write {file}"
+            if full
+            else f"cannot write {file}: {error.strerror or error}",
+            remedy="free some space, or name a file elsewhere with -o"
+            if full
+            else "check the path and its permissions, or name a file elsewhere with -o",
+        ) from error
