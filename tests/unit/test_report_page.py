@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from planewise.report import html, theme
 from planewise.report.data import RunData
+from planewise.report.figures import comparison
 from planewise.store.models import HostState, TrialRecord
 from planewise.store.rundir import RUN_FILE, TRIALS_FILE, RunReader
 from tests.unit import made_up_run
@@ -423,6 +424,14 @@ def test_ticks_lie_on_the_axis_and_rise(low: float, factor: float, log: bool, mo
     assert all(low * (1 - 1e-6) <= value <= low * factor * (1 + 1e-6) for value in values)
     assert values == sorted(set(values))
     assert len(values) <= most + 2
+
+
+@given(st.floats(1.32, 100))
+def test_an_axis_of_ratios_names_some_on_both_sides_of_one(reach: float) -> None:
+    named = comparison._ticks(1 / reach, reach, ratio=True)
+    assert 3 <= len(named) <= 12
+    assert named[0] < 1 < named[-1]
+    assert 1 in named
 
 
 @given(st.floats(0, 1))

@@ -265,9 +265,16 @@ def _ends(family: Family) -> tuple[float, float]:
 def _ticks(low: float, high: float, *, ratio: bool) -> list[float]:
     if not ratio:
         return theme.ticks(low, high, log=False, most=5)
-    if high < 1.6:
-        return [v for v in (0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5) if low <= v <= high]
-    return [v for v in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if low <= v <= high]
+    steps = next((steps for reach, steps in _STEPS if high < reach), _STEPS[-1][1])
+    return [value for value in steps if low <= value <= high]
+
+
+_STEPS = (
+    (1.6, (0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5)),
+    (3.0, (0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.6, 2, 2.5)),
+    (math.inf, (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)),
+)
+"""Ratios that an axis names, by how far it reaches from 1."""
 
 
 def table(all_compared: Sequence[Compared]) -> Table:
