@@ -51,7 +51,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Makes the run, then reports twice and compares: its files are in the page cache either way."""
+    """Makes the run, then reports twice and compares: files are in the page cache either way."""
     parser = argparse.ArgumentParser(description="cost of the report of a large run")
     parser.add_argument("--keep", type=Path, help="directory for the run and the page")
     with _folder(parser.parse_args().keep) as folder:
