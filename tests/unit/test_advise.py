@@ -68,6 +68,8 @@ def test_figures_of_an_emulated_host_are_never_given() -> None:
     assert [one.plane for one in emulated.ranking] == [one.plane for one in real.ranking]
     for one in emulated.ranking:
         assert (one.pps, one.low_pps, one.high_pps, one.gbps, one.meets) == (None,) * 5
+        # What is known of virtio from a real host is in no ratio to them.
+        assert (one.share is None) == (one.plane == "virtio-bridge")
     assert "pps" not in emulated.sentence
     vf = emulated.ranking[0]
     assert not any("pps" in statement.text for statement in vf.statements)
