@@ -174,8 +174,10 @@ def test_a_container_that_ends_while_its_vf_is_inside_is_said_and_its_vf_comes_h
             with testbed.arrange(setting) as standing:
                 victim = standing.main("sender").netns
                 host = pair.machines["sender"].host
-                kill = f"kill -9 $(cat /sys/fs/cgroup/pw-{pair.token}/*/cgroup.procs)"
-                host.run(["sh", "-c", kill]).check()
+                inside = f"cat /sys/fs/cgroup/pw-{pair.token}/*/cgroup.procs"
+                # A process that was killed ends when it is its turn to run.
+                gone = f'until [ -z "$({inside} 2>/dev/null)" ]; do sleep 0.1; done'
+                host.run(["timeout", "60", "sh", "-c", f"kill -9 $({inside}); {gone}"]).check()
 
         with pytest.raises(PlanewiseError, match="ended while it was needed"):
             measure_and_kill()
@@ -186,6 +188,10 @@ def test_a_container_that_ends_while_its_vf_is_inside_is_said_and_its_vf_comes_h
             argv = [probe, "ping", peer, "--count", "10"]
             ping = standing.hosts["sender"].run(argv, netns=standing.main("sender").netns)
             assert ping.json()["counts"]["received"] > 0
+    # sshd takes a moment to see that its client is gone.
+    deadline = time.monotonic() + 60
+    while states(hosts) != before and time.monotonic() < deadline:
+        time.sleep(0.5)
     assert states(hosts) == before
 
 
