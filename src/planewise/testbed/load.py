@@ -223,7 +223,9 @@ class BackgroundLoad:
     def _done(self) -> float:
         if self.spec.type == "cpu":
             host = self._testbed.hosts[self.spec.location]
-            return math.fsum(_ran_s(host, process) for process in self._workers)
+            guests = self._testbed.background(self.spec.location)
+            pairs = zip(guests, self._workers, strict=True)
+            return math.fsum(_ran_s(host, process, guest) for guest, process in pairs)
         return float(sum(self._transmitted(guest) for guest in self._sources))
 
     def _start_burning(self) -> None:
@@ -243,10 +245,11 @@ class BackgroundLoad:
         for worker in self._workers:
             worker.wait_ready("ready", _START_S)
 
-        def burning(process: HostProcess) -> bool:
-            return _ran_s(host, process) > 2e-3  # beyond what the start itself takes
+        def burning(guest: Guest, process: HostProcess) -> bool:
+            return _ran_s(host, process, guest) > 2e-3  # beyond what the start itself takes
 
-        self._await([partial(burning, worker) for worker in self._workers])
+        pairs = zip(guests, self._workers, strict=True)
+        self._await([partial(burning, *pair) for pair in pairs])
 
     def _start_sending(self) -> None:
         receiver = self.spec.location
@@ -303,17 +306,10 @@ class BackgroundLoad:
             time.sleep(_POLL_S)
 
 
-_USER_HZ = 100
-"""Ticks a second of utime and stime in /proc/PID/stat (proc(5)); the same on all our machines."""
-
-
-def _ran_s(host: Host, process: HostProcess) -> float:
-    """CPU time that a process has had, to the nanosecond where the kernel counts so finely."""
-    try:
-        return int(host.read_text(f"/proc/{process.pid}/schedstat").split()[0]) / 1e9
-    except (OSError, PlanewiseError):  # a kernel without CONFIG_SCHED_INFO
-        fields = host.read_text(f"/proc/{process.pid}/stat").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _USER_HZ
+def _ran_s(host: Host, process: HostProcess, guest: Guest) -> float:
+    """CPU time that a process in a guest has had; a virtual machine counts its own processes."""
+    text = host.read_text(f"/proc/{process.pid}/schedstat", netns=guest.netns)
+    return int(text.split()[0]) / 1e9
 
 
 def _end(processes: list[HostProcess]) -> list[Finished]:
