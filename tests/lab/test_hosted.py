@@ -40,8 +40,11 @@ background: {rate_pps: 500, burst_packets: 4, payload_bytes: 64}
 blocks: 1
 """
 
+# What a run may change and must bring back. Whether a cable carries a signal is not among it:
+# an igb port takes seconds to find its peer, at boot as after a change of its VFs.
 STATE = """
-ip -o link | sed 's/^[0-9]*: //; s/ qlen.*//; s/ state [A-Z]* / /' | sort
+ip -o link | sed 's/^[0-9]*: //; s/ qlen.*//; s/ state [A-Z]* / /
+    s/NO-CARRIER,//; s/,LOWER_UP//' | sort
 ip netns list
 ls /sys/fs/cgroup | grep pw-
 pgrep -a dockerd
