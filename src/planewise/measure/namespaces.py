@@ -12,12 +12,14 @@ from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.meter import Visible
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
 from planewise.testbed.availability import try_plane
+from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import LocalHost
 from planewise.testbed.load import BackgroundLoad, LoadSpec
-from planewise.testbed.model import TestbedSpec, mtu_for
+from planewise.testbed.model import HOSTS, TestbedSpec, mtu_for
 from planewise.testbed.namespaces import NamespaceTestbed
 from planewise.testbed.planes import namespace_plane
 from planewise.testbed.steering import CpuSplit, split_cpus, steer
@@ -150,6 +152,17 @@ class _Station:
         self._steer(True)
         return self._beside_load(
             lambda: measure_load(self._load_path, trial, place, self._generator)
+        )
+
+    def visible(self) -> Visible:
+        """See `meter.VisibleStation`: every guest's own interface."""
+        guests = [
+            guest
+            for host in HOSTS
+            for guest in (self._testbed.main(host), *self._testbed.background(host))
+        ]
+        return Visible(
+            [Gauge(guest.name, guest.host, guest.netns, guest.interface) for guest in guests]
         )
 
     def _beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
