@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from planewise.commands.console import Verbosity, err
 from planewise.commands.progress import ProgressLine
+from planewise.errors import PlanewiseError
 from planewise.live.follow import Follower
 from planewise.live.server import LiveServer
 from planewise.live.state import LiveState
@@ -43,6 +44,7 @@ class LiveView:
         self._server: LiveServer | None = None
         self._open = ExitStack()
         self._last_line = time.monotonic()
+        self._how = "done"
 
     def begin(self, what: str, total_s: float) -> None:
         """A part of the work starts that will take about `total_s`."""
@@ -95,6 +97,13 @@ class LiveView:
             self._console.print(f"live: {self._server.url}", markup=False, soft_wrap=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._state.end("done" if kind is None else "stopped")
+    def ends(self, how: str) -> None:
+        """Says how the run ended, for the page's last moment."""
+        self._how = how
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        failed = error.what if isinstance(error, PlanewiseError) else "stopped"
+        self._state.end(self._how if kind is None else failed)
         self._open.close()

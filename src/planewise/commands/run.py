@@ -117,6 +117,8 @@ def run(
         else:
             assert resume is not None
             finished = pipeline.resume(resume, host, progress, elsewhere, watched=live)
+        if isinstance(progress, LiveView) and not dry_run:
+            progress.ends(finished.outcome.info.status)
     if design is not None and dry_run:
         print_schedule(design, schedule, json)
     else:
