@@ -16,13 +16,16 @@ from planewise.store.models import (
     Throughput,
     VnfTotal,
 )
-from planewise.testbed.chains.model import FCS_BYTES, SWITCH, Placement
+from planewise.testbed.chains.model import FCS_BYTES, GENERATOR, SWITCH, Placement
 from planewise.testbed.chains.reading import Reading
 from planewise.units import percent_text
 
 FULL = 0.95
 """A core that spends so much of its time on packets is taken for busy: it also reads counters,
 takes interrupts, and polls its other ports."""
+
+FULL_KERNEL = 0.9
+"""The same of a core on which the kernel forwards: its queues run over in bursts before that."""
 
 WAITED = 0.05
 """Share of its time that a task which polls must have been kept from its core before that is what
@@ -68,6 +71,14 @@ class Between:
         spent = self.last.tasks_s[task] - self.first.tasks_s.get(task, 0.0)
         return _share(spent / self.seconds)
 
+    def forwarding(self, cpu: int) -> float | None:
+        """Share of a CPU's time in which the kernel forwarded; None where others forward."""
+        if self.first.kernel_s is None or self.last.kernel_s is None:
+            return None
+        spent = self.last.kernel_s[cpu] - self.first.kernel_s[cpu]
+        # Both are counted in ticks, at moments a little apart.
+        return min(_share(spent / self.seconds), self.used(cpu))
+
     def working(self, task: str) -> float | None:
         """Share of the time that a task spent on packets; None where it does not tell."""
         got = self.got(task)
@@ -109,6 +120,8 @@ class Between:
         for cpu, tasks in placement.tasks.items():
             got = [share for task in tasks if (share := self.got(task)) is not None]
             working = [share for task in tasks if (share := self.working(task)) is not None]
+            if (forwarding := self.forwarding(cpu)) is not None and GENERATOR not in tasks:
+                got = working = [forwarding]
             found.append(
                 CoreUse(
                     cpu=cpu,
@@ -150,7 +163,8 @@ def result(between: Between, placement: Placement, asked_bytes: float) -> ChainR
     packets = sum(one.tx_packets for one in totals)
     bps = sum(one.tx_bps for one in totals)
     pps = sum(one.tx_pps for one in totals)
-    limit, why = limit_of(between, placement)
+    find = limit_of if between.first.kernel_s is None else limit_of_kernel
+    limit, why = find(between, placement)
     return ChainResult(
         offered_pps=between.offered / between.seconds,
         delivered_pps=between.delivered / between.seconds,
@@ -203,6 +217,41 @@ def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
     if not slow and between.offered:
         return "generator", "neither the switch nor a function was busy, and nothing was lost"
     return "unknown", "no core was busy, yet packets found rings full"
+
+
+def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
+    """What bounds a chain whose functions are the kernel's own forwarding, and what shows it."""
+    lost = between.offered - between.delivered
+    if lost <= FULL_RING * between.offered:
+        return (
+            "generator",
+            f"{percent_text(max(0, lost) / max(1, between.offered))} of the packets were lost: "
+            "the generator offered no more than is carried",
+        )
+    functions = {
+        cpu: tasks for cpu, tasks in placement.tasks.items() if GENERATOR not in tasks
+    } or placement.tasks
+    cpu = max(functions, key=lambda one: between.forwarding(one) or 0.0)
+    forwarding, used = between.forwarding(cpu) or 0.0, between.used(cpu)
+    names = _names([task for task in functions[cpu] if task != GENERATOR])
+    if GENERATOR in functions[cpu]:
+        return "shared core", f"CPU {cpu} was shared by the generator and {names}"
+    if used < FULL_KERNEL:
+        return (
+            "unknown",
+            f"{percent_text(lost / between.offered)} of the packets were lost, yet CPU {cpu}, on "
+            f"which {names} forwarded, was idle for {percent_text(1 - used)}",
+        )
+    if used - forwarding > WAITED:
+        return (
+            "shared core",
+            f"other programs had {percent_text(used - forwarding)} of CPU {cpu}, on which {names} "
+            "forwarded",
+        )
+    return (
+        "kernel",
+        f"CPU {cpu}, on which {names} forwarded, did so for {percent_text(forwarding)} of the time",
+    )
 
 
 def _kept_waiting(between: Between, placement: Placement) -> str | None:

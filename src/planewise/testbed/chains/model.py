@@ -115,7 +115,7 @@ def place(
 ) -> Placement:
     """Gives each task a CPU. `wanted` names CPUs for `switch`, `generator` and `vnf`.
 
-    What is not wanted elsewhere: the switch has the first CPU to itself, the others go round.
+    What is not wanted elsewhere: the first task has the first CPU to itself, the others go round.
 
     Raises:
         UnsupportedError: fewer than two CPUs, or one that this process may not use.
@@ -123,7 +123,7 @@ def place(
     cpus = sorted(available)
     if len(cpus) < 2:
         raise UnsupportedError(
-            "a chain needs two CPUs, one for the switch and one for the functions, "
+            f"a chain needs two CPUs, one for the {tasks[0]} and one for the functions, "
             f"and this process may use {len(cpus)}",
             remedy="allow it more (taskset, cpusets), or use a larger machine",
         )
@@ -134,14 +134,15 @@ def place(
                     f"CPU {cpu} of `cpus.{kind}` is none that this process may use",
                     remedy=f"one of {', '.join(map(str, cpus))}",
                 )
-    first = tuple(wanted.get(SWITCH, ())) or (cpus[0],)
+    alone = tasks[0]
+    first = tuple(wanted.get(alone, ())) or (cpus[0],)
     rest = tuple(cpu for cpu in cpus if cpu not in first) or tuple(cpus)
     placed: dict[int, list[str]] = {}
     turns: dict[str, int] = {}
     for task in tasks:
         kind = task if task in (SWITCH, GENERATOR) else "vnf"
-        own = tuple(wanted.get(kind, ())) or (first if kind == SWITCH else rest)
-        group = kind if wanted.get(kind) or kind == SWITCH else "rest"
+        own = tuple(wanted.get(kind, ())) or (first if kind == alone else rest)
+        group = kind if wanted.get(kind) or kind == alone else "rest"
         turn = turns.get(group, 0)
         turns[group] = turn + 1
         placed.setdefault(own[turn % len(own)], []).append(task)

@@ -31,6 +31,8 @@ class CpuTime:
 
     total_s: float
     idle_s: float
+    soft_s: float
+    """In interrupts, hard and soft, as far as they are not done by ksoftirqd."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Reading:
     """Time that a function's core spent on packets; without those that do not tell."""
     polling: PmdCycles | None = None
     """Of a switch that polls."""
+    kernel_s: Mapping[int, float] | None = None
+    """By CPU, time in which the kernel forwarded, where it is the kernel that does."""
 
 
 def now_s() -> float:
@@ -77,9 +81,13 @@ def cpu_times(cpus: Iterable[int], stat: str | None = None) -> dict[int, CpuTime
         name, *values = line.split()
         if name in wanted:
             # guest and guest_nice, the last two, are in user and nice already.
-            ticks = [int(value) for value in values[:8]]
+            user, nice, system, idle, wait, hard, soft, steal = (
+                int(value) / _TICKS_A_SECOND for value in values[:8]
+            )
             found[wanted[name]] = CpuTime(
-                sum(ticks) / _TICKS_A_SECOND, (ticks[3] + ticks[4]) / _TICKS_A_SECOND
+                total_s=user + nice + system + idle + wait + hard + soft + steal,
+                idle_s=idle + wait,
+                soft_s=hard + soft,
             )
     return found
 

@@ -178,8 +178,11 @@ class VhostChain(_Testbed):
             raise RuntimeError("the chain is not built: use it in a with block")
         return self._switch
 
-    def start(self, size: FrameSize) -> None:
-        """Has the generator send frames of `size`, as many as are taken, until `stop`."""
+    def start(self, size: FrameSize, limit_s: float = 0.0) -> None:
+        """Has the generator send frames of `size`, as many as are taken, until `stop`.
+
+        `limit_s` is for generators that need to know; this one does not.
+        """
         self.stop()
         cpu = self.placement.cpu(SWITCH)
         ports: list[Port] = []
