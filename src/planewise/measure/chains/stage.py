@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.cells import Cell
 from planewise.measure.chains import evaluate
 from planewise.measure.chains.evaluate import Between
+from planewise.measure.chains.tcp import PROGRAM, End, Passed, measure_tcp
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, StageFacts, TrialResult
-from planewise.measure.schedule import ChainTrial, LoadTrial, RttTrial
+from planewise.measure.schedule import ChainTrial, LoadTrial, RttTrial, TcpTrial
 from planewise.store.models import ChainLimit, KpiSample, Limit, Load, TrialRecord
 from planewise.testbed.chains import kernel, vhost_user
 from planewise.testbed.chains.kernel import KernelChain
@@ -36,6 +38,9 @@ from planewise.testbed.chains.vhost_user import VhostChain
 SAMPLE_S = 1.0
 """Time between two looks at the counters."""
 
+
+_MIX_OFF = 0.1
+"""How far the mean size of the frames may be off that of the mix."""
 
 _SLACK_S = 60.0
 """A trial may begin so much later than planned, on an overloaded machine."""
@@ -66,6 +71,7 @@ class ChainStage:
 
     def __init__(self, design: Design) -> None:
         self._wanted = {} if design.chain is None else design.chain.cpus.named()
+        self._tcp = design.tcp is not None
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
@@ -74,6 +80,10 @@ class ChainStage:
     def _why_not(self, cell: Cell) -> str:
         if cell.plane in _ELSEWHERE:
             return _ELSEWHERE[cell.plane]
+        if self._tcp and cell.plane != "bridge":
+            return "functions that poll have no TCP, and no kernel at their ends"
+        if self._tcp and not shutil.which(PROGRAM):
+            return f"{PROGRAM} is not installed here"
         try:
             chain = chain_of(cell)
             self._place(chain)
@@ -97,7 +107,7 @@ class ChainStage:
         placement = self._place(chain)
         testbed: VhostChain | KernelChain
         if chain.plane == "bridge":
-            testbed = KernelChain(chain, placement)
+            testbed = KernelChain(chain, placement, apart=self._tcp)
         else:
             testbed = VhostChain(chain, placement)
         with testbed:
@@ -175,6 +185,21 @@ class _Station:
             testbed.stop()
         return TrialResult(_record(Between.of(first, now), trial, place, testbed, started))
 
+    def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
+        """Runs one TCP trial through the chain."""
+        testbed = self.testbed
+        if not isinstance(testbed, KernelChain):
+            raise UnsupportedError("functions that poll have no TCP")
+
+        def sent() -> Mapping[str, Passed]:
+            return {
+                name: Passed(one.packets, one.bytes) for name, one in testbed.read().vnfs.items()
+            }
+
+        client, server = (End(testbed.host, *end) for end in testbed.ends)
+        cpus = sorted(os.sched_getaffinity(0))
+        return measure_tcp(client, server, trial, place, tell, sent, cpus)
+
 
 _LIMITS: Mapping[ChainLimit, tuple[Limit, ...]] = MappingProxyType(
     {
@@ -203,7 +228,14 @@ def _record(
             "no function of the chain transmitted a packet",
             remedy="end other work on the machine, and try again",
         )
+    warnings = []
+    if trial.size_bytes == "imix" and abs(result.frame_bytes / size - 1) > _MIX_OFF:
+        warnings.append(
+            f"the frames that functions sent have a mean of {result.frame_bytes:.0f} bytes, and "
+            f"the mix has {size:.0f}: its sizes did not get through alike"
+        )
     return TrialRecord(
+        warnings=tuple(warnings),
         trial=place.trial,
         kind="chain",
         cell=place.cell,

@@ -208,6 +208,11 @@ class KernelChain(_Testbed):
         """A namespace of it: `s` the bridge, `g` the ends, or `c` and `d`; `v1`, `v2`, …."""
         return _netns(self._token, place)
 
+    @property
+    def ends(self) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
+        """Namespace, address and interface of both, where they are `apart`."""
+        return (self.netns("c"), SOURCE, _TX), (self.netns("d"), TARGET, _RX)
+
     def _steer(self) -> None:
         """Each function's receive work goes to its CPU, and the bridge's to that of the first."""
         cpus = [self.placement.cpu(name) for name in self.chain.names]
