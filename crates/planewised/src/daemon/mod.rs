@@ -1,4 +1,6 @@
-//! What the allocating daemon needs that is not pure; so far its configuration and its journal.
+//! The allocating daemon: observes guests and VFs, lets pw-alloc decide, performs its plans.
 
 pub mod config;
+pub mod guests;
 pub mod journal;
+pub mod pool;
