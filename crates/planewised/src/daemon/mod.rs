@@ -1,6 +1,9 @@
-//! The allocating daemon: observes guests and VFs, lets pw-alloc decide, performs its plans.
+//! The allocating daemon: observes guests and VFs, lets pw-alloc decide, performs its plans. Its core
+//! is one synchronous thread; its face (API, metrics, page) is another.
 
 pub mod config;
 pub mod guests;
 pub mod journal;
 pub mod pool;
+pub mod request;
+pub mod status;

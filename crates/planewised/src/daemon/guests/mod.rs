@@ -11,6 +11,7 @@ use pw_alloc::world::Found;
 use pw_linux::error::Result;
 
 use crate::daemon::pool::PoolView;
+use crate::daemon::status::GuestKind;
 
 /// A guest that is managed now.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +46,9 @@ pub enum Discovery {
 pub trait Guests: Send {
     /// What the kind is called in sentences and in the status, as `containers`.
     fn name(&self) -> &'static str;
+
+    /// What sort of guests they are, for the status.
+    fn kind(&self) -> GuestKind;
 
     /// The guests that are managed now. Called before every sample, so it must cost next to nothing
     /// while nothing has changed: events where there are any.
