@@ -95,6 +95,7 @@ impl Core {
         settings.policy = wishes.policy().unwrap_or(settings.policy);
         let mut status = Status::new(settings.policy, settings.interval_s, config.sample_s);
         status.draining = wishes.draining();
+        let first_decision_ms = (config.sample_s * 2e3).min(settings.interval_s * 1e3) as u64;
         let allocator = Allocator::new(settings).map_err(alloc_error)?;
         Ok(Self {
             config,
@@ -111,7 +112,8 @@ impl Core {
             doubtful_after_ms: 0,
             decide_now: false,
             next_sample_ms: 0,
-            next_decision_ms: 0,
+            // A rate needs two readings.
+            next_decision_ms: first_decision_ms,
             told: BTreeSet::new(),
             samples: Vec::new(),
             stop,
@@ -602,7 +604,6 @@ impl Core {
         self.journal.append(&checkpoint)?;
         self.view = self.host.pool.read()?;
         self.doubtful = false;
-        self.decide_now = true;
         for (vf, guest) in &recovery.holders {
             if let Some(tracked) = self.guests.get_mut(guest) {
                 tracing::info!("{guest} holds {vf}");
