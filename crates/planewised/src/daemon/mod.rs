@@ -2,8 +2,14 @@
 //! is one synchronous thread; its face (API, metrics, page) is another.
 
 pub mod config;
+pub mod core;
+pub mod failpoint;
 pub mod guests;
 pub mod journal;
+pub mod net;
 pub mod pool;
 pub mod request;
+pub mod run;
+pub mod simulated;
 pub mod status;
+pub mod wishes;

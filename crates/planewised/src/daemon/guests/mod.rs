@@ -1,6 +1,8 @@
 //! The kinds of guests that a host may have, behind one trait: containers and namespaces, libvirt's
 //! machines, simulated ones. The daemon's loop knows them by this trait alone.
 
+pub mod containers;
+
 use std::time::Instant;
 
 use pw_alloc::execute::Failure;
@@ -10,6 +12,7 @@ use pw_alloc::step::{Join, Step};
 use pw_alloc::world::Found;
 use pw_linux::error::Result;
 
+use crate::daemon::config::Config;
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
 
@@ -89,9 +92,22 @@ pub trait Guests: Send {
     /// Why it is not done; it is tried again later.
     fn release(&mut self, guest: &GuestId) -> Result<()>;
 
+    /// The configuration was read again.
+    fn configure(&mut self, _config: &Config) {}
+
     /// What is amiss with this kind as a whole, one sentence each (its daemon does not answer, a
     /// guest that is to be managed cannot be); for the status.
     fn troubles(&self) -> Vec<String> {
         Vec::new()
     }
+}
+
+/// The kinds of guests of this host. `dry_run`: they look and change nothing.
+///
+/// # Errors
+/// The kernel gives no socket.
+pub fn kinds(config: &Config, dry_run: bool) -> Result<Vec<Box<dyn Guests>>> {
+    let containers =
+        containers::Containers::new(&config.containers, &config.state_directory, dry_run)?;
+    Ok(vec![Box::new(containers)])
 }
