@@ -218,12 +218,12 @@ def test_the_terminal_shows_every_guest_their_sum_the_cpus_and_the_time_left() -
     state.add(kpi(1, ("vnf1", "vnf2", "[bold]odd[/bold]")))
     text = drawn(state)
     for word in (
-        *("vnf1", "1 Mpps", "480 Mb/s", "vnf2", "2 Mpps", "[bold]odd[/bold]"),
-        *("6 Mpps", "2.88 Gb/s", "CPU  0", "100%", "25%"),
+        *("vnf1", "1 Mpps", "480 Mbit/s", "vnf2", "2 Mpps", "[bold]odd[/bold]"),
+        *("6 Mpps", "2.88 Gbit/s", "CPU  0", "100%", "25%"),
         *("about 1 min 30 s left", "http://127.0.0.1:1/"),
     ):
         assert word in text, text
-    assert "3 guests send 6 Mpps, 2.88 Gb/s; CPU 0 100 %, 1 25 %" in line(state.now())
+    assert "3 guests send 6 Mpps, 2.88 Gbit/s; CPU 0 100 %, 1 25 %" in line(state.now())
 
 
 def test_too_many_guests_for_the_terminal_leave_the_busiest() -> None:

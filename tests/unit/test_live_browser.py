@@ -81,11 +81,11 @@ def test_the_page_shows_each_second_and_the_end_and_asks_nobody_else(tmp_path: P
     assert "Chains &lt;b&gt;here&lt;/b&gt;" in page
     assert "left out: &lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert re.search(r'<strong id="pps">9 Mpps</strong>', page)
-    assert re.search(r'<strong id="bps">4.32 Gb/s</strong>', page)
+    assert re.search(r'<strong id="bps">4.32 Gbit/s</strong>', page)
     rows = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td>', page)
     assert rows == [
-        ("vnf1", "3 Mpps", "1.44 Gb/s"),
-        ("&lt;i&gt;vnf2&lt;/i&gt;", "6 Mpps", "2.88 Gb/s"),
+        ("vnf1", "3 Mpps", "1.44 Gbit/s"),
+        ("&lt;i&gt;vnf2&lt;/i&gt;", "6 Mpps", "2.88 Gbit/s"),
     ]
     assert re.findall(r"CPU \d", page) == ["CPU 0", "CPU 0", "CPU 1", "CPU 1"]
     (points,) = re.findall(r'id="curve" points="([^"]*)"', page)

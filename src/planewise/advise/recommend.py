@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from planewise.advise.chains import recommend_chains
 from planewise.judge.curve import Curve
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.statistics import (
@@ -45,6 +46,8 @@ def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     ranking = tuple(place for places in rankings.values() for place in places)
     overall = [place for place in rankings["rtt_p50"] if place.load_type == ALL_LOADS]
     reservations = (*_limits_of_the_data(done, info), *_not_tried(info))
+    if any(trial.kind in ("chain", "tcp") for trial in done):
+        return recommend_chains(done, info, reservations)
     if not overall:
         return Recommendation(
             plane=None,

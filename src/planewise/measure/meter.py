@@ -123,6 +123,17 @@ class Meter:
         finally:
             self._place, self._recent = None, place
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """While inside, nothing is read: the trial tells by itself what is sent."""
+        with self._lock:
+            gauges, self._gauges = self._gauges, None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._gauges, self._before = gauges, None
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self

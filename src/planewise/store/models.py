@@ -138,8 +138,8 @@ class CoreUse(Record):
     """What of the chain was pinned there: `switch`, `generator`, `vnf1`, …"""
     used: Share
     """Share of its time that was not idle; a polling thread never is."""
-    ours: Share
-    """Share of its time that these tasks got."""
+    ours: Share | None = None
+    """Share of its time that these tasks got; None where they are no threads of their own."""
     working: Share | None = None
     """Share of its time that they spent on packets, not on polling in vain; None: not told."""
 
