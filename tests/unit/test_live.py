@@ -234,7 +234,7 @@ def test_too_many_guests_for_the_terminal_leave_the_busiest() -> None:
     assert len(text.splitlines()) <= 24
     assert "guest199" in text
     assert "guest3 " not in text
-    assert re.search(r"and 1\d\d that send less", text)
+    assert re.search(r"and 1\d\d more", text)
 
 
 # --- serving ------------------------------------------------------------------------------------

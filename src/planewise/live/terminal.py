@@ -64,7 +64,8 @@ def _guests(sample: KpiSample, lines: int) -> Table:
     """Every guest in its order; where there are too many, the ones that send most."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title, right in (("guest", False), ("packets", True), ("bits", True), ("", False)):
-        table.add_column(title, justify="right" if right else "left", no_wrap=True)
+        least = 14 if title == "guest" else None
+        table.add_column(title, justify="right" if right else "left", no_wrap=True, min_width=least)
     guests = list(sample.vnfs.items())
     hidden = len(guests) - lines
     if hidden > 0:
@@ -79,7 +80,7 @@ def _guests(sample: KpiSample, lines: int) -> Table:
             _bar(one.tx_pps / most if most else 0.0),
         )
     if hidden > 0:
-        table.add_row(Text(f"and {hidden} that send less", style="dim"), "", "", "")
+        table.add_row(Text(f"and {hidden} more", style="dim"), "", "", "")
     table.add_row(
         Text("all together", style="bold"),
         rate_text(sample.total.tx_pps),
