@@ -1,6 +1,8 @@
 //! The kinds of guests that a host may have, behind one trait: containers and namespaces, libvirt's
 //! machines, simulated ones. The daemon's loop knows them by this trait alone.
 
+pub mod libvirt;
+
 use std::time::Instant;
 
 use pw_alloc::execute::Failure;
