@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Self
 
 from planewise.errors import UnsupportedError
+from planewise.measure.beside import beside
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, TrialResult
@@ -143,24 +143,15 @@ class _Station:
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial, with each frame received by the CPU where it arrives."""
         self._steer(False)
-        return self._beside_load(lambda: measure_rtt(self._rtt_path, trial, place))
+        return beside(self._background, lambda: measure_rtt(self._rtt_path, trial, place))
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial, with the hosts' receive work on CPUs of their own."""
         self._steer(True)
-        return self._beside_load(
-            lambda: measure_load(self._load_path, trial, place, self._generator)
+        return beside(
+            self._background,
+            lambda: measure_load(self._load_path, trial, place, self._generator),
         )
-
-    def _beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
-        """Measures; a background load that fell behind meanwhile is a warning of the trial."""
-        if self._background.spec.type == "none":
-            return measure()
-        before = self._background.work()
-        result = measure()
-        self._background.check()
-        warnings = (*result.record.warnings, *self._background.shortfall(before))
-        return replace(result, record=result.record.model_copy(update={"warnings": warnings}))
 
     def _steer(self, wanted: bool) -> None:
         if self._cpus is None or wanted == self._steered:

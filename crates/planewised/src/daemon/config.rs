@@ -7,6 +7,7 @@ use pw_alloc::model::{PfId, Wish};
 use pw_alloc::settings::Settings;
 use pw_alloc::simulate::Traffic;
 use pw_linux::error::{Error, Result};
+use pw_linux::netns::Netns;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -22,6 +23,14 @@ pub struct Config {
     pub state_directory: PathBuf,
     /// Time between two readings of all counters [s].
     pub sample_s: f64,
+    /// How long a step of a move may take before it is given up [s].
+    pub step_timeout_s: f64,
+    /// Which VFs are given.
+    pub pool: PoolConfig,
+    /// Containers and namespaces as guests.
+    pub containers: Containers,
+    /// Virtual machines as guests.
+    pub machines: Machines,
     /// How decisions are made.
     pub alloc: Settings,
     /// What is wished for guests, by name.
@@ -37,11 +46,59 @@ impl Default for Config {
             group: None,
             state_directory: "/var/lib/planewise".into(),
             sample_s: 1.0,
+            step_timeout_s: 30.0,
+            pool: PoolConfig::default(),
+            containers: Containers::default(),
+            machines: Machines::default(),
             alloc: Settings::default(),
             guests: BTreeMap::new(),
             simulated: None,
         }
     }
+}
+
+/// Which VFs are given.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PoolConfig {
+    /// The VFs of these PFs; empty: of all PFs that have VFs.
+    pub pfs: Vec<PfId>,
+}
+
+/// Containers and namespaces as guests.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Containers {
+    /// Docker's socket; empty: Docker is not asked. Containers with the label
+    /// `planewise.managed=true` are managed.
+    pub docker: PathBuf,
+    /// Namespaces, by the guest's name.
+    pub namespaces: BTreeMap<String, Namespace>,
+}
+
+impl Default for Containers {
+    fn default() -> Self {
+        Self { docker: "/var/run/docker.sock".into(), namespaces: BTreeMap::new() }
+    }
+}
+
+/// Virtual machines as guests.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Machines {
+    /// libvirt's sockets: the first that answers is used; empty: the usual ones. Machines with the
+    /// mark in their metadata are managed.
+    pub sockets: Vec<PathBuf>,
+}
+
+/// A namespace that is a guest.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Namespace {
+    /// Its name in `ip netns list`, a path that contains a '/', or pid:N; none: the guest's name.
+    pub netns: Option<String>,
+    /// Its interface to the host's bridge, one end of a veth pair.
+    pub interface: Option<String>,
 }
 
 /// A made-up host.
@@ -83,6 +140,26 @@ pub fn parse(text: &str, name: &str) -> Result<Config> {
             format!("sample_s = {} is out of range", config.sample_s),
             "give a number of seconds from 0.05 to 3600",
         );
+    }
+    if !(0.1..=3600.0).contains(&config.step_timeout_s) {
+        return wrong(
+            format!("step_timeout_s = {} is out of range", config.step_timeout_s),
+            "give a number of seconds from 0.1 to 3600",
+        );
+    }
+    for (guest, namespace) in &config.containers.namespaces {
+        let netns = namespace.netns.as_deref().unwrap_or(guest);
+        if let Err(error) = netns.parse::<Netns>() {
+            return wrong(format!("containers.namespaces.{guest}: {}", error.what), &error.remedy);
+        }
+        if let Some(interface) = &namespace.interface
+            && let Err(error) = pw_sriov::lookup::interface_name(interface)
+        {
+            return wrong(
+                format!("containers.namespaces.{guest}: {}", error.what),
+                "name the guest's interface as it is called inside, as eth0",
+            );
+        }
     }
     for (guest, wish) in &config.guests {
         if !(0.0..=1.0).contains(&wish.min_share) {
@@ -134,6 +211,9 @@ mod tests {
             ("[guests.a]\nmin_share = 2.0", "guests.a: min_share = 2 is no share"),
             ("sample_s = nan", "sample_s = NaN is out of range"),
             ("[alloc.benefit]\ncurve = []", "the gain curve has no points"),
+            ("step_timeout_s = 0.0", "step_timeout_s = 0 is out of range"),
+            ("[containers.namespaces.'']", "containers.namespaces.: '' names no network namespace"),
+            ("[containers.namespaces.a]\ninterface = 'a b'", "'a b' cannot be the name"),
         ] {
             let error = parse(text, "x.toml").expect_err(text);
             assert!(error.what.contains(what), "{}", error.what);

@@ -1,18 +1,21 @@
 //! The kinds of guests that a host may have, behind one trait: containers and namespaces, libvirt's
 //! machines, simulated ones. The daemon's loop knows them by this trait alone.
 
+pub mod containers;
 pub mod libvirt;
 
 use std::time::Instant;
 
 use pw_alloc::execute::Failure;
-use pw_alloc::model::{GuestId, Mac, Wish};
+use pw_alloc::model::{GuestId, Mac, VfId, Wish};
 use pw_alloc::signal::Sample;
 use pw_alloc::step::{Join, Step};
 use pw_alloc::world::Found;
 use pw_linux::error::Result;
 
+use crate::daemon::config::Config;
 use crate::daemon::pool::PoolView;
+use crate::daemon::status::GuestKind;
 
 /// A guest that is managed now.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +51,9 @@ pub trait Guests: Send {
     /// What the kind is called in sentences and in the status, as `containers`.
     fn name(&self) -> &'static str;
 
+    /// What sort of guests they are, for the status.
+    fn kind(&self) -> GuestKind;
+
     /// The guests that are managed now. Called before every sample, so it must cost next to nothing
     /// while nothing has changed: events where there are any.
     ///
@@ -81,15 +87,44 @@ pub trait Guests: Send {
         deadline: Instant,
     ) -> std::result::Result<(), Failure>;
 
+    /// Makes a VF of the pool ready for a guest, as far as that disturbs nobody: frames for the guest
+    /// are lost from the moment in which the VF gets its address, and what can be done before should
+    /// be. Part of `Step::Reserve`; `Step::Reset` undoes it.
+    ///
+    /// # Errors
+    /// Why it cannot be done.
+    fn prepare(
+        &mut self,
+        _vf: &VfId,
+        _pool: &PoolView,
+        _deadline: Instant,
+    ) -> std::result::Result<(), Failure> {
+        Ok(())
+    }
+
     /// Gives back what a guest had before it was managed. It holds no VF any more.
     ///
     /// # Errors
     /// Why it is not done; it is tried again later.
     fn release(&mut self, guest: &GuestId) -> Result<()>;
 
+    /// The configuration was read again.
+    fn configure(&mut self, _config: &Config) {}
+
     /// What is amiss with this kind as a whole, one sentence each (its daemon does not answer, a
     /// guest that is to be managed cannot be); for the status.
     fn troubles(&self) -> Vec<String> {
         Vec::new()
     }
+}
+
+/// The kinds of guests of this host. `dry_run`: they look and change nothing.
+///
+/// # Errors
+/// The kernel gives no socket.
+pub fn kinds(config: &Config, dry_run: bool) -> Result<Vec<Box<dyn Guests>>> {
+    let containers =
+        containers::Containers::new(&config.containers, &config.state_directory, dry_run)?;
+    let machines = libvirt::Machines::new(config.machines.sockets.clone())?;
+    Ok(vec![Box::new(containers), Box::new(machines)])
 }

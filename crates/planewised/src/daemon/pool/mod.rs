@@ -1,6 +1,8 @@
 //! The VFs that are given and taken, behind one trait: this machine's, or made-up ones. Knows nothing
 //! of guests.
 
+pub mod machine;
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 
