@@ -120,6 +120,9 @@ pub trait Libvirt: Send + Sync {
     /// call, in order. Only one thread asks.
     fn events(&self, wait: Duration) -> Vec<Event>;
 
+    /// Is this a host of a libvirt, which may be away at the moment?
+    fn installed(&self) -> bool;
+
     /// Makes the connection if there is none.
     ///
     /// # Errors

@@ -255,7 +255,7 @@ pub fn hostdev(address: PciAddress, teams: Option<&str>) -> String {
     let mut parts = text.split([':', '.']);
     let mut part = || parts.next().unwrap_or_default();
     let mut xml = format!(
-        "<hostdev mode='subsystem' type='pci' managed='yes'><source><address domain='0x{}' \
+        "<hostdev mode='subsystem' type='pci' managed='no'><source><address domain='0x{}' \
          bus='0x{}' slot='0x{}' function='0x{}'/></source>",
         part(),
         part(),

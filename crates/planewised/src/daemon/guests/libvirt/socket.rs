@@ -132,6 +132,11 @@ impl Libvirt for Socket {
         first.into_iter().chain(happenings.try_iter()).collect()
     }
 
+    fn installed(&self) -> bool {
+        // Its sockets come and go with it, their directory stays while its machines run.
+        self.paths.iter().any(|path| path.parent().is_some_and(std::path::Path::is_dir))
+    }
+
     fn connect(&self) -> Answer<()> {
         self.connection().map(drop)
     }

@@ -22,7 +22,7 @@ impl Writer {
     /// A signed number.
     #[must_use]
     pub fn i32(self, value: i32) -> Self {
-        self.u32(value.cast_unsigned())
+        self.u32(u32::from_ne_bytes(value.to_ne_bytes()))
     }
 
     /// Bytes whose number is known to the reader.
@@ -75,7 +75,7 @@ impl<'a> Reader<'a> {
 
     /// A signed number.
     pub fn i32(&mut self) -> Option<i32> {
-        self.u32().map(u32::cast_signed)
+        self.u32().map(|value| i32::from_ne_bytes(value.to_ne_bytes()))
     }
 
     /// So many bytes.
