@@ -1,6 +1,7 @@
 //! The daemon's configuration: TOML, checked, with the line of what is wrong. Knows no files.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use pw_alloc::model::{PfId, Wish};
@@ -11,6 +12,8 @@ use pw_linux::netns::Netns;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::face::log::Log;
+
 /// Everything that the file says (docs/reference/alloc.md).
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -19,6 +22,10 @@ pub struct Config {
     pub socket: PathBuf,
     /// Members of this group may use the API, besides root and the daemon's own user.
     pub group: Option<String>,
+    /// The API by TCP, too.
+    pub tcp: Option<Tcp>,
+    /// What is logged, and how.
+    pub log: Log,
     /// Where the journal is kept.
     pub state_directory: PathBuf,
     /// Time between two readings of all counters [s].
@@ -44,6 +51,8 @@ impl Default for Config {
         Self {
             socket: "/run/planewise/planewised.sock".into(),
             group: None,
+            tcp: None,
+            log: Log::default(),
             state_directory: "/var/lib/planewise".into(),
             sample_s: 1.0,
             step_timeout_s: 30.0,
@@ -101,6 +110,23 @@ pub struct Namespace {
     pub interface: Option<String>,
 }
 
+/// The API by TCP: with TLS and tokens, or not at all.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tcp {
+    /// Where it listens, as `192.0.2.1:8443`.
+    pub listen: SocketAddr,
+    /// The certificate chain [PEM].
+    #[serde(default)]
+    pub certificate: PathBuf,
+    /// Its key [PEM].
+    #[serde(default)]
+    pub key: PathBuf,
+    /// Who may come in: lines of a name and a token.
+    #[serde(default)]
+    pub tokens: PathBuf,
+}
+
 /// A made-up host.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -134,6 +160,16 @@ pub fn parse(text: &str, name: &str) -> Result<Config> {
         |what: String, remedy: &str| Err(Error::bad_input(format!("{name}: {what}"), remedy));
     if let Err(error) = config.alloc.check() {
         return wrong(format!("alloc: {}", error.what), &error.remedy);
+    }
+    if let Some(tcp) = &config.tcp {
+        let needed =
+            [("certificate", &tcp.certificate), ("key", &tcp.key), ("tokens", &tcp.tokens)];
+        if let Some((key, _)) = needed.iter().find(|(_, path)| path.as_os_str().is_empty()) {
+            return wrong(
+                format!("tcp has no {key}: by TCP the API is offered with TLS and a token only"),
+                "name certificate, key and tokens, or leave [tcp] out: the socket serves this host",
+            );
+        }
     }
     if !(0.05..=3600.0).contains(&config.sample_s) {
         return wrong(
@@ -209,6 +245,9 @@ mod tests {
             ("[alloc]\npolicy = 'best'", "x.toml:2: unknown variant `best`"),
             ("[alloc]\nmax_moves = 0", "max_moves = 0 would let nobody"),
             ("[guests.a]\nmin_share = 2.0", "guests.a: min_share = 2 is no share"),
+            ("[tcp]\nlisten = '127.0.0.1:0'\ncertificate = 'c'\ntokens = 't'", "tcp has no key"),
+            ("[tcp]\nlisten = 'here'", "x.toml:2: "),
+            ("[log]\nformat = 'xml'", "x.toml:2: unknown variant `xml`"),
             ("sample_s = nan", "sample_s = NaN is out of range"),
             ("[alloc.benefit]\ncurve = []", "the gain curve has no points"),
             ("step_timeout_s = 0.0", "step_timeout_s = 0 is out of range"),

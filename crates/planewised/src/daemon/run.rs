@@ -16,9 +16,10 @@ use crate::daemon::core::{Core, Host};
 use crate::daemon::guests;
 use crate::daemon::journal::Journal;
 use crate::daemon::pool::machine::Machine;
-use crate::daemon::request::{Caller, Envelope, FaceEnds, Request, ends};
+use crate::daemon::request::{Caller, Envelope, Request, ends};
 use crate::daemon::simulated::World;
 use crate::daemon::status::Status;
+use crate::face;
 
 /// Gives the VFs of this host to the guests that gain most, and moves them as traffic changes.
 ///
@@ -35,17 +36,6 @@ pub struct Args {
 
 /// The longest sleep: by then the clock has been looked at again.
 const NAP: Duration = Duration::from_millis(500);
-
-/// What the face does while the daemon runs; dropped when it stops.
-pub trait Face {}
-
-/// Starts the face: whatever speaks to the outside.
-///
-/// # Errors
-/// It cannot listen where it is told to.
-fn start_face(_config: &Config, _ends: FaceEnds) -> Result<Option<Box<dyn Face>>> {
-    Ok(None)
-}
 
 /// Signals, as the loop sees them.
 struct Signals {
@@ -107,6 +97,7 @@ fn host(config: &Config, dry_run: bool) -> Result<Host> {
 /// It cannot start: the configuration makes no sense, another daemon runs, root is needed.
 pub fn run(args: &Args) -> Result<()> {
     let config = read(&args.config)?;
+    face::log::start(config.log);
     if config.simulated.is_none() && !nix::unistd::geteuid().is_root() {
         return Err(Error::failed(
             "a host's VFs can be moved by root alone",
@@ -123,13 +114,16 @@ pub fn run(args: &Args) -> Result<()> {
     let signals = Signals::listen(face_ends.requests.clone())?;
     let stop = Arc::clone(&signals.stop);
     let host = host(&config, args.dry_run)?;
-    let face = start_face(&config, face_ends)?;
+    let face = face::start(&config, face_ends)?;
+    if args.dry_run {
+        tracing::info!("only looks: `planewise alloc plan` says what would be done");
+    }
+    tracing::info!("listens at {}", face.socket().display());
     let stop = Box::new(move || stop.load(Ordering::SeqCst));
     let core = Core::new(config, host, journal, core_ends, args.dry_run, stop)?;
     let core = work(core, &signals, args);
-    tracing::info!("ends: {}", core.leaves());
-    eprintln!("planewised: ends; {}", core.leaves());
-    drop(face);
+    face.stop();
+    tracing::info!("ends; {}", core.leaves());
     Ok(())
 }
 
@@ -137,7 +131,6 @@ pub fn run(args: &Args) -> Result<()> {
 fn work(mut core: Core, signals: &Signals, args: &Args) -> Core {
     let begun = Instant::now();
     let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let mut said_plan = false;
     while !signals.stop.load(Ordering::SeqCst) {
         if signals.reload.swap(false, Ordering::SeqCst) {
             match reload(&mut core, args) {
@@ -146,10 +139,6 @@ fn work(mut core: Core, signals: &Signals, args: &Args) -> Core {
             }
         }
         core.tick(now_ms());
-        if args.dry_run && !said_plan && core.status().counters.samples > 0 {
-            said_plan = true;
-            eprintln!("planewised: only looks; the API's plan says what would be done");
-        }
         let wait = Duration::from_millis(core.next_ms().saturating_sub(now_ms())).min(NAP);
         match core.ends().requests.recv_timeout(wait) {
             Ok(envelope) if envelope.request == Request::Reload => {
