@@ -443,17 +443,32 @@ _MOST_DEPTH = 20
 _MOST_VALUES = 100_000
 
 
+_MOST_MISTAKES = 8
+"""Told at once; who has made more reads these first."""
+
+
 def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
-    """The first thing that is wrong, with its line and the nearest known name."""
+    """Everything that is wrong, each with its line and the nearest known name."""
+    places: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
+    for one in error.errors():
+        places.setdefault(one["loc"][:2], []).append(one)
     # Of a value that may be one of several types, the error that got furthest tells most.
-    errors = error.errors()
-    root = errors[0]["loc"][:2]
-    first = max((e for e in errors if e["loc"][:2] == root), key=lambda e: len(e["loc"]))
-    place = tuple(part for part in first["loc"] if not _is_union_tag(part))
+    furthest = [max(own, key=lambda one: len(one["loc"])) for own in places.values()]
+    mistakes = sorted((_mistake(one, raw) for one in furthest), key=lambda one: one[0])
+    (line, sentence, remedy), *others = mistakes
+    also = [f"also, line {line}: {said}; {way}" for line, said, way in others[:_MOST_MISTAKES]]
+    if len(others) > _MOST_MISTAKES:
+        also.append(f"and {len(others) - _MOST_MISTAKES} more")
+    return BadInputError(sentence, where=f"{path}:{line}", remedy="\n".join((remedy, *also)))
+
+
+def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
+    """Line, sentence and remedy of one thing that is wrong."""
+    place = tuple(part for part in error["loc"] if not _is_union_tag(part))
     name = ".".join(str(part) for part in place)
-    message = _message(first)
+    message = _message(error)
     remedy = "docs/reference/designs.md lists every key"
-    if first["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden":
         known = _known_keys(place[:-1])
         close = difflib.get_close_matches(str(place[-1]), known, n=1)
         message = f"unknown key `{place[-1]}`"
@@ -461,11 +476,10 @@ def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
         if place[0] in MEASURES and place[-1] in Factors.model_fields:
             remedy = f"it is a factor: move it to `factors.{place[-1]}`"
         name = ".".join(str(part) for part in place[:-1])
-    elif first["type"] == "missing":
+    elif error["type"] == "missing":
         message = f"`{place[-1]}` is missing"
         name = ".".join(str(part) for part in place[:-1])
-    sentence = f"{name}: {message}" if name else message
-    return BadInputError(sentence, where=f"{path}:{_line(raw, place)}", remedy=remedy)
+    return _line(raw, place), f"{name}: {message}" if name else message, remedy
 
 
 def _message(error: ErrorDetails) -> str:

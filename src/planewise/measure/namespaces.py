@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Self
 
 from planewise.errors import UnsupportedError
+from planewise.measure.beside import beside
 from planewise.measure.cells import Cell
 from planewise.measure.chains.tcp import End, Passed, measure_tcp
 from planewise.measure.design import Design
@@ -147,13 +147,14 @@ class _Station:
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial, with each frame received by the CPU where it arrives."""
         self._steer(False)
-        return self._beside_load(lambda: measure_rtt(self._rtt_path, trial, place))
+        return beside(self._background, lambda: measure_rtt(self._rtt_path, trial, place))
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial, with the hosts' receive work on CPUs of their own."""
         self._steer(True)
-        return self._beside_load(
-            lambda: measure_load(self._load_path, trial, place, self._generator)
+        return beside(
+            self._background,
+            lambda: measure_load(self._load_path, trial, place, self._generator),
         )
 
     def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
@@ -172,19 +173,10 @@ class _Station:
             return {"": Passed(own.tx_packets, own.tx_bytes)}
 
         cpus = sorted(os.sched_getaffinity(0))
-        return self._beside_load(
-            lambda: measure_tcp(client, ends["responder"], trial, place, tell, sent, cpus)
+        return beside(
+            self._background,
+            lambda: measure_tcp(client, ends["responder"], trial, place, tell, sent, cpus),
         )
-
-    def _beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
-        """Measures; a background load that fell behind meanwhile is a warning of the trial."""
-        if self._background.spec.type == "none":
-            return measure()
-        before = self._background.work()
-        result = measure()
-        self._background.check()
-        warnings = (*result.record.warnings, *self._background.shortfall(before))
-        return replace(result, record=result.record.model_copy(update={"warnings": warnings}))
 
     def _steer(self, wanted: bool) -> None:
         if self._cpus is None or wanted == self._steered:
