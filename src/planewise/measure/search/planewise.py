@@ -18,7 +18,6 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import ndtri
 
 from planewise.measure.search import model
 from planewise.measure.search.goals import Finding, Goal, GoalResult, StopReason, Trial
@@ -43,10 +42,11 @@ _WINDOW = 0.04
 _LEAST_BLUR = 5e-4
 _MOST_NEED = 3.0
 """A goal whose interval is wider than this many precisions gets no more trials than at this."""
-_PLACES = ((0.8, 0.0), (0.2, -1.0), (0.5, 1.0))
-"""Where around a goal's load trials are placed: in deviations of the edge (above it, where a
-trial tells how much capacity there was), plus in half intervals (to enclose it where there is
-little noise and the curve's slope is what is not known)."""
+_PLACES = ((0.9, 0.0), (-0.7, -1.0), (0.3, 1.0))
+"""Where around a goal's load trials are placed: in deviations of the edge, plus in half intervals
+(to enclose it where there is little noise). On both sides, so that the load is read off between
+trials whatever the curve's slope, and far enough apart to tell slope from noise; somewhat more
+above the edge, where a trial tells how much capacity there was."""
 _SOFT_PLACES = ((0.3, 0.0), (-0.3, -1.0), (0.5, 1.0))
 """The same where loss rises smoothly: the curve beside the goal's share is not known so well."""
 _NDR_PLACES = ((0.0, -1.0), (0.8, 0.0), (0.0, -0.5))
@@ -57,7 +57,11 @@ further down loses."""
 _BRACKETED = 0.06
 """NDR is located where a trial with and one without loss are so near to each other."""
 _LOW_SHARE, _HIGH_SHARE = 1 / 25, 6.0
-"""The curve is fitted to losses from the goal's share times the one to it times the other."""
+"""The curve is fitted to losses from the goal's share times the one to it times the other…"""
+_NOISES = 2.5
+"""… or to so many deviations of the loss above it: noise blurs the curve on that scale, and losses
+cut off nearer to it would tell neither slope nor noise."""
+_WIDEST = 0.15
 _NDR_REACH = 100.0
 """For NDR: to losses of up to so many packets, where loss rises smoothly; else to `_HARD`."""
 _HARD = 0.03
@@ -66,11 +70,12 @@ _HARD_POWERS = (math.log(60.0), math.log(3000.0))
 """Powers of the load by which packets may be lost below a hard edge."""
 _CLUMPED = 8.0
 """Where losses come in larger clumps than this, trials are as long as the goal's."""
-_CAUTION_SOFT, _CAUTION_CLUMPED, _CAUTION_BAD, _CAUTION_CORRELATED = 1.15, 1.25, 1.15, 1.1
-"""Factors of the intervals where loss rises smoothly, where it also comes in clumps, where some
-trials were bad, and where successive trials are correlated."""
-_SPIKE_PRIOR = (0.15, 8.0)
-"""Bad trials are a share drawn from a beta law, prior counts of bad and of good trials."""
+_COUNTED = 0.25
+"""A trial is long enough when counting packets adds no more than this to its reading's variance,
+in units of the noise's."""
+_CAUTION_SOFT, _CAUTION_CLUMPED, _CAUTION_CORRELATED = 1.15, 1.25, 1.1
+"""Factors of the intervals where loss rises smoothly, where it also comes in clumps, and where
+successive trials are correlated."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,7 @@ class _Run:
         self.known: dict[Goal, _Estimate] = {}
         self.measured = dict.fromkeys(goals, 0)
         self.soft = False
+        self.reach = dict.fromkeys(goals, 0.0)
         self.clump = 1.0
         self.course: Course | None = None
 
@@ -320,7 +326,7 @@ class _Run:
         if estimate.goal.loss_ratio == 0:
             return most * 3 // 4 if estimate.soft else most // 5
         if estimate.soft:
-            return most * 65 // 100
+            return int(most * 0.65 * min(max(estimate.noise / 0.012, 1.0), 1.8))
         return int(most * min(max(estimate.noise / 0.012, 1.0), 1.4))
 
     def _need(self, estimate: _Estimate) -> float:
@@ -369,7 +375,9 @@ class _Run:
         duration_s = options.trial_duration_s
         if estimate.soft:
             long = goal.loss_ratio == 0 or self.clump > _CLUMPED
-            duration_s = options.goal_duration_s * (1.0 if long else 0.5)
+            counting = self.posteriors[goal].counting() * options.goal_duration_s / duration_s
+            if long or counting > _COUNTED:
+                duration_s = options.goal_duration_s * (1.0 if long else 0.5)
         if goal.loss_ratio == 0 and estimate.soft:
             between = self._between()
             if between is not None:
@@ -411,13 +419,29 @@ class _Run:
     def _scope(self, goal: Goal) -> model.Scope:
         if goal.loss_ratio > 0:
             anchor = goal.loss_exponent
-            return model.Scope(anchor, anchor * _LOW_SHARE, anchor * _HIGH_SHARE)
+            high = self._reach(goal, anchor, anchor * _HIGH_SHARE)
+            return model.Scope(anchor, anchor * _LOW_SHARE, high)
         anchor = math.log(2) / (self.reference_pps * self.options.goal_duration_s)
         if not (self.soft and self._few_lost(anchor)):
-            return model.Scope(anchor, 0.0, _HARD, _HARD_POWERS, few=True)
+            high = self._reach(goal, anchor, _HARD)
+            return model.Scope(anchor, 0.0, high, _HARD_POWERS, few=True)
         powers = (math.log(0.7), math.log(3000.0))
         high = min(anchor * _NDR_REACH, _HARD)
         return model.Scope(anchor, 0.0, high, powers, few=True, least_rise=high)
+
+    def _reach(self, goal: Goal, anchor: float, least: float) -> float:
+        """Up to which loss the curve is fitted: `least`, doubled as often as noise asks for.
+
+        It never falls again: a scope that changes costs a fit from the beginning.
+        """
+        wanted = anchor
+        if goal in self.posteriors:
+            wanted += _NOISES * self.posteriors[goal].loss_noise()
+        reach = max(least, self.reach[goal])
+        while reach < min(wanted, _WIDEST):
+            reach *= 2
+        self.reach[goal] = reach
+        return reach
 
     def _few_lost(self, packet: float) -> bool:
         """Whether trials have lost a few packets: where loss rises steeply, hardly any does."""
@@ -520,11 +544,6 @@ class _Run:
             )
         if self.course is not None:
             draws = draws + self.course.draw(random, _DRAWS)
-        # Half of all trials is a larger share of those that are not bad.
-        share = random.beta(_SPIKE_PRIOR[0] + bad.sum(), _SPIKE_PRIOR[1] + good.sum(), _DRAWS).clip(
-            0, 0.45
-        )
-        draws = draws - posterior.noise() * ndtri(0.5 / (1 - share))
         if doubted and bad.any():
             worst = int(np.flatnonzero(bad)[np.argmin(readings.y[bad])])
             trial = self.session.trials[worst]
@@ -541,7 +560,7 @@ class _Run:
             for finding in doubts(standard[near], losses[near]):
                 self.session.add_finding(finding)
         low, middle, high = (float(q) for q in np.quantile(draws, (0.025, 0.5, 0.975)))
-        factor = self._caution(estimate, bad_trials=int(bad.sum()))
+        factor = self._caution(estimate)
         return replace(
             estimate,
             low=middle - factor * (middle - low),
@@ -549,7 +568,7 @@ class _Run:
             high=middle + factor * (high - middle),
         )
 
-    def _caution(self, estimate: _Estimate, *, bad_trials: int) -> float:
+    def _caution(self, estimate: _Estimate) -> float:
         """What intervals lack, by simulation, where the search sees that the model is only near.
 
         Fitted to simulated systems other than those that the benches use; everything it looks at
@@ -558,8 +577,6 @@ class _Run:
         factor = 1.0
         if estimate.soft:
             factor = _CAUTION_CLUMPED if self.clump > _CLUMPED else _CAUTION_SOFT
-        if bad_trials >= 2:
-            factor = max(factor, _CAUTION_BAD)
         if self.course is not None and self.course.correlated > 0.5:
             factor = max(factor, _CAUTION_CORRELATED)
         return factor
