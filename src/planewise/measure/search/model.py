@@ -25,8 +25,7 @@ and their readings lie anywhere (a mixture with a flat law, Box & Tiao 1968).
 Given shape and noise the place's law is about a normal one (Laplace's approximation, its middle
 found by weighing each trial with the chance that it is not bad), reweighted on a few nodes by the
 trials that say only on which side they lie; so particles carry shape and noise, and the place is
-integrated out. They are kept by sequential Monte Carlo: reweighted by tempered steps, resampled,
-moved by differential-evolution Metropolis steps (ter Braak 2006) and by draws from the prior.
+integrated out.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, betaincinv, ndtr, ndtri
 
-Array: TypeAlias = NDArray[np.float64]
+from planewise.measure.search.particles import Array, Observations, Particles
+
 Bools: TypeAlias = NDArray[np.bool_]
 
 RISE, POWER, SLOPE, BEND, SIGMA, CLUMP, BAD = range(7)
@@ -71,23 +71,6 @@ _STRAY = 1e-3
 
 
 @dataclass(frozen=True)
-class Observations:
-    """Trials as arrays of equal length."""
-
-    x: Array
-    """ln(load / reference load)."""
-    sent: Array
-    lost: Array
-
-    def __len__(self) -> int:
-        return self.x.size
-
-    def same_as(self, other: Observations) -> bool:
-        """Whether these are the same trials."""
-        return np.array_equal(self.x, other.x) and np.array_equal(self.lost, other.lost)
-
-
-@dataclass(frozen=True)
 class Scope:
     """Which losses the curve is fitted to, as z: the goal's and some around it."""
 
@@ -114,12 +97,6 @@ class Scope:
         """Half of all systems lie above, in ln a."""
         least, most = self.log_rise
         return max(_LOG_MUCH, 0.5 * (least + most))
-
-
-def no_observations() -> Observations:
-    """An empty set."""
-    empty = np.zeros(0)
-    return Observations(empty, empty, empty)
 
 
 def loss_exponent(lost: Array, sent: Array) -> Array:
@@ -258,9 +235,9 @@ def draw_prior(count: int, random: np.random.Generator, scope: Scope) -> Array:
     theta[:, SIGMA] = random.uniform(*_LOG_SIGMA, count)
     theta[:, CLUMP] = np.minimum(random.exponential(1.0, count), _LOG_CLUMP - 0.01)
     # The beta law cut off at the ends of its range, by quantiles.
-    ends = betainc(*_BAD_COUNTS, np.exp(_LOG_BAD))
-    drawn = betaincinv(*_BAD_COUNTS, random.uniform(*ends, count))
-    theta[:, BAD] = np.clip(np.log(drawn), _LOG_BAD[0] + 1e-9, _LOG_BAD[1] - 1e-9)
+    least_bad, most_bad = (float(betainc(*_BAD_COUNTS, math.exp(end))) for end in _LOG_BAD)
+    drawn = betaincinv(*_BAD_COUNTS, random.uniform(least_bad, most_bad, count))
+    theta[:, BAD] = np.clip(np.log(np.asarray(drawn)), _LOG_BAD[0] + 1e-9, _LOG_BAD[1] - 1e-9)
     return theta
 
 
@@ -328,40 +305,32 @@ def _robust_middle(
 ) -> tuple[Array, Array, Array]:
     """Middle and precision of the place's law, and the log likelihood of the readings `y` (P, n).
 
-    p(y) = (1 − ε)·Normal(y; place, variance) + ε/depth. The middle is where this is largest times
-    the place's prior (iterated reweighting from the median on), the precision what the trials
-    that are not bad give.
+    p(y) = (1 − ε)·Normal(y; place, variance) + ε·Uniform(y; place − depth, place), and next to
+    nothing more anywhere. The middle is where this is largest times the place's prior (iterated
+    reweighting from the median on), the precision what the trials that are not bad give.
     """
     weight = 1.0 / variance
     middle = np.median(y, axis=1) if y.shape[1] else np.zeros(y.shape[0])
     scale = (1.0 - bad) * np.sqrt(weight / (2 * math.pi))
-    flat = bad / _BAD_DEPTH
+
+    def laws(middle: Array) -> tuple[Array, Array]:
+        away = y - middle[:, None]
+        less = (away < 0.0) & (away > -_BAD_DEPTH)
+        return scale * np.exp(-0.5 * weight * away**2), (bad * less + _STRAY) / _BAD_DEPTH
+
     for _ in range(_REWEIGHTINGS):
-        normal = scale * np.exp(-0.5 * weight * (y - middle[:, None]) ** 2)
+        normal, flat = laws(middle)
         good = normal / (normal + flat)
         precision = (good * weight).sum(axis=1) + 1.0 / spread**2
         middle = (good * weight * y).sum(axis=1) / precision
-    log_mixture = np.log(scale * np.exp(-0.5 * weight * (y - middle[:, None]) ** 2) + flat)
+    normal, flat = laws(middle)
+    log_mixture = np.log(normal + flat)
     log_like = log_mixture.sum(axis=1) - 0.5 * (np.log(precision) + (middle / spread) ** 2)
     return middle, precision, log_like
 
 
-@dataclass(frozen=True)
-class Law:
-    """A weighted sample of the place, sorted."""
-
-    x: Array
-    weight: Array
-    """Sums to 1."""
-
-    def quantile(self, share: float) -> float:
-        """The x below which this share of the law lies."""
-        cumulated = np.cumsum(self.weight)
-        return float(np.interp(share, cumulated - 0.5 * self.weight, self.x))
-
-
-class Posterior:
-    """Particles of the posterior, updated as trials come."""
+class Posterior(Particles[_Trials]):
+    """The posterior, updated as trials come."""
 
     def __init__(
         self,
@@ -380,48 +349,16 @@ class Posterior:
         self.packets = packets
         self.lossless = lossless
         self.spread = spread
-        self._random = np.random.default_rng(seed)
-        self._moves = moves
-        self.seen = no_observations()
-        self._trials = _Trials.of(self.seen, scope)
-        self.theta = draw_prior(particles, self._random, scope)
-        self._log_like = self._likelihood(self.theta, self._trials)
+        super().__init__(seed, particles=particles, moves=moves)
 
-    def update(self, seen: Observations) -> None:
-        """Takes the trials that are to count from now on, whichever counted before."""
-        if seen.same_as(self.seen):
-            return
-        previous, trials = self._trials, _Trials.of(seen, self.scope)
-        old = self._log_like
-        new = self._likelihood(self.theta, trials)
-        done = 0.0
-        while done < 1.0:
-            step = self._temper_step(new - old, 1.0 - done)
-            weights = np.exp(step * (new - old - (new - old).max()))
-            done = 1.0 if step >= 1.0 - done else done + step
-            chosen = self._resample(weights)
-            self.theta, old, new = self.theta[chosen], old[chosen], new[chosen]
-            for _ in range(self._moves):
-                old, new = self._move(previous, trials, done, old, new)
-        self.seen, self._trials, self._log_like = seen, trials, new
+    def _packed(self, seen: Observations) -> _Trials:
+        return _Trials.of(seen, self.scope)
 
-    def refine(self, moves: int) -> None:
-        """More moves at the trials seen."""
-        for _ in range(moves):
-            _, self._log_like = self._move(
-                self._trials, self._trials, 1.0, self._log_like, self._log_like
-            )
+    def _draw_prior(self, count: int) -> Array:
+        return draw_prior(count, self._random, self.scope)
 
-    def law(self, moves: int = 0) -> Law:
-        """Where the goal's place lies; `moves` more sets of particles make it smoother."""
-        sets = [self._places()]
-        for _ in range(moves):
-            self.refine(1)
-            sets.append(self._places())
-        x = np.concatenate([part[0] for part in sets])
-        weight = np.concatenate([part[1] for part in sets])
-        order = np.argsort(x)
-        return Law(x[order], weight[order] / weight.sum())
+    def _log_prior(self, theta: Array) -> Array:
+        return log_prior(theta, self.scope)
 
     def _places(self) -> tuple[Array, Array]:
         found = places(self.theta, self._trials, self.scope, self.spread)
@@ -472,6 +409,12 @@ class Posterior:
         """Median of b, the packets that are lost together."""
         return float(np.exp(np.median(self.theta[:, CLUMP])))
 
+    def log_clump(self) -> tuple[float, float]:
+        """Mean and deviation of ln b, the deviation at least a third, as it is no exact law; those
+        of the prior where the trials do not tell."""
+        mean, deviation = float(self.theta[:, CLUMP].mean()), float(self.theta[:, CLUMP].std())
+        return (mean, math.hypot(deviation, 1 / 3)) if deviation < 0.5 else (1.0, 1.0)
+
     def blur(self) -> float:
         """Median deviation of where trials begin to lose what the goal allows."""
         return float(
@@ -501,65 +444,6 @@ class Posterior:
 
     def _likelihood(self, theta: Array, trials: _Trials) -> Array:
         return places(theta, trials, self.scope, self.spread).log_likelihood
-
-    def _temper_step(self, added: Array, left: float) -> float:
-        def effective(step: float) -> float:
-            weights = np.exp(step * (added - added.max()))
-            return float(weights.sum() ** 2 / (weights**2).sum())
-
-        wanted = 0.5 * added.size
-        if effective(left) >= wanted:
-            return left
-        low, high = 0.0, left
-        for _ in range(12):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if effective(middle) >= wanted else (low, middle)
-        return max(low, 1e-3 * left, 1e-6)
-
-    def _resample(self, weights: Array) -> NDArray[np.intp]:
-        positions = (np.arange(weights.size) + self._random.random()) / weights.size
-        return np.minimum(
-            np.searchsorted(np.cumsum(weights / weights.sum()), positions), weights.size - 1
-        )
-
-    def _move(
-        self, previous: _Trials, trials: _Trials, share: float, old: Array, new: Array
-    ) -> tuple[Array, Array]:
-        """One Metropolis step for all particles.
-
-        The target is prior · L(previous)^(1 − share) · L(trials)^share; `old` and `new` are the
-        log likelihoods of both sets of trials at the particles, before and (returned) after.
-        """
-        proposal, with_prior = self._proposal()
-        prior_then = log_prior(proposal, self.scope)
-        fine = np.isfinite(prior_then)
-        safe = np.where(fine[:, None], proposal, self.theta)
-        new_then = self._likelihood(safe, trials)
-        old_then = self._likelihood(safe, previous) if share < 1.0 else old
-        change = (1 - share) * (old_then - old) + share * (new_then - new)
-        if not with_prior:
-            change = change + prior_then - log_prior(self.theta, self.scope)
-        accept = fine & (np.log(self._random.random(fine.size)) < change)
-        self.theta = np.where(accept[:, None], proposal, self.theta)
-        return np.where(accept, old_then, old), np.where(accept, new_then, new)
-
-    def _proposal(self) -> tuple[Array, bool]:
-        """New parameters; and whether they were drawn from the prior, which then cancels."""
-        count = self.theta.shape[0]
-        part = self._random.random((count, _DIMENSIONS)) < 0.4
-        part[np.arange(count), self._random.integers(_DIMENSIONS, size=count)] = True
-        if self._random.random() < 0.3:
-            fresh = draw_prior(count, self._random, self.scope)
-            return np.where(part, fresh, self.theta), True
-        # Along the difference of two other particles; one in six steps jumps between modes.
-        first = self._random.permutation(count)
-        second = np.roll(first, 1 + int(self._random.integers(count - 1)))
-        scale = self._random.choice([2.38, 1.0]) / np.sqrt(2.0 * part.sum(axis=1))
-        if self._random.random() < 1 / 6:
-            scale = np.ones(count)
-        jitter = self._random.normal(0.0, 1e-3, self.theta.shape)
-        difference = (self.theta[first] - self.theta[second] + jitter) * part
-        return np.asarray(self.theta + scale[:, None] * difference), False
 
 
 @dataclass(frozen=True)
