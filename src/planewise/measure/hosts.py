@@ -13,6 +13,7 @@ from planewise.errors import PlanewiseError
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, Stage, TrialResult
+from planewise.measure.hosted_vms import HostedVmStage
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
@@ -152,7 +153,7 @@ def local_stage(design: Design) -> Stage:
 
 
 def on_pair(pair: Pair) -> Mapping[GuestKind, Callable[[Design], Stage]]:
-    """Stages for the kinds of guest that can live on a pair of hosts: one for all of them."""
+    """Stages for the kinds of guest that can live on a pair of hosts: VMs have their own."""
     made: list[HostedStage] = []
 
     def stage(design: Design) -> Stage:
@@ -160,7 +161,10 @@ def on_pair(pair: Pair) -> Mapping[GuestKind, Callable[[Design], Stage]]:
             made.append(HostedStage(design, _open(pair)))
         return made[0]
 
-    return {"namespace": stage, "container": stage}
+    def vms(design: Design) -> Stage:
+        return HostedVmStage(design, pair)
+
+    return {"namespace": stage, "container": stage, "vm": vms}
 
 
 @contextmanager

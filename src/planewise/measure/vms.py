@@ -24,13 +24,14 @@ from planewise.testbed.load import BackgroundLoad, LoadSpec
 from planewise.testbed.model import Guest, TestbedSpec, mtu_for
 from planewise.testbed.vms import testbed as vms
 from planewise.testbed.vms.domain import VmOptions
+from planewise.testbed.vms.guests import Platform
 from planewise.testbed.vms.planes import vm_plane
 from planewise.testbed.vms.testbed import VmTestbed
 
 _SPARE_BYTES = 1 << 30
 """Memory that is left to the machine."""
 
-_NO_SWEEP = "load trials (`sweep`) need a generator in the guests, which virtual machines have not"
+NO_SWEEP = "load trials (`sweep`) need a generator in the guests, which virtual machines have not"
 
 _Key = tuple[str, str]
 
@@ -61,7 +62,7 @@ class VmStage:
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """There are no load trials."""
-        raise UnsupportedError(_NO_SWEEP, remedy="leave `sweep` out of the design")
+        raise UnsupportedError(NO_SWEEP, remedy="leave `sweep` out of the design")
 
     def facts(self) -> StageFacts:
         """Whether times are emulated, and what else than the plane differs."""
@@ -96,12 +97,12 @@ class VmStage:
             testbed.sleep()
 
     @cached_property
-    def _platform(self) -> vms.Platform:
+    def _platform(self) -> Platform:
         return vms.platform()
 
     def _why_not(self, cell: Cell) -> str:
         if self._design.sweep is not None:
-            return _NO_SWEEP
+            return NO_SWEEP
         if cell.path != "north-south":
             return f"virtual machines have no {cell.path} path between two guests of a host"
         try:
@@ -157,6 +158,14 @@ class VmStage:
             raise failures[0]
 
 
+def replaced_notes(replaced: Sequence[Guest]) -> tuple[str, ...]:
+    """What a trial says of guests that had ended. Pure."""
+    return tuple(
+        f"the virtual machine {guest.name} had ended and was started anew before this trial"
+        for guest in replaced
+    )
+
+
 def _key(cell: Cell) -> _Key:
     return cell.plane, cell.background if cell.background_guests else cell.plane
 
@@ -186,10 +195,7 @@ class _Station:
     ) -> None:
         self._testbed = testbed
         self._background = background
-        self._notes = tuple(
-            f"the virtual machine {guest.name} had ended and was started anew before this trial"
-            for guest in replaced
-        )
+        self._notes = replaced_notes(replaced)
         self._path = RttPath(
             hosts=testbed.hosts,
             sender=testbed.main("sender"),
@@ -216,4 +222,4 @@ class _Station:
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """There are no load trials."""
-        raise UnsupportedError(_NO_SWEEP, remedy="leave `sweep` out of the design")
+        raise UnsupportedError(NO_SWEEP, remedy="leave `sweep` out of the design")
