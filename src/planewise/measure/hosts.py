@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Self
 
 from planewise.errors import PlanewiseError
+from planewise.measure.beside import beside
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, Stage, TrialResult
@@ -132,15 +133,14 @@ class _Station:
 
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial."""
-        result = measure_rtt(self._rtt_path, trial, place)
-        self._background.check()
-        return result
+        return beside(self._background, lambda: measure_rtt(self._rtt_path, trial, place))
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial."""
-        result = measure_load(self._load_path, trial, place, self._generator())
-        self._background.check()
-        return result
+        generator = self._generator()
+        return beside(
+            self._background, lambda: measure_load(self._load_path, trial, place, generator)
+        )
 
 
 def _setting(cell: Cell) -> Setting:
