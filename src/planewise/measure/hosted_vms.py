@@ -5,8 +5,9 @@ One testbed serves all cells: guests sleep from cell to cell, loads come and go.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Self
 
 from planewise.errors import UnsupportedError
@@ -16,7 +17,7 @@ from planewise.measure.experiment import Place, StageFacts, TrialResult
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
-from planewise.measure.vms import NO_SWEEP, replaced_notes
+from planewise.measure.vms import NO_SWEEP, replaced_notes, told_first
 from planewise.testbed.hosted import Setting
 from planewise.testbed.load import BackgroundLoad, LoadSpec
 from planewise.testbed.model import HOSTS, mtu_for
@@ -84,9 +85,10 @@ class HostedVmStage:
         )
         with (
             self._testbed.arrange(_setting(cell)) as arrangement,
+            told_first(partial(self._testbed.check, _setting(cell))),
             BackgroundLoad(arrangement, spec) as load,
         ):
-            yield _Station(arrangement, load)
+            yield _Station(arrangement, load, partial(self._testbed.check, _setting(cell)))
 
     def _why_none(self) -> str:
         if self._swept:
@@ -108,7 +110,10 @@ class HostedVmStage:
 class _Station:
     """One cell of the stage."""
 
-    def __init__(self, arrangement: VmArrangement, background: BackgroundLoad) -> None:
+    def __init__(
+        self, arrangement: VmArrangement, background: BackgroundLoad, check: Callable[[], None]
+    ) -> None:
+        self._check = check
         self._background = background
         self._notes = replaced_notes(arrangement.replaced)
         self._path = RttPath(
@@ -123,10 +128,10 @@ class _Station:
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial. Its CPU figures are the hosts', not those of a guest."""
         host = self._path.hosts["sender"]
-        with host.start([host.probe, "cpu"]) as cpu:
+        with told_first(self._check), host.start([host.probe, "cpu"]) as cpu:
             result = measure_rtt(self._path, trial, place)
             usage = parse(cpu.stop(), CpuOutput)
-        self._background.check()
+            self._background.check()
         record = result.record.model_copy(
             update={
                 "cpu": {**result.record.cpu, "sender": usage.cpu.all},

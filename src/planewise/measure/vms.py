@@ -7,7 +7,7 @@ hold all testbeds, the one that was used longest ago gives way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -166,6 +166,20 @@ def replaced_notes(replaced: Sequence[Guest]) -> tuple[str, ...]:
     )
 
 
+@contextmanager
+def told_first(check: Callable[[], None]) -> Iterator[None]:
+    """Where a trial fails because a guest ended, that is what is told: not that nobody answered.
+
+    Raises:
+        PlanewiseError: what `check` finds, else what the block raised.
+    """
+    try:
+        yield
+    except PlanewiseError:
+        check()
+        raise
+
+
 def _key(cell: Cell) -> _Key:
     return cell.plane, cell.background if cell.background_guests else cell.plane
 
@@ -207,10 +221,13 @@ class _Station:
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial. Its CPU figures are the machine's, not those of a guest."""
         host = self._testbed.hosts["sender"]
-        with host.start([host.probe, "cpu", "--with-parent"]) as cpu:
+        with (
+            told_first(self._testbed.check),
+            host.start([host.probe, "cpu", "--with-parent"]) as cpu,
+        ):
             result = measure_rtt(self._path, trial, place)
             usage = parse(cpu.stop(), CpuOutput)
-        self._background.check()
+            self._background.check()
         record = result.record.model_copy(
             update={
                 "cpu": {"shared": usage.cpu.all},

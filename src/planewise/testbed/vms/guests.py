@@ -31,11 +31,12 @@ from planewise.testbed.vms.domain import (
     nic_xml,
 )
 from planewise.testbed.vms.host import VmHost
-from planewise.testbed.vms.hypervisor import Hypervisor
+from planewise.testbed.vms.hypervisor import GuestGoneError, Hypervisor, HypervisorGoneError
 from planewise.testbed.vms.image import GuestImage
 from planewise.testbed.vms.saved import Saved, head_for
 
 _POLL_S = 0.05
+_LOOK_S = 0.2
 _CONSOLE_BYTES = 4096
 _COPY_S = 300.0
 
@@ -161,16 +162,38 @@ class HostGuests:
             self._host.run(["rm", "-f", file])
         self._await_ready(guest, agent, begun)
         self.hypervisor.attach(guest.netns, nic_xml(nic))
-        # The kernel finds it in a moment; its link may take seconds.
-        argv = [image.NETWORK, *network]
-        done = agent.start(argv).wait(self._boot_limit_s)
+        # Watched from here: a guest that polls takes from itself what CPU it has.
+        interface = f"/sys/class/net/{guest.interface}"
+        self._await_file(guest, agent, f"{interface}/address", "", begun)
+        done = agent.start([image.NETWORK, "at-once", *network]).wait(self._boot_limit_s)
         if done.exit_code != 0:
             raise PlanewiseError(
                 f"the virtual machine {guest.name} has no network: "
                 f"{done.stderr.strip() or self._last_words(guest)}",
                 remedy=self._why(guest).remedy,
             )
+        self._await_file(guest, agent, f"{interface}/carrier", "1", begun)
         return Started(guest, time.monotonic() - begun)
+
+    def _await_file(
+        self, guest: Guest, agent: GuestAgent, path: str, content: str, begun: float
+    ) -> None:
+        """Waits until a file of a guest is there, and begins so."""
+        while True:
+            try:
+                if agent.read(path).decode().startswith(content):
+                    return
+            except (GuestGoneError, HypervisorGoneError):
+                raise
+            except PlanewiseError:
+                pass  # not there yet, or not yet to be read
+            if time.monotonic() - begun > self._boot_limit_s:
+                raise PlanewiseError(
+                    f"the NIC of the virtual machine {guest.name} was not ready within "
+                    f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
+                    remedy=self._why(guest).remedy,
+                )
+            time.sleep(_LOOK_S)
 
     def _agent_of(self, guest: Guest) -> GuestAgent:
         self._asleep.discard(guest.netns)
@@ -209,6 +232,19 @@ class HostGuests:
         gone = tuple(guest for guest in guests if guest.netns not in there)
         self._asleep -= {guest.netns for guest in gone}
         return gone
+
+    def check(self, guests: Iterable[Guest]) -> None:
+        """Does nothing while all of these guests live.
+
+        Raises:
+            GuestGoneError: one ended.
+            HypervisorGoneError: their libvirt did, and they with it.
+        """
+        there = self.hypervisor.states()
+        for guest in guests:
+            if guest.netns not in there:
+                why = self._why(guest)
+                raise GuestGoneError(why.sentence, remedy=why.remedy)
 
     def is_awake(self, guest: Guest) -> bool:
         """Whether its CPUs run."""

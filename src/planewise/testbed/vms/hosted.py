@@ -131,8 +131,10 @@ class _Placed:
     vf: Vf | None = None
     running: bool = False
     """Whether it has come up."""
-    knows: tuple[str, str] = ("", "")
+    told: tuple[str, str] = ("", "")
     """Address and MAC of the peer that it was told of."""
+    known: tuple[str, str] = ("", "")
+    """The same, as its host was told."""
 
 
 @dataclass
@@ -218,11 +220,11 @@ class HostedVmTestbed:
             PlanewiseError: a guest could not be started.
         """
         wants = {role: tuple(_wants(setting, role)) for role in HOSTS}
-        replaced: list[Guest] = []
         try:
-            work = [partial(self._prepare, self._yards[role], wants[role]) for role in HOSTS]
-            for done in _together(work):
-                replaced += done
+            places = [partial(self._prepare, self._yards[role], wants[role]) for role in HOSTS]
+            replaced = [guest for done in _together(places) for guest in done]
+            boots = [partial(self._boot_all, setting, self._yards[role]) for role in HOSTS]
+            _together(boots, abort=self._end_guests)
             self._acquaint(setting)
             mains = {role: self._yards[role].placed[wants[role][0]] for role in HOSTS}
             yield VmArrangement(
@@ -238,6 +240,18 @@ class HostedVmTestbed:
             )
         finally:
             self._sleep()
+
+    def check(self, setting: Setting) -> None:
+        """Does nothing while all guests of a setting live.
+
+        Raises:
+            GuestGoneError: one ended.
+            HypervisorGoneError: a libvirt did, and its guests with it.
+        """
+        for role, yard in self._yards.items():
+            placed = [yard.placed[want] for want in _wants(setting, role) if want in yard.placed]
+            if yard.guests is not None:
+                yard.guests.check(one.guest for one in placed if one.running)
 
     def close(self) -> None:
         """Removes everything, also when a part of it fails.
@@ -283,7 +297,8 @@ class HostedVmTestbed:
     # One machine.
 
     def _prepare(self, yard: _Yard, wants: Sequence[_Want]) -> list[Guest]:
-        """Makes these guests stand and run; gives those that had ended."""
+        """Makes what these guests are plugged into, and wakes those that run; gives those that had
+        ended."""
         guests = self._guests(yard)
         replaced = self._drop_ended(yard)
         planes = [vm_plane(want.plane, vfs=True) for want in wants]
@@ -298,8 +313,6 @@ class HostedVmTestbed:
                 yard.placed[want] = yard.placed.pop(want)
         for want in missing:
             self._place(yard, want)
-        workers = min(len(missing), 2 * (self.resources(wants[0].role).cpus)) if missing else 1
-        _together([partial(self._boot, yard, want) for want in missing], workers)
         return [yard.placed[want].guest for want in missing if want in replaced]
 
     def _drop_ended(self, yard: _Yard) -> set[_Want]:
@@ -390,7 +403,20 @@ class HostedVmTestbed:
             steps.append(AwaitUp("", interface))
         script.perform(Plan(tuple(steps)), yard.machine.host)
 
-    def _boot(self, yard: _Yard, want: _Want) -> list[Guest]:
+    def _boot_all(self, setting: Setting, yard: _Yard) -> list[Guest]:
+        """Starts those that were placed and do not run yet, some at a time."""
+        missing = [want for want, placed in yard.placed.items() if not placed.running]
+        if missing:
+            workers = min(len(missing), 2 * self.resources(missing[0].role).cpus)
+            _together([partial(self._boot, setting, yard, want) for want in missing], workers)
+        return []
+
+    def _boot(self, setting: Setting, yard: _Yard, want: _Want) -> list[Guest]:
+        peers: dict[str, str] = {}
+        if want.use == "main":
+            other: HostRole = "responder" if want.role == "sender" else "sender"
+            peer = self._yards[other].placed[next(_wants(setting, other))].guest
+            peers = {peer.ipv4: peer.mac}
         placed, guests = yard.placed[want], self._guests(yard)
         plane = vm_plane(want.plane, vfs=True)
         nic: Nic | Passthrough
@@ -400,8 +426,9 @@ class HostedVmTestbed:
         else:
             assert plane.model is not None
             nic = nic_of(plane.model, placed.guest, plane.host_interface(placed.guest), guests)
-        started = guests.start(placed.guest, nic, self._mtu_bytes)
+        started = guests.start(placed.guest, nic, self._mtu_bytes, peers)
         placed.running = True
+        placed.told = next(iter(peers.items()), ("", ""))
         self._on_ready(started)
         return []
 
@@ -416,6 +443,11 @@ class HostedVmTestbed:
         if placed.vf is not None:
             self._vfs(yard).give_back(placed.vf)
         del yard.placed[want]
+
+    def _end_guests(self) -> None:
+        for yard in self._yards.values():
+            if yard.guests is not None:
+                yard.guests.close()
 
     def _sleep(self) -> None:
         """Lets no guest run. Guests that ended are not looked at."""
@@ -502,13 +534,15 @@ class HostedVmTestbed:
             yard = self._yards[role]
             placed = yard.placed[want[role]]
             peer = self._yards[other].placed[want[other]].guest
-            if placed.knows == (peer.ipv4, peer.mac):
-                continue
-            told = ["arp", "-i", GUEST_INTERFACE, "-s", peer.ipv4, peer.mac]
-            self._guests(yard).host.run(told, netns=placed.guest.netns).check()
-            known = plane.acquaint(self._site(yard, role), placed.guest, peer)
-            script.perform(Plan(known), yard.machine.host)
-            placed.knows = (peer.ipv4, peer.mac)
+            name = (peer.ipv4, peer.mac)
+            if placed.told != name:
+                told = ["arp", "-i", GUEST_INTERFACE, "-s", *name]
+                self._guests(yard).host.run(told, netns=placed.guest.netns).check()
+                placed.told = name
+            if placed.known != name:
+                known = plane.acquaint(self._site(yard, role), placed.guest, peer)
+                script.perform(Plan(known), yard.machine.host)
+                placed.known = name
 
 
 def _wants(setting: Setting, role: HostRole) -> Iterator[_Want]:
@@ -526,10 +560,27 @@ def _interface(vf: Vf) -> str:
     return vf.netdev.name
 
 
-def _together(work: Sequence[Callable[[], list[Guest]]], workers: int = 2) -> list[list[Guest]]:
-    """Does all of it, some at a time; raises the first error once all have ended."""
+def _together(
+    work: Sequence[Callable[[], list[Guest]]],
+    workers: int = 2,
+    abort: Callable[[], None] = lambda: None,
+) -> list[list[Guest]]:
+    """Does all of it, some at a time; raises the first error once all have ended.
+
+    `abort` makes what is under way fail: a boot that takes minutes is no reason to let somebody
+    wait who wants to stop.
+    """
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        return [future.result() for future in [pool.submit(one) for one in work]]
+        futures = [pool.submit(one) for one in work]
+        try:
+            return [future.result() for future in futures]
+        except PlanewiseError:
+            raise
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            abort()
+            raise
 
 
 @dataclass(frozen=True)
@@ -682,7 +733,7 @@ def _accelerator(
 # QEMU of a run that was killed ends with its connection, in a moment; what it had open is ours.
 _REMOVE = """
 for process in /proc/[0-9]*; do
-    case $(tr '\\0' ' ' <$process/cmdline 2>/dev/null) in
+    case $(tr '\\0' ' ' 2>/dev/null <$process/cmdline) in
         *qemu*"guest=pw-$1-"*) kill -s KILL ${process#/proc/} 2>/dev/null; died="$died $process" ;;
     esac
 done

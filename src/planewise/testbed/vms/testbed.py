@@ -296,6 +296,16 @@ class VmTestbed(_Testbed):
         """The libvirt that runs a host's guests."""
         return self._guests[host].hypervisor
 
+    def check(self) -> None:
+        """Does nothing while all guests that are awake live.
+
+        Raises:
+            GuestGoneError: one ended.
+            HypervisorGoneError: a libvirt did, and its guests with it.
+        """
+        for host in HOSTS:
+            self._guests[host].check((self.main(host), *self.background(host)))
+
     def wake(self, background_guests: int) -> tuple[Guest, ...]:
         """Lets the main guests and so many background guests a host run; the others sleep.
 
