@@ -17,13 +17,12 @@ from planewise.measure.experiment import Place, StageFacts, TrialResult
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
-from planewise.measure.vms import NO_SWEEP, replaced_notes, told_first
+from planewise.measure.vms import NO_SWEEP, options_of, replaced_notes, told_first
 from planewise.testbed.hosted import Setting
 from planewise.testbed.load import BackgroundLoad, LoadSpec
 from planewise.testbed.model import HOSTS, mtu_for
 from planewise.testbed.pair import Pair
 from planewise.testbed.vms import testbed as vms
-from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.hosted import HostedVmTestbed, VmArrangement
 
 
@@ -34,7 +33,7 @@ class HostedVmStage:
         self._background = design.background
         self._swept = design.sweep is not None
         self._others = sorted(set(design.factors.guest) - {"vm"})
-        self._options = VmOptions()
+        self._options = options_of(design)
         self._planes: dict[str, None] = {}
         self._testbed = HostedVmTestbed(
             pair.machines, pair.token, mtu_for(design.frame_sizes()), self._options

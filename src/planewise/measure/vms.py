@@ -41,7 +41,7 @@ class VmStage:
 
     def __init__(self, design: Design) -> None:
         self._design = design
-        self._options = VmOptions()
+        self._options = options_of(design)
         self._mtu_bytes = mtu_for(design.frame_sizes())
         self._most: dict[_Key, int] = {}
         self._planes: dict[str, None] = {}
@@ -156,6 +156,11 @@ class VmStage:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+
+def options_of(design: Design) -> VmOptions:
+    """What a design asks of its virtual machines. Pure."""
+    return VmOptions(**dict(design.vm))
 
 
 def replaced_notes(replaced: Sequence[Guest]) -> tuple[str, ...]:

@@ -76,5 +76,5 @@ def read(path: Path) -> Saved:
             )
         numbers = _NUMBERS.unpack(head[len(_MAGIC) :])
         length, cookie = numbers[1], numbers[_COOKIE]
-        text = file.read(length)[: cookie or length].rstrip(b"\0").decode()
+        text = file.read(length)[: cookie or length].rstrip(b"\0").decode(errors="replace")
     return Saved(path, text, _HEADER + length, numbers)
