@@ -333,7 +333,7 @@ def _info(
         seed=design.seed,
         hosts={"shared": host} if elsewhere is None else dict(elsewhere.hosts),
         testbed={} if elsewhere is None else dict(elsewhere.testbed),
-        emulated=facts.emulated if elsewhere is None else elsewhere.emulated,
+        emulated=_emulated(facts, elsewhere),
         differences=dict(facts.differences),
         started=now,
         trials_planned=schedule.trials,
@@ -342,6 +342,12 @@ def _info(
             SkippedCell(cell=one.cell.levels(), reason=one.reason) for one in schedule.skipped
         ),
     )
+
+
+def _emulated(facts: StageFacts, elsewhere: Elsewhere | None) -> str:
+    """Why times are not those of hardware: the hosts' own reason, and that of their guests."""
+    reasons = (elsewhere.emulated if elsewhere is not None else "", facts.emulated)
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, ...]]]:

@@ -14,6 +14,7 @@ from planewise.measure.beside import beside
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, Stage, TrialResult
+from planewise.measure.hosted_vms import HostedVmStage
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.meter import Visible
 from planewise.measure.rtt import RttPath, measure_rtt
@@ -180,7 +181,7 @@ def local_stage(design: Design) -> Stage:
 
 
 def on_pair(pair: Pair) -> Mapping[GuestKind, Callable[[Design], Stage]]:
-    """Stages for the kinds of guest that can live on a pair of hosts: one for all of them."""
+    """Stages for the kinds of guest that can live on a pair of hosts: VMs have their own."""
     made: list[HostedStage] = []
 
     def stage(design: Design) -> Stage:
@@ -188,7 +189,10 @@ def on_pair(pair: Pair) -> Mapping[GuestKind, Callable[[Design], Stage]]:
             made.append(HostedStage(design, _open(pair)))
         return made[0]
 
-    return {"namespace": stage, "container": stage}
+    def vms(design: Design) -> Stage:
+        return HostedVmStage(design, pair)
+
+    return {"namespace": stage, "container": stage, "vm": vms}
 
 
 @contextmanager

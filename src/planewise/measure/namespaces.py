@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Self
@@ -185,10 +184,9 @@ class _Station:
             own = parse_interfaces(text)[client.interface]
             return {"": Passed(own.tx_packets, own.tx_bytes)}
 
-        cpus = sorted(os.sched_getaffinity(0))
         return beside(
             self._background,
-            lambda: measure_tcp(client, ends["responder"], trial, place, tell, sent, cpus),
+            lambda: measure_tcp(client, ends["responder"], trial, place, tell, sent),
         )
 
     def _steer(self, wanted: bool) -> None:
