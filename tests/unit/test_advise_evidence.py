@@ -77,6 +77,21 @@ def test_a_measured_tail_above_the_goal_rules_a_plane_out_and_names_the_run(run:
     assert [one.plane for one in unknown] == ["vhost-user"]
 
 
+def test_a_goal_that_was_missed_in_one_run_is_not_kept(run: Path) -> None:
+    (kept,) = (one for one in evidence(run) if one.plane == "virtio-bridge")
+    tail = kept.worst_p99
+    assert tail is not None
+    worse = tail.model_copy(update={"value": 10 * tail.value})
+    slow = replace(kept, run="slow", rtt_p99={"cpu": worse})
+    asked = Workload(ONE, application="kernel", latency_ns=2 * tail.value)
+    for runs in ((kept, slow), (slow, kept)):
+        answer = advise(None, asked, runs)
+        refused = next(one for one in answer.ranking if one.plane == "virtio-bridge")
+        assert not refused.possible
+        assert refused.statements[-1].source == "slow"
+    assert advise(None, asked, (kept,)).best.plane == "virtio-bridge"
+
+
 def test_of_an_emulated_run_only_the_order_is_used(emulated: Path) -> None:
     asked = Workload(ONE, application="kernel", latency_ns=1_000.0)
     answer = advise(XL710, asked, evidence(emulated))

@@ -527,10 +527,14 @@ def _hold_to_latency(
                 "model",
             )
         ]
-    for seen in known.of(one.plane):
-        tail = None if seen.order_only else seen.worst_p99
-        if tail is None:
-            continue
+    measured = [
+        (seen.worst_p99, seen)
+        for seen in known.of(one.plane)
+        if not seen.order_only and seen.worst_p99 is not None
+    ]
+    if measured:
+        # The worst of all runs: a goal that was missed once is not kept.
+        tail, seen = max(measured, key=lambda pair: pair[0].value)
         load = LOAD_WORDS.get(tail.load_type, tail.load_type)
         if tail.value > goal:
             return replace(one, meets_latency=False), [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 1.0
 _SHARE = 0.1
-"""Of the time at most goes into reading: a slow host is read less often."""
+"""Of the time at most goes into reading other hosts: a slow one is read less often."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class Meter:
         self._gauges: Gauges | None = None
         self._order: tuple[str, ...] = ()
         self._before: Reading | None = None
+        self._remote = False
         self._place: Place | None = None
         """The trial that runs."""
         self._recent: Place | None = None
@@ -106,6 +107,7 @@ class Meter:
         gauges = Gauges(visible.gauges, visible.hosts)
         with self._lock:
             self._gauges, self._before = gauges, None
+            self._remote = visible.hosts is not None
             self._order = tuple(gauge.guest for gauge in visible.gauges)
         try:
             yield
@@ -153,7 +155,9 @@ class Meter:
                     self._complained = True
                     self._complain(f"what guests send cannot be shown: {error}")
             took_s = time.monotonic() - began
-            wait_s = max(self._interval_s - took_s, took_s / _SHARE - took_s, 0.01)
+            wait_s = max(self._interval_s - took_s, 0.0)
+            if self._remote:
+                wait_s = max(wait_s, took_s / _SHARE - took_s)
 
     def _read(self) -> None:
         with self._lock:
