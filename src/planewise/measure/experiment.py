@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import polars as pl
 
-from planewise.errors import PlanewiseError, StorageError
+from planewise.errors import PlanewiseError, StorageError, UnsupportedError
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.estimate import (
@@ -28,14 +28,17 @@ from planewise.measure.estimate import (
 )
 from planewise.measure.pause import Pauses
 from planewise.measure.schedule import (
+    ChainTrial,
     LoadTrial,
     RttTrial,
     Schedule,
+    TcpTrial,
+    Trial,
     Visit,
     ladder_around,
     make_schedule,
 )
-from planewise.store.models import RunInfo, RunStatus, TrialRecord
+from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter
 from planewise.testbed.host_state import HostWatch
 
@@ -73,6 +76,24 @@ class Station(Protocol):
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial."""
+
+
+@runtime_checkable
+class ChainStation(Protocol):
+    """A station that is a chain of network functions."""
+
+    def chain(
+        self, trial: ChainTrial, place: Place, tell: Callable[[KpiSample], None]
+    ) -> TrialResult:
+        """Runs one throughput trial; `tell` is told how it goes, about once a second."""
+
+
+@runtime_checkable
+class TcpStation(Protocol):
+    """A station on which TCP streams can be measured."""
+
+    def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
+        """Runs one TCP trial; `tell` as in `ChainStation`."""
 
 
 class Stage(Protocol):
@@ -155,7 +176,7 @@ def find_ladders(
     for number, own in enumerate(groups.values()):
         progress.step(f"pilot on {own[0].plane}", number * each_s)
         first = next((cell for cell in own if cell.load_type == "none"), own[0])
-        most = min(design.sweep.max_pps, stage.max_pps(first, design.factors.size_bytes[0]))
+        most = min(design.sweep.max_pps, stage.max_pps(first, design.frame_sizes()[0]))
         forwarded = _pilot(design, stage, first, most)
         ladder = ladder_around(forwarded, design.sweep.loads, most)
         ladders.update(dict.fromkeys(own, ladder))
@@ -165,7 +186,7 @@ def find_ladders(
 def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> float:
     """What `cell` forwards [pps] when as much as possible is offered."""
     assert design.sweep is not None
-    trial = LoadTrial("pilot", offered_pps, design.factors.size_bytes[0], PILOT_S)
+    trial = LoadTrial("pilot", offered_pps, design.frame_sizes()[0], PILOT_S)
     with stage.station(cell) as station:
         record = station.load(trial, Place("pilot", cell.levels(), 0, 0)).record
     if record.counts is None or record.load is None or record.counts.received == 0:
@@ -305,9 +326,7 @@ class _Runner:
             self._give_up(visit, pending, error)
         self._count_cell(visit, self.done > succeeded)
 
-    def _while_undisturbed(
-        self, visit: Visit, pending: list[RttTrial | LoadTrial], where: str
-    ) -> None:
+    def _while_undisturbed(self, visit: Visit, pending: list[Trial], where: str) -> None:
         """Sets the cell up and runs `pending` trials until a pause; those done are taken out."""
         failures = 0
         mark = self.pauses.mark()
@@ -347,17 +366,12 @@ class _Runner:
             else:
                 station.load(trial, place)
 
-    def _trial(
-        self, visit: Visit, trial: RttTrial | LoadTrial, station: Station
-    ) -> TrialResult | PlanewiseError:
+    def _trial(self, visit: Visit, trial: Trial, station: Station) -> TrialResult | PlanewiseError:
         place = Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
         if self.watch is not None:
             self.watch.start()
         try:
-            if isinstance(trial, RttTrial):
-                result = station.rtt(trial, place)
-            else:
-                result = station.load(trial, place)
+            result = self._run(trial, place, station)
         except PlanewiseError as error:
             return error
         if self.watch is None:
@@ -365,9 +379,18 @@ class _Runner:
         record = result.record.model_copy(update={"host": self.watch.stop()})
         return replace(result, record=record)
 
-    def _keep(
-        self, visit: Visit, trial: RttTrial | LoadTrial, measured: TrialResult | PlanewiseError
-    ) -> None:
+    def _run(self, trial: Trial, place: Place, station: Station) -> TrialResult:
+        if isinstance(trial, RttTrial):
+            return station.rtt(trial, place)
+        if isinstance(trial, LoadTrial):
+            return station.load(trial, place)
+        if isinstance(trial, ChainTrial) and isinstance(station, ChainStation):
+            return station.chain(trial, place, self.writer.sample)
+        if isinstance(trial, TcpTrial) and isinstance(station, TcpStation):
+            return station.tcp(trial, place, self.writer.sample)
+        raise UnsupportedError(f"{trial.name} cannot be measured on this testbed")
+
+    def _keep(self, visit: Visit, trial: Trial, measured: TrialResult | PlanewiseError) -> None:
         if isinstance(measured, PlanewiseError):
             self._failed(visit, trial, measured.what)
             return
@@ -375,21 +398,17 @@ class _Runner:
         self.order += 1
         self.done += 1
 
-    def _give_up(
-        self, visit: Visit, pending: list[RttTrial | LoadTrial], error: PlanewiseError
-    ) -> None:
+    def _give_up(self, visit: Visit, pending: list[Trial], error: PlanewiseError) -> None:
         """Records what is left of a cell as failed; its reason is the same for all."""
         for number, trial in enumerate(pending):
             self._failed(visit, trial, error.what, say=number == 0)
             self.worked_s += trial_s(trial)
         pending.clear()
 
-    def _failed(
-        self, visit: Visit, trial: RttTrial | LoadTrial, why: str, *, say: bool = True
-    ) -> None:
+    def _failed(self, visit: Visit, trial: Trial, why: str, *, say: bool = True) -> None:
         record = TrialRecord(
             trial=trial.name,
-            kind="rtt" if isinstance(trial, RttTrial) else "load",
+            kind=_kind(trial),
             cell=cell_of(visit.cell, trial),
             block=visit.block,
             replicate=visit.block,
@@ -424,6 +443,8 @@ class _Runner:
 
 
 def _what(cell: Cell) -> str:
+    if cell.vnfs:
+        return f"{cell.plane}, chain of {cell.vnfs}, {cell.path}"
     load = "idle" if cell.load_type == "none" else f"{cell.load_type} load"
     guests = f", {cell.background_guests} guests" if cell.background_guests else ""
     return f"{cell.plane}, {load}{guests}"
@@ -433,8 +454,19 @@ class _TooManyFailuresError(PlanewiseError):
     """The run was stopped because trial after trial failed."""
 
 
-def cell_of(cell: Cell, trial: RttTrial | LoadTrial) -> dict[str, str | int | float]:
+def _kind(trial: Trial) -> Literal["rtt", "load", "chain", "tcp"]:
+    """As a trial record has it."""
+    if isinstance(trial, RttTrial):
+        return "rtt"
+    if isinstance(trial, LoadTrial):
+        return "load"
+    return "chain" if isinstance(trial, ChainTrial) else "tcp"
+
+
+def cell_of(cell: Cell, trial: Trial) -> dict[str, str | int | float]:
     """A trial's factor levels: its cell's, and its own traffic's."""
+    if isinstance(trial, TcpTrial):
+        return cell.levels() | {"message_bytes": trial.message_bytes}
     levels = cell.levels() | {"size_bytes": trial.size_bytes}
     if isinstance(trial, RttTrial):
         levels |= {"frequency_pps": trial.frequency_pps, "protocol": trial.protocol}

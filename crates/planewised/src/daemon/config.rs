@@ -63,6 +63,26 @@ impl Default for Config {
     }
 }
 
+<<<<<<< HEAD
+=======
+/// The API by TCP: with TLS and tokens, or not at all.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tcp {
+    /// Where it listens, as `192.0.2.1:8443`.
+    pub listen: SocketAddr,
+    /// The certificate chain [PEM].
+    #[serde(default)]
+    pub certificate: PathBuf,
+    /// Its key [PEM].
+    #[serde(default)]
+    pub key: PathBuf,
+    /// Who may come in: lines of a name and a token.
+    #[serde(default)]
+    pub tokens: PathBuf,
+}
+
+>>>>>>> main
 /// Which VFs are given.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -96,6 +116,7 @@ pub struct Namespace {
     pub netns: Option<String>,
     /// Its interface to the host's bridge, one end of a veth pair.
     pub interface: Option<String>,
+<<<<<<< HEAD
 }
 
 /// The API by TCP: with TLS and tokens, or not at all.
@@ -113,6 +134,8 @@ pub struct Tcp {
     /// Who may come in: lines of a name and a token.
     #[serde(default)]
     pub tokens: PathBuf,
+=======
+>>>>>>> main
 }
 
 /// A made-up host.
