@@ -36,6 +36,8 @@ pub struct Config {
     pub pool: PoolConfig,
     /// Containers and namespaces as guests.
     pub containers: Containers,
+    /// Virtual machines as guests.
+    pub machines: Machines,
     /// How decisions are made.
     pub alloc: Settings,
     /// What is wished for guests, by name.
@@ -56,6 +58,7 @@ impl Default for Config {
             step_timeout_s: 30.0,
             pool: PoolConfig::default(),
             containers: Containers::default(),
+            machines: Machines::default(),
             alloc: Settings::default(),
             guests: BTreeMap::new(),
             simulated: None,
@@ -86,6 +89,15 @@ impl Default for Containers {
     fn default() -> Self {
         Self { docker: "/var/run/docker.sock".into(), namespaces: BTreeMap::new() }
     }
+}
+
+/// Virtual machines as guests.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Machines {
+    /// libvirt's sockets: the first that answers is used; empty: the usual ones. Machines with the
+    /// mark in their metadata are managed.
+    pub sockets: Vec<PathBuf>,
 }
 
 /// A namespace that is a guest.
