@@ -484,7 +484,10 @@ impl Core {
     fn step(&mut self, step: &Step) -> std::result::Result<(), Failure> {
         let deadline = Instant::now() + Duration::from_secs_f64(self.config.step_timeout_s);
         match step {
-            Step::Reserve { .. } => Ok(()),
+            Step::Reserve { vf, guest } => match self.guests.get(guest) {
+                Some(tracked) => self.host.kinds[tracked.kind].prepare(vf, &self.view, deadline),
+                None => Ok(()),
+            },
             Step::SetMac { .. }
             | Step::ClearMac { .. }
             | Step::Recall { .. }
