@@ -277,6 +277,40 @@ MEASURES = ("rtt", "sweep", "chain", "tcp")
 """The parts of a design that measure something."""
 
 
+Cpus = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=4095)], ...],
+    BeforeValidator(_listed),
+    _OneOrMany(),
+]
+
+
+class VmPart(Part):
+    """How virtual machines are built, main and background ones alike."""
+
+    vcpus: Annotated[int, Field(ge=1, le=64)] = 1
+    """Virtual CPUs of each."""
+    memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] | None = None
+    """Memory of each; None: what its kernel needs."""
+    queues: Annotated[int, Field(ge=1, le=64)] = 1
+    """Queue pairs of a virtio NIC; at most one a virtual CPU."""
+    vhost: bool = True
+    """Serve virtio in the kernel (vhost-net) where there is that, else in QEMU."""
+    offloads: bool = False
+    """Let a virtio NIC hand over unfinished checksums and large segments."""
+    main_cpus: Cpus = ()
+    """CPUs of the host that main guests may run on; empty: all."""
+    background_cpus: Cpus = ()
+    """CPUs of the host that background guests may run on; empty: all."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.queues > self.vcpus:
+            raise ValueError(
+                f"queues is {self.queues} and vcpus is {self.vcpus}: a queue needs a virtual CPU"
+            )
+        return self
+
+
 class Design(Part):
     """A whole experiment, as its YAML file says it."""
 
@@ -293,6 +327,7 @@ class Design(Part):
     chain: ChainPart | None = None
     tcp: TcpPart | None = None
     background: BackgroundPart = BackgroundPart()
+    vm: VmPart = VmPart()
     blocks: Annotated[int, Field(ge=1, le=100_000)] = 3
     """Replicates of every cell; each block holds every cell once, in a random order of its own."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1

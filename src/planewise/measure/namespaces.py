@@ -13,11 +13,13 @@ from planewise.measure.chains.tcp import End, Passed, measure_tcp
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.meter import Visible
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
 from planewise.store.models import KpiSample
 from planewise.testbed.availability import try_plane
 from planewise.testbed.chains.kernel import parse_interfaces
+from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import LocalHost
 from planewise.testbed.load import BackgroundLoad, LoadSpec
 from planewise.testbed.model import HOSTS, TestbedSpec, mtu_for
@@ -154,6 +156,17 @@ class _Station:
         return beside(
             self._background,
             lambda: measure_load(self._load_path, trial, place, self._generator),
+        )
+
+    def visible(self) -> Visible:
+        """See `meter.VisibleStation`: every guest's own interface."""
+        guests = [
+            guest
+            for host in HOSTS
+            for guest in (self._testbed.main(host), *self._testbed.background(host))
+        ]
+        return Visible(
+            [Gauge(guest.name, guest.host, guest.netns, guest.interface) for guest in guests]
         )
 
     def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
