@@ -1,8 +1,8 @@
 """Chains on vhost-user: Open vSwitch with DPDK between dpdk-testpmd processes. No NIC is needed.
 
-The generator is a device of DPDK's on the switch, polled like a NIC whose queue is never empty, at no
-core of its own: the null device, or for mixes one that repeats a file of frames, which the polling
-core copies. Knows no measurement.
+The generator is a device of DPDK's on the switch, polled like a NIC whose queue is never empty, at
+no core of its own: the null device, or for mixes one that repeats a file of frames, which the
+polling core copies. Knows no measurement.
 """
 
 from __future__ import annotations
