@@ -47,7 +47,7 @@ def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     overall = [place for place in rankings["rtt_p50"] if place.load_type == ALL_LOADS]
     reservations = (*_limits_of_the_data(done, info), *_not_tried(info))
     if any(trial.kind in ("chain", "tcp") for trial in done):
-        return recommend_chains(done, info, reservations)
+        return recommend_chains(done, info, _limits_of_the_data(done, info))
     if not overall:
         return Recommendation(
             plane=None,

@@ -257,7 +257,7 @@ def _weigh(known: _Known, workload: Workload, plane: str) -> Ranked:
 
 _KERNEL: dict[str, Statement] = {
     "vf-passthrough": Statement(
-        "For programs on the kernel's sockets a VF carries 39 Gb/s of TCP from messages of 512 "
+        "For programs on the kernel's sockets a VF carries 39 Gbit/s of TCP from messages of 512 "
         "bytes on, where virtio has 20; from 1024 bytes on both fill the line to nine tenths.",
         "literature",
         BRIEF,
@@ -343,7 +343,7 @@ def _virtio(profile: Profile | None, workload: Workload) -> Ranked:
     floor = None if profile is None else line_ns(profile, workload.chain)
     if workload.application == "kernel":
         said = Statement(
-            "For programs on the kernel's sockets it carries 35 to 39 Gb/s of TCP on a 40 Gb/s "
+            "For programs on the kernel's sockets it carries 35 to 39 Gbit/s of TCP on a 40 Gbit/s "
             "line from messages of 1024 bytes on; with smaller ones a VF carries up to twice as "
             "much.",
             "literature",
@@ -630,7 +630,7 @@ def _sentence(ranking: Sequence[Ranked], workload: Workload) -> str:
         return f"{text}, on the kernel's sockets."
     if best.pps is not None and best.gbps is not None:
         about = "" if best.measured else "about "
-        text += f": {about}{rate_text(best.pps)} in all, {best.gbps:.3g} Gb/s"
+        text += f": {about}{rate_text(best.pps)} in all, {best.gbps:.3g} Gbit/s"
     second = next((one for one in ranking[1:] if one.possible and one.share), None)
     if second is not None and second.share is not None and best.share:
         ratio = best.share / second.share

@@ -223,8 +223,8 @@ _EMULATED = (
     "The profile is of an emulated host: its order of planes may hold, its figures say nothing of "
     "a real one and are not shown."
 )
-_COLUMNS = ("plane", "Mpps", "95 %", "Gb/s", "share", "p99 RTT", "cores", "what binds")
-_RIGHT = ("Mpps", "Gb/s", "share", "p99 RTT", "cores")
+_COLUMNS = ("plane", "Mpps", "95 %", "Gbit/s", "share", "p99 RTT", "cores", "what binds")
+_RIGHT = ("Mpps", "Gbit/s", "share", "p99 RTT", "cores")
 
 
 def _why_not(advice: Advice, plane: str | None) -> str | None:

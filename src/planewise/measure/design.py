@@ -500,6 +500,8 @@ def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
 def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
     """Line, sentence and remedy of one thing that is wrong."""
     place = tuple(part for part in error["loc"] if not _is_union_tag(part))
+    if error["type"] in ("extra_forbidden", "missing") and place[-1:] != error["loc"][-1:]:
+        place = (*place, error["loc"][-1])  # a key that only looks like a tag
     name = ".".join(str(part) for part in place)
     message = _message(error)
     remedy = "docs/reference/designs.md lists every key"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from planewise.measure.estimate import (
     trial_s,
     visit_costs_s,
 )
+from planewise.measure.meter import Meter
 from planewise.measure.pause import Pauses
 from planewise.measure.schedule import (
     ChainTrial,
@@ -228,18 +229,19 @@ def run(
     watch: HostWatch | None = None,
     pauses: Pauses | None = None,
     budget_s: float | None = None,
+    meter: Meter | None = None,
 ) -> Outcome:
     """Runs what is not finished yet, trial by trial, and closes the run directory's status.
 
     A trial that fails is recorded with its reason and the run goes on; FAILURES_IN_A_ROW cells in
     a row of which no trial succeeded stop it. Ctrl-C stops it between two trials' records:
     everything finished is kept. `watch` looks at the hosts around every trial; a trial that
-    `pauses` calls disturbed is measured again. No block is begun that `budget_s` has no room for,
-    by the pace so far; the first one always is.
+    `pauses` calls disturbed is measured again; `meter` looks on. No block is begun that `budget_s`
+    has no room for, by the pace so far; the first one always is.
     """
     total = estimate_s(schedule, writer.finished)
     progress.begin("measuring", total)
-    runner = _Runner(schedule, stage, writer, progress, watch, pauses or Pauses())
+    runner = _Runner(schedule, stage, writer, progress, watch, pauses or Pauses(), meter)
     try:
         left = runner.blocks(budget_s)
     except KeyboardInterrupt:
@@ -270,6 +272,7 @@ class _Runner:
         progress: Progress,
         watch: HostWatch | None,
         pauses: Pauses,
+        meter: Meter | None,
     ) -> None:
         self.schedule = schedule
         self.stage = stage
@@ -277,6 +280,7 @@ class _Runner:
         self.progress = progress
         self.watch = watch
         self.pauses = pauses
+        self.meter = meter
         self.order = writer.next_order
         self.done = 0
         self.failed = 0
@@ -331,7 +335,7 @@ class _Runner:
         failures = 0
         mark = self.pauses.mark()
         try:
-            with self.stage.station(visit.cell) as station:
+            with self.stage.station(visit.cell) as station, self._watching(station):
                 self._warm_up(visit, station)
                 while pending and not self.pauses.requested:
                     trial = pending[0]
@@ -358,6 +362,16 @@ class _Runner:
             self.pauses.pause()
             self.progress.note("going on")
 
+    def _watching(self, station: Station) -> AbstractContextManager[None]:
+        return nullcontext() if self.meter is None else self.meter.watching(station)
+
+    def _told(self, trial: Trial, place: Place) -> AbstractContextManager[None]:
+        if self.meter is None:
+            return nullcontext()
+        if isinstance(trial, ChainTrial | TcpTrial):
+            return self.meter.silent()  # they tell by themselves
+        return self.meter.trial(place)
+
     def _warm_up(self, visit: Visit, station: Station) -> None:
         place = Place("warm-up", visit.cell.levels(), visit.block, self.order)
         for trial in visit.warmup:
@@ -371,7 +385,8 @@ class _Runner:
         if self.watch is not None:
             self.watch.start()
         try:
-            result = self._run(trial, place, station)
+            with self._told(trial, place):
+                result = self._run(trial, place, station)
         except PlanewiseError as error:
             return error
         if self.watch is None:

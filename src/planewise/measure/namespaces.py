@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Self
@@ -14,11 +13,13 @@ from planewise.measure.chains.tcp import End, Passed, measure_tcp
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.meter import Visible
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
 from planewise.store.models import KpiSample
 from planewise.testbed.availability import try_plane
 from planewise.testbed.chains.kernel import parse_interfaces
+from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import LocalHost
 from planewise.testbed.load import BackgroundLoad, LoadSpec
 from planewise.testbed.model import HOSTS, TestbedSpec, mtu_for
@@ -157,6 +158,17 @@ class _Station:
             lambda: measure_load(self._load_path, trial, place, self._generator),
         )
 
+    def visible(self) -> Visible:
+        """See `meter.VisibleStation`: every guest's own interface."""
+        guests = [
+            guest
+            for host in HOSTS
+            for guest in (self._testbed.main(host), *self._testbed.background(host))
+        ]
+        return Visible(
+            [Gauge(guest.name, guest.host, guest.netns, guest.interface) for guest in guests]
+        )
+
     def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
         """Runs one TCP trial between the main guests."""
         self._steer(False)
@@ -172,10 +184,9 @@ class _Station:
             own = parse_interfaces(text)[client.interface]
             return {"": Passed(own.tx_packets, own.tx_bytes)}
 
-        cpus = sorted(os.sched_getaffinity(0))
         return beside(
             self._background,
-            lambda: measure_tcp(client, ends["responder"], trial, place, tell, sent, cpus),
+            lambda: measure_tcp(client, ends["responder"], trial, place, tell, sent),
         )
 
     def _steer(self, wanted: bool) -> None:

@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure.beside import beside
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, StageFacts, TrialResult
+from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
+from planewise.testbed.gauges import Gauge
 from planewise.testbed.load import BackgroundLoad, LoadSpec
-from planewise.testbed.model import Guest, TestbedSpec, mtu_for
+from planewise.testbed.model import HOSTS, Guest, Site, TestbedSpec, mtu_for
 from planewise.testbed.vms import testbed as vms
 from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.guests import Platform
@@ -230,9 +233,8 @@ class _Station:
             told_first(self._testbed.check),
             host.start([host.probe, "cpu", "--with-parent"]) as cpu,
         ):
-            result = measure_rtt(self._path, trial, place)
+            result = beside(self._background, lambda: measure_rtt(self._path, trial, place))
             usage = parse(cpu.stop(), CpuOutput)
-            self._background.check()
         record = result.record.model_copy(
             update={
                 "cpu": {"shared": usage.cpu.all},
@@ -242,6 +244,21 @@ class _Station:
         self._notes = ()
         return TrialResult(record, result.packets)
 
+    def visible(self) -> Visible:
+        """See `meter.VisibleStation`: the hosts' sides of the guests, which are not disturbed."""
+        testbed = self._testbed
+        guests = [
+            guest for host in HOSTS for guest in (testbed.main(host), *testbed.background(host))
+        ]
+        return Visible([_gauge(testbed.topology.sites[guest.host], guest) for guest in guests])
+
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """There are no load trials."""
         raise UnsupportedError(NO_SWEEP, remedy="leave `sweep` out of the design")
+
+
+def _gauge(site: Site, guest: Guest) -> Gauge:
+    """What a guest sends comes in at a tap, and goes out by a macvtap."""
+    plane = vm_plane(guest.plane)
+    counts: Literal["tx", "rx"] = "rx" if plane.port == "tap" else "tx"
+    return Gauge(guest.name, guest.host, site.netns, plane.host_interface(guest), counts)

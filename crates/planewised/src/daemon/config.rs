@@ -36,6 +36,8 @@ pub struct Config {
     pub pool: PoolConfig,
     /// Containers and namespaces as guests.
     pub containers: Containers,
+    /// Virtual machines as guests.
+    pub machines: Machines,
     /// How decisions are made.
     pub alloc: Settings,
     /// What is wished for guests, by name.
@@ -56,28 +58,12 @@ impl Default for Config {
             step_timeout_s: 30.0,
             pool: PoolConfig::default(),
             containers: Containers::default(),
+            machines: Machines::default(),
             alloc: Settings::default(),
             guests: BTreeMap::new(),
             simulated: None,
         }
     }
-}
-
-/// The API by TCP: with TLS and tokens, or not at all.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Tcp {
-    /// Where it listens, as `192.0.2.1:8443`.
-    pub listen: SocketAddr,
-    /// The certificate chain [PEM].
-    #[serde(default)]
-    pub certificate: PathBuf,
-    /// Its key [PEM].
-    #[serde(default)]
-    pub key: PathBuf,
-    /// Who may come in: lines of a name and a token.
-    #[serde(default)]
-    pub tokens: PathBuf,
 }
 
 /// Which VFs are given.
@@ -105,6 +91,15 @@ impl Default for Containers {
     }
 }
 
+/// Virtual machines as guests.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Machines {
+    /// libvirt's sockets: the first that answers is used; empty: the usual ones. Machines with the
+    /// mark in their metadata are managed.
+    pub sockets: Vec<PathBuf>,
+}
+
 /// A namespace that is a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -113,6 +108,23 @@ pub struct Namespace {
     pub netns: Option<String>,
     /// Its interface to the host's bridge, one end of a veth pair.
     pub interface: Option<String>,
+}
+
+/// The API by TCP: with TLS and tokens, or not at all.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tcp {
+    /// Where it listens, as `192.0.2.1:8443`.
+    pub listen: SocketAddr,
+    /// The certificate chain [PEM].
+    #[serde(default)]
+    pub certificate: PathBuf,
+    /// Its key [PEM].
+    #[serde(default)]
+    pub key: PathBuf,
+    /// Who may come in: lines of a name and a token.
+    #[serde(default)]
+    pub tokens: PathBuf,
 }
 
 /// A made-up host.

@@ -115,12 +115,15 @@ pub fn run(args: &Args) -> Result<()> {
     let stop = Arc::clone(&signals.stop);
     let host = host(&config, args.dry_run)?;
     let face = face::start(&config, face_ends)?;
+    if args.dry_run {
+        tracing::info!("only looks: `planewise alloc plan` says what would be done");
+    }
+    tracing::info!("listens at {}", face.socket().display());
     let stop = Box::new(move || stop.load(Ordering::SeqCst));
     let core = Core::new(config, host, journal, core_ends, args.dry_run, stop)?;
     let core = work(core, &signals, args);
-    tracing::info!("ends: {}", core.leaves());
-    eprintln!("planewised: ends; {}", core.leaves());
     face.stop();
+    tracing::info!("ends; {}", core.leaves());
     Ok(())
 }
 
@@ -128,7 +131,6 @@ pub fn run(args: &Args) -> Result<()> {
 fn work(mut core: Core, signals: &Signals, args: &Args) -> Core {
     let begun = Instant::now();
     let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let mut said_plan = false;
     while !signals.stop.load(Ordering::SeqCst) {
         if signals.reload.swap(false, Ordering::SeqCst) {
             match reload(&mut core, args) {
@@ -137,10 +139,6 @@ fn work(mut core: Core, signals: &Signals, args: &Args) -> Core {
             }
         }
         core.tick(now_ms());
-        if args.dry_run && !said_plan && core.status().counters.samples > 0 {
-            said_plan = true;
-            eprintln!("planewised: only looks; the API's plan says what would be done");
-        }
         let wait = Duration::from_millis(core.next_ms().saturating_sub(now_ms())).min(NAP);
         match core.ends().requests.recv_timeout(wait) {
             Ok(envelope) if envelope.request == Request::Reload => {
@@ -164,8 +162,6 @@ fn reload(core: &mut Core, args: &Args) -> Result<()> {
     let fixed = [
         ("socket", config.socket == old.socket),
         ("group", config.group == old.group),
-        ("tcp", config.tcp == old.tcp),
-        ("log", config.log == old.log),
         ("state_directory", config.state_directory == old.state_directory),
         ("simulated", config.simulated == old.simulated),
         ("pool", config.pool == old.pool),

@@ -23,12 +23,17 @@ from planewise.units import duration_text, rate_text, time_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+PIPE_WIDTH = 240
+"""Characters in a line where no terminal sets them: `grep` finds a guest and its VF in one."""
+
 LATEST = 5
 """Moves and errors that `status` shows."""
 
 
 def status(now: Status, to: Console) -> None:
     """Everything, the most important last: it stands above the prompt."""
+    if not to.is_terminal:
+        to.width = PIPE_WIDTH
     up_s = (now.at_unix_ms - now.started_unix_ms) / 1e3
     to.print(
         f"planewised {now.version}, up {duration_text(up_s)}; policy {now.policy}, decides every "

@@ -64,12 +64,12 @@ class Between:
         total = after.total_s - before.total_s
         return _share(1 - (after.idle_s - before.idle_s) / total) if total > 0 else 0.0
 
-    def got(self, task: str) -> float | None:
-        """Share of the time that a task had a CPU; None where it is not a thread of its own."""
+    def got(self, task: str, cpus: int = 1) -> float | None:
+        """Share of the time that a task had its CPUs; None where it is no thread of its own."""
         if task not in self.last.tasks_s:
             return None
         spent = self.last.tasks_s[task] - self.first.tasks_s.get(task, 0.0)
-        return _share(spent / self.seconds)
+        return _share(spent / self.seconds / cpus)
 
     def forwarding(self, cpu: int) -> float | None:
         """Share of a CPU's time in which the kernel forwarded; None where others forward."""
@@ -79,9 +79,9 @@ class Between:
         # Both are counted in ticks, at moments a little apart.
         return min(_share(spent / self.seconds), self.used(cpu))
 
-    def working(self, task: str) -> float | None:
+    def working(self, task: str, cpus: int = 1) -> float | None:
         """Share of the time that a task spent on packets; None where it does not tell."""
-        got = self.got(task)
+        got = self.got(task, cpus)
         if task == SWITCH:
             if self.first.polling is None or self.last.polling is None or got is None:
                 return None
@@ -118,8 +118,9 @@ class Between:
         """Of every CPU that has a task."""
         found = []
         for cpu, tasks in placement.tasks.items():
-            got = [share for task in tasks if (share := self.got(task)) is not None]
-            working = [share for task in tasks if (share := self.working(task)) is not None]
+            sizes = {task: len(placement.cpus(task)) for task in tasks}
+            got = [s for task in tasks if (s := self.got(task, sizes[task])) is not None]
+            working = [s for task in tasks if (s := self.working(task, sizes[task])) is not None]
             if (forwarding := self.forwarding(cpu)) is not None and GENERATOR not in tasks:
                 got = working = [forwarding]
             found.append(
@@ -139,9 +140,7 @@ def _share(value: float) -> float:
     return min(1.0, max(0.0, value))
 
 
-def kpi(
-    between: Between, at: datetime, trial: str, cell: Mapping[str, Level], placement: Placement
-) -> KpiSample:
+def kpi(between: Between, at: datetime, trial: str, cell: Mapping[str, Level]) -> KpiSample:
     """One interval as a line of kpis.jsonl."""
     totals = between.totals()
     return KpiSample(
@@ -153,7 +152,7 @@ def kpi(
         total=Throughput(
             tx_pps=sum(one.tx_pps for one in totals), tx_bps=sum(one.tx_bps for one in totals)
         ),
-        cpu={str(cpu): between.used(cpu) for cpu in placement.tasks},
+        cpu={str(cpu): between.used(cpu) for cpu in between.last.cpus},
     )
 
 
@@ -194,7 +193,7 @@ def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
     waiting = _kept_waiting(between, placement)
     if waiting is not None:
         return "shared core", waiting
-    switch = between.working(SWITCH)
+    switch = between.working(SWITCH, max(1, len(placement.cpus(SWITCH))))
     slow = [
         (share, one)
         for one in between.totals()
@@ -257,7 +256,11 @@ def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit,
 def _kept_waiting(between: Between, placement: Placement) -> str | None:
     """Tasks that poll and had to wait for their core; None when there are none."""
     for cpu, tasks in placement.tasks.items():
-        shares = {task: share for task in tasks if (share := between.got(task)) is not None}
+        shares = {
+            task: share
+            for task in tasks
+            if (share := between.got(task, len(placement.cpus(task)))) is not None
+        }
         if not shares or sum(shares.values()) / max(1, len(shares)) >= 1 - WAITED:
             continue
         missed = 1 - sum(shares.values())

@@ -175,7 +175,6 @@ class _Station:
                         datetime.now(UTC),
                         place.trial,
                         place.cell,
-                        testbed.placement,
                     )
                 )
                 before = now
@@ -197,8 +196,7 @@ class _Station:
             }
 
         client, server = (End(testbed.host, *end) for end in testbed.ends)
-        cpus = sorted(os.sched_getaffinity(0))
-        return measure_tcp(client, server, trial, place, tell, sent, cpus)
+        return measure_tcp(client, server, trial, place, tell, sent)
 
 
 _LIMITS: Mapping[ChainLimit, tuple[Limit, ...]] = MappingProxyType(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -77,7 +77,6 @@ def measure_tcp(
     place: Place,
     tell: Callable[[KpiSample], None],
     counters: Counters,
-    cpus: Sequence[int],
 ) -> TrialResult:
     """Runs one TCP trial from `client` to `server`.
 
@@ -92,10 +91,10 @@ def measure_tcp(
         with client.host.start(_command(server, trial), netns=client.netns) as sending:
             _sample(sending, trial.warmup_s, lambda: None)
             started = datetime.now(UTC)
-            begin_s, before = now_s(), cpu_times(cpus)
-            watch = _Watch(place, tell, counters, cpus)
+            begin_s, before = now_s(), cpu_times()
+            watch = _Watch(place, tell, counters)
             _sample(sending, trial.duration_s, watch.look)
-            spent_s, after = now_s() - begin_s, cpu_times(cpus)
+            spent_s, after = now_s() - begin_s, cpu_times()
             finished = sending.wait(trial.duration_s + _SLACK_S)
     report = _report(finished)
     return TrialResult(
@@ -163,14 +162,13 @@ class _Watch:
         place: Place,
         tell: Callable[[KpiSample], None],
         counters: Counters,
-        cpus: Sequence[int],
     ) -> None:
-        self._place, self._tell, self._counters, self._cpus = place, tell, counters, cpus
-        self._last = now_s(), counters(), cpu_times(cpus)
+        self._place, self._tell, self._counters = place, tell, counters
+        self._last = now_s(), counters(), cpu_times()
 
     def look(self) -> None:
         before_s, before, cpus_before = self._last
-        self._last = after_s, after, cpus_after = now_s(), self._counters(), cpu_times(self._cpus)
+        self._last = after_s, after, cpus_after = now_s(), self._counters(), cpu_times()
         seconds = max(after_s - before_s, 1e-9)
         rates = {
             name: Throughput(

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,16 +73,11 @@ class Function:
         host: LocalHost,
         directory: Path,
         name: str,
-        socket: Path,
-        cpu: int,
-        *,
-        ring: int = 1024,
-        mode: str = "mac",
+        command: Sequence[str],
     ) -> None:
         if find_program() is None:
             raise UnsupportedError(f"{PROGRAM} is not installed", remedy=SETUP_REMEDY)
         self.name = name
-        self.cpu = cpu
         self._pipe = directory / f"{name}.in"
         self._file = directory / f"{name}.out"
         os.mkfifo(self._pipe)
@@ -89,7 +85,7 @@ class Function:
             [
                 *("sh", "-c", _SCRIPT, "sh", str(self._pipe), str(self._file)),
                 *("env", f"RUNTIME_DIRECTORY={directory}", "stdbuf", "-oL"),
-                *command(socket, cpu, ring, mode, name),
+                *command,
             ]
         )
 

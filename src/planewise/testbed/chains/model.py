@@ -100,14 +100,13 @@ class Placement:
 
     tasks: Mapping[int, tuple[str, ...]]
 
-    def cpu(self, task: str) -> int:
-        """The CPU of a task."""
-        return next(cpu for cpu, tasks in self.tasks.items() if task in tasks)
+    def cpus(self, task: str) -> tuple[int, ...]:
+        """The CPUs of a task; only the switch may have several."""
+        return tuple(cpu for cpu, tasks in self.tasks.items() if task in tasks)
 
-    @property
-    def shared(self) -> tuple[int, ...]:
-        """CPUs with more than one task."""
-        return tuple(cpu for cpu, tasks in self.tasks.items() if len(tasks) > 1)
+    def cpu(self, task: str) -> int:
+        """The first CPU of a task."""
+        return self.cpus(task)[0]
 
 
 def place(
@@ -116,6 +115,7 @@ def place(
     """Gives each task a CPU. `wanted` names CPUs for `switch`, `generator` and `vnf`.
 
     What is not wanted elsewhere: the first task has the first CPU to itself, the others go round.
+    A switch polls on all CPUs that are wanted for it.
 
     Raises:
         UnsupportedError: fewer than two CPUs, or one that this process may not use.
@@ -141,6 +141,10 @@ def place(
     turns: dict[str, int] = {}
     for task in tasks:
         kind = task if task in (SWITCH, GENERATOR) else "vnf"
+        if kind == SWITCH and kind in wanted:
+            for cpu in wanted[kind]:
+                placed.setdefault(cpu, []).append(task)
+            continue
         own = tuple(wanted.get(kind, ())) or (first if kind == alone else rest)
         group = kind if wanted.get(kind) or kind == alone else "rest"
         turn = turns.get(group, 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,19 +72,18 @@ def now_s() -> float:
     return time.monotonic()
 
 
-def cpu_times(cpus: Iterable[int], stat: str | None = None) -> dict[int, CpuTime]:
-    """Of these CPUs, from /proc/stat (proc(5)). Pure where `stat` is given."""
+def cpu_times(stat: str | None = None) -> dict[int, CpuTime]:
+    """Of every CPU, from /proc/stat (proc(5)). Pure where `stat` is given."""
     text = Path("/proc/stat").read_text() if stat is None else stat
-    wanted = {f"cpu{cpu}": cpu for cpu in cpus}
     found = {}
     for line in text.splitlines():
-        name, *values = line.split()
-        if name in wanted:
+        name, *values = line.split() or [""]
+        if name.startswith("cpu") and (number := name.removeprefix("cpu")):
             # guest and guest_nice, the last two, are in user and nice already.
             user, nice, system, idle, wait, hard, soft, steal = (
                 int(value) / _TICKS_A_SECOND for value in values[:8]
             )
-            found[wanted[name]] = CpuTime(
+            found[int(number)] = CpuTime(
                 total_s=user + nice + system + idle + wait + hard + soft + steal,
                 idle_s=idle + wait,
                 soft_s=hard + soft,

@@ -290,8 +290,9 @@ def parse_ports(text: str) -> dict[str, PortCounters]:
     """What `dpctl/show -s` prints, by name of the port. Pure."""
     found = {}
     starts = list(_PORT.finditer(text))
-    for start, after in zip(starts, [*starts[1:], None], strict=True):
-        part = text[start.end() : after.start() if after else len(text)]
+    ends = [start.start() for start in starts[1:]] + [len(text)]
+    for start, end in zip(starts, ends[: len(starts)], strict=True):
+        part = text[start.end() : end]
         values: dict[str, int] = {}
         for line in part.splitlines():
             for way, what, count in re.findall(r"(RX|TX) (packets|bytes):(\d+)", line):

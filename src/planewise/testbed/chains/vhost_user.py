@@ -7,9 +7,11 @@ no measurement.
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Self
 
@@ -63,25 +65,80 @@ def why_not(chain: Chain) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Something that is done to build a chain, in words, with the command where there is one."""
+class TakeHugePages:
+    """Memory for the buffers of switch and functions; given back at the end."""
 
-    words: str
-    command: tuple[str, ...] = ()
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"take {self.size_bytes >> 20} MiB of huge pages from the kernel"
+
+
+@dataclass(frozen=True)
+class StartSwitch:
+    """An Open vSwitch of our own that polls on these CPUs."""
+
+    cpus: tuple[int, ...]
+    memory_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"start ovs-vswitchd-dpdk with {self.memory_bytes >> 20} MiB, polling on "
+            f"CPU{'s' if len(self.cpus) > 1 else ''} {', '.join(map(str, self.cpus))}"
+        )
+
+
+@dataclass(frozen=True)
+class StartFunction:
+    """A function behind a vhost-user port."""
+
+    name: str
+    cpu: int
+
+    def command(self, socket: Path) -> tuple[str, ...]:
+        """Its command line, where the switch meets it at `socket`."""
+        return tuple(functions.command(socket, self.cpu, RING, "mac", self.name))
+
+    def __str__(self) -> str:
+        return shlex.join(self.command(Path(f"{self.name}.sock")))
+
+
+@dataclass(frozen=True)
+class AddPorts:
+    """The switch's ports to the functions, each polled by one CPU; waits until all are up."""
+
+    ports: tuple[tuple[str, int], ...]
+    """Name and CPU."""
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{name} (polled by CPU {cpu})" for name, cpu in self.ports)
+        return f"add the vhost-user ports {said} to a bridge with datapath_type=netdev"
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Which way packets go while a trial runs."""
+
+    hops: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return "forward " + ", ".join(f"{here} to {there}" for here, there in self.hops)
+
+
+Step = TakeHugePages | StartSwitch | StartFunction | AddPorts | Forward
 
 
 def plan(chain: Chain, placement: Placement) -> tuple[Step, ...]:
-    """What building `chain` will do, in order. Pure."""
-    steps = [
-        Step(f"take {memory_bytes(chain) >> 20} MiB of huge pages"),
-        Step(f"start Open vSwitch with DPDK, polling on CPU {placement.cpu(SWITCH)}"),
-    ]
-    for name in chain.names:
-        cpu = placement.cpu(name)
-        argv = functions.command(Path(f"{name}.sock"), cpu, RING, "mac", name)
-        steps.append(Step(f"start {name} on CPU {cpu}", tuple(argv)))
-    steps += [Step(f"let {here} send to {there}") for here, there in chain.hops]
-    return tuple(steps)
+    """What makes `chain`, in order. Pure."""
+    polling = placement.cpus(SWITCH)
+    turns = cycle(polling)
+    return (
+        TakeHugePages(memory_bytes(chain)),
+        StartSwitch(polling, SWITCH_BYTES),
+        *(StartFunction(name, placement.cpu(name)) for name in chain.names),
+        AddPorts(tuple((name, next(turns)) for name in chain.names)),
+        Forward(chain.hops),
+    )
 
 
 class VhostChain(_Testbed):
@@ -99,7 +156,9 @@ class VhostChain(_Testbed):
         self._switch: Switch | None = None
         self._functions: dict[str, Function] = {}
         self._sources: dict[str, tuple[str, ...]] = {}
+        self._hops: tuple[tuple[str, str], ...] = ()
         self._made = 0
+        self._directory = Path()
         self._stack = ExitStack()
 
     def _plan(self, token: str) -> Plan:
@@ -128,42 +187,49 @@ class VhostChain(_Testbed):
         return self
 
     def _build(self) -> None:
-        host = self._host
-        assert host is not None
-        directory = self._stack.enter_context(scratch())
-        self._stack.enter_context(hugepages.taken(memory_bytes(self.chain)))
-        self._stack.callback(host.close)
-        polling = [self.placement.cpu(SWITCH)]
-        self._switch = Switch(host, directory, SWITCH_BYTES, polling)
-        self._stack.callback(self._switch.close)
-        for name in self.chain.names:
-            made = Function(
-                host, directory, name, self._switch.socket(name), self.placement.cpu(name),
-                ring=RING,
-            )  # fmt: skip
-            self._stack.callback(made.close)
-            self._functions[name] = made
-        self._switch.change_ports(
+        assert self._host is not None
+        self._directory = self._stack.enter_context(scratch())
+        for step in plan(self.chain, self.placement):
+            self._perform(step, self._host)
+        for function in self._functions.values():
+            function.say("start")
+
+    def _perform(self, step: Step, host: LocalHost) -> None:
+        match step:
+            case TakeHugePages():
+                self._stack.enter_context(hugepages.taken(step.size_bytes))
+                # Given back when all that used them has ended.
+                self._stack.callback(host.close)
+            case StartSwitch():
+                self._switch = Switch(host, self._directory, step.memory_bytes, step.cpus)
+                self._stack.callback(self._switch.close)
+            case StartFunction():
+                command = step.command(self.switch.socket(step.name))
+                function = Function(host, self._directory, step.name, command)
+                self._stack.callback(function.close)
+                self._functions[step.name] = function
+            case AddPorts():
+                self._add_ports(step.ports)
+            case Forward():
+                self._hops = step.hops
+
+    def _add_ports(self, ports: tuple[tuple[str, int], ...]) -> None:
+        self.switch.change_ports(
             [
                 Port(
                     name,
                     number,
                     "dpdkvhostuserclient",
-                    {"vhost-server-path": str(self._switch.socket(name))},
-                    polling[0],
+                    {"vhost-server-path": str(self.switch.socket(name))},
+                    cpu,
                 )
-                for number, name in enumerate(self.chain.names, start=1)
+                for number, (name, cpu) in enumerate(ports, start=1)
             ]
         )
         for function in self._functions.values():
             function.await_prompt()
-        self._await_links()
-        for function in self._functions.values():
-            function.say("start")
-
-    def _await_links(self) -> None:
         deadline = time.monotonic() + _CONNECT_S
-        while not self.switch.ports_up(self.chain.names):
+        while not self.switch.ports_up([name for name, _ in ports]):
             if time.monotonic() > deadline:
                 raise PlanewiseError(
                     f"Open vSwitch and the functions did not connect within {_CONNECT_S:g} s",
@@ -184,7 +250,7 @@ class VhostChain(_Testbed):
         `limit_s` is for generators that need to know; this one does not.
         """
         self.stop()
-        cpu = self.placement.cpu(SWITCH)
+        cpus = cycle(self.placement.cpus(SWITCH))
         ports: list[Port] = []
         for entry in self.chain.entries:
             own = []
@@ -194,7 +260,8 @@ class VhostChain(_Testbed):
                     # A device's name is never used twice: the switch forgets it a moment late.
                     device = f"net_null{self._made},size={frame_bytes - FCS_BYTES}"
                     self._made += 1
-                    ports.append(Port(f"g{number}", number, "dpdk", {"dpdk-devargs": device}, cpu))
+                    options = {"dpdk-devargs": device}
+                    ports.append(Port(f"g{number}", number, "dpdk", options, next(cpus)))
                     own.append(f"g{number}")
             self._sources[entry] = tuple(own)
         self.switch.change_ports(ports)
@@ -204,7 +271,7 @@ class VhostChain(_Testbed):
 
     def _flows(self) -> list[tuple[str, str]]:
         flows = []
-        for here, there in self.chain.hops:
+        for here, there in self._hops:
             if here == GENERATOR:
                 flows += [(source, there) for source in self._sources[there]]
             elif there == GENERATOR:
@@ -247,7 +314,7 @@ class VhostChain(_Testbed):
             },
             offered=sum(one.rx_packets for one in sources),
             delivered=sum(one.tx_packets for one in sources),
-            cpus=cpu_times(self.placement.tasks),
+            cpus=cpu_times(),
             tasks_s=tasks,
             busy_s=busy,
             polling=self.switch.pmd_cycles(),

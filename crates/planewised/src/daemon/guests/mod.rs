@@ -2,11 +2,12 @@
 //! machines, simulated ones. The daemon's loop knows them by this trait alone.
 
 pub mod containers;
+pub mod libvirt;
 
 use std::time::Instant;
 
 use pw_alloc::execute::Failure;
-use pw_alloc::model::{GuestId, Mac, Wish};
+use pw_alloc::model::{GuestId, Mac, VfId, Wish};
 use pw_alloc::signal::Sample;
 use pw_alloc::step::{Join, Step};
 use pw_alloc::world::Found;
@@ -86,6 +87,21 @@ pub trait Guests: Send {
         deadline: Instant,
     ) -> std::result::Result<(), Failure>;
 
+    /// Makes a VF of the pool ready for a guest, as far as that disturbs nobody: frames for the guest
+    /// are lost from the moment in which the VF gets its address, and what can be done before should
+    /// be. Part of `Step::Reserve`; `Step::Reset` undoes it.
+    ///
+    /// # Errors
+    /// Why it cannot be done.
+    fn prepare(
+        &mut self,
+        _vf: &VfId,
+        _pool: &PoolView,
+        _deadline: Instant,
+    ) -> std::result::Result<(), Failure> {
+        Ok(())
+    }
+
     /// Gives back what a guest had before it was managed. It holds no VF any more.
     ///
     /// # Errors
@@ -109,5 +125,6 @@ pub trait Guests: Send {
 pub fn kinds(config: &Config, dry_run: bool) -> Result<Vec<Box<dyn Guests>>> {
     let containers =
         containers::Containers::new(&config.containers, &config.state_directory, dry_run)?;
-    Ok(vec![Box::new(containers)])
+    let machines = libvirt::Machines::new(config.machines.sockets.clone())?;
+    Ok(vec![Box::new(containers), Box::new(machines)])
 }
