@@ -194,3 +194,21 @@ def test_a_ladder_is_what_the_schedule_offers() -> None:
     visit = make_schedule(design, ladders, {}).visits[0]
     offered = [t.offered_pps for t in visit.trials if isinstance(t, LoadTrial)]
     assert sorted(offered) == [100.0, 200.0]
+
+
+def test_all_mistakes_of_a_design_are_told_in_the_order_of_its_lines(tmp_path: Path) -> None:
+    text = "factors:\n  plane: bridge\n  load_typ: [cpu]\nrtt: {packets: many}\nbloks: 3\n"
+    with pytest.raises(BadInputError) as caught:
+        load_design(write(tmp_path, text))
+    assert caught.value.where.endswith(":3")
+    first, *others = caught.value.remedy.splitlines()
+    assert first == "did you mean `load_type`?"
+    assert [one.split(":")[0] for one in others] == ["also, line 4", "also, line 5"]
+    assert others[1].endswith("unknown key `bloks`; did you mean `blocks`?")
+
+
+def test_of_very_many_mistakes_the_first_are_told_and_the_rest_counted(tmp_path: Path) -> None:
+    text = "factors: {plane: bridge}\n" + "".join(f"wrong{n}: 1\n" for n in range(30))
+    with pytest.raises(BadInputError) as caught:
+        load_design(write(tmp_path, text))
+    assert caught.value.remedy.splitlines()[-1] == "and 21 more"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,50 @@ def test_a_crew_starts_ends_and_tells_what_each_member_left() -> None:
         assert [(one.exit_code, one.stdout) for one in ended] == [
             (3, f"done {n}\n") for n in range(3)
         ]
+    finally:
+        host.close()
+
+
+def _crew_at_work(host: LocalHost, kind: str) -> Crew:
+    # A shell of its own name, so that the crew never takes it for a probe that got to work.
+    busy = ("sh", "-c", "trap 'exit 0' TERM; while :; do :; done")
+    crew = Crew(host, [Member(busy, busy), Member(busy, busy)], kind, "lo")
+    wanted = f"{host.directory}/{kind}/pids"
+    host.run(["timeout", "60", "sh", "-c", f"until [ -s {wanted} ]; do sleep 0.05; done"]).check()
+    return crew
+
+
+def test_a_burning_crew_tells_the_cpu_time_that_its_members_got_so_far() -> None:
+    host = LocalHost("here")
+    try:
+        crew = _crew_at_work(host, "burn")
+        first = crew.done()
+        deadline = time.monotonic() + 60
+        while (later := crew.done()) <= first and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert later > first
+        crew.interrupt()
+        crew.end()
+        with pytest.raises(PlanewiseError, match="ended by itself"):
+            crew.done()
+    finally:
+        host.close()
+
+
+def test_a_sending_crew_tells_the_packets_that_left_its_members_guests() -> None:
+    host = LocalHost("here")
+
+    def sent() -> int:
+        lines = Path("/proc/net/dev").read_text().splitlines()
+        fields = next(line.split(":")[1] for line in lines if line.strip().startswith("lo:"))
+        return int(fields.split()[9])
+
+    try:
+        crew = _crew_at_work(host, "blast")
+        before, told, after = sent(), crew.done(), sent()
+        assert 2 * before <= told <= 2 * after
+        crew.interrupt()
+        crew.end()
     finally:
         host.close()
 

@@ -35,7 +35,8 @@ pub enum Join {
     #[default]
     Bond,
     /// The kernel's net_failover: the VF must have the guest's MAC before it is attached, and from
-    /// then on the NIC sends it the guest's frames.
+    /// then on the NIC sends it the guest's frames. While it has the VF and drives it, it sends by it
+    /// and takes nothing in by its other path, whatever the host would like.
     Failover,
 }
 
@@ -191,15 +192,15 @@ pub fn take(guest: &GuestId, vf: &VfId, join: Join) -> Vec<Step> {
 /// The same from wherever it had got to.
 pub(crate) fn leave(guest: &GuestId, vf: &VfId, join: Join) -> Vec<Step> {
     let (guest, vf) = (guest.clone(), vf.clone());
-    let mut steps = vec![Step::Prefer { guest: guest.clone(), path: Path::Paravirtual }];
-    if join == Join::Failover {
-        // As long as the VF has the address, the NIC sends it what is for the guest.
-        steps.push(Step::ClearMac { vf: vf.clone() });
-    }
-    steps.extend([
-        Step::Direct { guest: guest.clone(), path: Path::Paravirtual },
-        Step::Detach { guest, vf: vf.clone() },
-    ]);
+    let prefer = Step::Prefer { guest: guest.clone(), path: Path::Paravirtual };
+    let direct = Step::Direct { guest: guest.clone(), path: Path::Paravirtual };
+    let detach = Step::Detach { guest, vf: vf.clone() };
+    let mut steps = match join {
+        Join::Bond => vec![prefer, direct, detach],
+        // As long as it has the VF, net_failover takes nothing in by the other path: address and
+        // forwarding follow the device, and a guest that never releases it stays reachable.
+        Join::Failover => vec![prefer, detach, Step::ClearMac { vf: vf.clone() }, direct],
+    };
     steps.extend(into_pool(&vf));
     steps
 }

@@ -170,9 +170,12 @@ impl Found {
                 }
                 found.place = Place::Guest(guest.clone());
             }
-            Step::AwaitPath { guest, .. } => {
+            Step::AwaitPath { guest, vf } => {
                 if let Some(found) = self.guests.get_mut(guest).filter(|_| !partly) {
                     found.vf_up = true;
+                    if found.join == Join::Failover {
+                        found.active = Path::Vf(vf.clone());
+                    }
                 }
             }
             Step::Prefer { guest, path } => {
@@ -182,6 +185,14 @@ impl Found {
                 }
                 let (join, mac) = (found.join, found.mac);
                 let others: Vec<VfId> = self.attached(guest).cloned().collect();
+                if join == Join::Failover && found.vf_up && !others.is_empty() {
+                    // Its kernel decides, and takes the VF.
+                    let vf = others.into_iter().find(|vf| *path == Path::Vf(vf.clone()));
+                    if let (Some(vf), Some(found)) = (vf, self.guests.get_mut(guest)) {
+                        found.active = Path::Vf(vf);
+                    }
+                    return Ok(());
+                }
                 if let Some(found) = self.guests.get_mut(guest) {
                     found.active = path.clone();
                 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use pw_linux::error::Result;
 
-use crate::{simulate, vf};
+use crate::{daemon, simulate, vf};
 
 /// Planewise on a host: its SR-IOV functions, and who holds them.
 #[derive(Debug, Parser)]
@@ -22,6 +22,7 @@ pub struct Cli {
 pub enum Command {
     Vf(Box<vf::Args>),
     Simulate(simulate::Args),
+    Daemon(daemon::run::Args),
 }
 
 /// Runs the command; prints its result on stdout, errors on stderr.
@@ -42,5 +43,6 @@ fn run(command: &Command) -> Result<()> {
     match command {
         Command::Vf(args) => vf::run(args),
         Command::Simulate(args) => simulate::run(args),
+        Command::Daemon(args) => daemon::run::run(args),
     }
 }

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Self
 
 from planewise.errors import UnsupportedError
+from planewise.measure.beside import beside
 from planewise.measure.cells import Cell
+from planewise.measure.chains.tcp import End, Passed, measure_tcp
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.meter import Visible
 from planewise.measure.rtt import RttPath, measure_rtt
-from planewise.measure.schedule import LoadTrial, RttTrial
+from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
+from planewise.store.models import KpiSample
 from planewise.testbed.availability import try_plane
+from planewise.testbed.chains.kernel import parse_interfaces
+from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import LocalHost
 from planewise.testbed.load import BackgroundLoad, LoadSpec
-from planewise.testbed.model import TestbedSpec, mtu_for
+from planewise.testbed.model import HOSTS, TestbedSpec, mtu_for
 from planewise.testbed.namespaces import NamespaceTestbed
 from planewise.testbed.planes import namespace_plane
 from planewise.testbed.steering import CpuSplit, split_cpus, steer
@@ -143,24 +148,46 @@ class _Station:
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial, with each frame received by the CPU where it arrives."""
         self._steer(False)
-        return self._beside_load(lambda: measure_rtt(self._rtt_path, trial, place))
+        return beside(self._background, lambda: measure_rtt(self._rtt_path, trial, place))
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial, with the hosts' receive work on CPUs of their own."""
         self._steer(True)
-        return self._beside_load(
-            lambda: measure_load(self._load_path, trial, place, self._generator)
+        return beside(
+            self._background,
+            lambda: measure_load(self._load_path, trial, place, self._generator),
         )
 
-    def _beside_load(self, measure: Callable[[], TrialResult]) -> TrialResult:
-        """Measures; a background load that fell behind meanwhile is a warning of the trial."""
-        if self._background.spec.type == "none":
-            return measure()
-        before = self._background.work()
-        result = measure()
-        self._background.check()
-        warnings = (*result.record.warnings, *self._background.shortfall(before))
-        return replace(result, record=result.record.model_copy(update={"warnings": warnings}))
+    def visible(self) -> Visible:
+        """See `meter.VisibleStation`: every guest's own interface."""
+        guests = [
+            guest
+            for host in HOSTS
+            for guest in (self._testbed.main(host), *self._testbed.background(host))
+        ]
+        return Visible(
+            [Gauge(guest.name, guest.host, guest.netns, guest.interface) for guest in guests]
+        )
+
+    def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
+        """Runs one TCP trial between the main guests."""
+        self._steer(False)
+        ends = {
+            role: End(self._testbed.hosts[role], guest.netns, guest.ipv4, guest.interface)
+            for role in HOSTS
+            for guest in [self._testbed.main(role)]
+        }
+        client = ends["sender"]
+
+        def sent() -> Mapping[str, Passed]:
+            text = client.host.read_text("/proc/net/dev", netns=client.netns)
+            own = parse_interfaces(text)[client.interface]
+            return {"": Passed(own.tx_packets, own.tx_bytes)}
+
+        return beside(
+            self._background,
+            lambda: measure_tcp(client, ends["responder"], trial, place, tell, sent),
+        )
 
     def _steer(self, wanted: bool) -> None:
         if self._cpus is None or wanted == self._steered:

@@ -69,7 +69,7 @@ def render(run: RunReader) -> str:
         lstrip_blocks=True,
     )
     environment.tests["value"] = lambda entry: isinstance(entry, Value)
-    environment.tests["missing"] = lambda entry: isinstance(entry, Missing)
+    environment.filters["cells"] = _cells
     environment.filters["sentence"] = sentence
     environment.filters["code"] = code
     environment.filters["count"] = theme.count
@@ -88,10 +88,10 @@ def render(run: RunReader) -> str:
         version=planewise.__version__,
         shared_words=_shared_words(data),
     )
-    return _NUMBER_AND_UNIT.sub("\\1\u00a0", page)
+    return _NUMBER_AND_UNIT.sub("\u00a0", page)
 
 
-_NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:ns|µs|ms|s|[kMG]?pps|GiB)\b|%)")
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:ns|µs|ms|s|[kMG]?pps|GiB)\b|%)")
 """The space between a number and its unit, where no line may break."""
 
 
@@ -257,6 +257,26 @@ def shown(data: RunData) -> list[Shown]:
             opened, folded = drawn[: section.open_figures], drawn[section.open_figures :]
             result.append(Shown(section, tuple(opened), tuple(folded)))
     return result
+
+
+def _cells(row: Sequence[Entry]) -> Markup:
+    """A table's row as markup. In Python, as a large report has tens of thousands of cells."""
+    return Markup("".join(_cell(entry, first=place == 0) for place, entry in enumerate(row)))
+
+
+def _cell(entry: Entry, *, first: bool) -> str:
+    if isinstance(entry, Value):
+        small = f"<br><small>{escape(entry.small)}</small>" if entry.small else ""
+        number = f'<data value="{entry.raw}">{escape(entry.text)}</data>'
+        return f'<td class="number">{number}{small}</td>'
+    if isinstance(entry, Missing):
+        return f'<td class="missing">{escape(entry.why)}</td>'
+    text = escape(entry)
+    if first:
+        return f'<th scope="row">{text}</th>'
+    if entry in theme.VERDICTS:
+        return f'<td><span class="chip {entry.lower()}">{text}</span></td>'
+    return f'<td class="range">{text}</td>' if " – " in entry else f"<td>{text}</td>"
 
 
 def _later(specification: str) -> Drawing:

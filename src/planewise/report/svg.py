@@ -12,7 +12,7 @@ _LABELLED = re.compile(r'<path ([^>]*?)aria-label="([^"]*)"([^>]*?)/>')
 _ARIA = re.compile(
     r' (?:role|aria-roledescription|aria-hidden|aria-label|class|pointer-events)="[^"]*"'
 )
-_LONG = re.compile(r"(\d+\.\d)\d+")
+_LONG = re.compile(r"(?<=\d\.\d)\d+")
 _DOT = re.compile(
     r'<path transform="translate\((-?[\d.]+),(-?[\d.]+)\)" d="M([\d.]+),0A[-\d.,A]*"'
     r' fill="([^"]+)" stroke-width="[\d.]+"( opacity="[\d.]+")/>'
@@ -44,7 +44,7 @@ def inline(text: str, prefix: str) -> str:
     text = text.replace(_FONT, "").replace(_FONT_SIZE, "")
     # Digits that nobody sees are cut off in the markup, not in what is said.
     pieces = _SAID.split(text)
-    pieces[::2] = [_LONG.sub(r"\1", piece) for piece in pieces[::2]]
+    pieces[::2] = [_LONG.sub("", piece) for piece in pieces[::2]]
     text = "".join(pieces)
     text = _DOTS.sub(_together, text)
     return _SIZE.sub(

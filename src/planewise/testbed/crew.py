@@ -56,6 +56,14 @@ for pid in $pids; do
 done
 echo RECEIVING >&2
 """
+_SO_FAR = {
+    "burn": "read -r now rest </proc/$pid/schedstat",
+    "blast": (
+        "now=$(sed -n 's/^ *INTERFACE: *\\([0-9][0-9]* *\\)\\{9\\}\\([0-9]*\\).*/\\2/p'"
+        " /proc/$pid/net/dev)"
+    ),
+}
+"""What a member has done: CPU time [ns], packets that left its guest."""
 _TAIL = """
 count=0
 for pid in $pids; do
@@ -64,6 +72,7 @@ for pid in $pids; do
     printf 'MARK%s\\n' $code; cat $count.out; printf 'MARK'; cat $count.err
     rm -f $count.out $count.err; count=$((count + 1))
 done
+rm -f pids
 """
 
 
@@ -87,8 +96,11 @@ class Crew:
     def __init__(self, host: Host, members: Sequence[Member], kind: str, interface: str) -> None:
         self._host = host
         self._members = members
+        self._kind = kind
+        self._interface = interface
+        self._directory = f"{host.directory}/{kind}"
         self._process: HostProcess = host.start(
-            ["sh", "-s", f"{host.directory}/{kind}"],
+            ["sh", "-s", self._directory],
             stdin=_script(members, kind, interface).encode(),
         )
 
@@ -109,6 +121,23 @@ class Crew:
     def await_receiving(self, timeout_s: float) -> None:
         """Waits until every member's guest has received something; errors as `await_ready`."""
         self._process.wait_ready(_RECEIVING, timeout_s)
+
+    def done(self) -> int:
+        """What all members together have done so far: CPU time [ns], or packets that they sent.
+
+        Raises:
+            PlanewiseError: one of them ended.
+        """
+        look = _SO_FAR[self._kind].replace("INTERFACE", self._interface)
+        script = f'pids=$(cat "$1/pids") || exit; sum=0; for pid in $pids; do {look} || exit; '
+        script += "sum=$((sum + now)); done; echo $sum"
+        asked = self._host.run(["sh", "-c", script, "sh", self._directory])
+        if asked.exit_code != 0 or not asked.stdout.strip().isdigit():
+            raise PlanewiseError(
+                f"a part of the background load on {self._host.place} ended by itself",
+                remedy="see whether something ended its guests",
+            )
+        return int(asked.stdout)
 
     def interrupt(self) -> None:
         """Asks all to end, without waiting."""
@@ -145,7 +174,7 @@ def _script(members: Sequence[Member], kind: str, interface: str) -> str:
         for number, member in enumerate(members)
     ]
     awaits = {"burn": _BURNING, "sink": _LISTENING}.get(kind, "echo READY >&2\n")
-    text = "\n".join((_HEAD, *starts, awaits, _TAIL))
+    text = "\n".join((_HEAD, *starts, "echo $pids >pids", awaits, _TAIL))
     return (
         text.replace("READY", _READY)
         .replace("RECEIVING", _RECEIVING)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed.crew import Crew, Member
 from planewise.testbed.hosted import Arrangement, JoiningHost
-from planewise.testbed.load import LoadReport, LoadSpec, account
+from planewise.testbed.load import LoadReport, LoadSpec, Work, account, shortfall
 from planewise.testbed.model import GUEST_INTERFACE, Guest, HostRole
 
 PORT = 47_000
@@ -80,6 +80,16 @@ class HostedLoad:
                     remedy=f"it lasts {self.spec.limit_s:g} s: raise its limit_s, or see whether "
                     "something ended its guests",
                 )
+
+    def work(self) -> Work:
+        """See `load.Load.work`."""
+        done = 0.0 if self._workers is None else float(self._workers.done())
+        return Work(time.monotonic(), done / 1e9 if self.spec.type == "cpu" else done)
+
+    def shortfall(self, since: Work) -> tuple[str, ...]:
+        """See `load.Load.shortfall`."""
+        guests = len(self._arrangement.background(self.spec.location))
+        return shortfall(self.spec, since, self.work(), guests, self._cpus)
 
     def _burn(self) -> None:
         role = self.spec.location

@@ -24,7 +24,7 @@ LoadType = Literal["none", "cpu", "network"]
 MAX_CPU_SHARE = 0.9
 MAX_RATE_PPS = 1_000_000
 _PORT = 47_000
-_START_S = 20.0
+_START_S = 120.0
 _POLL_S = 0.005
 
 
@@ -135,6 +135,7 @@ class Loadable(Protocol):
 class Load(Protocol):
     """A running background load; leaving its `with` block ends it."""
 
+    spec: LoadSpec
     report: LoadReport | None
 
     def check(self) -> None:
@@ -144,9 +145,15 @@ class Load(Protocol):
             PlanewiseError: a part of it ended.
         """
 
+    def work(self) -> Work:
+        """What it has done so far: mark it before a trial, and ask `shortfall` after it."""
+
+    def shortfall(self, since: Work) -> tuple[str, ...]:
+        """Whether it did much less than it should since then; empty when it kept up."""
+
     def __enter__(self) -> Load: ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, kind: object, /, *_: object) -> None: ...
 
 
 class BackgroundLoad:
@@ -213,11 +220,11 @@ class BackgroundLoad:
                 )
 
     def work(self) -> Work:
-        """What it has done so far: mark it before a trial, and ask `shortfall` after it."""
+        """See `Load.work`."""
         return Work(time.monotonic(), self._done())
 
     def shortfall(self, since: Work) -> tuple[str, ...]:
-        """Whether it did much less than it should since then; empty when it kept up."""
+        """See `Load.shortfall`."""
         return shortfall(self.spec, since, self.work(), len(self._workers), self._cpus)
 
     def _done(self) -> float:

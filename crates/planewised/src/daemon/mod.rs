@@ -1,4 +1,15 @@
-//! What the allocating daemon needs that is not pure; so far its configuration and its journal.
+//! The allocating daemon: observes guests and VFs, lets pw-alloc decide, performs its plans. Its core
+//! is one synchronous thread; its face (API, metrics, page) is another.
 
 pub mod config;
+pub mod core;
+pub mod failpoint;
+pub mod guests;
 pub mod journal;
+pub mod net;
+pub mod pool;
+pub mod request;
+pub mod run;
+pub mod simulated;
+pub mod status;
+pub mod wishes;

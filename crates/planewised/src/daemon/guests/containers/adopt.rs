@@ -1,0 +1,275 @@
+//! How a namespace becomes a guest, and stops being one: its veth is made a member of a bond that has
+//! its name, addresses and routes. May be interrupted anywhere and begun again.
+
+use std::path::Path;
+
+use pw_alloc::model::{GuestId, PfId, VfId};
+use pw_linux::error::{Error, Result};
+use pw_linux::netns::Netns;
+use pw_sriov::link::Change;
+
+use super::record::{self, Record};
+use super::{Spec, inode, pfs_of};
+use crate::daemon::failpoint;
+use crate::daemon::net::{Link, Net};
+use crate::daemon::pool::PoolView;
+
+/// What the veth is called in a guest while it is in the bond.
+pub const VETH_NAME: &str = "pw-veth";
+/// What the bond is called before it takes over the veth's name.
+const BOND_NAME: &str = "pw-bond";
+
+/// A guest whose paths are joined by our bond.
+#[derive(Debug)]
+pub struct Adopted {
+    /// Its namespace.
+    pub netns: Netns,
+    /// That namespace's inode.
+    pub inode: u64,
+    /// A socket in it.
+    pub net: Net,
+    /// What it was before.
+    pub record: Record,
+    /// The bond's index in the guest.
+    pub bond: u32,
+    /// The veth's index in the guest.
+    pub veth: u32,
+    /// The veth's index on the host.
+    pub port: u32,
+    /// The bridge that the host's end is a port of.
+    pub bridge: Option<String>,
+    /// The PFs that are ports of the same bridge: only their VFs lead to the same network.
+    pub pfs: Vec<PfId>,
+    /// The VF that it sends by, and that one's index in the guest.
+    pub on_vf: Option<(VfId, u32)>,
+}
+
+/// Makes a namespace a guest, or sees that it is one. `dry_run`: looks whether it could be one.
+pub fn adopt(
+    id: &GuestId,
+    spec: &Spec,
+    records: &Path,
+    home: &mut Net,
+    pool: &PoolView,
+    dry_run: bool,
+) -> Result<Adopted> {
+    let inode = inode(&spec.netns)
+        .ok_or_else(|| Error::failed(format!("there is no namespace {}", spec.netns), ""))?;
+    let mut net = Net::at(&spec.netns)?;
+    let known = record::read(records, id)?
+        .filter(|record| record.inode == inode && record.boot == record::boot());
+    let record = match known {
+        Some(record) => record,
+        None => before(id, spec, inode, &mut net)?,
+    };
+    let port = home.indexed(record.port)?.ok_or_else(|| {
+        Error::failed(
+            "the other end of its veth is not in the host's namespace",
+            "the daemon must run where the bridge is",
+        )
+    })?;
+    let bridge = match port.master {
+        Some(master) => home.indexed(master)?.map(|link| link.name),
+        None => None,
+    };
+    let pfs: Vec<PfId> = pfs_of(pool, bridge.as_deref()).map(|(name, _)| name.clone()).collect();
+    if pfs.is_empty() {
+        let of = bridge.as_deref().unwrap_or("none");
+        return Err(Error::failed(
+            format!("no PF of the pool is a port of its bridge ({of}): a VF would lead elsewhere"),
+            "join the PF to the bridge: ip link set PF master BRIDGE",
+        ));
+    }
+    let (bond, veth) = if dry_run {
+        let links = net.all()?;
+        let veth = find_veth(&links, &record)?;
+        let bond = find_bond(&links, &record).map_or(veth.index, |bond| bond.index);
+        (bond, veth.index)
+    } else {
+        record::write(records, &record)?;
+        join(&mut net, &record)?
+    };
+    let adopted = Adopted {
+        netns: spec.netns.clone(),
+        inode,
+        net,
+        bond,
+        veth,
+        port: port.index,
+        bridge,
+        pfs,
+        on_vf: None,
+        record,
+    };
+    if !dry_run {
+        settle(&adopted, home, pool)?;
+    }
+    Ok(adopted)
+}
+
+/// What the guest is before it is managed.
+fn before(id: &GuestId, spec: &Spec, inode: u64, net: &mut Net) -> Result<Record> {
+    let links = net.all()?;
+    let veths = || links.iter().filter(|link| link.kind.as_deref() == Some("veth"));
+    let link = match &spec.interface {
+        Some(name) => links.iter().find(|link| link.name == *name).ok_or_else(|| {
+            Error::failed(format!("it has no interface {name}"), "name the one that it has")
+        })?,
+        None => match veths().collect::<Vec<_>>()[..] {
+            [only] => only,
+            [] => {
+                return Err(Error::failed(
+                    "it has no veth to the host's bridge",
+                    "make one before it is managed: ip link add … type veth peer …",
+                ));
+            }
+            _ => {
+                return Err(Error::failed(
+                    "it has several veths, and nobody says which leads to the bridge",
+                    "name it: interface = \"eth0\", or the label planewise.interface",
+                ));
+            }
+        },
+    };
+    let (Some("veth"), Some(port), Some(mac)) = (link.kind.as_deref(), link.peer, link.mac) else {
+        let kind = link.kind.as_deref().unwrap_or("a device");
+        return Err(Error::failed(
+            format!("its interface {} is no veth but {kind}", link.name),
+            "only an end of a veth pair can be joined with a VF",
+        ));
+    };
+    if link.master.is_some() {
+        return Err(Error::failed(
+            format!("its interface {} is a member of a bond or bridge already", link.name),
+            "take it out: somebody else cares for it",
+        ));
+    }
+    Ok(Record {
+        guest: id.clone(),
+        netns: spec.netns.to_string(),
+        inode,
+        boot: record::boot(),
+        interface: link.name.clone(),
+        mac,
+        mtu_bytes: link.mtu_bytes,
+        up: link.up,
+        addresses: net.addresses(&link.name)?,
+        routes: net.routes(link.index)?,
+        port,
+    })
+}
+
+fn find_bond<'a>(links: &'a [Link], record: &Record) -> Option<&'a Link> {
+    let ours = |name: &str| {
+        links.iter().find(|link| link.name == name && link.kind.as_deref() == Some("bond"))
+    };
+    ours(BOND_NAME).or_else(|| ours(&record.interface))
+}
+
+fn find_veth<'a>(links: &'a [Link], record: &Record) -> Result<&'a Link> {
+    links
+        .iter()
+        .find(|link| link.peer == Some(record.port) && link.kind.as_deref() == Some("veth"))
+        .ok_or_else(|| Error::failed(format!("its veth {} is gone", record.interface), ""))
+}
+
+/// The bond stands, the veth is in it, and it has what the veth had. Returns both indices.
+fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
+    let links = net.all()?;
+    let veth = find_veth(&links, record)?.clone();
+    let bond = match find_bond(&links, record) {
+        Some(bond) => bond.clone(),
+        None => {
+            net.make_bond(BOND_NAME)?;
+            net.named(BOND_NAME)?.ok_or_else(|| Error::failed("the bond is gone at once", ""))?
+        }
+    };
+    failpoint::reached(|| "adopt/bond".to_owned());
+    if veth.master != Some(bond.index) {
+        net.change(&veth, &Change::Up(false))?;
+        for address in &record.addresses {
+            net.change(&veth, &Change::DeleteAddress(address.parse()?))?;
+        }
+        if veth.name != VETH_NAME {
+            net.change(&veth, &Change::Name(VETH_NAME.into()))?;
+        }
+        net.enslave(&veth, Some(bond.index))?;
+        failpoint::reached(|| "adopt/veth".to_owned());
+    }
+    let mut bond = net.indexed(bond.index)?.unwrap_or(bond);
+    if bond.name != record.interface {
+        net.change(&bond, &Change::Name(record.interface.clone()))?;
+        bond.name.clone_from(&record.interface);
+    }
+    if bond.mtu_bytes != record.mtu_bytes {
+        net.change(&bond, &Change::MtuBytes(record.mtu_bytes))?;
+    }
+    if record.up && !bond.up {
+        net.change(&bond, &Change::Up(true))?;
+    }
+    let has = net.addresses(&record.interface)?;
+    let fresh = has.is_empty();
+    for address in record.addresses.iter().filter(|address| fresh && !has.contains(address)) {
+        net.change(&bond, &Change::AddAddress(address.parse()?))?;
+    }
+    // What the guest has changed since is the guest's affair.
+    for route in record.routes.iter().filter(|_| fresh) {
+        net.add_route(bond.index, route)?;
+    }
+    // Left on by a kill in the middle of a switch.
+    net.hear_all(&bond, false)?;
+    Ok((bond.index, veth.index))
+}
+
+/// The NICs take in what is for the guest while it is on its paravirtual path: guests on VFs reach it
+/// by them.
+fn settle(adopted: &Adopted, home: &mut Net, pool: &PoolView) -> Result<()> {
+    let mac = adopted.record.mac;
+    let on_vf = pool.vfs.values().any(|vf| vf.mac == mac);
+    for (_, pf) in pfs_of(pool, adopted.bridge.as_deref()) {
+        if !on_vf {
+            home.nic_takes(mac, pf.index, true)?;
+        }
+    }
+    Ok(())
+}
+
+/// The guest gets back what it had before it was managed.
+pub fn give_back(adopted: &mut Adopted, home: &mut Net) -> Result<()> {
+    let record = adopted.record.clone();
+    let net = &mut adopted.net;
+    let links = net.all()?;
+    let veth = find_veth(&links, &record)?.clone();
+    if let Some(bond) = find_bond(&links, &record) {
+        net.change(bond, &Change::Up(false))?;
+        if veth.master.is_some() {
+            net.enslave(&veth, None)?;
+        }
+        net.remove(bond)?;
+    }
+    net.change(&veth, &Change::Up(false))?;
+    if veth.mac != Some(record.mac) {
+        net.change(&veth, &Change::Mac(pw_sriov::mac::Mac(record.mac.0)))?;
+    }
+    if veth.name != record.interface {
+        net.change(&veth, &Change::Name(record.interface.clone()))?;
+    }
+    if veth.mtu_bytes != record.mtu_bytes {
+        net.change(&veth, &Change::MtuBytes(record.mtu_bytes))?;
+    }
+    if record.up {
+        net.change(&veth, &Change::Up(true))?;
+    }
+    for address in &record.addresses {
+        net.change(&veth, &Change::AddAddress(address.parse()?))?;
+    }
+    for route in &record.routes {
+        net.add_route(veth.index, route)?;
+    }
+    for entry in home.forwards()? {
+        if entry.mac == record.mac && entry.own {
+            home.nic_takes(record.mac, entry.index, false)?;
+        }
+    }
+    Ok(())
+}

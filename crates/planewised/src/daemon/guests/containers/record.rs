@@ -1,0 +1,180 @@
+//! What a guest was before it was managed, on the disk. Knows nothing of how it is given back.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use pw_alloc::model::{GuestId, Mac};
+use pw_linux::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::net::Route;
+
+/// A guest before it was managed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name.
+    pub guest: GuestId,
+    /// Its namespace, as it is named.
+    pub netns: String,
+    /// The namespace's inode: another one is another guest.
+    pub inode: u64,
+    /// The boot that it was in.
+    pub boot: String,
+    /// Its interface.
+    pub interface: String,
+    /// That interface's address.
+    pub mac: Mac,
+    /// Its MTU [bytes].
+    pub mtu_bytes: u32,
+    /// Was it up?
+    pub up: bool,
+    /// Its addresses, as 198.18.0.1/24.
+    pub addresses: Vec<String>,
+    /// The routes by it.
+    pub routes: Vec<Route>,
+    /// The PFs that were told its address, and the host's end of its veth.
+    pub port: u32,
+}
+
+/// This boot.
+pub fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// Where a guest's record is.
+pub fn path(directory: &Path, guest: &GuestId) -> PathBuf {
+    // A name may hold anything; what is no plain character is written as its bytes.
+    let mut name = String::new();
+    for byte in guest.as_str().bytes() {
+        if byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_' {
+            name.push(char::from(byte));
+        } else {
+            name.push_str(&format!("%{byte:02x}"));
+        }
+    }
+    directory.join(format!("{name}.json"))
+}
+
+fn failed(what: &str, path: &Path, error: &dyn std::fmt::Display) -> Error {
+    Error::failed(
+        format!("cannot {what} {}: {error}", path.display()),
+        "without it, what a guest was before could not be given back: make space, or remove it",
+    )
+}
+
+/// A guest's record; none: it is not managed.
+///
+/// # Errors
+/// There is one, and it cannot be read.
+pub fn read(directory: &Path, guest: &GuestId) -> Result<Option<Record>> {
+    let path = path(directory, guest);
+    match fs::read(&path) {
+        Ok(text) => {
+            serde_json::from_slice(&text).map(Some).map_err(|error| failed("read", &path, &error))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed("read", &path, &error)),
+    }
+}
+
+/// All records of this boot; older ones are removed: nothing is as it was.
+///
+/// # Errors
+/// One cannot be read.
+pub fn all(directory: &Path) -> Result<Vec<Record>> {
+    let mut found = Vec::new();
+    let boot = boot();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let text = fs::read(&path).map_err(|error| failed("read", &path, &error))?;
+        let record: Record =
+            serde_json::from_slice(&text).map_err(|error| failed("read", &path, &error))?;
+        if record.boot == boot {
+            found.push(record);
+        } else {
+            let _ = fs::remove_file(&path);
+        }
+    }
+    Ok(found)
+}
+
+/// Writes a record; when this returns it is on the disk.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write(directory: &Path, record: &Record) -> Result<()> {
+    let path = path(directory, &record.guest);
+    let next = path.with_extension("new");
+    let written = (|| {
+        fs::create_dir_all(directory)?;
+        let mut file = fs::File::create(&next)?;
+        file.write_all(&serde_json::to_vec(record).unwrap_or_default())?;
+        file.sync_all()?;
+        fs::rename(&next, &path)?;
+        fs::File::open(directory)?.sync_all()
+    })();
+    written.map_err(|error: std::io::Error| failed("write", &path, &error))
+}
+
+/// Removes a guest's record.
+///
+/// # Errors
+/// It cannot be removed.
+pub fn remove(directory: &Path, guest: &GuestId) -> Result<()> {
+    let path = path(directory, guest);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(failed("remove", &path, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(name: &str) -> Record {
+        Record {
+            guest: name.into(),
+            netns: "web".into(),
+            inode: 7,
+            boot: boot(),
+            interface: "eth0".into(),
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            mtu_bytes: 1500,
+            up: true,
+            addresses: vec!["198.18.0.1/24".into()],
+            routes: Vec::new(),
+            port: 4,
+        }
+    }
+
+    #[test]
+    fn a_record_of_any_name_is_read_again_and_stays_in_its_directory() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for name in ["web", "../x", "a/b", "ä b", ""] {
+            let record = record(name);
+            write(directory.path(), &record).expect("written");
+            assert_eq!(read(directory.path(), &record.guest).expect("read"), Some(record.clone()));
+            assert_eq!(path(directory.path(), &record.guest).parent(), Some(directory.path()));
+        }
+        assert_eq!(all(directory.path()).expect("read").len(), 5);
+        remove(directory.path(), &"web".into()).expect("removed");
+        remove(directory.path(), &"web".into()).expect("again");
+        assert_eq!(read(directory.path(), &"web".into()).expect("read"), None);
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_boot_is_dropped() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let old = Record { boot: "another".into(), ..record("web") };
+        write(directory.path(), &old).expect("written");
+        assert_eq!(all(directory.path()).expect("read"), []);
+        assert!(!path(directory.path(), &old.guest).exists());
+    }
+}

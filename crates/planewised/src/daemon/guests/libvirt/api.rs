@@ -1,0 +1,131 @@
+//! What is needed of libvirt, as a trait: the real one, or a simulated one. Knows nothing of VFs.
+
+use std::time::{Duration, Instant};
+
+/// A domain's identity, as libvirt keeps it for good.
+pub type Uuid = [u8; 16];
+
+/// A domain that runs.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Domain {
+    /// Its identity.
+    pub uuid: Uuid,
+    /// Its name.
+    pub name: String,
+    /// Its number since libvirt started it.
+    pub id: i32,
+}
+
+/// Something happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A domain started, stopped, changed its devices or its metadata.
+    Changed(Uuid),
+    /// A device has left a domain.
+    DeviceRemoved {
+        /// Which domain.
+        uuid: Uuid,
+        /// The device's alias.
+        alias: String,
+    },
+    /// A guest said that it keeps a device.
+    RemovalFailed {
+        /// Which domain.
+        uuid: Uuid,
+        /// The device's alias.
+        alias: String,
+    },
+    /// The connection was made: whatever happened before it is unknown.
+    Connected,
+    /// The connection is lost.
+    Lost,
+}
+
+/// Why libvirt did not do something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Why {
+    /// There is no libvirt, or its connection broke.
+    Gone,
+    /// It did not answer in time.
+    Late,
+    /// There is no such domain, or it does not run.
+    NoDomain,
+    /// The domain has no such device.
+    NoDevice,
+    /// The guest has been asked before and has not answered yet, or said that it is busy.
+    Unplugging,
+    /// Anything else.
+    Refused,
+}
+
+/// Libvirt's refusal, or its absence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The kind.
+    pub why: Why,
+    /// In libvirt's words.
+    pub words: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.words)
+    }
+}
+
+impl Refusal {
+    /// A refusal of that kind.
+    pub fn new(why: Why, words: impl Into<String>) -> Self {
+        Self { why, words: words.into() }
+    }
+}
+
+/// Libvirt's answer.
+pub type Answer<T> = Result<T, Refusal>;
+
+/// A libvirt. A connection that is lost is made again by the next call.
+pub trait Libvirt: Send + Sync {
+    /// The domains that run.
+    ///
+    /// # Errors
+    /// As all of them: libvirt is gone, late, or refuses.
+    fn domains(&self, deadline: Instant) -> Answer<Vec<Domain>>;
+
+    /// The live XML of each of these domains, in their order.
+    ///
+    /// # Errors
+    /// Libvirt is gone or late; a domain that went away has an error of its own.
+    fn xml(&self, domains: &[Domain], deadline: Instant) -> Answer<Vec<Answer<String>>>;
+
+    /// Plugs a device into a running domain.
+    ///
+    /// # Errors
+    /// See `domains`.
+    fn attach(&self, domain: &Domain, device: &str, deadline: Instant) -> Answer<()>;
+
+    /// Asks a running domain's guest to release the device of this alias. The guest may take its time:
+    /// the device is gone when the live XML no longer has it.
+    ///
+    /// # Errors
+    /// See `domains`.
+    fn detach(&self, domain: &Domain, alias: &str, deadline: Instant) -> Answer<()>;
+
+    /// Asks the agent in a guest. Whatever it says is the guest's word.
+    ///
+    /// # Errors
+    /// See `domains`; there is no agent, or it does not answer.
+    fn agent(&self, domain: &Domain, command: &str, deadline: Instant) -> Answer<String>;
+
+    /// Waits until something has happened or the time is over; all that has happened since the last
+    /// call, in order. Only one thread asks.
+    fn events(&self, wait: Duration) -> Vec<Event>;
+
+    /// Is this a host of a libvirt, which may be away at the moment?
+    fn installed(&self) -> bool;
+
+    /// Makes the connection if there is none.
+    ///
+    /// # Errors
+    /// There is no libvirt.
+    fn connect(&self) -> Answer<()>;
+}

@@ -1,0 +1,181 @@
+//! The host's side of a machine's network, as a trait: Linux, or a made-up one. Knows no libvirt.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pw_alloc::model::{Mac, PfId, VfId};
+use pw_alloc::signal::Counters;
+use pw_alloc::step::Path;
+use pw_linux::error::{Error, Result};
+use pw_sriov::address::PciAddress;
+use pw_sriov::apply::apply;
+use pw_sriov::driver::VFIO;
+use pw_sriov::kernel::{Kernel as _, Linux as Kernel};
+use pw_sriov::link::{Links, Setting};
+use pw_sriov::plan;
+
+use crate::daemon::net::{Link, Net};
+use crate::daemon::pool::PoolView;
+
+/// A tap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tap {
+    /// Its interface's index.
+    pub index: u32,
+    /// It is up, and the machine has opened it.
+    pub works: bool,
+    /// The bridge that it is a port of.
+    pub bridge: Option<u32>,
+    /// What the host has counted.
+    pub counters: Counters,
+}
+
+/// The host's side.
+pub trait Host: Send {
+    /// All interfaces that may be taps, by name.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    fn taps(&mut self) -> Result<BTreeMap<String, Tap>>;
+
+    /// Has the guest's driver taken the VF into use? None when the host cannot tell.
+    fn in_use(&self, vf: PciAddress) -> Option<bool>;
+
+    /// Gives the VF to the driver by which a machine can have it.
+    ///
+    /// # Errors
+    /// The driver is not there, or the kernel refuses.
+    fn prepare(&mut self, vf: PciAddress) -> Result<()>;
+
+    /// The VF, which the guest does not drive any more, takes in nothing from now on.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn silence(&mut self, vf: &VfId, pool: &PoolView) -> Result<()>;
+
+    /// Lets the host's bridge and the PFs send frames for `mac`, whose tap is this, by that path.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn direct(&mut self, mac: Mac, tap: &Tap, path: &Path, pool: &PoolView) -> Result<()>;
+
+    /// By which path the bridges send frames for these addresses; those that no entry names are left
+    /// out.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    fn directed(&mut self, pool: &PoolView) -> Result<BTreeMap<Mac, PfId>>;
+}
+
+/// Linux.
+#[derive(Debug)]
+pub struct Linux {
+    net: Net,
+    sysfs: PathBuf,
+}
+
+impl Linux {
+    /// This machine, in the calling thread's namespace.
+    ///
+    /// # Errors
+    /// The kernel gives no socket.
+    pub fn here() -> Result<Self> {
+        Ok(Self { net: Net::here()?, sysfs: "/sys".into() })
+    }
+}
+
+impl Host for Linux {
+    fn taps(&mut self) -> Result<BTreeMap<String, Tap>> {
+        let tap = |link: Link| {
+            let tap = Tap {
+                index: link.index,
+                works: link.up && link.carrier,
+                bridge: link.master,
+                counters: link.counters,
+            };
+            (link.name, tap)
+        };
+        // A tap has no device of its own.
+        Ok(self.net.all()?.into_iter().filter(|link| link.device.is_none()).map(tap).collect())
+    }
+
+    fn in_use(&self, vf: PciAddress) -> Option<bool> {
+        // A guest's driver that sets the device up asks for its interrupts, one by one; QEMU asks the
+        // host for as many, and for a single one when the driver has only switched them on.
+        let device = self.sysfs.join("bus/pci/devices").join(vf.to_string());
+        let driver = std::fs::read_link(device.join("driver")).ok()?;
+        if driver.file_name()? != "vfio-pci" {
+            return Some(false);
+        }
+        let interrupts = std::fs::read_dir(device.join("msi_irqs")).map_or(0, Iterator::count);
+        Some(interrupts > 1)
+    }
+
+    fn prepare(&mut self, vf: PciAddress) -> Result<()> {
+        let mut kernel = Kernel::new(&self.sysfs);
+        if kernel.tree().link(vf, "driver").as_deref() == Some(VFIO) {
+            return Ok(());
+        }
+        if !kernel.tree().has_driver(VFIO) {
+            return Err(Error::failed(
+                format!("the driver {VFIO} is not loaded, and a machine needs it"),
+                "load it: modprobe vfio-pci",
+            ));
+        }
+        let file = |name: &str| format!("bus/pci/devices/{vf}/{name}");
+        let write = |file: String, value: String| plan::Step::Write { file, value };
+        let mut plan = plan::Plan::new();
+        if kernel.tree().link(vf, "driver").is_some() {
+            plan.push(write(file("driver/unbind"), vf.to_string()));
+        }
+        plan.push(write(file("driver_override"), VFIO.to_owned()));
+        plan.push(write("bus/pci/drivers_probe".to_owned(), vf.to_string()));
+        apply(&mut kernel, &plan, &[])
+    }
+
+    fn silence(&mut self, vf: &VfId, pool: &PoolView) -> Result<()> {
+        let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
+        let none = Setting::Mac(pw_sriov::mac::Mac::NONE);
+        let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), none)?;
+        answer.map_err(|code| {
+            let why = pw_sriov::kernel::explain(code);
+            Error::failed(format!("cannot clear the address of {vf}: {why}"), "")
+        })
+    }
+
+    fn direct(&mut self, mac: Mac, tap: &Tap, path: &Path, pool: &PoolView) -> Result<()> {
+        for (name, pf) in &pool.pfs {
+            let here = matches!(path, Path::Vf(VfId { pf, .. }) if pf == name);
+            let beside = pf.bridge.is_some() && bridge_of(&mut self.net, pf.index)? == tap.bridge;
+            if here {
+                // Both would take the frames in.
+                self.net.nic_takes(mac, pf.index, false)?;
+                if beside {
+                    self.net.bridge_sends(mac, pf.index, true)?;
+                }
+            } else if beside {
+                // What other VFs of this PF send it comes to the bridge.
+                self.net.nic_takes(mac, pf.index, true)?;
+            }
+        }
+        if *path == Path::Paravirtual && tap.bridge.is_some() {
+            self.net.bridge_sends(mac, tap.index, false)?;
+        }
+        Ok(())
+    }
+
+    fn directed(&mut self, pool: &PoolView) -> Result<BTreeMap<Mac, PfId>> {
+        let by_index: BTreeMap<u32, &PfId> =
+            pool.pfs.iter().map(|(name, pf)| (pf.index, name)).collect();
+        let entries = self.net.forwards()?;
+        Ok(entries
+            .into_iter()
+            .filter(|entry| !entry.own && !entry.permanent)
+            .filter_map(|entry| Some((entry.mac, (*by_index.get(&entry.index)?).clone())))
+            .collect())
+    }
+}
+
+fn bridge_of(net: &mut Net, index: u32) -> Result<Option<u32>> {
+    Ok(net.indexed(index)?.and_then(|link| link.master))
+}

@@ -1,0 +1,452 @@
+//! A made-up libvirt on a made-up host: domains with live XML, guests that behave and guests that do
+//! not, a NIC whose VFs are handed round, and a libvirtd that can go away. For tests.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use pw_alloc::execute::Failure;
+use pw_alloc::model::{Mac, PfId, VfId};
+use pw_alloc::signal::{Counters, Reading};
+use pw_alloc::step::{Path, Step};
+use pw_linux::error::Result;
+use pw_sriov::address::PciAddress;
+
+use super::api::{Answer, Domain, Event, Libvirt, Refusal, Uuid, Why};
+use super::domain::NAMESPACE;
+use super::host::{Host, Tap};
+use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
+
+/// What a guest does when it is asked to release a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// It does, after so many looks at its XML.
+    Releases(u32),
+    /// It never does, and says nothing.
+    Silent,
+    /// It says that it does not.
+    Refuses,
+}
+
+/// A machine.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    pub name: String,
+    pub mac: Mac,
+    pub marked: bool,
+    pub runs: bool,
+    pub tap_works: bool,
+    pub manner: Manner,
+    /// It brings a VF up after so many looks; none: never.
+    pub drives_after: Option<u32>,
+    pub vfs: Vec<Attached>,
+    /// What its agent says that it counts; none: there is no agent.
+    pub word: Option<u64>,
+    pub tap_packets: u64,
+}
+
+/// A VF in a machine.
+#[derive(Debug, Clone)]
+pub struct Attached {
+    pub address: PciAddress,
+    alias: String,
+    looks: u32,
+    /// Asked to release it, and looked at so often since.
+    asked: Option<u32>,
+}
+
+/// Everything.
+#[derive(Debug, Clone, Default)]
+pub struct World {
+    pub machines: BTreeMap<Uuid, Machine>,
+    pub vfs: BTreeMap<VfId, PoolVf>,
+    /// Whoever the bridge sends a machine's frames to.
+    pub directed: BTreeMap<Mac, PfId>,
+    /// There is a libvirtd, though it may not run.
+    pub installed: bool,
+    /// libvirtd runs.
+    pub there: bool,
+    /// It comes back at the next call but so many.
+    pub back_after: Option<u32>,
+    connected: bool,
+    events: VecDeque<Event>,
+    /// Calls after which the daemon is dead.
+    pub calls_left: Option<u32>,
+    /// Attempts to release what was asked before.
+    pub asked_again: u32,
+    /// Attachments of VFs that somebody has: none may happen.
+    pub given_twice: u32,
+}
+
+/// The world, shared by what plays libvirt, the host and the pool.
+#[derive(Debug, Clone, Default)]
+pub struct Simulated {
+    world: Arc<Mutex<World>>,
+}
+
+/// Machine number `n`'s identity.
+pub fn uuid(n: u16) -> Uuid {
+    let mut uuid = [7; 16];
+    uuid[..2].copy_from_slice(&n.to_be_bytes());
+    uuid
+}
+
+/// Machine number `n`'s address.
+pub fn mac(n: u16) -> Mac {
+    let [high, low] = n.to_be_bytes();
+    Mac([0x52, 0x54, 0, 0, high, low])
+}
+
+/// The VF `pf0/index`.
+pub fn vf(index: u16) -> VfId {
+    VfId::new("pf0", index)
+}
+
+fn address(index: u16) -> PciAddress {
+    let first: PciAddress = "0000:01:10.0".parse().expect("an address");
+    first.plus(u32::from(index)).expect("another one")
+}
+
+impl Simulated {
+    /// So many machines that run and are marked, called `m0`, `m1`, …, and so many VFs.
+    pub fn with(machines: u16, vfs: u16) -> Self {
+        let mut world = World { installed: true, there: true, ..World::default() };
+        for n in 0..machines {
+            world.machines.insert(uuid(n), machine(n));
+        }
+        for index in 0..vfs {
+            let pooled = PoolVf {
+                address: address(index),
+                mac: Mac::ZERO,
+                driver: Some("igbvf".into()),
+                at_home: true,
+                counters: Reading::Unsupported,
+            };
+            world.vfs.insert(vf(index), pooled);
+        }
+        Self { world: Arc::new(Mutex::new(world)) }
+    }
+
+    /// What is.
+    pub fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().expect("no test panics with it")
+    }
+
+    /// Machine number `n`.
+    pub fn change(&self, n: u16, change: impl FnOnce(&mut Machine)) {
+        let mut world = self.world();
+        change(world.machines.get_mut(&uuid(n)).expect("a machine"));
+        world.events.push_back(Event::Changed(uuid(n)));
+    }
+
+    /// Machine number `n` ends, as if its power were cut; libvirt gives back what it held.
+    pub fn destroy(&self, n: u16) {
+        self.change(n, |machine| {
+            machine.runs = false;
+            machine.vfs.clear();
+        });
+    }
+
+    /// libvirtd ends and, if so, is back after so many calls.
+    pub fn restart_libvirtd(&self, back_after: Option<u32>) {
+        let mut world = self.world();
+        world.there = false;
+        world.connected = false;
+        world.back_after = back_after;
+        world.events.clear();
+        world.events.push_back(Event::Lost);
+    }
+
+    fn call(&self) -> Answer<MutexGuard<'_, World>> {
+        let mut world = self.world();
+        if let Some(left) = world.calls_left.as_mut() {
+            match left.checked_sub(1) {
+                Some(less) => *left = less,
+                None => return Err(Refusal::new(Why::Refused, "the daemon is dead")),
+            }
+        }
+        if !world.there {
+            match world.back_after.map(|left| left.checked_sub(1)) {
+                Some(Some(left)) => world.back_after = Some(left),
+                Some(None) => {
+                    world.there = true;
+                    world.back_after = None;
+                }
+                None => {}
+            }
+        }
+        if !world.there {
+            return Err(Refusal::new(Why::Gone, "libvirt does not answer"));
+        }
+        if !world.connected {
+            world.connected = true;
+            world.events.push_back(Event::Connected);
+        }
+        Ok(world)
+    }
+}
+
+/// A machine that behaves.
+pub fn machine(n: u16) -> Machine {
+    Machine {
+        name: format!("m{n}"),
+        mac: mac(n),
+        marked: true,
+        runs: true,
+        tap_works: true,
+        manner: Manner::Releases(0),
+        drives_after: Some(1),
+        vfs: Vec::new(),
+        word: None,
+        tap_packets: 0,
+    }
+}
+
+impl Machine {
+    fn xml(&self) -> String {
+        let mark = if self.marked {
+            format!("<metadata><p:managed xmlns:p='{NAMESPACE}'/></metadata>")
+        } else {
+            String::new()
+        };
+        let mut devices = format!(
+            "<interface type='bridge'><mac address='{}'/><target dev='{}-tap'/>\
+             <model type='virtio'/><teaming type='persistent'/><alias name='ua-net'/></interface>",
+            self.mac, self.name
+        );
+        for vf in &self.vfs {
+            let text = vf.address.to_string();
+            let parts: Vec<&str> = text.split([':', '.']).collect();
+            let _ = write!(
+                devices,
+                "<hostdev type='pci'><source><address domain='0x{}' bus='0x{}' slot='0x{}' \
+                 function='0x{}'/></source><alias name='{}'/></hostdev>",
+                parts[0], parts[1], parts[2], parts[3], vf.alias
+            );
+        }
+        if self.word.is_some() {
+            devices +=
+                "<channel><target name='org.qemu.guest_agent.0' state='connected'/></channel>";
+        }
+        format!("<domain><name>{}</name>{mark}<devices>{devices}</devices></domain>", self.name)
+    }
+
+    /// The guest does what it is asked to; the aliases of what has left it.
+    fn look(&mut self) -> Vec<String> {
+        let manner = self.manner;
+        for vf in &mut self.vfs {
+            vf.looks += 1;
+            if let Some(looks) = vf.asked.as_mut() {
+                *looks += 1;
+            }
+        }
+        let Manner::Releases(after) = manner else { return Vec::new() };
+        let (left, stay) = std::mem::take(&mut self.vfs)
+            .into_iter()
+            .partition::<Vec<_>, _>(|vf| vf.asked.is_some_and(|looks| looks > after));
+        self.vfs = stay;
+        left.into_iter().map(|vf| vf.alias).collect()
+    }
+
+    /// Does it drive this VF?
+    pub fn drives(&self, address: PciAddress) -> bool {
+        let found = self.vfs.iter().find(|vf| vf.address == address);
+        found.is_some_and(|vf| self.drives_after.is_some_and(|after| vf.looks >= after))
+    }
+}
+
+impl Libvirt for Simulated {
+    fn domains(&self, _: Instant) -> Answer<Vec<Domain>> {
+        let world = self.call()?;
+        let running = world.machines.iter().filter(|(_, machine)| machine.runs);
+        Ok(running
+            .map(|(uuid, machine)| Domain { uuid: *uuid, name: machine.name.clone(), id: 1 })
+            .collect())
+    }
+
+    fn xml(&self, domains: &[Domain], _: Instant) -> Answer<Vec<Answer<String>>> {
+        let mut world = self.call()?;
+        let mut xml = |domain: &Domain| match world.machines.get_mut(&domain.uuid) {
+            Some(machine) if machine.runs => {
+                let left = machine.look();
+                let text = machine.xml();
+                let uuid = domain.uuid;
+                let events = left.into_iter().map(|alias| Event::DeviceRemoved { uuid, alias });
+                world.events.extend(events);
+                Ok(text)
+            }
+            _ => Err(Refusal::new(Why::NoDomain, "Domain not found")),
+        };
+        Ok(domains.iter().map(&mut xml).collect())
+    }
+
+    fn attach(&self, domain: &Domain, device: &str, _: Instant) -> Answer<()> {
+        let mut world = self.call()?;
+        let wrapped = format!("<domain><devices>{device}</devices></domain>");
+        let read = super::domain::read(&wrapped).map_err(|why| Refusal::new(Why::Refused, why))?;
+        let function = read.functions.into_iter().next().expect("a PCI function");
+        let held = |machine: &Machine| machine.vfs.iter().any(|vf| vf.address == function.address);
+        if world.machines.values().any(held) {
+            world.given_twice += 1;
+            return Err(Refusal::new(Why::Refused, "PCI device is in use by driver QEMU"));
+        }
+        match world.machines.get_mut(&domain.uuid).filter(|machine| machine.runs) {
+            None => Err(Refusal::new(Why::NoDomain, "Domain not found")),
+            Some(machine) => {
+                machine.vfs.push(Attached {
+                    address: function.address,
+                    alias: function.alias.expect("an alias"),
+                    looks: 0,
+                    asked: None,
+                });
+                world.events.push_back(Event::Changed(domain.uuid));
+                Ok(())
+            }
+        }
+    }
+
+    fn detach(&self, domain: &Domain, alias: &str, _: Instant) -> Answer<()> {
+        let mut world = self.call()?;
+        let Some(machine) = world.machines.get_mut(&domain.uuid).filter(|machine| machine.runs)
+        else {
+            return Err(Refusal::new(Why::NoDomain, "Domain not found"));
+        };
+        let manner = machine.manner;
+        let Some(vf) = machine.vfs.iter_mut().find(|vf| vf.alias == alias) else {
+            return Err(Refusal::new(Why::NoDevice, "no device found with that alias"));
+        };
+        if vf.asked.is_some() {
+            world.asked_again += 1;
+            return Err(Refusal::new(Why::Unplugging, "is already in the process of unplug"));
+        }
+        match manner {
+            Manner::Releases(_) | Manner::Silent => vf.asked = Some(0),
+            Manner::Refuses => {
+                let alias = alias.to_owned();
+                world.events.push_back(Event::RemovalFailed { uuid: domain.uuid, alias });
+                return Err(Refusal::new(Why::Unplugging, "rejected by the guest"));
+            }
+        }
+        Ok(())
+    }
+
+    fn agent(&self, domain: &Domain, _: &str, _: Instant) -> Answer<String> {
+        let world = self.call()?;
+        let machine = &world.machines[&domain.uuid];
+        let Some(word) = machine.word else {
+            return Err(Refusal::new(Why::Late, "QEMU guest agent is not connected"));
+        };
+        let interface = format!(
+            "{{\"hardware-address\":\"{}\",\"statistics\":{{\"rx-packets\":{word},\"rx-bytes\":{word},\
+             \"tx-packets\":0,\"tx-bytes\":0}}}}",
+            machine.mac
+        );
+        Ok(format!("{{\"return\":[{interface}]}}"))
+    }
+
+    fn events(&self, _: Duration) -> Vec<Event> {
+        self.world().events.drain(..).collect()
+    }
+
+    fn installed(&self) -> bool {
+        self.world().installed
+    }
+
+    fn connect(&self) -> Answer<()> {
+        self.call().map(drop)
+    }
+}
+
+impl Host for Simulated {
+    fn taps(&mut self) -> Result<BTreeMap<String, Tap>> {
+        let world = self.world();
+        let machines = world.machines.values().filter(|machine| machine.runs);
+        let tap = |(number, machine): (usize, &Machine)| {
+            let packets = machine.tap_packets;
+            let tap = Tap {
+                index: 100 + u32::try_from(number).expect("few"),
+                works: machine.tap_works,
+                bridge: Some(9),
+                counters: Counters {
+                    rx_packets: packets,
+                    rx_bytes: 64 * packets,
+                    ..Counters::default()
+                },
+            };
+            (format!("{}-tap", machine.name), tap)
+        };
+        Ok(machines.enumerate().map(tap).collect())
+    }
+
+    fn in_use(&self, vf: PciAddress) -> Option<bool> {
+        Some(self.world().machines.values().any(|machine| machine.drives(vf)))
+    }
+
+    fn prepare(&mut self, vf: PciAddress) -> Result<()> {
+        let mut world = self.world();
+        if let Some(vf) = world.vfs.values_mut().find(|one| one.address == vf) {
+            vf.driver = Some("vfio-pci".into());
+        }
+        Ok(())
+    }
+
+    fn silence(&mut self, vf: &VfId, _: &PoolView) -> Result<()> {
+        if let Some(vf) = self.world().vfs.get_mut(vf) {
+            vf.mac = Mac::ZERO;
+        }
+        Ok(())
+    }
+
+    fn direct(&mut self, mac: Mac, _: &Tap, path: &Path, _: &PoolView) -> Result<()> {
+        let mut world = self.world();
+        match path {
+            Path::Vf(vf) => drop(world.directed.insert(mac, vf.pf.clone())),
+            Path::Paravirtual => drop(world.directed.remove(&mac)),
+        }
+        Ok(())
+    }
+
+    fn directed(&mut self, _: &PoolView) -> Result<BTreeMap<Mac, PfId>> {
+        Ok(self.world().directed.clone())
+    }
+}
+
+impl Pool for Simulated {
+    fn read(&mut self) -> Result<PoolView> {
+        let world = self.world();
+        let mut vfs = world.vfs.clone();
+        for vf in vfs.values_mut() {
+            let held = |machine: &Machine| machine.vfs.iter().any(|one| one.address == vf.address);
+            vf.at_home = !world.machines.values().any(held);
+        }
+        let pf = PoolPf {
+            index: 3,
+            address: "0000:01:00.0".parse().expect("an address"),
+            numa: None,
+            link_up: true,
+            bridge: Some("br0".into()),
+        };
+        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs })
+    }
+
+    fn sample(&mut self, view: &mut PoolView) -> Result<()> {
+        *view = self.read()?;
+        Ok(())
+    }
+
+    fn perform(
+        &mut self,
+        step: &Step,
+        _: &PoolView,
+        _: Instant,
+    ) -> std::result::Result<(), Failure> {
+        let mut world = self.world();
+        match step {
+            Step::SetMac { vf, mac } => world.vfs.get_mut(vf).expect("a VF").mac = *mac,
+            Step::ClearMac { vf } => world.vfs.get_mut(vf).expect("a VF").mac = Mac::ZERO,
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,297 @@
+//! The real libvirt, by its socket. Calls are answered in any order and each is bounded by time; what
+//! happens comes in between.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::api::{Answer, Domain, Event, Libvirt, Refusal, Why};
+use super::packet::{self, ACTIVE, Kind, LIVE, QEMU, REMOTE, procedure};
+use super::xdr::{Reader, Writer};
+
+/// Where the sockets of libvirt's daemons are: that of QEMU's alone, that of all.
+pub const SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
+
+/// The first words with a daemon that is there take no longer.
+const HELLO: Duration = Duration::from_secs(10);
+/// Calls that may wait for their answers at a time; libvirt reads no more of one client at a time
+/// (`max_client_requests`), and would not see a detach behind many of them.
+const AT_A_TIME: usize = 4;
+
+type Reply = Result<Vec<u8>, Refusal>;
+
+/// Libvirt behind a socket.
+#[derive(Debug)]
+pub struct Socket {
+    paths: Vec<PathBuf>,
+    connection: Mutex<Option<Arc<Connection>>>,
+    happened: Sender<Event>,
+    happenings: Mutex<Receiver<Event>>,
+}
+
+impl Socket {
+    /// The libvirt at the first of these paths that answers. Connects later.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        let (happened, happenings) = channel();
+        Self { paths, connection: Mutex::new(None), happened, happenings: Mutex::new(happenings) }
+    }
+
+    fn connection(&self) -> Answer<Arc<Connection>> {
+        let mut held = lock(&self.connection);
+        if let Some(connection) = held.as_ref().filter(|connection| connection.works()) {
+            return Ok(Arc::clone(connection));
+        }
+        *held = None;
+        let mut last = Refusal::new(Why::Gone, "no socket of libvirt's is known");
+        for path in &self.paths {
+            match Connection::open(path, self.happened.clone()) {
+                Ok(connection) => {
+                    let _ = self.happened.send(Event::Connected);
+                    *held = Some(Arc::clone(&connection));
+                    return Ok(connection);
+                }
+                // What one socket says counts for more than that another is not there.
+                Err(refusal) if refusal.why != Why::Gone => last = refusal,
+                Err(refusal) if last.why == Why::Gone => last = refusal,
+                Err(_) => {}
+            }
+        }
+        Err(last)
+    }
+
+    fn ask(&self, number: i32, arguments: Writer, deadline: Instant) -> Reply {
+        self.connection()?.call(REMOTE, number, arguments, deadline)
+    }
+}
+
+impl Libvirt for Socket {
+    fn domains(&self, deadline: Instant) -> Answer<Vec<Domain>> {
+        let arguments = Writer::default().i32(1).u32(ACTIVE);
+        let body = self.ask(procedure::CONNECT_LIST_ALL_DOMAINS, arguments, deadline)?;
+        packet::domains(&body).ok_or_else(nonsense)
+    }
+
+    fn xml(&self, domains: &[Domain], deadline: Instant) -> Answer<Vec<Answer<String>>> {
+        let connection = self.connection()?;
+        let mut answers = Vec::with_capacity(domains.len());
+        let mut waiting = std::collections::VecDeque::new();
+        let mut rest = domains.iter();
+        loop {
+            while waiting.len() < AT_A_TIME {
+                let Some(domain) = rest.next() else { break };
+                let arguments = packet::domain(Writer::default(), domain).u32(0);
+                waiting.push_back(connection.start(
+                    REMOTE,
+                    procedure::DOMAIN_GET_XML_DESC,
+                    arguments,
+                )?);
+            }
+            let Some((serial, answer)) = waiting.pop_front() else { return Ok(answers) };
+            match connection.finish(serial, &answer, deadline) {
+                Ok(body) => {
+                    answers.push(Ok(Reader::new(&body).string().ok_or_else(nonsense)?));
+                }
+                Err(refusal) if matches!(refusal.why, Why::Gone | Why::Late) => {
+                    return Err(refusal);
+                }
+                Err(refusal) => answers.push(Err(refusal)),
+            }
+        }
+    }
+
+    fn attach(&self, domain: &Domain, device: &str, deadline: Instant) -> Answer<()> {
+        let arguments = packet::domain(Writer::default(), domain).string(device).u32(LIVE);
+        self.ask(procedure::DOMAIN_ATTACH_DEVICE_FLAGS, arguments, deadline).map(drop)
+    }
+
+    fn detach(&self, domain: &Domain, alias: &str, deadline: Instant) -> Answer<()> {
+        let arguments = packet::domain(Writer::default(), domain).string(alias).u32(LIVE);
+        self.ask(procedure::DOMAIN_DETACH_DEVICE_ALIAS, arguments, deadline).map(drop)
+    }
+
+    fn agent(&self, domain: &Domain, command: &str, deadline: Instant) -> Answer<String> {
+        // In whole seconds, and libvirt has to say that it was in vain before we give up.
+        let left_s = deadline.saturating_duration_since(Instant::now()).as_secs().saturating_sub(1);
+        let patience_s = i32::try_from(left_s).unwrap_or(i32::MAX).max(1);
+        let arguments =
+            packet::domain(Writer::default(), domain).string(command).i32(patience_s).u32(0);
+        let connection = self.connection()?;
+        let body =
+            connection.call(QEMU, procedure::QEMU_DOMAIN_AGENT_COMMAND, arguments, deadline)?;
+        Reader::new(&body).optional_string().flatten().ok_or_else(nonsense)
+    }
+
+    fn events(&self, wait: Duration) -> Vec<Event> {
+        let happenings = lock(&self.happenings);
+        let first = happenings.recv_timeout(wait).ok();
+        first.into_iter().chain(happenings.try_iter()).collect()
+    }
+
+    fn installed(&self) -> bool {
+        // Its sockets come and go with it, their directory stays while its machines run.
+        self.paths.iter().any(|path| path.parent().is_some_and(std::path::Path::is_dir))
+    }
+
+    fn connect(&self) -> Answer<()> {
+        self.connection().map(drop)
+    }
+}
+
+fn nonsense() -> Refusal {
+    Refusal::new(Why::Refused, "libvirt answered what cannot be read")
+}
+
+/// A panic in another thread leaves nothing half done here.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who waits for which answer; none once the connection is lost.
+type Waiting = Mutex<Option<BTreeMap<u32, Sender<Reply>>>>;
+
+#[derive(Debug)]
+struct Connection {
+    stream: UnixStream,
+    /// The next call's number, held while a packet is written.
+    serial: Mutex<u32>,
+    waiting: Arc<Waiting>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Ends the reading thread, too.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+impl Connection {
+    fn open(path: &std::path::Path, happened: Sender<Event>) -> Answer<Arc<Self>> {
+        let gone = |error: std::io::Error| {
+            Refusal::new(
+                Why::Gone,
+                format!("libvirt does not answer at {}: {error}", path.display()),
+            )
+        };
+        let stream = UnixStream::connect(path).map_err(gone)?;
+        stream.set_write_timeout(Some(HELLO)).map_err(gone)?;
+        let reading = stream.try_clone().map_err(gone)?;
+        let waiting: Arc<Waiting> = Arc::new(Mutex::new(Some(BTreeMap::new())));
+        let waiters = Arc::clone(&waiting);
+        std::thread::Builder::new()
+            .name("libvirt".into())
+            .spawn(move || {
+                read_all(reading, &waiters, &happened);
+                *lock(&waiters) = None;
+                let _ = happened.send(Event::Lost);
+            })
+            .map_err(gone)?;
+        let connection = Arc::new(Self { stream, serial: Mutex::new(0), waiting });
+        connection.introduce()?;
+        Ok(connection)
+    }
+
+    fn introduce(&self) -> Answer<()> {
+        let deadline = Instant::now() + HELLO;
+        let body = self.call(REMOTE, procedure::AUTH_LIST, Writer::default(), deadline)?;
+        if !packet::needs_no_authentication(&body).ok_or_else(nonsense)? {
+            return Err(Refusal::new(Why::Refused, "libvirt asks for a password: run as root"));
+        }
+        let open = Writer::default().optional_string(Some("qemu:///system")).u32(0);
+        self.call(REMOTE, procedure::CONNECT_OPEN, open, deadline)?;
+        for event in packet::EVENT_IDS {
+            // Of all domains.
+            let arguments = Writer::default().i32(event).u32(0);
+            let number = procedure::CONNECT_DOMAIN_EVENT_CALLBACK_REGISTER_ANY;
+            self.call(REMOTE, number, arguments, deadline)?;
+        }
+        Ok(())
+    }
+
+    fn works(&self) -> bool {
+        lock(&self.waiting).is_some()
+    }
+
+    fn call(&self, program: u32, number: i32, arguments: Writer, deadline: Instant) -> Reply {
+        let (serial, answer) = self.start(program, number, arguments)?;
+        self.finish(serial, &answer, deadline)
+    }
+
+    fn start(
+        &self,
+        program: u32,
+        number: i32,
+        arguments: Writer,
+    ) -> Answer<(u32, Receiver<Reply>)> {
+        let (sender, receiver) = channel();
+        let mut serial = lock(&self.serial);
+        *serial = serial.wrapping_add(1);
+        match lock(&self.waiting).as_mut() {
+            Some(waiting) => waiting.insert(*serial, sender),
+            None => return Err(lost()),
+        };
+        let packet = packet::call(program, number, *serial, arguments);
+        if (&self.stream).write_all(&packet).is_err() {
+            // Half a packet is the end of all that would follow.
+            let _ = self.stream.shutdown(Shutdown::Both);
+            return Err(lost());
+        }
+        Ok((*serial, receiver))
+    }
+
+    fn finish(&self, serial: u32, answer: &Receiver<Reply>, deadline: Instant) -> Reply {
+        let wait = deadline.saturating_duration_since(Instant::now());
+        match answer.recv_timeout(wait) {
+            Ok(reply) => reply,
+            Err(RecvTimeoutError::Disconnected) => Err(lost()),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(waiting) = lock(&self.waiting).as_mut() {
+                    waiting.remove(&serial);
+                }
+                Err(Refusal::new(Why::Late, "libvirt did not answer in time"))
+            }
+        }
+    }
+}
+
+fn lost() -> Refusal {
+    Refusal::new(Why::Gone, "the connection to libvirt was lost")
+}
+
+/// Reads until the connection ends or says what cannot be understood.
+fn read_all(mut stream: UnixStream, waiting: &Waiting, happened: &Sender<Event>) {
+    let mut packet = Vec::new();
+    loop {
+        let mut length = [0; 4];
+        if stream.read_exact(&mut length).is_err() {
+            return;
+        }
+        let Some(rest) = packet::rest_of(length) else { return };
+        packet.clear();
+        // By as much as comes: a length alone takes no memory.
+        match Read::by_ref(&mut stream).take(rest as u64).read_to_end(&mut packet) {
+            Ok(read) if read == rest => {}
+            _ => return,
+        }
+        let Some((header, body)) = packet::split(&packet) else { return };
+        match header.kind {
+            Kind::Reply { done } => {
+                let reply = if done { Ok(body.to_vec()) } else { Err(packet::refusal(body)) };
+                let waiter = lock(waiting).as_mut().and_then(|all| all.remove(&header.serial));
+                if let Some(waiter) = waiter {
+                    let _ = waiter.send(reply);
+                }
+            }
+            Kind::Event if header.program == REMOTE => {
+                if let Some(event) = packet::event(header.procedure, body) {
+                    let _ = happened.send(event);
+                }
+            }
+            Kind::Event | Kind::Other => {}
+        }
+    }
+}

@@ -1,0 +1,532 @@
+//! The machines of a made-up libvirt, moved by the code that moves real ones: killed at every step,
+//! refused, lied to, and left alone by libvirtd.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pw_alloc::execute::{Action, Execution, Failure};
+use pw_alloc::journal::{Ending, Entry, Ledger};
+use pw_alloc::model::{GuestId, Mac, Origin};
+use pw_alloc::plan::{Direction, Move, Reason};
+use pw_alloc::recover::{Recovery, recover};
+use pw_alloc::signal::{Reading, Sample};
+use pw_alloc::step::{Join, Step};
+use pw_alloc::world::{Found, Place};
+
+use super::agent::Agents;
+use super::api::Libvirt;
+use super::simulated::{Manner, Simulated, mac, machine, uuid, vf};
+use super::watch::Watch;
+use super::{Guests, Machines};
+use crate::daemon::guests::{Discovery, Managed};
+use crate::daemon::pool::{Pool, PoolView};
+
+/// A step has so long here; a guest that behaves needs none of it.
+const PATIENCE: Duration = Duration::from_millis(60);
+
+/// A daemon's part of it all: what dies with a kill.
+struct Daemon {
+    simulated: Simulated,
+    machines: Machines,
+    agents: Arc<Agents>,
+    managed: Vec<Managed>,
+}
+
+impl Daemon {
+    fn on(simulated: &Simulated) -> Self {
+        let libvirt = Arc::new(simulated.clone());
+        let agents = Agents::idle(libvirt.clone());
+        let watch = Watch::idle(libvirt.clone());
+        let machines = Machines::with(libvirt, watch, agents.clone(), Box::new(simulated.clone()));
+        Self { simulated: simulated.clone(), machines, agents, managed: Vec::new() }
+    }
+
+    fn pool(&mut self) -> PoolView {
+        self.simulated.read().expect("a made-up pool")
+    }
+
+    fn managed(&mut self) -> Vec<Managed> {
+        let pool = self.pool();
+        if let Discovery::Guests(guests) = self.machines.discover(&pool).expect("it is there") {
+            self.managed = guests;
+        }
+        self.managed.clone()
+    }
+
+    fn samples(&mut self) -> Vec<(GuestId, Sample)> {
+        let pool = self.pool();
+        let mut samples = Vec::new();
+        self.machines.sample(1_000_000, &pool, &mut samples);
+        samples
+    }
+
+    fn perform(&mut self, step: &Step) -> Result<(), Failure> {
+        let pool = self.pool();
+        let deadline = Instant::now() + PATIENCE;
+        match step {
+            Step::Reserve { vf, .. } => self.machines.prepare(vf, &pool, deadline),
+            Step::SetMac { .. }
+            | Step::ClearMac { .. }
+            | Step::Recall { .. }
+            | Step::Reset { .. }
+            | Step::Release { .. } => self.simulated.perform(step, &pool, deadline),
+            _ => Guests::perform(&mut self.machines, step, &pool, deadline),
+        }
+    }
+
+    /// One move; the journal's lines.
+    fn make(&mut self, change: Move, lines: &mut Vec<Entry>) -> Ending {
+        let mac = self
+            .simulated
+            .world()
+            .machines
+            .values()
+            .find(|one| GuestId::from(one.name.as_str()) == change.guest)
+            .map_or(Mac::ZERO, |one| one.mac);
+        let mut execution = Execution::new(1, change, mac, Join::Failover);
+        loop {
+            match execution.next_action() {
+                Action::Write(entry) => lines.push(entry),
+                Action::Do(step) => {
+                    let result = self.perform(&step);
+                    execution.report(result);
+                }
+                Action::Finished(ending) => return ending,
+            }
+        }
+    }
+
+    fn give(&mut self, n: u16, index: u16) -> Ending {
+        self.make(change(Direction::Give, n, index), &mut Vec::new())
+    }
+
+    fn take(&mut self, n: u16, index: u16) -> Ending {
+        self.make(change(Direction::Take, n, index), &mut Vec::new())
+    }
+
+    /// The whole world as a start of the daemon finds it.
+    fn find(&mut self) -> Found {
+        let pool = self.pool();
+        let mut found = self.machines.find(&pool).expect("libvirt is there");
+        for (id, vf) in &pool.vfs {
+            found.vfs.entry(id.clone()).or_insert(pw_alloc::world::FoundVf {
+                mac: vf.mac,
+                place: if vf.at_home { Place::Pool } else { Place::Lost },
+            });
+        }
+        found
+    }
+
+    fn recover(&mut self, lines: &[Entry]) -> Recovery {
+        let found = self.find();
+        let recovery = recover(&Ledger::replay(lines), &found);
+        // The daemon's first look.
+        drop(self.managed());
+        for step in &recovery.steps {
+            self.perform(step).expect("what recovery does can be done");
+        }
+        recovery
+    }
+}
+
+fn change(direction: Direction, n: u16, index: u16) -> Move {
+    Move { direction, guest: format!("m{n}").into(), vf: vf(index), reason: Reason::Turn }
+}
+
+fn holder(simulated: &Simulated, index: u16) -> Option<String> {
+    let world = simulated.world();
+    let address = world.vfs[&vf(index)].address;
+    let holds = |one: &&super::simulated::Machine| one.vfs.iter().any(|vf| vf.address == address);
+    world.machines.values().find(holds).map(|one| one.name.clone())
+}
+
+#[test]
+fn a_vf_is_given_and_taken() {
+    let simulated = Simulated::with(2, 1);
+    let mut daemon = Daemon::on(&simulated);
+    let names: Vec<String> = daemon.managed().iter().map(|one| one.id.to_string()).collect();
+    assert_eq!(names, ["m0", "m1"]);
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    assert_eq!(holder(&simulated, 0).as_deref(), Some("m0"));
+    assert_eq!(simulated.world().vfs[&vf(0)].mac, mac(0));
+    assert!(simulated.world().directed.contains_key(&mac(0)));
+    assert!(daemon.find().faults().is_empty(), "{:?}", daemon.find().faults());
+    assert_eq!(daemon.take(0, 0), Ending::Completed);
+    assert_eq!(daemon.give(1, 0), Ending::Completed);
+    assert_eq!(holder(&simulated, 0).as_deref(), Some("m1"));
+    assert_eq!(simulated.world().vfs[&vf(0)].mac, mac(1));
+    assert!(!simulated.world().directed.contains_key(&mac(0)));
+    assert!(daemon.find().faults().is_empty());
+}
+
+/// What may happen while the daemon is dead.
+const MEANWHILE: [fn(&Simulated); 6] = [
+    |_| (),
+    |simulated| simulated.destroy(0),
+    |simulated| simulated.destroy(1),
+    |simulated| simulated.change(1, |machine| machine.drives_after = Some(1_000_000)),
+    |simulated| simulated.restart_libvirtd(Some(3)),
+    |simulated| simulated.change(0, |machine| machine.marked = false),
+];
+
+#[test]
+fn a_kill_at_any_step_or_call_leaves_nothing_that_a_restart_does_not_put_right() {
+    let mut kills = 0;
+    for (number, meanwhile) in MEANWHILE.iter().enumerate() {
+        // Killed before a line of the journal, or at a call of libvirt's.
+        for at_call in [false, true] {
+            for moment in 0.. {
+                let simulated = Simulated::with(3, 2);
+                let mut daemon = Daemon::on(&simulated);
+                drop(daemon.managed());
+                let mut lines = Vec::new();
+                assert_eq!(
+                    daemon.make(change(Direction::Give, 0, 0), &mut lines),
+                    Ending::Completed
+                );
+                let plan = [
+                    change(Direction::Take, 0, 0),
+                    change(Direction::Give, 1, 0),
+                    change(Direction::Give, 2, 1),
+                ];
+                let finished = killed_at(&mut daemon, &plan, &mut lines, moment, at_call);
+                drop(daemon);
+                simulated.world().calls_left = None;
+                meanwhile(&simulated);
+                kills += 1;
+                let case = format!("meanwhile {number}, moment {moment}, at a call: {at_call}");
+                check(&simulated, &lines, &case);
+                if finished {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(kills > 300, "{kills}");
+}
+
+/// Performs a plan until the daemon is killed; whether it came to its end.
+fn killed_at(
+    daemon: &mut Daemon,
+    plan: &[Move],
+    lines: &mut Vec<Entry>,
+    moment: u32,
+    at_call: bool,
+) -> bool {
+    let mut left = moment;
+    if at_call {
+        daemon.simulated.world().calls_left = Some(moment);
+    }
+    for (operation, change) in plan.iter().enumerate() {
+        let n: u16 = change.guest.as_str()[1..].parse().expect("a number");
+        let operation = operation as u64 + 10;
+        let mut execution = Execution::new(operation, change.clone(), mac(n), Join::Failover);
+        loop {
+            if at_call && daemon.simulated.world().calls_left == Some(0) {
+                return false;
+            }
+            match execution.next_action() {
+                Action::Write(entry) => {
+                    if !at_call {
+                        match left.checked_sub(1) {
+                            Some(less) => left = less,
+                            None => return false,
+                        }
+                    }
+                    lines.push(entry);
+                }
+                Action::Do(step) => {
+                    let result = daemon.perform(&step);
+                    if at_call && daemon.simulated.world().calls_left == Some(0) {
+                        return false;
+                    }
+                    execution.report(result);
+                }
+                Action::Finished(ending) => {
+                    assert_eq!(ending, Ending::Completed);
+                    break;
+                }
+            }
+        }
+    }
+    true
+}
+
+fn check(simulated: &Simulated, lines: &[Entry], case: &str) {
+    let mut daemon = Daemon::on(simulated);
+    // libvirtd may still be on its way.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while Libvirt::connect(simulated).is_err() {
+        assert!(Instant::now() < deadline, "{case}");
+    }
+    let recovery = daemon.recover(lines);
+    let found = daemon.find();
+    assert_eq!(found.faults(), Vec::<String>::new(), "{case}\n{recovery:#?}");
+    assert_eq!(found.vfs.len(), 2, "{case}");
+    let world = simulated.world();
+    assert_eq!(world.given_twice, 0, "{case}");
+    let macs: Vec<Mac> =
+        world.vfs.values().map(|vf| vf.mac).filter(|mac| *mac != Mac::ZERO).collect();
+    assert_eq!(macs.len(), macs.iter().collect::<BTreeSet<_>>().len(), "{case}");
+    for (id, vf) in &found.vfs {
+        match &vf.place {
+            Place::Guest(guest) => assert_eq!(recovery.holders.get(id), Some(guest), "{case}"),
+            place => {
+                assert_eq!(*place, Place::Pool, "{case}");
+                assert_eq!(vf.mac, Mac::ZERO, "{case}");
+                assert!(!recovery.holders.contains_key(id), "{case}");
+            }
+        }
+    }
+    drop(world);
+    let checkpoint = [recovery.checkpoint()];
+    let again = recover(&Ledger::replay(&checkpoint), &daemon.find());
+    assert!(again.steps.is_empty(), "{case}: still to do {:?}", again.steps);
+}
+
+#[test]
+fn a_guest_that_never_releases_its_vf_keeps_it_and_is_marked() {
+    for manner in [Manner::Silent, Manner::Refuses] {
+        let simulated = Simulated::with(2, 1);
+        let mut daemon = Daemon::on(&simulated);
+        drop(daemon.managed());
+        assert_eq!(daemon.give(0, 0), Ending::Completed);
+        simulated.change(0, |machine| machine.manner = manner);
+        let mut lines = Vec::new();
+        let ending = daemon.make(change(Direction::Take, 0, 0), &mut lines);
+        let Ending::Stuck { why } = ending else { panic!("{ending:?}") };
+        assert!(why.contains("m0 has not released it in time"), "{why}");
+        let ledger = Ledger::replay(&lines);
+        assert_eq!(ledger.holders, [(vf(0), "m0".into())].into());
+        assert!(ledger.marked.contains_key(&"m0".into()));
+        // Nobody else gets it, though it be tried.
+        let ending = daemon.give(1, 0);
+        assert!(matches!(ending, Ending::Undone { .. }), "{ending:?}");
+        assert_eq!(holder(&simulated, 0).as_deref(), Some("m0"));
+        // It was not asked again before its time.
+        assert_eq!(simulated.world().asked_again, 0);
+    }
+}
+
+#[test]
+fn a_guest_that_releases_late_is_waited_for() {
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    simulated.change(0, |machine| machine.manner = Manner::Releases(3));
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    assert_eq!(daemon.take(0, 0), Ending::Completed);
+    assert_eq!(holder(&simulated, 0), None);
+}
+
+#[test]
+fn a_request_that_is_under_way_already_is_waited_for() {
+    // The daemon asked, was killed, and the guest still takes its time.
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    simulated.change(0, |machine| machine.manner = Manner::Silent);
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    assert!(matches!(daemon.take(0, 0), Ending::Stuck { .. }));
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    assert!(matches!(daemon.take(0, 0), Ending::Stuck { .. }));
+    assert_eq!(simulated.world().asked_again, 1);
+    simulated.change(0, |machine| machine.manner = Manner::Releases(0));
+    assert_eq!(daemon.take(0, 0), Ending::Completed);
+    assert_eq!(holder(&simulated, 0), None);
+}
+
+#[test]
+fn a_guest_without_a_driver_for_the_vf_gives_it_back() {
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    simulated.change(0, |machine| machine.drives_after = None);
+    let ending = daemon.give(0, 0);
+    let Ending::Undone { why } = ending else { panic!("{ending:?}") };
+    assert!(why.contains("its kernel may lack the VF's driver"), "{why}");
+    assert_eq!(holder(&simulated, 0), None);
+    assert_eq!(simulated.world().vfs[&vf(0)].mac, Mac::ZERO);
+    assert!(daemon.find().faults().is_empty());
+}
+
+#[test]
+fn a_machine_that_ends_with_a_vf_gives_it_back() {
+    let simulated = Simulated::with(2, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    simulated.destroy(0);
+    let names: Vec<String> = daemon.managed().iter().map(|one| one.id.to_string()).collect();
+    assert_eq!(names, ["m1"]);
+    // Also in the middle of taking it: there is nobody to ask.
+    let pool = daemon.pool();
+    let step = Step::Detach { guest: "m0".into(), vf: vf(0) };
+    let deadline = Instant::now() + PATIENCE;
+    assert_eq!(Guests::perform(&mut daemon.machines, &step, &pool, deadline), Ok(()));
+    assert!(pool.vfs[&vf(0)].at_home);
+}
+
+#[test]
+fn a_libvirtd_that_is_restarted_in_a_move_does_not_end_it() {
+    for calls in 0..4 {
+        let simulated = Simulated::with(1, 1);
+        let mut daemon = Daemon::on(&simulated);
+        drop(daemon.managed());
+        simulated.restart_libvirtd(Some(calls));
+        let step = Step::Attach { guest: "m0".into(), vf: vf(0) };
+        let pool = daemon.pool();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let done = Guests::perform(&mut daemon.machines, &step, &pool, deadline);
+        assert_eq!(done, Ok(()), "{calls}");
+        assert_eq!(holder(&simulated, 0).as_deref(), Some("m0"));
+    }
+}
+
+#[test]
+fn while_libvirt_is_away_the_guests_stay_and_afterwards_all_is_read_anew() {
+    let simulated = Simulated::with(2, 1);
+    let mut daemon = Daemon::on(&simulated);
+    assert_eq!(daemon.managed().len(), 2);
+    simulated.restart_libvirtd(None);
+    let pool = daemon.pool();
+    let error = daemon.machines.discover(&pool).expect_err("it is away");
+    assert!(error.what.contains("libvirt cannot be asked") && !error.remedy.is_empty());
+    assert!(daemon.machines.find(&pool).is_err());
+    assert_eq!(daemon.samples().len(), 2);
+    // A machine ended meanwhile, and nobody told.
+    simulated.world().machines.remove(&uuid(0));
+    simulated.world().there = true;
+    assert_eq!(daemon.managed().len(), 1);
+}
+
+#[test]
+fn a_daemon_that_starts_while_libvirt_is_away_touches_no_vf_in_a_machines_hands() {
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    simulated.restart_libvirtd(None);
+    let mut daemon = Daemon::on(&simulated);
+    let pool = daemon.pool();
+    assert!(daemon.machines.find(&pool).is_err());
+    simulated.world().there = true;
+    assert_eq!(daemon.recover(&[]).holders.len(), 1);
+}
+
+#[test]
+fn a_host_without_libvirt_has_no_machines_and_no_errors() {
+    let simulated = Simulated::with(0, 1);
+    simulated.restart_libvirtd(None);
+    simulated.world().installed = false;
+    let mut daemon = Daemon::on(&simulated);
+    assert!(daemon.managed().is_empty());
+    let pool = daemon.pool();
+    assert_eq!(daemon.machines.discover(&pool).ok(), Some(Discovery::Unchanged));
+    assert!(daemon.machines.find(&pool).expect("nothing").guests.is_empty());
+    assert!(daemon.samples().is_empty());
+}
+
+#[test]
+fn a_guests_word_is_marked_as_such_and_asked_only_where_the_host_is_blind() {
+    let simulated = Simulated::with(2, 1);
+    for n in 0..2 {
+        simulated.change(n, |machine| (machine.word, machine.tap_packets) = (Some(1 << 60), 7));
+    }
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    daemon.agents.turn();
+    let origins = |samples: &[(GuestId, Sample)]| {
+        samples
+            .iter()
+            .map(|(id, sample)| {
+                (id.to_string(), sample.origin, sample.reading == Reading::Unsupported)
+            })
+            .collect::<Vec<_>>()
+    };
+    let host = |name: &str, blind| (name.to_owned(), Origin::HostSide, blind);
+    assert_eq!(origins(&daemon.samples()), [host("m0", false), host("m1", false)]);
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    let pool = daemon.pool();
+    drop(daemon.machines.discover(&pool));
+    daemon.agents.turn();
+    let word = ("m0".to_owned(), Origin::GuestReported, false);
+    assert_eq!(origins(&daemon.samples()), [host("m0", true), word, host("m1", false)]);
+    // The host's own reading, where a PF counts.
+    let counted = Reading::Counted(pw_alloc::signal::Counters::default());
+    simulated.world().vfs.get_mut(&vf(0)).expect("a VF").counters = counted;
+    let samples = daemon.samples();
+    assert_eq!(samples[0].1.reading, counted);
+    assert_ne!(samples[0].1.source, samples[2].1.source);
+}
+
+#[test]
+fn a_pulled_cable_is_seen_and_taken_vfs_stay() {
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    assert!(daemon.managed()[0].paravirtual_up);
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    simulated.change(0, |machine| machine.tap_works = false);
+    drop(daemon.samples());
+    assert!(!daemon.managed()[0].paravirtual_up);
+    let ending = daemon.take(0, 0);
+    assert!(matches!(ending, Ending::Undone { .. }), "{ending:?}");
+    assert_eq!(holder(&simulated, 0).as_deref(), Some("m0"));
+}
+
+#[test]
+fn a_machine_whose_mark_is_taken_away_leaves_only_without_its_vf() {
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    drop(daemon.managed());
+    simulated.change(0, |machine| machine.marked = false);
+    let managed = daemon.managed();
+    assert_eq!((managed.len(), managed[0].leaving), (1, true));
+    assert_eq!(daemon.take(0, 0), Ending::Completed);
+    assert!(daemon.managed().is_empty());
+}
+
+#[test]
+fn a_vf_that_somebody_else_plugged_in_is_left_alone() {
+    let simulated = Simulated::with(2, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    simulated.change(0, |machine| machine.marked = false);
+    // Another daemon, which has never seen it.
+    let mut daemon = Daemon::on(&simulated);
+    let recovery = daemon.recover(&[]);
+    assert!(recovery.steps.is_empty(), "{:?}", recovery.steps);
+    assert!(recovery.marked.contains_key(&"m0".into()));
+    assert_eq!(recovery.holders.get(&vf(0)), Some(&GuestId::from("m0")));
+    assert_eq!(daemon.managed().len(), 1);
+}
+
+#[test]
+fn ten_thousand_machines_at_once_are_managed_and_read_again_only_where_they_changed() {
+    let simulated = Simulated::with(0, 8);
+    let mut daemon = Daemon::on(&simulated);
+    assert!(daemon.managed().is_empty());
+    {
+        let mut world = simulated.world();
+        for n in 0..10_000 {
+            world.machines.insert(uuid(n), machine(n));
+        }
+    }
+    for n in 0..10_000 {
+        simulated.change(n, |_| ());
+    }
+    let begun = Instant::now();
+    assert_eq!(daemon.managed().len(), 10_000);
+    let first = begun.elapsed();
+    let pool = daemon.pool();
+    assert_eq!(daemon.machines.discover(&pool).ok(), Some(Discovery::Unchanged));
+    assert_eq!(daemon.samples().len(), 10_000);
+    simulated.destroy(4_321);
+    assert_eq!(daemon.managed().len(), 9_999);
+    println!("10000 machines were read in {first:?}");
+}

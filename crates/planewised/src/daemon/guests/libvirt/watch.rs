@@ -1,0 +1,226 @@
+//! Keeps what is known of the domains up to date: by libvirt's events, and wholly anew when they may
+//! have been missed. Knows no VFs and decides nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::api::{Domain, Event, Libvirt, Refusal, Uuid, Why};
+use super::domain::{self, Described};
+
+/// Libvirt has so long for what is asked in the background.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two attempts to reach a libvirt that is away.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A domain that runs, and what its live XML says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Known {
+    /// Which one.
+    pub domain: Domain,
+    /// What its XML says; or why it cannot be understood.
+    pub described: Result<Described, String>,
+}
+
+/// What is known at a moment.
+#[derive(Debug, Clone, Default)]
+pub struct Board {
+    /// Domains that run.
+    pub domains: BTreeMap<Uuid, Arc<Known>>,
+    /// Counts up with every change.
+    pub version: u64,
+    /// Why libvirt cannot be asked; none when it can.
+    pub trouble: Option<Refusal>,
+    /// Devices whose guests said that they keep them, and how often.
+    pub kept: BTreeMap<(Uuid, String), u32>,
+    /// Never read yet.
+    pub empty: bool,
+}
+
+/// The watcher's shared part.
+pub struct Watch {
+    libvirt: Arc<dyn Libvirt>,
+    board: Mutex<Board>,
+    changed: Condvar,
+    /// What is to be read; `None`: everything.
+    stale: Mutex<Option<BTreeSet<Uuid>>>,
+    threaded: bool,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watch {
+    /// Watches in a thread of its own, which ends with the last owner.
+    pub fn start(libvirt: Arc<dyn Libvirt>) -> Arc<Self> {
+        let watch = Arc::new(Self::with(libvirt, true));
+        let weak: Weak<Self> = Arc::downgrade(&watch);
+        let run = move || {
+            while let Some(watch) = weak.upgrade() {
+                watch.turn(PAUSE);
+                let away = lock(&watch.board).trouble.is_some();
+                drop(watch);
+                if away {
+                    std::thread::sleep(PAUSE);
+                }
+            }
+        };
+        // Without the thread every look asks libvirt itself: slower, and right.
+        if std::thread::Builder::new().name("libvirt-watch".into()).spawn(run).is_err() {
+            return Arc::new(Self::with(Arc::clone(&watch.libvirt), false));
+        }
+        watch
+    }
+
+    /// Watches only when it is asked.
+    pub fn idle(libvirt: Arc<dyn Libvirt>) -> Arc<Self> {
+        Arc::new(Self::with(libvirt, false))
+    }
+
+    fn with(libvirt: Arc<dyn Libvirt>, threaded: bool) -> Self {
+        Self {
+            libvirt,
+            board: Mutex::new(Board { empty: true, ..Board::default() }),
+            changed: Condvar::new(),
+            stale: Mutex::new(None),
+            threaded,
+        }
+    }
+
+    /// What is known now. Without a thread it looks first.
+    pub fn board(&self) -> MutexGuard<'_, Board> {
+        if !self.threaded {
+            self.turn(Duration::ZERO);
+        }
+        lock(&self.board)
+    }
+
+    /// Waits for a change, or for so long.
+    pub fn pause(&self, wait: Duration) {
+        if self.threaded {
+            let board = lock(&self.board);
+            drop(self.changed.wait_timeout(board, wait));
+        } else {
+            self.turn(wait);
+        }
+    }
+
+    /// One turn: waits for events, reads what they are about.
+    fn turn(&self, wait: Duration) {
+        if let Err(refusal) = self.libvirt.connect() {
+            let mut board = lock(&self.board);
+            if board.trouble.is_none() {
+                board.version += 1;
+            }
+            board.trouble = Some(refusal);
+            drop(board);
+            *lock(&self.stale) = None;
+            self.changed.notify_all();
+            return;
+        }
+        let pending = lock(&self.stale).as_ref().is_none_or(|stale| !stale.is_empty());
+        let events = self.libvirt.events(if pending { Duration::ZERO } else { wait });
+        let quiet = events.is_empty();
+        for event in events {
+            self.note(event);
+        }
+        self.read_stale(quiet);
+    }
+
+    fn note(&self, event: Event) {
+        let mut stale = lock(&self.stale);
+        let uuid = match &event {
+            Event::Connected | Event::Lost => {
+                *stale = None;
+                return;
+            }
+            Event::Changed(uuid)
+            | Event::DeviceRemoved { uuid, .. }
+            | Event::RemovalFailed { uuid, .. } => *uuid,
+        };
+        if let Some(stale) = stale.as_mut() {
+            stale.insert(uuid);
+        }
+        drop(stale);
+        if let Event::RemovalFailed { uuid, alias } = event {
+            *lock(&self.board).kept.entry((uuid, alias)).or_default() += 1;
+        }
+    }
+
+    fn read_stale(&self, quiet: bool) {
+        let stale = lock(&self.stale).replace(BTreeSet::new());
+        let all = match &stale {
+            None => true,
+            Some(stale) if stale.is_empty() => {
+                // `kept` is only told, never read.
+                if quiet {
+                    return;
+                }
+                false
+            }
+            Some(_) => false,
+        };
+        match read(&*self.libvirt, stale.as_ref()) {
+            Ok(found) => {
+                let mut board = lock(&self.board);
+                if all {
+                    board.domains.clear();
+                }
+                for uuid in stale.iter().flatten() {
+                    board.domains.remove(uuid);
+                }
+                board.domains.extend(found);
+                board.trouble = None;
+                board.empty = false;
+                board.version += 1;
+                let there: BTreeSet<Uuid> = board.domains.keys().copied().collect();
+                board.kept.retain(|(uuid, _), _| there.contains(uuid));
+            }
+            Err(refusal) => {
+                *lock(&self.stale) = None;
+                let mut board = lock(&self.board);
+                board.trouble = Some(refusal);
+                board.version += 1;
+            }
+        }
+        self.changed.notify_all();
+    }
+}
+
+/// Reads these domains, or all.
+fn read(
+    libvirt: &dyn Libvirt,
+    stale: Option<&BTreeSet<Uuid>>,
+) -> Result<Vec<(Uuid, Arc<Known>)>, Refusal> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut domains = libvirt.domains(deadline)?;
+    if let Some(stale) = stale {
+        domains.retain(|domain| stale.contains(&domain.uuid));
+    }
+    let known = describe(libvirt, domains, deadline)?;
+    Ok(known.into_iter().map(|known| (known.domain.uuid, Arc::new(known))).collect())
+}
+
+/// Reads and understands the live XML of domains; those that have gone meanwhile are left out.
+pub fn describe(
+    libvirt: &dyn Libvirt,
+    domains: Vec<Domain>,
+    deadline: Instant,
+) -> Result<Vec<Known>, Refusal> {
+    let texts = libvirt.xml(&domains, deadline)?;
+    let both = domains.into_iter().zip(texts);
+    Ok(both
+        .filter_map(|(domain, text)| match text {
+            Ok(text) => Some(Known { domain, described: domain::read(&text) }),
+            Err(Refusal { why: Why::NoDomain, .. }) => None,
+            Err(refusal) => Some(Known { domain, described: Err(refusal.words) }),
+        })
+        .collect())
+}

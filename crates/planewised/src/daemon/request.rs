@@ -1,0 +1,322 @@
+//! What the daemon's core and its face say to each other: requests one way, status and events the
+//! other. The core is one synchronous thread; nothing here makes it wait for a reader.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use pw_alloc::model::{GuestId, PfId, VfId};
+use pw_alloc::settings::PolicyKind;
+use pw_linux::error::Error;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{broadcast, oneshot, watch};
+use utoipa::ToSchema;
+
+use super::status::{ErrorRecord, GuestKind, MoveRecord, Planned, Status};
+
+/// Requests that may wait for the core; more are refused at once.
+pub const REQUESTS_WAITING: usize = 64;
+/// Events that a slow reader may be behind; it is told how many it missed.
+pub const EVENTS_KEPT: usize = 1024;
+
+/// What somebody wants of the core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// What would be done now? Changes nothing.
+    Plan,
+    /// This guest has a VF, whatever its traffic.
+    Pin {
+        /// Which guest.
+        guest: GuestId,
+    },
+    /// This guest has none.
+    Exclude {
+        /// Which guest.
+        guest: GuestId,
+    },
+    /// The policy decides about this guest.
+    Free {
+        /// Which guest.
+        guest: GuestId,
+    },
+    /// Who ranks first from now on.
+    Policy {
+        /// The policy.
+        policy: PolicyKind,
+    },
+    /// Decide now, not at the end of the interval, and perform the plan.
+    Rebalance,
+    /// On: every VF goes back to its pool and none is given. Off: as usual again.
+    Drain {
+        /// On or off.
+        on: bool,
+    },
+    /// This marked guest is well again.
+    Unmark {
+        /// Which guest.
+        guest: GuestId,
+    },
+    /// Read the configuration again.
+    Reload,
+}
+
+impl Request {
+    /// Its name, as it is written in paths, logs and metrics.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Plan => "plan",
+            Self::Pin { .. } => "pin",
+            Self::Exclude { .. } => "exclude",
+            Self::Free { .. } => "free",
+            Self::Policy { .. } => "policy",
+            Self::Rebalance => "rebalance",
+            Self::Drain { .. } => "drain",
+            Self::Unmark { .. } => "unmark",
+            Self::Reload => "reload",
+        }
+    }
+
+    /// The guest that it is about.
+    pub const fn guest(&self) -> Option<&GuestId> {
+        match self {
+            Self::Pin { guest }
+            | Self::Exclude { guest }
+            | Self::Free { guest }
+            | Self::Unmark { guest } => Some(guest),
+            _ => None,
+        }
+    }
+}
+
+/// Who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Caller {
+    /// A process on this host, as the kernel names it.
+    Local {
+        /// Its user.
+        uid: u32,
+        /// Itself.
+        pid: Option<i32>,
+    },
+    /// Whoever has the token of this name.
+    Token(String),
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local { uid, pid: Some(pid) } => write!(f, "uid {uid}, pid {pid}"),
+            Self::Local { uid, pid: None } => write!(f, "uid {uid}"),
+            Self::Token(name) => write!(f, "token {name}"),
+        }
+    }
+}
+
+/// What the core answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// To [`Request::Plan`] and [`Request::Rebalance`].
+    Plan(Planned),
+    /// It is done, or begun: one sentence without a full stop, as "web is pinned".
+    Done(String),
+}
+
+/// What sort of refusal it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// The request makes no sense.
+    BadRequest,
+    /// Who asks may not.
+    Forbidden,
+    /// There is no such guest, or no such place.
+    NotFound,
+    /// It does not go with how things are.
+    Conflict,
+    /// It could not be done.
+    Failed,
+    /// Not now: the daemon is busy, starting or stopping.
+    Unavailable,
+}
+
+/// Why the core does not do it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// What sort of refusal.
+    pub fault: Fault,
+    /// One sentence: what, and where.
+    pub what: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl Refused {
+    /// A refusal of that sort.
+    pub fn new(fault: Fault, what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { fault, what: what.into(), remedy: remedy.into() }
+    }
+
+    /// There is no guest of that name.
+    pub fn unknown_guest(guest: &GuestId) -> Self {
+        Self::new(
+            Fault::NotFound,
+            format!("there is no guest {guest} on this host"),
+            "`planewise alloc status` lists the guests that are managed",
+        )
+    }
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        let fault = if error.code == 2 { Fault::BadRequest } else { Fault::Failed };
+        Self { fault, what: error.what, remedy: error.remedy }
+    }
+}
+
+/// A request on its way to the core.
+#[derive(Debug)]
+pub struct Envelope {
+    /// What is wanted.
+    pub request: Request,
+    /// By whom.
+    pub caller: Caller,
+    /// Where the answer goes.
+    pub reply: oneshot::Sender<Result<Answer, Refused>>,
+}
+
+impl Envelope {
+    /// Nobody waits for the answer any more: the request is not to be performed, for its caller has
+    /// been told that it was not.
+    pub fn is_abandoned(&self) -> bool {
+        self.reply.is_closed()
+    }
+
+    /// Answers. That nobody listens any more is no error.
+    pub fn answer(self, answer: Result<Answer, Refused>) {
+        drop(self.reply.send(answer));
+    }
+}
+
+/// What happens, as it happens.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case", tag = "event")]
+pub enum Event {
+    /// A move has begun.
+    MoveBegan(MoveRecord),
+    /// A move has made a step.
+    MoveStepped(MoveRecord),
+    /// A move has ended.
+    MoveEnded(MoveRecord),
+    /// It was decided who holds VFs.
+    Decided {
+        /// Moves of the plan.
+        moves: u64,
+        /// VFs that would have been given too, had there been moves left.
+        deferred: u64,
+        /// How long it took [ms].
+        duration_ms: f64,
+    },
+    /// A guest is managed from now on.
+    GuestAppeared {
+        /// Which.
+        #[schema(value_type = String)]
+        guest: GuestId,
+        /// What sort.
+        kind: GuestKind,
+    },
+    /// A guest is gone.
+    GuestGone {
+        /// Which.
+        #[schema(value_type = String)]
+        guest: GuestId,
+    },
+    /// A guest did not answer and is left alone.
+    GuestMarked {
+        /// Which.
+        #[schema(value_type = String)]
+        guest: GuestId,
+        /// What it did not do.
+        why: String,
+    },
+    /// A guest is well again.
+    GuestUnmarked {
+        /// Which.
+        #[schema(value_type = String)]
+        guest: GuestId,
+    },
+    /// A VF is neither given nor taken any more.
+    VfQuarantined {
+        /// Which.
+        #[schema(value_type = String)]
+        vf: VfId,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A PF has got or lost its link.
+    Link {
+        /// Which PF.
+        #[schema(value_type = String)]
+        pf: PfId,
+        /// Got or lost.
+        up: bool,
+    },
+    /// Something went wrong.
+    Error(ErrorRecord),
+    /// A request was performed.
+    Requested {
+        /// Which, as `pin`.
+        request: String,
+        /// By whom.
+        caller: String,
+        /// What came of it: one sentence without a full stop.
+        what: String,
+    },
+    /// The daemon stops; guests keep working as they are.
+    Stopping {
+        /// What it leaves: one sentence without a full stop.
+        what: String,
+    },
+}
+
+/// The core's ends.
+#[derive(Debug)]
+pub struct CoreEnds {
+    /// Requests; `recv_timeout` is the core's sleep.
+    pub requests: mpsc::Receiver<Envelope>,
+    /// Where the status is published.
+    pub status: watch::Sender<Arc<Status>>,
+    /// Where events are told.
+    pub events: broadcast::Sender<Event>,
+}
+
+impl CoreEnds {
+    /// Publishes the status.
+    pub fn publish(&self, status: Status) {
+        self.status.send_replace(Arc::new(status));
+    }
+
+    /// Tells an event. That nobody listens is no error.
+    pub fn tell(&self, event: Event) {
+        drop(self.events.send(event));
+    }
+}
+
+/// The face's ends.
+#[derive(Debug, Clone)]
+pub struct FaceEnds {
+    /// Where requests go; full: the core is busy.
+    pub requests: mpsc::SyncSender<Envelope>,
+    /// The status.
+    pub status: watch::Receiver<Arc<Status>>,
+    /// Subscribe here to events.
+    pub events: broadcast::Sender<Event>,
+}
+
+/// Both ends of everything between core and face.
+pub fn ends(first: Status) -> (CoreEnds, FaceEnds) {
+    let (ask, requests) = mpsc::sync_channel(REQUESTS_WAITING);
+    let (publish, status) = watch::channel(Arc::new(first));
+    let (events, _) = broadcast::channel(EVENTS_KEPT);
+    let core = CoreEnds { requests, status: publish, events: events.clone() };
+    (core, FaceEnds { requests: ask, status, events })
+}

@@ -1,0 +1,137 @@
+//! What the operator asked the running daemon for (pins, exclusions, a policy, draining), kept over
+//! restarts. Knows nothing of what comes of it.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use pw_alloc::model::{GuestId, Stance};
+use pw_alloc::settings::PolicyKind;
+use pw_linux::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Kept {
+    stances: BTreeMap<GuestId, Stance>,
+    policy: Option<PolicyKind>,
+    draining: bool,
+}
+
+/// The operator's wishes and their file.
+#[derive(Debug)]
+pub struct Wishes {
+    path: PathBuf,
+    kept: Kept,
+}
+
+impl Wishes {
+    /// Reads them from this directory.
+    ///
+    /// # Errors
+    /// There is a file, and it cannot be read.
+    pub fn open(directory: &Path) -> Result<Self> {
+        let path = directory.join("wishes.json");
+        let kept = match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|error| {
+                Error::failed(
+                    format!("{} cannot be read: {error}", path.display()),
+                    "remove it: pins and exclusions made while the daemon ran are forgotten then",
+                )
+            })?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Kept::default(),
+            Err(error) => {
+                return Err(Error::failed(format!("cannot read {}: {error}", path.display()), ""));
+            }
+        };
+        Ok(Self { path, kept })
+    }
+
+    fn keep(&mut self, kept: Kept) -> Result<()> {
+        let next = self.path.with_extension("new");
+        let written = (|| {
+            let mut file = std::fs::File::create(&next)?;
+            file.write_all(&serde_json::to_vec(&kept).unwrap_or_default())?;
+            file.sync_all()?;
+            std::fs::rename(&next, &self.path)
+        })();
+        written.map_err(|error| {
+            Error::failed(
+                format!("cannot write {}: {error}", self.path.display()),
+                "make space: a wish that would be forgotten is not granted",
+            )
+        })?;
+        self.kept = kept;
+        Ok(())
+    }
+
+    /// What is wished for this guest; none: nothing.
+    pub fn stance(&self, guest: &GuestId) -> Option<Stance> {
+        self.kept.stances.get(guest).copied()
+    }
+
+    /// Keeps what is wished for this guest.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn set_stance(&mut self, guest: &GuestId, stance: Option<Stance>) -> Result<()> {
+        let mut kept = self.kept.clone();
+        match stance {
+            Some(stance) => kept.stances.insert(guest.clone(), stance),
+            None => kept.stances.remove(guest),
+        };
+        self.keep(kept)
+    }
+
+    /// The policy asked for; none: the configuration's.
+    pub const fn policy(&self) -> Option<PolicyKind> {
+        self.kept.policy
+    }
+
+    /// Keeps the policy.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn set_policy(&mut self, policy: Option<PolicyKind>) -> Result<()> {
+        self.keep(Kept { policy, ..self.kept.clone() })
+    }
+
+    /// Shall every VF go back to its pool?
+    pub const fn draining(&self) -> bool {
+        self.kept.draining
+    }
+
+    /// Keeps whether every VF shall go back to its pool.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn set_draining(&mut self, draining: bool) -> Result<()> {
+        self.keep(Kept { draining, ..self.kept.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_wished_is_there_after_a_restart() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut wishes = Wishes::open(directory.path()).expect("none yet");
+        assert_eq!((wishes.stance(&"web".into()), wishes.draining()), (None, false));
+        wishes.set_stance(&"web".into(), Some(Stance::Pinned)).expect("written");
+        wishes.set_policy(Some(PolicyKind::Fair)).expect("written");
+        wishes.set_draining(true).expect("written");
+        let again = Wishes::open(directory.path()).expect("read");
+        assert_eq!(again.kept, wishes.kept);
+        assert_eq!(again.stance(&"web".into()), Some(Stance::Pinned));
+    }
+
+    #[test]
+    fn a_spoilt_file_is_named_and_not_overwritten() {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("wishes.json"), "{").expect("written");
+        let error = Wishes::open(directory.path()).expect_err("half a file");
+        assert!(error.what.contains("wishes.json cannot be read") && !error.remedy.is_empty());
+    }
+}

@@ -1,0 +1,460 @@
+//! What can be asked and ordered over HTTP, and its description in OpenAPI. Knows no guests: the core
+//! answers.
+
+use std::sync::Arc;
+use std::sync::mpsc::TrySendError;
+use std::time::Duration;
+
+use axum::body::to_bytes;
+use axum::extract::{Request as HttpRequest, State};
+use axum::http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue,
+    ORIGIN, WWW_AUTHENTICATE,
+};
+use axum::http::{Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post, put};
+use axum::{Extension, Router};
+use pw_alloc::model::{GuestId, Stance};
+use pw_alloc::settings::PolicyKind;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::{Modify, OpenApi, ToSchema};
+
+use super::listen::Door;
+use super::problem::Problem;
+use super::token::Shown;
+use super::{Shared, events, metrics, page};
+use crate::daemon::request::{Answer, Caller, Envelope, Event, Fault, Request};
+use crate::daemon::status::{Guest, Planned, Status};
+
+/// A request's body is at most so large [bytes].
+const BODY_BYTES: usize = 4096;
+/// A request's body must be there after this time.
+const BODY: Duration = Duration::from_secs(10);
+/// The core answers within this time, or the request is withdrawn.
+const ANSWER: Duration = Duration::from_secs(30);
+
+type Outcome = std::result::Result<Response, Problem>;
+
+/// What the operator wishes for a guest.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct WishedStance {
+    /// It has a VF (pinned), has none (excluded), or the policy decides (free).
+    #[schema(value_type = String, pattern = "^(free|pinned|excluded)$")]
+    stance: Stance,
+}
+
+/// Who ranks first.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct WishedPolicy {
+    /// Its name.
+    #[schema(value_type = String, pattern = "^(fair|activity|benefit|static)$")]
+    policy: PolicyKind,
+}
+
+/// Draining or not.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct WishedDrain {
+    /// On: every VF goes back to its pool and none is given. Off: as usual again.
+    on: bool,
+}
+
+/// It is done, or begun.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+struct Done {
+    /// One sentence without a full stop.
+    done: String,
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "planewised",
+        description = "Who holds which SR-IOV virtual function on this host, and why. Served on a Unix \
+                       socket to root, the daemon's own user and one group; by TCP with TLS and a token."
+    ),
+    paths(
+        page::page,
+        status,
+        guest,
+        plan,
+        set_stance,
+        unmark,
+        set_policy,
+        rebalance,
+        set_drain,
+        reload,
+        events::events,
+        metrics::metrics,
+        description,
+    ),
+    components(schemas(Event)),
+    modifiers(&Tokens),
+)]
+struct Description;
+
+/// By TCP, a token says who asks.
+struct Tokens;
+
+impl Modify for Tokens {
+    fn modify(&self, openapi: &mut utoipa::openapi::OpenApi) {
+        let components = openapi.components.get_or_insert_default();
+        let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+        components.add_security_scheme("token", bearer);
+        openapi.servers = None;
+    }
+}
+
+/// The API's description.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    Description::openapi()
+}
+
+/// Everything that is served.
+pub fn router(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/", get(page::page))
+        .route("/status", get(status))
+        .route("/guests/{guest}", get(guest))
+        .route("/plan", get(plan))
+        .route("/guests/{guest}/stance", put(set_stance))
+        .route("/guests/{guest}/mark", delete(unmark))
+        .route("/policy", put(set_policy))
+        .route("/rebalance", post(rebalance))
+        .route("/drain", put(set_drain))
+        .route("/reload", post(reload))
+        .route("/events", get(events::events))
+        .route("/metrics", get(metrics::metrics))
+        .route("/openapi.json", get(description))
+        .fallback(nowhere)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(from_fn_with_state(shared.clone(), guard))
+        .with_state(shared)
+}
+
+async fn nowhere() -> Problem {
+    Problem::new(Fault::NotFound, "there is nothing at this path", "/openapi.json lists all paths")
+}
+
+async fn no_such_method() -> Problem {
+    Problem::new(
+        Fault::BadRequest,
+        "this path has no such method",
+        "/openapi.json lists all methods",
+    )
+    .with_status(StatusCode::METHOD_NOT_ALLOWED)
+}
+
+/// Who asks? Everything passes here first.
+async fn guard(
+    State(shared): State<Arc<Shared>>,
+    mut request: HttpRequest,
+    next: Next,
+) -> Response {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let caller = match request.extensions().get::<Door>() {
+        Some(Door::Socket(caller)) => caller.clone(),
+        Some(Door::Tls(tokens)) => match tokens.owner(request.headers()) {
+            Some((name, shown)) if reads || shown == Shown::Bearer => Caller::Token(name),
+            Some(_) => {
+                let what = "a browser's login is good for reading only";
+                let remedy = "send the token as `Authorization: Bearer TOKEN`";
+                return Problem::new(Fault::Forbidden, what, remedy).into_response();
+            }
+            None => {
+                if shared.log_refusal() {
+                    let shown = request.headers().contains_key(AUTHORIZATION);
+                    tracing::warn!(shown, "a request by TCP without a valid token was refused");
+                }
+                return without_token();
+            }
+        },
+        None => return Problem::new(Fault::Forbidden, "nobody asks", "").into_response(),
+    };
+    // A page of somebody else's that a browser shows to somebody who may.
+    if !reads && !of_same_origin(&request) {
+        let what = "this request comes from another site's page";
+        return Problem::new(Fault::Forbidden, what, "use `planewise alloc`").into_response();
+    }
+    tracing::debug!(%caller, method = %request.method(), path = request.uri().path(), "request");
+    request.extensions_mut().insert(caller);
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    let nosniff = HeaderValue::from_static("nosniff");
+    headers.insert(HeaderName::from_static("x-content-type-options"), nosniff);
+    response
+}
+
+fn without_token() -> Response {
+    let problem = Problem::new(
+        Fault::Forbidden,
+        "this request shows no valid token",
+        "send `Authorization: Bearer TOKEN` with one of the daemon's tokens; a browser: any user name, \
+         and the token as the password",
+    )
+    .with_status(StatusCode::UNAUTHORIZED);
+    let schemes = HeaderValue::from_static("Basic realm=\"planewised\", Bearer");
+    let mut response = problem.into_response();
+    response.headers_mut().insert(WWW_AUTHENTICATE, schemes);
+    response
+}
+
+fn of_same_origin(request: &HttpRequest) -> bool {
+    let Some(origin) = request.headers().get(ORIGIN) else { return true };
+    let authority =
+        origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, at)| at);
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+    authority.is_some() && authority == host
+}
+
+fn json(value: &impl Serialize) -> Response {
+    json_text(serde_json::to_string(value).unwrap_or_default())
+}
+
+fn json_text(text: String) -> Response {
+    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response()
+}
+
+/// The body as JSON of that shape.
+async fn body<T: DeserializeOwned>(request: HttpRequest, example: &str) -> Result<T, Problem> {
+    let remedy = || format!("send JSON like {example}");
+    let too_large = || {
+        let what = format!("the body is larger than {BODY_BYTES} bytes");
+        Problem::new(Fault::BadRequest, what, remedy()).with_status(StatusCode::PAYLOAD_TOO_LARGE)
+    };
+    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    if length
+        .and_then(|length| length.parse().ok())
+        .is_some_and(|length: u64| length > BODY_BYTES as u64)
+    {
+        return Err(too_large());
+    }
+    let read = to_bytes(request.into_body(), BODY_BYTES);
+    let bytes = match tokio::time::timeout(BODY, read).await {
+        Ok(Ok(bytes)) => bytes,
+        // What is announced in pieces turns out too large on the way.
+        Ok(Err(_)) => return Err(too_large()),
+        Err(_) => {
+            let what = format!("the body did not come within {} s", BODY.as_secs());
+            let problem = Problem::new(Fault::BadRequest, what, remedy());
+            return Err(problem.with_status(StatusCode::REQUEST_TIMEOUT));
+        }
+    };
+    serde_json::from_slice(&bytes).map_err(|error| {
+        Problem::new(Fault::BadRequest, format!("the body is not understood: {error}"), remedy())
+    })
+}
+
+/// The guest that the path names.
+fn named_guest(request: &HttpRequest) -> Result<GuestId, Problem> {
+    let unreadable = || {
+        let what = "the guest's name in this path is no text";
+        Problem::new(Fault::BadRequest, what, "write it percent-encoded, in UTF-8")
+    };
+    let name = request.uri().path().split('/').nth(2).ok_or_else(unreadable)?;
+    percent_decoded(name).map(GuestId::from).ok_or_else(unreadable)
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+            let (high, low) = (digit(rest.next())?, digit(rest.next())?);
+            bytes.push((high * 16 + low) as u8);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Asks the core.
+async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer, Problem> {
+    let unavailable = |what: &str, remedy: &str| Problem::new(Fault::Unavailable, what, remedy);
+    let (reply, answer) = oneshot::channel();
+    let (name, guest) = (request.name(), request.guest().cloned());
+    let changes = request != Request::Plan;
+    let who = caller.to_string();
+    shared.ends.requests.try_send(Envelope { request, caller, reply }).map_err(
+        |error| match error {
+            TrySendError::Full(_) => unavailable(
+                "the daemon is busy and has a queue of requests",
+                "try again in a while",
+            ),
+            TrySendError::Disconnected(_) => {
+                unavailable("the daemon is stopping", "start it again: systemctl start planewised")
+            }
+        },
+    )?;
+    let outcome = match tokio::time::timeout(ANSWER, answer).await {
+        Ok(Ok(answer)) => answer.map_err(Problem::from),
+        Ok(Err(_)) => {
+            Err(unavailable("the daemon stops and did not do it", "start it again and ask again"))
+        }
+        Err(_) => Err(unavailable(
+            "the daemon is busy with a move and did not take the request: it is withdrawn",
+            "see what it does with `planewise alloc status`, then ask again",
+        )),
+    };
+    if changes {
+        let guest = guest.map(|guest| guest.to_string()).unwrap_or_default();
+        match &outcome {
+            Ok(_) => tracing::info!(request = name, guest, caller = who, "done"),
+            Err(problem) => {
+                tracing::warn!(request = name, guest, caller = who, why = problem.what, "not done");
+            }
+        }
+    }
+    outcome
+}
+
+/// Asks the core, and writes its answer.
+async fn order(shared: Arc<Shared>, caller: Caller, request: Request) -> Outcome {
+    Ok(match ask(&shared, caller, request).await? {
+        Answer::Plan(plan) => json(&plan),
+        Answer::Done(done) => json(&Done { done }),
+    })
+}
+
+/// Everything that the daemon knows
+#[utoipa::path(get, path = "/status", responses(
+    (status = 200, description = "The status", body = Status),
+    (status = "default", description = "It could not be done", body = Problem),
+))]
+async fn status(State(shared): State<Arc<Shared>>) -> Response {
+    json_text(shared.status_json().as_ref().to_owned())
+}
+
+/// One guest
+#[utoipa::path(get, path = "/guests/{guest}",
+    params(("guest" = String, Path, description = "Its name")),
+    responses(
+        (status = 200, description = "The guest", body = Guest),
+        (status = 404, description = "There is no such guest", body = Problem),
+        (status = "default", description = "It could not be done", body = Problem),
+    ))]
+async fn guest(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Outcome {
+    let name = named_guest(&request)?;
+    let status = shared.ends.status.borrow().clone();
+    let found = status.guests.iter().find(|guest| guest.id == name);
+    found.map(json).ok_or_else(|| crate::daemon::request::Refused::unknown_guest(&name).into())
+}
+
+/// What would be done now
+#[utoipa::path(get, path = "/plan", responses(
+    (status = 200, description = "The plan; nothing is done", body = Planned),
+    (status = "default", description = "It could not be done", body = Problem),
+))]
+async fn plan(State(shared): State<Arc<Shared>>, Extension(caller): Extension<Caller>) -> Outcome {
+    order(shared, caller, Request::Plan).await
+}
+
+/// Pin a guest to a VF, exclude it from VFs, or leave it to the policy
+#[utoipa::path(put, path = "/guests/{guest}/stance", request_body = WishedStance,
+    params(("guest" = String, Path, description = "Its name")),
+    responses(
+        (status = 200, description = "It is done", body = Done),
+        (status = 404, description = "There is no such guest", body = Problem),
+        (status = "default", description = "It could not be done", body = Problem),
+    ))]
+async fn set_stance(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    request: HttpRequest,
+) -> Outcome {
+    let guest = named_guest(&request)?;
+    let wished: WishedStance = body(request, r#"{"stance": "pinned"}"#).await?;
+    let request = match wished.stance {
+        Stance::Free => Request::Free { guest },
+        Stance::Pinned => Request::Pin { guest },
+        Stance::Excluded => Request::Exclude { guest },
+    };
+    order(shared, caller, request).await
+}
+
+/// Say that a marked guest is well again
+#[utoipa::path(delete, path = "/guests/{guest}/mark",
+    params(("guest" = String, Path, description = "Its name")),
+    responses(
+        (status = 200, description = "It is done", body = Done),
+        (status = 404, description = "There is no such guest", body = Problem),
+        (status = "default", description = "It could not be done", body = Problem),
+    ))]
+async fn unmark(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    request: HttpRequest,
+) -> Outcome {
+    let guest = named_guest(&request)?;
+    order(shared, caller, Request::Unmark { guest }).await
+}
+
+/// Set who ranks first
+#[utoipa::path(put, path = "/policy", request_body = WishedPolicy, responses(
+    (status = 200, description = "It is done", body = Done),
+    (status = "default", description = "It could not be done", body = Problem),
+))]
+async fn set_policy(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    request: HttpRequest,
+) -> Outcome {
+    let wished: WishedPolicy = body(request, r#"{"policy": "benefit"}"#).await?;
+    order(shared, caller, Request::Policy { policy: wished.policy }).await
+}
+
+/// Decide now, and perform the plan
+#[utoipa::path(post, path = "/rebalance", responses(
+    (status = 200, description = "The plan that is being performed", body = Planned),
+    (status = "default", description = "It could not be done", body = Problem),
+))]
+async fn rebalance(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+) -> Outcome {
+    order(shared, caller, Request::Rebalance).await
+}
+
+/// Take every VF back and give none, or go on as usual
+#[utoipa::path(put, path = "/drain", request_body = WishedDrain, responses(
+    (status = 200, description = "It is done, or begun", body = Done),
+    (status = "default", description = "It could not be done", body = Problem),
+))]
+async fn set_drain(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    request: HttpRequest,
+) -> Outcome {
+    let wished: WishedDrain = body(request, r#"{"on": true}"#).await?;
+    order(shared, caller, Request::Drain { on: wished.on }).await
+}
+
+/// Read the configuration again
+#[utoipa::path(post, path = "/reload", responses(
+    (status = 200, description = "It is done", body = Done),
+    (status = "default", description = "It could not be done", body = Problem),
+))]
+async fn reload(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+) -> Outcome {
+    order(shared, caller, Request::Reload).await
+}
+
+/// This description
+#[utoipa::path(get, path = "/openapi.json", responses(
+    (status = 200, description = "OpenAPI 3.1"),
+))]
+async fn description() -> Response {
+    json(&openapi())
+}

@@ -1,0 +1,403 @@
+//! Sockets, connections and their limits. Knows who is at the other end, not what is asked.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use pw_linux::error::{Error, Result};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tower_service::Service;
+
+use super::peer::Gate;
+use super::problem::Problem;
+use super::token::{Tokens, read_secret};
+use super::{FAREWELL, Shared, api};
+use crate::daemon::config;
+use crate::daemon::request::{Caller, Fault};
+
+/// Connections by the socket at once; and as many again by TCP, so that nobody outside can keep the
+/// operator out.
+const CONNECTIONS: usize = 64;
+/// Connections that are being told that they are not wanted.
+const REFUSING: usize = 16;
+/// A request's head, and a pause between two requests, are at most so long.
+const HEAD: Duration = Duration::from_secs(10);
+/// A TLS handshake takes at most so long.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// A request's head is at most so large [bytes], with so many fields.
+const HEAD_BYTES: usize = 16 * 1024;
+const HEAD_FIELDS: usize = 64;
+
+/// By which door a request came in.
+#[derive(Debug, Clone)]
+pub enum Door {
+    /// By the socket: the kernel says who.
+    Socket(Caller),
+    /// By TLS: a token must say who.
+    Tls(Arc<Tokens>),
+}
+
+/// The socket's place. It is taken away once, and only if it is still ours.
+#[derive(Debug)]
+pub struct Socket {
+    /// Where.
+    pub path: PathBuf,
+    device_and_inode: (u64, u64),
+}
+
+impl Socket {
+    /// Takes the socket away, unless somebody has put another one there.
+    pub fn remove(&self) {
+        if identity(&self.path).is_ok_and(|found| found == self.device_and_inode) {
+            drop(std::fs::remove_file(&self.path));
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|data| (data.dev(), data.ino()))
+}
+
+/// Listens at `path`: for root and the daemon's own user, and for the group if there is one.
+///
+/// # Errors
+/// The place cannot be used, or another daemon answers there.
+pub fn bind(path: &Path, gate: Gate) -> Result<(Socket, StdUnixListener)> {
+    let cannot = |error: io::Error| {
+        Error::failed(
+            format!("cannot listen at {}: {error}", path.display()),
+            "name another socket in the configuration, or run the daemon as root",
+        )
+    };
+    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        std::fs::create_dir_all(directory).map_err(cannot)?;
+    }
+    make_room(path)?;
+    // Born under another name, and there under its own only once its mode is right.
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    let newborn = PathBuf::from(name);
+    drop(std::fs::remove_file(&newborn));
+    let listener = StdUnixListener::bind(&newborn).map_err(cannot)?;
+    let placed = (|| {
+        let mode = if gate.group.is_some() { 0o660 } else { 0o600 };
+        std::fs::set_permissions(&newborn, std::fs::Permissions::from_mode(mode))?;
+        if let Some(group) = gate.group {
+            std::os::unix::fs::chown(&newborn, None, Some(group.as_raw()))?;
+        }
+        listener.set_nonblocking(true)?;
+        std::fs::rename(&newborn, path)?;
+        identity(path)
+    })();
+    match placed {
+        Ok(device_and_inode) => Ok((Socket { path: path.to_owned(), device_and_inode }, listener)),
+        Err(error) => {
+            drop(std::fs::remove_file(&newborn));
+            Err(cannot(error))
+        }
+    }
+}
+
+/// A socket that a killed daemon left is in nobody's way; anything else is.
+fn make_room(path: &Path) -> Result<()> {
+    let Ok(data) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !data.file_type().is_socket() {
+        return Err(Error::failed(
+            format!("{} is there and is no socket", path.display()),
+            "move it away, or name another socket in the configuration",
+        ));
+    }
+    match StdUnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        _ => Err(Error::failed(
+            format!("another planewised listens at {}", path.display()),
+            "stop it first, or name another socket in the configuration",
+        )),
+    }
+}
+
+/// What TLS and its door need, read and checked.
+#[derive(Debug)]
+pub struct Tls {
+    listen: SocketAddr,
+    server: Arc<rustls::ServerConfig>,
+    tokens: Arc<Tokens>,
+}
+
+impl Tls {
+    /// Reads certificate, key and tokens.
+    ///
+    /// # Errors
+    /// One of them cannot be read, makes no sense, or can be read by everybody.
+    pub fn load(tcp: &config::Tcp) -> Result<Self> {
+        let wrong = |what: &str, path: &Path, error: &dyn std::fmt::Display| {
+            Error::bad_input(
+                format!("tcp.{what}, {}: {error}", path.display()),
+                "name a certificate chain and its key, both in PEM",
+            )
+        };
+        let (certificate, key) = (&tcp.certificate, &tcp.key);
+        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
+            .and_then(Iterator::collect)
+            .map_err(|error| wrong("certificate", certificate, &error))?;
+        let secret = read_secret(key, "key")?;
+        let private = PrivateKeyDer::from_pem_slice(secret.as_bytes())
+            .map_err(|error| wrong("key", key, &error))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut server = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .and_then(|config| config.with_no_client_auth().with_single_cert(chain, private))
+            .map_err(|error| wrong("certificate", certificate, &error))?;
+        server.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let tokens = Arc::new(Tokens::load(&tcp.tokens)?);
+        Ok(Self { listen: tcp.listen, server: Arc::new(server), tokens })
+    }
+}
+
+/// A listening TCP socket with its door.
+#[derive(Debug)]
+pub struct Tcp {
+    /// Where it listens.
+    pub address: SocketAddr,
+    listener: std::net::TcpListener,
+    tls: Tls,
+}
+
+impl Tcp {
+    /// Listens where TLS is wished.
+    ///
+    /// # Errors
+    /// The address cannot be used.
+    pub fn bind(tls: Tls) -> Result<Self> {
+        let bound = std::net::TcpListener::bind(tls.listen).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok((listener.local_addr()?, listener))
+        });
+        match bound {
+            Ok((address, listener)) => Ok(Self { address, listener, tls }),
+            Err(error) => Err(Error::failed(
+                format!("cannot listen at tcp.listen = {}: {error}", tls.listen),
+                "name an address of this host and a port that is free",
+            )),
+        }
+    }
+}
+
+/// Serves both doors until the daemon stops.
+pub async fn serve(shared: Arc<Shared>, unix: StdUnixListener, gate: Gate, tcp: Option<Tcp>) {
+    let router = api::router(shared.clone());
+    let by_socket = serve_socket(shared.clone(), unix, gate, router.clone());
+    let by_tls = async {
+        if let Some(tcp) = tcp {
+            serve_tls(shared.clone(), tcp, router).await;
+        }
+    };
+    tokio::join!(by_socket, by_tls);
+    // Streams and answers under way end by themselves.
+    drop(timeout(FAREWELL, idle(&shared)).await);
+}
+
+/// Waits until no stream of events is open.
+async fn idle(shared: &Shared) {
+    drop(shared.streams.acquire_many(super::STREAMS as u32).await);
+}
+
+async fn stopped(shared: &Shared) {
+    let mut stop = shared.stop.clone();
+    // The sender gone is a stop, too.
+    drop(stop.wait_for(|stop| *stop).await);
+}
+
+async fn serve_socket(shared: Arc<Shared>, unix: StdUnixListener, gate: Gate, router: Router) {
+    let listener = match UnixListener::from_std(unix) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!(%error, "the socket cannot be served"),
+    };
+    let (room, refusing) =
+        (Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(Semaphore::new(REFUSING)));
+    loop {
+        let accepted = tokio::select! {
+            () = stopped(&shared) => return,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Out of file descriptors, most likely: what is there goes on.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let refuse = |stream: UnixStream, problem: Problem| {
+            if let Ok(permit) = refusing.clone().try_acquire_owned() {
+                tokio::spawn(async move {
+                    refuse(stream, &problem).await;
+                    drop(permit);
+                });
+            }
+        };
+        match gate.admit(&stream) {
+            Err(why) => {
+                if shared.log_refusal() {
+                    tracing::warn!(why, "a connection to the socket was refused");
+                }
+                let remedy = match gate.group {
+                    Some(_) => "become a member of the group that the configuration names",
+                    None => "become root, or name a group in the daemon's configuration",
+                };
+                refuse(stream, Problem::new(Fault::Forbidden, why, remedy));
+            }
+            Ok(caller) => match room.clone().try_acquire_owned() {
+                Ok(permit) => {
+                    let connection =
+                        converse(stream, Door::Socket(caller), router.clone(), shared.clone());
+                    tokio::spawn(async move {
+                        connection.await;
+                        drop(permit);
+                    });
+                }
+                Err(_) => refuse(stream, full()),
+            },
+        }
+    }
+}
+
+async fn serve_tls(shared: Arc<Shared>, tcp: Tcp, router: Router) {
+    let listener = match TcpListener::from_std(tcp.listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!(%error, "TCP cannot be served"),
+    };
+    let acceptor = TlsAcceptor::from(tcp.tls.server);
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let accepted = tokio::select! {
+            () = stopped(&shared) => return,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        // A full house is not explained to strangers: that would cost what there is none of.
+        let Ok(permit) = room.clone().try_acquire_owned() else { continue };
+        let door = Door::Tls(tcp.tls.tokens.clone());
+        let (acceptor, router, shared) = (acceptor.clone(), router.clone(), shared.clone());
+        tokio::spawn(async move {
+            let handshake = accept_tls(&acceptor, stream);
+            if let Ok(Ok(stream)) = timeout(HANDSHAKE, handshake).await {
+                converse(stream, door, router, shared).await;
+            }
+            drop(permit);
+        });
+    }
+}
+
+async fn accept_tls(
+    acceptor: &TlsAcceptor,
+    stream: TcpStream,
+) -> io::Result<tokio_rustls::server::TlsStream<TcpStream>> {
+    stream.set_nodelay(true)?;
+    acceptor.accept(stream).await
+}
+
+fn full() -> Problem {
+    Problem::new(
+        Fault::Unavailable,
+        format!("{CONNECTIONS} connections to the daemon are open: it takes no more"),
+        "close some, or wait: idle ones are closed after 10 s",
+    )
+}
+
+/// Says no, after the question (whoever is not listened to does not listen either).
+async fn refuse(mut stream: UnixStream, problem: &Problem) {
+    let answer = async {
+        let mut head = [0; 4096];
+        let _ = stream.read(&mut head).await?;
+        stream.write_all(problem.raw().as_bytes()).await?;
+        stream.shutdown().await
+    };
+    drop(timeout(Duration::from_secs(2), answer).await);
+}
+
+/// Serves the requests of one connection, one after the other.
+async fn converse<S>(stream: S, door: Door, router: Router, shared: Arc<Shared>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(door.clone());
+        let mut router = router.clone();
+        async move { router.call(request.map(Body::new)).await }
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(HEAD_BYTES)
+        .max_headers(HEAD_FIELDS);
+    let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stopped(&shared) => {
+            connection.as_mut().graceful_shutdown();
+            timeout(FAREWELL, connection).await.unwrap_or(Ok(()))
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate() -> Gate {
+        Gate::new(None).expect("no group")
+    }
+
+    #[test]
+    fn a_socket_that_a_killed_daemon_left_is_taken_over() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("run/x.sock");
+        let (first, listener) = bind(&path, gate()).expect("bound");
+        let mode = std::fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let error = bind(&path, gate()).expect_err("somebody listens");
+        assert!(error.what.starts_with("another planewised listens at "), "{}", error.what);
+        drop(listener);
+        let (second, _listener) = bind(&path, gate()).expect("taken over");
+        first.remove();
+        assert!(path.exists(), "the successor's socket is not ours to remove");
+        second.remove();
+        assert!(!path.exists());
+        assert_eq!(std::fs::read_dir(directory.path().join("run")).expect("read").count(), 0);
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_used_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("file");
+        std::fs::write(&path, "precious").expect("written");
+        let error = bind(&path, gate()).expect_err("a file");
+        assert!(error.what.ends_with("is there and is no socket"));
+        assert_eq!(std::fs::read_to_string(&path).expect("still there"), "precious");
+        let beneath = path.join("x.sock");
+        let error = bind(&beneath, gate()).expect_err("beneath a file");
+        assert!(error.what.contains("file/x.sock") && !error.remedy.is_empty());
+    }
+}

@@ -1,0 +1,148 @@
+//! The daemon's face: HTTP on a Unix socket (and, if wished, by TLS), metrics, events, the live page
+//! and the log. A thread of its own that knows the core only by [`crate::daemon::request`]: whatever
+//! comes in here, the core goes on.
+
+mod api;
+mod events;
+mod listen;
+pub mod log;
+mod metrics;
+mod page;
+mod peer;
+mod problem;
+mod token;
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pw_linux::error::{Error, Result};
+use tokio::sync::{Semaphore, watch};
+
+use crate::daemon::config::Config;
+use crate::daemon::request::FaceEnds;
+use crate::daemon::status::Status;
+
+pub use api::openapi;
+
+/// Streams of events that are open at once, from everywhere.
+const STREAMS: usize = 32;
+/// How long connections may take to end when the daemon stops.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// What all requests share.
+#[derive(Debug)]
+struct Shared {
+    ends: FaceEnds,
+    streams: Arc<Semaphore>,
+    stop: watch::Receiver<bool>,
+    /// The status that was asked for last, as JSON: many readers, one writing.
+    written: Mutex<Option<(Arc<Status>, Arc<str>)>>,
+    refusals: Mutex<VecDeque<Instant>>,
+}
+
+impl Shared {
+    /// The status now, as JSON.
+    fn status_json(&self) -> Arc<str> {
+        let status = self.ends.status.borrow().clone();
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*written {
+            Some((of, text)) if Arc::ptr_eq(of, &status) => text.clone(),
+            _ => {
+                // Maps with keys that are no strings are all that could fail; there are none.
+                let text: Arc<str> = serde_json::to_string(&*status).unwrap_or_default().into();
+                *written = Some((status, text.clone()));
+                text
+            }
+        }
+    }
+
+    /// Is this refusal to be logged? Ten in ten seconds are: nobody fills the log from outside.
+    fn log_refusal(&self) -> bool {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        while refusals.front().is_some_and(|at| now - *at > Duration::from_secs(10)) {
+            refusals.pop_front();
+        }
+        let told = refusals.len() < 10;
+        if told {
+            refusals.push_back(now);
+        }
+        told
+    }
+}
+
+/// The face at work. Ends with [`Face::stop`], or when it is dropped.
+#[derive(Debug)]
+pub struct Face {
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+    socket: listen::Socket,
+    tcp: Option<std::net::SocketAddr>,
+}
+
+/// Opens the socket, and TCP if it is configured, and serves both in a thread of its own.
+///
+/// # Errors
+/// A place cannot be listened at, the group does not exist, TLS or tokens cannot be read or are not
+/// safe. Nothing listens then.
+pub fn start(config: &Config, ends: FaceEnds) -> Result<Face> {
+    let tls = config.tcp.as_ref().map(listen::Tls::load).transpose()?;
+    let tcp = tls.map(listen::Tcp::bind).transpose()?;
+    let gate = peer::Gate::new(config.group.as_deref())?;
+    let (socket, unix) = listen::bind(&config.socket, gate)?;
+    let address = tcp.as_ref().map(|tcp| tcp.address);
+    let (stop, stopped) = watch::channel(false);
+    let shared = Arc::new(Shared {
+        ends,
+        streams: Arc::new(Semaphore::new(STREAMS)),
+        stop: stopped,
+        written: Mutex::new(None),
+        refusals: Mutex::new(VecDeque::new()),
+    });
+    let failed = |error: std::io::Error| {
+        Error::failed(
+            format!("cannot start the thread that serves {}: {error}", config.socket.display()),
+            "the machine is out of processes or memory",
+        )
+    };
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let thread = std::thread::Builder::new()
+        .name("face".into())
+        .spawn(move || {
+            runtime.block_on(listen::serve(shared, unix, gate, tcp));
+            runtime.shutdown_timeout(FAREWELL);
+        })
+        .map_err(failed)?;
+    Ok(Face { stop, thread: Some(thread), socket, tcp: address })
+}
+
+impl Face {
+    /// Where the socket is.
+    pub const fn socket(&self) -> &PathBuf {
+        &self.socket.path
+    }
+
+    /// Where TCP is served; the port is the real one where 0 was configured.
+    pub const fn tcp(&self) -> Option<std::net::SocketAddr> {
+        self.tcp
+    }
+
+    /// Ends all connections and takes the socket away.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Face {
+    fn drop(&mut self) {
+        self.socket.remove();
+        self.stop.send_replace(true);
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
