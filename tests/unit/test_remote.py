@@ -66,7 +66,7 @@ def test_a_server_that_speaks_no_ssh_is_said() -> None:
             with peer:
                 peer.sendall(b"220 this is mail\r\n" * 3)
                 peer.shutdown(socket.SHUT_WR)
-                # Closed with words unread, it would reset the connection, perhaps before it is heard.
+                # Closed with words unread, it would reset the connection before it is heard.
                 while peer.recv(4096):
                     pass
 
