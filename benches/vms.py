@@ -15,6 +15,7 @@ from planewise.errors import PlanewiseError
 from planewise.lab.process import Seen, processes
 from planewise.testbed.model import HOSTS, TestbedSpec
 from planewise.testbed.vms import testbed as vms
+from planewise.testbed.vms.guests import Platform
 from planewise.testbed.vms.testbed import VmTestbed
 
 MIB = 1 << 20
@@ -37,7 +38,7 @@ def main() -> int:
     return 0
 
 
-def measure(ours: vms.Platform, guests: int, plane: str, parallel: int | None) -> None:
+def measure(ours: Platform, guests: int, plane: str, parallel: int | None) -> None:
     """Prints the figures of one testbed."""
     spec = TestbedSpec(plane, background_guests=guests // 2 - 1)
     free = meminfo("MemAvailable")

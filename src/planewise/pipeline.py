@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +34,7 @@ from planewise.measure.experiment import (
     schedule_for,
 )
 from planewise.measure.hosts import on_pair
+from planewise.measure.meter import Meter
 from planewise.measure.pause import Pauses
 from planewise.measure.schedule import Schedule, ladder_around, make_schedule
 from planewise.measure.search.goals import Goal, SearchResult, Trial
@@ -151,10 +152,13 @@ def start(
     host: Fingerprint,
     progress: Progress,
     elsewhere: Elsewhere | None = None,
+    *,
+    watched: bool = False,
 ) -> Finished:
     """Measures `design` into the new run directory `out`, recommends and reports.
 
-    `host` is what the doctor found of this machine.
+    `host` is what the doctor found of this machine. Where the run is `watched`, what guests send
+    is kept by the second (kpis.jsonl).
     """
     check_free(out)
     with _stages(design, elsewhere) as stage:
@@ -167,7 +171,7 @@ def start(
             progress.note(said)
         info = _info(design, ladders, host, schedule, elsewhere, stage.facts())
         with RunWriter.create(out, info) as writer:
-            return _measure(design, schedule, stage, writer, progress, _watch(elsewhere))
+            return _measure(design, schedule, stage, writer, progress, _watch(elsewhere), watched)
 
 
 def check_budget(design: Design, schedule: Schedule) -> str:
@@ -197,11 +201,17 @@ def check_budget(design: Design, schedule: Schedule) -> str:
 
 
 def resume(
-    out: Path, host: Fingerprint, progress: Progress, elsewhere: Elsewhere | None = None
+    out: Path,
+    host: Fingerprint,
+    progress: Progress,
+    elsewhere: Elsewhere | None = None,
+    *,
+    watched: bool = False,
 ) -> Finished:
     """Continues the run in `out`: what is finished stays, the rest is measured.
 
-    Trials that failed are tried again. `host` is what the doctor found now.
+    Trials that failed are tried again. `host` is what the doctor found now, `watched` as in
+    `start`.
     """
     info = RunReader(out).info
     design, ladders = _stored(info, out)
@@ -224,7 +234,7 @@ def resume(
             )
             sessions = (*info.sessions, session)
             writer.finish(writer.info.model_copy(update={"sessions": sessions}))
-            return _measure(design, schedule, stage, writer, progress, _watch(elsewhere))
+            return _measure(design, schedule, stage, writer, progress, _watch(elsewhere), watched)
 
 
 def differences(before: Fingerprint | None, now: Fingerprint) -> tuple[str, ...]:
@@ -276,9 +286,12 @@ def _measure(
     writer: RunWriter,
     progress: Progress,
     watch: HostWatch | None,
+    watched: bool,
 ) -> Finished:
     """Runs the schedule, recommends from everything in the run directory, and reports."""
-    with Pauses() as pauses:
+    with ExitStack() as beside:
+        pauses = beside.enter_context(Pauses())
+        meter = beside.enter_context(Meter(writer.sample, progress.note)) if watched else None
         outcome = run(
             schedule,
             stage,
@@ -287,6 +300,7 @@ def _measure(
             watch=watch,
             pauses=pauses,
             budget_s=design.budget_s,
+            meter=meter,
         )
     trials = RunReader(writer.path).trials()
     advice = recommend(trials, writer.info)
@@ -319,7 +333,7 @@ def _info(
         seed=design.seed,
         hosts={"shared": host} if elsewhere is None else dict(elsewhere.hosts),
         testbed={} if elsewhere is None else dict(elsewhere.testbed),
-        emulated=facts.emulated if elsewhere is None else elsewhere.emulated,
+        emulated=_emulated(facts, elsewhere),
         differences=dict(facts.differences),
         started=now,
         trials_planned=schedule.trials,
@@ -328,6 +342,12 @@ def _info(
             SkippedCell(cell=one.cell.levels(), reason=one.reason) for one in schedule.skipped
         ),
     )
+
+
+def _emulated(facts: StageFacts, elsewhere: Elsewhere | None) -> str:
+    """Why times are not those of hardware: the hosts' own reason, and that of their guests."""
+    reasons = (elsewhere.emulated if elsewhere is not None else "", facts.emulated)
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, ...]]]:

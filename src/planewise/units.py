@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+_BITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
 _RATES = ((1e9, "Gpps"), (1e6, "Mpps"), (1e3, "kpps"), (1.0, "pps"))
 
 
@@ -16,6 +17,11 @@ def time_text(ns: float) -> str:
 def rate_text(pps: float) -> str:
     """A packet rate given in packets a second."""
     return _scaled(pps, _RATES)
+
+
+def bits_text(bps: float) -> str:
+    """A bit rate given in bits a second."""
+    return _scaled(bps, _BITS)
 
 
 def percent_text(ratio: float, *, signed: bool = False) -> str:

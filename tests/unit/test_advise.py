@@ -9,9 +9,19 @@ from html import escape
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planewise import cli
-from planewise.advise.model import Chain, predict, profile_text, shipped
+from planewise.advise.demand import Application, Isolation
+from planewise.advise.model import (
+    Chain,
+    Pattern,
+    load_profile,
+    predict,
+    profile_text,
+    shipped,
+)
 from planewise.advise.workload import Workload, advise, course, why_not
 from planewise.errors import BadInputError
 
@@ -33,6 +43,11 @@ def test_the_publications_three_recommendations_are_reproduced() -> None:
         (replace(NORTH_SOUTH, live_migration=True), "vhost-user", "vf-passthrough", "migrated"),
         (replace(NORTH_SOUTH, vfs=3), "vhost-user", "vf-passthrough", "4 guests need 4 VFs, and 3"),
         (replace(EAST_WEST, spare_cores=0), "vf-passthrough", "vhost-user", "none is to spare"),
+        (replace(EAST_WEST, cores=6), "vf-passthrough", "vhost-user", "need 7 cores, and"),
+        (replace(EAST_WEST, isolation=("memory",)), "vf-passthrough", "vhost-user", "memory was"),
+        (replace(NORTH_SOUTH, isolation=("filtering",)), "vhost-user", "vf-passthrough", "kernel"),
+        (replace(NORTH_SOUTH, guests=65), "vhost-user", "vf-passthrough", "the NIC has 64"),
+        (replace(NORTH_SOUTH, guests=9, vfs=8), "vhost-user", "vf-passthrough", "and 8 are free"),
     ],
 )
 def test_another_demand_has_another_answer_and_a_reason(
@@ -44,6 +59,119 @@ def test_another_demand_has_another_answer_and_a_reason(
     assert not next(one for one in advice.ranking if one.plane == refused).possible
     # Giving the demand up again is named as what would change the answer.
     assert any("pass" in one.text or "vhost" in one.text for one in advice.changes)
+
+
+@pytest.mark.parametrize(
+    ("workload", "before", "after"),
+    [
+        # Both carry it: the one with the lower round-trip time by the studies, not by the cores.
+        (replace(EAST_WEST, rate_pps=5e6, latency_ns=1e5), "vf-passthrough", "vf-passthrough"),
+        (Workload(Chain("north-south", 1, 64), "kernel"), "virtio-bridge", "virtio-bridge"),
+        (
+            Workload(Chain("north-south", 1, 64), "kernel", latency_ns=1e5),
+            "vf-passthrough",
+            "virtio-bridge",
+        ),
+        # What shares the polling core comes behind what does not.
+        (replace(EAST_WEST, isolation=("load",)), "vf-passthrough", "vhost-user"),
+    ],
+)
+def test_a_demand_that_rules_nothing_out_reranks(
+    workload: Workload, before: str, after: str
+) -> None:
+    advice = advise(XL710, workload)
+    assert advice.best.plane == before
+    others = [one for one in advice.ranking if one.plane != "virtio-bridge"]
+    assert all(one.possible for one in others)
+    without = replace(workload, isolation=(), latency_ns=None)
+    assert advise(XL710, without).best.plane == after
+
+
+def test_no_latency_below_work_and_wires_is_promised() -> None:
+    advice = advise(XL710, replace(EAST_WEST, latency_ns=700.0))
+    slow = next(one for one in advice.ranking if one.plane == "vhost-user")
+    assert not slow.possible
+    assert slow.floor_ns is not None
+    assert slow.floor_ns > 700
+    assert "Work and wires alone" in why_not(advice, "vhost-user")
+    nothing = advise(XL710, replace(EAST_WEST, latency_ns=10.0))
+    assert not any(one.possible for one in nothing.ranking)
+    assert nothing.sentence.startswith("No plane gives all")
+    assert any("Without the latency goal" in one.text for one in nothing.changes)
+
+
+def test_queues_that_stay_full_keep_no_latency_goal() -> None:
+    advice = advise(XL710, replace(NORTH_SOUTH, rate_pps=20e6, latency_ns=1e6))
+    refused = next(one for one in advice.ranking if one.plane == "vhost-user")
+    assert refused.meets is False
+    assert not refused.possible
+    assert advice.best.plane == "vf-passthrough"
+
+
+def test_a_rate_that_no_plane_carries_is_said() -> None:
+    advice = advise(XL710, replace(NORTH_SOUTH, rate_pps=500e6))
+    assert "No plane that is possible here carries the 500 Mpps" in advice.sentence
+    assert "carries the" not in advise(XL710, replace(NORTH_SOUTH, rate_pps=1e6)).sentence
+
+
+def test_demands_that_only_together_are_too_much_are_given_up_together() -> None:
+    workload = replace(EAST_WEST, cores=6, isolation=("memory",))
+    advice = advise(XL710, workload)
+    assert advice.best.plane == "vf-passthrough"
+    assert any(
+        one.text.startswith("Without the limit of cores and isolation: vhost")
+        for one in advice.changes
+    )
+
+
+def test_a_profile_that_was_never_measured_says_so_and_promises_no_rate() -> None:
+    advice = advise(shipped("xl710-documents"), replace(NORTH_SOUTH, rate_pps=1e6))
+    assert any("never held against measurements" in one.text for one in advice.notes)
+    assert all(one.meets is None for one in advice.ranking if one.plane != "virtio-bridge")
+    assert advise(XL710, NORTH_SOUTH).notes == ()
+
+
+@given(
+    st.sampled_from(("north-south", "east-west")),
+    st.integers(1, 64),
+    st.sampled_from(("polling", "kernel")),
+    st.none() | st.floats(1, 1e12),
+    st.none() | st.floats(1, 1e12),
+    st.booleans(),
+    st.lists(st.sampled_from(("memory", "filtering", "load")), max_size=3),
+    st.none() | st.integers(0, 200),
+    st.none() | st.integers(0, 200),
+    st.none() | st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_workload_gets_an_answer_and_every_refusal_a_reason(
+    pattern: Pattern,
+    vnfs: int,
+    application: Application,
+    rate: float | None,
+    latency: float | None,
+    migration: bool,
+    isolation: list[Isolation],
+    vfs: int | None,
+    cores: int | None,
+    spare: int | None,
+) -> None:
+    workload = Workload(
+        Chain(pattern, vnfs, 64), application, rate, latency, migration, tuple(isolation),
+        None, vfs, cores, spare,
+    )  # fmt: skip
+    advice = advise(XL710, workload)
+    assert {one.plane for one in advice.ranking} == {
+        "vf-passthrough", "vhost-user", "virtio-bridge",
+    }  # fmt: skip
+    possible = [one.possible for one in advice.ranking]
+    assert possible == sorted(possible, reverse=True)
+    bare = advise(XL710, Workload(Chain(pattern, vnfs, 64), application))
+    for one in advice.ranking:
+        if not one.possible:
+            before = next(other for other in bare.ranking if other.plane == one.plane)
+            assert len(one.statements) > len(before.statements)
+        assert why_not(advice, one.plane)
 
 
 def test_where_the_answer_changes_with_the_chain_is_found_by_the_model() -> None:
@@ -92,6 +220,12 @@ def test_every_statement_says_what_it_rests_on() -> None:
         (["--pattern", "east-west", "--frame", "12"], "12 bytes"),
         (["--pattern", "east-west", "--rate", "-1"], "above zero"),
         (["--pattern", "east-west", "--vfs", "-1"], "-1 VFs"),
+        (["--pattern", "east-west", "--rate", "nan"], "above zero"),
+        (["--pattern", "east-west", "--latency", "0"], "above zero"),
+        (["--pattern", "east-west", "--isolation", "moon"], "no isolation moon"),
+        (["--pattern", "east-west", "--cores", "-1"], "-1 cores"),
+        (["--pattern", "east-west", "--vnfs", "4", "--guests", "3"], "3 guests cannot run 4"),
+        ([], "needs a pattern"),
         (["--pattern", "east-west", "--application", "none"], "no application none"),
         (["--pattern", "east-west", "--why-not", "moon"], "moon was not weighed"),
     ],
@@ -120,6 +254,83 @@ def test_json_holds_the_ranking_and_the_reason(
     answer = json.loads(capsys.readouterr().out)
     assert answer["ranking"][0]["plane"] == "vhost-user"
     assert "NIC internal" in answer["why_not"]
+
+
+def test_a_shipped_profile_is_shown_as_a_file_that_is_read_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def show(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["planewise", "advise", *words, "--show-profile"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    assert show().split() == ["xl710", "xl710-documents"]
+    copy = tmp_path / "mine.toml"
+    copy.write_text(show("--profile", "xl710"))
+    assert load_profile(copy) == XL710
+
+
+def asked(
+    options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["planewise", "advise", *options])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_a_workload_is_read_from_a_file_and_options_override_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "w.yaml"
+    file.write_text("pattern: east-west\nvnfs: 6\nisolation: [memory]\nlatency_us: 50\n")
+    options = [str(file), "--profile", "xl710", "--json"]
+    code, out, _ = asked(options, capsys, monkeypatch)
+    assert code == 0
+    answer = json.loads(out)
+    assert answer["workload"]["latency_ns"] == 50_000
+    assert answer["ranking"][0]["plane"] == "vf-passthrough"
+    code, out, _ = asked([*options, "--vnfs", "3"], capsys, monkeypatch)
+    assert json.loads(out)["workload"]["chain"]["vnfs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "a mapping"),
+        ("pattern: [", "w.yaml:"),
+        ("pattern: up", "no pattern up"),
+        ("hops: 3", "no key hops"),
+        ("pattern: east-west\nvnfs: many", "vnfs: "),
+        ("a: &a [1]\nb: *c", "not YAML"),
+        ("pattern: east-west\nrate_mpps: .nan", "above zero"),
+        ("x" * 70_000, "too long"),
+        ("\x00", "not YAML"),
+    ],
+)
+def test_a_workload_that_is_none_is_one_sentence(
+    text: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "w.yaml"
+    file.write_text(text)
+    code, _, err = asked([str(file), "--profile", "xl710"], capsys, monkeypatch)
+    assert code == 2
+    assert said in err
+
+
+def test_an_advice_needs_a_host(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = asked(["--pattern", "east-west"], capsys, monkeypatch)
+    assert code == 2
+    assert "xl710" in err
 
 
 def test_a_profile_that_is_not_there_is_said() -> None:

@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "judge": {"store"},
     "advise": {"judge", "store"},
     "report": {"judge", "store"},
+    "live": {"store"},
     "lab": set(),
     "testbed": {"store", "lab"},
     "measure": {"testbed", "judge", "store"},

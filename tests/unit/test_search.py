@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge import synthetic
 from planewise.judge.curve import Run
-from planewise.measure.search import model
+from planewise.measure.search import lossless, model
 from planewise.measure.search.goals import Goal, SearchResult
 from planewise.measure.search.measurer import Measurer
+from planewise.measure.search.particles import Observations
 from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
 from planewise.measure.search.residuals import course, doubts
 from planewise.measure.search.run import ALGORITHMS, algorithm_named, run_search
@@ -332,7 +333,7 @@ def test_the_posterior_of_a_known_capacity_holds_it_and_narrows_with_trials():
     posterior = model.Posterior(1, model.Scope(0.005, 0.0002, 0.03))
     widths = {}
     for count in range(3, 49, 3):
-        posterior.update(model.Observations(x[:count], sent[:count], lost[:count]))
+        posterior.update(Observations(x[:count], sent[:count], lost[:count]))
         law = posterior.law(2)
         low, high = law.quantile(0.025), law.quantile(0.975)
         assert low < 0.005 < high, count
@@ -347,6 +348,66 @@ def test_a_curve_and_its_inverse_agree_on_both_sides_of_saturation():
         at, steepness = curves.inverse(np.array([[z]]), np.log([[z]]))
         assert at[0, 0] == pytest.approx(u)
         assert steepness[0, 0] == pytest.approx(50 * z if u < 0 else 0.8)
+
+
+def test_bad_trials_move_neither_the_place_nor_the_noise():
+    random = np.random.default_rng(3)
+    count = 40
+    x = np.tile([-0.01, 0.02, 0.005, 0.05], count // 4)
+    noise = random.normal(0, 0.01, count)
+    laws = []
+    for depth in (0.0, 0.2):
+        bad = np.where(np.arange(count) % 10 == 4, depth, 0.0)
+        z = np.maximum(x - noise + bad, 0)
+        sent = np.full(count, 5e5)
+        posterior = model.Posterior(1, model.Scope(0.005, 0.0002, 0.12))
+        posterior.update(Observations(x, sent, np.round(sent * -np.expm1(-z))))
+        laws.append((posterior.law(2).quantile(0.5), posterior.noise()))
+    (clean, clean_noise), (spoilt, spoilt_noise) = laws
+    # A tenth of bad trials shifts the half of all trials by an eighth of the noise.
+    assert spoilt == pytest.approx(clean - 0.14 * clean_noise, abs=0.003)
+    assert spoilt_noise < 1.6 * clean_noise
+
+
+def test_slope_is_told_from_noise_when_trials_stand_on_both_sides():
+    random = np.random.default_rng(4)
+    x = np.tile([-0.02, 0.03, 0.01, 0.06], 12)
+    # Throughput still grows: of added load only three tenths are lost.
+    z = np.maximum(0.3 * (x - random.normal(0, 0.03, x.size)), 0)
+    sent = np.full(x.size, 5e5)
+    posterior = model.Posterior(1, model.Scope(0.005, 0.0002, 0.12))
+    posterior.update(Observations(x, sent, np.round(sent * -np.expm1(-z))))
+    assert posterior.law(2).quantile(0.5) == pytest.approx(0.005 / 0.3, abs=0.012)
+    assert posterior.loss_noise() == pytest.approx(0.009, rel=0.5)
+
+
+def _counted(lost_per_s, random):
+    x = np.log(np.tile([0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94], 6))
+    packets = 1e6 * np.exp(x)
+    posterior = lossless.LosslessPosterior(1, packets=1e6, noise=1e-3)
+    posterior.update(Observations(x, packets, random.poisson(lost_per_s(np.exp(x)) * 1.0)))
+    law = posterior.law(4)
+    return [math.exp(law.quantile(share)) for share in (0.025, 0.5, 0.975)]
+
+
+def test_ndr_lies_on_the_flank_where_nothing_else_is_lost():
+    _, middle, _ = _counted(lambda r: 1000 * r**60, np.random.default_rng(5))
+    assert middle == pytest.approx((math.log(2) / 1000) ** (1 / 60), rel=0.02)
+
+
+def test_ndr_lies_far_below_where_packets_are_lost_at_any_load():
+    low, _, high = _counted(lambda r: 1000 * r**60 + 3 * r, np.random.default_rng(6))
+    assert low < math.log(2) / 3 < high
+    assert high < 0.85
+
+
+def test_draws_from_the_prior_of_the_rate_of_losses_are_within_it():
+    theta = lossless.draw_prior(2000, np.random.default_rng(1))
+    assert np.isfinite(lossless.log_prior(theta)).all()
+    rates = lossless.log_rate(theta, np.linspace(-1, 0.2, 7)[None, :])
+    assert rates.shape == (2000, 7)
+    # More load, more losses: but for where the flank has left the window.
+    assert (np.diff(rates, axis=1) >= -1e-9).mean() > 0.99
 
 
 def test_draws_from_the_prior_are_within_it():

@@ -21,10 +21,11 @@ from planewise.testbed.plan import AddMacvtap, AddTap
 from planewise.testbed.vms import image
 from planewise.testbed.vms.agent import GuestAgent, Why
 from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml
+from planewise.testbed.vms.guests import Platform, last_words
 from planewise.testbed.vms.hypervisor import AgentSilentError, GuestGoneError
 from planewise.testbed.vms.image import GuestImage
 from planewise.testbed.vms.planes import VM_PLANES, vm_plane
-from planewise.testbed.vms.testbed import Platform, differences, last_words, lay_out, plan_ports
+from planewise.testbed.vms.testbed import differences, lay_out, plan_ports
 
 NIC = Nic("virtio", "02:70:77:00:00:00", "tap-m0", vhost=False, queues=1, offloads=False)
 DOMAIN = DomainSpec(

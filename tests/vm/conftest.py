@@ -11,6 +11,7 @@ import pytest
 from planewise.errors import UnsupportedError
 from planewise.testbed.model import TestbedSpec
 from planewise.testbed.vms import testbed as vms
+from planewise.testbed.vms.guests import Platform
 from planewise.testbed.vms.testbed import VmTestbed
 
 _said: list[str] = []
@@ -50,13 +51,13 @@ def say() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def platform() -> vms.Platform:
+def platform() -> Platform:
     """What this machine lends to virtual machines."""
     return vms.platform()
 
 
 @pytest.fixture(scope="session")
-def up(platform: vms.Platform, say: list[str]) -> Iterator[VmTestbed]:
+def up(platform: Platform, say: list[str]) -> Iterator[VmTestbed]:
     """Two main guests behind virtio-bridge and a background guest on each host."""
     spec = TestbedSpec("virtio-bridge", background_guests=1)
     with VmTestbed(spec, platform) as testbed:

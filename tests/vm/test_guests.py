@@ -16,7 +16,7 @@ from planewise.lab.process import processes
 from planewise.testbed import ledger, netns
 from planewise.testbed.load import BackgroundLoad, LoadSpec
 from planewise.testbed.model import TestbedSpec
-from planewise.testbed.vms import testbed as vms
+from planewise.testbed.vms.guests import Platform
 from planewise.testbed.vms.hypervisor import GuestGoneError, HypervisorGoneError
 from planewise.testbed.vms.testbed import VmTestbed
 
@@ -103,7 +103,7 @@ def test_a_libvirt_that_goes_away_is_told_of_and_started_again(up: VmTestbed) ->
 
 
 def test_a_guest_that_never_boots_is_said_with_its_last_words(
-    platform: vms.Platform, tmp_path: Path
+    platform: Platform, tmp_path: Path
 ) -> None:
     before = set(netns.names())
     (tmp_path / "initrd").write_bytes(b"this is no archive")
@@ -118,7 +118,7 @@ def test_a_guest_that_never_boots_is_said_with_its_last_words(
     assert not [one for one in processes() if str(tmp_path) in str(one.argv)]
 
 
-def test_nothing_is_left_of_a_testbed(platform: vms.Platform) -> None:
+def test_nothing_is_left_of_a_testbed(platform: Platform) -> None:
     with VmTestbed(TestbedSpec("e1000-bridge"), platform) as testbed:
         pids = [pid for host in ("sender", "responder") for pid in own_processes(testbed, host)]
         names = [site.netns for site in testbed.topology.sites.values()]

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from planewise.measure.rtt import parts_ns
 from planewise.store.rundir import RunReader
 from planewise.testbed import netns
 from planewise.testbed.ledger import token_of
-from planewise.testbed.vms import testbed as vms
+from planewise.testbed.vms.guests import Platform
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 PLANES = ("e1000-bridge", "virtio-bridge", "macvtap-bridge")
@@ -43,7 +44,7 @@ blocks: 1
 
 
 def test_a_design_of_virtual_machines_is_measured_to_a_report(
-    tmp_path: Path, platform: vms.Platform, say: list[str]
+    tmp_path: Path, platform: Platform, say: list[str]
 ) -> None:
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(DESIGN)
@@ -149,3 +150,105 @@ def planewise(*argv: str) -> Iterator[subprocess.Popen[str]]:
         if process.poll() is None:
             os.kill(process.pid, signal.SIGINT)
             process.wait(60)
+
+
+FAULTS = """
+title: faults
+factors:
+  guest: vm
+  plane: virtio-bridge
+  frequency_pps: 500
+rtt: {packets: 2000}
+blocks: 5
+"""
+
+
+def test_a_run_outlives_a_guest_that_is_killed_and_a_libvirt_that_is_ended(
+    tmp_path: Path,
+) -> None:
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(FAULTS)
+    before = set(netns.names())
+    with planewise("run", str(design), "--out", str(out)) as process:
+        until(lambda: finished(out) >= 1 and measuring(before), process)
+        (guest,) = (one for one in pids_of(before) if one.name.endswith("-sm0"))
+        os.kill(guest.pid, signal.SIGKILL)
+        until(lambda: finished(out) >= 3 and measuring(before), process)
+        os.kill(libvirtd_of(before), signal.SIGKILL)
+        said, complaint = process.communicate(timeout=280)
+    assert "Traceback" not in complaint
+    trials = list(RunReader(out).trials())
+    states = [trial.status for trial in sorted(trials, key=lambda one: one.order)]
+    assert states == ["done", "failed", "done", "failed", "done"], complaint
+    killed, ended = (trial.reason for trial in trials if trial.status == "failed")
+    assert "the virtual machine sender-main ended" in killed
+    assert "libvirt on " in ended
+    assert "does not answer" in ended
+    # Each trial after a fault says what was started anew for it.
+    anew = [" ".join(trial.warnings) for trial in trials if trial.status == "done"]
+    assert "was started anew" not in anew[0]
+    assert "sender-main had ended and was started anew" in anew[1]
+    assert "was started anew" in anew[2]
+    assert RunReader(out).info.status == "done", said
+    assert "failed" in said + complaint
+    assert (out / "report.html").exists()
+    assert set(netns.names()) <= before
+    done = subprocess.run([*PLANEWISE, "clean", "--json"], capture_output=True, check=True)
+    assert not json.loads(done.stdout)["leftovers"]
+
+
+def finished(out: Path) -> int:
+    """Trials that the run has written down."""
+    try:
+        return (out / "trials.jsonl").read_text().count("\n")
+    except FileNotFoundError:
+        return 0
+
+
+def measuring(before: set[str]) -> bool:
+    """Whether a trial runs: its taps capture."""
+    ours = set(netns.names()) - before
+    return any("tap" in argv_of(pid) for pid in netns.processes_in(sorted(ours)))
+
+
+@dataclass(frozen=True)
+class Vm:
+    """A QEMU of libvirt's."""
+
+    pid: int
+    name: str
+
+
+def pids_of(before: set[str]) -> list[Vm]:
+    """The virtual machines of testbeds that were not there before."""
+    tokens = {token_of(name) for name in set(netns.names()) - before}
+    found = []
+    for process in processes():
+        name = (process.option("-name") or "").partition("guest=")[2].partition(",")[0]
+        if name and token_of(name) in tokens:
+            found.append(Vm(process.pid, name))
+    return found
+
+
+def libvirtd_of(before: set[str]) -> int:
+    """The libvirt of the responder of a testbed that was not there before."""
+    (there,) = (name for name in set(netns.names()) - before if name.endswith("-r"))
+    (pid,) = (pid for pid in netns.processes_in([there]) if argv_of(pid)[0].endswith("libvirtd"))
+    return pid
+
+
+def argv_of(pid: int) -> list[str]:
+    """A process' command line; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return [""]
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Waits for a condition while the run goes on."""
+    deadline = time.monotonic() + 280
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)

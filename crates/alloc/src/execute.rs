@@ -135,10 +135,7 @@ impl Execution {
         } else if !in_guest {
             // The guest is done with it; the VF is not fit for the pool.
             self.end_later(Ending::Quarantined { why });
-        } else if self.undoing.is_some()
-            || matches!(step, Step::Detach { .. })
-            || guest_silent && !matches!(step, Step::Verify { path: Path::Paravirtual, .. })
-        {
+        } else if self.undoing.is_some() || matches!(step, Step::Detach { .. }) || guest_silent {
             self.end_later(Ending::Stuck { why });
         } else {
             self.undoing = Some(why);

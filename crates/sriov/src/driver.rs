@@ -5,6 +5,9 @@ use crate::model::{Counters, VfCounters};
 /// The driver of VFs that need none of the kernel's: user space drives them.
 pub const VFIO: &str = "vfio-pci";
 
+/// Drivers that are in nobody's way when the rest of an IOMMU group is passed through.
+pub const LETS_GO: &[&str] = &[VFIO, "pci-stub", "pcieport"];
+
 /// The network driver of the VFs of a PF that this driver drives; none when it is not known.
 pub fn network_driver_of_vfs(pf_driver: &str) -> Option<&'static str> {
     Some(match pf_driver {

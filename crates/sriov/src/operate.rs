@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::address::PciAddress;
 use crate::apply::apply;
 use crate::discover::settled_pf;
+use crate::driver;
 use crate::kernel::Kernel;
 use crate::lookup;
 use crate::model::{Machine, Pf, Place, Vf};
@@ -173,6 +174,9 @@ impl<K: Kernel> Operator<'_, K> {
         self.change(vf, false, |operator, pf, vf| {
             if let Some(driver) = wanted.name(pf)? {
                 operator.must_have_driver(&driver)?;
+                if driver == driver::VFIO && vf.driver.as_deref() != Some(driver::VFIO) {
+                    operator.must_be_viable(vf)?;
+                }
             }
             plan::rebind(pf, vf, wanted, force)
         })
@@ -492,6 +496,35 @@ impl<K: Kernel> Operator<'_, K> {
             format!("the driver {driver} is not loaded"),
             format!("load it: modprobe {driver}"),
         ))
+    }
+
+    /// Whether VFIO can give this VF away: the kernel gives IOMMU groups, whole ones.
+    fn must_be_viable(&self, vf: &Vf) -> Result<()> {
+        let tree = self.kernel.tree();
+        let Some(mates) = tree.group_mates(vf.address) else {
+            return Err(Error::failed(
+                format!("the VF {} cannot be passed through: it has no IOMMU group", vf.address),
+                "switch the IOMMU on: VT-d or AMD-Vi in the firmware, and the kernel parameter \
+                 intel_iommu=on or amd_iommu=on",
+            ));
+        };
+        let kept = mates.into_iter().find_map(|mate| {
+            let driver = tree.link(mate, "driver")?;
+            (!driver::LETS_GO.contains(&driver.as_str())).then_some((mate, driver))
+        });
+        match kept {
+            None => Ok(()),
+            Some((mate, driver)) => Err(Error::failed(
+                format!(
+                    "the VF {} cannot be passed through: its IOMMU group {} also has {mate}, which \
+                     the driver {driver} has",
+                    vf.address,
+                    vf.iommu_group.map_or_else(String::new, |group| group.to_string()),
+                ),
+                "use a slot of the machine whose root port has ACS, or give that function to \
+                 vfio-pci, too",
+            )),
+        }
     }
 
     fn refuse_others(&self, record: Option<&Record>, what: &str) -> Result<()> {

@@ -98,6 +98,19 @@ impl Tree {
         found
     }
 
+    /// The other functions of a function's IOMMU group, by address; none without an IOMMU.
+    pub fn group_mates(&self, address: PciAddress) -> Option<Vec<PciAddress>> {
+        let place = self.path(device(address)).join("iommu_group/devices");
+        let mut found: Vec<PciAddress> = fs::read_dir(place)
+            .ok()?
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .filter(|mate| *mate != address)
+            .collect();
+        found.sort_unstable();
+        Some(found)
+    }
+
     /// The PF that a VF belongs to; none when it is no VF.
     pub fn pf_of(&self, vf: PciAddress) -> Option<PciAddress> {
         self.link(vf, "physfn")?.parse().ok()

@@ -51,10 +51,12 @@ def calibrate_rows(
     source: str,
     name: str | None = None,
     only_odd: bool = False,
+    emulated: bool = False,
 ) -> Calibration:
     """Fits `start` to the rows of the planes that the model knows.
 
-    `only_odd` keeps even numbers of functions out of the fit, to be held against it.
+    `only_odd` keeps even numbers of functions out of the fit, to be held against it. What is fitted
+    to an `emulated` host is emulated.
 
     Raises:
         BadInputError: the rows do not suffice.
@@ -62,8 +64,13 @@ def calibrate_rows(
     measured = tuple(_measured(rows))
     chosen = [row for row in measured if not only_odd or row.chain.vnfs % 2]
     profile = fit(start, chosen, source)
-    profile = profile.model_copy(update={"name": name or f"{start.name}, fitted to {source}"})
-    rest = [row for row in measured if row not in chosen]
+    profile = profile.model_copy(
+        update={
+            "name": name or f"{start.name}, fitted to {source}",
+            "emulated": emulated or start.emulated,
+        }
+    )
+    rest = [row for row in measured if only_odd and not row.chain.vnfs % 2]
     return Calibration(
         profile, measured, errors(profile, chosen), errors(profile, rest) if rest else None
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from planewise.advise.chains import recommend_chains
 from planewise.judge.curve import Curve
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.statistics import (
@@ -41,11 +42,12 @@ _METRICS = {"rtt_p50": "rtt", "rtt_p99": "rtt_p99", "forwarded": "throughput"} |
 def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     """The recommendation of a run. Needs RTT trials for a plane; says so when there are none."""
     done = [trial for trial in trials if trial.status == "done" and "plane" in trial.cell]
-    sample = RunSample("run", info, done)
-    rankings = {name: _rank(name, observe([sample], metric)) for name, metric in _METRICS.items()}
+    rankings = rankings_of(done, info)
     ranking = tuple(place for places in rankings.values() for place in places)
     overall = [place for place in rankings["rtt_p50"] if place.load_type == ALL_LOADS]
     reservations = (*_limits_of_the_data(done, info), *_not_tried(info))
+    if any(trial.kind in ("chain", "tcp") for trial in done):
+        return recommend_chains(done, info, _limits_of_the_data(done, info))
     if not overall:
         return Recommendation(
             plane=None,
@@ -71,6 +73,15 @@ def verdicts_by_cell(trials: Iterable[TrialRecord]) -> list[tuple[Curve, Verdict
 
 
 # --- rankings -----------------------------------------------------------------------------------
+
+
+def rankings_of(trials: Iterable[TrialRecord], info: RunInfo) -> dict[str, list[Ranked]]:
+    """The places of a run's planes by `Ranked.metric`, best first for each load.
+
+    `trials` that are done and have a plane; a metric that none of them has is an empty list.
+    """
+    sample = RunSample("run", info, list(trials))
+    return {name: _rank(name, observe([sample], metric)) for name, metric in _METRICS.items()}
 
 
 def _rank(name: str, observed: Observed) -> list[Ranked]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planewise.commands import console
+
+if TYPE_CHECKING:
+    from planewise.advise.throughput import Row
 
 
 def calibrate(
     measured: Annotated[
         Path,
         typer.Argument(
-            help="CSV: interface, pattern, vnfs, packet_bytes, tx_mpps.", metavar="FILE"
+            help="A run directory with chains, or CSV: interface, pattern, vnfs, packet_bytes, "
+            "tx_mpps.",
+            metavar="RUN|FILE",
         ),
     ],
     start: Annotated[
@@ -40,21 +46,25 @@ def calibrate(
 ) -> None:
     """Fit what the NIC and the cores of a host need, and say how well it predicts.
 
-    Link, line rate and rings stay those of the profile to start from.
+    Link, line rate and rings stay those of the profile to start from, and so does what only planes
+    tell that were not measured.
     """
     from planewise.advise.calibration import calibrate_rows, table
     from planewise.advise.model import profile_text
     from planewise.advise.profiles import find_profile
-    from planewise.advise.throughput import read_throughput
     from planewise.store.files import write_file
     from planewise.units import percent_text
 
+    rows, left_out, emulated = _rows(measured)
+    for words in left_out:
+        console.err().print(words, markup=False, style="yellow")
     found = calibrate_rows(
         find_profile(start),
-        read_throughput(measured),
-        source=measured.name,
+        rows,
+        source=measured.resolve().name,
         name=name,
         only_odd=odd,
+        emulated=bool(emulated),
     )
     if out is not None:
         write_file(out, profile_text(found.profile).encode())
@@ -64,6 +74,7 @@ def calibrate(
                 "profile": found.profile.model_dump(),
                 "fitted": found.fitted.as_json(),
                 "held_out": None if found.held_out is None else found.held_out.as_json(),
+                "left_out": left_out,
             }
         )
         return
@@ -75,6 +86,8 @@ def calibrate(
                 f"of {errors.pairs} pairs of planes that differ by more than 10 %, "
                 f"{errors.wrong} named the wrong way round"
             )
+    if emulated:
+        print(f"emulated: {emulated}; `planewise advise` will give no figures from this profile")
     if markdown:
         print(table(found))
     if out is None:
@@ -82,3 +95,17 @@ def calibrate(
         print(profile_text(found.profile), end="")
     else:
         print(out)
+
+
+def _rows(measured: Path) -> tuple[Sequence[Row], Sequence[str], str]:
+    """Rows to fit, why others are left out, and why the host's times are not those of hardware."""
+    if not measured.is_dir():
+        from planewise.advise.throughput import read_throughput
+
+        return read_throughput(measured), (), ""
+    from planewise.advise.chain_runs import rows_of
+    from planewise.store.rundir import RunReader
+
+    reader = RunReader(measured)
+    found = rows_of(str(measured), reader.trials(), reader.info)
+    return found.rows, found.left_out, found.emulated

@@ -53,7 +53,8 @@ def compare(
         typer.Option(
             "--metric",
             help="rtt, rtt_p99, rtt_p999, overhead, response, jitter, loss, throughput, ndr, pdr, "
-            "cpu_per_packet, cpu[:HOST[:MODE]], or all; may be repeated.",
+            "cpu_per_packet, transmitted, transmitted_bits, goodput, cpu[:HOST[:MODE]], or all; "
+            "may be repeated.",
             show_default="rtt",
         ),
     ] = None,
@@ -207,7 +208,8 @@ def _metric_names(asked: list[str], samples: Sequence[RunSample]) -> tuple[str, 
             remedy="`planewise report` says why trials failed",
         )
     if not asked:
-        return ("rtt",) if "rtt" in present else ("throughput",)
+        usual = ("rtt", "throughput", "transmitted", "goodput")
+        return (next((name for name in usual if name in present), present[0]),)
     names: list[str] = []
     for name in asked:
         if name == ALL:

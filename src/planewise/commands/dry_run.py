@@ -116,10 +116,10 @@ def _print_cells(cells: Sequence[Cell], schedule: Schedule) -> None:
 
 def _shown(name: str, levels: Mapping[str, Level]) -> str:
     """A level; empty where it has no meaning."""
-    alone = levels["background_guests"] == 0
+    alone = levels.get("background_guests") == 0
     if name == "background_plane" and alone:
         return ""
-    if name == "load_location" and levels["load_type"] == "none":
+    if name == "load_location" and levels.get("load_type") == "none":
         return ""
     return str(levels[name])
 

@@ -69,6 +69,11 @@ def _print(finished: Finished, json: bool) -> None:
         places = [place for place in advice.ranking if place.metric == metric]
         if places:
             _print_ranking(title, metric, places)
+    if not advice.ranking:  # else the rankings have it
+        for text in advice.reasons:
+            console.print(f"  - {text}", markup=False)
+        if advice.reasons:
+            console.print()
     if advice.reservations:
         console.print("Reservations", style="bold")
         for text in advice.reservations:

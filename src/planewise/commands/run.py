@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from planewise.commands.console import Verbosity, print_json
 from planewise.commands.progress import ProgressLine
 from planewise.commands.result import print_result
 from planewise.errors import BadInputError
+
+if TYPE_CHECKING:
+    import socket
 
 
 def run(
@@ -43,6 +46,17 @@ def run(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of a design; do nothing.")
     ] = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Show by the second what guests send and what CPUs do, here and on a local page.",
+        ),
+    ] = False,
+    live_port: Annotated[
+        int,
+        typer.Option("--live-port", help="Port of that page, on this machine alone (0: any)."),
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure a design (experiments/my-first.yaml is a commented one), or resume a run.
@@ -72,6 +86,8 @@ def run(
 
     verbosity: Verbosity = context.obj
     where = targets.chosen(sender, responder, nic, lab, resume)
+    # Before a user namespace is entered: the page must be reachable from outside.
+    listening = _listen(live_port) if live and not dry_run else None
     if where is None:
         host = doctor.diagnose()
         privilege.ensure()
@@ -80,21 +96,36 @@ def run(
     # Not before: these start threads, and a user namespace is entered without.
     from planewise import pipeline
     from planewise.commands.dry_run import print_schedule
+    from planewise.commands.live import LiveView
     from planewise.measure.experiment import default_directory
     from planewise.store.rundir import check_free
 
-    out = out_directory or default_directory()
+    out = resume or out_directory or default_directory()
     if design is not None and not dry_run:
         check_free(out)  # before a lab is brought up for nothing
-    with ProgressLine(verbosity) as progress, targets.opened(where, progress) as elsewhere:
+    title = design.title if design is not None else ""
+    shown = (
+        ProgressLine(verbosity)
+        if listening is None
+        else LiveView(verbosity, title or f"Run {out}", out, listening)
+    )
+    with shown as progress, targets.opened(where, progress) as elsewhere:
         if design is not None and dry_run:
             schedule = pipeline.dry_run(design, elsewhere)
         elif design is not None:
-            finished = pipeline.start(design, out, host, progress, elsewhere)
+            finished = pipeline.start(design, out, host, progress, elsewhere, watched=live)
         else:
             assert resume is not None
-            finished = pipeline.resume(resume, host, progress, elsewhere)
+            finished = pipeline.resume(resume, host, progress, elsewhere, watched=live)
+        if isinstance(progress, LiveView) and not dry_run:
+            progress.ends(finished.outcome.info.status)
     if design is not None and dry_run:
         print_schedule(design, schedule, json)
     else:
         print_result(finished, json)
+
+
+def _listen(port: int) -> socket.socket:
+    from planewise.live.server import listen
+
+    return listen(port)

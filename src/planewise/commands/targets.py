@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
-    from planewise.commands.progress import ProgressLine
+    from planewise.measure.experiment import Progress
     from planewise.pipeline import Elsewhere
     from planewise.testbed.pair import Targets
 
@@ -54,7 +54,7 @@ def chosen(
 
 
 @contextmanager
-def opened(where: Where | None, progress: ProgressLine) -> Iterator[Elsewhere | None]:
+def opened(where: Where | None, progress: Progress) -> Iterator[Elsewhere | None]:
     """Connects to the hosts, brings up their lab first; ends both afterwards.
 
     Raises:

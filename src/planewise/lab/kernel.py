@@ -17,7 +17,7 @@ from planewise.lab.model import Kernel
 BOOT_MODULES = ("virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "igb")
 """Loaded before the hosts have a root."""
 
-HOST_MODULES = (*BOOT_MODULES, "igbvf", "vfio-pci")
+HOST_MODULES = (*BOOT_MODULES, "igbvf", "vfio-pci", "vfio_iommu_type1")
 """Without these a kernel is of no use to a lab."""
 
 _NEEDS_MIB = 700

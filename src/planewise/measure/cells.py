@@ -6,15 +6,18 @@ belong to its trials, so that going through them changes nothing on the testbed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 
 from planewise.measure.design import (
-    RTT_FACTORS,
+    LOAD_TRAFFIC,
+    RTT_TRAFFIC,
     SAME,
-    TRAFFIC_FACTORS,
+    TCP_TRAFFIC,
     Design,
+    Imix,
     LoadLocation,
     LoadType,
     Protocol,
@@ -31,8 +34,11 @@ CELL_FACTORS = (
     "load_type",
     "load_location",
     "path",
+    "vnfs",
 )
-"""The factors of a cell, in the order of its name."""
+"""The factors of a cell, in the order of its name; the last is that of chains."""
+CHAIN_FACTORS = ("plane", "guest", "path", "vnfs")
+"""Of these, those that a chain has; it has no background guests, and no load beside its own."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Testbed:
     background_plane: str
     background_guests: int
     path: TrafficPath
+    vnfs: int = 0
 
 
 @dataclass(frozen=True, order=True)
@@ -60,6 +67,8 @@ class Cell:
     background_plane: str = SAME
     """As the design says it; `background` is the plane that it means."""
     path: TrafficPath = "north-south"
+    vnfs: int = 0
+    """Network functions of a chain; 0: no chain."""
 
     @property
     def background(self) -> str:
@@ -70,15 +79,17 @@ class Cell:
     def testbed(self) -> Testbed:
         """What must stand for it; cells with the same one differ in their load alone."""
         behind = self.background if self.background_guests else self.plane
-        return Testbed(self.guest, self.plane, behind, self.background_guests, self.path)
+        return Testbed(self.guest, self.plane, behind, self.background_guests, self.path, self.vnfs)
 
     def levels(self) -> dict[str, Level]:
         """As a trial record has them."""
-        return {name: getattr(self, name) for name in CELL_FACTORS}
+        names = CHAIN_FACTORS if self.vnfs else CELL_FACTORS[:-1]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def name(self) -> str:
-        """Short and unique in a run: `bridge,namespace,same,8,cpu,responder,north-south`."""
+        """Short and unique in a run: `bridge,namespace,same,8,cpu,responder,north-south`; that of
+        a chain: `vhost-user,process,east-west,3`."""
         return ",".join(str(level) for level in self.levels().values())
 
 
@@ -99,27 +110,40 @@ class Traffic:
     """One RTT trial each."""
     load_sizes_bytes: tuple[int, ...] = ()
     """One ladder of load trials each."""
+    chain_sizes_bytes: tuple[int | Imix, ...] = ()
+    """One trial of a chain each."""
+    tcp_messages_bytes: tuple[int, ...] = ()
+    """One TCP trial each."""
 
 
 def expand(design: Design) -> dict[Cell, Traffic]:
     """All cells in the order of the design, each with its traffic.
 
     Without load, its location has no meaning; without background guests, neither load nor their
-    plane has: such combinations are one cell, with the first level of what has no meaning and
-    `load_type` none. A cell is there when one of the combinations that it stands for is allowed.
+    plane has; and a chain of one function has no neighbour, whatever its path. Such combinations
+    are one cell, with the first level of what has no meaning and `load_type` none. A cell is there
+    when one of the combinations that it stands for is allowed.
     """
-    rtt: dict[Cell, dict[RttTraffic, None]] = {}
-    loads: dict[Cell, dict[int, None]] = {}
-    cells: dict[Cell, None] = {}
-    for levels in combinations(design):
-        cell = _cell(levels, design)
-        if "protocol" in levels:
-            traffic = RttTraffic(*(levels[name] for name in TRAFFIC_FACTORS))  # type: ignore[arg-type]
-            rtt.setdefault(cell, {})[traffic] = None
-        else:
-            loads.setdefault(cell, {})[int(levels["size_bytes"])] = None
-        cells[cell] = None
-    return {cell: Traffic(tuple(rtt.get(cell, ())), tuple(loads.get(cell, ()))) for cell in cells}
+    # By cell and kind of trial, the traffic in order and each but once.
+    found: dict[Cell, dict[str, dict[tuple[Level, ...], None]]] = {}
+    for kind, levels in _combinations(design):
+        own = found.setdefault(_cell(levels, design), {}).setdefault(kind, {})
+        own[tuple(levels[name] for name in _KINDS[kind])] = None
+    return {
+        cell: Traffic(
+            tuple(RttTraffic(*one) for one in own.get("rtt", ())),  # type: ignore[arg-type]
+            tuple(int(one[0]) for one in own.get("sweep", ())),
+            tuple("imix" if one[0] == "imix" else int(one[0]) for one in own.get("chain", ())),
+            tuple(int(one[0]) for one in own.get("tcp", ())),
+        )
+        for cell, own in found.items()
+    }
+
+
+_KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"rtt": RTT_TRAFFIC, "sweep": LOAD_TRAFFIC, "chain": LOAD_TRAFFIC, "tcp": TCP_TRAFFIC}
+)
+"""The parts of a design that measure, with the factors that their trials have by themselves."""
 
 
 def cells_of(design: Design) -> tuple[Cell, ...]:
@@ -130,21 +154,28 @@ def cells_of(design: Design) -> tuple[Cell, ...]:
 def combinations(design: Design) -> Iterator[dict[str, Level]]:
     """Every allowed combination of levels: one a kind of trial that it is measured with.
 
-    Those of load trials do without the factors that only RTT trials have.
+    Those of a kind of trial do without the factors that only other kinds have.
     """
+    for _, levels in _combinations(design):
+        yield levels
+
+
+def factors_in_use(design: Design) -> frozenset[str]:
+    """The factors that some trial of the design has."""
+    kinds = (own for kind, own in _KINDS.items() if getattr(design, kind) is not None)
+    return frozenset(CELL_FACTORS).union(*kinds)
+
+
+def _combinations(design: Design) -> Iterator[tuple[str, dict[str, Level]]]:
     factors = design.factors
-    kinds: list[tuple[str, ...]] = []
-    if design.rtt is not None:
-        kinds.append(TRAFFIC_FACTORS)
-    if design.sweep is not None:
-        kinds.append(tuple(name for name in TRAFFIC_FACTORS if name not in RTT_FACTORS))
+    kinds = [(kind, own) for kind, own in _KINDS.items() if getattr(design, kind) is not None]
     for outer in product(*(getattr(factors, name) for name in CELL_FACTORS)):
         of_cell = dict(zip(CELL_FACTORS, outer, strict=True))
-        for traffic in kinds:
+        for kind, traffic in kinds:
             for inner in product(*(getattr(factors, name) for name in traffic)):
                 levels = of_cell | dict(zip(traffic, inner, strict=True))
                 if all(constraint.allows(levels) for constraint in design.constraints):
-                    yield levels
+                    yield kind, levels
 
 
 def _cell(levels: dict[str, Level], design: Design) -> Cell:
@@ -154,4 +185,6 @@ def _cell(levels: dict[str, Level], design: Design) -> Cell:
         own |= {"load_type": "none", "background_plane": first.background_plane[0]}
     if own["load_type"] == "none":
         own["load_location"] = first.load_location[0]
+    if own["vnfs"] == 1:
+        own["path"] = first.path[0]
     return Cell(**own)  # type: ignore[arg-type]

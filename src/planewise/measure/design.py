@@ -43,6 +43,13 @@ Randomise = Literal["cells", "testbeds"]
 
 Rate = Annotated[float, Field(gt=0, le=1e9)]
 FrameBytes = Annotated[int, Field(ge=64, le=9000)]
+Imix = Literal["imix"]
+"""A mix of frame sizes: 7 of 64 bytes, 4 of 594, 1 of 1518."""
+VnfCount = Annotated[int, Field(ge=0, le=8)]
+LARGEST_CHAIN_BYTES = 1518
+"""The largest frame, with FCS, that a chain carries."""
+MessageBytes = Annotated[int, Field(ge=1, le=1 << 20)]
+CpuNumber = Annotated[int, Field(ge=0, le=4095)]
 GuestCount = Annotated[int, Field(ge=0, le=1024)]
 
 
@@ -94,10 +101,14 @@ class Factors(Part):
     """`north-south`: between guests of two hosts; `east-west`: between guests of one host."""
     frequency_pps: Levels[Rate] = (1000.0,)
     """Rate of the probe packets of RTT trials, open loop."""
-    size_bytes: Levels[FrameBytes] = (64,)
-    """Ethernet frame with its 4-byte FCS, of RTT and of load trials."""
+    size_bytes: Levels[FrameBytes | Imix] = (64,)
+    """Ethernet frame with its 4-byte FCS; `imix`, of chains alone: 7 of 64, 4 of 594, 1 of 1518."""
     protocol: Levels[Protocol] = ("icmp",)
     """Of RTT trials: ICMP echo, or STAMP (RFC 8762) against `pw-probe reflect`."""
+    vnfs: Levels[VnfCount] = (0,)
+    """Network functions of a chain; 0: no chain, but the main guests of two hosts."""
+    message_bytes: Levels[MessageBytes] = (131_072,)
+    """Of TCP trials: bytes that each call of the sender writes."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -113,10 +124,13 @@ class Factors(Part):
         return self
 
 
-TRAFFIC_FACTORS = ("frequency_pps", "size_bytes", "protocol")
-"""Factors that a trial has by itself: going from level to level changes nothing on the testbed."""
-RTT_FACTORS = ("frequency_pps", "protocol")
-"""Of these, those that only RTT trials have."""
+RTT_TRAFFIC = ("frequency_pps", "size_bytes", "protocol")
+"""Factors that an RTT trial has by itself: going from level to level changes no testbed."""
+LOAD_TRAFFIC = ("size_bytes",)
+"""The same of a load trial, and of a chain's."""
+TCP_TRAFFIC = ("message_bytes",)
+"""The same of a TCP trial."""
+TRAFFIC_FACTORS = (*RTT_TRAFFIC, *TCP_TRAFFIC)
 
 
 class Where(Part):
@@ -130,8 +144,10 @@ class Where(Part):
     load_location: Levels[LoadLocation] | None = None
     path: Levels[TrafficPath] | None = None
     frequency_pps: Levels[Rate] | None = None
-    size_bytes: Levels[FrameBytes] | None = None
+    size_bytes: Levels[FrameBytes | Imix] | None = None
     protocol: Levels[Protocol] | None = None
+    vnfs: Levels[VnfCount] | None = None
+    message_bytes: Levels[MessageBytes] | None = None
 
     def named(self) -> dict[str, tuple[Level, ...]]:
         """The factors that it names, with their levels."""
@@ -207,6 +223,43 @@ class SweepPart(Part):
     """A load trial of this length is thrown away before the first of a cell in a block."""
 
 
+class CpusPart(Part):
+    """Which CPUs a chain's tasks run on; the tasks of a kind take turns on theirs."""
+
+    switch: Levels[CpuNumber] | None = None
+    """The switch's polling thread. By default the first CPU, alone."""
+    generator: Levels[CpuNumber] | None = None
+    """The generator, where it is a task of its own. By default with the functions."""
+    vnf: Levels[CpuNumber] | None = None
+    """The functions. By default all CPUs but the switch's."""
+
+    def named(self) -> dict[str, tuple[int, ...]]:
+        """Those that it names."""
+        return {name: cpus for name, cpus in self if cpus is not None}
+
+
+class ChainPart(Part):
+    """Throughput trials of chains: one a frame size, cell and block, at overload."""
+
+    duration_s: Annotated[float, Field(ge=0.5, le=3600)] = 3.0
+    """Duration of a trial."""
+    warmup_s: Annotated[float, Field(ge=0, le=600)] = 1.0
+    """Traffic runs for so long before each trial is measured."""
+    cpus: CpusPart = CpusPart()
+    """Pinning."""
+
+
+class TcpPart(Part):
+    """TCP trials: one a message size, cell and block, by iperf3."""
+
+    duration_s: Annotated[float, Field(ge=1, le=3600)] = 3.0
+    """Duration of a trial."""
+    warmup_s: Annotated[int, Field(ge=0, le=60)] = 1
+    """Seconds before the trial that do not count."""
+    streams: Annotated[int, Field(ge=1, le=64)] = 1
+    """Streams at a time."""
+
+
 class BackgroundPart(Part):
     """What the background guests of a loaded host do, all together."""
 
@@ -218,6 +271,44 @@ class BackgroundPart(Part):
     """Datagrams that a guest sends back to back."""
     payload_bytes: Annotated[int, Field(ge=0, le=8000)] = 1024
     """UDP payload of a datagram."""
+
+
+MEASURES = ("rtt", "sweep", "chain", "tcp")
+"""The parts of a design that measure something."""
+
+
+Cpus = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=4095)], ...],
+    BeforeValidator(_listed),
+    _OneOrMany(),
+]
+
+
+class VmPart(Part):
+    """How virtual machines are built, main and background ones alike."""
+
+    vcpus: Annotated[int, Field(ge=1, le=64)] = 1
+    """Virtual CPUs of each."""
+    memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] | None = None
+    """Memory of each; None: what its kernel needs."""
+    queues: Annotated[int, Field(ge=1, le=64)] = 1
+    """Queue pairs of a virtio NIC; at most one a virtual CPU."""
+    vhost: bool = True
+    """Serve virtio in the kernel (vhost-net) where there is that, else in QEMU."""
+    offloads: bool = False
+    """Let a virtio NIC hand over unfinished checksums and large segments."""
+    main_cpus: Cpus = ()
+    """CPUs of the host that main guests may run on; empty: all."""
+    background_cpus: Cpus = ()
+    """CPUs of the host that background guests may run on; empty: all."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.queues > self.vcpus:
+            raise ValueError(
+                f"queues is {self.queues} and vcpus is {self.vcpus}: a queue needs a virtual CPU"
+            )
+        return self
 
 
 class Design(Part):
@@ -233,7 +324,10 @@ class Design(Part):
     """Combinations that are left out."""
     rtt: RttPart | None = None
     sweep: SweepPart | None = None
+    chain: ChainPart | None = None
+    tcp: TcpPart | None = None
     background: BackgroundPart = BackgroundPart()
+    vm: VmPart = VmPart()
     blocks: Annotated[int, Field(ge=1, le=100_000)] = 3
     """Replicates of every cell; each block holds every cell once, in a random order of its own."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
@@ -247,20 +341,20 @@ class Design(Part):
     @model_validator(mode="before")
     @classmethod
     def _measures_times_by_default(cls, raw: object) -> object:
-        """A design that names neither part measures round-trip times."""
-        if isinstance(raw, dict) and "rtt" not in raw and "sweep" not in raw:
+        """A design that names no part measures round-trip times."""
+        if isinstance(raw, dict) and not any(part in raw for part in MEASURES):
             return {**raw, "rtt": {}}
         return raw
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if self.rtt is None and self.sweep is None:
-            raise ValueError("measures nothing: give it `rtt` or `sweep`")
+        if all(getattr(self, part) is None for part in MEASURES):
+            raise ValueError("measures nothing: give it `rtt`, `sweep`, `chain` or `tcp`")
         return self
 
     def frame_sizes(self) -> tuple[int, ...]:
-        """Every frame size [bytes, with FCS] that it sends."""
-        return self.factors.size_bytes
+        """Every frame size [bytes, with FCS] that RTT and load trials send."""
+        return tuple(size for size in self.factors.size_bytes if size != "imix")
 
     def combinations(self) -> int:
         """How many combinations of levels there are, impossible ones among them. Lists nothing."""
@@ -274,7 +368,11 @@ class Design(Part):
         factors = self.factors
         each = 0
         if self.rtt is not None:
-            each += math.prod(len(getattr(factors, name)) for name in TRAFFIC_FACTORS)
+            each += math.prod(len(getattr(factors, name)) for name in RTT_TRAFFIC)
+        if self.chain is not None:
+            each += len(factors.size_bytes)
+        if self.tcp is not None:
+            each += len(factors.message_bytes)
         if self.sweep is not None:
             ladder = self.sweep.offered_pps
             each += len(factors.size_bytes) * (
@@ -402,6 +500,8 @@ def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
 def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
     """Line, sentence and remedy of one thing that is wrong."""
     place = tuple(part for part in error["loc"] if not _is_union_tag(part))
+    if error["type"] in ("extra_forbidden", "missing") and place[-1:] != error["loc"][-1:]:
+        place = (*place, error["loc"][-1])  # a key that only looks like a tag
     name = ".".join(str(part) for part in place)
     message = _message(error)
     remedy = "docs/reference/designs.md lists every key"
@@ -410,7 +510,7 @@ def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
         close = difflib.get_close_matches(str(place[-1]), known, n=1)
         message = f"unknown key `{place[-1]}`"
         remedy = f"did you mean `{close[0]}`?" if close else f"known here: {', '.join(known)}"
-        if place[0] in ("rtt", "sweep") and place[-1] in Factors.model_fields:
+        if place[0] in MEASURES and place[-1] in Factors.model_fields:
             remedy = f"it is a factor: move it to `factors.{place[-1]}`"
         name = ".".join(str(part) for part in place[:-1])
     elif error["type"] == "missing":
@@ -471,6 +571,9 @@ _PARTS: dict[str, type[BaseModel]] = {
     "rtt": RttPart,
     "sweep": SweepPart,
     "background": BackgroundPart,
+    "chain": ChainPart,
+    "cpus": CpusPart,
+    "tcp": TcpPart,
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from planewise.measure.cells import Testbed
-from planewise.measure.schedule import LoadTrial, RttTrial, Schedule, Visit
+from planewise.measure.schedule import ChainTrial, RttTrial, Schedule, TcpTrial, Trial, Visit
 from planewise.testbed.planes.kinds import GuestKind
 
 TRIAL_OVERHEAD_S = 0.35
@@ -17,9 +17,15 @@ VISIT_OVERHEAD_S = 0.5
 """Starting and stopping a cell's background load."""
 
 BUILD_S: Mapping[GuestKind, tuple[float, float]] = MappingProxyType(
-    {"namespace": (0.3, 0.04), "container": (1.0, 0.5), "vm": (10.0, 2.0)}
+    {
+        "namespace": (0.3, 0.04),
+        "container": (1.0, 0.5),
+        "vm": (10.0, 2.0),
+        "process": (2.0, 0.5),
+    }
 )
-"""Building a testbed: without background guests, and more for each of them (one on each host)."""
+"""Building a testbed: without background guests, and more for each of them (one on each host), or
+for each function of a chain."""
 
 KEPT: frozenset[GuestKind] = frozenset({"namespace"})
 """Guests that idle without a cost: their testbeds stay up side by side, and each is built once."""
@@ -42,7 +48,7 @@ def visit_costs_s(
         testbed = visit.cell.testbed
         if cost and testbed not in standing:
             first_s, each_s = BUILD_S[testbed.guest]
-            cost += first_s + each_s * testbed.background_guests
+            cost += first_s + each_s * (testbed.background_guests + testbed.vnfs)
             standing = {one for one in standing if one.guest in KEPT} | {testbed}
         costs.append(cost)
     return tuple(costs)
@@ -56,10 +62,12 @@ def visit_s(visit: Visit, finished: frozenset[str] = frozenset()) -> float:
     return VISIT_OVERHEAD_S + math.fsum(trial_s(trial) for trial in (*visit.warmup, *left))
 
 
-def trial_s(trial: RttTrial | LoadTrial) -> float:
+def trial_s(trial: Trial) -> float:
     """Of one trial, in seconds."""
     if isinstance(trial, RttTrial):
         return TRIAL_OVERHEAD_S + trial.packets / trial.frequency_pps
+    if isinstance(trial, ChainTrial | TcpTrial):
+        return TRIAL_OVERHEAD_S + trial.warmup_s + trial.duration_s
     return TRIAL_OVERHEAD_S + trial.duration_s
 
 

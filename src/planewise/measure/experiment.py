@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import polars as pl
 
-from planewise.errors import PlanewiseError, StorageError
+from planewise.errors import PlanewiseError, StorageError, UnsupportedError
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.estimate import (
@@ -26,16 +26,20 @@ from planewise.measure.estimate import (
     trial_s,
     visit_costs_s,
 )
+from planewise.measure.meter import Meter
 from planewise.measure.pause import Pauses
 from planewise.measure.schedule import (
+    ChainTrial,
     LoadTrial,
     RttTrial,
     Schedule,
+    TcpTrial,
+    Trial,
     Visit,
     ladder_around,
     make_schedule,
 )
-from planewise.store.models import RunInfo, RunStatus, TrialRecord
+from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter
 from planewise.testbed.host_state import HostWatch
 
@@ -73,6 +77,24 @@ class Station(Protocol):
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial."""
+
+
+@runtime_checkable
+class ChainStation(Protocol):
+    """A station that is a chain of network functions."""
+
+    def chain(
+        self, trial: ChainTrial, place: Place, tell: Callable[[KpiSample], None]
+    ) -> TrialResult:
+        """Runs one throughput trial; `tell` is told how it goes, about once a second."""
+
+
+@runtime_checkable
+class TcpStation(Protocol):
+    """A station on which TCP streams can be measured."""
+
+    def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
+        """Runs one TCP trial; `tell` as in `ChainStation`."""
 
 
 class Stage(Protocol):
@@ -155,7 +177,7 @@ def find_ladders(
     for number, own in enumerate(groups.values()):
         progress.step(f"pilot on {own[0].plane}", number * each_s)
         first = next((cell for cell in own if cell.load_type == "none"), own[0])
-        most = min(design.sweep.max_pps, stage.max_pps(first, design.factors.size_bytes[0]))
+        most = min(design.sweep.max_pps, stage.max_pps(first, design.frame_sizes()[0]))
         forwarded = _pilot(design, stage, first, most)
         ladder = ladder_around(forwarded, design.sweep.loads, most)
         ladders.update(dict.fromkeys(own, ladder))
@@ -165,7 +187,7 @@ def find_ladders(
 def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> float:
     """What `cell` forwards [pps] when as much as possible is offered."""
     assert design.sweep is not None
-    trial = LoadTrial("pilot", offered_pps, design.factors.size_bytes[0], PILOT_S)
+    trial = LoadTrial("pilot", offered_pps, design.frame_sizes()[0], PILOT_S)
     with stage.station(cell) as station:
         record = station.load(trial, Place("pilot", cell.levels(), 0, 0)).record
     if record.counts is None or record.load is None or record.counts.received == 0:
@@ -207,18 +229,19 @@ def run(
     watch: HostWatch | None = None,
     pauses: Pauses | None = None,
     budget_s: float | None = None,
+    meter: Meter | None = None,
 ) -> Outcome:
     """Runs what is not finished yet, trial by trial, and closes the run directory's status.
 
     A trial that fails is recorded with its reason and the run goes on; FAILURES_IN_A_ROW cells in
     a row of which no trial succeeded stop it. Ctrl-C stops it between two trials' records:
     everything finished is kept. `watch` looks at the hosts around every trial; a trial that
-    `pauses` calls disturbed is measured again. No block is begun that `budget_s` has no room for,
-    by the pace so far; the first one always is.
+    `pauses` calls disturbed is measured again; `meter` looks on. No block is begun that `budget_s`
+    has no room for, by the pace so far; the first one always is.
     """
     total = estimate_s(schedule, writer.finished)
     progress.begin("measuring", total)
-    runner = _Runner(schedule, stage, writer, progress, watch, pauses or Pauses())
+    runner = _Runner(schedule, stage, writer, progress, watch, pauses or Pauses(), meter)
     try:
         left = runner.blocks(budget_s)
     except KeyboardInterrupt:
@@ -249,6 +272,7 @@ class _Runner:
         progress: Progress,
         watch: HostWatch | None,
         pauses: Pauses,
+        meter: Meter | None,
     ) -> None:
         self.schedule = schedule
         self.stage = stage
@@ -256,6 +280,7 @@ class _Runner:
         self.progress = progress
         self.watch = watch
         self.pauses = pauses
+        self.meter = meter
         self.order = writer.next_order
         self.done = 0
         self.failed = 0
@@ -305,14 +330,12 @@ class _Runner:
             self._give_up(visit, pending, error)
         self._count_cell(visit, self.done > succeeded)
 
-    def _while_undisturbed(
-        self, visit: Visit, pending: list[RttTrial | LoadTrial], where: str
-    ) -> None:
+    def _while_undisturbed(self, visit: Visit, pending: list[Trial], where: str) -> None:
         """Sets the cell up and runs `pending` trials until a pause; those done are taken out."""
         failures = 0
         mark = self.pauses.mark()
         try:
-            with self.stage.station(visit.cell) as station:
+            with self.stage.station(visit.cell) as station, self._watching(station):
                 self._warm_up(visit, station)
                 while pending and not self.pauses.requested:
                     trial = pending[0]
@@ -339,6 +362,16 @@ class _Runner:
             self.pauses.pause()
             self.progress.note("going on")
 
+    def _watching(self, station: Station) -> AbstractContextManager[None]:
+        return nullcontext() if self.meter is None else self.meter.watching(station)
+
+    def _told(self, trial: Trial, place: Place) -> AbstractContextManager[None]:
+        if self.meter is None:
+            return nullcontext()
+        if isinstance(trial, ChainTrial | TcpTrial):
+            return self.meter.silent()  # they tell by themselves
+        return self.meter.trial(place)
+
     def _warm_up(self, visit: Visit, station: Station) -> None:
         place = Place("warm-up", visit.cell.levels(), visit.block, self.order)
         for trial in visit.warmup:
@@ -347,17 +380,13 @@ class _Runner:
             else:
                 station.load(trial, place)
 
-    def _trial(
-        self, visit: Visit, trial: RttTrial | LoadTrial, station: Station
-    ) -> TrialResult | PlanewiseError:
+    def _trial(self, visit: Visit, trial: Trial, station: Station) -> TrialResult | PlanewiseError:
         place = Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
         if self.watch is not None:
             self.watch.start()
         try:
-            if isinstance(trial, RttTrial):
-                result = station.rtt(trial, place)
-            else:
-                result = station.load(trial, place)
+            with self._told(trial, place):
+                result = self._run(trial, place, station)
         except PlanewiseError as error:
             return error
         if self.watch is None:
@@ -365,9 +394,18 @@ class _Runner:
         record = result.record.model_copy(update={"host": self.watch.stop()})
         return replace(result, record=record)
 
-    def _keep(
-        self, visit: Visit, trial: RttTrial | LoadTrial, measured: TrialResult | PlanewiseError
-    ) -> None:
+    def _run(self, trial: Trial, place: Place, station: Station) -> TrialResult:
+        if isinstance(trial, RttTrial):
+            return station.rtt(trial, place)
+        if isinstance(trial, LoadTrial):
+            return station.load(trial, place)
+        if isinstance(trial, ChainTrial) and isinstance(station, ChainStation):
+            return station.chain(trial, place, self.writer.sample)
+        if isinstance(trial, TcpTrial) and isinstance(station, TcpStation):
+            return station.tcp(trial, place, self.writer.sample)
+        raise UnsupportedError(f"{trial.name} cannot be measured on this testbed")
+
+    def _keep(self, visit: Visit, trial: Trial, measured: TrialResult | PlanewiseError) -> None:
         if isinstance(measured, PlanewiseError):
             self._failed(visit, trial, measured.what)
             return
@@ -375,21 +413,17 @@ class _Runner:
         self.order += 1
         self.done += 1
 
-    def _give_up(
-        self, visit: Visit, pending: list[RttTrial | LoadTrial], error: PlanewiseError
-    ) -> None:
+    def _give_up(self, visit: Visit, pending: list[Trial], error: PlanewiseError) -> None:
         """Records what is left of a cell as failed; its reason is the same for all."""
         for number, trial in enumerate(pending):
             self._failed(visit, trial, error.what, say=number == 0)
             self.worked_s += trial_s(trial)
         pending.clear()
 
-    def _failed(
-        self, visit: Visit, trial: RttTrial | LoadTrial, why: str, *, say: bool = True
-    ) -> None:
+    def _failed(self, visit: Visit, trial: Trial, why: str, *, say: bool = True) -> None:
         record = TrialRecord(
             trial=trial.name,
-            kind="rtt" if isinstance(trial, RttTrial) else "load",
+            kind=_kind(trial),
             cell=cell_of(visit.cell, trial),
             block=visit.block,
             replicate=visit.block,
@@ -424,6 +458,8 @@ class _Runner:
 
 
 def _what(cell: Cell) -> str:
+    if cell.vnfs:
+        return f"{cell.plane}, chain of {cell.vnfs}, {cell.path}"
     load = "idle" if cell.load_type == "none" else f"{cell.load_type} load"
     guests = f", {cell.background_guests} guests" if cell.background_guests else ""
     return f"{cell.plane}, {load}{guests}"
@@ -433,8 +469,19 @@ class _TooManyFailuresError(PlanewiseError):
     """The run was stopped because trial after trial failed."""
 
 
-def cell_of(cell: Cell, trial: RttTrial | LoadTrial) -> dict[str, str | int | float]:
+def _kind(trial: Trial) -> Literal["rtt", "load", "chain", "tcp"]:
+    """As a trial record has it."""
+    if isinstance(trial, RttTrial):
+        return "rtt"
+    if isinstance(trial, LoadTrial):
+        return "load"
+    return "chain" if isinstance(trial, ChainTrial) else "tcp"
+
+
+def cell_of(cell: Cell, trial: Trial) -> dict[str, str | int | float]:
     """A trial's factor levels: its cell's, and its own traffic's."""
+    if isinstance(trial, TcpTrial):
+        return cell.levels() | {"message_bytes": trial.message_bytes}
     levels = cell.levels() | {"size_bytes": trial.size_bytes}
     if isinstance(trial, RttTrial):
         levels |= {"frequency_pps": trial.frequency_pps, "protocol": trial.protocol}

@@ -14,13 +14,17 @@ from planewise.measure.beside import beside
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, Stage, TrialResult
+from planewise.measure.hosted_vms import HostedVmStage
 from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.meter import Visible
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
+from planewise.testbed.gauges import Gauge
+from planewise.testbed.host import Host
 from planewise.testbed.hosted import Arrangement, HostedTestbed, Setting
 from planewise.testbed.hosted_load import HostedLoad
 from planewise.testbed.load import LoadSpec
-from planewise.testbed.model import mtu_for
+from planewise.testbed.model import HOSTS, mtu_for
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes.kinds import GuestKind
 
@@ -75,7 +79,8 @@ class HostedStage:
             arrange = self._testbed_now().arrange(_setting(cell))
             arrangement = standing.enter_context(arrange)
             load = standing.enter_context(HostedLoad(arrangement, spec))
-            yield _Station(arrangement, load, self._generator_now, self._separate(cell))
+            elsewhere = self._pair is not None and self._pair.separate
+            yield _Station(arrangement, load, self._generator_now, self._separate(cell), elsewhere)
 
     def _separate(self, cell: Cell) -> bool:
         self._testbed_now()
@@ -117,7 +122,10 @@ class _Station:
         background: HostedLoad,
         generator: Callable[[], Generator],
         separate: bool,
+        elsewhere: bool,
     ) -> None:
+        self._arrangement = arrangement
+        self._elsewhere = elsewhere
         self._rtt_path = RttPath(
             hosts=arrangement.hosts,
             sender=arrangement.main("sender"),
@@ -133,6 +141,27 @@ class _Station:
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial."""
         return beside(self._background, lambda: measure_rtt(self._rtt_path, trial, place))
+
+    def visible(self) -> Visible:
+        """See `meter.VisibleStation`: every guest's own interface."""
+        standing = self._arrangement
+        guests = [
+            guest for host in HOSTS for guest in (standing.main(host), *standing.background(host))
+        ]
+        # East-west both roles live on the sender's host.
+        machines: dict[str, Host] = {"sender": standing.hosts["sender"]}
+        if not standing.shared:
+            machines["responder"] = standing.hosts["responder"]
+        gauges = [
+            Gauge(
+                guest.name,
+                "sender" if standing.shared else guest.host,
+                guest.netns,
+                guest.interface,
+            )
+            for guest in guests
+        ]
+        return Visible(gauges, machines if self._elsewhere else None)
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial."""
@@ -152,7 +181,7 @@ def local_stage(design: Design) -> Stage:
 
 
 def on_pair(pair: Pair) -> Mapping[GuestKind, Callable[[Design], Stage]]:
-    """Stages for the kinds of guest that can live on a pair of hosts: one for all of them."""
+    """Stages for the kinds of guest that can live on a pair of hosts: VMs have their own."""
     made: list[HostedStage] = []
 
     def stage(design: Design) -> Stage:
@@ -160,7 +189,10 @@ def on_pair(pair: Pair) -> Mapping[GuestKind, Callable[[Design], Stage]]:
             made.append(HostedStage(design, _open(pair)))
         return made[0]
 
-    return {"namespace": stage, "container": stage}
+    def vms(design: Design) -> Stage:
+        return HostedVmStage(design, pair)
+
+    return {"namespace": stage, "container": stage, "vm": vms}
 
 
 @contextmanager

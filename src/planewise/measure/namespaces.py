@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
 from planewise.errors import UnsupportedError
 from planewise.measure.beside import beside
 from planewise.measure.cells import Cell
+from planewise.measure.chains.tcp import End, Passed, measure_tcp
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.meter import Visible
 from planewise.measure.rtt import RttPath, measure_rtt
-from planewise.measure.schedule import LoadTrial, RttTrial
+from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
+from planewise.store.models import KpiSample
 from planewise.testbed.availability import try_plane
+from planewise.testbed.chains.kernel import parse_interfaces
+from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import LocalHost
 from planewise.testbed.load import BackgroundLoad, LoadSpec
-from planewise.testbed.model import TestbedSpec, mtu_for
+from planewise.testbed.model import HOSTS, TestbedSpec, mtu_for
 from planewise.testbed.namespaces import NamespaceTestbed
 from planewise.testbed.planes import namespace_plane
 from planewise.testbed.steering import CpuSplit, split_cpus, steer
@@ -151,6 +156,37 @@ class _Station:
         return beside(
             self._background,
             lambda: measure_load(self._load_path, trial, place, self._generator),
+        )
+
+    def visible(self) -> Visible:
+        """See `meter.VisibleStation`: every guest's own interface."""
+        guests = [
+            guest
+            for host in HOSTS
+            for guest in (self._testbed.main(host), *self._testbed.background(host))
+        ]
+        return Visible(
+            [Gauge(guest.name, guest.host, guest.netns, guest.interface) for guest in guests]
+        )
+
+    def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
+        """Runs one TCP trial between the main guests."""
+        self._steer(False)
+        ends = {
+            role: End(self._testbed.hosts[role], guest.netns, guest.ipv4, guest.interface)
+            for role in HOSTS
+            for guest in [self._testbed.main(role)]
+        }
+        client = ends["sender"]
+
+        def sent() -> Mapping[str, Passed]:
+            text = client.host.read_text("/proc/net/dev", netns=client.netns)
+            own = parse_interfaces(text)[client.interface]
+            return {"": Passed(own.tx_packets, own.tx_bytes)}
+
+        return beside(
+            self._background,
+            lambda: measure_tcp(client, ends["responder"], trial, place, tell, sent),
         )
 
     def _steer(self, wanted: bool) -> None:

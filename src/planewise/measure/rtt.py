@@ -30,7 +30,7 @@ from planewise.testbed.host import Host, HostProcess
 from planewise.testbed.model import CapturePoint, Guest, HostRole
 from planewise.testbed.scratch import scratch
 
-READY_S = 10.0
+READY_S = 60.0
 """How long a probe may take to say that it is ready."""
 
 _STAMPS = ("scheduled_ns", "user_tx_ns", "kernel_tx_ns", "kernel_rx_ns", "user_rx_ns")
@@ -127,7 +127,7 @@ def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, 
     finished = host.run(
         argv,
         netns=path.sender.netns,
-        timeout_s=30 + 2 * trial.packets / trial.frequency_pps,
+        timeout_s=120 + 2 * trial.packets / trial.frequency_pps,
         expected_s=trial.packets / trial.frequency_pps,
     )
     output = parse(finished, PingOutput)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from planewise.measure.cells import Cell, Testbed, Traffic, expand
-from planewise.measure.design import Design, Protocol, Randomise
+from planewise.measure.design import Design, Imix, Protocol, Randomise
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,37 @@ class LoadTrial:
 
 
 @dataclass(frozen=True)
+class ChainTrial:
+    """One throughput trial of a chain."""
+
+    name: str
+    size_bytes: int | Imix
+    duration_s: float
+    warmup_s: float
+
+
+@dataclass(frozen=True)
+class TcpTrial:
+    """One TCP trial."""
+
+    name: str
+    message_bytes: int
+    duration_s: float
+    warmup_s: int
+    streams: int
+
+
+Trial = RttTrial | LoadTrial | ChainTrial | TcpTrial
+"""What may be run in a cell."""
+
+
+@dataclass(frozen=True)
 class Visit:
     """One cell in one block, with its trials in the order in which they are run."""
 
     block: int
     cell: Cell
-    trials: tuple[RttTrial | LoadTrial, ...]
+    trials: tuple[Trial, ...]
     warmup: tuple[RttTrial | LoadTrial, ...] = ()
     """Run before the trials, and thrown away."""
 
@@ -99,7 +124,11 @@ def make_schedule(
             shuffler.shuffle(rtt_trials)
             load_trials = _load_trials(design, cell, block, traffic, ladders.get(cell, ()))
             shuffler.shuffle(load_trials)
-            trials: tuple[RttTrial | LoadTrial, ...] = (*rtt_trials, *load_trials)
+            chain_trials = _chain_trials(design, cell, block, traffic)
+            shuffler.shuffle(chain_trials)
+            tcp_trials = _tcp_trials(design, cell, block, traffic)
+            shuffler.shuffle(tcp_trials)
+            trials: tuple[Trial, ...] = (*rtt_trials, *load_trials, *chain_trials, *tcp_trials)
             visits.append(Visit(block, cell, trials, _warmup(design, rtt_trials, load_trials)))
     return Schedule(tuple(visits), skipped, design.blocks)
 
@@ -164,6 +193,35 @@ def _load_trials(
         )
         for size in traffic.load_sizes_bytes
         for offered in ladder
+    ]
+
+
+def _chain_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> list[ChainTrial]:
+    if design.chain is None:
+        return []
+    return [
+        ChainTrial(
+            name=f"chain:{cell.name},{size}{'' if size == 'imix' else 'B'}#r{block}",
+            size_bytes=size,
+            duration_s=design.chain.duration_s,
+            warmup_s=design.chain.warmup_s,
+        )
+        for size in traffic.chain_sizes_bytes
+    ]
+
+
+def _tcp_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> list[TcpTrial]:
+    if design.tcp is None:
+        return []
+    return [
+        TcpTrial(
+            name=f"tcp:{cell.name},{message}B#r{block}",
+            message_bytes=message,
+            duration_s=design.tcp.duration_s,
+            warmup_s=design.tcp.warmup_s,
+            streams=design.tcp.streams,
+        )
+        for message in traffic.tcp_messages_bytes
     ]
 
 

@@ -9,8 +9,9 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planewise.measure.cells import combinations
+from planewise.measure.cells import combinations, factors_in_use
 from planewise.measure.design import (
+    LARGEST_CHAIN_BYTES,
     MAX_COMBINATIONS,
     MAX_TRIALS,
     SAME,
@@ -48,6 +49,7 @@ def find_problem(design: Design) -> Problem | None:
         or _unknown_plane(design)
         or _unknown_level(design)
         or _contradiction(design)
+        or _at_odds(design)
         or _impossible_cell(design)
     )
 
@@ -128,9 +130,10 @@ def _contradiction(design: Design) -> Problem | None:
             left[name].discard(level)
         if not any(left.values()):
             return None
+    in_use = factors_in_use(design)
     for name, levels in design.factors:
-        if design.rtt is None and name in ("frequency_pps", "protocol"):
-            continue  # no trial has them
+        if name not in in_use:
+            continue  # no trial has it
         for index, level in enumerate(levels):
             if level in left[name]:
                 return _explain(design, name, level, index)
@@ -217,6 +220,59 @@ def _fits(
     )
 
 
+def _at_odds(design: Design) -> Problem | None:
+    """Parts and factors that do not go together: chains are measured by trials of their own."""
+    factors = design.factors
+    functions = max(factors.vnfs)
+    if design.chain is not None:
+        for part in ("rtt", "sweep", "tcp"):
+            if getattr(design, part) is not None:
+                return Problem(
+                    (part,),
+                    "not in one design with `chain`",
+                    "make a design of its own for it",
+                )
+        if 0 in factors.vnfs:
+            return Problem(
+                ("factors", "vnfs"),
+                "a chain of 0 functions is none",
+                "give numbers from 1 to 8, such as `vnfs: [1, 2, 3]`",
+            )
+        for index, size in enumerate(factors.size_bytes):
+            if size != "imix" and size > LARGEST_CHAIN_BYTES:
+                return Problem(
+                    ("factors", "size_bytes", index),
+                    f"a chain carries frames of up to {LARGEST_CHAIN_BYTES} bytes",
+                    "leave larger ones out",
+                )
+    else:
+        if "imix" in factors.size_bytes:
+            return Problem(
+                ("factors", "size_bytes", factors.size_bytes.index("imix")),
+                "imix is for chains",
+                "give sizes in bytes, or measure a chain: `chain: {}` with `factors.vnfs`",
+            )
+        if functions and design.tcp is None:
+            return Problem(
+                ("factors", "vnfs"),
+                "chains are measured by `chain` or `tcp`, and the design has neither",
+                "add `chain: {}`, or leave `vnfs` out",
+            )
+        if functions and (design.rtt is not None or design.sweep is not None):
+            return Problem(
+                ("factors", "vnfs"),
+                "round-trip times and load are not measured through chains",
+                "make a design of its own for `tcp`",
+            )
+    if functions and max(factors.background_guests):
+        return Problem(
+            ("factors", "background_guests"),
+            "a chain has no background guests",
+            "leave it out",
+        )
+    return None
+
+
 def _impossible_cell(design: Design) -> Problem | None:
     """A cell whose guests cannot have the plane, or whose frames cannot carry the protocol."""
     for levels in combinations(design):
@@ -227,6 +283,21 @@ def _impossible_cell(design: Design) -> Problem | None:
             return _cannot_have(design, kind, "plane", own)
         if levels["background_guests"] and kind not in GUESTS_OF[others]:
             return _cannot_have(design, kind, "background_plane", others)
+        if (kind == "process") != (levels["vnfs"] != 0):
+            return _no_function(design, kind)
+        if design.tcp is not None:
+            if kind in ("container", "vm"):
+                return Problem(
+                    ("factors", "guest", design.factors.guest.index(kind)),
+                    f"TCP is not measured between {GUEST_WORDS[kind][1]} yet",
+                    "guest: namespace, or guest: process with `vnfs`",
+                )
+            if int(levels["vnfs"]) > 1 and levels["path"] == "north-south":
+                return Problem(
+                    ("factors", "path") if "path" in design.factors.model_fields_set else ("tcp",),
+                    "a TCP stream goes through all functions of a chain, one after the other",
+                    "set `factors.path` to east-west",
+                )
         if levels.get("protocol") == "stamp" and int(levels["size_bytes"]) < STAMP_BYTES:
             size = levels["size_bytes"]
             return Problem(
@@ -236,6 +307,22 @@ def _impossible_cell(design: Design) -> Problem | None:
                 f"`constraints: [{{when: {{protocol: stamp}}, exclude: {{size_bytes: {size}}}}}]`",
             )
     return None
+
+
+def _no_function(design: Design, kind: GuestKind) -> Problem:
+    """A process that is no function of a chain, or a function that is no process."""
+    if kind == "process":
+        return Problem(
+            ("factors", "guest", design.factors.guest.index("process")),
+            "processes are functions of a chain, and `vnfs` is 0",
+            "give `factors.vnfs` numbers from 1 to 8",
+        )
+    place = ("factors", "guest") if "guest" in design.factors.model_fields_set else ("factors",)
+    return Problem(
+        place,
+        f"the functions of a chain are processes here, not {GUEST_WORDS[kind][1]}",
+        "set `factors.guest` to process",
+    )
 
 
 def _cannot_have(design: Design, kind: GuestKind, factor: str, plane: str) -> Problem:

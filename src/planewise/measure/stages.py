@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Self
 
 from planewise.measure.cells import Cell
+from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import Design
 from planewise.measure.experiment import FactualStage, Stage, StageFacts, Station
 from planewise.measure.hosts import local_stage
@@ -19,7 +20,7 @@ from planewise.measure.vms import VmStage
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 FACTORIES: Mapping[GuestKind, Callable[[Design], Stage]] = MappingProxyType(
-    {"namespace": NamespaceStage, "container": local_stage, "vm": VmStage}
+    {"namespace": NamespaceStage, "container": local_stage, "vm": VmStage, "process": ChainStage}
 )
 
 

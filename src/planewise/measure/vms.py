@@ -7,30 +7,34 @@ hold all testbeds, the one that was used longest ago gives way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure.beside import beside
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, StageFacts, TrialResult
+from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
+from planewise.testbed.gauges import Gauge
 from planewise.testbed.load import BackgroundLoad, LoadSpec
-from planewise.testbed.model import Guest, TestbedSpec, mtu_for
+from planewise.testbed.model import HOSTS, Guest, Site, TestbedSpec, mtu_for
 from planewise.testbed.vms import testbed as vms
 from planewise.testbed.vms.domain import VmOptions
+from planewise.testbed.vms.guests import Platform
 from planewise.testbed.vms.planes import vm_plane
 from planewise.testbed.vms.testbed import VmTestbed
 
 _SPARE_BYTES = 1 << 30
 """Memory that is left to the machine."""
 
-_NO_SWEEP = "load trials (`sweep`) need a generator in the guests, which virtual machines have not"
+NO_SWEEP = "load trials (`sweep`) need a generator in the guests, which virtual machines have not"
 
 _Key = tuple[str, str]
 
@@ -40,7 +44,7 @@ class VmStage:
 
     def __init__(self, design: Design) -> None:
         self._design = design
-        self._options = VmOptions()
+        self._options = options_of(design)
         self._mtu_bytes = mtu_for(design.frame_sizes())
         self._most: dict[_Key, int] = {}
         self._planes: dict[str, None] = {}
@@ -61,7 +65,7 @@ class VmStage:
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """There are no load trials."""
-        raise UnsupportedError(_NO_SWEEP, remedy="leave `sweep` out of the design")
+        raise UnsupportedError(NO_SWEEP, remedy="leave `sweep` out of the design")
 
     def facts(self) -> StageFacts:
         """Whether times are emulated, and what else than the plane differs."""
@@ -96,12 +100,12 @@ class VmStage:
             testbed.sleep()
 
     @cached_property
-    def _platform(self) -> vms.Platform:
+    def _platform(self) -> Platform:
         return vms.platform()
 
     def _why_not(self, cell: Cell) -> str:
         if self._design.sweep is not None:
-            return _NO_SWEEP
+            return NO_SWEEP
         if cell.path != "north-south":
             return f"virtual machines have no {cell.path} path between two guests of a host"
         try:
@@ -157,6 +161,33 @@ class VmStage:
             raise failures[0]
 
 
+def options_of(design: Design) -> VmOptions:
+    """What a design asks of its virtual machines. Pure."""
+    return VmOptions(**dict(design.vm))
+
+
+def replaced_notes(replaced: Sequence[Guest]) -> tuple[str, ...]:
+    """What a trial says of guests that had ended. Pure."""
+    return tuple(
+        f"the virtual machine {guest.name} had ended and was started anew before this trial"
+        for guest in replaced
+    )
+
+
+@contextmanager
+def told_first(check: Callable[[], None]) -> Iterator[None]:
+    """Where a trial fails because a guest ended, that is what is told: not that nobody answered.
+
+    Raises:
+        PlanewiseError: what `check` finds, else what the block raised.
+    """
+    try:
+        yield
+    except PlanewiseError:
+        check()
+        raise
+
+
 def _key(cell: Cell) -> _Key:
     return cell.plane, cell.background if cell.background_guests else cell.plane
 
@@ -186,10 +217,7 @@ class _Station:
     ) -> None:
         self._testbed = testbed
         self._background = background
-        self._notes = tuple(
-            f"the virtual machine {guest.name} had ended and was started anew before this trial"
-            for guest in replaced
-        )
+        self._notes = replaced_notes(replaced)
         self._path = RttPath(
             hosts=testbed.hosts,
             sender=testbed.main("sender"),
@@ -201,10 +229,12 @@ class _Station:
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial. Its CPU figures are the machine's, not those of a guest."""
         host = self._testbed.hosts["sender"]
-        with host.start([host.probe, "cpu", "--with-parent"]) as cpu:
-            result = measure_rtt(self._path, trial, place)
+        with (
+            told_first(self._testbed.check),
+            host.start([host.probe, "cpu", "--with-parent"]) as cpu,
+        ):
+            result = beside(self._background, lambda: measure_rtt(self._path, trial, place))
             usage = parse(cpu.stop(), CpuOutput)
-        self._background.check()
         record = result.record.model_copy(
             update={
                 "cpu": {"shared": usage.cpu.all},
@@ -214,6 +244,21 @@ class _Station:
         self._notes = ()
         return TrialResult(record, result.packets)
 
+    def visible(self) -> Visible:
+        """See `meter.VisibleStation`: the hosts' sides of the guests, which are not disturbed."""
+        testbed = self._testbed
+        guests = [
+            guest for host in HOSTS for guest in (testbed.main(host), *testbed.background(host))
+        ]
+        return Visible([_gauge(testbed.topology.sites[guest.host], guest) for guest in guests])
+
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """There are no load trials."""
-        raise UnsupportedError(_NO_SWEEP, remedy="leave `sweep` out of the design")
+        raise UnsupportedError(NO_SWEEP, remedy="leave `sweep` out of the design")
+
+
+def _gauge(site: Site, guest: Guest) -> Gauge:
+    """What a guest sends comes in at a tap, and goes out by a macvtap."""
+    plane = vm_plane(guest.plane)
+    counts: Literal["tx", "rx"] = "rx" if plane.port == "tap" else "tx"
+    return Gauge(guest.name, guest.host, site.netns, plane.host_interface(guest), counts)

@@ -67,6 +67,10 @@ class Page:
     points: tuple[Point, ...]
     """Empty where there are no figures to draw."""
     asked_vnfs: int
+    measured: bool = False
+    """Whether some of the figures were measured."""
+    notes: tuple[Said, ...] = ()
+    """What to keep in mind."""
 
 
 def render(page: Page) -> str:

@@ -21,6 +21,8 @@ FACTORS = (
     "size_bytes",
     "frequency_pps",
     "protocol",
+    "vnfs",
+    "message_bytes",
 )
 LOAD_FACTORS = ("load_type", "load_location", "background_plane")
 """What has no meaning without background guests."""
@@ -162,13 +164,17 @@ def level_words(name: str, level: Level) -> str:
     if name == "background_plane":
         return f"background guests on {'the same plane' if level == SAME else level}"
     if name == "guest":
-        return {"vm": "virtual machines"}.get(str(level), f"{level}s")
+        return {"vm": "virtual machines", "process": "processes"}.get(str(level), f"{level}s")
     if name == "host":
         return f"{level} host"
     if name == "path":
         return f"{level} traffic"
     if name == "size_bytes":
-        return f"{level}-byte frames"
+        return "IMIX" if level == "imix" else f"{level}-byte frames"
+    if name == "vnfs":
+        return f"{level} function{'' if level == 1 else 's'}"
+    if name == "message_bytes":
+        return f"messages of {level} bytes"
     if name == "frequency_pps" and isinstance(level, int | float):
         return f"at {rate_text(level)}"
     if name == "protocol":
@@ -183,6 +189,8 @@ NAMES: Mapping[str, str] = {
     "load_type": "load",
     "load_location": "loaded host",
     "background_plane": "plane of the background guests",
+    "vnfs": "functions",
+    "message_bytes": "bytes of a message",
 }
 """What an axis along a factor is called."""
 

@@ -23,15 +23,20 @@ from planewise.judge.from_store import curves_from_trials
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import packets as packet_files
 from planewise.report import summaries, theme
-from planewise.report.cells import NO_PLANE, Factors, Naming, rank, words
+from planewise.report.cells import NO_PLANE, Factors, Naming, level_rank, rank, words
 from planewise.report.packets import Packets, RttMetric, Unread
 from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
 from planewise.store.models import (
+    ChainLimit,
+    ChainResult,
+    CoreUse,
     Counts,
     HostState,
     Latency,
+    Level,
     Metric,
     Recommendation,
+    TcpResult,
     TrialRecord,
 )
 from planewise.store.rundir import RunReader
@@ -118,6 +123,39 @@ CPU_GROUPS: Mapping[str, tuple[str, ...]] = {
     "waiting": ("iowait",),
 }
 """mpstat's modes, gathered."""
+
+
+@dataclass(frozen=True)
+class ChainCell:
+    """Throughput of one chain over all its replicates."""
+
+    plane: str
+    path: str
+    vnfs: int
+    size: int | str
+    """Bytes of a frame with FCS, or `imix`."""
+    pps: tuple[float, ...]
+    """What all functions transmit, by replicate."""
+    bps: tuple[float, ...]
+    delivered: float
+    """Packets that came back, as a share of those handed over."""
+    limit: ChainLimit
+    """What bound most of the replicates."""
+    why: str
+    """What shows it, in the first replicate that it bound."""
+    cores: tuple[CoreUse, ...]
+    """Of that replicate."""
+
+
+@dataclass(frozen=True)
+class TcpCell:
+    """Goodput of TCP over all replicates of a cell."""
+
+    label: str
+    """Plane, and functions where there are any."""
+    message_bytes: int
+    bps: tuple[float, ...]
+    retransmits: int
 
 
 @dataclass(frozen=True)
@@ -315,6 +353,71 @@ class RunData:
             plane, factors = self.naming.series(cell), self.naming.factors(cell)
             result.append(JudgedCurve(plane, factors, curve, judge(curve)))
         return sorted(result, key=lambda item: (rank(item.factors), self.plane_rank(item.plane)))
+
+    @cached_property
+    def chains(self) -> list[ChainCell]:
+        """Throughput of chains, by plane, path, length and frame size."""
+        cells: dict[tuple[str, str, int, Level], list[ChainResult]] = {}
+        for trial in self.done:
+            if trial.chain is not None:
+                cell = trial.cell
+                key = (
+                    str(cell.get("plane", NO_PLANE)),
+                    str(cell.get("path", "")),
+                    int(cell.get("vnfs", len(trial.chain.vnfs))),
+                    cell.get("size_bytes", 0),
+                )
+                cells.setdefault(key, []).append(trial.chain)
+        found = []
+        for (plane, path, vnfs, size), results in cells.items():
+            limit, _ = Counter(one.limit for one in results).most_common(1)[0]
+            shown = next(one for one in results if one.limit == limit)
+            offered = sum(one.offered_pps for one in results)
+            found.append(
+                ChainCell(
+                    plane=plane,
+                    path=path,
+                    vnfs=vnfs,
+                    size=size if isinstance(size, str) else int(size),
+                    pps=tuple(one.tx_pps for one in results),
+                    bps=tuple(one.tx_bps for one in results),
+                    delivered=sum(one.delivered_pps for one in results) / offered
+                    if offered
+                    else 0.0,
+                    limit=limit,
+                    why=shown.why,
+                    cores=shown.cores,
+                )
+            )
+        return sorted(
+            found,
+            key=lambda cell: (
+                level_rank(cell.size),
+                self.plane_rank(cell.plane),
+                cell.path != "north-south",
+                cell.vnfs,
+            ),
+        )
+
+    @cached_property
+    def tcp(self) -> list[TcpCell]:
+        """Goodput of TCP, by plane, functions and message size."""
+        cells: dict[tuple[str, int, int], list[TcpResult]] = {}
+        for trial in self.done:
+            if trial.tcp is not None:
+                plane = str(trial.cell.get("plane", NO_PLANE))
+                key = (plane, int(trial.cell.get("vnfs", 0)), trial.tcp.message_bytes)
+                cells.setdefault(key, []).append(trial.tcp)
+        ordered = sorted(cells.items(), key=lambda one: (self.plane_rank(one[0][0]), one[0]))
+        return [
+            TcpCell(
+                label=plane if not vnfs else f"{plane}, {vnfs} function{'' if vnfs == 1 else 's'}",
+                message_bytes=message,
+                bps=tuple(one.goodput_bps for one in results),
+                retransmits=sum(one.retransmits for one in results),
+            )
+            for (plane, vnfs, message), results in ordered
+        ]
 
     @cached_property
     def visits(self) -> list[Visit]:

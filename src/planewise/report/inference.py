@@ -17,11 +17,13 @@ from planewise.judge.statistics.pairing import OVERALL
 from planewise.report import theme
 from planewise.report.data import RunData
 from planewise.store.models import TrialRecord
-from planewise.units import rate_text, time_text
+from planewise.units import bits_text, rate_text, time_text
 
 FACTOR = "plane"
 
-_METRICS = ("rtt", "rtt_p99", "overhead", "response", "throughput", "pdr", "loss")
+CHAIN_METRICS = ("transmitted", "transmitted_bits", "goodput")
+"""Of chains and of TCP."""
+_METRICS = ("rtt", "rtt_p99", "overhead", "response", "throughput", "pdr", "loss", *CHAIN_METRICS)
 """What planes are compared by in a report, in the order in which a person asks; then CPU."""
 
 
@@ -96,6 +98,8 @@ def value_text(family: Family, value: float) -> str:
         if unit == "ns"
         else rate_text(value)
         if unit == "pps"
+        else bits_text(value)
+        if unit == "bps"
         else theme.share(_rounded(value))
     )
 

@@ -17,6 +17,7 @@ from planewise.report.facets import Item, Page
 from planewise.report.figures import (
     base,
     boxes,
+    chains,
     comparison,
     cpu,
     cpu_grid,
@@ -68,6 +69,8 @@ class Section:
 
 ORDER = (
     "rtt",
+    "chains",
+    "tcp",
     "compared",
     "tail",
     "overhead",
@@ -106,6 +109,16 @@ def _sections(data: RunData) -> Iterator[Section]:
             )
         if data.curves:
             yield _loss(data)
+        if data.chains:
+            yield _chains(data)
+        if data.tcp:
+            yield Section(
+                "tcp",
+                "What TCP carries",
+                "The traditional stack: a kernel at both ends, a stream of messages between them.",
+                (chains.tcp(data.tcp, data.planes),),
+                virtual="rates",
+            )
         packets.result()
     large = _is_factorial(data)
     if data.cpu:
@@ -137,6 +150,21 @@ def _is_factorial(data: RunData) -> bool:
         return False
     along = facets.choose([Item(cell.plane, cell.factors, cell) for cell in cells]).along
     return len(contexts) > _MOST_CONTEXTS or along in ("background_guests", "frequency_pps")
+
+
+def _chains(data: RunData) -> Section:
+    return Section(
+        "chains",
+        "What chains of network functions carry",
+        "More is better. North-south, every function has traffic of its own and sends it back; "
+        "east-west, all traffic goes through one function after the other.",
+        tuple(chains.figures(data.chains, data.planes)),
+        (
+            ("Every chain, and what bounds it", chains.table(data.chains)),
+            ("What the CPUs did", chains.cores(data.chains)),
+        ),
+        virtual="rates",
+    )
 
 
 def _rtt(data: RunData) -> Section:

@@ -115,12 +115,81 @@ class HostState(Record):
     """Enabled offloads of each NIC of the host, by name."""
 
 
+class VnfTotal(Record):
+    """What one network function of a chain did in a trial."""
+
+    name: str
+    """`vnf1`, `vnf2`, … in the order of the chain."""
+    tx_packets: NonNegativeInt
+    tx_pps: NonNegativeFloat
+    tx_bps: NonNegativeFloat
+    """Bits of its frames without FCS, as publication N counts them."""
+    dropped: NonNegativeInt = 0
+    """Packets for it that found its ring or queue full."""
+    busy: Share | None = None
+    """Share of its core's time spent on packets, not on polling in vain; None: it does not tell."""
+
+
+class CoreUse(Record):
+    """What one CPU did in a trial of a chain."""
+
+    cpu: NonNegativeInt
+    tasks: tuple[str, ...] = ()
+    """What of the chain was pinned there: `switch`, `generator`, `vnf1`, …"""
+    used: Share
+    """Share of its time that was not idle; a polling thread never is."""
+    ours: Share | None = None
+    """Share of its time that these tasks got; None where they are no threads of their own."""
+    working: Share | None = None
+    """Share of its time that they spent on packets, not on polling in vain; None: not told."""
+
+
+ChainLimit = Literal[
+    "generator", "PMD core", "VNF core", "shared core", "kernel", "link", "unknown"
+]
+"""What bounds a chain; the capacity model uses the same words where it knows them.
+
+`shared core` is no property of the plane: tasks that poll had to wait for one another.
+"""
+
+
+class ChainResult(Record):
+    """Throughput of a chain in one trial."""
+
+    offered_pps: NonNegativeFloat
+    """What the generator handed over; in overload more than is carried."""
+    delivered_pps: NonNegativeFloat
+    """What came back to it."""
+    tx_pps: NonNegativeFloat
+    """What all functions sent, summed: the publication's measure."""
+    tx_bps: NonNegativeFloat
+    """The same in bits of frames without FCS."""
+    frame_bytes: NonNegativeFloat
+    """Mean size of the frames, with FCS."""
+    vnfs: tuple[VnfTotal, ...]
+    cores: tuple[CoreUse, ...] = ()
+    limit: ChainLimit
+    why: str
+    """What shows it, one sentence."""
+
+
+class TcpResult(Record):
+    """A TCP stream in one trial, as iperf3 reports it."""
+
+    goodput_bps: NonNegativeFloat
+    """Payload that the receiver got."""
+    message_bytes: NonNegativeInt
+    """Bytes that each call of the sender writes."""
+    retransmits: NonNegativeInt
+    cores: tuple[CoreUse, ...] = ()
+
+
 class TrialRecord(Record):
     """One finished trial: one line of trials.jsonl."""
 
     trial: str
     """Unique in the run: `<cell>#r<replicate>` and for load trials `@<offered pps>`."""
-    kind: Literal["rtt", "load"]
+    kind: Literal["rtt", "load", "chain", "tcp"]
     cell: dict[str, Level]
     """The factor levels that this trial has, by factor name (`plane`, `load_type`, …)."""
     block: NonNegativeInt
@@ -145,6 +214,10 @@ class TrialRecord(Record):
     """By host, as in `cpu`: its state around this trial."""
     schedule_slip_ns: Latency | None = None
     captures: tuple[Capture, ...] = ()
+    chain: ChainResult | None = None
+    """Of a trial of kind `chain`."""
+    tcp: TcpResult | None = None
+    """Of a trial of kind `tcp`."""
     limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()
     packets: str | None = None
@@ -157,6 +230,31 @@ class TrialRecord(Record):
         if not modes or "idle" not in modes:
             return None
         return 1 - modes["idle"] - modes.get("iowait", 0.0)
+
+
+class Throughput(Record):
+    """What was transmitted during one interval."""
+
+    tx_pps: NonNegativeFloat
+    tx_bps: NonNegativeFloat
+    """Bits of frames without FCS."""
+
+
+class KpiSample(Record):
+    """About a second of a chain under load: one line of kpis.jsonl."""
+
+    at: datetime
+    """End of the interval."""
+    trial: str
+    """The trial that is running, as in trials.jsonl."""
+    cell: dict[str, Level]
+    interval_s: NonNegativeFloat
+    vnfs: dict[str, Throughput]
+    """By function, in the order of the chain."""
+    total: Throughput
+    """Of all functions."""
+    cpu: dict[str, Share]
+    """By number of the CPU: share of its time that was not idle."""
 
 
 class Disturbance(Record):

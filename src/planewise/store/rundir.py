@@ -2,6 +2,7 @@
 
 RUN/run.json        RunInfo; replaced atomically
 RUN/trials.jsonl    one TrialRecord a line, appended and fsynced
+RUN/kpis.jsonl      KpiSample: a line a second while a chain is measured; not fsynced
 RUN/packets/        Parquet files named by the trials
 RUN/recommendation.json  Recommendation, when the run came to one; replaced atomically
 RUN/report.html     written by `planewise report`
@@ -16,6 +17,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,10 +26,18 @@ import polars as pl
 from pydantic import ValidationError
 
 from planewise.errors import BadInputError, PlanewiseError, StorageError
-from planewise.store.models import FORMAT, Recommendation, Record, RunInfo, TrialRecord
+from planewise.store.models import (
+    FORMAT,
+    KpiSample,
+    Recommendation,
+    Record,
+    RunInfo,
+    TrialRecord,
+)
 
 RUN_FILE = "run.json"
 TRIALS_FILE = "trials.jsonl"
+KPIS_FILE = "kpis.jsonl"
 PACKETS_DIR = "packets"
 RECOMMENDATION_FILE = "recommendation.json"
 
@@ -75,6 +85,17 @@ class RunReader:
                 remedy="the trial's summary in trials.jsonl is still good; restore the file or "
                 "leave the trial out",
             ) from error
+
+    def kpis(self, trial: TrialRecord | None = None) -> list[KpiSample]:
+        """Throughput by the second, of all trials or of one; empty where no chain was measured.
+
+        What was sampled of a trial that was then measured once more is left out when `trial` is
+        given.
+        """
+        samples = parse_kpis(self.path / KPIS_FILE)
+        if trial is None:
+            return samples
+        return [one for one in samples if one.trial == trial.trial and one.at >= trial.started]
 
     def recommendation(self) -> Recommendation | None:
         """What the run advises; None when it came to no recommendation."""
@@ -206,6 +227,13 @@ class RunWriter:
             except OSError:
                 os.truncate(self.path / TRIALS_FILE, start)
                 raise
+
+    def sample(self, kpi: KpiSample) -> None:
+        """Adds a second of a running trial, for whoever looks on; the disk gets it in its time."""
+        with _disk_errors(self.path):
+            line = kpi.model_dump_json().encode() + b"\n"
+            with (self.path / KPIS_FILE).open("ab") as handle:
+                handle.write(line)
 
     def finish(self, info: RunInfo) -> None:
         """Replaces run.json by `info` (status, end time)."""
@@ -376,6 +404,17 @@ def _parse_trials(file: Path) -> Iterator[tuple[TrialRecord, int]]:
                     where=f"{file}:{number}",
                     remedy="delete that line (one trial is lost), or restore the file",
                 ) from error
+
+
+def parse_kpis(file: Path) -> list[KpiSample]:
+    """Every whole line; one that a kill left torn is left out."""
+    if not file.exists():
+        return []
+    samples = []
+    for line in file.read_bytes().splitlines():
+        with suppress(ValidationError):
+            samples.append(KpiSample.model_validate_json(line))
+    return samples
 
 
 def _first_line(error: Exception) -> str:

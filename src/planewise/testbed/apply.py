@@ -226,7 +226,7 @@ def _add_macvtap(links: _Links, step: AddMacvtap) -> None:
         index=step.index,
         link=links.index(step.netns, step.parent),
         macvlan_mode=step.mode,
-        address=step.mac,
+        **({"address": step.mac} if step.mac else {}),
     )
 
 
@@ -312,7 +312,11 @@ def _set_sysctl(links: _Links, step: SetSysctl) -> None:
 
 def _await_up(links: _Links, step: AwaitUp) -> None:
     deadline = time.monotonic() + _UP_S
-    while late := [name for name, ready in _readiness(links.route(step.netns)) if not ready]:
+    while late := [
+        name
+        for name, ready in _readiness(links.route(step.netns))
+        if not ready and step.interface in ("", name)
+    ]:
         if time.monotonic() > deadline:
             raise PlanewiseError(
                 f"{', '.join(late)} in {step.netns} did not come up within {_UP_S:g} s",

@@ -700,7 +700,7 @@ def survey(machine: Machine) -> Resources:
     )
 
 
-_FILTERS = {"igb": 24, "igbvf": 24}
+MAC_FILTERS = {"igb": 24, "igbvf": 24}
 """MAC addresses that a NIC with VFs can receive for, by driver, where promiscuous mode does not do
 (rar_entry_count of Linux' igb for the 82576); one is its own, each VF takes one."""
 
@@ -717,7 +717,7 @@ def shortage(setting: Setting, found: Resources, with_vfs: bool) -> str:
         return f"{found.nic} of {found.place} has no SR-IOV"
     if needed > found.vfs:
         return f"needs {needed} VFs on {found.place}, and {found.nic} has {found.vfs}"
-    filters = _FILTERS.get(found.driver)
+    filters = MAC_FILTERS.get(found.driver)
     bridged = _bridged(setting.plane) + setting.background_guests * _bridged(
         setting.background_plane
     )

@@ -24,7 +24,7 @@ LoadType = Literal["none", "cpu", "network"]
 MAX_CPU_SHARE = 0.9
 MAX_RATE_PPS = 1_000_000
 _PORT = 47_000
-_START_S = 20.0
+_START_S = 120.0
 _POLL_S = 0.005
 
 

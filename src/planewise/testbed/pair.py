@@ -28,6 +28,7 @@ from planewise.testbed.netns import NamespaceThread
 from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp
 from planewise.testbed.remote import SshHost, open_host, parse_lab
 from planewise.testbed.vfs import Tool, restore
+from planewise.testbed.vms.hosted import remove_guests
 
 LAB_NIC = "pf0"
 
@@ -131,6 +132,7 @@ def _give_back(hosts: Iterable[SshHost], notes: Iterable[HostNote], ownership: O
     """After an error: what cannot be removed now, for the same reason perhaps, stays known."""
     try:
         for host, note in zip(hosts, notes, strict=True):
+            remove_guests(host, ownership.token)
             remove_traces(host, note.nic, ownership.token)
         _return_nics(hosts, notes)
     except PlanewiseError:
@@ -267,6 +269,7 @@ def _labs_in(directory: str) -> Iterator[None]:
 
 
 def _clean(host: SshHost, note: HostNote, token: str) -> None:
+    remove_guests(host, token)  # first: a virtual machine holds its VF
     try:
         tool = Tool.on(host)
     except UnsupportedError:

@@ -138,12 +138,14 @@ class AddMacvtap:
     name: str
     index: int
     mac: str
+    """Empty: the parent's, which the mode `passthru` has in any case."""
     mode: Literal["bridge", "private", "vepa", "passthru"] = "bridge"
 
     def __str__(self) -> str:
+        address = f"address {self.mac} " if self.mac else ""
         return (
             f"{_ip(self.netns)} link add link {self.parent} name {self.name} index {self.index} "
-            f"address {self.mac} type macvtap mode {self.mode}"
+            f"{address}type macvtap mode {self.mode}"
         )
 
 
@@ -289,12 +291,17 @@ class SetSysctl:
 
 @dataclass(frozen=True)
 class AwaitUp:
-    """Waits until every interface of a namespace that was brought up really carries frames."""
+    """Waits until every interface of a namespace that was brought up really carries frames.
+
+    Or only one of them, where others are none of ours.
+    """
 
     netns: str
+    interface: str = ""
 
     def __str__(self) -> str:
-        return f"while {_ip(self.netns)} link show up | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
+        show = f"{_ip(self.netns)} link show{f' dev {self.interface}' if self.interface else ''} up"
+        return f"while {show} | grep -q LOWERLAYERDOWN; do sleep 0.01; done"
 
 
 Step = (

@@ -67,7 +67,8 @@ def _lines(step: Step) -> tuple[tuple[str, str], ...]:
         return (("", inside),)
     if isinstance(step, AwaitUp):
         ip = f"ip -n {step.netns}" if step.netns else "ip"
-        look = f"late=$({ip} -o link show up | grep -e NO-CARRIER -e LOWERLAYERDOWN)"
+        only = f" dev {step.interface}" if step.interface else ""
+        look = f"late=$({ip} -o link show{only} up | grep -e NO-CARRIER -e LOWERLAYERDOWN)"
         give_up = f'{{ echo "{_LATE}$late" >&2; exit 1; }}'
         return (
             (

@@ -36,6 +36,12 @@ class Config(_Answer):
     mac: str
 
 
+class Netdev(_Answer):
+    """The interface of a VF."""
+
+    name: str
+
+
 class Vf(_Answer):
     """A VF in `planewised vf list`."""
 
@@ -43,8 +49,15 @@ class Vf(_Answer):
     address: str
     driver: str | None
     config: Config
+    iommu_group: int | None = None
+    netdev: Netdev | None = None
     used_by: str | None = None
     owner: str | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether nobody uses it."""
+        return self.used_by is None and self.driver != "vfio-pci"
 
 
 class Pf(_Answer):
@@ -54,6 +67,7 @@ class Pf(_Answer):
     total_vfs: int
     num_vfs: int
     vfs: tuple[Vf, ...]
+    iommu_group: int | None = None
 
 
 class _Listed(_Answer):
@@ -121,14 +135,14 @@ class VfPool:
     def __enter__(self) -> Self:
         self._tool = Tool.on(self._host)
         try:
-            (pf,) = _parsed(self.tool.run("list", self._nic, "--json"), _Listed).pfs
+            pf = _look(self.tool, self._nic)
             if not pf.num_vfs:
                 argv = ("--count", str(pf.total_vfs), "--owner", self._owner, "--json")
                 pf = _parsed(self.tool.run("setup", self._nic, *argv), _Setup).pf
         except BaseException:
             self.close()
             raise
-        self._free = [one for one in pf.vfs if one.used_by is None and one.driver != "vfio-pci"]
+        self._free = [one for one in pf.vfs if one.usable]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,6 +178,48 @@ class VfPool:
         _as_planewised(done).check()
         return moved
 
+    def take(self) -> Vf:
+        """A VF that nobody holds, as it is.
+
+        Raises:
+            PlanewiseError: there is none.
+        """
+        if not self._free:
+            raise PlanewiseError(
+                f"another VF of {self._nic} on {self._host.place} is needed, and none is free",
+                remedy="fewer guests on VFs, or a NIC with more VFs",
+            )
+        vf = self._free.pop()
+        self._held[vf.index] = vf
+        return vf
+
+    def bring_up(self, vf: Vf, mtu_bytes: int) -> None:
+        """Sets up the interface of a VF that is held, where it is.
+
+        Raises:
+            PlanewiseError: it has none, or it could not be changed.
+        """
+        argv = ("--to", "home", "--mtu", str(mtu_bytes), "--owner", self._owner)
+        self.tool.run("move", vf.address, *argv)
+
+    def hand_over(self, vf: Vf) -> None:
+        """Gives a VF that is held to VFIO, for a virtual machine to have it whole.
+
+        Raises:
+            PlanewiseError: somebody uses it, or its IOMMU group cannot be passed through.
+        """
+        self.tool.run("bind", vf.address, "vfio-pci", "--owner", self._owner)
+
+    def give_back(self, vf: Vf) -> None:
+        """Lets a VF go that was brought up or handed over: it is as it was when it was taken.
+
+        Raises:
+            PlanewiseError: a virtual machine still has it.
+        """
+        if vf.index in self._held:
+            self.tool.run("restore", vf.address, "--owner", self._owner)
+            self._free.append(self._held.pop(vf.index))
+
     def bring_home(self, index: int) -> None:
         """Takes a VF back from a guest, alive or not.
 
@@ -185,6 +241,21 @@ class VfPool:
             self._tool = None
         self._free.clear()
         self._held.clear()
+
+
+def look_at_vfs(host: Host, nic: str) -> Pf:
+    """What a host's NIC is as a PF, and who uses its VFs. Changes nothing.
+
+    Raises:
+        UnsupportedError: it has no SR-IOV, or planewised is not installed here.
+        PlanewiseError: planewised fails there.
+    """
+    return _look(Tool.on(host), nic)
+
+
+def _look(tool: Tool, nic: str) -> Pf:
+    (pf,) = _parsed(tool.run("list", nic, "--json"), _Listed).pfs
+    return pf
 
 
 def restore(tool: Tool, owner: str) -> None:

@@ -131,6 +131,11 @@ impl Core {
         &self.status
     }
 
+    /// Do journal and world agree, as far as is known? While they may not, nothing is moved.
+    pub const fn is_settled(&self) -> bool {
+        !self.doubtful
+    }
+
     /// When the core wants to be called again [ms].
     pub fn next_ms(&self) -> u64 {
         if self.decide_now { 0 } else { self.next_sample_ms.min(self.next_decision_ms) }

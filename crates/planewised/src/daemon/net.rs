@@ -406,10 +406,7 @@ impl Net {
             let ask = RouteNetlinkMessage::GetRoute(ask);
             for answer in self.socket.request(ask, NLM_F_DUMP)?.unwrap_or_default() {
                 let RouteNetlinkMessage::NewRoute(route) = answer else { continue };
-                let leaves = route
-                    .attributes
-                    .iter()
-                    .any(|attribute| *attribute == RouteAttribute::Oif(index));
+                let leaves = route.attributes.contains(&RouteAttribute::Oif(index));
                 if leaves
                     && route.header.table == MAIN
                     && route.header.protocol != RouteProtocol::Kernel

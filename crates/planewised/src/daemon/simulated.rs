@@ -97,15 +97,21 @@ impl World {
 
     /// Its pool and its guests, for the core.
     pub fn host(&self) -> crate::daemon::core::Host {
+        // Whoever asks first is to see all.
+        self.made().changed = true;
         crate::daemon::core::Host {
             pool: Box::new(SimulatedPool(self.clone())),
             kinds: vec![Box::new(SimulatedGuests(self.clone()))],
         }
     }
 
-    /// A guest comes up.
+    /// A guest comes up; one that is up already only sends otherwise.
     pub fn add(&self, name: &str, traffic: Traffic) {
         let mut made = self.made();
+        if let Some(source) = made.traffic.get_mut(&GuestId::from(name)) {
+            source.traffic = traffic;
+            return;
+        }
         let number = made.next_guest;
         made.next_guest += 1;
         let [.., a, b, c, d] = number.to_be_bytes();

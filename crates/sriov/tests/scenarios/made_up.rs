@@ -116,13 +116,33 @@ impl MadeUp {
         let place = self.tree.path("bus/pci/devices").join(address.to_string());
         fs::create_dir_all(&place).expect("made");
         let groups = self.directory.path().join("kernel/iommu_groups").join(group.to_string());
-        fs::create_dir_all(&groups).expect("made");
+        fs::create_dir_all(groups.join("devices")).expect("made");
+        let member = groups.join("devices").join(address.to_string());
+        if !member.is_symlink() {
+            symlink(&place, member).expect("linked"); // a VF that comes back finds its own
+        }
         symlink(groups, place.join("iommu_group")).expect("linked");
         let device = if kind == "igb_pf" { "0x10c9" } else { "0x10ca" };
         self.put(address, "vendor", "0x8086");
         self.put(address, "device", device);
         self.put(address, "numa_node", "-1");
         self.put(address, "driver_override", "(null)");
+    }
+
+    /// Takes the IOMMU away from a function.
+    pub fn leave_iommu(&self, address: PciAddress) {
+        let place = self.tree.path("bus/pci/devices").join(address.to_string());
+        fs::remove_file(place.join("iommu_group")).expect("removed");
+    }
+
+    /// Puts another function, which a driver has, into the IOMMU group of this one.
+    pub fn share_group(&self, address: PciAddress, other: PciAddress, driver: &str) {
+        let devices = self.tree.path("bus/pci/devices");
+        let mate = devices.join(other.to_string());
+        fs::create_dir_all(&mate).expect("made");
+        self.drive(other, driver);
+        let group = devices.join(address.to_string()).join("iommu_group/devices");
+        symlink(&mate, group.join(other.to_string())).expect("linked");
     }
 
     fn drive(&self, address: PciAddress, driver: &str) {

@@ -559,6 +559,27 @@ fn a_vf_that_a_process_drives_is_never_taken_away() {
 }
 
 #[test]
+fn a_vf_that_the_iommu_cannot_give_away_alone_is_not_bound_to_vfio() {
+    let vfio = Driver::Named("vfio-pci".into());
+    let mut scene = Scene::new(MadeUp::new());
+    let pool = scene.operator().setup("pf0", &setup(3)).expect("set up").now;
+    let made_up = &scene.kernel.inner;
+    made_up.leave_iommu(pool.vfs[0].address);
+    made_up.share_group(pool.vfs[1].address, "0000:09:00.0".parse().expect("valid"), "ahci");
+    made_up.share_group(pool.vfs[2].address, "0000:0a:00.0".parse().expect("valid"), "pcieport");
+    let before = scene.pf();
+    let error = scene.operator().bind("pf0/0", &vfio).expect_err("no IOMMU");
+    assert!(error.what.contains("has no IOMMU group"), "{}", error.what);
+    assert!(error.remedy.contains("intel_iommu=on"), "{}", error.remedy);
+    let error = scene.operator().bind("pf0/1", &vfio).expect_err("shared");
+    assert!(error.what.contains("also has 0000:09:00.0, which the driver ahci"), "{}", error.what);
+    scene.must_be(&before);
+    // Bridges in the group are in nobody's way.
+    scene.operator().bind("pf0/2", &vfio).expect("bound");
+    scene.restore();
+}
+
+#[test]
 fn counters_that_were_seen_to_count_are_supported() {
     let mut world = MadeUp::new();
     world.counted = 5;

@@ -4,8 +4,15 @@ Numbers in, numbers out: knows no run directory, no host and no file but a profi
 """
 
 from planewise.advise.model.capacity import Chain, Limit, Pattern, Plane, Prediction, predict
+from planewise.advise.model.latency import floor_ns
 from planewise.advise.model.pcie import KERNEL_82599, POLLING_82599, Link, Rings, packet_rate_pps
-from planewise.advise.model.profile import Profile, load_profile, profile_text, shipped
+from planewise.advise.model.profile import (
+    Profile,
+    load_profile,
+    profile_text,
+    shipped,
+    shipped_names,
+)
 
 __all__ = [
     "KERNEL_82599",
@@ -18,9 +25,11 @@ __all__ = [
     "Prediction",
     "Profile",
     "Rings",
+    "floor_ns",
     "load_profile",
     "packet_rate_pps",
     "predict",
     "profile_text",
     "shipped",
+    "shipped_names",
 ]

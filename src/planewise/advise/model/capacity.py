@@ -80,6 +80,8 @@ class Prediction:
     low_pps: float
     high_pps: float
     """95 % interval; from 0 to the line's limit where the model was never held against data."""
+    known: bool = True
+    """Whether it was."""
 
     @property
     def pps(self) -> float:
@@ -109,12 +111,25 @@ def predict(profile: Profile, plane: Plane, chain: Chain) -> Prediction:
         )
     found = _vf_limits(profile, chain) if plane == "vf-passthrough" else _vhost(profile, chain)
     limits = tuple(sorted(found, key=lambda limit: limit.pps))
+    deviation = _deviation(profile, plane)
+    if deviation is None or profile.spread is None:
+        return Prediction(plane, chain, limits, 0.0, _line(profile, chain).pps, known=False)
+    factor = math.exp(float(stdtrit(profile.spread.freedom, 0.975)) * deviation)
+    return Prediction(plane, chain, limits, limits[0].pps / factor, limits[0].pps * factor)
+
+
+def _deviation(profile: Profile, plane: Plane) -> float | None:
+    """How far predictions of a plane lay off; None where it was never held against data."""
     spread = profile.spread
     if spread is None:
-        return Prediction(plane, chain, limits, 0.0, _line(profile, chain).pps)
-    deviation = spread.vf if plane == "vf-passthrough" else spread.vhost
-    factor = math.exp(float(stdtrit(spread.freedom, 0.975)) * deviation)
-    return Prediction(plane, chain, limits, limits[0].pps / factor, limits[0].pps * factor)
+        return None
+    return spread.vf if plane == "vf-passthrough" else spread.vhost
+
+
+def _core_basis(profile: Profile, plane: Plane) -> Basis:
+    """A fit to one plane tells nothing of the other's cores."""
+    fitted = profile.spread is None or _deviation(profile, plane) is not None
+    return profile.cores.basis if fitted else "assumption"
 
 
 def _line(profile: Profile, chain: Chain) -> Limit:
@@ -140,7 +155,12 @@ def _vf_limits(profile: Profile, chain: Chain) -> list[Limit]:
             profile.link.basis,
             "each packet crosses it once each way, with its descriptors",
         ),
-        Limit("VNF core", chain.vnfs * 1e9 / core_ns, cores.basis, "one core and queue a function"),
+        Limit(
+            "VNF core",
+            chain.vnfs * 1e9 / core_ns,
+            _core_basis(profile, "vf-passthrough"),
+            "one core and queue a function",
+        ),
     ]
     if chain.through:
         bits = 8 * (data + nic.loop_overhead_bytes)
@@ -170,27 +190,29 @@ def _vhost(profile: Profile, chain: Chain) -> list[Limit]:
     cores = profile.cores
     data = chain.frame_bytes - FCS_BYTES
     crossings = 2 if chain.through else 1
+    copies = "a copy" if crossings == 1 else "two copies"
     core_ns = cores.vhost_ns + crossings * (cores.crossing_ns + cores.copy_byte_ns * data)
     pmd_ns = cores.pmd_ns + cores.pmd_port_ns * chain.vnfs + cores.pmd_byte_ns * data
     times = chain.vnfs if chain.through else 1
+    basis = _core_basis(profile, "vhost-user")
     return [
         _line(profile, chain),
         Limit(
             "VNF core",
             chain.vnfs * 1e9 / core_ns,
-            cores.basis,
-            f"one core and queue a function; {crossings} copies a packet",
+            basis,
+            f"one core and queue a function; {copies} a packet",
         ),
         Limit(
             "PMD core",
             times * 1e9 / pmd_ns,
-            cores.basis,
+            basis,
             "one core of the switch polls the NIC and all ports",
         ),
         Limit(
             "PMD core throughput",
             times * cores.pmd_gbps * 1e9 / (8 * data),
-            cores.basis,
+            basis,
             "one receive queue of the NIC and one core pass on all bytes",
         ),
     ]

@@ -14,7 +14,7 @@ SMALLEST_BYTES, LARGEST_BYTES = 64, 9216
 def line_rate_pps(rate_bps: float, frame_bytes: int) -> float:
     """Frames a second at line rate: rate / (8 (size + 20)), RFC 2544 appendix B.
 
-    40 Gb/s carry 59.5 million frames of 64 bytes a second, 3.25 million of 1518.
+    40 Gbit/s carry 59.5 million frames of 64 bytes a second, 3.25 million of 1518.
     """
     return rate_bps / (8 * (check_frame(frame_bytes) + GAP_BYTES))
 

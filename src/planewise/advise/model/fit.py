@@ -42,7 +42,7 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Profile:
     """`start` with the parameters of its NIC and cores that agree best with `rows`.
 
     Least squares of the logarithm of predicted over measured, with a soft loss. What no row tells
-    of stays as it is in `start`. `source` names the data.
+    of stays as it is in `start`, and has no interval. `source` names the data.
 
     Raises:
         BadInputError: too few rows, or one without packets.
@@ -72,10 +72,9 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Profile:
         raise BadInputError(
             "there is nothing to fit", remedy="rows of vf-passthrough or vhost-user"
         )
-    both = max(deviations.values())
     spread = SpreadPart(
-        vf=deviations.get("vf-passthrough", both),
-        vhost=deviations.get("vhost-user", both),
+        vf=deviations.get("vf-passthrough"),
+        vhost=deviations.get("vhost-user"),
         freedom=min(freedom),
         basis="measurement",
         source=source,

@@ -76,6 +76,8 @@ class NicPart(_Part):
     """What goes through its embedded switch."""
     loop_overhead_bytes: NotNegative = 0.0
     """What each packet takes of that beside its own bytes."""
+    vfs: Annotated[int, Field(ge=0, le=65_536)] | None = None
+    """VFs that the NIC has at most; None where that is not known."""
 
 
 class CoresPart(_Part):
@@ -104,8 +106,10 @@ class CoresPart(_Part):
 class SpreadPart(_Part):
     """How far predictions lay from what was measured: standard deviation of the logarithm."""
 
-    vf: NotNegative
-    vhost: NotNegative
+    vf: NotNegative | None = None
+    """None: no VF was measured."""
+    vhost: NotNegative | None = None
+    """None: no vhost-user was measured."""
     freedom: Annotated[int, Field(ge=1)] = 1
     """Degrees of freedom that it rests on."""
 
@@ -151,10 +155,29 @@ def load_profile(path: Path) -> Profile:
         raise BadInputError(
             f"{place}: {first['msg'].lower()}",
             where=str(path),
-            remedy="docs/reference/host-profile.md lists all keys",
+            remedy=_remedy(place),
         ) from error
-    profile.link.link()
+    try:
+        profile.link.link()
+    except BadInputError as error:
+        raise BadInputError(str(error), where=str(path), remedy=error.remedy) from error
     return profile
+
+
+def _remedy(place: str) -> str:
+    if place in ("cores", "nic"):
+        return (
+            "a profile needs what its NIC and cores can do: `planewise calibrate` fits it to "
+            "measurements, starting from a shipped profile"
+        )
+    return "docs/reference/host-profile.md lists all keys"
+
+
+def shipped_names() -> tuple[str, ...]:
+    """The profiles that come with Planewise."""
+    folder = resources.files("planewise.advise") / "profiles"
+    files = (Path(one.name) for one in folder.iterdir())
+    return tuple(sorted(one.stem for one in files if one.suffix == ".toml"))
 
 
 def shipped(name: str) -> Profile:
@@ -163,14 +186,13 @@ def shipped(name: str) -> Profile:
     Raises:
         BadInputError: there is none of that name.
     """
-    folder = resources.files("planewise.advise") / "profiles"
-    files = (Path(one.name) for one in folder.iterdir())
-    names = sorted(one.stem for one in files if one.suffix == ".toml")
+    names = shipped_names()
     if name not in names:
         raise BadInputError(
             f"there is no host profile {name}",
             remedy=f"one of {', '.join(names)}, or a file of yours",
         )
+    folder = resources.files("planewise.advise") / "profiles"
     with resources.as_file(folder / f"{name}.toml") as file:
         return load_profile(file)
 

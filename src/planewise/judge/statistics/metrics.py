@@ -15,7 +15,7 @@ from typing import Literal
 from planewise.errors import BadInputError
 from planewise.store.models import Latency, Level, RunInfo, TrialRecord
 
-Unit = Literal["ns", "pps", "share"]
+Unit = Literal["ns", "pps", "bps", "share"]
 
 USER_HZ = 100
 """Ticks a second in which the kernel books CPU time."""
@@ -105,6 +105,11 @@ _OTHERS = {
     "ndr": Metric("ndr", "NDR", "pps", False),
     "pdr": Metric("pdr", "PDR at 0.5 % loss", "pps", False),
     "cpu_per_packet": Metric("cpu_per_packet", "kernel CPU time per packet", "ns", True),
+    "transmitted": Metric("transmitted", "packets that all functions transmit", "pps", False),
+    "transmitted_bits": Metric(
+        "transmitted_bits", "bits that all functions transmit", "bps", False
+    ),
+    "goodput": Metric("goodput", "goodput of TCP", "bps", False),
 }
 NAMES = (*_RTT, *_PARTS, *_OTHERS, "cpu")
 """What `--metric` takes, beside `cpu:HOST` and `cpu:HOST:MODE`."""
@@ -118,6 +123,10 @@ def metrics_in(samples: Sequence[RunSample]) -> tuple[str, ...]:
         names += [*_RTT, *_PARTS, "jitter", "loss"]
     if "load" in kinds:
         names += ["throughput", "ndr", "pdr", "cpu_per_packet"]
+    if "chain" in kinds:
+        names += ["transmitted", "transmitted_bits"]
+    if "tcp" in kinds:
+        names.append("goodput")
     return (*names, *cpu_metrics(samples))
 
 
@@ -171,6 +180,8 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
     if name in ("throughput", "ndr", "pdr"):
         of_block = {"throughput": _highest, "ndr": _ndr, "pdr": _pdr}[name]
         return _of_load(samples, _OTHERS[name], lambda trials, _: of_block(trials))
+    if name in _OF_TRIAL:
+        return _of_trial(samples, _OTHERS[name], _OF_TRIAL[name])
     if name == "cpu_per_packet":
         return _of_load(samples, _OTHERS[name], _kernel_ns_per_packet)
     if name == "cpu" or name.startswith("cpu:"):
@@ -260,6 +271,54 @@ def _of_load(
                     Observation(sample.label, first.block, sample.cell(first), *measured)
                 )
     return Observed(metric, tuple(observations))
+
+
+def _transmitted(trial: TrialRecord) -> Value | None:
+    """Of all functions of a chain; a counter's step is one packet."""
+    if trial.chain is None:
+        return None
+    return trial.chain.tx_pps, 1 / trial.duration_s if trial.duration_s else 1.0
+
+
+def _transmitted_bits(trial: TrialRecord) -> Value | None:
+    if trial.chain is None:
+        return None
+    packet_bits = 8 * trial.chain.frame_bytes
+    return trial.chain.tx_bps, packet_bits / trial.duration_s if trial.duration_s else 1.0
+
+
+def _goodput(trial: TrialRecord) -> Value | None:
+    if trial.tcp is None:
+        return None
+    message_bits = 8 * trial.tcp.message_bytes
+    return trial.tcp.goodput_bps, message_bits / trial.duration_s if trial.duration_s else 1.0
+
+
+_OF_TRIAL: Mapping[str, Callable[[TrialRecord], Value | None]] = {
+    "transmitted": _transmitted,
+    "transmitted_bits": _transmitted_bits,
+    "goodput": _goodput,
+}
+"""Metrics that a chain's or a TCP trial has, one value each."""
+
+
+def _of_trial(
+    samples: Sequence[RunSample], metric: Metric, value: Callable[[TrialRecord], Value | None]
+) -> Observed:
+    """One value a trial: there is one of each cell in a block."""
+    found = [
+        Observation(
+            sample.label,
+            trial.block,
+            sample.cell(trial),
+            *measured,
+            at_least="generator" in trial.limits,
+        )
+        for sample in samples
+        for trial in _done(sample)
+        if (measured := value(trial)) is not None
+    ]
+    return Observed(metric, tuple(found))
 
 
 def forwarded_pps(trial: TrialRecord) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from planewise.judge.statistics.metrics import Observation
 from planewise.store.models import Level
 
-TRAFFIC_FACTORS = frozenset({"frequency_pps", "size_bytes", "protocol"})
+TRAFFIC_FACTORS = frozenset({"frequency_pps", "size_bytes", "protocol", "message_bytes"})
 """Factors whose levels are run one after the other within a visit to a cell."""
 LOAD_FACTORS = frozenset({"load_type", "load_location", "background_guests"})
 """Factors that together make the background load; without load the others have no meaning."""

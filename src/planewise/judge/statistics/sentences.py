@@ -7,13 +7,15 @@ import math
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, turned
 from planewise.judge.statistics.metrics import Metric, Unit
 from planewise.judge.statistics.pairing import IDLE, OVERALL
-from planewise.units import percent_text, rate_text, time_text
+from planewise.units import bits_text, percent_text, rate_text, time_text
 
 
 def value_text(value: float, unit: Unit) -> str:
     """A value of a metric as people read it."""
     if unit == "ns":
         return time_text(value)
+    if unit == "bps":
+        return bits_text(value)
     return rate_text(value) if unit == "pps" else percent_text(value)
 
 

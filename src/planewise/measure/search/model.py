@@ -15,12 +15,17 @@ on the flank of a bump of loss: ln h has the slope g·√(1 + q·ln(a/h)). Losse
 packets on average.
 
 A trial thus says where the curve loses the goal's share: y = x − h⁻¹(z) + h⁻¹(goal) is Normal
-about that place, with variance σ² and what counting adds. Trials that lose far less or far more
-than the goal's share say only on which side they lie: the curve need be right near the goal and
-nowhere else. Given shape and noise the place's law is a normal one, reweighted on a few nodes by
-the trials that say only that; so particles carry shape and noise, and the place is integrated
-out. They are kept by sequential Monte Carlo: reweighted by tempered steps, resampled, moved by
-differential-evolution Metropolis steps (ter Braak 2006) and by draws from the prior.
+about that place, with variance σ² and what counting adds. h is never quite the system's curve: a
+reading from afar has the variance of an error of shape, in proportion to its distance, as well (a
+discrepancy term as in Kennedy & O'Hagan 2001, without correlation). Trials that lose far less or
+far more than the goal's share say only on which side they lie: the curve need be right near the
+goal and nowhere else. A share ε of trials is bad: they find less capacity by an unknown amount,
+and their readings lie anywhere (a mixture with a flat law, Box & Tiao 1968).
+
+Given shape and noise the place's law is about a normal one (Laplace's approximation, its middle
+found by weighing each trial with the chance that it is not bad), reweighted on a few nodes by the
+trials that say only on which side they lie; so particles carry shape and noise, and the place is
+integrated out.
 """
 
 from __future__ import annotations
@@ -31,14 +36,15 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import betainc, betaincinv, ndtr, ndtri
 
-Array: TypeAlias = NDArray[np.float64]
+from planewise.measure.search.particles import Array, Observations, Particles
+
 Bools: TypeAlias = NDArray[np.bool_]
 
-RISE, POWER, SLOPE, BEND, SIGMA, CLUMP = range(6)
-"""Columns of parameters: ln a, ln g, ln β, q, ln σ, ln b."""
-_DIMENSIONS = 6
+RISE, POWER, SLOPE, BEND, SIGMA, CLUMP, BAD = range(7)
+"""Columns of parameters: ln a, ln g, ln β, q, ln σ, ln b, ln ε."""
+_DIMENSIONS = 7
 
 _LOG_SIGMA = (math.log(1e-5), math.log(0.3))
 _LOG_RISE = (math.log(1e-9), math.log(0.1))
@@ -51,25 +57,17 @@ _CONSTANT_SD = 0.03
 _MEAN_BEND = 0.3
 _LOG_CLUMP = math.log(2000.0)
 _NODES = np.linspace(-4.5, 4.5, 17)
-_STRAY_BELOW, _STRAY_ABOVE = 1e-3, 1e-2
-"""Chance that a trial loses less, or more, than its side of the edge allows."""
-
-
-@dataclass(frozen=True)
-class Observations:
-    """Trials as arrays of equal length."""
-
-    x: Array
-    """ln(load / reference load)."""
-    sent: Array
-    lost: Array
-
-    def __len__(self) -> int:
-        return self.x.size
-
-    def same_as(self, other: Observations) -> bool:
-        """Whether these are the same trials."""
-        return np.array_equal(self.x, other.x) and np.array_equal(self.lost, other.lost)
+_LOG_BAD = (math.log(1e-4), math.log(0.3))
+_BAD_COUNTS = (0.15, 8.0)
+"""The share of bad trials has a beta law with these prior counts of bad and of good trials: two
+per cent in the mean, and next to none in most systems."""
+_BAD_DEPTH = 0.5
+"""Bad trials find anything down to this much less capacity, in ln(load)."""
+_MISFIT = 0.03
+"""The curve's shape may be wrong by so much of the distance from the goal's place."""
+_REWEIGHTINGS = 3
+_STRAY = 1e-3
+"""Chance that a trial loses less, or more, than its side of the edge allows, for no reason."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +97,6 @@ class Scope:
         """Half of all systems lie above, in ln a."""
         least, most = self.log_rise
         return max(_LOG_MUCH, 0.5 * (least + most))
-
-
-def no_observations() -> Observations:
-    """An empty set."""
-    empty = np.zeros(0)
-    return Observations(empty, empty, empty)
 
 
 def loss_exponent(lost: Array, sent: Array) -> Array:
@@ -187,7 +179,7 @@ class _Curves:
 
 
 def log_prior(theta: Array, scope: Scope) -> Array:
-    """Log density of parameters of shape (P, 6), up to a constant."""
+    """Log density of parameters of shape (P, 7), up to a constant."""
     low, high = scope.log_power
     least, most = scope.log_rise
     inside = (
@@ -203,6 +195,8 @@ def log_prior(theta: Array, scope: Scope) -> Array:
         & (theta[:, SIGMA] < _LOG_SIGMA[1])
         & (theta[:, CLUMP] >= 0.0)
         & (theta[:, CLUMP] < _LOG_CLUMP)
+        & (theta[:, BAD] > _LOG_BAD[0])
+        & (theta[:, BAD] < _LOG_BAD[1])
     )
     middle = scope.middle_log_rise
     much = math.log((middle - least) / (most - middle))
@@ -215,12 +209,14 @@ def log_prior(theta: Array, scope: Scope) -> Array:
         + np.log(slope)
         - theta[:, BEND] / _MEAN_BEND
         - theta[:, CLUMP]
+        + _BAD_COUNTS[0] * theta[:, BAD]
+        + (_BAD_COUNTS[1] - 1.0) * np.log1p(-np.exp(np.minimum(theta[:, BAD], -0.1)))
     )
     return np.where(inside, density, -np.inf)
 
 
 def draw_prior(count: int, random: np.random.Generator, scope: Scope) -> Array:
-    """Parameters from the prior, shape (count, 6)."""
+    """Parameters from the prior, shape (count, 7)."""
     theta = np.empty((count, _DIMENSIONS))
     least, most = scope.log_rise
     middle = scope.middle_log_rise
@@ -238,6 +234,10 @@ def draw_prior(count: int, random: np.random.Generator, scope: Scope) -> Array:
     theta[:, BEND] = np.minimum(random.exponential(_MEAN_BEND, count), 4.99)
     theta[:, SIGMA] = random.uniform(*_LOG_SIGMA, count)
     theta[:, CLUMP] = np.minimum(random.exponential(1.0, count), _LOG_CLUMP - 0.01)
+    # The beta law cut off at the ends of its range, by quantiles.
+    least_bad, most_bad = (float(betainc(*_BAD_COUNTS, math.exp(end))) for end in _LOG_BAD)
+    drawn = betaincinv(*_BAD_COUNTS, random.uniform(least_bad, most_bad, count))
+    theta[:, BAD] = np.clip(np.log(np.asarray(drawn)), _LOG_BAD[0] + 1e-9, _LOG_BAD[1] - 1e-9)
     return theta
 
 
@@ -263,16 +263,14 @@ def places(theta: Array, trials: _Trials, scope: Scope, spread: float) -> Places
     anchor = np.full((1, 1), scope.anchor)
     at_anchor, _ = curves.inverse(anchor, np.log(anchor))
 
+    bad = np.exp(theta[:, BAD, None])
+
     u, steepness = curves.inverse(trials.z, trials.log_z, clump * trials.half_packet)
     y = trials.x - u + at_anchor
     variance = sigma2 + counted * trials.counting / (steepness * steepness)
-    weight = 1.0 / variance
-    precision = weight.sum(axis=1) + 1.0 / spread**2
-    middle = (weight * y).sum(axis=1) / precision
-    log_like = (
-        -0.5 * (np.log(variance) + weight * (y - middle[:, None]) ** 2) - np.log(steepness)
-    ).sum(axis=1)
-    log_like -= 0.5 * (np.log(precision) + (middle / spread) ** 2)
+    variance = variance + (_MISFIT * (u - at_anchor)) ** 2
+    middle, precision, log_like = _robust_middle(y, variance, bad, spread)
+    log_like = log_like - np.log(steepness).sum(axis=1)
     deviation = 1.0 / np.sqrt(precision)
 
     nodes = middle[:, None] + deviation[:, None] * _NODES
@@ -286,15 +284,15 @@ def places(theta: Array, trials: _Trials, scope: Scope, spread: float) -> Places
         inside = ndtr(
             ((nodes[:, None, :] / scale[:, :, None]) + offset[:, :, None]).astype(np.float32)
         )
-        log_weights = log_weights + np.log(_STRAY_BELOW + (1 - _STRAY_BELOW) * inside).sum(
-            axis=1, dtype=np.float64
-        )
+        fine = (1.0 - np.maximum(bad, _STRAY))[:, :, None].astype(np.float32)
+        log_weights = log_weights + np.log(_STRAY + fine * inside).sum(axis=1, dtype=np.float64)
     if trials.above_x.size:
         z = np.full((1, 1), scope.high)
         u, _ = curves.inverse(z, np.log(z))
         offset = (trials.above_x - u + at_anchor)[:, :, None] - nodes[:, None, :]
         inside = ndtr((offset / np.sqrt(sigma2)[:, :, None]).astype(np.float32))
-        log_weights = log_weights + np.log(_STRAY_ABOVE + (1 - _STRAY_ABOVE) * inside).sum(
+        stray = np.maximum(bad, _STRAY)[:, :, None].astype(np.float32)
+        log_weights = log_weights + np.log(stray + (1 - stray) * inside).sum(
             axis=1, dtype=np.float64
         )
     top = log_weights.max(axis=1)
@@ -302,22 +300,37 @@ def places(theta: Array, trials: _Trials, scope: Scope, spread: float) -> Places
     return Places(log_like, middle, deviation, log_weights)
 
 
-@dataclass(frozen=True)
-class Law:
-    """A weighted sample of the place, sorted."""
+def _robust_middle(
+    y: Array, variance: Array, bad: Array, spread: float
+) -> tuple[Array, Array, Array]:
+    """Middle and precision of the place's law, and the log likelihood of the readings `y` (P, n).
 
-    x: Array
-    weight: Array
-    """Sums to 1."""
+    p(y) = (1 − ε)·Normal(y; place, variance) + ε·Uniform(y; place − depth, place), and next to
+    nothing more anywhere. The middle is where this is largest times the place's prior (iterated
+    reweighting from the median on), the precision what the trials that are not bad give.
+    """
+    weight = 1.0 / variance
+    middle = np.median(y, axis=1) if y.shape[1] else np.zeros(y.shape[0])
+    scale = (1.0 - bad) * np.sqrt(weight / (2 * math.pi))
 
-    def quantile(self, share: float) -> float:
-        """The x below which this share of the law lies."""
-        cumulated = np.cumsum(self.weight)
-        return float(np.interp(share, cumulated - 0.5 * self.weight, self.x))
+    def laws(middle: Array) -> tuple[Array, Array]:
+        away = y - middle[:, None]
+        less = (away < 0.0) & (away > -_BAD_DEPTH)
+        return scale * np.exp(-0.5 * weight * away**2), (bad * less + _STRAY) / _BAD_DEPTH
+
+    for _ in range(_REWEIGHTINGS):
+        normal, flat = laws(middle)
+        good = normal / (normal + flat)
+        precision = (good * weight).sum(axis=1) + 1.0 / spread**2
+        middle = (good * weight * y).sum(axis=1) / precision
+    normal, flat = laws(middle)
+    log_mixture = np.log(normal + flat)
+    log_like = log_mixture.sum(axis=1) - 0.5 * (np.log(precision) + (middle / spread) ** 2)
+    return middle, precision, log_like
 
 
-class Posterior:
-    """Particles of the posterior, updated as trials come."""
+class Posterior(Particles[_Trials]):
+    """The posterior, updated as trials come."""
 
     def __init__(
         self,
@@ -336,48 +349,16 @@ class Posterior:
         self.packets = packets
         self.lossless = lossless
         self.spread = spread
-        self._random = np.random.default_rng(seed)
-        self._moves = moves
-        self.seen = no_observations()
-        self._trials = _Trials.of(self.seen, scope)
-        self.theta = draw_prior(particles, self._random, scope)
-        self._log_like = self._likelihood(self.theta, self._trials)
+        super().__init__(seed, particles=particles, moves=moves)
 
-    def update(self, seen: Observations) -> None:
-        """Takes the trials that are to count from now on, whichever counted before."""
-        if seen.same_as(self.seen):
-            return
-        previous, trials = self._trials, _Trials.of(seen, self.scope)
-        old = self._log_like
-        new = self._likelihood(self.theta, trials)
-        done = 0.0
-        while done < 1.0:
-            step = self._temper_step(new - old, 1.0 - done)
-            weights = np.exp(step * (new - old - (new - old).max()))
-            done = 1.0 if step >= 1.0 - done else done + step
-            chosen = self._resample(weights)
-            self.theta, old, new = self.theta[chosen], old[chosen], new[chosen]
-            for _ in range(self._moves):
-                old, new = self._move(previous, trials, done, old, new)
-        self.seen, self._trials, self._log_like = seen, trials, new
+    def _packed(self, seen: Observations) -> _Trials:
+        return _Trials.of(seen, self.scope)
 
-    def refine(self, moves: int) -> None:
-        """More moves at the trials seen."""
-        for _ in range(moves):
-            _, self._log_like = self._move(
-                self._trials, self._trials, 1.0, self._log_like, self._log_like
-            )
+    def _draw_prior(self, count: int) -> Array:
+        return draw_prior(count, self._random, self.scope)
 
-    def law(self, moves: int = 0) -> Law:
-        """Where the goal's place lies; `moves` more sets of particles make it smoother."""
-        sets = [self._places()]
-        for _ in range(moves):
-            self.refine(1)
-            sets.append(self._places())
-        x = np.concatenate([part[0] for part in sets])
-        weight = np.concatenate([part[1] for part in sets])
-        order = np.argsort(x)
-        return Law(x[order], weight[order] / weight.sum())
+    def _log_prior(self, theta: Array) -> Array:
+        return log_prior(theta, self.scope)
 
     def _places(self) -> tuple[Array, Array]:
         found = places(self.theta, self._trials, self.scope, self.spread)
@@ -389,9 +370,14 @@ class Posterior:
     def shift(self) -> Array:
         """From the anchor's place to where half of the trials meet the goal, shape (P,).
 
-        Where losses are clumps the median trial loses half a clump less than the mean one. Half of
-        the trials lose nothing where ln 2 clumps are lost on average.
+        Half of all trials is a larger share of those that are not bad. Where losses are clumps the
+        median trial loses half a clump less than the mean one. Half of the trials lose nothing
+        where ln 2 clumps are lost on average.
         """
+        sigma, bad = np.exp(self.theta[:, SIGMA]), np.exp(self.theta[:, BAD])
+        return self._clumps_shift() - sigma * ndtri(0.5 / (1.0 - bad))
+
+    def _clumps_shift(self) -> Array:
         if math.isinf(self.packets):
             return np.zeros(self.theta.shape[0])
         curves = _Curves.of(self.theta)
@@ -423,15 +409,34 @@ class Posterior:
         """Median of b, the packets that are lost together."""
         return float(np.exp(np.median(self.theta[:, CLUMP])))
 
+    def log_clump(self) -> tuple[float, float]:
+        """Mean and deviation of ln b, the deviation at least a third, as it is no exact law; those
+        of the prior where the trials do not tell."""
+        mean, deviation = float(self.theta[:, CLUMP].mean()), float(self.theta[:, CLUMP].std())
+        return (mean, math.hypot(deviation, 1 / 3)) if deviation < 0.5 else (1.0, 1.0)
+
     def blur(self) -> float:
         """Median deviation of where trials begin to lose what the goal allows."""
+        return float(
+            np.median(np.sqrt(np.exp(2 * self.theta[:, SIGMA]) + self._counting_variance()))
+        )
+
+    def counting(self) -> float:
+        """Median of what counting packets adds to a reading's variance, in units of σ², for a
+        trial of the duration that the goal is about."""
+        return float(np.median(self._counting_variance() / np.exp(2 * self.theta[:, SIGMA])))
+
+    def _counting_variance(self) -> Array:
         curves = _Curves.of(self.theta)
         anchor = np.full((1, 1), self.scope.anchor)
         _, steepness = curves.inverse(anchor, np.log(anchor))
         counted = 2.0 * np.exp(self.theta[:, CLUMP, None]) - 1.0
         packets = self.packets if math.isfinite(self.packets) else 1e9
-        counting = counted * np.expm1(anchor) / packets / steepness**2
-        return float(np.median(np.sqrt(np.exp(2 * self.theta[:, SIGMA, None]) + counting)))
+        return np.asarray((counted * np.expm1(anchor) / packets / steepness**2)[:, 0])
+
+    def loss_noise(self) -> float:
+        """Median of β·σ: how far the loss of overloaded trials scatters, as z."""
+        return float(np.exp(np.median(self.theta[:, SIGMA] + self.theta[:, SLOPE])))
 
     def soft(self) -> float:
         """Probability that the loss rises smoothly through the goal's share."""
@@ -439,65 +444,6 @@ class Posterior:
 
     def _likelihood(self, theta: Array, trials: _Trials) -> Array:
         return places(theta, trials, self.scope, self.spread).log_likelihood
-
-    def _temper_step(self, added: Array, left: float) -> float:
-        def effective(step: float) -> float:
-            weights = np.exp(step * (added - added.max()))
-            return float(weights.sum() ** 2 / (weights**2).sum())
-
-        wanted = 0.5 * added.size
-        if effective(left) >= wanted:
-            return left
-        low, high = 0.0, left
-        for _ in range(12):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if effective(middle) >= wanted else (low, middle)
-        return max(low, 1e-3 * left, 1e-6)
-
-    def _resample(self, weights: Array) -> NDArray[np.intp]:
-        positions = (np.arange(weights.size) + self._random.random()) / weights.size
-        return np.minimum(
-            np.searchsorted(np.cumsum(weights / weights.sum()), positions), weights.size - 1
-        )
-
-    def _move(
-        self, previous: _Trials, trials: _Trials, share: float, old: Array, new: Array
-    ) -> tuple[Array, Array]:
-        """One Metropolis step for all particles.
-
-        The target is prior · L(previous)^(1 − share) · L(trials)^share; `old` and `new` are the
-        log likelihoods of both sets of trials at the particles, before and (returned) after.
-        """
-        proposal, with_prior = self._proposal()
-        prior_then = log_prior(proposal, self.scope)
-        fine = np.isfinite(prior_then)
-        safe = np.where(fine[:, None], proposal, self.theta)
-        new_then = self._likelihood(safe, trials)
-        old_then = self._likelihood(safe, previous) if share < 1.0 else old
-        change = (1 - share) * (old_then - old) + share * (new_then - new)
-        if not with_prior:
-            change = change + prior_then - log_prior(self.theta, self.scope)
-        accept = fine & (np.log(self._random.random(fine.size)) < change)
-        self.theta = np.where(accept[:, None], proposal, self.theta)
-        return np.where(accept, old_then, old), np.where(accept, new_then, new)
-
-    def _proposal(self) -> tuple[Array, bool]:
-        """New parameters; and whether they were drawn from the prior, which then cancels."""
-        count = self.theta.shape[0]
-        part = self._random.random((count, _DIMENSIONS)) < 0.4
-        part[np.arange(count), self._random.integers(_DIMENSIONS, size=count)] = True
-        if self._random.random() < 0.3:
-            fresh = draw_prior(count, self._random, self.scope)
-            return np.where(part, fresh, self.theta), True
-        # Along the difference of two other particles; one in six steps jumps between modes.
-        first = self._random.permutation(count)
-        second = np.roll(first, 1 + int(self._random.integers(count - 1)))
-        scale = self._random.choice([2.38, 1.0]) / np.sqrt(2.0 * part.sum(axis=1))
-        if self._random.random() < 1 / 6:
-            scale = np.ones(count)
-        jitter = self._random.normal(0.0, 1e-3, self.theta.shape)
-        difference = (self.theta[first] - self.theta[second] + jitter) * part
-        return np.asarray(self.theta + scale[:, None] * difference), False
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import ndtri
 
-from planewise.measure.search import model
+from planewise.measure.search import lossless, model
 from planewise.measure.search.goals import Finding, Goal, GoalResult, StopReason, Trial
+from planewise.measure.search.particles import Array, Law, Observations
 from planewise.measure.search.residuals import Course, course, doubts
 from planewise.measure.search.session import BudgetSpentError, Session
 from planewise.units import percent_text
@@ -41,12 +41,15 @@ _FAR = 0.1
 _WINDOW = 0.04
 """Trials within this of a goal's load, in ln(load), count as near it; more when it is blurred."""
 _LEAST_BLUR = 5e-4
+_WIDEST_STEP = 0.25
+"""Trials are placed no further apart than this times their places below, in ln(load)."""
 _MOST_NEED = 3.0
 """A goal whose interval is wider than this many precisions gets no more trials than at this."""
-_PLACES = ((0.8, 0.0), (0.2, -1.0), (0.5, 1.0))
-"""Where around a goal's load trials are placed: in deviations of the edge (above it, where a
-trial tells how much capacity there was), plus in half intervals (to enclose it where there is
-little noise and the curve's slope is what is not known)."""
+_PLACES = ((0.9, 0.0), (-0.7, -1.0), (0.3, 1.0))
+"""Where around a goal's load trials are placed: in deviations of the edge, plus in half intervals
+(to enclose it where there is little noise). On both sides, so that the load is read off between
+trials whatever the curve's slope, and far enough apart to tell slope from noise; somewhat more
+above the edge, where a trial tells how much capacity there was."""
 _SOFT_PLACES = ((0.3, 0.0), (-0.3, -1.0), (0.5, 1.0))
 """The same where loss rises smoothly: the curve beside the goal's share is not known so well."""
 _NDR_PLACES = ((0.0, -1.0), (0.8, 0.0), (0.0, -0.5))
@@ -57,20 +60,26 @@ further down loses."""
 _BRACKETED = 0.06
 """NDR is located where a trial with and one without loss are so near to each other."""
 _LOW_SHARE, _HIGH_SHARE = 1 / 25, 6.0
-"""The curve is fitted to losses from the goal's share times the one to it times the other."""
+"""The curve is fitted to losses from the goal's share times the one to it times the other…"""
+_NOISES = 2.5
+"""… or to so many deviations of the loss above it: noise blurs the curve on that scale, and losses
+cut off nearer to it would tell neither slope nor noise."""
+_WIDEST = 0.15
 _NDR_REACH = 100.0
-"""For NDR: to losses of up to so many packets, where loss rises smoothly; else to `_HARD`."""
+"""Trials that lose up to so many packets, or clumps of them, show that loss rises smoothly."""
 _HARD = 0.03
+"""For NDR at a hard edge the curve is fitted to losses up to this."""
 _DRAWS = 4000
 _HARD_POWERS = (math.log(60.0), math.log(3000.0))
 """Powers of the load by which packets may be lost below a hard edge."""
 _CLUMPED = 8.0
 """Where losses come in larger clumps than this, trials are as long as the goal's."""
-_CAUTION_SOFT, _CAUTION_CLUMPED, _CAUTION_BAD, _CAUTION_CORRELATED = 1.15, 1.25, 1.15, 1.1
-"""Factors of the intervals where loss rises smoothly, where it also comes in clumps, where some
-trials were bad, and where successive trials are correlated."""
-_SPIKE_PRIOR = (0.15, 8.0)
-"""Bad trials are a share drawn from a beta law, prior counts of bad and of good trials."""
+_COUNTED = 0.25
+"""A trial is long enough when counting packets adds no more than this to its reading's variance,
+in units of the noise's."""
+_CAUTION_SOFT, _CAUTION_CLUMPED, _CAUTION_CORRELATED = 1.15, 1.25, 1.1
+"""Factors of the intervals where loss rises smoothly, where it also comes in clumps, and where
+successive trials are correlated."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,8 @@ class PlanewiseOptions:
     """Duration of the trials that goals are about, and of those that measure where loss rises
     smoothly: there few packets, or few clumps of them, decide."""
     min_trials: int = 8
-    """Trials near a goal's edge, at least."""
+    """Trials near a goal's edge, at least; twice as many where the capacity wavers, as few trials
+    may agree by chance."""
     max_trials: int = 34
     """Trials near a goal's edge after which it is done, where the capacity wavers by 1 %; more
     where it wavers more, fewer where trials are long."""
@@ -152,9 +162,11 @@ class _Run:
         self.edge_pps = session.max_load_pps
         self.ceiling_pps = math.inf
         self.posteriors: dict[Goal, model.Posterior] = {}
+        self.counts: lossless.LosslessPosterior | None = None
         self.known: dict[Goal, _Estimate] = {}
         self.measured = dict.fromkeys(goals, 0)
         self.soft = False
+        self.reach = dict.fromkeys(goals, 0.0)
         self.clump = 1.0
         self.course: Course | None = None
 
@@ -184,15 +196,16 @@ class _Run:
             loss = trial.loss_ratio
             if loss <= min(goal.loss_ratio for goal in self.goals) and load >= high:
                 return self._whole_range_good()
-            if _TOLERATED < loss < _LOCATED_LOSS and self._confirmed(trial):
-                self.reference_pps = trial.offered_pps * (1 - loss)
-                return None
+            if _TOLERATED < loss < _LOCATED_LOSS:
+                again = self._again(trial)
+                if again is None:
+                    self.reference_pps = trial.offered_pps * (1 - loss)
+                    return None
+                loss = again
             if loss > _TOLERATED:
                 high = min(high, load)
                 rate = trial.achieved_pps * (1 - loss) * _STEP
                 load = rate if low * 1.02 < rate < high * 0.98 else math.sqrt(low * high)
-                if loss < _LOCATED_LOSS:
-                    load = high
             else:
                 low, low_tried = max(low, load), True
                 load = math.sqrt(low * high)
@@ -204,10 +217,15 @@ class _Run:
         self.reference_pps = math.sqrt(low * high)
         return None
 
-    def _confirmed(self, trial: Trial) -> bool:
-        """A second trial of the same load, to tell the edge from one unlucky trial."""
-        again = self.session.measure(trial.offered_pps, self.options.probe_duration_s)
-        return abs(again.loss_ratio - trial.loss_ratio) < 0.1
+    def _again(self, trial: Trial) -> float | None:
+        """What another trial at that load loses; None where one of two more loses as little: it
+        is the edge, then, and no bad trial."""
+        loss = 0.0
+        for _ in range(2):
+            loss = self.session.measure(trial.offered_pps, self.options.probe_duration_s).loss_ratio
+            if loss > _TOLERATED and abs(loss - trial.loss_ratio) < 0.1:
+                return None
+        return loss
 
     def _whole_range_good(self) -> tuple[GoalResult, ...] | None:
         """Repeats the highest load: do half of the trials meet every goal?"""
@@ -270,8 +288,7 @@ class _Run:
             if first.loss_ratio <= tolerated:
                 clean = load
                 continue
-            again = [self.session.measure(load, self.options.probe_duration_s) for _ in range(2)]
-            if sum(trial.loss_ratio > tolerated for trial in again) == 0:
+            if not self._repeats(load, tolerated):
                 continue
             self.session.add_finding(
                 Finding(
@@ -284,6 +301,19 @@ class _Run:
             self.ceiling_pps = load
             self.reference_pps = self._bisect(clean, load, tolerated)
             return
+
+    def _repeats(self, load: float, tolerated: float) -> bool:
+        """Whether a loss was no single bad trial: of two more, or else of the next two, both lose.
+
+        One bad trial in ten is taken for the system's by 1 % of repetitions, a load at which nine
+        of ten lose for a good one by 4 %.
+        """
+        for _ in range(2):
+            again = [self.session.measure(load, self.options.probe_duration_s) for _ in range(2)]
+            lossy = sum(trial.loss_ratio > tolerated for trial in again)
+            if lossy != 1:
+                return lossy == 2
+        return False
 
     def _bisect(self, low: float, high: float, tolerated: float) -> float:
         """A load near which loss first exceeds `tolerated`, between a good and a bad load."""
@@ -320,7 +350,7 @@ class _Run:
         if estimate.goal.loss_ratio == 0:
             return most * 3 // 4 if estimate.soft else most // 5
         if estimate.soft:
-            return most * 65 // 100
+            return int(most * 0.65 * min(max(estimate.noise / 0.012, 1.0), 1.8))
         return int(most * min(max(estimate.noise / 0.012, 1.0), 1.4))
 
     def _need(self, estimate: _Estimate) -> float:
@@ -329,7 +359,8 @@ class _Run:
         wide = self._relative_width(estimate)
         if own >= most:
             return 0.0
-        if own < 2 or estimate.trials < self.options.min_trials:
+        noisy = estimate.noise > self.options.precision / 4
+        if own < 2 or estimate.trials < self.options.min_trials * (2 if noisy else 1):
             return _MOST_NEED
         if estimate.goal.loss_ratio > 0 and estimate.trials >= most:
             return 0.0
@@ -368,8 +399,10 @@ class _Run:
             places = _SOFT_NDR_PLACES if estimate.soft else _NDR_PLACES
         duration_s = options.trial_duration_s
         if estimate.soft:
-            long = goal.loss_ratio == 0 or self.clump > _CLUMPED
-            duration_s = options.goal_duration_s * (1.0 if long else 0.5)
+            if goal.loss_ratio == 0 or self.clump > _CLUMPED:
+                duration_s = options.goal_duration_s
+            elif self.posteriors[goal].counting() * options.goal_duration_s > _COUNTED * duration_s:
+                duration_s = options.goal_duration_s / 2
         if goal.loss_ratio == 0 and estimate.soft:
             between = self._between()
             if between is not None:
@@ -383,7 +416,7 @@ class _Run:
             half_width = estimate.high - estimate.middle
             if spread < 0:
                 half_width = estimate.middle - estimate.low
-            x = estimate.middle + offset * min(estimate.blur, 2 * _WINDOW)
+            x = estimate.middle + offset * min(estimate.blur, _WIDEST_STEP)
             x += spread * min(half_width, _WINDOW)
             if estimate.lowest_bad is not None:
                 x = min(x, estimate.lowest_bad) - 1.5 * abs(estimate.lowest_bad - estimate.middle)
@@ -395,34 +428,75 @@ class _Run:
 
     # -- inference ----------------------------------------------------------------------------
 
-    def _observations(self, scope: model.Scope, low: float, high: float) -> model.Observations:
+    def _observations(self, scope: model.Scope, low: float, high: float) -> Observations:
         """The trials near a goal's edge, for a curve that need not be right elsewhere."""
         seen, offered = self._all_trials()
         near = (seen.x >= low) & (seen.x <= high) & (offered <= self.ceiling_pps)
-        return model.Observations(seen.x[near], seen.sent[near], seen.lost[near])
+        return Observations(seen.x[near], seen.sent[near], seen.lost[near])
 
-    def _all_trials(self) -> tuple[model.Observations, model.Array]:
+    def _all_trials(self) -> tuple[Observations, Array]:
         trials = self.session.trials
         x = np.array([math.log(t.achieved_pps / self.reference_pps) for t in trials])
         sent = np.array([float(t.run.sent) for t in trials])
         lost = np.array([float(max(t.run.sent - t.run.received, 0)) for t in trials])
-        return model.Observations(x, sent, lost), np.array([t.offered_pps for t in trials])
+        return Observations(x, sent, lost), np.array([t.offered_pps for t in trials])
 
     def _scope(self, goal: Goal) -> model.Scope:
         if goal.loss_ratio > 0:
             anchor = goal.loss_exponent
-            return model.Scope(anchor, anchor * _LOW_SHARE, anchor * _HIGH_SHARE)
-        anchor = math.log(2) / (self.reference_pps * self.options.goal_duration_s)
-        if not (self.soft and self._few_lost(anchor)):
-            return model.Scope(anchor, 0.0, _HARD, _HARD_POWERS, few=True)
-        powers = (math.log(0.7), math.log(3000.0))
-        high = min(anchor * _NDR_REACH, _HARD)
-        return model.Scope(anchor, 0.0, high, powers, few=True, least_rise=high)
+            high = self._reach(goal, anchor, anchor * _HIGH_SHARE)
+            return model.Scope(anchor, anchor * _LOW_SHARE, high)
+        anchor = self._one_packet()
+        high = self._reach(goal, anchor, _HARD)
+        return model.Scope(anchor, 0.0, high, _HARD_POWERS, few=True)
 
-    def _few_lost(self, packet: float) -> bool:
+    def _reach(self, goal: Goal, anchor: float, least: float) -> float:
+        """Up to which loss the curve is fitted: `least`, doubled as often as noise asks for.
+
+        It never falls again: a scope that changes costs a fit from the beginning.
+        """
+        wanted = anchor
+        if goal in self.posteriors:
+            wanted += _NOISES * self.posteriors[goal].loss_noise()
+        reach = max(least, self.reach[goal])
+        while reach < min(wanted, _WIDEST):
+            reach *= 2
+        self.reach[goal] = reach
+        return reach
+
+    def _one_packet(self) -> float:
+        """The loss ratio with which half of the goal's trials lose nothing."""
+        return math.log(2) / (self.reference_pps * self.options.goal_duration_s)
+
+    def _nearest(self) -> model.Posterior:
+        """The posterior of the strictest goal that allows some loss."""
+        goal = min((g for g in self.known if g.loss_ratio > 0), key=lambda g: g.loss_ratio)
+        return self.posteriors[goal]
+
+    def _few_lost(self) -> bool:
         """Whether trials have lost a few packets: where loss rises steeply, hardly any does."""
-        lost = [t for t in self.session.trials if 0 < t.loss_ratio < _NDR_REACH * packet]
-        return len(lost) >= 2
+        few = min(_NDR_REACH * self._nearest().clump() * self._one_packet(), _HARD)
+        return sum(0 < trial.loss_ratio < few for trial in self.session.trials) >= 2
+
+    def _lossless(self, goal: Goal) -> lossless.LosslessPosterior:
+        """NDR's posterior where loss rises smoothly."""
+        nearest = self._nearest()
+        noise = max(nearest.noise(), _LEAST_BLUR)
+        if self.counts is None:
+            self.counts = lossless.LosslessPosterior(
+                self.options.seed,
+                packets=self.reference_pps * self.options.goal_duration_s,
+                noise=noise,
+                particles=self.options.particles,
+                moves=self.options.moves,
+            )
+        self.counts.sigma = noise
+        self.counts.log_clump = nearest.log_clump()
+        around = self.known[goal].middle if goal in self.known else 0.0
+        seen, offered = self._all_trials()
+        near = (seen.x <= max(around, 0.0) + _FAR) & (offered <= self.ceiling_pps)
+        self.counts.update(Observations(seen.x[near], seen.sent[near], seen.lost[near]))
+        return self.counts
 
     def _posterior(self, goal: Goal) -> model.Posterior:
         scope = self._scope(goal)
@@ -446,20 +520,29 @@ class _Run:
         known.update(self._observations(scope, low, high))
         return known
 
-    def _estimate(self, goal: Goal, extra_moves: int = 0) -> _Estimate:
+    def _law(self, goal: Goal, moves: int = 0) -> tuple[Law, float, float, Observations]:
+        """A goal's law, the noise, the deviation of where trials begin to miss the goal, and the
+        trials that count."""
+        if goal.loss_ratio == 0 and self.soft and self._few_lost():
+            counts = self._lossless(goal)
+            self.clump = counts.clump()
+            return counts.law(moves), counts.sigma, counts.blur(), counts.seen
         posterior = self._posterior(goal)
-        law = posterior.law(extra_moves)
-        low, middle, high = (law.quantile(share) for share in (0.025, 0.5, 0.975))
         noise = max(posterior.noise(), _LEAST_BLUR)
-        blur = max(posterior.blur(), noise) if goal.loss_ratio == 0 else noise
-        seen = posterior.seen
+        blur = noise
+        if goal.loss_ratio == 0:
+            self.clump = posterior.clump()
+            blur = max(posterior.blur(), noise)
+        return posterior.law(moves), noise, blur, posterior.seen
+
+    def _estimate(self, goal: Goal) -> _Estimate:
+        law, noise, blur, seen = self._law(goal)
+        low, middle, high = (law.quantile(share) for share in (0.025, 0.5, 0.975))
         near = np.abs(seen.x - middle) < _WINDOW / 2 + 3 * blur
         bad = seen.lost[near] > goal.loss_ratio * seen.sent[near]
         one_sided = bad.size >= 2 and (bad.all() or not bad.any())
         if goal.loss_ratio > 0:
-            self.soft = posterior.soft() > 0.5
-        else:
-            self.clump = posterior.clump()
+            self.soft = self.posteriors[goal].soft() > 0.5
         self.known[goal] = estimate = _Estimate(
             goal,
             middle,
@@ -497,15 +580,29 @@ class _Run:
     def _final(self, goal: Goal, *, doubted: bool) -> _Estimate:
         """The last estimate of a goal, for what the order of its trials and bad trials say."""
         estimate = self._estimate(goal)
-        posterior = self.posteriors[goal]
         random = np.random.default_rng(self.options.seed)
-        law = posterior.law(self.options.final_moves)
+        law, _, _, _ = self._law(goal, self.options.final_moves)
         draws = law.x[
             np.searchsorted(np.cumsum(law.weight), random.random(_DRAWS)).clip(0, law.x.size - 1)
         ]
 
+        if doubted:
+            self._doubt(estimate)
+        if self.course is not None:
+            draws = draws + self.course.draw(random, _DRAWS)
+        low, middle, high = (float(q) for q in np.quantile(draws, (0.025, 0.5, 0.975)))
+        factor = self._caution(estimate)
+        return replace(
+            estimate,
+            low=middle - factor * (middle - low),
+            middle=middle,
+            high=middle + factor * (high - middle),
+        )
+
+    def _doubt(self, estimate: _Estimate) -> None:
+        """What the order of a goal's trials says, and trials that are far off, as findings."""
         seen, offered = self._all_trials()
-        readings = model.readings(posterior, seen)
+        readings = model.readings(self.posteriors[estimate.goal], seen)
         standard = readings.y / readings.deviation
         near = readings.informative & (offered <= self.ceiling_pps)
         near &= seen.x < estimate.middle + _FAR + 6 * estimate.noise
@@ -514,18 +611,10 @@ class _Run:
         good = near & ~bad & (np.abs(readings.y) < 0.03 + 6 * estimate.noise)
         ends_s = np.cumsum([trial.duration_s for trial in self.session.trials])
         middle_s = ends_s - 0.5 * np.array([t.duration_s for t in self.session.trials])
-        if doubted:
-            self.course = course(
-                readings.y[good], readings.deviation[good], middle_s[good], ends_s[-1] / 2
-            )
-        if self.course is not None:
-            draws = draws + self.course.draw(random, _DRAWS)
-        # Half of all trials is a larger share of those that are not bad.
-        share = random.beta(_SPIKE_PRIOR[0] + bad.sum(), _SPIKE_PRIOR[1] + good.sum(), _DRAWS).clip(
-            0, 0.45
+        self.course = course(
+            readings.y[good], readings.deviation[good], middle_s[good], ends_s[-1] / 2
         )
-        draws = draws - posterior.noise() * ndtri(0.5 / (1 - share))
-        if doubted and bad.any():
+        if bad.any():
             worst = int(np.flatnonzero(bad)[np.argmin(readings.y[bad])])
             trial = self.session.trials[worst]
             self.session.add_finding(
@@ -536,20 +625,11 @@ class _Run:
                     f"{trial.offered_pps:.0f} packet/s",
                 )
             )
-        if doubted:
-            losses = np.array([trial.loss_ratio for trial in self.session.trials])
-            for finding in doubts(standard[near], losses[near]):
-                self.session.add_finding(finding)
-        low, middle, high = (float(q) for q in np.quantile(draws, (0.025, 0.5, 0.975)))
-        factor = self._caution(estimate, bad_trials=int(bad.sum()))
-        return replace(
-            estimate,
-            low=middle - factor * (middle - low),
-            middle=middle,
-            high=middle + factor * (high - middle),
-        )
+        losses = np.array([trial.loss_ratio for trial in self.session.trials])
+        for finding in doubts(standard[near], losses[near]):
+            self.session.add_finding(finding)
 
-    def _caution(self, estimate: _Estimate, *, bad_trials: int) -> float:
+    def _caution(self, estimate: _Estimate) -> float:
         """What intervals lack, by simulation, where the search sees that the model is only near.
 
         Fitted to simulated systems other than those that the benches use; everything it looks at
@@ -558,8 +638,6 @@ class _Run:
         factor = 1.0
         if estimate.soft:
             factor = _CAUTION_CLUMPED if self.clump > _CLUMPED else _CAUTION_SOFT
-        if bad_trials >= 2:
-            factor = max(factor, _CAUTION_BAD)
         if self.course is not None and self.course.correlated > 0.5:
             factor = max(factor, _CAUTION_CORRELATED)
         return factor

@@ -6,11 +6,13 @@ noise. A few loads further up can tell it; their cost is counted with the search
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from planewise.judge.curve import Curve, Run
 from planewise.judge.verdict import judge
 from planewise.measure.search.goals import Finding, GoalResult, SearchVerdict
+from planewise.measure.search.sequential import SequentialPlan
 from planewise.measure.search.session import BudgetSpentError, Session
 
 LADDER = (0.7, 1.12, 1.45, 1.9)
@@ -18,6 +20,8 @@ LADDER = (0.7, 1.12, 1.45, 1.9)
 _ROUNDS = (2, 3, 5)
 """Runs at each load after which the judge is asked; the last is the most."""
 _DURATION_S = 0.3
+_ENOUGH = SequentialPlan().min_good_runs
+"""Trials at the ladder's loads before GOOD is said."""
 _FALLEN = 0.9
 """Throughput below this share of that at the edge has fallen."""
 
@@ -56,7 +60,32 @@ def find_verdict(session: Session, results: tuple[GoalResult, ...]) -> SearchVer
         verdict = SearchVerdict(judged.verdict, judged.reason, judged.probability_good)
         if judged.verdict != "UNDECIDED":
             break
-    return _doubted(verdict, session)
+    verdict = _doubted(verdict, session)
+    if verdict.label != "GOOD":
+        return verdict
+    return _confirmed(verdict, session, runs, result.goal.loss_ratio)
+
+
+def _confirmed(
+    verdict: SearchVerdict, session: Session, runs: dict[float, list[Run]], plr: float
+) -> SearchVerdict:
+    """GOOD stands when enough trials were seen that bad ones would have been among them."""
+    low, high = min(runs), max(runs)
+    seen = sum(low <= trial.offered_pps <= high for trial in session.trials)
+    if seen >= _ENOUGH:
+        return verdict
+    try:
+        for _ in range(math.ceil((_ENOUGH - seen) / len(runs))):
+            for load, done in runs.items():
+                done.append(session.measure(load, _DURATION_S).run)
+    except BudgetSpentError:
+        return SearchVerdict(
+            "UNDECIDED",
+            f"the budget was spent before {_ENOUGH} trials would have shown rare bad ones",
+            verdict.probability_good,
+        )
+    judged = judge(Curve.from_runs("search", runs), plr=plr)
+    return SearchVerdict(judged.verdict, judged.reason, judged.probability_good)
 
 
 def _doubted(verdict: SearchVerdict, session: Session) -> SearchVerdict:

@@ -249,6 +249,11 @@ _RATE = (
     " : datum.value < 1e6 ? format(datum.value / 1e3, '~r') + ' kpps'"
     " : format(datum.value / 1e6, '~r') + ' Mpps'"
 )
+_BITS = (
+    "datum.value === 0 ? '0' : datum.value < 1e6 ? format(datum.value / 1e3, '~r') + ' kbit/s'"
+    " : datum.value < 1e9 ? format(datum.value / 1e6, '~r') + ' Mbit/s'"
+    " : format(datum.value / 1e9, '~r') + ' Gbit/s'"
+)
 _SHARE = "format(datum.value * 100, '~r') + ' %'"
 
 
@@ -263,8 +268,13 @@ class InContext(Protocol):
 
 C = TypeVar("C", bound=InContext)
 
-Quantity = Literal["duration", "rate", "share"]
-_EXPRESSIONS: Mapping[Quantity, str] = {"duration": _DURATION, "rate": _RATE, "share": _SHARE}
+Quantity = Literal["duration", "rate", "bits", "share"]
+_EXPRESSIONS: Mapping[Quantity, str] = {
+    "duration": _DURATION,
+    "rate": _RATE,
+    "bits": _BITS,
+    "share": _SHARE,
+}
 
 
 def with_unit(values: str, quantity: Quantity) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-GuestKind = Literal["namespace", "container", "vm"]
+GuestKind = Literal["namespace", "container", "vm", "process"]
 
 GUEST_WORDS: Mapping[GuestKind, tuple[str, str]] = MappingProxyType(
     {
         "namespace": ("a network namespace", "network namespaces"),
         "container": ("a container", "containers"),
         "vm": ("a virtual machine", "virtual machines"),
+        "process": ("a process", "processes"),
     }
 )
 """One of them, and many."""
@@ -24,19 +25,19 @@ GUESTS_OF: Mapping[str, tuple[GuestKind, ...]] = MappingProxyType(
     {
         # Interfaces of the host's kernel that are moved into the guest's network namespace.
         "veth": ("namespace", "container"),
-        "bridge": ("namespace", "container"),
+        "bridge": ("namespace", "container", "process"),
         "macvlan": ("namespace", "container"),
         "ipvlan": ("namespace", "container"),
-        "vf": ("namespace", "container"),
+        "vf": ("namespace", "container", "process"),
         # Docker makes and owns it.
         "docker-bridge": ("container",),
-        # Devices of a virtual machine.
+        # Devices of a virtual machine; the last two also of a process that drives them by itself.
         "e1000-bridge": ("vm",),
         "virtio-bridge": ("vm",),
         "macvtap-bridge": ("vm",),
         "macvtap-vf": ("vm",),
-        "vf-passthrough": ("vm",),
-        "vhost-user": ("vm",),
+        "vf-passthrough": ("vm", "process"),
+        "vhost-user": ("vm", "process"),
     }
 )
 """Every plane that Planewise knows, with the kinds of guest that it exists for."""

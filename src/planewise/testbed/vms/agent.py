@@ -33,7 +33,8 @@ _ENDED = (GuestGoneError, HypervisorGoneError)
 # Removes what earlier processes left, then runs a program with its output in files: a process that
 # still runs can be listened to, which the agent's own capture does not allow.
 _RUN = (
-    'd=$1 old=$2 new=$3; shift 3; mkdir -p "$d"; cd "$d" && { [ -z "$old" ] || rm -f $old; }; cd /;'
+    'd=$1 old=$2 new=$3; shift 3; [ -d "$d" ] || mkdir -p "$d";'
+    ' [ -z "$old" ] || { cd "$d" && rm -f $old; cd /; };'
     ' exec "$@" >"$d/$new.out" 2>"$d/$new.err"'
 )
 _SIGNAL = 'kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" "$2"'

@@ -58,7 +58,9 @@ exec unshare --pid --fork --mount --kill-child sh -c "$2" sh "$1"
 _INSIDE = """
 set -e
 mount -t proc proc /proc
-mount -t sysfs sys /sys
+# In a network namespace of its own it needs the sysfs of that; elsewhere the kernel refuses to
+# mount a second time what is there.
+mount -t sysfs sys /sys 2>/dev/null || [ -d /sys/class/net ]
 # What is bound over must be there; that is all that is left of it on the host.
 mkdir -p /run/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt /etc/libvirt
 for there in run:/run/libvirt lib:/var/lib/libvirt log:/var/log/libvirt etc:/etc/libvirt; do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
@@ -63,6 +64,17 @@ class Nic:
 
 
 @dataclass(frozen=True)
+class Passthrough:
+    """A PCI function of the host that a virtual machine has for itself (VFIO).
+
+    vfio-pci is its driver already: libvirt changes nothing of it.
+    """
+
+    address: str
+    """As sysfs has it: `0000:01:10.2`."""
+
+
+@dataclass(frozen=True)
 class DomainSpec:
     """A virtual machine of ours."""
 
@@ -76,7 +88,7 @@ class DomainSpec:
     vcpus: int
     console: str
     """File that takes what the guest writes to its serial console."""
-    nic: Nic
+    nic: Nic | Passthrough | None
     cpus: tuple[int, ...] = ()
     """CPUs of the host that it may run on; empty: all."""
 
@@ -104,7 +116,8 @@ def domain_xml(spec: DomainSpec) -> str:
         _add(domain, event, "destroy")
     devices = _add(domain, "devices")
     _add(devices, "emulator", spec.emulator)
-    _add_nic(devices, spec.nic)
+    if spec.nic is not None:
+        _add_device(devices, spec.nic)
     serial = _add(devices, "serial", type="file")
     _add(serial, "source", path=spec.console)
     _add(serial, "target", type="isa-serial", port="0")
@@ -114,6 +127,20 @@ def domain_xml(spec: DomainSpec) -> str:
     _add(devices, "memballoon", model="none")
     ElementTree.indent(domain)
     return ElementTree.tostring(domain, encoding="unicode")
+
+
+def nic_xml(nic: Nic | Passthrough) -> str:
+    """libvirt's description of a NIC, to be plugged into a domain that runs."""
+    holder = ElementTree.Element("devices")
+    _add_device(holder, nic)
+    return ElementTree.tostring(holder[0], encoding="unicode")
+
+
+def _add_device(devices: ElementTree.Element, nic: Nic | Passthrough) -> None:
+    if isinstance(nic, Passthrough):
+        _add_function(devices, nic)
+    else:
+        _add_nic(devices, nic)
 
 
 def _add_nic(devices: ElementTree.Element, nic: Nic) -> None:
@@ -130,6 +157,21 @@ def _add_nic(devices: ElementTree.Element, nic: Nic) -> None:
             _add(driver, "host", **off, gso="off")
             _add(driver, "guest", **off)
     _add(interface, "rom", enabled="no")
+
+
+def _add_function(devices: ElementTree.Element, function: Passthrough) -> None:
+    domain, bus, slot, number = re.split("[:.]", function.address)
+    device = _add(devices, "hostdev", mode="subsystem", type="pci", managed="no")
+    _add(device, "driver", name="vfio")
+    _add(
+        _add(device, "source"),
+        "address",
+        domain=f"0x{domain}",
+        bus=f"0x{bus}",
+        slot=f"0x{slot}",
+        function=f"0x{number}",
+    )
+    _add(device, "rom", enabled="no")
 
 
 def _add(

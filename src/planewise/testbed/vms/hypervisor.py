@@ -16,8 +16,8 @@ SETUP_REMEDY = "run `scripts/setup lab` in the source tree (as root)"
 
 State = Literal["running", "paused", "gone"]
 
-AGENT_TIMEOUT_S = 30
-"""An emulated guest on a busy machine answers late."""
+AGENT_TIMEOUT_S = 240
+"""An emulated guest on a busy machine answers late, one that is emulated twice very late."""
 
 
 class GuestGoneError(PlanewiseError):
@@ -70,6 +70,33 @@ class Hypervisor:
         """
         with self._sentences(name):
             self._connection.createXML(xml, 0)
+
+    def save(self, name: str, path: str) -> None:
+        """Ends a domain, and keeps it in a file of the host.
+
+        Raises:
+            PlanewiseError: there is no room, or a device of it cannot be kept.
+        """
+        with self._sentences(name):
+            self._domain(name).save(path)
+
+    def restore(self, path: str, name: str) -> None:
+        """Lets the domain `name` go on that is kept in a file of the host.
+
+        Raises:
+            PlanewiseError: libvirt or QEMU refuses it.
+        """
+        with self._sentences(name):
+            self._connection.restore(path)
+
+    def attach(self, name: str, xml: str) -> None:
+        """Plugs a device into a domain that runs.
+
+        Raises:
+            PlanewiseError: libvirt or QEMU refuses it.
+        """
+        with self._sentences(name):
+            self._domain(name).attachDevice(xml)
 
     def destroy(self, name: str) -> None:
         """Ends a domain at once; one that is gone is no error."""

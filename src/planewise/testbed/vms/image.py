@@ -12,6 +12,7 @@ import lzma
 import os
 import struct
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ AGENT_PORT = "org.qemu.guest_agent.0"
 PROBE = "/bin/pw-probe"
 """Where pw-probe is inside a guest."""
 
+NETWORK = "/bin/pw-network"
+"""Sets a guest's interface up, in the guest."""
+
 FAILED = "pw-guest: failed: "
 """A line on the console that starts so says why a guest cannot work."""
 
@@ -41,11 +45,13 @@ MODULES = ("virtio_pci", "virtio_console", "virtio_net", "e1000", "igbvf")
 """What the guests' devices need; what is built into a kernel is not among its modules."""
 
 # nr_cpus is added by the domain. percpu_alloc, nohugevmalloc and kfence save 6 MiB of the guest's
-# memory, cryptomgr a second of an emulated guest's boot; the rest is as for the lab's hosts.
+# memory. cryptomgr and initcall_blacklist (random numbers from timing, for ciphers that nobody
+# uses here) take two seconds off an emulated guest's boot; the rest is as for the lab's hosts.
 _APPEND = (
     "console=ttyS0 quiet panic=-1 net.ifnames=0 random.trust_cpu=on no_timer_check tsc=reliable "
     "rcupdate.rcu_expedited=1 rcupdate.rcu_normal_after_boot=1 mitigations=off audit=0 selinux=0 "
-    "apparmor=0 kfence.sample_interval=0 percpu_alloc=page nohugevmalloc cryptomgr.notests"
+    "apparmor=0 kfence.sample_interval=0 percpu_alloc=page nohugevmalloc cryptomgr.notests "
+    "initcall_blacklist=jent_mod_init,crypto_kdf108_init,add_pcspkr"
 )
 
 _INIT = """\
@@ -61,36 +67,50 @@ while read -r module; do
     insmod "/modules/$module" || fail "the kernel module $module could not be loaded"
     rm "/modules/$module"
 done </modules/order
-mtu=1500 address= address6= neighbours=
+ip link set lo up
+words=
 for word in $(cat /proc/cmdline); do
+    case $word in pw.*) words="$words ${word#pw.}" ;; esac
+done
+[ -z "$words" ] || said=$(NETWORK $words 2>&1) || fail "$said"
+while :; do pw-probe agent --port AGENT_PORT; sleep 0.1; done
+"""
+
+# Each program that it starts costs a guest whose CPU is emulated twice a second.
+_NETWORK = """\
+#!/bin/busybox sh
+# Sets the guest's interface up: mtu=, address=, address6=, any number of neighbour=IP,MAC; and
+# waits until it is there and has a link, unless it is told `at-once`.
+fail() { echo "$*" >&2; exit 1; }
+mtu=1500 address= address6= neighbours= wait=1
+for word; do
     case $word in
-        pw.mtu=*) mtu=${word#*=} ;;
-        pw.address=*) address=${word#*=} ;;
-        pw.address6=*) address6=${word#*=} ;;
-        pw.neighbour=*) neighbours="$neighbours ${word#*=}" ;;
+        mtu=*) mtu=${word#*=} ;;
+        address=*) address=${word#*=} ;;
+        address6=*) address6=${word#*=} ;;
+        neighbour=*) neighbours="$neighbours ${word#*=}" ;;
+        at-once) wait= ;;
     esac
 done
-ip link set lo up
 n=0
 until [ -e /sys/class/net/eth0 ]; do
-    n=$((n + 1)) && [ $n -lt 600 ] || fail "there is no network interface"
+    n=$((n + 1)) && [ $n -lt 1200 ] || fail "there is no network interface"
     sleep 0.05
 done
 for setting in accept_ra=0 accept_dad=0 addr_gen_mode=1; do
     echo ${setting#*=} >/proc/sys/net/ipv6/conf/eth0/${setting%=*}
 done
-ip link set eth0 mtu $mtu || fail "the MTU $mtu is not possible"
+[ $mtu = 1500 ] || ip link set eth0 mtu $mtu || fail "the MTU $mtu is not possible"
 ip link set eth0 up
 [ -z "$address" ] || ip addr add $address dev eth0
 [ -z "$address6" ] || ip addr add $address6 dev eth0
+for pair in $neighbours; do arp -i eth0 -s ${pair%,*} ${pair#*,}; done
 # An e1000 takes a while to see its link: a guest that cannot send yet is not ready.
-n=0
-until [ "$(cat /sys/class/net/eth0/carrier)" = 1 ]; do
-    n=$((n + 1)) && [ $n -lt 600 ] || fail "the network interface has no link"
+n=0 carrier=
+[ -z "$wait" ] || until read -r carrier </sys/class/net/eth0/carrier && [ "$carrier" = 1 ]; do
+    n=$((n + 1)) && [ $n -lt 1200 ] || fail "the network interface has no link"
     sleep 0.05
 done
-for pair in $neighbours; do arp -i eth0 -s ${pair%,*} ${pair#*,}; done
-while :; do pw-probe agent --port AGENT_PORT; sleep 0.1; done
 """
 
 
@@ -105,16 +125,19 @@ class GuestImage:
     memory_mib: int
     """Memory that it needs."""
 
-    def command_line(
-        self, *, address: str, address6: str, mtu_bytes: int, neighbours: dict[str, str], cpus: int
-    ) -> str:
-        """The kernel's command line for a guest; `neighbours` maps an IPv4 address to its MAC."""
-        words = [
-            *(_APPEND, f"nr_cpus={cpus}"),
-            *(f"pw.address={address}", f"pw.address6={address6}", f"pw.mtu={mtu_bytes}"),
-            *(f"pw.neighbour={ip},{mac}" for ip, mac in neighbours.items()),
-        ]
-        return " ".join(words)
+    def command_line(self, *, cpus: int, network: tuple[str, ...] = ()) -> str:
+        """The kernel's command line for a guest; without `network` words it has no network yet."""
+        return " ".join((_APPEND, f"nr_cpus={cpus}", *(f"pw.{word}" for word in network)))
+
+
+def network_words(
+    address: str, address6: str, mtu_bytes: int, neighbours: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What a guest is told of its network; `neighbours` maps an IPv4 address to its MAC. Pure."""
+    return (
+        *(f"address={address}", f"address6={address6}", f"mtu={mtu_bytes}"),
+        *(f"neighbour={ip},{mac}" for ip, mac in neighbours.items()),
+    )
 
 
 def prepare(probe: Path) -> GuestImage:
@@ -156,6 +179,7 @@ def initramfs(found: Kernel, busybox: bytes, probe: bytes) -> bytes:
         cpio.file("bin/busybox", busybox, 0o755),
         cpio.file(PROBE.lstrip("/"), probe, 0o755),
         cpio.file("init", _filled().encode(), 0o755),
+        cpio.file(NETWORK.lstrip("/"), _NETWORK.encode(), 0o755),
         cpio.file("modules/order", "".join(f"{_flat(path)}\n" for path in order).encode()),
     ]
     entries += [
@@ -169,13 +193,16 @@ def _flat(path: str) -> str:
 
 
 def _filled() -> str:
-    return _INIT.replace("FAILED_MARK", FAILED).replace("AGENT_PORT", AGENT_PORT)
+    text = _INIT.replace("FAILED_MARK", FAILED).replace("AGENT_PORT", AGENT_PORT)
+    return text.replace("NETWORK", NETWORK)
 
 
 def _name(found: Kernel, probe: bytes, busybox: Path) -> str:
     """A file name that changes whenever the archive would."""
     digest = hashlib.sha256(probe)
-    digest.update(f"{_filled()}{MODULES}{found.modules}{busybox.stat().st_mtime_ns}".encode())
+    digest.update(
+        f"{_filled()}{_NETWORK}{MODULES}{found.modules}{busybox.stat().st_mtime_ns}".encode()
+    )
     return f"guest-{found.version}-{digest.hexdigest()[:12]}.initrd"
 
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.lab import accelerator, kernel, packages, qemu, tools
-from planewise.lab.model import Accelerator
 from planewise.store.models import Metric
 from planewise.testbed.apply import apply
 from planewise.testbed.host import Host, LocalHost, find_probe
@@ -39,12 +36,9 @@ from planewise.testbed.namespaces import Topology, _Testbed, new_namespace
 from planewise.testbed.netns import NamespaceThread
 from planewise.testbed.plan import AddBridge, AddVeth, AwaitUp, Plan, SetMaster, SetUp, Step
 from planewise.testbed.vms import hypervisor, image
-from planewise.testbed.vms.agent import GuestAgent, Why
-from planewise.testbed.vms.daemon import Libvirt
-from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml
-from planewise.testbed.vms.host import VmHost
+from planewise.testbed.vms.domain import VmOptions
+from planewise.testbed.vms.guests import HostGuests, Platform, Started, nic_of
 from planewise.testbed.vms.hypervisor import Hypervisor
-from planewise.testbed.vms.image import GuestImage
 from planewise.testbed.vms.planes import vm_plane
 
 BOOT_LIMIT_S = 300.0
@@ -53,30 +47,6 @@ BOOT_LIMIT_S = 300.0
 GUEST_MIB = 170
 """Memory that a tiny guest takes of its host where its CPU is emulated: its own, what QEMU keeps of
 translated code, QEMU itself."""
-
-_POLL_S = 0.05
-_CONSOLE_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Platform:
-    """What this machine lends to virtual machines."""
-
-    qemu: str
-    accelerator: Accelerator
-    vhost: bool
-    """Whether virtio NICs can be served by the kernel."""
-    image: GuestImage
-
-    @property
-    def emulated(self) -> str:
-        """Why times are not those of hardware; empty when they are."""
-        if self.accelerator.name == "kvm":
-            return ""
-        return (
-            "the guests' CPUs are emulated by QEMU (TCG), not virtualised by the hardware (KVM): "
-            f"{self.accelerator.reason}"
-        )
 
 
 def platform() -> Platform:
@@ -120,7 +90,7 @@ def _is_first_user_namespace() -> bool:
 
 def differences(name: str, ours: Platform, options: VmOptions) -> tuple[str, ...]:
     """What is unlike other planes of virtual machines, here, and cannot be made alike. Pure."""
-    plane = vm_plane(name)
+    plane = vm_plane(name, vfs=True)
     found = list(plane.differences)
     if plane.model == "virtio":
         why = "it was not asked for" if not options.vhost else _no_vhost(ours)
@@ -215,15 +185,6 @@ def plan_acquaintance(topology: Topology) -> Plan:
     return Plan(tuple(steps))
 
 
-@dataclass(frozen=True)
-class Started:
-    """How a guest came up."""
-
-    guest: Guest
-    ready_s: float
-    """From libvirt's start of it to its agent's first answer."""
-
-
 class VmTestbed(_Testbed):
     """Sender host, responder host, the wire, and guests that are virtual machines.
 
@@ -260,10 +221,7 @@ class VmTestbed(_Testbed):
         self._topology: Topology | None = None
         self._built = ExitStack()
         self._locals: dict[HostRole, LocalHost] = {}
-        self._libvirts: dict[HostRole, Libvirt] = {}
-        self._agents: dict[HostRole, dict[str, GuestAgent]] = {}
-        self._vm_hosts: dict[HostRole, VmHost] = {}
-        self._asleep: set[str] = set()
+        self._guests: dict[HostRole, HostGuests] = {}
 
     @property
     def topology(self) -> Topology:
@@ -275,7 +233,7 @@ class VmTestbed(_Testbed):
     @property
     def hosts(self) -> Mapping[HostRole, Host]:
         """`sender` and `responder`; a guest's `netns` reaches into its virtual machine."""
-        return self._vm_hosts
+        return {role: guests.host for role, guests in self._guests.items()}
 
     @property
     def plan(self) -> Plan:
@@ -290,7 +248,7 @@ class VmTestbed(_Testbed):
     def background(self, host: HostRole) -> tuple[Guest, ...]:
         """The background guests of a host that are awake."""
         guests = self.topology.background[host]
-        return tuple(guest for guest in guests if guest.netns not in self._asleep)
+        return tuple(guest for guest in guests if self._guests[host].is_awake(guest))
 
     @property
     def guests(self) -> tuple[Guest, ...]:
@@ -336,7 +294,17 @@ class VmTestbed(_Testbed):
 
     def hypervisor(self, host: HostRole) -> Hypervisor:
         """The libvirt that runs a host's guests."""
-        return self._libvirts[host].hypervisor
+        return self._guests[host].hypervisor
+
+    def check(self) -> None:
+        """Does nothing while all guests that are awake live.
+
+        Raises:
+            GuestGoneError: one ended.
+            HypervisorGoneError: a libvirt did, and its guests with it.
+        """
+        for host in HOSTS:
+            self._guests[host].check((self.main(host), *self.background(host)))
 
     def wake(self, background_guests: int) -> tuple[Guest, ...]:
         """Lets the main guests and so many background guests a host run; the others sleep.
@@ -352,14 +320,14 @@ class VmTestbed(_Testbed):
             background = self.topology.background[host]
             wanted |= {guest.netns for guest in background[:background_guests]}
             for guest in (self.main(host), *background):
-                self._set_awake(guest, guest.netns in wanted)
+                self._guests[host].set_awake(guest, guest.netns in wanted)
         return replaced
 
     def sleep(self) -> None:
         """Lets no guest run. Guests that ended are not looked at."""
         for guest in self.guests:
             with suppress(PlanewiseError):
-                self._set_awake(guest, False)
+                self._guests[guest.host].set_awake(guest, False)
 
     def __enter__(self) -> VmTestbed:
         super().__enter__()
@@ -370,31 +338,12 @@ class VmTestbed(_Testbed):
             raise
         return self
 
-    def _set_awake(self, guest: Guest, awake: bool) -> None:
-        if awake == (guest.netns not in self._asleep):
-            return
-        libvirt = self.hypervisor(guest.host)
-        if awake:
-            libvirt.resume(guest.netns)
-            self._asleep.discard(guest.netns)
-        else:
-            libvirt.suspend(guest.netns)
-            self._asleep.add(guest.netns)
-
     def _repair(self) -> tuple[Guest, ...]:
         """Starts guests anew that ended, and a libvirt that went away."""
         missing: list[Guest] = []
         for host in HOSTS:
-            libvirt = self._libvirts[host]
-            if not libvirt.alive:
-                libvirt.restart()
-            there = libvirt.hypervisor.states()
-            missing += [
-                guest
-                for guest in (self.main(host), *self.topology.background[host])
-                if guest.netns not in there
-            ]
-        self._asleep -= {guest.netns for guest in missing}
+            all_ = (self.main(host), *self.topology.background[host])
+            missing += self._guests[host].ended(all_)
         self._boot(missing)
         return tuple(missing)
 
@@ -402,18 +351,8 @@ class VmTestbed(_Testbed):
         for host in HOSTS:
             local = LocalHost(host, self.topology.sites[host].netns)
             self._locals[host] = local
-            self._libvirts[host] = self._built.enter_context(Libvirt(local))
-            guests = (self.main(host), *self.topology.background[host])
-            self._agents[host] = {
-                guest.netns: GuestAgent(
-                    partial(self.hypervisor, host),
-                    guest.netns,
-                    local.directory,
-                    partial(self._why, guest),
-                )
-                for guest in guests
-            }
-            self._vm_hosts[host] = VmHost(local, self._agents[host])
+            guests = HostGuests(local, self._ours, self.options, boot_limit_s=self._boot_limit_s)
+            self._guests[host] = self._built.enter_context(guests)
         self._boot(self.guests)
         thread = NamespaceThread("apply")
         try:
@@ -438,74 +377,14 @@ class VmTestbed(_Testbed):
             pool.shutdown(cancel_futures=True)
 
     def _start(self, guest: Guest) -> Started:
-        begun = time.monotonic()
-        self.hypervisor(guest.host).start(domain_xml(self._domain(guest)), guest.netns)
-        agent = self._agents[guest.host][guest.netns]
-        while not agent.ready():
-            if time.monotonic() - begun > self._boot_limit_s:
-                why = self._why(guest)
-                raise PlanewiseError(
-                    f"the virtual machine {guest.name} was not ready within "
-                    f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
-                    remedy=why.remedy,
-                )
-            time.sleep(_POLL_S)
-        return Started(guest, time.monotonic() - begun)
-
-    def _domain(self, guest: Guest) -> DomainSpec:
-        ours, options = self._ours, self.options
         peers = {}
         if guest.role == "main":
             peer = self.main("responder" if guest.host == "sender" else "sender")
             peers[peer.ipv4] = peer.mac
-        plane = vm_plane(guest.plane)
-        main = guest.role == "main"
-        return DomainSpec(
-            name=guest.netns,
-            accelerator=ours.accelerator.name,
-            emulator=ours.qemu,
-            kernel=str(ours.image.kernel),
-            initrd=str(ours.image.initrd),
-            command_line=ours.image.command_line(
-                address=f"{guest.ipv4}/15",
-                address6=f"{guest.ipv6}/48",
-                mtu_bytes=self.spec.mtu_bytes,
-                neighbours=peers,
-                cpus=options.vcpus,
-            ),
-            memory_mib=options.memory_mib or ours.image.memory_mib,
-            vcpus=options.vcpus,
-            console=self._console(guest),
-            nic=Nic(
-                model=plane.model,
-                mac=guest.mac,
-                port=plane.host_interface(guest),
-                vhost=options.vhost and ours.vhost and plane.model == "virtio",
-                queues=options.queues,
-                offloads=options.offloads,
-            ),
-            cpus=options.main_cpus if main else options.background_cpus,
-        )
-
-    def _console(self, guest: Guest) -> str:
-        return f"{self._locals[guest.host].directory}/{guest.label}.console"
-
-    def _why(self, guest: Guest) -> Why:
-        """Why a guest ended, as its console tells; the console is kept."""
-        kept = packages.cache_directory() / f"failed-{guest.name}.console"
-        with suppress(OSError):
-            shutil.copyfile(self._console(guest), kept)
-        return Why(
-            f"the virtual machine {guest.name} ended; {self._last_words(guest)}",
-            f"its console is kept in {kept}; the kernel's log (`dmesg`) tells of a lack of memory",
-        )
-
-    def _last_words(self, guest: Guest) -> str:
-        words: list[str] = []
-        with suppress(OSError):
-            content = Path(self._console(guest)).read_bytes()[-_CONSOLE_BYTES:]
-            words = last_words(content.decode(errors="replace"))
-        return f"its console ends with: {words[-1]}" if words else "its console is empty"
+        guests, plane = self._guests[guest.host], vm_plane(guest.plane)
+        assert plane.model is not None
+        nic = nic_of(plane.model, guest, plane.host_interface(guest), guests)
+        return guests.start(guest, nic, self.spec.mtu_bytes, peers)
 
     def _plan(self, token: str) -> Plan:
         self._topology = lay_out(token, self.spec)
@@ -515,18 +394,10 @@ class VmTestbed(_Testbed):
         # Libvirt first: its sockets and consoles are in the hosts' directories.
         self._built.close()
         hosts = list(self._locals.values())
-        for kept in (self._locals, self._libvirts, self._agents, self._vm_hosts):
-            kept.clear()
-        self._asleep.clear()
+        self._locals.clear()
+        self._guests.clear()
         self._topology = None
         return hosts
-
-
-def last_words(console: str) -> list[str]:
-    """The lines of a console that tell something: what failed first, else all. Pure."""
-    lines = [line.strip() for line in console.splitlines() if line.strip()]
-    failures = [line for line in lines if line.startswith(image.FAILED) or "Kernel panic" in line]
-    return [failures[0].removeprefix(image.FAILED)] if failures else lines
 
 
 def memory_needed_bytes(specs: Iterable[TestbedSpec]) -> int:

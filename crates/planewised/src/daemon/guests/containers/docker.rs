@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl Docker {
             return None;
         }
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let (weak, socket) = (Arc::downgrade(&seen), socket.to_owned());
+        let (weak, socket) = (Arc::downgrade(&seen), socket.to_path_buf());
         std::thread::Builder::new()
             .name("docker".into())
             .spawn(move || watch(&weak, &socket))
@@ -69,7 +69,7 @@ impl Docker {
 }
 
 /// Looks at every event, until nobody wants to know any more.
-fn watch(seen: &Weak<Mutex<Seen>>, socket: &PathBuf) {
+fn watch(seen: &Weak<Mutex<Seen>>, socket: &Path) {
     let mut events: Option<UnixStream> = None;
     loop {
         // No socket, no Docker: that is no trouble.

@@ -1,4 +1,4 @@
-"""`planewise alloc`: who gets a VF. So far `simulate`; knows no devices, asks `planewised`."""
+"""`planewise alloc simulate`: policies on a made-up host. Knows no daemon: `planewised` plays."""
 
 from __future__ import annotations
 
@@ -11,19 +11,7 @@ import typer
 
 from planewise.errors import BadInputError, PlanewiseError
 
-app = typer.Typer(
-    help="Who gets a VF: try policies on made-up hosts.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 
-
-@app.callback()
-def alloc() -> None:
-    """Who gets a VF."""
-
-
-@app.command()
 def simulate(
     scenario: Annotated[
         str | None,

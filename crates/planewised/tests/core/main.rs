@@ -1,0 +1,344 @@
+//! The daemon's core on a made-up host: real observing, deciding, performing and journalling, with
+//! guests that lie, flap, die and fall silent. Time is given by the tests.
+
+#![allow(clippy::expect_used, reason = "helpers of tests fail by panicking")]
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use planewised::daemon::config::{self, Config, Simulated};
+use planewised::daemon::core::Core;
+use planewised::daemon::journal::Journal;
+use planewised::daemon::request::{
+    Answer, Caller, Envelope, FaceEnds, Fault, Refused, Request, ends,
+};
+use planewised::daemon::simulated::World;
+use planewised::daemon::status::{Place, Status};
+use pw_alloc::model::GuestId;
+use pw_alloc::settings::PolicyKind;
+use pw_alloc::simulate::Traffic;
+use tokio::sync::oneshot;
+
+struct Daemon {
+    core: Core,
+    world: World,
+    now_ms: u64,
+    face: FaceEnds,
+    directory: tempfile::TempDir,
+}
+
+const SETTINGS: &str = "
+    [alloc]
+    policy = 'activity'
+    interval_s = 5.0
+    min_residency_s = 0.0
+    signal = { smoothing = { window = 3.0 } }
+";
+
+fn daemon(settings: &str, vfs: u16, guests: &[(&str, f64)]) -> Daemon {
+    let traffic = guests.iter().map(|(name, pps)| ((*name).to_owned(), Traffic::Constant(*pps)));
+    let world = World::new(&Simulated { vfs, guests: traffic.collect() });
+    start(settings, world, tempfile::tempdir().expect("a directory"), 0)
+}
+
+fn start(settings: &str, world: World, directory: tempfile::TempDir, now_ms: u64) -> Daemon {
+    let mut config: Config = config::parse(settings, "test").expect("valid");
+    config.state_directory = directory.path().to_owned();
+    let (journal, _) = Journal::open(directory.path()).expect("a journal");
+    let first = Status::new(PolicyKind::Activity, 1.0, 1.0);
+    let (core_ends, face) = ends(first);
+    let never = Box::new(|| false);
+    let core = Core::new(config, world.host(), journal, core_ends, false, never).expect("starts");
+    Daemon { core, world, now_ms, face, directory }
+}
+
+impl Daemon {
+    /// Lets so many seconds pass.
+    fn pass(&mut self, seconds: u64) {
+        let end = self.now_ms + seconds * 1000;
+        while self.now_ms < end {
+            self.now_ms += 100;
+            if self.core.next_ms() <= self.now_ms {
+                self.core.tick(self.now_ms);
+                self.check();
+            }
+        }
+    }
+
+    /// What must be so at every moment: no VF twice, none lost, status and world agree.
+    fn check(&self) {
+        if !self.core.is_settled() {
+            return;
+        }
+        let found = self.world.found();
+        let status = self.core.status();
+        for guest in &status.guests {
+            let attached: Vec<_> = found.attached(&guest.id).cloned().collect();
+            assert!(attached.len() <= 1, "{} holds {attached:?}", guest.id);
+            // A VF on its way into a guest that fell silent counts as that guest's.
+            if guest.marked.is_none() {
+                assert_eq!(guest.vf, attached.first().cloned(), "{}", guest.id);
+            }
+        }
+        let held = status.vfs.iter().filter(|vf| vf.place == Place::Held).count();
+        assert_eq!(held, status.guests.iter().filter(|guest| guest.vf.is_some()).count());
+    }
+
+    fn holders(&self) -> Vec<&str> {
+        let guests = self.core.status().guests.iter();
+        guests.filter(|guest| guest.vf.is_some()).map(|guest| guest.id.as_str()).collect()
+    }
+
+    fn ask(&mut self, request: Request) -> Result<Answer, Refused> {
+        let (reply, mut answer) = oneshot::channel();
+        let caller = Caller::Local { uid: 0, pid: None };
+        self.core.handle(Envelope { request, caller, reply }, self.now_ms);
+        answer.try_recv().expect("answered")
+    }
+
+    fn moves(&self) -> u64 {
+        self.core.status().counters.given.completed
+    }
+}
+
+fn id(name: &str) -> GuestId {
+    name.into()
+}
+
+#[test]
+fn the_busiest_hold_and_a_vf_follows_when_traffic_shifts() {
+    let mut daemon = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 900.0), ("c", 10.0), ("d", 0.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a", "b"]);
+    daemon.world.send("a", Traffic::Constant(1.0));
+    daemon.world.send("d", Traffic::Constant(700.0));
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["b", "d"]);
+    assert!(daemon.world.found().faults().is_empty(), "{:?}", daemon.world.found().faults());
+    let last = daemon.core.status().moves.back().expect("moves").clone();
+    assert_eq!((last.guest.as_str(), last.ending.map(|end| end.why)), ("d", Some(None)));
+    assert!(last.duration_ms.is_some() && last.steps.len() >= 6 && !last.why.is_empty());
+    let published = daemon.face.status.borrow().clone();
+    assert_eq!(*published, *daemon.core.status());
+}
+
+#[test]
+fn a_restart_finds_what_was_left() {
+    let mut first = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 900.0), ("c", 10.0)]);
+    first.pass(20);
+    let moves = first.moves();
+    let Daemon { core, world, directory, now_ms, .. } = first;
+    assert!(core.leaves().contains("a on simulated0/"), "{}", core.leaves());
+    drop(core);
+    let mut second = start(SETTINGS, world, directory, 0);
+    second.pass(20);
+    assert_eq!(second.holders(), ["a", "b"]);
+    assert_eq!((second.moves(), moves), (0, 2), "nothing moves because of a restart at {now_ms}");
+}
+
+#[test]
+fn a_guest_that_does_not_answer_keeps_its_vf_until_it_is_well_again() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a"]);
+    daemon.world.answers("a", false);
+    daemon.world.send("b", Traffic::Constant(5000.0));
+    daemon.pass(60);
+    assert_eq!(daemon.holders(), ["a"], "nobody else gets it");
+    let a = daemon.core.status().guests[0].clone();
+    assert!(a.marked.is_some_and(|why| why.contains("does not answer")), "{}", a.why);
+    assert!(daemon.core.status().errors.iter().any(|error| error.guest == Some(id("a"))));
+    let not_marked = daemon.ask(Request::Unmark { guest: id("b") }).expect_err("is well");
+    assert_eq!(not_marked.fault, Fault::Conflict);
+    daemon.world.answers("a", true);
+    daemon.ask(Request::Unmark { guest: id("a") }).expect("done");
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["b"]);
+}
+
+#[test]
+fn a_guest_that_dies_with_a_vf_in_its_hands_loses_nobody_a_vf() {
+    for strands in [false, true] {
+        let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+        daemon.pass(20);
+        assert_eq!(daemon.holders(), ["a"]);
+        daemon.world.destroy("a", strands);
+        daemon.pass(20);
+        assert_eq!(daemon.holders(), ["b"]);
+        assert!(daemon.world.found().faults().is_empty(), "{:?}", daemon.world.found().faults());
+    }
+}
+
+#[test]
+fn a_pf_without_link_loses_all_its_holders_at_once_and_gets_them_back() {
+    let guests: Vec<(String, f64)> = (0..20).map(|at| (format!("g{at}"), 100.0)).collect();
+    let guests: Vec<(&str, f64)> = guests.iter().map(|(name, pps)| (&**name, *pps)).collect();
+    let settings = &SETTINGS.replace("interval_s = 5.0", "interval_s = 3600.0\nmax_moves = 32");
+    let mut daemon = daemon(settings, 16, &guests);
+    daemon.pass(10);
+    daemon.ask(Request::Rebalance).expect("begun");
+    daemon.pass(2);
+    assert_eq!(daemon.holders().len(), 16);
+    daemon.world.link(false);
+    // The next decision is an hour away; this does not wait for it.
+    daemon.pass(2);
+    assert_eq!(daemon.holders(), Vec::<&str>::new());
+    assert!(!daemon.core.status().pools[0].link_up);
+    daemon.world.link(true);
+    daemon.pass(2);
+    assert!(daemon.core.status().pools[0].link_up);
+}
+
+#[test]
+fn guests_that_flap_at_the_cut_move_no_more_than_the_bound() {
+    let mut daemon = daemon(
+        "[alloc]
+        policy = 'activity'
+        interval_s = 5.0
+        min_residency_s = 0.0
+        max_moves = 2
+        signal = { smoothing = { window = 1.0 } }",
+        4,
+        &[],
+    );
+    for at in 0..12 {
+        let (low_pps, high_pps) = if at % 2 == 0 { (10.0, 1000.0) } else { (1000.0, 10.0) };
+        daemon.world.add(&format!("g{at:02}"), Traffic::Flap { low_pps, high_pps, period_s: 7.0 });
+    }
+    daemon.pass(20);
+    for _ in 0..40 {
+        let before = daemon.moves();
+        daemon.pass(5);
+        // A window of one interval touches at most two decisions.
+        assert!(daemon.moves() - before <= 4, "{} moves", daemon.moves() - before);
+    }
+    let total = daemon.moves();
+    assert!((40..=84).contains(&total), "it flaps, and is bounded: {total}");
+}
+
+#[test]
+fn who_only_says_that_it_is_busy_takes_no_vf_from_who_is_seen_to_be() {
+    let mut daemon = daemon(SETTINGS, 1, &[("honest", 100.0), ("liar", 0.0)]);
+    daemon.world.claim("liar", 1e7);
+    daemon.pass(60);
+    assert_eq!(daemon.holders(), ["honest"]);
+    let liar = daemon.core.status().guests[1].clone();
+    assert!(liar.rate.pps.is_some_and(|pps| pps > 1e6), "{:?}", liar.rate);
+}
+
+#[test]
+fn a_step_of_the_clock_makes_no_traffic_and_moves_nobody() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 400.0)]);
+    daemon.pass(20);
+    let moves = daemon.moves();
+    // Ten hours asleep; the guests slept, too.
+    daemon.world.send("a", Traffic::Constant(0.0));
+    daemon.world.send("b", Traffic::Constant(0.0));
+    daemon.now_ms += 36_000_000;
+    daemon.pass(1);
+    daemon.world.send("a", Traffic::Constant(500.0));
+    daemon.world.send("b", Traffic::Constant(400.0));
+    daemon.pass(30);
+    assert_eq!((daemon.holders(), daemon.moves()), (vec!["a"], moves));
+    for guest in &daemon.core.status().guests {
+        assert!(guest.rate.pps.is_some_and(|pps| pps < 600.0), "{:?}", guest.rate);
+    }
+}
+
+#[test]
+fn ten_thousand_guests_at_once_are_taken_in_and_the_busiest_are_served() {
+    let settings = SETTINGS.replace("interval_s = 5.0", "interval_s = 5.0\nmax_moves = 63");
+    let mut daemon = daemon(&settings, 63, &[("first", 1.0)]);
+    daemon.pass(6);
+    for at in 0..10_000 {
+        daemon.world.add(&format!("g{at:05}"), Traffic::Constant(f64::from(at)));
+    }
+    let begun = Instant::now();
+    daemon.pass(6);
+    assert_eq!(daemon.core.status().guests.len(), 10_001);
+    daemon.pass(20);
+    println!("10001 guests, 26 s of their time: {:.1} s", begun.elapsed().as_secs_f64());
+    let holders = daemon.holders();
+    assert_eq!(holders.len(), 63);
+    let busiest = holders.iter().filter(|name| **name >= "g09937").count();
+    assert!(busiest >= 60, "{busiest} of the 63 busiest");
+}
+
+#[test]
+fn what_the_operator_wishes_holds_at_once_and_over_a_restart() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a"]);
+    let planned = daemon.ask(Request::Plan).expect("a plan");
+    assert!(matches!(planned, Answer::Plan(plan) if plan.moves.is_empty() && !plan.performed));
+    daemon.ask(Request::Pin { guest: id("b") }).expect("done");
+    daemon.pass(1);
+    assert_eq!(daemon.holders(), ["b"]);
+    let unknown = daemon.ask(Request::Pin { guest: id("nobody") }).expect_err("no such guest");
+    assert_eq!(unknown.fault, Fault::NotFound);
+    let Daemon { core, world, directory, .. } = daemon;
+    drop(core);
+    let mut daemon = start(SETTINGS, world, directory, 0);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["b"]);
+    daemon.ask(Request::Free { guest: id("b") }).expect("done");
+    daemon.pass(10);
+    assert_eq!(daemon.holders(), ["a"]);
+    daemon.ask(Request::Drain { on: true }).expect("done");
+    daemon.pass(1);
+    assert_eq!(daemon.holders(), Vec::<&str>::new());
+    daemon.ask(Request::Drain { on: false }).expect("done");
+    daemon.ask(Request::Policy { policy: PolicyKind::Static }).expect("done");
+    daemon.pass(10);
+    assert_eq!(daemon.holders().len(), 1);
+    assert_eq!(daemon.core.status().policy, PolicyKind::Static);
+}
+
+#[test]
+fn a_request_whose_caller_has_gone_is_not_performed() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
+    daemon.pass(20);
+    let (reply, answer) = oneshot::channel();
+    drop(answer);
+    let caller = Caller::Local { uid: 0, pid: None };
+    let request = Request::Exclude { guest: id("a") };
+    daemon.core.handle(Envelope { request, caller, reply }, daemon.now_ms);
+    daemon.pass(10);
+    assert_eq!(daemon.holders(), ["a"]);
+    assert_eq!(daemon.core.status().counters.requests, 0);
+}
+
+#[test]
+fn no_sequence_of_troubles_loses_a_vf_or_gives_one_twice() {
+    bolero::check!().with_iterations(100).with_type::<Vec<(u8, u8)>>().for_each(|troubles| {
+        let names = ["a", "b", "c", "d", "e"];
+        let guests: BTreeMap<&str, f64> = names.iter().map(|name| (*name, 100.0)).collect();
+        let guests: Vec<(&str, f64)> = guests.into_iter().collect();
+        let mut daemon = daemon(SETTINGS, 2, &guests);
+        for (what, whom) in troubles.iter().take(24) {
+            let name = names[usize::from(*whom) % names.len()];
+            match what % 10 {
+                0 => daemon.world.destroy(name, false),
+                1 => daemon.world.destroy(name, true),
+                2 | 3 => daemon.world.add(name, Traffic::Constant(f64::from(*whom))),
+                4 => daemon.world.answers(name, false),
+                5 => daemon.world.answers(name, true),
+                6 => daemon.world.link(whom % 2 == 0),
+                7 => drop(daemon.ask(Request::Unmark { guest: id(name) })),
+                8 => daemon.now_ms += u64::from(*whom) * 10_000,
+                _ => daemon.world.send(name, Traffic::Constant(f64::from(*whom) * 50.0)),
+            }
+            daemon.pass(6);
+        }
+        // When all are well again, all is in order.
+        daemon.world.link(true);
+        for name in names {
+            daemon.world.answers(name, true);
+            drop(daemon.ask(Request::Unmark { guest: id(name) }));
+        }
+        daemon.pass(20);
+        let faults = daemon.world.found().faults();
+        assert!(faults.is_empty(), "{faults:?}");
+        assert!(daemon.core.status().guests.iter().all(|guest| guest.marked.is_none()));
+    });
+}

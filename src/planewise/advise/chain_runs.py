@@ -1,0 +1,84 @@
+"""Measured chains of a run, as rows that a profile is fitted to. Knows no model.
+
+A trial tells of its plane only where the plane was the limit: what a generator, or cores that tasks
+had to share, held back is left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import get_args
+
+from planewise.advise.evidence import NOT_THE_PLANES, chains_of
+from planewise.advise.model.capacity import Plane
+from planewise.advise.throughput import Row
+from planewise.errors import BadInputError
+from planewise.store.models import RunInfo, TrialRecord
+
+
+@dataclass(frozen=True)
+class ChainRows:
+    """What a run has for a calibration."""
+
+    rows: tuple[Row, ...]
+    """One a cell: the mean of its replicates."""
+    left_out: tuple[str, ...]
+    """Why trials do not count, and how many, in sentences."""
+    emulated: str
+    """Why times of the run are not those of hardware; empty when they are."""
+
+
+def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows:
+    """The rows of a run's chains. `run` is how it is called.
+
+    Raises:
+        BadInputError: it measured no chain, or none that tells of its plane.
+    """
+    done = [one for one in trials if one.kind == "chain" and one.status == "done" and one.chain]
+    if not done:
+        raise BadInputError(
+            "this run measured no chain of network functions",
+            where=run,
+            remedy="experiments/nfv-chains.yaml is a design that does",
+        )
+    modelled = [one for one in done if str(one.cell.get("plane")) in get_args(Plane)]
+    sized = [one for one in modelled if isinstance(one.cell.get("size_bytes"), int)]
+    telling = [one for one in sized if one.chain and one.chain.limit not in NOT_THE_PLANES]
+    carrying = [one for one in telling if one.chain and one.chain.tx_pps > 0]
+    held_back = Counter(
+        one.chain.limit for one in sized if one.chain and one.chain.limit in NOT_THE_PLANES
+    )
+    left_out = [
+        f"{count} of {len(done)} trials do not count: the limit was "
+        f"{'not known' if limit == 'unknown' else f'the {limit}'}, not the plane"
+        for limit, count in held_back.items()
+    ]
+    for count, why in (
+        (len(done) - len(modelled), "the model does not know their planes"),
+        (len(modelled) - len(sized), "their frames are of mixed sizes"),
+        (len(telling) - len(carrying), "they sent nothing"),
+    ):
+        if count:
+            left_out.append(f"{count} of {len(done)} trials do not count: {why}")
+    rows = tuple(
+        Row.model_validate(
+            {
+                "interface": plane,
+                "pattern": seen.pattern,
+                "vnfs": seen.vnfs,
+                "packet_bytes": seen.frame_bytes,
+                "tx_mpps": seen.pps / 1e6,
+            }
+        )
+        for plane in dict.fromkeys(str(one.cell["plane"]) for one in carrying)
+        for seen in chains_of(one for one in carrying if one.cell["plane"] == plane)
+    )
+    if not rows:
+        raise BadInputError(
+            f"none of its {len(done)} trials of chains tells of a plane ({'; '.join(left_out)})",
+            where=run,
+            remedy="give generator, switch and functions a core each, and measure again",
+        )
+    return ChainRows(rows, tuple(left_out), info.emulated)

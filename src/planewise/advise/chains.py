@@ -1,0 +1,142 @@
+"""What a run of service chains says: which plane carries most, where, and what bounds it.
+
+Rests on replicates, compared in pairs within blocks, as the other recommendations do.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from planewise.judge.statistics import Family, RunSample, compare_levels, observe
+from planewise.judge.statistics.pairing import OVERALL
+from planewise.store.models import ChainLimit, Recommendation, RunInfo, TrialRecord
+from planewise.units import bits_text, percent_text, rate_text
+
+_WORDS: dict[ChainLimit, str] = {
+    "PMD core": "the switch's polling core",
+    "VNF core": "the functions' cores",
+    "generator": "the generator",
+    "shared core": "cores that were shared",
+    "kernel": "the kernel",
+    "link": "the link",
+    "unknown": "nothing that could be told",
+}
+"""What bounds a chain, as a sentence says it."""
+
+
+def recommend_chains(
+    trials: Sequence[TrialRecord], info: RunInfo, reservations: Sequence[str]
+) -> Recommendation:
+    """The recommendation of a run of chains or of TCP, of trials that are done."""
+    chains = [trial for trial in trials if trial.chain is not None]
+    name, show = ("transmitted", rate_text) if chains else ("goodput", bits_text)
+    observed = observe([RunSample("run", info, trials)], name)
+    family = compare_levels(observed, "plane", by="path")
+    planes = {str(one.cell["plane"]) for one in observed.observations}
+    strata = [one for one in family.strata if one != OVERALL] or [OVERALL]
+    told = [_told(family, stratum, show) for stratum in strata]
+    winners = {winner for winner, _ in told}
+    plane = winners.pop() if len(winners) == 1 else None
+    if len(planes) == 1:
+        plane = next(iter(planes))
+        headline = f"Only {plane} was measured: there is nothing to choose from."
+    else:
+        headline = "; ".join(words for _, words in told)
+        headline = f"{headline[0].upper()}{headline[1:]}."
+    return Recommendation(
+        plane=plane,
+        headline=headline,
+        reasons=(*_most(trials), *_limits(chains)),
+        reservations=(*_shared(chains), *reservations),
+    )
+
+
+def _told(family: Family, stratum: str, show: object) -> tuple[str | None, str]:
+    """The best plane of a path (None where it is not told) and that in words."""
+    assert callable(show)
+    where = "" if stratum == OVERALL else f"{stratum}: "
+    values = sorted(
+        (one for one in family.values if one.stratum == stratum), key=lambda one: -one.value
+    )
+    if len(values) == 1:
+        return str(values[0].level), f"{where}only {values[0].level} was measured"
+    best, second = values[0], values[1]
+    against = family.find(best.level, second.level, stratum)
+    if against is None or against.outcome != "better":
+        names = " and ".join(str(one.level) for one in values[:2])
+        return None, f"{where}{names} are not told apart by this run"
+    return (
+        str(best.level),
+        f"{where}use {best.level}, which carries {show(best.value)}, and {second.level} "
+        f"{show(second.value)}",
+    )
+
+
+def _most(trials: Sequence[TrialRecord]) -> list[str]:
+    """The most that each plane and path came to."""
+    found: dict[tuple[str, str], list[TrialRecord]] = {}
+    for trial in trials:
+        if trial.chain is not None or trial.tcp is not None:
+            key = (str(trial.cell["plane"]), str(trial.cell.get("path", "")))
+            found.setdefault(key, []).append(trial)
+    words = []
+    for (plane, path), own in sorted(found.items()):
+        chains = [trial for trial in own if trial.chain is not None]
+        if chains:
+            top = max(chains, key=lambda trial: trial.chain.tx_pps if trial.chain else 0.0)
+            wide = max(chains, key=lambda trial: trial.chain.tx_bps if trial.chain else 0.0)
+            assert top.chain is not None
+            assert wide.chain is not None
+            words.append(
+                f"{plane}, {path}: at most {rate_text(top.chain.tx_pps)} with "
+                f"{_frames(top)} and {bits_text(wide.chain.tx_bps)} with {_frames(wide)}"
+            )
+        else:
+            best = max(own, key=lambda trial: trial.tcp.goodput_bps if trial.tcp else 0.0)
+            assert best.tcp is not None
+            words.append(
+                f"{plane}: at most {bits_text(best.tcp.goodput_bps)} of TCP, with messages of "
+                f"{best.tcp.message_bytes} bytes"
+            )
+    return words
+
+
+def _frames(trial: TrialRecord) -> str:
+    size, vnfs = trial.cell.get("size_bytes"), trial.cell.get("vnfs")
+    frames = "IMIX" if size == "imix" else f"{size}-byte frames"
+    return f"{frames} through {vnfs} function{'' if vnfs == 1 else 's'}"
+
+
+def _limits(chains: Sequence[TrialRecord]) -> list[str]:
+    """What bound how many trials of each plane."""
+    planes: dict[str, Counter[ChainLimit]] = {}
+    for trial in chains:
+        assert trial.chain is not None
+        planes.setdefault(str(trial.cell["plane"]), Counter())[trial.chain.limit] += 1
+    return [
+        f"what bound {plane}: "
+        + ", ".join(f"{_WORDS[limit]} in {count}" for limit, count in counts.most_common())
+        + f" of {counts.total()} trials"
+        for plane, counts in sorted(planes.items())
+    ]
+
+
+def _shared(chains: Sequence[TrialRecord]) -> list[str]:
+    """How far shared cores reach: such trials are of the machine, not of the plane."""
+    shared = [one for one in chains if one.chain is not None and one.chain.limit == "shared core"]
+    if not shared:
+        return []
+    got = [
+        core.ours
+        for trial in shared
+        if trial.chain is not None
+        for core in trial.chain.cores
+        if core.ours is not None
+    ]
+    had = f": chains had {percent_text(statistics.median(got))} of their cores" if got else ""
+    return [
+        f"in {len(shared)} of {len(chains)} trials tasks that poll shared a core, with one another "
+        f"or with other programs{had}; these say what this machine carries, not what the planes can"
+    ]

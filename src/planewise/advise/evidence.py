@@ -1,0 +1,183 @@
+"""What runs measured of planes, as evidence for an advice: times, rates, CPU, loss, chains.
+
+Of an emulated host only the order of its planes counts, never a figure. Knows no workload's demands
+and no model.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.special import stdtrit
+
+from planewise.advise.model.capacity import Chain
+from planewise.advise.recommend import ALL_LOADS, rankings_of
+from planewise.errors import BadInputError
+from planewise.store.models import Ranked, RunInfo, TrialRecord
+
+LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
+
+NOT_THE_PLANES = ("generator", "shared core", "link", "unknown")
+"""Limits of a chain that say nothing of its plane but that it carries at least so much."""
+
+
+@dataclass(frozen=True)
+class ChainSeen:
+    """What a chain sent on one plane, over the replicates of one cell."""
+
+    pattern: str
+    vnfs: int
+    frame_bytes: int
+    pps: float
+    """What all functions sent a second; the mean of the replicates."""
+    low_pps: float | None
+    """95 % interval of the mean; None of a single replicate."""
+    high_pps: float | None
+    limit: str
+    """What limited it most often."""
+
+    @property
+    def at_least(self) -> bool:
+        """Whether something else than the plane was the limit."""
+        return self.limit in NOT_THE_PLANES
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one run tells of one plane."""
+
+    run: str
+    plane: str
+    order_only: str
+    """Why the run's figures count for nothing, only the order of its planes; else empty."""
+    rtt_place: int | None
+    """Place by median round-trip time over all loads, from 1; None: not measured."""
+    rivals: tuple[str, ...]
+    """Planes of that ranking, the best first."""
+    rtt_p50: Mapping[str, Ranked]
+    """By load."""
+    rtt_p99: Mapping[str, Ranked]
+    forwarded: Ranked | None
+    """The highest rate of one pair of guests, idle where that was measured."""
+    forwarded_bytes: int | None
+    """The frame size of those trials; None of several."""
+    cpu_ns: float | None
+    """CPU time of the kernel for a forwarded packet."""
+    lost: int
+    sent: int
+    """Probe packets of RTT trials."""
+    chains: tuple[ChainSeen, ...]
+
+    def chain(self, wanted: Chain) -> ChainSeen | None:
+        """What was measured of this very chain."""
+        for one in self.chains:
+            if (one.pattern, one.vnfs, one.frame_bytes) == (
+                wanted.pattern,
+                wanted.vnfs,
+                wanted.frame_bytes,
+            ):
+                return one
+        return None
+
+    @property
+    def worst_p99(self) -> Ranked | None:
+        """The highest 99th percentile of all loads that were measured."""
+        loads = [one for load, one in self.rtt_p99.items() if load != ALL_LOADS]
+        return max(loads, key=lambda one: one.value, default=None)
+
+
+def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evidence, ...]:
+    """What a run tells, a plane each. `run` is how it is called.
+
+    Raises:
+        BadInputError: it measured no plane.
+    """
+    done = [trial for trial in trials if trial.status == "done" and "plane" in trial.cell]
+    if not done:
+        raise BadInputError(
+            "this run measured no plane",
+            where=run,
+            remedy="`planewise quick` or `planewise run` measure planes",
+        )
+    places = rankings_of([one for one in done if one.kind in ("rtt", "load")], info)
+    overall = [one.plane for one in places["rtt_p50"] if one.load_type == ALL_LOADS]
+    names = dict.fromkeys(str(one.cell["plane"]) for one in done)
+    return tuple(
+        Evidence(
+            run=run,
+            plane=plane,
+            order_only=info.emulated,
+            rtt_place=overall.index(plane) + 1 if plane in overall else None,
+            rivals=tuple(overall),
+            rtt_p50=_by_load(places["rtt_p50"], plane),
+            rtt_p99=_by_load(places["rtt_p99"], plane),
+            forwarded=_idle_first(_by_load(places["forwarded"], plane)),
+            forwarded_bytes=_one_size(done, plane),
+            cpu_ns=_value(_by_load(places["cpu"], plane).get(ALL_LOADS)),
+            lost=sum(one.counts.lost for one in _rtt(done, plane) if one.counts),
+            sent=sum(one.counts.sent for one in _rtt(done, plane) if one.counts),
+            chains=tuple(chains_of(one for one in done if one.cell["plane"] == plane)),
+        )
+        for plane in names
+    )
+
+
+def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
+    """What chains of one plane sent; those of mixed frame sizes are left out."""
+    cells: dict[tuple[str, int, int], list[TrialRecord]] = {}
+    for trial in trials:
+        size, vnfs = trial.cell.get("size_bytes"), trial.cell.get("vnfs")
+        if trial.chain is None or not isinstance(size, int) or not isinstance(vnfs, int):
+            continue
+        cells.setdefault((pattern_of(trial), vnfs, size), []).append(trial)
+    found = []
+    for (pattern, vnfs, size), same in cells.items():
+        rates = [one.chain.tx_pps for one in same if one.chain]
+        limits = [one.chain.limit for one in same if one.chain]
+        mean = statistics.fmean(rates)
+        low, high = _interval(rates)
+        found.append(ChainSeen(pattern, vnfs, size, mean, low, high, statistics.mode(limits)))
+    return found
+
+
+def pattern_of(trial: TrialRecord) -> str:
+    """Where a trial's traffic goes: `north-south` or `east-west`."""
+    return str(trial.cell.get("path", trial.cell.get("pattern", "")))
+
+
+def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """95 % interval of a mean by Student's t; none of a single value."""
+    count = len(values)
+    if count < 2:
+        return None, None
+    half = float(stdtrit(count - 1, 0.975)) * statistics.stdev(values) / math.sqrt(count)
+    mean = statistics.fmean(values)
+    return max(0.0, mean - half), mean + half
+
+
+def _rtt(trials: Iterable[TrialRecord], plane: str) -> list[TrialRecord]:
+    return [one for one in trials if one.kind == "rtt" and one.cell["plane"] == plane]
+
+
+def _by_load(places: Iterable[Ranked], plane: str) -> dict[str, Ranked]:
+    return {one.load_type: one for one in places if one.plane == plane}
+
+
+def _idle_first(places: Mapping[str, Ranked]) -> Ranked | None:
+    return places.get("none") or places.get(ALL_LOADS)
+
+
+def _value(place: Ranked | None) -> float | None:
+    return None if place is None else place.value
+
+
+def _one_size(trials: Iterable[TrialRecord], plane: str) -> int | None:
+    sizes = {
+        one.load.size_bytes
+        for one in trials
+        if one.kind == "load" and one.load and one.cell["plane"] == plane
+    }
+    return next(iter(sizes)) if len(sizes) == 1 else None

@@ -1,0 +1,105 @@
+"""A workload as a file: YAML with the keys of `planewise advise`'s options. Knows no host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from planewise.advise.demand import Workload
+from planewise.advise.model.capacity import Chain
+from planewise.errors import BadInputError, PlanewiseError
+
+_MOST_BYTES = 65_536
+_REMEDY = "docs/guide/advise.md has a whole example"
+
+
+class WorkloadText(BaseModel):
+    """A workload in the units in which people write it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pattern: str | None = None
+    vnfs: int = 1
+    frame_bytes: int = 64
+    application: str = "polling"
+    rate_mpps: float | None = None
+    latency_us: float | None = None
+    live_migration: bool = False
+    isolation: tuple[str, ...] = ()
+    guests: int | None = None
+    vfs: int | None = None
+    cores: int | None = None
+    spare_cores: int | None = None
+
+    def workload(self) -> Workload:
+        """As the advice takes it.
+
+        Raises:
+            BadInputError: there is no such workload.
+        """
+        if self.pattern is None:
+            raise BadInputError(
+                "a workload needs a pattern",
+                where="pattern",
+                remedy="--pattern north-south (each function sends back) or east-west (a chain)",
+            )
+        return Workload(
+            chain=Chain(self.pattern, self.vnfs, self.frame_bytes),  # type: ignore[arg-type]
+            application=self.application,  # type: ignore[arg-type]  # both refuse what is none
+            rate_pps=None if self.rate_mpps is None else self.rate_mpps * 1e6,
+            latency_ns=None if self.latency_us is None else self.latency_us * 1e3,
+            live_migration=self.live_migration,
+            isolation=self.isolation,  # type: ignore[arg-type]
+            guests=self.guests,
+            vfs=self.vfs,
+            cores=self.cores,
+            spare_cores=self.spare_cores,
+        )
+
+
+def read_workload(path: Path) -> WorkloadText:
+    """The workload in a YAML file.
+
+    Raises:
+        BadInputError: it is none; what and where.
+        PlanewiseError: it cannot be read.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise PlanewiseError(
+            f"the workload {path} cannot be read: {error.strerror}", remedy=_REMEDY
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise BadInputError("this is too long for a workload", where=str(path), remedy=_REMEDY)
+    try:
+        raw = YAML(typ="safe", pure=True).load(content.decode())
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise BadInputError(
+            f"not YAML: {error.problem or error}", where=f"{path}:{line}", remedy=_REMEDY
+        ) from error
+    except Exception as error:  # the parser raises many kinds on what is no YAML
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInputError(f"not YAML: {said[:200]}", where=str(path), remedy=_REMEDY) from error
+    if not isinstance(raw, dict):
+        raise BadInputError(
+            "a workload is a mapping with at least `pattern`", where=str(path), remedy=_REMEDY
+        )
+    try:
+        return WorkloadText.model_validate({str(key): value for key, value in raw.items()})
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(WorkloadText.model_fields)
+        unknown = first["type"] == "extra_forbidden"
+        raise BadInputError(
+            f"there is no key {place}" if unknown else f"{place}: {first['msg'].lower()}",
+            where=str(path),
+            remedy=f"keys: {known}" if unknown else _REMEDY,
+        ) from error

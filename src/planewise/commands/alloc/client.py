@@ -1,0 +1,319 @@
+"""The daemon's API as Python sees it: asks over the Unix socket, checks what comes back.
+
+Knows no terminal. The API is described by `/openapi.json` (docs/reference/alloc.md).
+"""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planewise.errors import BadInputError, PlanewiseError
+
+DEFAULT_SOCKET = Path("/run/planewise/planewised.sock")
+
+PATIENCE_S = 45.0
+"""The daemon answers or withdraws a request after 30 s; one that does neither hangs."""
+
+FORMAT = 1
+"""Version of the status that this client understands."""
+
+
+class _Told(BaseModel):
+    """What the daemon tells; a newer daemon may tell more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Rate(_Told):
+    """A guest's traffic, both directions together."""
+
+    pps: float | None
+    bytes_per_s: float | None
+    source: str
+    blind_ms: int
+
+
+class Guest(_Told):
+    """One guest."""
+
+    id: str
+    kind: str
+    mac: str | None
+    vf: str | None
+    since_unix_ms: int
+    why: str
+    rate: Rate
+    stance: str
+    priority: int = Field(alias="class")
+    moving: bool
+    paravirtual_up: bool
+    marked: str | None
+
+
+class Vf(_Told):
+    """One VF."""
+
+    id: str
+    place: str
+    holder: str | None
+    why: str | None
+
+
+class Pool(_Told):
+    """The VFs of one PF."""
+
+    pf: str
+    vfs: int
+    free: int
+    quarantined: int
+    link_up: bool
+    numa: int | None
+
+
+class Step(_Told):
+    """One step of a move."""
+
+    step: str
+    duration_ms: float
+
+
+class Ending(_Told):
+    """How a move ended."""
+
+    how: str
+    why: str | None
+
+
+class Move(_Told):
+    """One move, under way or ended."""
+
+    operation: int
+    direction: str
+    guest: str
+    vf: str
+    why: str
+    started_unix_ms: int
+    duration_ms: float | None
+    steps: tuple[Step, ...]
+    ending: Ending | None
+
+
+class ErrorRecord(_Told):
+    """Something that went wrong."""
+
+    at_unix_ms: int
+    what: str
+    remedy: str
+
+
+class Status(_Told):
+    """Everything that the daemon knows at one moment."""
+
+    format: int
+    version: str
+    at_unix_ms: int
+    started_unix_ms: int
+    policy: str
+    interval_s: float
+    sample_s: float
+    draining: bool
+    guests: tuple[Guest, ...]
+    vfs: tuple[Vf, ...]
+    pools: tuple[Pool, ...]
+    moves: tuple[Move, ...]
+    errors: tuple[ErrorRecord, ...]
+
+
+class PlannedMove(_Told):
+    """One move of a plan."""
+
+    direction: str
+    guest: str
+    vf: str
+    why: str
+
+
+class Planned(_Told):
+    """What would be done now, or what is being done."""
+
+    moves: tuple[PlannedMove, ...]
+    deferred: int
+    performed: bool
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class _UnixConnection(HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, timeout_s: float | None) -> None:
+        super().__init__("planewised", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+@dataclass(frozen=True)
+class Client:
+    """Talks to the daemon that listens at `socket`."""
+
+    socket: Path
+
+    def get(self, path: str) -> Any:
+        """What the daemon tells at `path`, from JSON."""
+        return self._ask("GET", path, None)
+
+    def order(self, method: str, path: str, body: dict[str, object] | None = None) -> Any:
+        """Has the daemon do something; its answer, from JSON."""
+        return self._ask(method, path, body)
+
+    def status(self) -> Status:
+        """What the daemon knows now."""
+        return self.checked(Status, self.get("/status"))
+
+    def checked(self, model: type[_Model], told: Any) -> _Model:
+        """`told` as a value, or a sentence that the two versions do not fit."""
+        remedy = "update planewise and planewised to the same version"
+        if isinstance(told, dict) and told.get("format", FORMAT) != FORMAT:
+            raise PlanewiseError(
+                f"the daemon at {self.socket} tells its status in format {told['format']}, "
+                f"this planewise reads format {FORMAT}",
+                remedy=remedy,
+            )
+        try:
+            return model.model_validate(told)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise PlanewiseError(
+                f"the answer of {self.socket} is not understood: {place}: {first['msg']}",
+                remedy=remedy,
+            ) from error
+
+    def events(self, *, status: bool = False) -> Iterator[tuple[str, Any]]:
+        """What happens, as (kind, value): `event`, `missed`, and with `status` `status`.
+
+        Ends with the daemon.
+        """
+        path = "/events?status=true" if status else "/events"
+        with self._answer("GET", path, None, timeout_s=None) as answer:
+            kind = ""
+            while line := answer.readline():
+                text = line.decode(errors="replace").rstrip("\r\n")
+                if text.startswith("event:"):
+                    kind = text[6:].strip()
+                elif text.startswith("data:"):
+                    yield kind, self._parsed(text[5:])
+
+    @contextmanager
+    def raw(self, path: str) -> Iterator[HTTPResponse]:
+        """The daemon's answer as it comes, whatever it is, to be passed on."""
+        with self._connected(None) as connection:
+            connection.request("GET", path)
+            yield connection.getresponse()
+
+    def _ask(self, method: str, path: str, body: dict[str, object] | None) -> Any:
+        with self._answer(method, path, body, timeout_s=PATIENCE_S) as answer:
+            return self._parsed(answer.read().decode(errors="replace"))
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: dict[str, object] | None, *, timeout_s: float | None
+    ) -> Iterator[HTTPResponse]:
+        with self._connected(timeout_s) as connection:
+            headers = {"Content-Type": "application/json"} if body is not None else {}
+            text = json.dumps(body) if body is not None else None
+            connection.request(method, path, text, headers)
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                self._refused(answer)
+            yield answer
+
+    @contextmanager
+    def _connected(self, timeout_s: float | None) -> Iterator[HTTPConnection]:
+        connection = _UnixConnection(self.socket, timeout_s)
+        try:
+            yield connection
+        except TimeoutError as error:
+            raise PlanewiseError(
+                f"the daemon at {self.socket} does not answer",
+                remedy="see what it says: journalctl -u planewised",
+            ) from error
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+            raise PlanewiseError(
+                f"planewised does not run: nobody listens at {self.socket}",
+                remedy="start it (systemctl start planewised), or name its socket with --socket",
+            ) from error
+        except PermissionError as error:
+            raise PlanewiseError(
+                f"you may not use the daemon's socket {self.socket}",
+                remedy=self._way_in(),
+            ) from error
+        except (HTTPException, OSError) as error:
+            raise PlanewiseError(
+                f"the connection to {self.socket} failed: {error or type(error).__name__}",
+                remedy="is that planewised's socket? `systemctl status planewised`",
+            ) from error
+        finally:
+            connection.close()
+
+    def _way_in(self) -> str:
+        """Who may use the socket, as far as it can be seen."""
+        try:
+            data = self.socket.stat()
+            if data.st_gid and data.st_mode & stat.S_IWGRP:
+                group = grp.getgrgid(data.st_gid).gr_name
+                return (
+                    f"become a member (sudo usermod -aG {group} $USER, log in again), or use sudo"
+                )
+        except (OSError, KeyError):
+            pass
+        return "use sudo, or name a group in the daemon's configuration"
+
+    def _refused(self, answer: HTTPResponse) -> None:
+        told = self._parsed(answer.read().decode(errors="replace"))
+        if not isinstance(told, dict) or not isinstance(told.get("what"), str):
+            told = {"what": f"{self.socket} answered {answer.status}"}
+        what, remedy = printable(told["what"]), printable(str(told.get("remedy", "")))
+        if told.get("fault") in ("bad-request", "not-found"):
+            raise BadInputError(what, remedy=remedy)
+        raise PlanewiseError(what, remedy=remedy)
+
+    def _parsed(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise PlanewiseError(
+                f"the answer of {self.socket} is no JSON",
+                remedy="is that planewised's socket? --socket names another",
+            ) from error
+
+
+def guest_path(guest: str, what: str) -> str:
+    """Where `what` of a guest is, as `/guests/web/stance`."""
+    if not guest:
+        raise BadInputError("a guest without a name", remedy="`planewise alloc status` lists them")
+    # Bytes that are no text in this locale come as surrogates: passed on, the daemon refuses them.
+    return f"/guests/{quote(os.fsencode(guest), safe='')}/{what}"
+
+
+def printable(text: str) -> str:
+    """Text of somebody else's as it may go to a terminal: no control characters."""
+    return "".join(letter if letter.isprintable() else "�" for letter in text)

@@ -1,0 +1,147 @@
+"""The daemon's live page for a browser on this machine: a gateway from loopback to the socket.
+
+Everybody on a machine can reach its loopback, and every page that a browser shows can, too: so the
+gateway passes on reading only, to whoever came with the secret of its address. Knows no page.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+from planewise.errors import PlanewiseError
+
+if TYPE_CHECKING:
+    from planewise.commands.alloc.client import Client
+
+PASSED = ("/", "/events?status=true", "/status")
+"""What may be asked for: reading, and no more than the page needs."""
+
+CARRIED = ("Content-Type", "Content-Security-Policy", "Cache-Control", "X-Content-Type-Options")
+
+
+class Gateway:
+    """Serves the page on 127.0.0.1 until it is left."""
+
+    def __init__(self, client: Client, port: int) -> None:
+        self.client = client
+        self.secret = secrets.token_urlsafe(24)
+        try:
+            self._server = _Server(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise PlanewiseError(
+                f"cannot listen at 127.0.0.1:{port}: {error.strerror}",
+                remedy="name another port, or none",
+            ) from error
+        self._server.gateway = self
+        self.port: int = self._server.server_address[1]
+
+    @property
+    def url(self) -> str:
+        """Where the browser goes; whoever has it can read the status."""
+        return f"http://127.0.0.1:{self.port}/?secret={self.secret}"
+
+    @property
+    def cookie(self) -> str:
+        """The cookie's name: cookies do not know ports."""
+        return f"planewise-{self.port}"
+
+    def serve(self) -> None:
+        """Serves until `stop`."""
+        self._server.serve_forever(poll_interval=0.2)
+
+    def stop(self) -> None:
+        """Ends `serve`, from another thread."""
+        threading.Thread(target=self._server.shutdown).start()
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    gateway: Gateway
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 10.0
+
+    def do_GET(self) -> None:
+        gateway = self.server.gateway
+        own = (f"127.0.0.1:{gateway.port}", f"localhost:{gateway.port}")
+        if self.headers.get("Host") not in own:
+            # A name that somebody else has pointed here.
+            self._say(403, "this address is not the gateway's")
+            return
+        asked = urlsplit(self.path)
+        shown = parse_qs(asked.query).get("secret", [""])[0]
+        if asked.path == "/" and _same(shown, gateway.secret):
+            self.send_response(303)
+            # The address with the secret does not stay in the browser's history or title.
+            self.send_header("Location", "/")
+            kept = "HttpOnly; SameSite=Strict; Path=/"
+            self.send_header("Set-Cookie", f"{gateway.cookie}={gateway.secret}; {kept}")
+            self.end_headers()
+        elif not _same(self._cookie(), gateway.secret):
+            self._say(403, "open the address that `planewise alloc page` printed")
+        elif self.path not in PASSED:
+            self._say(404, "this gateway shows the page only")
+        else:
+            self._pass()
+
+    def _cookie(self) -> str:
+        try:
+            cookies = SimpleCookie(self.headers.get("Cookie", ""))
+        except CookieError:
+            return ""
+        found = cookies.get(self.server.gateway.cookie)
+        return found.value if found else ""
+
+    def _pass(self) -> None:
+        begun = False
+        try:
+            with self.server.gateway.client.raw(self.path) as answer:
+                self.send_response(answer.status)
+                for name in CARRIED:
+                    if value := answer.headers.get(name):
+                        self.send_header(name, value)
+                self.end_headers()
+                begun = True
+                while piece := answer.read1(65536):
+                    self.wfile.write(piece)
+                    self.wfile.flush()
+        except PlanewiseError as error:
+            # A stream that breaks off is asked for again; an error in its place is not.
+            if not begun and not self.path.startswith("/events"):
+                self._say(502, f"{error.what}. {error.remedy}")
+        self.close_connection = True
+
+    def _say(self, code: int, sentence: str) -> None:
+        body = sentence.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing: the terminal belongs to the command."""
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())

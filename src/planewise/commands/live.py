@@ -1,0 +1,109 @@
+"""`--live`: a run's throughput and CPUs by the second, on the terminal and on a local page."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from planewise.commands.console import Verbosity, err
+from planewise.commands.progress import ProgressLine
+from planewise.errors import PlanewiseError
+from planewise.live.follow import Follower
+from planewise.live.server import LiveServer
+from planewise.live.state import LiveState
+from planewise.store.rundir import KPIS_FILE
+
+if TYPE_CHECKING:
+    import socket
+
+    from rich.console import RenderableType
+
+_LINE_EVERY_S = 10.0
+
+
+class LiveView:
+    """What a measurement tells its progress to, while somebody looks on. A context manager.
+
+    On a terminal it draws a view anew each second; else it writes a line now and then. The page is
+    there until the end.
+    """
+
+    def __init__(
+        self, verbosity: Verbosity, title: str, run: Path, listening: socket.socket
+    ) -> None:
+        self._state = LiveState(title)
+        self._quiet = verbosity.quiet
+        self._console = err()
+        self._plain = ProgressLine(verbosity)
+        self._on_terminal = sys.stderr.isatty() and not verbosity.quiet
+        self._file = run / KPIS_FILE
+        self._listening = listening
+        self._server: LiveServer | None = None
+        self._open = ExitStack()
+        self._last_line = time.monotonic()
+        self._how = "done"
+
+    def begin(self, what: str, total_s: float) -> None:
+        """A part of the work starts that will take about `total_s`."""
+        self._state.begin(what, total_s)
+        if not self._on_terminal:
+            self._plain.begin(what, total_s)
+
+    def step(self, what: str, done_s: float) -> None:
+        """`what` is next; `done_s` of the estimate have been worked off so far."""
+        self._state.step(what, done_s)
+        if self._on_terminal:
+            return
+        self._plain.step(what, done_s)
+        now = time.monotonic()
+        if not self._quiet and now - self._last_line >= _LINE_EVERY_S:
+            from planewise.live.terminal import line
+
+            self._last_line = now
+            if text := line(self._state.now()):
+                self._console.print(text, markup=False)
+
+    def note(self, text: str) -> None:
+        """Something that a person should know at once (also with --quiet)."""
+        self._state.note(text)
+        self._console.print(text, markup=False, style="yellow")
+
+    def _draw(self) -> RenderableType:
+        from planewise.live.terminal import render
+
+        size = self._console.size
+        url = self._server.url if self._server is not None else ""
+        return render(self._state.now(), size.width, size.height, url)
+
+    def __enter__(self) -> Self:
+        self._server = LiveServer(self._state, self._listening)
+        self._open.callback(self._server.close)
+        self._open.enter_context(Follower(self._file, self._state.add))
+        if self._on_terminal:
+            from rich.live import Live
+
+            self._open.enter_context(
+                Live(
+                    get_renderable=self._draw,
+                    console=self._console,
+                    refresh_per_second=1,
+                    transient=True,
+                )
+            )
+        else:
+            self._console.print(f"live: {self._server.url}", markup=False, soft_wrap=True)
+        return self
+
+    def ends(self, how: str) -> None:
+        """Says how the run ended, for the page's last moment."""
+        self._how = how
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        failed = error.what if isinstance(error, PlanewiseError) else "stopped"
+        self._state.end(self._how if kind is None else failed)
+        self._open.close()

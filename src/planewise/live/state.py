@@ -1,0 +1,121 @@
+"""What is known of a run at this moment: filled by the run's threads, read by what shows it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planewise.store.models import KpiSample
+
+KEPT = 600
+"""Samples that are kept to be shown: ten minutes."""
+_NOTES = 20
+_STALE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A sample and its number, from 1."""
+
+    number: int
+    sample: KpiSample
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment."""
+
+    title: str
+    what: str
+    """What is done now."""
+    total_s: float
+    """Estimate of the present part of the work."""
+    done_s: float
+    elapsed_s: float
+    """Since this part began."""
+    left_s: float
+    notes: tuple[str, ...]
+    samples: tuple[Numbered, ...]
+    ended: str
+    """How the run ended, in words; empty while it goes on."""
+    stale: bool
+    """Whether the last sample is of some seconds ago: nothing is measured just now."""
+
+    @property
+    def last(self) -> KpiSample | None:
+        """The newest sample."""
+        return self.samples[-1].sample if self.samples else None
+
+    @property
+    def share(self) -> float:
+        """Of the present part, what is done: 0 to 1."""
+        return min(1.0, self.done_s / self.total_s) if self.total_s > 0 else 0.0
+
+
+class LiveState:
+    """One run's moments. May be used by several threads."""
+
+    def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._title = title
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._what = ""
+        self._total_s = self._done_s = 0.0
+        self._began = self._newest = clock()
+        self._notes: deque[str] = deque(maxlen=_NOTES)
+        self._samples: deque[Numbered] = deque(maxlen=KEPT)
+        self._count = 0
+        self._ended = ""
+
+    def begin(self, what: str, total_s: float) -> None:
+        """A part of the work starts that will take about `total_s`."""
+        with self._lock:
+            self._what, self._total_s, self._done_s = what, total_s, 0.0
+            self._began = self._clock()
+
+    def step(self, what: str, done_s: float) -> None:
+        """`what` is next; `done_s` of the estimate have been worked off."""
+        with self._lock:
+            self._what, self._done_s = what, done_s
+
+    def note(self, text: str) -> None:
+        """Something that a person should know."""
+        with self._lock:
+            self._notes.append(text)
+
+    def add(self, sample: KpiSample) -> None:
+        """A second of the run."""
+        with self._lock:
+            self._count += 1
+            self._samples.append(Numbered(self._count, sample))
+            self._newest = self._clock()
+
+    def end(self, how: str) -> None:
+        """The run is over."""
+        with self._lock:
+            self._ended = how
+
+    def now(self, since: int = 0) -> Snapshot:
+        """The run as it is; of its samples those with a number above `since`."""
+        with self._lock:
+            now = self._clock()
+            elapsed_s = now - self._began
+            left_s = max(0.0, self._total_s - self._done_s)
+            # From the pace so far, once there is some; else from the estimate.
+            if self._done_s > 0.05 * self._total_s:
+                left_s *= elapsed_s / self._done_s
+            return Snapshot(
+                title=self._title,
+                what=self._what,
+                total_s=self._total_s,
+                done_s=self._done_s,
+                elapsed_s=elapsed_s,
+                left_s=0.0 if self._ended else left_s,
+                notes=tuple(self._notes),
+                samples=tuple(one for one in self._samples if one.number > since),
+                ended=self._ended,
+                stale=not self._samples or now - self._newest > _STALE_S,
+            )

@@ -1,0 +1,282 @@
+"""From two readings of a chain's counters to its throughput and to what bounds it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from planewise.store.models import (
+    ChainLimit,
+    ChainResult,
+    CoreUse,
+    Counts,
+    KpiSample,
+    Level,
+    Throughput,
+    VnfTotal,
+)
+from planewise.testbed.chains.model import FCS_BYTES, GENERATOR, SWITCH, Placement
+from planewise.testbed.chains.reading import Reading
+from planewise.units import percent_text
+
+FULL = 0.95
+"""A core that spends so much of its time on packets is taken for busy: it also reads counters,
+takes interrupts, and polls its other ports."""
+
+FULL_KERNEL = 0.9
+"""The same of a core on which the kernel forwards: its queues run over in bursts before that."""
+
+WAITED = 0.05
+"""Share of its time that a task which polls must have been kept from its core before that is what
+bounds the chain."""
+
+FULL_RING = 0.01
+"""Share of the packets for a function that found its ring full before it counts as the slower."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """What happened between two readings of one chain."""
+
+    seconds: float
+    first: Reading
+    last: Reading
+
+    @classmethod
+    def of(cls, first: Reading, last: Reading) -> Between:
+        """Of `first` and the later `last`."""
+        return cls(max(last.at_s - first.at_s, 1e-9), first, last)
+
+    @property
+    def offered(self) -> int:
+        """Packets that the generator handed over."""
+        return max(0, self.last.offered - self.first.offered)
+
+    @property
+    def delivered(self) -> int:
+        """Packets that came back; one in flight at the start may make it more than `offered`."""
+        return max(0, self.last.delivered - self.first.delivered)
+
+    def used(self, cpu: int) -> float:
+        """Share of a CPU's time that was not idle."""
+        before, after = self.first.cpus[cpu], self.last.cpus[cpu]
+        total = after.total_s - before.total_s
+        return _share(1 - (after.idle_s - before.idle_s) / total) if total > 0 else 0.0
+
+    def got(self, task: str, cpus: int = 1) -> float | None:
+        """Share of the time that a task had its CPUs; None where it is no thread of its own."""
+        if task not in self.last.tasks_s:
+            return None
+        spent = self.last.tasks_s[task] - self.first.tasks_s.get(task, 0.0)
+        return _share(spent / self.seconds / cpus)
+
+    def forwarding(self, cpu: int) -> float | None:
+        """Share of a CPU's time in which the kernel forwarded; None where others forward."""
+        if self.first.kernel_s is None or self.last.kernel_s is None:
+            return None
+        spent = self.last.kernel_s[cpu] - self.first.kernel_s[cpu]
+        # Both are counted in ticks, at moments a little apart.
+        return min(_share(spent / self.seconds), self.used(cpu))
+
+    def working(self, task: str, cpus: int = 1) -> float | None:
+        """Share of the time that a task spent on packets; None where it does not tell."""
+        got = self.got(task, cpus)
+        if task == SWITCH:
+            if self.first.polling is None or self.last.polling is None or got is None:
+                return None
+            busy = self.last.polling.busy - self.first.polling.busy
+            idle = self.last.polling.idle - self.first.polling.idle
+            return _share(got * busy / (busy + idle)) if busy + idle > 0 else None
+        if task not in self.last.busy_s:
+            return None
+        # Cycles go on while another task has the core.
+        busy_s = self.last.busy_s[task] - self.first.busy_s.get(task, 0.0)
+        share = _share(busy_s / self.seconds)
+        return share if got is None else min(share, got)
+
+    def totals(self) -> tuple[VnfTotal, ...]:
+        """Of every function."""
+        found = []
+        for name, after in self.last.vnfs.items():
+            before = self.first.vnfs[name]
+            packets = max(0, after.packets - before.packets)
+            size = max(0, after.bytes - before.bytes)
+            found.append(
+                VnfTotal(
+                    name=name,
+                    tx_packets=packets,
+                    tx_pps=packets / self.seconds,
+                    tx_bps=8 * size / self.seconds,
+                    dropped=max(0, after.dropped - before.dropped),
+                    busy=self.working(name),
+                )
+            )
+        return tuple(found)
+
+    def cores(self, placement: Placement) -> tuple[CoreUse, ...]:
+        """Of every CPU that has a task."""
+        found = []
+        for cpu, tasks in placement.tasks.items():
+            sizes = {task: len(placement.cpus(task)) for task in tasks}
+            got = [s for task in tasks if (s := self.got(task, sizes[task])) is not None]
+            working = [s for task in tasks if (s := self.working(task, sizes[task])) is not None]
+            if (forwarding := self.forwarding(cpu)) is not None and GENERATOR not in tasks:
+                got = working = [forwarding]
+            found.append(
+                CoreUse(
+                    cpu=cpu,
+                    tasks=tasks,
+                    used=self.used(cpu),
+                    ours=_share(sum(got)) if got else None,
+                    working=_share(sum(working)) if working else None,
+                )
+            )
+        return tuple(found)
+
+
+def _share(value: float) -> float:
+    """Counters that are read one after the other may say a little more than all."""
+    return min(1.0, max(0.0, value))
+
+
+def kpi(between: Between, at: datetime, trial: str, cell: Mapping[str, Level]) -> KpiSample:
+    """One interval as a line of kpis.jsonl."""
+    totals = between.totals()
+    return KpiSample(
+        at=at,
+        trial=trial,
+        cell=dict(cell),
+        interval_s=between.seconds,
+        vnfs={one.name: Throughput(tx_pps=one.tx_pps, tx_bps=one.tx_bps) for one in totals},
+        total=Throughput(
+            tx_pps=sum(one.tx_pps for one in totals), tx_bps=sum(one.tx_bps for one in totals)
+        ),
+        cpu={str(cpu): between.used(cpu) for cpu in between.last.cpus},
+    )
+
+
+def result(between: Between, placement: Placement, asked_bytes: float) -> ChainResult:
+    """A trial's throughput. `asked_bytes` is the mean frame [with FCS] where none was sent."""
+    totals = between.totals()
+    packets = sum(one.tx_packets for one in totals)
+    bps = sum(one.tx_bps for one in totals)
+    pps = sum(one.tx_pps for one in totals)
+    find = limit_of if between.first.kernel_s is None else limit_of_kernel
+    limit, why = find(between, placement)
+    return ChainResult(
+        offered_pps=between.offered / between.seconds,
+        delivered_pps=between.delivered / between.seconds,
+        tx_pps=pps,
+        tx_bps=bps,
+        frame_bytes=bps / 8 / pps + FCS_BYTES if packets else asked_bytes,
+        vnfs=totals,
+        cores=between.cores(placement),
+        limit=limit,
+        why=why,
+    )
+
+
+def counts(between: Between) -> Counts:
+    """What the generator sent and got back."""
+    sent = max(between.offered, between.delivered)
+    return Counts(sent=sent, received=between.delivered, lost=sent - between.delivered)
+
+
+def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
+    """What bounds a chain of tasks that poll, and what shows it.
+
+    First whether the tasks had their cores at all: where they did not, nothing else can be told.
+    Then a function that is too slow shows by its full ring and its busy core, and the switch by a
+    busy core without a full ring behind it.
+    """
+    waiting = _kept_waiting(between, placement)
+    if waiting is not None:
+        return "shared core", waiting
+    switch = between.working(SWITCH, max(1, len(placement.cpus(SWITCH))))
+    slow = [
+        (share, one)
+        for one in between.totals()
+        if (share := one.dropped / max(1, one.dropped + one.tx_packets)) > FULL_RING
+    ]
+    busy = [one for one in between.totals() if one.busy is not None and one.busy >= FULL]
+    if slow and busy:
+        names = _names([one.name for one in busy])
+        return (
+            "VNF core",
+            f"{names} spent {percent_text(min(one.busy or 0.0 for one in busy))} of the time on "
+            "packets, and the switch had more for it than its ring holds",
+        )
+    if switch is not None and switch >= FULL:
+        why = f"the switch spent {percent_text(switch)} of its core's time on packets"
+        if slow:
+            share, one = max(slow, key=lambda pair: pair[0])
+            why += f"; {percent_text(share)} of those for {one.name} found its ring full"
+        return "PMD core", why
+    if not slow and between.offered:
+        return "generator", "neither the switch nor a function was busy, and nothing was lost"
+    return "unknown", "no core was busy, yet packets found rings full"
+
+
+def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
+    """What bounds a chain whose functions are the kernel's own forwarding, and what shows it."""
+    lost = between.offered - between.delivered
+    if lost <= FULL_RING * between.offered:
+        return (
+            "generator",
+            f"{percent_text(max(0, lost) / max(1, between.offered))} of the packets were lost: "
+            "the generator offered no more than is carried",
+        )
+    functions = {
+        cpu: tasks for cpu, tasks in placement.tasks.items() if GENERATOR not in tasks
+    } or placement.tasks
+    cpu = max(functions, key=lambda one: between.forwarding(one) or 0.0)
+    forwarding, used = between.forwarding(cpu) or 0.0, between.used(cpu)
+    names = _names([task for task in functions[cpu] if task != GENERATOR])
+    if GENERATOR in functions[cpu]:
+        return "shared core", f"CPU {cpu} was shared by the generator and {names}"
+    if used < FULL_KERNEL:
+        return (
+            "unknown",
+            f"{percent_text(lost / between.offered)} of the packets were lost, yet CPU {cpu}, on "
+            f"which {names} forwarded, was idle for {percent_text(1 - used)}",
+        )
+    if used - forwarding > WAITED:
+        return (
+            "shared core",
+            f"other programs had {percent_text(used - forwarding)} of CPU {cpu}, on which {names} "
+            "forwarded",
+        )
+    return (
+        "kernel",
+        f"CPU {cpu}, on which {names} forwarded, did so for {percent_text(forwarding)} of the time",
+    )
+
+
+def _kept_waiting(between: Between, placement: Placement) -> str | None:
+    """Tasks that poll and had to wait for their core; None when there are none."""
+    for cpu, tasks in placement.tasks.items():
+        shares = {
+            task: share
+            for task in tasks
+            if (share := between.got(task, len(placement.cpus(task)))) is not None
+        }
+        if not shares or sum(shares.values()) / max(1, len(shares)) >= 1 - WAITED:
+            continue
+        missed = 1 - sum(shares.values())
+        if len(shares) > 1 and missed < WAITED:
+            return f"CPU {cpu} was shared by {_names(list(shares))}, each of which polls"
+        if len(shares) > 1:
+            return (
+                f"CPU {cpu} was shared by {_names(list(shares))}, each of which polls, and other "
+                f"programs had {percent_text(max(0.0, missed))} of it"
+            )
+        return (
+            f"other programs had {percent_text(max(0.0, missed))} of CPU {cpu}, on which "
+            f"{_names(list(shares))} polls"
+        )
+    return None
+
+
+def _names(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,217 @@
+"""TCP trials: one iperf3 stream or several between two namespaces. Knows no plane."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure.experiment import Place, TrialResult
+from planewise.measure.schedule import TcpTrial
+from planewise.store.models import CoreUse, KpiSample, TcpResult, Throughput, TrialRecord
+from planewise.testbed.chains.reading import CpuTime, cpu_times, now_s
+from planewise.testbed.host import Finished, Host, HostProcess
+
+PROGRAM = "iperf3"
+_PORT = 5201
+_LISTEN = "0A"
+_START_S = 30.0
+_SLACK_S = 60.0
+_POLL_S = 0.02
+SAMPLE_S = 1.0
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of the stream."""
+
+    host: Host
+    netns: str
+    address: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What has gone through an interface until now."""
+
+    packets: int
+    bytes: int
+
+
+Counters = Callable[[], Mapping[str, Passed]]
+"""What every function has transmitted until now, by name; of the sender where there is none."""
+
+
+class _Sum(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    bits_per_second: Annotated[float, Field(ge=0)] = 0.0
+    retransmits: int = 0
+    seconds: float = 0.0
+
+
+class _End(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    sum_sent: _Sum
+    sum_received: _Sum
+
+
+class _Report(BaseModel):
+    """The part of iperf3's JSON that is used."""
+
+    model_config = ConfigDict(extra="ignore")
+    end: _End
+
+
+def measure_tcp(
+    client: End,
+    server: End,
+    trial: TcpTrial,
+    place: Place,
+    tell: Callable[[KpiSample], None],
+    counters: Counters,
+) -> TrialResult:
+    """Runs one TCP trial from `client` to `server`.
+
+    Raises:
+        UnsupportedError: there is no iperf3.
+        PlanewiseError: it failed.
+    """
+    with server.host.start(
+        [PROGRAM, "-s", "-1", "-4", "-B", server.address, "-p", str(_PORT)], netns=server.netns
+    ) as listening:
+        _await_listening(server, listening)
+        with client.host.start(_command(server, trial), netns=client.netns) as sending:
+            _sample(sending, trial.warmup_s, lambda: None)
+            started = datetime.now(UTC)
+            begin_s, before = now_s(), cpu_times()
+            watch = _Watch(place, tell, counters)
+            _sample(sending, trial.duration_s, watch.look)
+            spent_s, after = now_s() - begin_s, cpu_times()
+            finished = sending.wait(trial.duration_s + _SLACK_S)
+    report = _report(finished)
+    return TrialResult(
+        TrialRecord(
+            trial=place.trial,
+            kind="tcp",
+            cell=place.cell,
+            block=place.block,
+            replicate=place.block,
+            order=place.order,
+            started=started,
+            duration_s=report.end.sum_received.seconds or spent_s,
+            tcp=TcpResult(
+                goodput_bps=report.end.sum_received.bits_per_second,
+                message_bytes=trial.message_bytes,
+                retransmits=max(0, report.end.sum_sent.retransmits),
+                cores=tuple(
+                    CoreUse(cpu=cpu, used=_used(before[cpu], after[cpu])) for cpu in before
+                ),
+            ),
+            limits=("sut",),
+        )
+    )
+
+
+def _command(server: End, trial: TcpTrial) -> list[str]:
+    return [
+        *(PROGRAM, "-c", server.address, "-4", "-p", str(_PORT), "--json"),
+        *("-t", f"{trial.duration_s:.0f}", "-O", str(trial.warmup_s)),
+        *("-l", str(trial.message_bytes), "-P", str(trial.streams)),
+    ]
+
+
+def _await_listening(server: End, process: HostProcess) -> None:
+    wanted = f":{_PORT:04X}"
+    deadline = time.monotonic() + _START_S
+    while True:
+        text = server.host.read_text("/proc/net/tcp", netns=server.netns)
+        rows = [line.split() for line in text.splitlines()[1:]]
+        if any(row[1].endswith(wanted) and row[3] == _LISTEN for row in rows):
+            return
+        if not process.running:
+            _check(process.wait())
+        if time.monotonic() > deadline:
+            raise PlanewiseError(
+                f"{PROGRAM} does not listen within {_START_S:g} s",
+                remedy="end other work on the machine, and try again",
+            )
+        time.sleep(_POLL_S)
+
+
+def _sample(process: HostProcess, seconds: float, look: Callable[[], None]) -> None:
+    """Calls `look` about every second for `seconds`, or as long as the process runs."""
+    end_s = now_s() + seconds
+    while (left_s := end_s - now_s()) > 0 and process.running:
+        time.sleep(min(SAMPLE_S, left_s))
+        look()
+
+
+class _Watch:
+    """Tells what went by since it last looked."""
+
+    def __init__(
+        self,
+        place: Place,
+        tell: Callable[[KpiSample], None],
+        counters: Counters,
+    ) -> None:
+        self._place, self._tell, self._counters = place, tell, counters
+        self._last = now_s(), counters(), cpu_times()
+
+    def look(self) -> None:
+        before_s, before, cpus_before = self._last
+        self._last = after_s, after, cpus_after = now_s(), self._counters(), cpu_times()
+        seconds = max(after_s - before_s, 1e-9)
+        rates = {
+            name: Throughput(
+                tx_pps=max(0, after[name].packets - before[name].packets) / seconds,
+                tx_bps=8 * max(0, after[name].bytes - before[name].bytes) / seconds,
+            )
+            for name in after
+        }
+        self._tell(
+            KpiSample(
+                at=datetime.now(UTC),
+                trial=self._place.trial,
+                cell=self._place.cell,
+                interval_s=seconds,
+                vnfs={name: rate for name, rate in rates.items() if name},
+                total=Throughput(
+                    tx_pps=sum(rate.tx_pps for rate in rates.values()),
+                    tx_bps=sum(rate.tx_bps for rate in rates.values()),
+                ),
+                cpu={str(cpu): _used(cpus_before[cpu], cpus_after[cpu]) for cpu in cpus_after},
+            )
+        )
+
+
+def _used(before: CpuTime, after: CpuTime) -> float:
+    total = after.total_s - before.total_s
+    return min(1.0, max(0.0, 1 - (after.idle_s - before.idle_s) / total)) if total > 0 else 0.0
+
+
+def _check(finished: Finished) -> Finished:
+    """With what iperf3 says in its JSON, and not on stderr, when it fails."""
+    if finished.exit_code != 0:
+        with suppress(ValueError, TypeError, KeyError):
+            raise PlanewiseError(f"{PROGRAM} failed: {json.loads(finished.stdout)['error']}")
+    return finished.check()
+
+
+def _report(finished: Finished) -> _Report:
+    _check(finished)
+    try:
+        return _Report.model_validate_json(finished.stdout)
+    except ValidationError as error:
+        raise UnsupportedError(
+            f"{PROGRAM} did not print the JSON that is known of it",
+            remedy="install iperf3 3.9 or newer",
+        ) from error

@@ -1,0 +1,169 @@
+"""What guests send and what CPUs do, by the second, while a run goes on.
+
+A thread reads the gauges of the station that is measured, and tells what it saw. It costs the
+machine a little: it runs only where somebody looks on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+
+from planewise.errors import PlanewiseError
+from planewise.store.models import KpiSample, Throughput
+from planewise.testbed.gauges import Gauge, Gauges, Reading, busy, throughput
+from planewise.testbed.host import Host
+
+if TYPE_CHECKING:
+    from planewise.measure.experiment import Place
+
+INTERVAL_S = 1.0
+_SHARE = 0.1
+"""Of the time at most goes into reading: a slow host is read less often."""
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Where to look while a station is measured."""
+
+    gauges: Sequence[Gauge]
+    hosts: Mapping[str, Host] | None = None
+    """Other machines, by role; None: this one."""
+
+
+@runtime_checkable
+class VisibleStation(Protocol):
+    """A station whose guests can be looked at from outside."""
+
+    def visible(self) -> Visible:
+        """Where to look."""
+
+
+def sample(
+    before: Reading, after: Reading, place: Place | None, order: Sequence[str] = ()
+) -> KpiSample:
+    """What happened between two readings, as a line of kpis.jsonl. Pure but for the time of day.
+
+    `order` is that of the guests; `place` the trial that ran, None between two.
+    """
+    rates = throughput(before, after)
+    names = [name for name in order if name in rates]
+    names += [name for name in rates if name not in names]
+    return KpiSample(
+        at=datetime.now(UTC),
+        trial="" if place is None else place.trial,
+        cell={} if place is None else place.cell,
+        interval_s=max(0.0, after.at_s - before.at_s),
+        vnfs={name: Throughput(tx_pps=rates[name][0], tx_bps=rates[name][1]) for name in names},
+        total=Throughput(
+            tx_pps=sum(pps for pps, _ in rates.values()),
+            tx_bps=sum(bps for _, bps in rates.values()),
+        ),
+        cpu=busy(before, after),
+    )
+
+
+class Meter:
+    """Tells `tell` about a sample a second while a visible station is watched.
+
+    `complain` is told once, in a sentence, when a host cannot be read.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[KpiSample], None],
+        complain: Callable[[str], None],
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._tell = tell
+        self._complain = complain
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        """Held while hosts are read: a station is not torn down meanwhile."""
+        self._gauges: Gauges | None = None
+        self._order: tuple[str, ...] = ()
+        self._before: Reading | None = None
+        self._place: Place | None = None
+        """The trial that runs."""
+        self._recent: Place | None = None
+        """The last one that ended since hosts were read."""
+        self._complained = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
+
+    @contextmanager
+    def watching(self, station: object) -> Iterator[None]:
+        """While inside, the station's guests are read; one that is not visible is left alone."""
+        if not isinstance(station, VisibleStation):
+            yield
+            return
+        visible = station.visible()
+        gauges = Gauges(visible.gauges, visible.hosts)
+        with self._lock:
+            self._gauges, self._before = gauges, None
+            self._order = tuple(gauge.guest for gauge in visible.gauges)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._gauges = self._before = None
+                gauges.close()
+
+    @contextmanager
+    def trial(self, place: Place) -> Iterator[None]:
+        """While inside, samples are of this trial."""
+        self._place = place
+        try:
+            yield
+        finally:
+            self._place, self._recent = None, place
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """While inside, nothing is read: the trial tells by itself what is sent."""
+        with self._lock:
+            gauges, self._gauges = self._gauges, None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._gauges, self._before = gauges, None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        while not self._ended.wait(wait_s):
+            began = time.monotonic()
+            try:
+                self._read()
+            except (PlanewiseError, OSError) as error:
+                if not self._complained:
+                    self._complained = True
+                    self._complain(f"what guests send cannot be shown: {error}")
+            took_s = time.monotonic() - began
+            wait_s = max(self._interval_s - took_s, took_s / _SHARE - took_s, 0.01)
+
+    def _read(self) -> None:
+        with self._lock:
+            if self._gauges is None:
+                return
+            now = self._gauges.read()
+            before, self._before = self._before, now
+            order = self._order
+        # Many trials are shorter than an interval.
+        place = self._place or self._recent
+        self._recent = None
+        if before is not None:
+            self._tell(sample(before, now, place, order))

@@ -1,0 +1,188 @@
+"""A dpdk-testpmd process: a network function, or a generator. Knows no switch and no chain.
+
+It is talked to over its prompt: commands go into a pipe, answers come into a file. It dies with
+planewise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.chains.switch import SETUP_REMEDY
+from planewise.testbed.host import LocalHost, LocalProcess, ProcessTimeoutError
+
+PROGRAM = "dpdk-testpmd"
+MEMORY_BYTES = 64 << 20
+_BUFFERS = 8192
+_PROMPT = "testpmd> "
+_START_S = 120.0
+_ANSWER_S = 60.0
+_END_S = 5.0
+_POLL_S = 0.01
+
+# It prints through stdio: into a file, that would be seen only when a buffer is full. What it reads
+# must not end before it does.
+_SCRIPT = 'exec 0<>"$1" 1>"$2" 2>&1; shift 2; exec "$@"'
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """Since the function's statistics were cleared."""
+
+    rx_packets: int
+    tx_packets: int
+    tx_dropped: int
+    """Packets that it could not pass on: its ring to the switch was full."""
+    busy_s: float
+    """Time that its core spent on packets, by the cycles that it counts."""
+
+
+def find_program() -> str | None:
+    """dpdk-testpmd on this machine."""
+    return shutil.which(PROGRAM)
+
+
+def command(socket: Path, cpu: int, ring: int, mode: str, prefix: str) -> list[str]:
+    """The command line of a function behind a vhost-user port. Pure.
+
+    testpmd wants two logical cores, one for its prompt: both are the same CPU here.
+    """
+    return [
+        *(PROGRAM, "--lcores", f"0@{cpu},1@{cpu}"),
+        *("--in-memory", "--single-file-segments", "--no-pci", "--no-telemetry"),
+        *("--file-prefix", prefix, "-m", str(MEMORY_BYTES >> 20)),
+        *("--vdev", f"net_virtio_user0,path={socket},server=1,queue_size={ring}"),
+        *("--", "--interactive", "--no-mlockall", f"--forward-mode={mode}"),
+        *(f"--total-num-mbufs={_BUFFERS}", "--record-core-cycles"),
+    ]
+
+
+class Function:
+    """A testpmd that has been started; `await_prompt` says when it is there."""
+
+    def __init__(
+        self,
+        host: LocalHost,
+        directory: Path,
+        name: str,
+        command: Sequence[str],
+    ) -> None:
+        if find_program() is None:
+            raise UnsupportedError(f"{PROGRAM} is not installed", remedy=SETUP_REMEDY)
+        self.name = name
+        self._pipe = directory / f"{name}.in"
+        self._file = directory / f"{name}.out"
+        os.mkfifo(self._pipe)
+        self._process: LocalProcess = host.start(
+            [
+                *("sh", "-c", _SCRIPT, "sh", str(self._pipe), str(self._file)),
+                *("env", f"RUNTIME_DIRECTORY={directory}", "stdbuf", "-oL"),
+                *command,
+            ]
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.running
+
+    def await_prompt(self) -> None:
+        """Waits until it takes commands; before that, the switch must have connected."""
+        self._await(0, _START_S)
+
+    def say(self, words: str) -> str:
+        """Gives a command and returns the answer.
+
+        Raises:
+            PlanewiseError: it has ended, or does not answer.
+        """
+        start = len(self._text())
+        try:
+            self._write(f"{words}\n")
+        except OSError as error:
+            raise self._gone() from error
+        return self._await(start, _ANSWER_S)
+
+    def forwarded(self) -> Forwarded:
+        """What it did since `clear`."""
+        return parse_forwarded(self.say("show fwd stats all"))
+
+    def clear(self) -> None:
+        """Begins its statistics anew."""
+        self.say("clear fwd stats all")
+
+    def _write(self, text: str) -> None:
+        # Without waiting for a reader: a function that is gone has none.
+        pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(pipe, text.encode())
+        finally:
+            os.close(pipe)
+
+    def _text(self) -> str:
+        with suppress(OSError):
+            return self._file.read_text(errors="replace")
+        return ""
+
+    def _await(self, start: int, limit_s: float) -> str:
+        """What it says from `start` on, up to its next prompt."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            said = self._text()[start:]
+            # The command is echoed after the prompt that was there already.
+            if said.endswith(_PROMPT):
+                return said
+            if not self.alive:
+                raise self._gone()
+            if time.monotonic() > deadline:
+                raise PlanewiseError(
+                    f"{self.name} ({PROGRAM}) said nothing for {limit_s:g} s",
+                    remedy="end other work on the machine, and try again",
+                )
+            time.sleep(_POLL_S)
+
+    def _gone(self) -> PlanewiseError:
+        words = [line for line in self._text().splitlines() if line.strip()]
+        return PlanewiseError(
+            f"{self.name} ({PROGRAM}) ended: {words[-1] if words else 'it said nothing'}",
+            remedy="are there enough free huge pages?",
+        )
+
+    def close(self) -> None:
+        """Ends it. Idempotent."""
+        if self.alive:
+            with suppress(OSError):
+                self._write("stop\nquit\n")
+            with suppress(ProcessTimeoutError):
+                self._process.wait(_END_S)
+        self._process.stop()
+
+
+def parse_forwarded(text: str) -> Forwarded:
+    """What `show fwd stats all` prints. Pure."""
+    total = text.split("Accumulated forward statistics", 1)[-1]
+    cycles = re.search(r"total cycles=(\d+).*?at (\d+(?:\.\d+)?) MHz", text, re.DOTALL)
+    return Forwarded(
+        rx_packets=_count(total, "RX-packets"),
+        tx_packets=_count(total, "TX-packets"),
+        tx_dropped=_count(total, "TX-dropped"),
+        busy_s=int(cycles[1]) / (float(cycles[2]) * 1e6) if cycles else 0.0,
+    )
+
+
+def _count(text: str, what: str) -> int:
+    found = re.search(rf"{what}: +(\d+)", text)
+    return int(found[1]) if found else 0

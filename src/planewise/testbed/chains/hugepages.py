@@ -1,0 +1,253 @@
+"""Huge pages for as long as a block runs: taken from the kernel, and given back, also after a kill.
+
+What was taken is written down before and after it is taken, in a file that is locked (flock) as
+long as the program that took it lives; what is not locked is given back by `planewise clean`. A
+number of pages is added and taken off again, so that programs do not undo one another's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from planewise.errors import PlanewiseError, UnsupportedError
+
+NOTES = Path("/run/planewise/hugepages")
+_TAKING, _TAKEN = "taking", "taken"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The kernel's pool of huge pages of the default size."""
+
+    root: Path = Path("/")
+
+    @property
+    def _file(self) -> Path:
+        return self.root / "proc/sys/vm/nr_hugepages"
+
+    @property
+    def exists(self) -> bool:
+        """Whether this kernel has huge pages."""
+        return self._file.exists()
+
+    @property
+    def writable(self) -> bool:
+        """Whether this process may change the pool."""
+        return os.access(self._file, os.W_OK)
+
+    @property
+    def pages(self) -> int:
+        """Pages in the pool."""
+        return int(self._file.read_text())
+
+    def _meminfo(self, key: str) -> int:
+        for line in (self.root / "proc/meminfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == key:
+                return int(value.split()[0])
+        return 0
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody uses or was promised."""
+        return max(0, self._meminfo("HugePages_Free") - self._meminfo("HugePages_Rsvd"))
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a page."""
+        return self._meminfo("Hugepagesize") * 1024
+
+    @property
+    def available_bytes(self) -> int:
+        """Memory that could become huge pages, at most."""
+        return self._meminfo("MemAvailable") * 1024
+
+    def resize(self, pages: int) -> int:
+        """Asks for `pages`; returns how many the pool has then."""
+        self._file.write_text(f"{max(pages, 0)}\n")
+        return self.pages
+
+
+def why_not(wanted_bytes: int, pool: Pool | None = None) -> str:
+    """Why so much cannot be had here; empty when it probably can. Changes nothing."""
+    pool = pool or Pool()
+    if not pool.exists:
+        return "this kernel has no huge pages (CONFIG_HUGETLBFS)"
+    pages = -(-wanted_bytes // pool.page_bytes)
+    if pool.free >= pages:
+        return ""
+    if not pool.writable:
+        return f"only root may take the {_mib(wanted_bytes)} of huge pages that it needs"
+    if pool.available_bytes < wanted_bytes:
+        return (
+            f"it needs {_mib(wanted_bytes)} of huge pages, and {_mib(pool.available_bytes)} of "
+            "memory are available"
+        )
+    return ""
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes >> 20} MiB"
+
+
+@contextmanager
+def taken(wanted_bytes: int, pool: Pool | None = None, notes: Path = NOTES) -> Iterator[int]:
+    """Adds pages for `wanted_bytes` to the pool; yields how many were added.
+
+    None are added where the kernel gives none but enough of the pool are free.
+
+    Raises:
+        UnsupportedError: they are not to be had.
+    """
+    pool = pool or Pool()
+    if reason := why_not(wanted_bytes, pool):
+        raise UnsupportedError(reason, remedy="run as root on a machine with more free memory")
+    pages = -(-wanted_bytes // pool.page_bytes)
+    if not pool.writable:
+        yield 0
+        return
+    try:
+        notes.mkdir(mode=0o755, parents=True, exist_ok=True)
+        note = _Note.make(notes)
+    except OSError as error:
+        raise UnsupportedError(
+            f"{notes} cannot be written: {error.strerror}", remedy="run as root"
+        ) from error
+    try:
+        with _alone(notes):
+            before = pool.pages
+            note.write({"state": _TAKING, "before": before, "pages": pages})
+            got = pool.resize(before + pages) - before
+            if got < pages and pool.free < pages:
+                pool.resize(before)
+                note.write({"state": _TAKEN, "pages": 0})
+                raise UnsupportedError(
+                    f"it needs {_mib(wanted_bytes)} of huge pages, and the kernel found only "
+                    f"{_mib(max(got, 0) * pool.page_bytes)} in one piece each",
+                    remedy="free memory, or reserve huge pages at boot (hugepages=N)",
+                )
+            note.write({"state": _TAKEN, "pages": max(got, 0)})
+        yield max(got, 0)
+    finally:
+        with _alone(notes):
+            note.give_back(pool)
+        note.close()
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Huge pages that a dead run took."""
+
+    pages: int
+
+
+def leftovers(
+    *, remove: bool = False, pool: Pool | None = None, notes: Path = NOTES
+) -> tuple[Leftover, ...]:
+    """What dead runs took and did not give back; given back when asked.
+
+    Raises:
+        PlanewiseError: the pool may not be changed.
+    """
+    pool = pool or Pool()
+    found = []
+    try:
+        paths = sorted(notes.glob("*.json"))
+    except OSError:
+        return ()
+    for path in paths:
+        note = _Note.open(path)
+        if note is None:
+            continue
+        try:
+            with _alone(notes):
+                pages = note.owed(pool)
+                if remove:
+                    note.give_back(pool)
+            found.append(Leftover(pages))
+        except OSError as error:
+            raise PlanewiseError(
+                f"huge pages of a killed run cannot be given back: {error.strerror}",
+                remedy="run `planewise clean` as root",
+            ) from error
+        finally:
+            note.close()
+    return tuple(found)
+
+
+class _Note:
+    """What one run took; locked while it lives."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def make(cls, notes: Path) -> _Note:
+        # Locked before it gets its name: at no moment could it be taken for a leftover.
+        path = notes / f"{secrets.token_hex(4)}.json"
+        descriptor = os.open(notes, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=0, follow_symlinks=True)
+        return cls(path, descriptor)
+
+    @classmethod
+    def open(cls, path: Path) -> _Note | None:
+        """A dead run's; None where the run lives or the note is gone."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
+        if not os.fstat(descriptor).st_nlink:  # given back since its name was read
+            os.close(descriptor)
+            return None
+        return cls(path, descriptor)
+
+    def write(self, content: dict[str, object]) -> None:
+        text = json.dumps(content).encode()
+        os.pwrite(self._descriptor, text, 0)
+        os.ftruncate(self._descriptor, len(text))
+        os.fsync(self._descriptor)
+
+    def owed(self, pool: Pool) -> int:
+        """Pages that are to be given back."""
+        try:
+            content = json.loads(os.pread(self._descriptor, 4096, 0) or b"{}")
+            pages = int(content.get("pages", 0))
+            if content.get("state") == _TAKING:
+                # Killed in between: what the pool has grown by since, if it is ours at all.
+                pages = min(pages, max(0, pool.pages - int(content["before"])))
+        except (ValueError, KeyError, TypeError):
+            return 0
+        return max(pages, 0)
+
+    def give_back(self, pool: Pool) -> None:
+        if pages := self.owed(pool):
+            pool.resize(pool.pages - pages)
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+@contextmanager
+def _alone(notes: Path) -> Iterator[None]:
+    """One planewise at a time changes the pool."""
+    descriptor = os.open(notes / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

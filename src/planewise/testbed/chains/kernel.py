@@ -1,0 +1,343 @@
+"""Chains that the kernel forwards: a bridge, and functions that are namespaces which route.
+
+Each function has one interface, rewrites both MAC addresses as any router does, and sends the frame
+back to the bridge. Its receive work is moved to its CPU (`testbed.steering`), and the bridge's work
+after it is done there as well. Knows no measurement.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from planewise.testbed.chains.model import (
+    GENERATOR,
+    Chain,
+    FrameSize,
+    Placement,
+    frames_of,
+)
+from planewise.testbed.chains.reading import CpuTime, Reading, Sent, cpu_times, now_s, task_s
+from planewise.testbed.host import LocalHost, LocalProcess
+from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
+from planewise.testbed.namespaces import _Testbed, new_namespace
+from planewise.testbed.plan import (
+    AddBridge,
+    AddForwarding,
+    AddNeighbour,
+    AddRoute,
+    AddVeth,
+    AwaitUp,
+    Plan,
+    SetAddress,
+    SetMaster,
+    SetSysctl,
+    SetUp,
+    Step,
+)
+from planewise.testbed.steering import may_steer, steer
+
+_MTU_BYTES = 1500
+_TX, _RX = "tx0", "rx0"
+SOURCE, TARGET = "198.18.0.2", "198.19.0.2"
+"""Addresses of the chain's two ends."""
+_SOURCES = "198.18.0.0/24"
+_TARGETS = "198.19.0.0/16"
+_PORT = 4862
+_OVERLOAD_PPS = 3_000_000
+"""More than one CPU sends through packet sockets: as much as the generator can."""
+_MIXED = 0.7
+"""Share of what a generator sends of one size that several of them together keep up."""
+_RING_MIB = 8
+
+
+def why_not() -> str:
+    """Why this machine cannot build such a chain; empty when it can."""
+    if not may_steer(Path("/proc/self/uid_map").read_text()):
+        return "only root may move the functions' receive work to CPUs of their own"
+    return ""
+
+
+def _netns(token: str, place: str) -> str:
+    return f"pw-{token}-{place}"
+
+
+def _mac(number: int) -> str:
+    return f"02:70:77:40:00:{number:02x}"
+
+
+_ENDS = (_mac(0xF0), _mac(0xF1))
+_BRIDGE_MAC = _mac(0xFF)
+
+
+def _address(number: int) -> str:
+    """Of the `number`th function, from 1."""
+    return f"198.18.1.{number}"
+
+
+def target(number: int) -> str:
+    """Where the generator sends what is for the `number`th function alone."""
+    return f"198.19.{number}.2"
+
+
+def plan(token: str, chain: Chain, *, apart: bool = False) -> Plan:
+    """Every step that makes the chain. Pure.
+
+    Its two ends, each on a port of the bridge, are in one namespace without addresses (frames are
+    made and counted there by a probe); `apart`, in two with addresses, for programs that talk.
+    """
+    switch = _netns(token, "s")
+    ends = (_netns(token, "c"), _netns(token, "d")) if apart else (_netns(token, "g"),) * 2
+    steps: list[Step] = [*new_namespace(switch)]
+    for name in dict.fromkeys(ends):
+        steps += new_namespace(name)
+    steps += [AddBridge(switch, BRIDGE, _BRIDGE_MAC, _MTU_BYTES), SetUp(switch, BRIDGE)]
+    for side, (netns, interface, mac) in enumerate(zip(ends, (_TX, _RX), _ENDS, strict=True)):
+        steps += _attach(switch, f"e{side}", 900 + side, netns, interface, mac)
+    for number, _ in enumerate(chain.names, start=1):
+        netns = _netns(token, f"v{number}")
+        steps += new_namespace(netns)
+        steps += [
+            SetSysctl(netns, "net/ipv4/ip_forward", "1"),
+            # It routes back to the link that a frame came from, and must not tell anybody so.
+            SetSysctl(netns, "net/ipv4/conf/all/send_redirects", "0"),
+            SetSysctl(netns, "net/ipv4/conf/default/send_redirects", "0"),
+            SetSysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
+            SetSysctl(netns, "net/ipv4/conf/default/rp_filter", "0"),
+        ]
+        steps += _attach(switch, f"p{number}", 800 + number, netns, GUEST_INTERFACE, _mac(number))
+        steps.append(SetAddress(netns, GUEST_INTERFACE, f"{_address(number)}/32"))
+    for number in range(1, chain.vnfs + 1):
+        netns = _netns(token, f"v{number}")
+        through = chain.pattern == "east-west"
+        onward = number + 1 if through and number < chain.vnfs else None
+        back = number - 1 if through and number > 1 else None
+        steps += _route(netns, _TARGETS, onward, _ENDS[1], (TARGET, target(number)))
+        steps += _route(netns, _SOURCES, back, _ENDS[0], (SOURCE,))
+    if apart:
+        first, last = 1, chain.vnfs if chain.pattern == "east-west" else 1
+        for netns, interface, address, there, number in (
+            (ends[0], _TX, SOURCE, _TARGETS, first),
+            (ends[1], _RX, TARGET, _SOURCES, last),
+        ):
+            steps += [
+                SetAddress(netns, interface, f"{address}/32"),
+                AddNeighbour(netns, interface, _address(number), _mac(number)),
+                AddRoute(netns, there, interface, _address(number)),
+            ]
+    steps.append(AwaitUp(switch))
+    return Plan(tuple(steps))
+
+
+def _attach(
+    switch: str, port: str, index: int, netns: str, interface: str, mac: str
+) -> tuple[Step, ...]:
+    """An interface in `netns` whose other end is a port of the bridge, which knows its MAC."""
+    return (
+        AddVeth(
+            switch, port, index, mac.replace("40:00", "41:00"), netns, interface, mac, _MTU_BYTES
+        ),
+        SetMaster(switch, port, BRIDGE),
+        SetUp(switch, port),
+        SetUp(netns, interface),
+        AddForwarding(switch, port, mac),
+    )
+
+
+def _route(
+    netns: str, there: str, over: int | None, end_mac: str, ends: Sequence[str]
+) -> tuple[Step, ...]:
+    """To `there` by another function; or straight to the end, which is known by its MAC."""
+    if over is not None:
+        return (
+            AddNeighbour(netns, GUEST_INTERFACE, _address(over), _mac(over)),
+            AddRoute(netns, there, GUEST_INTERFACE, _address(over)),
+        )
+    return (
+        AddRoute(netns, there, GUEST_INTERFACE),
+        *(AddNeighbour(netns, GUEST_INTERFACE, one, end_mac) for one in ends),
+    )
+
+
+class KernelChain(_Testbed):
+    """A chain that stands; leaving its `with` block removes all of it.
+
+    Raises on entry:
+        UnsupportedError: no privilege, or this kernel has not what it needs.
+    """
+
+    def __init__(self, chain: Chain, placement: Placement, *, apart: bool = False) -> None:
+        super().__init__(f"chain of {chain.vnfs} on the kernel's bridge, {chain.pattern}")
+        self.chain = chain
+        self.placement = placement
+        self._apart = apart
+        self._token = ""
+        self._probes: list[LocalProcess] = []
+        self._ksoftirqd: dict[int, int] = {}
+
+    def _plan(self, token: str) -> Plan:
+        self._token = token
+        return plan(token, self.chain, apart=self._apart)
+
+    def _hosts(self) -> list[LocalHost]:
+        self._probes.clear()
+        self._token = ""
+        host = self.__dict__.pop("host", None)
+        return [] if host is None else [host]
+
+    @cached_property
+    def host(self) -> LocalHost:
+        """Where its processes run."""
+        return LocalHost("chain")
+
+    def __enter__(self) -> KernelChain:
+        super().__enter__()
+        try:
+            self._steer()
+            self._ksoftirqd = _ksoftirqd(self.placement.tasks)
+        except BaseException:
+            self._tear_down()
+            raise
+        return self
+
+    def netns(self, place: str) -> str:
+        """A namespace of it: `s` the bridge, `g` the ends, or `c` and `d`; `v1`, `v2`, …."""
+        return _netns(self._token, place)
+
+    @property
+    def ends(self) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
+        """Namespace, address and interface of both, where they are `apart`."""
+        return (self.netns("c"), SOURCE, _TX), (self.netns("d"), TARGET, _RX)
+
+    def _steer(self) -> None:
+        """Each function's receive work goes to its CPU, and the bridge's to that of the first."""
+        cpus = [self.placement.cpu(name) for name in self.chain.names]
+        for number, cpu in enumerate(cpus, start=1):
+            steer(self.host, self.netns(f"v{number}"), [GUEST_INTERFACE], [cpu])
+        entries = cpus if self.chain.pattern == "north-south" else cpus[:1]
+        steer(self.host, self.netns("s"), ["e0"], entries)
+
+    def start(self, size: FrameSize, limit_s: float) -> None:
+        """Has the generator send frames of `size`, as many as it can, until `stop`.
+
+        It keeps account of every frame of `limit_s`, and ends by itself after that.
+        """
+        self.stop()
+        cpu = str(self.placement.cpu(GENERATOR))
+        netns = self.netns("g")
+        frames = frames_of(size)
+        total = sum(count for _, count in frames)
+        entries = len(self.chain.entries)
+        # Programs of one CPU share it by time, not by frames: a mix must be paced.
+        pps = _OVERLOAD_PPS if len(frames) == 1 else _MIXED * self._generator_pps
+        through = self.chain.pattern == "east-west"
+        for entry in range(1, entries + 1):
+            for frame_bytes, count in frames:
+                port = str(_PORT + len(self._probes))
+                self._probes.append(
+                    self.host.start(
+                        [
+                            *(self.host.probe, "trial", "--with-parent"),
+                            *("--tx", f"{_TX}@{netns}", "--rx", f"{_RX}@{netns}"),
+                            *(
+                                "--src",
+                                SOURCE,
+                                "--dst",
+                                TARGET if through else target(entry),
+                                "--dst-port",
+                                port,
+                            ),
+                            *("--dst-mac", _mac(entry), "--size", str(frame_bytes)),
+                            *("--rate", f"{pps * count / total / entries:.0f}"),
+                            *("--max-pps", str(_OVERLOAD_PPS), "--duration", f"{limit_s:g}"),
+                            *("--tx-cpu", cpu, "--rx-cpu", cpu, "--ring-mib", str(_RING_MIB)),
+                        ]
+                    )
+                )
+
+    @cached_property
+    def _generator_pps(self) -> float:
+        """What the generator sends of the smallest frames where nothing limits it."""
+        cpu = str(self.placement.cpu(GENERATOR))
+        finished = self.host.run(
+            [self.host.probe, "trial", "--calibrate-only", "--size", "64", "--tx-cpu", cpu],
+            timeout_s=60,
+        )
+        return float(finished.json()["max_pps"])
+
+    def stop(self) -> None:
+        """Ends the generator's traffic. Idempotent."""
+        for probe in self._probes:
+            probe.interrupt()
+        for probe in self._probes:
+            probe.stop()
+        self._probes.clear()
+
+    def read(self, *, whole: bool = True) -> Reading:
+        """The counters now."""
+        for probe in self._probes:
+            if not probe.running:
+                probe.wait().check()
+        vnfs = {}
+        for number, name in enumerate(self.chain.names, start=1):
+            own = self._counters(f"v{number}")[GUEST_INTERFACE]
+            vnfs[name] = Sent(own.tx_packets, own.tx_bytes, own.rx_dropped)
+        if self._apart:
+            offered = self._counters("c")[_TX].tx_packets
+            delivered = self._counters("d")[_RX].rx_packets
+        else:
+            ends = self._counters("g")
+            offered, delivered = ends[_TX].tx_packets, ends[_RX].rx_packets
+        cpus = cpu_times()
+        return Reading(
+            at_s=now_s(),
+            vnfs=vnfs,
+            offered=offered,
+            delivered=delivered,
+            cpus=cpus,
+            kernel_s={cpu: self._kernel_s(cpu, spent) for cpu, spent in cpus.items()},
+        )
+
+    def _counters(self, place: str) -> dict[str, InterfaceCounters]:
+        return parse_interfaces(self.host.read_text("/proc/net/dev", netns=self.netns(place)))
+
+    def _kernel_s(self, cpu: int, spent: CpuTime) -> float:
+        own = self._ksoftirqd.get(cpu)
+        return spent.soft_s + (task_s(own) if own is not None else 0.0)
+
+
+@dataclass(frozen=True)
+class InterfaceCounters:
+    """What /proc/net/dev says of an interface (proc(5))."""
+
+    rx_packets: int
+    rx_dropped: int
+    tx_packets: int
+    tx_bytes: int
+
+
+def parse_interfaces(text: str) -> dict[str, InterfaceCounters]:
+    """The counters of every interface of a /proc/net/dev. Pure."""
+    found = {}
+    for line in text.splitlines()[2:]:
+        name, _, rest = line.partition(":")
+        fields = [int(field) for field in rest.split()]
+        found[name.strip()] = InterfaceCounters(fields[1], fields[3], fields[9], fields[8])
+    return found
+
+
+def _ksoftirqd(cpus: Iterable[int]) -> dict[int, int]:
+    """The kernel thread of each CPU that forwards where interrupts alone do not get done."""
+    wanted = {f"ksoftirqd/{cpu}": cpu for cpu in cpus}
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names only
+        if name.isdigit():
+            with suppress(OSError):
+                comm = Path(f"/proc/{name}/comm").read_text().strip()
+                if comm in wanted:
+                    found[wanted[comm]] = int(name)
+    return found

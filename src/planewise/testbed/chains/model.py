@@ -1,0 +1,153 @@
+"""What a chain consists of, as values: functions, who sends to whom, which CPU does what. Pure.
+
+`switch` is what joins the functions: Open vSwitch with DPDK, or the kernel's bridge. A `port` is
+one of its ports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Literal
+
+from planewise.errors import BadInputError, UnsupportedError
+
+Pattern = Literal["north-south", "east-west"]
+FrameSize = int | Literal["imix"]
+"""Bytes of a frame with its FCS, or a mix of them."""
+
+LONGEST = 8
+FCS_BYTES = 4
+SMALLEST_BYTES, LARGEST_BYTES = 64, 1518
+
+IMIX: tuple[tuple[int, int], ...] = ((64, 7), (594, 4), (1518, 1))
+"""The simple IMIX: frame sizes [bytes, with FCS] and how many of each in twelve."""
+
+SWITCH, GENERATOR = "switch", "generator"
+
+PLANES: Mapping[str, str] = MappingProxyType(
+    {
+        "vhost-user": "Open vSwitch with DPDK; functions are dpdk-testpmd on virtio-user",
+        "bridge": "the kernel's bridge; functions are namespaces that route",
+        "vf": "",
+        "vf-passthrough": "",
+    }
+)
+"""Every plane that a chain can have by name, with what it is; empty where it is not built."""
+
+
+def frames_of(size: FrameSize) -> tuple[tuple[int, int], ...]:
+    """Frame sizes [bytes, with FCS] and how many of each there are in a round."""
+    return IMIX if size == "imix" else ((size, 1),)
+
+
+def mean_bytes(size: FrameSize) -> float:
+    """Mean frame size [bytes, with FCS]."""
+    frames = frames_of(size)
+    return sum(one * count for one, count in frames) / sum(count for _, count in frames)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A number of network functions, and how packets go through them.
+
+    Raises:
+        BadInputError: no such chain.
+    """
+
+    plane: str
+    pattern: Pattern
+    vnfs: int
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be built anywhere."""
+        if self.plane not in PLANES:
+            raise BadInputError(
+                f"there is no chain on the plane {self.plane}",
+                remedy=f"one of {', '.join(PLANES)}",
+            )
+        if not 1 <= self.vnfs <= LONGEST:
+            raise BadInputError(
+                f"a chain of {self.vnfs} network functions cannot be built",
+                remedy=f"1 to {LONGEST}",
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The functions in order."""
+        return tuple(f"vnf{number}" for number in range(1, self.vnfs + 1))
+
+    @property
+    def hops(self) -> tuple[tuple[str, str], ...]:
+        """Where the switch sends what comes from where; the generator is at both ends."""
+        names = self.names
+        if self.pattern == "east-west":
+            stops = (GENERATOR, *names, GENERATOR)
+            return tuple(pairwise(stops))
+        return tuple(hop for name in names for hop in ((GENERATOR, name), (name, GENERATOR)))
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The functions that the generator sends to."""
+        return tuple(there for here, there in self.hops if here == GENERATOR)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which CPU does what; several tasks may share one."""
+
+    tasks: Mapping[int, tuple[str, ...]]
+
+    def cpus(self, task: str) -> tuple[int, ...]:
+        """The CPUs of a task; only the switch may have several."""
+        return tuple(cpu for cpu, tasks in self.tasks.items() if task in tasks)
+
+    def cpu(self, task: str) -> int:
+        """The first CPU of a task."""
+        return self.cpus(task)[0]
+
+
+def place(
+    tasks: Sequence[str], available: Iterable[int], wanted: Mapping[str, Sequence[int]]
+) -> Placement:
+    """Gives each task a CPU. `wanted` names CPUs for `switch`, `generator` and `vnf`.
+
+    What is not wanted elsewhere: the first task has the first CPU to itself, the others go round.
+    A switch polls on all CPUs that are wanted for it.
+
+    Raises:
+        UnsupportedError: fewer than two CPUs, or one that this process may not use.
+    """
+    cpus = sorted(available)
+    if len(cpus) < 2:
+        raise UnsupportedError(
+            f"a chain needs two CPUs, one for the {tasks[0]} and one for the functions, "
+            f"and this process may use {len(cpus)}",
+            remedy="allow it more (taskset, cpusets), or use a larger machine",
+        )
+    for kind, own in wanted.items():
+        for cpu in own:
+            if cpu not in cpus:
+                raise UnsupportedError(
+                    f"CPU {cpu} of `cpus.{kind}` is none that this process may use",
+                    remedy=f"one of {', '.join(map(str, cpus))}",
+                )
+    alone = tasks[0]
+    first = tuple(wanted.get(alone, ())) or (cpus[0],)
+    rest = tuple(cpu for cpu in cpus if cpu not in first) or tuple(cpus)
+    placed: dict[int, list[str]] = {}
+    turns: dict[str, int] = {}
+    for task in tasks:
+        kind = task if task in (SWITCH, GENERATOR) else "vnf"
+        if kind == SWITCH and kind in wanted:
+            for cpu in wanted[kind]:
+                placed.setdefault(cpu, []).append(task)
+            continue
+        own = tuple(wanted.get(kind, ())) or (first if kind == alone else rest)
+        group = kind if wanted.get(kind) or kind == alone else "rest"
+        turn = turns.get(group, 0)
+        turns[group] = turn + 1
+        placed.setdefault(own[turn % len(own)], []).append(task)
+    return Placement({cpu: tuple(own) for cpu, own in sorted(placed.items())})

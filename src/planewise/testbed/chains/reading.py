@@ -1,0 +1,104 @@
+"""What a chain's counters say at one moment, and which CPU time its tasks have had. Knows no chain.
+
+Two readings make a rate; nothing here computes one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a function has transmitted, and what it was not given for want of room."""
+
+    packets: int
+    bytes: int
+    """Without FCS."""
+    dropped: int
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """What a CPU has done since the machine started [s]."""
+
+    total_s: float
+    idle_s: float
+    soft_s: float
+    """In interrupts, hard and soft, as far as they are not done by ksoftirqd."""
+
+
+@dataclass(frozen=True)
+class PmdCycles:
+    """CPU cycles of all threads of a switch that poll."""
+
+    idle: int
+    """Spent on polling in vain."""
+    busy: int
+    """Spent on packets."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A chain's counters; all of them only grow."""
+
+    at_s: float
+    """Monotonic clock."""
+    vnfs: Mapping[str, Sent]
+    offered: int
+    """Packets that the generator handed over."""
+    delivered: int
+    """Packets that came back to it."""
+    cpus: Mapping[int, CpuTime]
+    tasks_s: Mapping[str, float] = field(default_factory=dict)
+    """CPU time that each task that polls has got."""
+    busy_s: Mapping[str, float] = field(default_factory=dict)
+    """Time that a function's core spent on packets; without those that do not tell."""
+    polling: PmdCycles | None = None
+    """Of a switch that polls."""
+    kernel_s: Mapping[int, float] | None = None
+    """By CPU, time in which the kernel forwarded, where it is the kernel that does."""
+
+
+def now_s() -> float:
+    """The clock of readings."""
+    return time.monotonic()
+
+
+def cpu_times(stat: str | None = None) -> dict[int, CpuTime]:
+    """Of every CPU, from /proc/stat (proc(5)). Pure where `stat` is given."""
+    text = Path("/proc/stat").read_text() if stat is None else stat
+    found = {}
+    for line in text.splitlines():
+        name, *values = line.split() or [""]
+        if name.startswith("cpu") and (number := name.removeprefix("cpu")):
+            # guest and guest_nice, the last two, are in user and nice already.
+            user, nice, system, idle, wait, hard, soft, steal = (
+                int(value) / _TICKS_A_SECOND for value in values[:8]
+            )
+            found[int(number)] = CpuTime(
+                total_s=user + nice + system + idle + wait + hard + soft + steal,
+                idle_s=idle + wait,
+                soft_s=hard + soft,
+            )
+    return found
+
+
+def task_s(pid: int, thread: str = "") -> float:
+    """CPU time [s] of a process, or of its threads whose name begins with `thread`."""
+    ticks = 0
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError, IndexError, ValueError):
+                name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+                if name.startswith(thread):
+                    fields = rest.split()
+                    ticks += int(fields[11]) + int(fields[12])
+    return ticks / _TICKS_A_SECOND

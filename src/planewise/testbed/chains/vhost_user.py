@@ -1,0 +1,329 @@
+"""Chains on vhost-user: Open vSwitch with DPDK between dpdk-testpmd processes. No NIC is needed.
+
+The generator is either made by the switch itself (`port`: DPDK's null device, polled like a NIC
+whose queue is never empty, at no core of its own), or a dpdk-testpmd of its own (`process`). Knows
+no measurement.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Self
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.chains import functions, hugepages, switch
+from planewise.testbed.chains.functions import Function
+from planewise.testbed.chains.model import (
+    FCS_BYTES,
+    GENERATOR,
+    SWITCH,
+    Chain,
+    FrameSize,
+    Placement,
+    frames_of,
+)
+from planewise.testbed.chains.reading import Reading, Sent, cpu_times, now_s, task_s
+from planewise.testbed.chains.switch import Port, Switch
+from planewise.testbed.host import LocalHost
+from planewise.testbed.namespaces import _Testbed, new_namespace
+from planewise.testbed.plan import Plan
+from planewise.testbed.scratch import scratch
+
+SWITCH_BYTES = 256 << 20
+"""Huge pages that the switch's buffers are made of."""
+RING = 1024
+"""Packets that a ring between switch and function holds."""
+
+_FIRST_SOURCE = 100
+_CONNECT_S = 60.0
+_POLL_S = 0.05
+
+
+def memory_bytes(chain: Chain) -> int:
+    """Huge pages that a chain takes."""
+    return SWITCH_BYTES + chain.vnfs * functions.MEMORY_BYTES
+
+
+def why_not(chain: Chain) -> str:
+    """Why this machine cannot build the chain; empty when it can. Changes nothing."""
+    missing = [
+        name
+        for name, found in (
+            ("Open vSwitch with DPDK", switch.find_program()),
+            ("dpdk-testpmd", functions.find_program()),
+        )
+        if not found
+    ]
+    if missing:
+        return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here"
+    return hugepages.why_not(memory_bytes(chain))
+
+
+@dataclass(frozen=True)
+class TakeHugePages:
+    """Memory for the buffers of switch and functions; given back at the end."""
+
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"take {self.size_bytes >> 20} MiB of huge pages from the kernel"
+
+
+@dataclass(frozen=True)
+class StartSwitch:
+    """An Open vSwitch of our own that polls on these CPUs."""
+
+    cpus: tuple[int, ...]
+    memory_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"start ovs-vswitchd-dpdk with {self.memory_bytes >> 20} MiB, polling on "
+            f"CPU{'s' if len(self.cpus) > 1 else ''} {', '.join(map(str, self.cpus))}"
+        )
+
+
+@dataclass(frozen=True)
+class StartFunction:
+    """A function behind a vhost-user port."""
+
+    name: str
+    cpu: int
+
+    def command(self, socket: Path) -> tuple[str, ...]:
+        """Its command line, where the switch meets it at `socket`."""
+        return tuple(functions.command(socket, self.cpu, RING, "mac", self.name))
+
+    def __str__(self) -> str:
+        return shlex.join(self.command(Path(f"{self.name}.sock")))
+
+
+@dataclass(frozen=True)
+class AddPorts:
+    """The switch's ports to the functions, each polled by one CPU; waits until all are up."""
+
+    ports: tuple[tuple[str, int], ...]
+    """Name and CPU."""
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{name} (polled by CPU {cpu})" for name, cpu in self.ports)
+        return f"add the vhost-user ports {said} to a bridge with datapath_type=netdev"
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Which way packets go while a trial runs."""
+
+    hops: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return "forward " + ", ".join(f"{here} to {there}" for here, there in self.hops)
+
+
+Step = TakeHugePages | StartSwitch | StartFunction | AddPorts | Forward
+
+
+def plan(chain: Chain, placement: Placement) -> tuple[Step, ...]:
+    """What makes `chain`, in order. Pure."""
+    polling = placement.cpus(SWITCH)
+    turns = cycle(polling)
+    return (
+        TakeHugePages(memory_bytes(chain)),
+        StartSwitch(polling, SWITCH_BYTES),
+        *(StartFunction(name, placement.cpu(name)) for name in chain.names),
+        AddPorts(tuple((name, next(turns)) for name in chain.names)),
+        Forward(chain.hops),
+    )
+
+
+class VhostChain(_Testbed):
+    """A chain that stands; leaving its `with` block removes all of it.
+
+    Raises on entry:
+        UnsupportedError: a program, huge pages or a privilege is missing.
+    """
+
+    def __init__(self, chain: Chain, placement: Placement) -> None:
+        super().__init__(f"chain of {chain.vnfs} on vhost-user, {chain.pattern}")
+        self.chain = chain
+        self.placement = placement
+        self._host: LocalHost | None = None
+        self._switch: Switch | None = None
+        self._functions: dict[str, Function] = {}
+        self._sources: dict[str, tuple[str, ...]] = {}
+        self._hops: tuple[tuple[str, str], ...] = ()
+        self._made = 0
+        self._directory = Path()
+        self._stack = ExitStack()
+
+    def _plan(self, token: str) -> Plan:
+        self._host = LocalHost("chain", f"pw-{token}-s")
+        return Plan(new_namespace(f"pw-{token}-s"))
+
+    def _hosts(self) -> list[LocalHost]:
+        self._functions.clear()
+        self._switch = None
+        try:
+            # Ends functions and switch, then gives their memory back.
+            self._stack.close()
+        finally:
+            host, self._host = self._host, None
+        return [] if host is None else [host]
+
+    def __enter__(self) -> Self:
+        if reason := why_not(self.chain):
+            raise UnsupportedError(f"vhost-user: {reason}", remedy=switch.SETUP_REMEDY)
+        super().__enter__()
+        try:
+            self._build()
+        except BaseException:
+            self._tear_down()
+            raise
+        return self
+
+    def _build(self) -> None:
+        assert self._host is not None
+        self._directory = self._stack.enter_context(scratch())
+        for step in plan(self.chain, self.placement):
+            self._perform(step, self._host)
+        for function in self._functions.values():
+            function.say("start")
+
+    def _perform(self, step: Step, host: LocalHost) -> None:
+        match step:
+            case TakeHugePages():
+                self._stack.enter_context(hugepages.taken(step.size_bytes))
+                # Given back when all that used them has ended.
+                self._stack.callback(host.close)
+            case StartSwitch():
+                self._switch = Switch(host, self._directory, step.memory_bytes, step.cpus)
+                self._stack.callback(self._switch.close)
+            case StartFunction():
+                command = step.command(self.switch.socket(step.name))
+                function = Function(host, self._directory, step.name, command)
+                self._stack.callback(function.close)
+                self._functions[step.name] = function
+            case AddPorts():
+                self._add_ports(step.ports)
+            case Forward():
+                self._hops = step.hops
+
+    def _add_ports(self, ports: tuple[tuple[str, int], ...]) -> None:
+        self.switch.change_ports(
+            [
+                Port(
+                    name,
+                    number,
+                    "dpdkvhostuserclient",
+                    {"vhost-server-path": str(self.switch.socket(name))},
+                    cpu,
+                )
+                for number, (name, cpu) in enumerate(ports, start=1)
+            ]
+        )
+        for function in self._functions.values():
+            function.await_prompt()
+        deadline = time.monotonic() + _CONNECT_S
+        while not self.switch.ports_up([name for name, _ in ports]):
+            if time.monotonic() > deadline:
+                raise PlanewiseError(
+                    f"Open vSwitch and the functions did not connect within {_CONNECT_S:g} s",
+                    remedy="end other work on the machine, and try again",
+                )
+            time.sleep(_POLL_S)
+
+    @property
+    def switch(self) -> Switch:
+        """The running switch; only inside the `with` block."""
+        if self._switch is None:
+            raise RuntimeError("the chain is not built: use it in a with block")
+        return self._switch
+
+    def start(self, size: FrameSize, limit_s: float = 0.0) -> None:
+        """Has the generator send frames of `size`, as many as are taken, until `stop`.
+
+        `limit_s` is for generators that need to know; this one does not.
+        """
+        self.stop()
+        cpus = cycle(self.placement.cpus(SWITCH))
+        ports: list[Port] = []
+        for entry in self.chain.entries:
+            own = []
+            for frame_bytes, count in frames_of(size):
+                for _ in range(count):
+                    number = _FIRST_SOURCE + len(ports)
+                    # A device's name is never used twice: the switch forgets it a moment late.
+                    device = f"net_null{self._made},size={frame_bytes - FCS_BYTES}"
+                    self._made += 1
+                    options = {"dpdk-devargs": device}
+                    ports.append(Port(f"g{number}", number, "dpdk", options, next(cpus)))
+                    own.append(f"g{number}")
+            self._sources[entry] = tuple(own)
+        self.switch.change_ports(ports)
+        self.switch.set_flows(self._flows())
+        for function in self._functions.values():
+            function.clear()
+
+    def _flows(self) -> list[tuple[str, str]]:
+        flows = []
+        for here, there in self._hops:
+            if here == GENERATOR:
+                flows += [(source, there) for source in self._sources[there]]
+            elif there == GENERATOR:
+                # Where it came from, north-south; there is one entry alone, east-west.
+                entry = here if here in self._sources else self.chain.entries[0]
+                flows.append((here, self._sources[entry][0]))
+            else:
+                flows.append((here, there))
+        return flows
+
+    def stop(self) -> None:
+        """Ends the generator's traffic. Idempotent."""
+        names = [name for own in self._sources.values() for name in own]
+        self._sources.clear()
+        if names:
+            self.switch.set_flows(())
+            self.switch.change_ports((), names)
+
+    def read(self, *, whole: bool = True) -> Reading:
+        """The counters now. Without `whole`, functions are not asked how busy they are."""
+        self.check()
+        counters = self.switch.counters()
+        at_s = now_s()
+        sources = [counters[name] for own in self._sources.values() for name in own]
+        tasks = {SWITCH: task_s(self.switch.pid, "pmd")}
+        busy: dict[str, float] = {}
+        for name, function in self._functions.items():
+            tasks[name] = task_s(function.pid)
+            if whole:
+                busy[name] = function.forwarded().busy_s
+        return Reading(
+            at_s=at_s,
+            vnfs={
+                name: Sent(
+                    counters[name].rx_packets,
+                    counters[name].rx_bytes,
+                    counters[name].tx_dropped,
+                )
+                for name in self.chain.names
+            },
+            offered=sum(one.rx_packets for one in sources),
+            delivered=sum(one.tx_packets for one in sources),
+            cpus=cpu_times(),
+            tasks_s=tasks,
+            busy_s=busy,
+            polling=self.switch.pmd_cycles(),
+        )
+
+    def check(self) -> None:
+        """Raises PlanewiseError when something of the chain has ended by itself."""
+        if not self.switch.alive:
+            raise PlanewiseError("Open vSwitch ended while a chain was measured")
+        for name, function in self._functions.items():
+            if not function.alive:
+                raise PlanewiseError(f"{name} ended while it was measured")

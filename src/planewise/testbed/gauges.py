@@ -1,0 +1,163 @@
+"""What guests send and what CPUs do, read again and again while a run goes on. Knows no trial.
+
+Readings are counters at one moment; `throughput` and `busy` tell what happened between two of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from planewise.errors import PlanewiseError
+from planewise.testbed import counters
+from planewise.testbed.host import Host
+from planewise.testbed.netns import NamespaceThread
+
+_TIMEOUT_S = 20.0
+_MARK = "== "
+
+# One process a host and reading, and one more for each guest.
+_LOOK = f"""
+cat /proc/stat
+for name; do
+    echo "{_MARK}$name"
+    nsenter --net="/run/netns/$name" cat /proc/net/dev 2>/dev/null
+done
+"""
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """The counters that tell what a guest sends."""
+
+    guest: str
+    host: str
+    """The role of the host that it lives on."""
+    netns: str
+    interface: str
+    counts: Literal["tx", "rx"] = "tx"
+    """Which of them: of an interface in the guest `tx`, of a port on the host often `rx`."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Counters at one moment."""
+
+    at_s: float
+    """Of the monotonic clock."""
+    sent: Mapping[str, tuple[int, int]]
+    """Packets and bytes (without FCS) by guest; a guest that could not be read is missing."""
+    cpus: Mapping[str, tuple[int, int]]
+    """Clock ticks that were not idle, and all of them, by CPU."""
+
+
+class Gauges:
+    """Reads gauges of this machine, or of other hosts where `hosts` are given."""
+
+    def __init__(self, gauges: Sequence[Gauge], hosts: Mapping[str, Host] | None = None) -> None:
+        self._gauges = tuple(gauges)
+        self._hosts = hosts
+        self._thread: NamespaceThread | None = None
+
+    def read(self) -> Reading:
+        """All counters now.
+
+        Raises:
+            PlanewiseError: a host does not answer.
+        """
+        return self._read_here() if self._hosts is None else self._read_there(self._hosts)
+
+    def close(self) -> None:
+        """Ends what reads."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
+    def _read_here(self) -> Reading:
+        if self._thread is None:
+            self._thread = NamespaceThread("gauges")
+        try:
+            texts = {}
+            for netns in dict.fromkeys(gauge.netns for gauge in self._gauges):
+                try:
+                    texts[netns] = self._thread.call(
+                        netns, Path("/proc/thread-self/net/dev").read_text
+                    )
+                except (OSError, PlanewiseError):
+                    continue  # gone, or not there yet
+        finally:
+            self._thread.call(None, _nothing)  # a namespace with a thread inside would not go away
+        stat = Path("/proc/stat").read_text()
+        return Reading(time.monotonic(), _sent(self._gauges, texts), cpu_ticks(stat))
+
+    def _read_there(self, hosts: Mapping[str, Host]) -> Reading:
+        sent: dict[str, tuple[int, int]] = {}
+        cpus: dict[str, tuple[int, int]] = {}
+        for role, host in hosts.items():
+            own = [gauge for gauge in self._gauges if gauge.host == role]
+            names = list(dict.fromkeys(gauge.netns for gauge in own))
+            done = host.run(["sh", "-c", _LOOK, "sh", *names], timeout_s=_TIMEOUT_S)
+            stat, *parts = f"\n{done.stdout}".split(f"\n{_MARK}")
+            texts = dict(part.partition("\n")[::2] for part in parts)
+            sent |= _sent(own, texts)
+            cpus |= {f"{role} {cpu}": ticks for cpu, ticks in cpu_ticks(stat).items()}
+        return Reading(time.monotonic(), sent, cpus)
+
+
+def _nothing() -> None:
+    """Does nothing, at home."""
+
+
+def _sent(gauges: Sequence[Gauge], texts: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    found = {}
+    for gauge in gauges:
+        values = counters.parse(texts.get(gauge.netns, "")).get(gauge.interface)
+        if values is not None:
+            packets, size = f"{gauge.counts}_packets", f"{gauge.counts}_bytes"
+            found[gauge.guest] = (values[packets], values[size])
+    return found
+
+
+def cpu_ticks(stat: str) -> dict[str, tuple[int, int]]:
+    """Ticks that were not idle, and all, by number of the CPU, from /proc/stat (proc(5)). Pure."""
+    found = {}
+    for line in stat.splitlines():
+        name, *ticks = line.split()[:9] or [""]
+        whole = len(ticks) >= 5 and all(one.isascii() and one.isdigit() for one in ticks)
+        if name.startswith("cpu") and name != "cpu" and whole:
+            values = [int(value) for value in ticks]
+            found[name.removeprefix("cpu")] = (sum(values) - values[3] - values[4], sum(values))
+    return found
+
+
+def throughput(before: Reading, after: Reading) -> dict[str, tuple[float, float]]:
+    """Packets and bits a second by guest, of those in both readings. Pure.
+
+    A guest whose counters went backwards (it was made anew) is left out.
+    """
+    seconds = after.at_s - before.at_s
+    found = {}
+    for guest, (packets, size) in after.sent.items():
+        if guest not in before.sent or seconds <= 0:
+            continue
+        earlier_packets, earlier_size = before.sent[guest]
+        if packets >= earlier_packets and size >= earlier_size:
+            found[guest] = (
+                (packets - earlier_packets) / seconds,
+                8 * (size - earlier_size) / seconds,
+            )
+    return found
+
+
+def busy(before: Reading, after: Reading) -> dict[str, float]:
+    """Share of each CPU's time between two readings that was not idle. Pure."""
+    found = {}
+    for cpu, (used, total) in after.cpus.items():
+        earlier_used, earlier_total = before.cpus.get(cpu, (used, total))
+        if total > earlier_total:
+            share = (used - earlier_used) / (total - earlier_total)
+            found[cpu] = min(1.0, max(0.0, share))
+    return found

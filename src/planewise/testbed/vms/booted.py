@@ -1,0 +1,69 @@
+"""The guest that has booted already: waking it takes a fraction of what booting takes.
+
+Worth it where an emulated CPU emulates another, as for virtual machines on a lab's hosts: there a
+boot takes minutes. It is kept without a NIC, which is plugged in when it wakes. Good on this
+machine alone, and until it is booted anew: a guest's clock goes at the rate of the machine's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from planewise.errors import PlanewiseError
+from planewise.lab import packages
+from planewise.lab.model import Accelerator
+from planewise.testbed.host import LocalHost
+from planewise.testbed.model import make_guest
+from planewise.testbed.vms.domain import VmOptions, domain_xml
+from planewise.testbed.vms.guests import HostGuests, Platform
+from planewise.testbed.vms.saved import Saved, read
+
+BOOT_LIMIT_S = 300.0
+
+
+def prepare(ours: Platform, options: VmOptions) -> Saved:
+    """The guest, booted on this machine with an emulated CPU; from the cache where it is there.
+
+    Raises:
+        PlanewiseError: it does not boot, or the cache has no room.
+    """
+    emulated = replace(ours, accelerator=Accelerator("tcg", "it is booted to be kept"))
+    guest = make_guest("booted", "sender", "main", 0, "")
+    host = LocalHost("booted")
+    guests = HostGuests(host, emulated, options, boot_limit_s=BOOT_LIMIT_S)
+    try:
+        spec = guests.domain(guest, None, 1500)
+        known = f"{domain_xml(replace(spec, console=''))}{_boot()}"
+        cache = packages.cache_directory()
+        path = cache / f"booted-{hashlib.sha256(known.encode()).hexdigest()[:12]}.save"
+        with (cache / ".booted.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one boots it, others wait for that
+            if not path.exists():
+                for old in cache.glob("booted-*.save"):
+                    old.unlink(missing_ok=True)
+                with guests:
+                    guests.boot(spec, guest)
+                    part = path.with_suffix(".part")
+                    with suppress(FileNotFoundError):
+                        part.unlink()
+                    guests.hypervisor.save(guest.netns, str(part))
+                    part.chmod(0o644)
+                    part.rename(path)
+        return read(path)
+    except OSError as error:
+        raise PlanewiseError(
+            f"a guest cannot be kept in {packages.cache_directory()}: {error.strerror}",
+            remedy="make room, or point XDG_CACHE_HOME elsewhere",
+        ) from error
+    finally:
+        host.close()
+
+
+def _boot() -> str:
+    """Changes when this machine boots, and when it is another."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text() + os.uname().release

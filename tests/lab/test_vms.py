@@ -1,0 +1,123 @@
+"""Virtual machines inside the lab's hosts that really hold a VF, measured across the cable.
+
+Their CPUs are emulated by an emulated CPU: few packets, and no assertion about time.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planewise.store.rundir import RunReader
+from planewise.testbed import ledger
+from planewise.testbed.remote import LabHost
+
+from .conftest import PLANEWISE, Run, UpLab
+from .test_hosted import HOSTS, states
+
+pytestmark = pytest.mark.timeout(2700)
+
+WAIT_S = 2400
+"""For what is waited for: a minute where nothing else runs, many on a busy machine."""
+
+DESIGN = """
+title: VFs of virtual machines
+factors:
+  guest: vm
+  plane: [macvtap-vf, vf-passthrough]
+  frequency_pps: 5
+rtt: {packets: 10}
+blocks: 1
+"""
+
+HELD = "ls -l $(pgrep -f guest=pw- | sed 's,.*,/proc/&/fd,') 2>/dev/null | grep /dev/vfio/[0-9]"
+"""Says which IOMMU groups virtual machines have."""
+
+
+@pytest.fixture(scope="module")
+def pair(up: UpLab) -> dict[str, LabHost]:
+    """Both hosts, not used by anything else."""
+    return {name: LabHost("t", name, name=name) for name in ("a", "b")}  # type: ignore[arg-type]
+
+
+def test_guests_that_hold_vfs_are_measured_across_the_cable_and_a_kill_leaves_nothing(
+    pair: dict[str, LabHost], planewise: Run, tmp_path: Path
+) -> None:
+    before = states(pair)
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(DESIGN)
+    done = planewise("run", str(design), *HOSTS, "--out", str(out), timeout_s=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    check_run(out)
+    for plane in ("macvtap-vf", "vf-passthrough"):
+        assert plane in (out / "report.html").read_text()
+    # What is not measurable says so wherever it would stand.
+    compared = planewise("compare", str(out), "--factor", "plane", "--metric", "overhead")
+    assert "its frames pass the host by" in compared.stdout + compared.stderr
+    assert "its frames pass the host by" in (out / "report.html").read_text()
+    assert states(pair) == before
+
+    design.write_text(DESIGN.replace("[macvtap-vf, vf-passthrough]", "vf-passthrough"))
+    argv = ["run", str(design), *HOSTS, "--out", str(tmp_path / "killed")]
+    with (tmp_path / "said").open("w+") as said:
+        victim = subprocess.Popen([*PLANEWISE, *argv], stdout=said, stderr=said)
+        try:
+            until(lambda: all(holds_a_vf(host) for host in pair.values()), victim)
+        finally:
+            victim.kill()
+            victim.wait()
+    done = planewise("clean", timeout_s=600)
+    assert done.returncode == 0, done.stderr
+    # sshd takes a moment to see that its client is gone.
+    deadline = time.monotonic() + 300
+    while (now := states(pair)) != before and time.monotonic() < deadline:
+        time.sleep(1)
+    assert now == before
+    assert not any(guests_on(host) for host in pair.values())
+    assert not [one for one in ledger.leftovers() if one.hosts]
+
+
+def check_run(out: Path) -> None:
+    """Both planes were measured, and what cannot be seen under passthrough is not made up."""
+    info = RunReader(out).info
+    assert info.status == "done"
+    assert "QEMU" in info.emulated
+    assert "no /dev/kvm on lab:t/a" in info.emulated
+    trials = {str(trial.cell["plane"]): trial for trial in RunReader(out).trials()}
+    assert set(trials) == {"macvtap-vf", "vf-passthrough"}
+    for trial in trials.values():
+        assert trial.status == "done", trial.reason
+        assert trial.counts is not None
+        assert trial.counts.received > 0
+        assert trial.latency["rtt_user"].count == trial.counts.received
+        assert set(trial.cpu) == {"sender", "responder"}
+    seen, unseen = trials["macvtap-vf"], trials["vf-passthrough"]
+    assert {"overhead", "response"} <= set(seen.latency)
+    assert len(seen.captures) == 4
+    assert not {"overhead", "response"} & set(unseen.latency)
+    assert set(unseen.not_measurable) == {"overhead", "response"}
+    assert unseen.captures == ()
+
+
+def holds_a_vf(host: LabHost) -> bool:
+    """Whether a virtual machine of a host has a VF by VFIO."""
+    return host.run(["sh", "-c", HELD], timeout_s=300).exit_code == 0
+
+
+def guests_on(host: LabHost) -> list[str]:
+    """The virtual machines of a host that have been started."""
+    look = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep ^guest=pw- || true"
+    return host.run(["sh", "-c", look], timeout_s=300).stdout.split()
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Waits for a condition while the run goes on."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.5)

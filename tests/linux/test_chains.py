@@ -1,0 +1,240 @@
+"""Service chains for real: vhost-user and the kernel, from a design to the report, and no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planewise.measure.chains.tcp import PROGRAM
+from planewise.store.models import ChainResult, TrialRecord
+from planewise.store.rundir import RunReader
+from planewise.testbed import netns
+from planewise.testbed.chains import hugepages, kernel, vhost_user
+from planewise.testbed.chains.model import Chain
+from planewise.testbed.ledger import token_of
+
+pytestmark = pytest.mark.linux
+
+LIMIT_S = 400
+"""Far more than any of these takes on a machine that has other work."""
+
+
+def planewise(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "planewise", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def needs(plane: str) -> None:
+    """Skips, with the reason, where this machine cannot build such chains."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("a chain needs two CPUs")
+    chain = Chain(plane, "east-west", 2)
+    if reason := kernel.why_not() if plane == "bridge" else vhost_user.why_not(chain):
+        pytest.skip(f"{plane}: {reason}")
+
+
+def design(path: Path, factors: str, part: str) -> Path:
+    path.write_text(f"factors: {{{factors}}}\n{part}\nblocks: 1\n")
+    return path
+
+
+def await_(what: Callable[[], bool], why: str) -> None:
+    deadline = time.monotonic() + LIMIT_S / 2
+    while not what():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.05)
+
+
+def notes() -> set[Path]:
+    return set(hugepages.NOTES.glob("*.json"))
+
+
+def results(out: Path) -> dict[tuple[object, ...], ChainResult]:
+    """By path, number of functions and frame size."""
+    found = {}
+    for trial in RunReader(out).trials():
+        assert trial.status == "done", trial.reason
+        assert trial.chain is not None
+        key = (trial.cell["path"], trial.cell["vnfs"], trial.cell["size_bytes"])
+        found[key] = trial.chain
+    return found
+
+
+def check(trial: TrialRecord) -> None:
+    """What holds of every trial of a chain, on whatever machine."""
+    chain = trial.chain
+    assert chain is not None
+    assert trial.counts is not None
+    assert trial.counts.sent == trial.counts.received + trial.counts.lost
+    assert [one.name for one in chain.vnfs] == [
+        f"vnf{number + 1}" for number in range(int(trial.cell["vnfs"]))
+    ]
+    assert all(one.tx_packets > 0 for one in chain.vnfs)
+    assert chain.tx_pps == pytest.approx(sum(one.tx_pps for one in chain.vnfs))
+    assert chain.delivered_pps > 0
+    assert chain.tx_bps == pytest.approx(8 * (chain.frame_bytes - 4) * chain.tx_pps)
+    assert chain.why
+    assert sum(len(core.tasks) for core in chain.cores) == 1 + int(trial.cell["vnfs"])
+    if trial.cell["size_bytes"] != "imix":
+        assert chain.frame_bytes == pytest.approx(float(trial.cell["size_bytes"]), abs=0.01)
+
+
+def test_a_vhost_user_chain_goes_from_a_design_to_the_report_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    needs("vhost-user")
+    before = notes()
+    path = design(
+        tmp_path / "chains.yaml",
+        "plane: vhost-user, guest: process, path: [north-south, east-west], vnfs: 2, "
+        "size_bytes: [64, imix]",
+        "chain: {duration_s: 1, warmup_s: 0.2}",
+    )
+    out = tmp_path / "run"
+    finished = planewise("run", path, "--out", out, "--json")
+    assert finished.returncode == 0, finished.stderr
+    trials = RunReader(out).trials()
+    assert len(results(out)) == len(trials) == 4
+    for trial in trials:
+        check(trial)
+    # In a chain what the last function sends went through the one before.
+    through = results(out)["east-west", 2, 64]
+    assert through.vnfs[0].tx_packets > 0
+    assert 64 < results(out)["north-south", 2, "imix"].frame_bytes < 1518
+    samples = RunReader(out).kpis(trials[0])
+    assert samples
+    assert set(samples[0].vnfs) == {"vnf1", "vnf2"}
+    assert samples[0].total.tx_pps == pytest.approx(
+        sum(one.tx_pps for one in samples[0].vnfs.values())
+    )
+    page = (out / "report.html").read_text()
+    assert "What chains of network functions carry" in page
+    assert "Only vhost-user was measured" in page
+    compared = planewise("compare", out, "--factor", "path", "--json")
+    assert compared.returncode == 0, compared.stderr
+    assert "transmitted" in compared.stdout
+    assert notes() <= before
+    assert not [line for line in mine() if str(tmp_path) in line]
+
+
+def mine() -> list[str]:
+    """Command lines of all processes."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except (OSError, UnicodeDecodeError):
+                continue
+    return found
+
+
+def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_path: Path) -> None:
+    needs("vhost-user")
+    if not hugepages.Pool().writable:
+        pytest.skip("only root takes huge pages, and there are some free here")
+    path = design(
+        tmp_path / "long.yaml",
+        "plane: vhost-user, guest: process, vnfs: 1, size_bytes: 64",
+        "chain: {duration_s: 600}",
+    )
+    out = tmp_path / "run"
+    before = notes()
+    # What it makes in its scratch directories is found by the directory's name.
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "planewise", "run", str(path), "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    try:
+        await_(
+            lambda: (
+                process.poll() is not None or bool(RunReader(out).kpis())
+                if (out / "run.json").exists()
+                else process.poll() is not None
+            ),
+            "no second was measured",
+        )
+        said = process.stderr.read().decode() if process.poll() is not None else ""  # type: ignore[union-attr]
+        assert process.poll() is None, said
+        own = notes() - before
+        assert len([line for line in mine() if str(scratch) in line]) >= 3
+    finally:
+        process.kill()
+        process.wait()
+    await_(
+        lambda: not [line for line in mine() if str(scratch) in line],
+        "a process of the chain outlived the kill",
+    )
+    assert own & notes()
+    left = [name for name in netns.names() if token_of(name)]
+    cleaned = planewise("clean", "--json")
+    assert cleaned.returncode == 0, cleaned.stderr
+    answer = json.loads(cleaned.stdout)
+    pages = vhost_user.memory_bytes(Chain("vhost-user", "north-south", 1))
+    assert answer["hugepages"] >= pages // hugepages.Pool().page_bytes
+    removed = {name for one in answer["leftovers"] for name in one["namespaces"]}
+    assert removed & set(left)
+    assert not own & notes()
+    assert not removed & set(netns.names())
+
+
+def test_chains_that_the_kernel_forwards_are_measured_both_ways(tmp_path: Path) -> None:
+    needs("bridge")
+    path = design(
+        tmp_path / "chains.yaml",
+        "plane: bridge, guest: process, path: [north-south, east-west], vnfs: 2, size_bytes: 512",
+        "chain: {duration_s: 1, warmup_s: 0.2}",
+    )
+    out = tmp_path / "run"
+    finished = planewise("run", path, "--out", out, "--json")
+    assert finished.returncode == 0, finished.stderr
+    for trial in RunReader(out).trials():
+        check(trial)
+    through = results(out)["east-west", 2, 512]
+    # Nothing enters the second function but what the first one sent.
+    assert through.vnfs[1].tx_packets <= 1.1 * through.vnfs[0].tx_packets
+
+
+def test_tcp_is_measured_between_guests_and_through_a_chain(tmp_path: Path) -> None:
+    needs("bridge")
+    if not shutil.which(PROGRAM):
+        pytest.skip("there is no iperf3; install it")
+    part = "tcp: {duration_s: 1, warmup_s: 0}"
+    plain = design(tmp_path / "plain.yaml", "plane: bridge, message_bytes: [64, 65536]", part)
+    routed = design(
+        tmp_path / "routed.yaml",
+        "plane: bridge, guest: process, path: east-west, vnfs: 2, message_bytes: 65536",
+        part,
+    )
+    for path, trials in ((plain, 2), (routed, 1)):
+        out = tmp_path / path.stem
+        finished = planewise("run", path, "--out", out, "--json")
+        assert finished.returncode == 0, finished.stderr
+        found = RunReader(out).trials()
+        assert len(found) == trials
+        for trial in found:
+            assert trial.tcp is not None
+            assert trial.tcp.goodput_bps > 0
+            assert trial.tcp.message_bytes == trial.cell["message_bytes"]
+        assert "What TCP carries" in (out / "report.html").read_text()
+    assert {name for one in RunReader(tmp_path / "routed").kpis() for name in one.vnfs} == {
+        "vnf1",
+        "vnf2",
+    }

@@ -1,0 +1,96 @@
+"""Trials of chains with made-up throughput, for tests: what a profile predicts, or given rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from planewise.advise.model import Chain, Pattern, Plane, Profile, predict
+from planewise.store.models import ChainLimit, ChainResult, TrialRecord, VnfTotal
+from planewise.store.rundir import TRIALS_FILE, RunReader
+from tests.unit import made_up_run
+from tests.unit.made_up_run import MadeUp
+
+PLANES: tuple[Plane, ...] = ("vf-passthrough", "vhost-user")
+PATTERNS: tuple[Pattern, ...] = ("north-south", "east-west")
+
+
+def trial(
+    plane: str,
+    chain: Chain,
+    pps: float,
+    *,
+    limit: ChainLimit = "PMD core",
+    replicate: int = 0,
+) -> TrialRecord:
+    """One trial of a chain in which all functions together sent `pps`."""
+    each = pps / chain.vnfs
+    bits = 8 * (chain.frame_bytes - 4)
+    return TrialRecord(
+        trial=f"chain:{plane},{chain.pattern},{chain.vnfs},{chain.frame_bytes}B#r{replicate}",
+        kind="chain",
+        cell={
+            "plane": plane,
+            "guest": "process",
+            "path": chain.pattern,
+            "vnfs": chain.vnfs,
+            "size_bytes": chain.frame_bytes,
+        },
+        block=replicate,
+        replicate=replicate,
+        order=replicate,
+        started=datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC),
+        duration_s=2.0,
+        chain=ChainResult(
+            offered_pps=2 * pps,
+            delivered_pps=pps,
+            tx_pps=pps,
+            tx_bps=pps * bits,
+            frame_bytes=chain.frame_bytes,
+            vnfs=tuple(
+                VnfTotal(
+                    name=f"vnf{number + 1}",
+                    tx_packets=round(2 * each),
+                    tx_pps=each,
+                    tx_bps=each * bits,
+                )
+                for number in range(chain.vnfs)
+            ),
+            limit=limit,
+            why="made up",
+        ),
+    )
+
+
+def predicted(profile: Profile, planes: Sequence[Plane] = PLANES) -> Iterator[TrialRecord]:
+    """Trials that send exactly what `profile` predicts."""
+    for plane in planes:
+        for pattern in PATTERNS:
+            for vnfs in (1, 2, 3, 4, 7):
+                for size in (64, 128, 256, 512, 1024, 1518):
+                    chain = Chain(pattern, vnfs, size)
+                    yield trial(plane, chain, predict(profile, plane, chain).pps)
+
+
+def write(
+    path: Path, trials: Sequence[TrialRecord], emulated: str = "", status: str = "done"
+) -> RunReader:
+    """A run directory that holds these trials alone."""
+    made_up_run.write(
+        path,
+        MadeUp(
+            planes=("veth",),
+            load_types=("none",),
+            blocks=1,
+            packets=10,
+            load_blocks=0,
+            failed=0,
+            with_packets=False,
+            with_recommendation=False,
+            emulated=emulated,
+            status=status,
+        ),
+    )
+    (path / TRIALS_FILE).write_text("".join(f"{one.model_dump_json()}\n" for one in trials))
+    return RunReader(path)

@@ -1,0 +1,246 @@
+"""Runs as evidence for an advice, and as what a profile is fitted to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planewise import cli
+from planewise.advise.chain_runs import rows_of
+from planewise.advise.evidence import Evidence, gather
+from planewise.advise.model import Chain, load_profile, predict, shipped
+from planewise.advise.workload import Workload, advise, why_not
+from planewise.errors import BadInputError
+from planewise.store.rundir import RunReader
+from tests.unit import made_up_chains, made_up_run
+from tests.unit.made_up_chains import trial
+from tests.unit.made_up_run import MadeUp
+
+XL710 = shipped("xl710")
+ONE = Chain("north-south", 1, 64)
+SMALL = MadeUp(
+    planes=("vf-passthrough", "virtio-bridge"),
+    hidden=("vf-passthrough",),
+    blocks=3,
+    packets=200,
+    failed=0,
+    drift=0.0,
+    with_packets=False,
+    with_recommendation=False,
+)
+TIMES = {
+    "vf-passthrough": (3_000.0, 2_000.0, 3_000.0, 600_000.0),
+    "virtio-bridge": (30_000.0, 2_000.0, 30_000.0, 300_000.0),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(made_up_run, "PLANES", {**made_up_run.PLANES, **TIMES})
+    return made_up_run.write(tmp_path / "run", SMALL)
+
+
+@pytest.fixture
+def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(made_up_run, "PLANES", {**made_up_run.PLANES, **TIMES})
+    return made_up_run.write(tmp_path / "emulated", replace(SMALL, emulated="CPUs by TCG"))
+
+
+def evidence(path: Path) -> tuple[Evidence, ...]:
+    reader = RunReader(path)
+    return gather(str(path), reader.trials(), reader.info)
+
+
+def test_a_measured_tail_above_the_goal_rules_a_plane_out_and_names_the_run(run: Path) -> None:
+    seen = {one.plane: one for one in evidence(run)}
+    fast, slow = (seen[plane].worst_p99 for plane in TIMES)
+    assert fast is not None
+    assert slow is not None
+    between = (fast.value + slow.value) / 2
+    asked = Workload(ONE, application="kernel", latency_ns=between)
+    answer = advise(None, asked, tuple(seen.values()))
+    assert answer.best.plane == "vf-passthrough"
+    assert answer.best.meets_latency
+    refused = next(one for one in answer.ranking if one.plane == "virtio-bridge")
+    assert not refused.possible
+    assert refused.rtt_p99_ns == slow.value
+    said = refused.statements[-1]
+    assert said.basis == "measurement"
+    assert said.source == str(run)
+    assert "the goal is" in said.text
+    # What no run and no profile tells of comes behind what was measured.
+    unknown = [one for one in answer.ranking if one.possible and not one.known]
+    assert [one.plane for one in unknown] == ["vhost-user"]
+
+
+def test_of_an_emulated_run_only_the_order_is_used(emulated: Path) -> None:
+    asked = Workload(ONE, application="kernel", latency_ns=1_000.0)
+    answer = advise(XL710, asked, evidence(emulated))
+    # By literature alone virtio is the answer for sockets; by the run's order a VF.
+    assert advise(XL710, Workload(ONE, application="kernel")).best.plane == "virtio-bridge"
+    for one in answer.ranking:
+        assert one.rtt_p99_ns is None
+        assert not any(
+            unit in said.text
+            for said in one.statements
+            if said.source.startswith(str(emulated))
+            for unit in ("µs", "ms", "pps", "%")
+        )
+    vf = answer.ranking[0]
+    assert vf.plane == "vf-passthrough"
+    assert vf.place == 1
+    assert any("the order alone counts" in said.source for said in vf.statements)
+    assert any("CPUs by TCG" in note.text for note in answer.notes)
+
+
+def test_measured_cpu_time_above_the_budget_rules_a_plane_out(run: Path) -> None:
+    asked = Workload(ONE, application="kernel", rate_pps=50e6, spare_cores=0)
+    answer = advise(None, asked, evidence(run))
+    for plane in TIMES:
+        refused = next(one for one in answer.ranking if one.plane == plane)
+        assert not refused.possible
+        assert any("kernel would take" in said.text for said in refused.statements)
+        assert "kernel would take" in why_not(answer, plane)
+
+
+def test_a_chain_that_was_measured_takes_the_predictions_place(tmp_path: Path) -> None:
+    chain = Chain("east-west", 4, 64)
+    rates = (20e6, 21e6, 22e6)
+    trials = [trial("vhost-user", chain, one, replicate=n) for n, one in enumerate(rates)]
+    made_up_chains.write(tmp_path / "run", trials)
+    answer = advise(XL710, Workload(chain, rate_pps=15e6), evidence(tmp_path / "run"))
+    measured = next(one for one in answer.ranking if one.plane == "vhost-user")
+    assert measured.measured
+    assert measured.pps == pytest.approx(21e6)
+    assert measured.low_pps == pytest.approx(21e6 - 4.303 * 1e6 / 3**0.5, rel=1e-3)
+    assert measured.bottleneck == "PMD core"
+    assert measured.meets
+    # Of another chain, frame size or number of functions it says nothing.
+    other = advise(XL710, Workload(Chain("east-west", 5, 64)), evidence(tmp_path / "run"))
+    assert not any(one.measured for one in other.ranking)
+
+
+@pytest.mark.parametrize("pps", [1e6, 90e6])
+def test_what_the_generator_held_back_is_a_lower_bound_only(tmp_path: Path, pps: float) -> None:
+    chain = Chain("east-west", 4, 64)
+    made_up_chains.write(tmp_path / "run", [trial("vhost-user", chain, pps, limit="generator")])
+    answer = advise(XL710, Workload(chain, rate_pps=200e6), evidence(tmp_path / "run"))
+    one = next(one for one in answer.ranking if one.plane == "vhost-user")
+    predicted = predict(XL710, "vhost-user", chain).pps
+    assert one.pps == pytest.approx(max(pps, predicted))
+    assert any("at least" in said.text for said in one.statements)
+    # It may carry more than the generator could send.
+    assert one.meets is (None if pps > predicted else False)
+
+
+def test_emulated_chains_give_no_figure(tmp_path: Path) -> None:
+    chain = Chain("east-west", 4, 64)
+    made_up_chains.write(
+        tmp_path / "run", [trial("vhost-user", chain, 123e6)], emulated="CPUs by TCG"
+    )
+    answer = advise(XL710, Workload(chain), evidence(tmp_path / "run"))
+    assert not any(one.measured for one in answer.ranking)
+    assert not any("123" in said.text for one in answer.ranking for said in one.statements)
+
+
+def test_a_run_without_planes_is_refused(tmp_path: Path) -> None:
+    made_up_chains.write(tmp_path / "run", [])
+    with pytest.raises(BadInputError, match="measured no plane"):
+        evidence(tmp_path / "run")
+
+
+def planewise(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["planewise", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_a_run_is_fitted_as_its_chains_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [
+        *made_up_chains.predicted(XL710),
+        trial("vhost-user", Chain("north-south", 8, 64), 1.0, limit="shared core"),
+        trial("bridge", Chain("north-south", 2, 64), 5e5, limit="kernel"),
+    ]
+    made_up_chains.write(tmp_path / "run", trials)
+    out = tmp_path / "host.toml"
+    code, told, notes = planewise(
+        capsys, monkeypatch, "calibrate", str(tmp_path / "run"), "-o", str(out), "--json"
+    )
+    assert code == 0
+    answer = json.loads(told)
+    assert answer["fitted"]["rows"] == 120
+    assert answer["fitted"]["worst"] < 0.02
+    assert "1 of 122 trials do not count: the limit was the shared core" in notes
+    assert "the model does not know their planes" in notes
+    fitted = load_profile(out)
+    assert not fitted.emulated
+    assert fitted.cores.pmd_ns == pytest.approx(XL710.cores.pmd_ns, rel=0.05)
+
+
+def test_what_is_fitted_to_an_emulated_run_is_emulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = list(made_up_chains.predicted(XL710, ("vhost-user",)))
+    made_up_chains.write(tmp_path / "run", trials, emulated="CPUs by TCG")
+    out = tmp_path / "host.toml"
+    code, told, _ = planewise(
+        capsys, monkeypatch, "calibrate", str(tmp_path / "run"), "-o", str(out)
+    )
+    assert code == 0
+    assert "CPUs by TCG" in told
+    profile = load_profile(out)
+    assert profile.emulated
+    # No VF was measured: what the profile says of VFs stays what it was, and has no interval.
+    assert profile.spread is not None
+    assert profile.spread.vf is None
+    assert profile.cores.vf_ns == shipped("xl710-documents").cores.vf_ns
+    real = profile.model_copy(update={"emulated": False})
+    unknown = predict(real, "vf-passthrough", ONE)
+    assert not unknown.known
+    assert unknown.bottleneck.basis != "measurement"
+
+
+def test_a_run_that_tells_of_no_plane_is_one_sentence(tmp_path: Path) -> None:
+    chain = Chain("north-south", 2, 64)
+    held = [trial("vhost-user", chain, 1e6, limit="shared core", replicate=n) for n in range(3)]
+    reader = made_up_chains.write(tmp_path / "held", held)
+    with pytest.raises(BadInputError, match="3 of 3 trials do not count: the limit was the shared"):
+        rows_of("held", reader.trials(), reader.info)
+    other = RunReader(made_up_run.write(tmp_path / "other", SMALL_OTHER))
+    with pytest.raises(BadInputError, match="no chain"):
+        rows_of("other", other.trials(), other.info)
+    few = made_up_chains.write(tmp_path / "few", [trial("vhost-user", chain, 1e6)])
+    assert len(rows_of("few", few.trials(), few.info).rows) == 1
+
+
+SMALL_OTHER = MadeUp(
+    planes=("veth",),
+    blocks=1,
+    packets=10,
+    failed=0,
+    load_blocks=0,
+    with_packets=False,
+    with_recommendation=False,
+)
+
+
+def test_evidence_is_taken_from_the_command_line(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["advise", "--run", str(run), "--pattern", "north-south", "--application", "kernel"]
+    code, told, _ = planewise(capsys, monkeypatch, *words)
+    assert code == 0
+    assert told.startswith("Use a VF passed through")
+    assert f"[measurement; {run}]" in told
+    code, told, _ = planewise(capsys, monkeypatch, *words, "--json")
+    assert json.loads(told)["ranking"][0]["place"] == 1

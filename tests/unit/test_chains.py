@@ -1,0 +1,429 @@
+"""Service chains as values: who sends to whom, who runs where, what bounds a trial, huge pages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planewise.errors import BadInputError, UnsupportedError
+from planewise.measure.cells import cells_of, expand
+from planewise.measure.chains.evaluate import Between, counts, kpi, result
+from planewise.measure.design import Design, load_design
+from planewise.store.models import ChainLimit
+from planewise.testbed.chains import hugepages, kernel, vhost_user
+from planewise.testbed.chains.functions import parse_forwarded
+from planewise.testbed.chains.hugepages import Pool
+from planewise.testbed.chains.model import (
+    GENERATOR,
+    SWITCH,
+    Chain,
+    Placement,
+    mean_bytes,
+    place,
+)
+from planewise.testbed.chains.reading import CpuTime, PmdCycles, Reading, Sent, cpu_times
+from planewise.testbed.chains.switch import parse_cycles, parse_ports
+
+# --- chains -------------------------------------------------------------------------------------
+
+
+def test_north_south_every_function_sends_back_and_east_west_on_to_the_next() -> None:
+    north = Chain("vhost-user", "north-south", 2)
+    assert north.hops == (
+        (GENERATOR, "vnf1"),
+        ("vnf1", GENERATOR),
+        (GENERATOR, "vnf2"),
+        ("vnf2", GENERATOR),
+    )
+    assert north.entries == ("vnf1", "vnf2")
+    east = Chain("vhost-user", "east-west", 3)
+    assert east.hops == (
+        (GENERATOR, "vnf1"),
+        ("vnf1", "vnf2"),
+        ("vnf2", "vnf3"),
+        ("vnf3", GENERATOR),
+    )
+    assert east.entries == ("vnf1",)
+
+
+@pytest.mark.parametrize("vnfs", [0, -1, 9, 10**6])
+def test_a_chain_of_no_or_too_many_functions_is_refused(vnfs: int) -> None:
+    with pytest.raises(BadInputError, match="cannot be built"):
+        Chain("vhost-user", "east-west", vnfs)
+
+
+def test_the_mean_of_the_mix_is_that_of_the_simple_imix() -> None:
+    assert mean_bytes("imix") == pytest.approx((7 * 64 + 4 * 594 + 1518) / 12)
+    assert mean_bytes(512) == 512
+
+
+# --- placement ----------------------------------------------------------------------------------
+
+TASKS = (SWITCH, "vnf1", "vnf2", "vnf3")
+
+
+def test_the_switch_has_a_core_to_itself_and_the_functions_go_round_on_the_others() -> None:
+    assert place(TASKS, [0, 1], {}).tasks == {0: (SWITCH,), 1: ("vnf1", "vnf2", "vnf3")}
+    four = place(TASKS, [3, 2, 1, 0], {})
+    assert [four.cpu(task) for task in TASKS] == [0, 1, 2, 3]
+    wanted = place(TASKS, range(4), {SWITCH: (2, 3), "vnf": (0,)})
+    assert wanted.cpus(SWITCH) == (2, 3)
+    assert wanted.tasks[0] == ("vnf1", "vnf2", "vnf3")
+
+
+@given(st.sets(st.integers(0, 200), min_size=2, max_size=20), st.integers(1, 8))
+def test_every_task_has_a_core_that_may_be_used(cpus: set[int], vnfs: int) -> None:
+    tasks = (SWITCH, *Chain("vhost-user", "north-south", vnfs).names)
+    placed = place(tasks, cpus, {})
+    assert sorted(task for own in placed.tasks.values() for task in own) == sorted(tasks)
+    assert set(placed.tasks) <= cpus
+    assert placed.tasks[placed.cpu(SWITCH)] == (SWITCH,)
+
+
+def test_one_core_or_one_that_is_not_ours_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UnsupportedError, match="needs two CPUs"):
+        place(TASKS, [5], {})
+    with pytest.raises(UnsupportedError, match=r"CPU 7 of `cpus.vnf`"):
+        place(TASKS, [0, 1], {"vnf": (7,)})
+
+
+# --- plans --------------------------------------------------------------------------------------
+
+
+def test_the_plan_of_a_vhost_user_chain_says_what_is_taken_and_started() -> None:
+    chain = Chain("vhost-user", "east-west", 2)
+    said = [str(step) for step in vhost_user.plan(chain, place((SWITCH, *chain.names), [0, 1], {}))]
+    assert said[0] == "take 384 MiB of huge pages from the kernel"
+    assert said[1] == "start ovs-vswitchd-dpdk with 256 MiB, polling on CPU 0"
+    assert said[2].startswith("dpdk-testpmd --lcores 0@1,1@1 --in-memory")
+    assert "--forward-mode=mac" in said[2]
+    assert said[-1] == "forward generator to vnf1, vnf1 to vnf2, vnf2 to generator"
+
+
+def test_the_plan_of_a_kernel_chain_keeps_to_the_benchmarking_addresses() -> None:
+    for pattern in ("north-south", "east-west"):
+        steps = kernel.plan("0" * 8, Chain("bridge", pattern, 8)).steps
+        said = "\n".join(map(str, steps))
+        assert "198.18." in said
+        for word in said.replace("/", " ").split():
+            if word.count(".") == 3 and word.replace(".", "").isdigit():
+                assert word.startswith(("198.18.", "198.19.")), word
+
+
+# --- what the programs print --------------------------------------------------------------------
+
+PORTS = """\
+netdev@ovs-netdev:
+  lookups: hit:26 missed:2 lost:1
+  flows: 2
+  port 0: ovs-netdev (tap)
+    RX packets:0 errors:0 dropped:0 overruns:0 frame:0
+    TX packets:0 errors:0 dropped:9 aborted:0 carrier:0
+    collisions:0
+    RX bytes:0  TX bytes:0
+  port 3: vnf1 (dpdkvhostuserclient: configured_rx_queues=1, mtu=1500)
+    RX packets:474240 errors:0 dropped:0 overruns:? frame:?
+    TX packets:477024 errors:0 dropped:12735616 aborted:? carrier:?
+    collisions:?
+    RX bytes:28454400 (27.1 MiB)  TX bytes:28621440 (27.3 MiB)
+"""
+
+CYCLES = """\
+pmd thread numa_id 0 core_id 0:
+  packets received: 100
+  idle cycles: 300 (75.00%)
+  processing cycles: 100 (25.00%)
+pmd thread numa_id 0 core_id 2:
+  idle cycles: 1 (1.00%)
+  processing cycles: 99 (99.00%)
+main thread:
+  packets received: 7
+"""
+
+FORWARDED = """\
+
+  ---------------------- Forward statistics for port 0  ----------------------
+  RX-packets: 614848         RX-dropped: 0             RX-total: 614848
+  TX-packets: 613696         TX-dropped: 1152          TX-total: 614848
+  ----------------------------------------------------------------------------
+
+  +++++++++++++++ Accumulated forward statistics for all ports+++++++++++++++
+  RX-packets: 614848         RX-dropped: 0             RX-total: 614848
+  TX-packets: 613696         TX-dropped: 1152          TX-total: 614848
+  ++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++++
+
+  CPU cycles/packet=6646.41 (total cycles=5200000000 / total mac packets=614848) at 2600 MHz Clock
+"""
+
+
+def test_counters_are_read_as_the_switch_and_its_functions_print_them() -> None:
+    ports = parse_ports(PORTS)
+    assert list(ports) == ["ovs-netdev", "vnf1"]
+    assert (ports["vnf1"].rx_packets, ports["vnf1"].tx_dropped) == (474240, 12735616)
+    assert (ports["vnf1"].rx_bytes, ports["vnf1"].tx_bytes) == (28454400, 28621440)
+    assert parse_cycles(CYCLES) == PmdCycles(idle=301, busy=199)
+    told = parse_forwarded(FORWARDED)
+    assert (told.rx_packets, told.tx_packets, told.tx_dropped) == (614848, 613696, 1152)
+    assert told.busy_s == pytest.approx(2.0)
+    assert parse_forwarded("").busy_s == 0
+
+
+@given(st.text(max_size=400))
+def test_what_no_program_prints_is_read_as_nothing(text: str) -> None:
+    parse_ports(text)
+    parse_cycles(text)
+    parse_forwarded(text)
+
+
+def test_cpu_time_is_that_of_proc_stat_with_guests_counted_once() -> None:
+    text = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu3 100 0 200 300 50 10 40 0 100 0\nintr 5\n"
+    assert cpu_times(text) == {3: CpuTime(7.0, 3.5, 0.5)}
+
+
+# --- what bounds a trial ------------------------------------------------------------------------
+
+ALONE = Placement({0: (SWITCH,), 1: ("vnf1",), 2: ("vnf2",)})
+START = Reading(
+    at_s=100.0,
+    vnfs={"vnf1": Sent(0, 0, 0), "vnf2": Sent(0, 0, 0)},
+    offered=0,
+    delivered=0,
+    cpus={cpu: CpuTime(0.0, 0.0, 0.0) for cpu in range(3)},
+    tasks_s={SWITCH: 0.0, "vnf1": 0.0, "vnf2": 0.0},
+    busy_s={"vnf1": 0.0, "vnf2": 0.0},
+    polling=PmdCycles(0, 0),
+)
+
+
+def after(
+    *,
+    dropped: int = 0,
+    switch_busy: float = 0.5,
+    vnf_busy: float = 0.5,
+    had: float = 1.0,
+    seconds: float = 2.0,
+) -> Between:
+    """Two seconds of a million packets a second through each of two functions."""
+    end = replace(
+        START,
+        at_s=100.0 + seconds,
+        vnfs={name: Sent(2_000_000, 120_000_000, dropped) for name in ("vnf1", "vnf2")},
+        offered=4_000_000 + 2 * dropped,
+        delivered=4_000_000,
+        cpus={cpu: CpuTime(seconds, 0.0, 0.0) for cpu in range(3)},
+        tasks_s=dict.fromkeys((SWITCH, "vnf1", "vnf2"), had * seconds),
+        busy_s=dict.fromkeys(("vnf1", "vnf2"), vnf_busy * seconds),
+        polling=PmdCycles(idle=round(1000 * (1 - switch_busy)), busy=round(1000 * switch_busy)),
+    )
+    return Between.of(START, end)
+
+
+@pytest.mark.parametrize(
+    ("between", "limit", "words"),
+    [
+        (after(switch_busy=1.0), "PMD core", "the switch spent 100 % of its core's time"),
+        (after(switch_busy=1.0, vnf_busy=1.0, dropped=10**6), "VNF core", "vnf1 and vnf2 spent"),
+        (after(switch_busy=1.0, dropped=10**6), "PMD core", "found its ring full"),
+        (after(), "generator", "nothing was lost"),
+        (after(dropped=10**6), "unknown", "no core was busy"),
+        (after(had=0.6, switch_busy=1.0), "shared core", "other programs had 40 % of CPU 0"),
+    ],
+)
+def test_what_bounds_a_chain_is_named_with_what_shows_it(
+    between: Between, limit: ChainLimit, words: str
+) -> None:
+    found = result(between, ALONE, 64.0)
+    assert found.limit == limit
+    assert words in found.why
+
+
+def test_functions_that_share_a_core_are_said_to_wait_for_one_another() -> None:
+    shared = Placement({0: (SWITCH,), 1: ("vnf1", "vnf2")})
+    between = after(switch_busy=1.0)
+    end = replace(between.last, tasks_s={SWITCH: 2.0, "vnf1": 1.0, "vnf2": 1.0})
+    found = result(Between.of(START, end), shared, 64.0)
+    assert found.limit == "shared core"
+    assert found.why == "CPU 1 was shared by vnf1 and vnf2, each of which polls"
+    assert found.cores[1].ours == 1.0
+
+
+def test_throughput_is_what_all_functions_transmit_without_the_fcs() -> None:
+    between = after(dropped=5)
+    found = result(between, ALONE, 64.0)
+    assert found.tx_pps == pytest.approx(2e6)
+    assert found.tx_bps == pytest.approx(2e6 * 60 * 8)
+    assert found.frame_bytes == pytest.approx(64)
+    assert found.offered_pps == pytest.approx(2_000_005)
+    assert [one.dropped for one in found.vnfs] == [5, 5]
+    assert counts(between).lost == 10
+    sample = kpi(between, datetime(2026, 1, 1, tzinfo=UTC), "t", {"vnfs": 2})
+    assert sample.total.tx_pps == pytest.approx(2e6)
+    assert sample.cpu == {"0": 1.0, "1": 1.0, "2": 1.0}
+
+
+KERNEL = Placement({0: (GENERATOR,), 1: ("vnf1", "vnf2")})
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "forwarding_s", "lost", "limit"),
+    [
+        (0.0, 2.0, 10**6, "kernel"),
+        (0.0, 1.2, 10**6, "shared core"),
+        (1.0, 1.0, 10**6, "unknown"),
+        (1.0, 1.0, 0, "generator"),
+    ],
+)
+def test_what_bounds_the_kernel_is_told_from_the_core_that_forwards(
+    idle_s: float, forwarding_s: float, lost: int, limit: ChainLimit
+) -> None:
+    start = replace(START, tasks_s={}, busy_s={}, polling=None, kernel_s={0: 0.0, 1: 0.0})
+    end = replace(
+        start,
+        at_s=102.0,
+        vnfs=after().last.vnfs,
+        offered=4_000_000 + lost,
+        delivered=4_000_000,
+        cpus={0: CpuTime(2.0, 0.0, 0.0), 1: CpuTime(2.0, idle_s, 0.0)},
+        kernel_s={0: 0.1, 1: forwarding_s},
+    )
+    assert result(Between.of(start, end), KERNEL, 64.0).limit == limit
+
+
+# --- huge pages ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A root directory with a pool of 100 pages of 2 MiB, 40 of them in use."""
+    (tmp_path / "proc/sys/vm").mkdir(parents=True)
+    (tmp_path / "proc/sys/vm/nr_hugepages").write_text("100\n")
+    (tmp_path / "proc/meminfo").write_text(
+        "MemAvailable: 8000000 kB\nHugePages_Free: 60\nHugePages_Rsvd: 0\nHugepagesize: 2048 kB\n"
+    )
+    return tmp_path
+
+
+def test_huge_pages_are_added_and_given_back_even_when_others_took_some_meanwhile(
+    machine: Path, tmp_path: Path
+) -> None:
+    pool, notes = Pool(machine), tmp_path / "notes"
+    with hugepages.taken(64 << 20, pool, notes) as pages:
+        assert pages == 32
+        assert pool.pages == 132
+        assert len(list(notes.glob("*.json"))) == 1
+        assert hugepages.leftovers(remove=True, pool=pool, notes=notes) == ()
+        pool.resize(pool.pages + 50)
+    assert pool.pages == 150
+    assert list(notes.glob("*.json")) == []
+
+
+def test_a_killed_runs_huge_pages_are_given_back_once(machine: Path, tmp_path: Path) -> None:
+    pool, notes = Pool(machine), tmp_path / "notes"
+    notes.mkdir()
+    (notes / "dead.json").write_text('{"state": "taken", "pages": 32}')
+    pool.resize(132)
+    assert [one.pages for one in hugepages.leftovers(pool=pool, notes=notes)] == [32]
+    assert pool.pages == 132
+    hugepages.leftovers(remove=True, pool=pool, notes=notes)
+    assert pool.pages == 100
+    assert hugepages.leftovers(remove=True, pool=pool, notes=notes) == ()
+    assert pool.pages == 100
+
+
+@pytest.mark.parametrize(("reached", "given_back"), [(100, 0), (110, 10), (132, 32)])
+def test_a_run_killed_while_it_took_pages_gives_back_what_it_got(
+    machine: Path, tmp_path: Path, reached: int, given_back: int
+) -> None:
+    pool, notes = Pool(machine), tmp_path / "notes"
+    notes.mkdir()
+    (notes / "dead.json").write_text('{"state": "taking", "before": 100, "pages": 32}')
+    pool.resize(reached)
+    assert hugepages.leftovers(remove=True, pool=pool, notes=notes)[0].pages == given_back
+    assert pool.pages == 100
+
+
+def test_too_little_memory_is_said_before_anything_is_taken(machine: Path, tmp_path: Path) -> None:
+    pool, notes = Pool(machine), tmp_path / "notes"
+    with (
+        pytest.raises(UnsupportedError, match="it needs 65536 MiB of huge pages, and 7812 MiB"),
+        hugepages.taken(64 << 30, pool, notes),
+    ):
+        pass
+    assert pool.pages == 100
+    assert not notes.exists()
+    assert "CONFIG_HUGETLBFS" in hugepages.why_not(1, Pool(tmp_path / "nowhere"))
+
+
+# --- designs ------------------------------------------------------------------------------------
+
+
+def chain_design(**factors: object) -> Design:
+    return Design.model_validate(
+        {"factors": {"plane": "vhost-user", "guest": "process", **factors}, "chain": {}}
+    )
+
+
+def test_a_chain_of_one_function_is_one_cell_whatever_its_path() -> None:
+    design = chain_design(path=["north-south", "east-west"], vnfs=[1, 2], size_bytes=[64, "imix"])
+    assert [(cell.path, cell.vnfs) for cell in cells_of(design)] == [
+        ("north-south", 1),
+        ("north-south", 2),
+        ("east-west", 2),
+    ]
+    assert set(expand(design).values()) == {
+        type(next(iter(expand(design).values())))(chain_sizes_bytes=(64, "imix"))
+    }
+    assert cells_of(design)[0].levels() == {
+        "plane": "vhost-user",
+        "guest": "process",
+        "path": "north-south",
+        "vnfs": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("factors:\n  plane: vhost-user\n  guest: process\n  vnfs: 0\nchain: {}", 4, "of 0"),
+        (
+            "factors:\n  plane: vhost-user\n  guest: process\n  vnfs: 9\nchain: {}",
+            4,
+            "or equal to 8",
+        ),
+        ("factors:\n  plane: bridge\n  vnfs: 2\nchain: {}", 1, "are processes here"),
+        ("factors:\n  plane: bridge\n  guest: process\nrtt: {}", 3, "`vnfs` is 0"),
+        ("factors:\n  plane: bridge\n  size_bytes: imix", 3, "imix is for chains"),
+        (
+            "factors: {plane: bridge, guest: process, vnfs: 1}\nchain: {}\nsweep: {}",
+            3,
+            "not in one design with `chain`",
+        ),
+        (
+            "factors:\n  plane: bridge\n  guest: process\n  vnfs: 2\ntcp: {}",
+            5,
+            "goes through all functions",
+        ),
+        (
+            "factors: {plane: bridge, guest: process, vnfs: 1, size_bytes: 9000}\nchain: {}",
+            1,
+            "1518",
+        ),
+        ("factors: {plane: docker-bridge, guest: container}\ntcp: {}", 1, "between containers"),
+        ("factors: {plane: bridge}\nchain:\n  cpus: {vfn: 1}", 3, "unknown key `vfn`"),
+    ],
+)
+def test_what_no_chain_can_be_is_refused_with_its_line(
+    text: str, line: int, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "design.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInputError) as caught:
+        load_design(path)
+    assert f"{path}:{line}: " in caught.value.what
+    assert words in caught.value.what
+    assert caught.value.remedy

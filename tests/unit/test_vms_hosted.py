@@ -1,0 +1,198 @@
+"""Virtual machines on given hosts, as values: what a host lacks, VFs, and guests kept in files."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planewise.errors import PlanewiseError
+from planewise.measure.design import Design
+from planewise.measure.vms import options_of, told_first
+from planewise.testbed.hosted import Setting
+from planewise.testbed.model import Guest, Site, make_guest
+from planewise.testbed.plan import AddMacvtap, AwaitUp, Plan
+from planewise.testbed.script import grouped
+from planewise.testbed.vms.domain import Passthrough, nic_xml
+from planewise.testbed.vms.hosted import (
+    PLANES,
+    Resources,
+    VmArrangement,
+    shortage,
+)
+from planewise.testbed.vms.planes import vm_plane
+from planewise.testbed.vms.saved import head_for, read
+
+HOST = Resources("ssh://a", "eth4", "ixgbe", cpus=8, free_mib=32_000, vfs=63)
+SITE = Site("sender", "", "eth4", 1500, "eth4", "pw-0-b")
+
+
+def setting(plane: str, background: str = "virtio-bridge", guests: int = 0) -> Setting:
+    return Setting("vm", plane, background, guests, "north-south")
+
+
+def guest(plane: str) -> Guest:
+    return replace(make_guest("0" * 8, "sender", "main", 0, plane), port="pw00000000001")
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_a_host_that_has_all_lacks_nothing(plane: str) -> None:
+    assert shortage(setting(plane, plane, 8), HOST, True) == ""
+
+
+@pytest.mark.parametrize(
+    ("plane", "guests", "found", "said"),
+    [
+        ("macvtap-vf", 0, replace(HOST, vfs=0), "eth4 of ssh://a has no SR-IOV"),
+        ("macvtap-vf", 63, HOST, "needs 64 VFs on ssh://a, and eth4 has 63"),
+        (
+            "vf-passthrough",
+            1,
+            replace(HOST, vfs=1, used=("eth4/0 is moved to the namespace x",)),
+            "needs 2 VFs on ssh://a, and eth4 has 1 free (eth4/0 is moved to the namespace x)",
+        ),
+        ("vf-passthrough", 0, replace(HOST, iommu=False), "has no IOMMU"),
+        ("virtio-bridge", 16, replace(HOST, driver="igb", vfs=7), "needs 17 MAC addresses behind"),
+        ("macvtap-vf", 4, replace(HOST, free_mib=600), "5 virtual machines on ssh://a need about"),
+    ],
+)
+def test_what_a_host_lacks_is_one_sentence(
+    plane: str, guests: int, found: Resources, said: str
+) -> None:
+    assert said in shortage(setting(plane, plane, guests), found, True)
+
+
+def test_a_vf_without_an_iommu_still_serves_a_macvtap() -> None:
+    assert shortage(setting("macvtap-vf"), replace(HOST, iommu=False), True) == ""
+
+
+def test_a_macvtap_on_a_vf_has_all_of_it_and_its_address() -> None:
+    plane = vm_plane("macvtap-vf", vfs=True)
+    (add, *_) = plane.attach(SITE, guest("macvtap-vf"), 1, "eth4v0")
+    assert isinstance(add, AddMacvtap)
+    assert (add.parent, add.mode, add.mac, add.name) == ("eth4v0", "passthru", "", "pw00000000001")
+    assert " address " not in str(add)
+
+
+def test_a_guest_that_drives_its_vf_itself_is_seen_nowhere_on_the_host() -> None:
+    def arranged(plane: str) -> VmArrangement:
+        mains = {"sender": guest(plane), "responder": guest(plane)}
+        nics = {"sender": "eth4v0", "responder": "eth4v1"}
+        return VmArrangement(setting(plane), {}, mains, {}, nics)  # type: ignore[arg-type]
+
+    through = arranged("vf-passthrough")
+    assert through.capture_points == ()
+    assert set(through.not_measurable) == {"overhead", "response"}
+    assert all("cannot see them" in why for why in through.not_measurable.values())
+    seen = arranged("macvtap-vf")
+    assert not seen.not_measurable
+    assert [point.name for point in seen.capture_points] == [
+        "sender_guest",
+        "sender_nic",
+        "responder_nic",
+        "responder_guest",
+    ]
+    assert seen.capture_points[1].interface == "eth4v0"
+
+
+def test_a_function_is_passed_through_by_its_address() -> None:
+    device = ElementTree.fromstring(nic_xml(Passthrough("0000:01:10.2")))
+    assert (device.tag, device.get("managed")) == ("hostdev", "no")
+    address = device.find("source/address")
+    assert address is not None
+    assert address.attrib == {"domain": "0x0000", "bus": "0x01", "slot": "0x10", "function": "0x2"}
+
+
+def test_one_interface_is_awaited_where_others_are_somebody_elses() -> None:
+    ((_, ((line, _),)),) = grouped(Plan((AwaitUp("", "eth4v0"),)).steps)
+    assert "link show dev eth4v0 up" in line
+
+
+XML = """<domain type='qemu'><name>kept</name><uuid>1e25c988-be98-401b-87d2-c82d919467bd</uuid>
+<devices><serial type='file'><source path='/old'/></serial>
+<channel type='unix'><source mode='bind' path='/old.sock'/><target type='virtio'/></channel>
+</devices><seclabel type='none'/></domain>"""
+
+
+def saved_file(directory: Path, xml: str, cookie: bytes, stream: bytes) -> Path:
+    text = xml.encode() + b"\0"
+    at = len(text) if cookie else 0
+    numbers = struct.pack("<19I", 2, len(text) + len(cookie), 1, 0, at, *[0] * 14)
+    path = directory / "kept.save"
+    path.write_bytes(b"LibvirtQemudSave" + numbers + text + cookie + stream)
+    return path
+
+
+@pytest.mark.parametrize("cookie", [b"", b"<cookie/>\0"])
+def test_a_kept_guest_wakes_under_another_name_with_the_same_memory(
+    tmp_path: Path, cookie: bytes
+) -> None:
+    kept = read(saved_file(tmp_path, XML, cookie, b"memory"))
+    assert kept.path.read_bytes()[kept.stream_at :] == b"memory"
+    head = head_for(kept, "pw-1-sm1", "/new.console")
+    again = tmp_path / "again.save"
+    again.write_bytes(head + b"memory")
+    woken = read(again)
+    assert again.read_bytes()[woken.stream_at :] == b"memory"
+    domain = ElementTree.fromstring(woken.xml)
+    assert domain.findtext("name") == "pw-1-sm1"
+    assert domain.findtext("uuid") != "1e25c988-be98-401b-87d2-c82d919467bd"
+    console = domain.find("devices/serial/source")
+    assert console is not None
+    assert console.get("path") == "/new.console"
+    assert domain.find("devices/channel/source") is None
+    assert domain.find("seclabel") is None
+    assert head_for(kept, "pw-1-sm1", "/x") != head_for(kept, "pw-1-sm1", "/x"), "one UUID each"
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_reader_of_kept_guests(content: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "kept.save"
+        path.write_bytes(content)
+        if not content.startswith(b"LibvirtQemudSave"):
+            with pytest.raises(PlanewiseError, match="holds no guest"):
+                read(path)
+
+
+def test_a_trial_that_failed_since_a_guest_ended_says_that() -> None:
+    def ended() -> None:
+        raise PlanewiseError("the virtual machine responder-main ended")
+
+    with pytest.raises(PlanewiseError, match="responder-main ended"), told_first(ended):
+        raise PlanewiseError("nobody answered")
+    with pytest.raises(PlanewiseError, match="nobody answered"), told_first(lambda: None):
+        raise PlanewiseError("nobody answered")
+
+
+def designs() -> Iterator[tuple[dict[str, object], str]]:
+    yield {"vcpus": 2, "queues": 4}, "a queue needs a virtual CPU"
+    yield {"vcpus": 0}, "greater than or equal to 1"
+    yield {"memory_mib": 1}, "greater than or equal to 64"
+    yield {"pinned": 1}, "Extra inputs"
+
+
+@pytest.mark.parametrize(("part", "said"), list(designs()))
+def test_options_of_a_design_that_no_machine_can_have_are_refused(
+    part: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        Design.model_validate({"factors": {"plane": "virtio-bridge", "guest": "vm"}, "vm": part})
+
+
+def test_a_design_says_how_its_virtual_machines_are_built() -> None:
+    part = {"vcpus": 2, "queues": 2, "vhost": False, "offloads": True, "main_cpus": [0, 1]}
+    design = Design.model_validate(
+        {"factors": {"plane": "virtio-bridge", "guest": "vm"}, "vm": {**part, "memory_mib": 128}}
+    )
+    options = options_of(design)
+    assert (options.vcpus, options.queues, options.vhost, options.offloads) == (2, 2, False, True)
+    assert (options.main_cpus, options.background_cpus, options.memory_mib) == ((0, 1), (), 128)
