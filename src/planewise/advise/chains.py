@@ -20,7 +20,6 @@ _WORDS: dict[ChainLimit, str] = {
     "generator": "the generator",
     "shared core": "cores that were shared",
     "kernel": "the kernel",
-    "link": "the link",
     "unknown": "nothing that could be told",
 }
 """What bounds a chain, as a sentence says it."""

@@ -160,7 +160,7 @@ def _chains(data: RunData) -> Section:
         "east-west, all traffic goes through one function after the other.",
         tuple(chains.figures(data.chains, data.planes)),
         (
-            ("Every chain, and what bounds it", chains.table(data.chains)),
+            ("What bounds them", chains.bounds(data.chains)),
             ("What the CPUs did", chains.cores(data.chains)),
         ),
         virtual="rates",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import altair as alt
@@ -180,6 +181,27 @@ def table(cells: Sequence[ChainCell]) -> Table:
                 cell.why,
             )
             for cell in cells
+        ),
+    )
+
+
+def bounds(cells: Sequence[ChainCell]) -> Table:
+    """In how many chains of each plane what bounds them."""
+    groups: dict[tuple[str, str], list[ChainCell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.plane, cell.limit), []).append(cell)
+    totals = Counter(cell.plane for cell in cells)
+    return Table(
+        columns=("Plane", "What bounds it", "In chains", "For example", "What shows it there"),
+        rows=tuple(
+            (
+                plane,
+                limit,
+                Value(f"{len(own)} of {totals[plane]}", len(own)),
+                f"{own[0].path}, {_functions(own[0].vnfs)}, {_size(own[0].size)}",
+                own[0].why,
+            )
+            for (plane, limit), own in groups.items()
         ),
     )
 

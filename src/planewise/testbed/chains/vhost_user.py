@@ -33,6 +33,7 @@ from planewise.testbed.host import LocalHost
 from planewise.testbed.namespaces import _Testbed, new_namespace
 from planewise.testbed.plan import Plan
 from planewise.testbed.scratch import scratch
+from planewise.testbed.steering import may_steer
 
 SWITCH_BYTES = 256 << 20
 """Huge pages that the switch's buffers are made of."""
@@ -61,6 +62,8 @@ def why_not(chain: Chain) -> str:
     ]
     if missing:
         return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here"
+    if not may_steer(Path("/proc/self/uid_map").read_text()):
+        return "only root of the machine may give huge pages to a switch and its functions"
     return hugepages.why_not(memory_bytes(chain))
 
 

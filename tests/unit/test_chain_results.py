@@ -1,0 +1,199 @@
+"""A run of chains as data: what is recommended, compared and reported of it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from planewise.advise.recommend import recommend
+from planewise.cli import app
+from planewise.report import html
+from planewise.store.models import (
+    ChainLimit,
+    ChainResult,
+    CoreUse,
+    Counts,
+    Fingerprint,
+    KpiSample,
+    Level,
+    RunInfo,
+    TcpResult,
+    Throughput,
+    TrialRecord,
+    VnfTotal,
+)
+from planewise.store.rundir import KPIS_FILE, RunReader, RunWriter
+from planewise.units import bits_text
+
+STARTED = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+BLOCKS = 6
+WHY = {
+    "PMD core": "the switch spent 99 % of its core's time on packets",
+    "shared core": "CPU 1 was shared by vnf1 and vnf2, each of which polls",
+    "kernel": "CPU 1, on which vnf1 forwarded, did so for 98 % of the time",
+}
+
+
+def chain(plane: str, path: str, vnfs: int, size: int | str, pps: float, block: int) -> TrialRecord:
+    """One trial; `bridge` is bound by the kernel, a chain of three shares a core."""
+    limit: ChainLimit = "kernel" if plane == "bridge" else "PMD core"
+    if vnfs == 3:
+        limit = "shared core"
+    pps *= 1 + block / 1000
+    frame_bytes = 361.8 if size == "imix" else float(size)
+    bps = pps * 8 * (frame_bytes - 4)
+    each = [
+        VnfTotal(name=f"vnf{number + 1}", tx_packets=1, tx_pps=pps / vnfs, tx_bps=bps / vnfs)
+        for number in range(vnfs)
+    ]
+    cell: dict[str, Level] = {
+        "plane": plane,
+        "guest": "process",
+        "path": path,
+        "vnfs": vnfs,
+        "size_bytes": size,
+    }
+    return TrialRecord(
+        trial=f"chain:{plane},process,{path},{vnfs},{size}#r{block}",
+        kind="chain",
+        cell=cell,
+        block=block,
+        replicate=block,
+        order=0,
+        started=STARTED + timedelta(minutes=block),
+        duration_s=2,
+        counts=Counts(sent=30, received=10, lost=20),
+        chain=ChainResult(
+            offered_pps=3 * pps,
+            delivered_pps=pps,
+            tx_pps=pps,
+            tx_bps=bps,
+            frame_bytes=frame_bytes,
+            vnfs=tuple(each),
+            cores=(CoreUse(cpu=0, tasks=("switch",), used=1, ours=0.99, working=0.98),),
+            limit=limit,
+            why=WHY[limit],
+        ),
+        limits=() if limit == "shared core" else ("sut",),
+    )
+
+
+def write(path: Path, trials: list[TrialRecord]) -> RunReader:
+    host = Fingerprint(
+        hostname="h", kernel="6", cpu_model="c", cpus=4, memory_bytes=1, virtualisation="none",
+        clocksource="tsc", governor="none", smt="off",
+    )  # fmt: skip
+    info = RunInfo(
+        run="r", title="Chains", planewise="1", design={}, seed=1, hosts={"shared": host},
+        started=STARTED, status="done",
+    )  # fmt: skip
+    with RunWriter.create(path, info) as writer:
+        for order, trial in enumerate(trials):
+            writer.append(trial.model_copy(update={"order": order}))
+        writer.recommend(recommend(trials, info))
+    return RunReader(path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunReader:
+    """The bridge carries more north-south, vhost-user east-west."""
+    rates = {
+        ("bridge", "north-south"): 9e6,
+        ("vhost-user", "north-south"): 7e6,
+        ("bridge", "east-west"): 2e6,
+        ("vhost-user", "east-west"): 8e6,
+    }
+    return write(
+        tmp_path / "run",
+        [
+            chain(plane, path, vnfs, size, pps, block)
+            for block in range(BLOCKS)
+            for (plane, path), pps in rates.items()
+            for vnfs in (2, 3)
+            for size in (64, "imix")
+        ],
+    )
+
+
+def test_the_answer_tells_the_paths_apart_and_what_bounds_each_plane(run: RunReader) -> None:
+    advice = run.recommendation()
+    assert advice is not None
+    assert advice.plane is None
+    assert "East-west: use vhost-user" in advice.headline
+    assert "north-south: use bridge" in advice.headline
+    assert (
+        "what bound vhost-user: the switch's polling core in 24, cores that were shared in 24"
+        in (" ".join(advice.reasons))
+    )
+    assert "in 48 of 96 trials tasks that poll shared a core" in advice.reservations[0]
+    assert not any("round-trip" in one for one in (advice.headline, *advice.reasons))
+
+
+def test_chains_are_compared_by_what_they_transmit(run: RunReader) -> None:
+    told = CliRunner().invoke(
+        app, ["compare", str(run.path), "--by", "path", "--metric", "all", "--json"]
+    )
+    assert told.exit_code == 0, told.output
+    found = {one["metric"]: one for one in json.loads(told.stdout)["families"]}
+    assert set(found) == {"transmitted", "transmitted_bits"}
+    plain = CliRunner().invoke(app, ["compare", str(run.path), "--by", "path"])
+    assert "packets that all functions transmit" in plain.stdout
+
+
+def test_the_report_draws_every_chain_and_says_what_bounds_it(run: RunReader) -> None:
+    page = html.render(run)
+    assert "What chains of network functions carry" in page
+    for words in (*WHY.values(), "IMIX", "figure-chains-pps", "figure-chains-bps"):
+        assert words in page.replace("\u00a0", " ").replace("&#39;", "'"), words
+
+
+def test_goodput_is_reported_by_message_size(tmp_path: Path) -> None:
+    trials = [
+        TrialRecord(
+            trial=f"tcp:{plane},{message}#r{block}",
+            kind="tcp",
+            cell={"plane": plane, "path": "north-south", "message_bytes": message},
+            block=block,
+            replicate=block,
+            order=0,
+            started=STARTED,
+            duration_s=2,
+            tcp=TcpResult(goodput_bps=rate * message, message_bytes=message, retransmits=3),
+        )
+        for block in range(BLOCKS)
+        for plane, rate in (("veth", 2e5), ("bridge", 1e5))
+        for message in (64, 65536)
+    ]
+    run = write(tmp_path / "run", trials)
+    advice = run.recommendation()
+    assert advice is not None
+    assert advice.plane == "veth"
+    assert bits_text(2e5 * 65536) in " ".join(advice.reasons)
+    page = html.render(run)
+    assert "What TCP carries" in page
+    assert "65536 bytes" in page
+
+
+def test_seconds_of_a_trial_measured_twice_are_those_of_the_second_time(
+    run: RunReader, tmp_path: Path
+) -> None:
+    trial = run.trials()[0]
+    rate = Throughput(tx_pps=1, tx_bps=2)
+
+    def sample(at: datetime) -> KpiSample:
+        return KpiSample(
+            at=at, trial=trial.trial, cell=trial.cell, interval_s=1, vnfs={"vnf1": rate},
+            total=rate, cpu={"0": 1.0},
+        )  # fmt: skip
+
+    with RunWriter.resume(run.path) as writer:
+        writer.sample(sample(trial.started - timedelta(seconds=5)))
+        writer.sample(sample(trial.started + timedelta(seconds=1)))
+    with (run.path / KPIS_FILE).open("a") as file:
+        file.write('{"at": "2026-')  # torn by a kill
+    assert len(run.kpis()) == 2
+    assert [one.at for one in run.kpis(trial)] == [trial.started + timedelta(seconds=1)]
