@@ -44,7 +44,11 @@ _LOG_CLUMP = (-1.0, math.log(2000.0))
 _FURTHEST = 12.0
 """|v| and ln λ beyond this are all the same."""
 _MANY = 60.0
-"""Trials that lose more packets, or more than some clumps, say only that."""
+"""Trials that lose more packets, or more than the eighth that loses any, say only that: where
+losses come in clumps of a size that is not known yet, all are many packets."""
+_EIGHTH = 8
+_NEAR = 0.01
+"""Trials that lose a larger share are never counted."""
 _STRAY = 0.01
 """Chance that a trial loses as it likes."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
@@ -59,6 +63,8 @@ class _Counts:
     log_duration: Array
     """ln(duration / the goal's)."""
     lost: Array
+    many: float
+    """Trials that lose more packets say only that."""
     log_clump: tuple[float, float]
     """Mean and deviation of ln b by what other trials say."""
 
@@ -116,8 +122,10 @@ class LosslessPosterior(Particles[_Counts]):
 
     def _packed(self, seen: Observations) -> _Counts:
         duration = seen.sent / (self.packets * np.exp(seen.x))
+        some = np.sort(seen.lost[(seen.lost > 0) & (seen.lost < _NEAR * seen.sent)])[:_EIGHTH]
+        many = max([_MANY, *some.tolist()])
         return _Counts(
-            seen.x[None, :], np.log(duration)[None, :], seen.lost[None, :], self.log_clump
+            seen.x[None, :], np.log(duration)[None, :], seen.lost[None, :], many, self.log_clump
         )
 
     def _draw_prior(self, count: int) -> Array:
@@ -134,16 +142,15 @@ class LosslessPosterior(Particles[_Counts]):
         counted = 2.0 * clump - 1.0
         lost = trials.lost[:, :, None]
         about, deviation = trials.log_clump
-        limit = _MANY * (2.0 * math.exp(about - deviation) - 1.0)
-        none, many = lost <= 0, lost > limit
+        none, many = lost <= 0, lost > trials.many
         log_mean = log_clumps + np.log(clump / counted)
         count = lost / counted
         some = count * log_mean - np.exp(log_mean) - gammaln(count + 1.0) - np.log(counted)
         # More than so many: a lognormal of the Poisson count's mean and variance.
         spread = np.exp(-0.5 * log_mean)
-        more = ndtr((log_mean - np.log(limit / counted)) / np.minimum(spread, 1.0))
+        more = ndtr((log_mean - np.log(trials.many / counted)) / np.minimum(spread, 1.0))
         chance = np.where(none, np.exp(-np.exp(log_clumps)), np.where(many, more, np.exp(some)))
-        stray = _STRAY * np.where(none | many, 1.0, 1.0 / limit)
+        stray = _STRAY * np.where(none | many, 1.0, 1.0 / trials.many)
         mixed = (1.0 - _STRAY) * (chance @ _SHARES) + stray[:, :, 0]
         # A gamma law: it can be a bell, or fall from no clumps on.
         shape = max((about / deviation) ** 2, 1.0)

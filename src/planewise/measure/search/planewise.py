@@ -589,7 +589,7 @@ class _Run:
         if doubted:
             self._doubt(estimate)
         if self.course is not None:
-            draws = draws + self.course.draw(random, _DRAWS)
+            draws = draws + self.course.draw(random, _DRAWS, float(draws.std()))
         low, middle, high = (float(q) for q in np.quantile(draws, (0.025, 0.5, 0.975)))
         factor = self._caution(estimate)
         return replace(
@@ -612,7 +612,11 @@ class _Run:
         ends_s = np.cumsum([trial.duration_s for trial in self.session.trials])
         middle_s = ends_s - 0.5 * np.array([t.duration_s for t in self.session.trials])
         self.course = course(
-            readings.y[good], readings.deviation[good], middle_s[good], ends_s[-1] / 2
+            readings.y[good],
+            readings.deviation[good],
+            middle_s[good],
+            ends_s[-1] / 2,
+            np.flatnonzero(good).astype(np.float64),
         )
         if bad.any():
             worst = int(np.flatnonzero(bad)[np.argmin(readings.y[bad])])

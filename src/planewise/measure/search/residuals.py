@@ -51,14 +51,22 @@ class Course:
     trending: float
     """Probability of drift."""
 
-    def draw(self, random: np.random.Generator, count: int) -> Array:
-        """What to add to draws that suppose independent trials about a steady place."""
+    def draw(self, random: np.random.Generator, count: int, sd: float = 0.0) -> Array:
+        """What to add to draws that suppose independent trials about a steady place.
+
+        `sd` is the deviation of those draws. Where it exceeds `plain_sd` (trials that say only on
+        which side of the edge they lay have their mean as reading, which scatters less), what
+        order does to the deviation is taken as a ratio.
+        """
         chosen = random.choice(self.weight.size, count, p=self.weight)
-        more = np.sqrt(np.maximum(self.scale[chosen] ** 2 - self.plain_sd**2, 0.0))
+        wider = max(sd / self.plain_sd, 1.0) if self.plain_sd > 0 else 1.0
+        more = wider * np.sqrt(np.maximum(self.scale[chosen] ** 2 - self.plain_sd**2, 0.0))
         return np.asarray(self.shift[chosen] + more * random.standard_t(self.degrees, count))
 
 
-def course(y: Array, deviation: Array, time_s: Array, at_s: float) -> Course | None:
+def course(
+    y: Array, deviation: Array, time_s: Array, at_s: float, position: Array | None = None
+) -> Course | None:
     """How the place's law changes for drift and correlation, weighed by how likely they are.
 
     Args:
@@ -66,6 +74,7 @@ def course(y: Array, deviation: Array, time_s: Array, at_s: float) -> Course | N
         deviation: each reading's own, relative to which they are weighed.
         time_s: when each was measured.
         at_s: the time that the answer is about.
+        position: which trial each was, where some trials between them gave no reading.
 
     Each pair of a correlation ρ (AR(1) by trial) and drift or none has its generalised
     least-squares estimate of the place and its evidence (unknown variance, integrated out).
@@ -75,7 +84,8 @@ def course(y: Array, deviation: Array, time_s: Array, at_s: float) -> Course | N
     if count < _MIN_TRIALS:
         return None
     span = float(time_s.max() - time_s.min())
-    lag = np.abs(np.subtract.outer(np.arange(count), np.arange(count)))
+    position = np.arange(float(count)) if position is None else position
+    lag = np.abs(np.subtract.outer(position, position))
     noise = float(np.sqrt(np.mean(y**2)))
     unit = np.ones(count) / deviation
     slope = (time_s - at_s) / max(span, 1e-9) / deviation
