@@ -9,9 +9,9 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 /// The XML namespace of the element `managed` in a domain's metadata.
 pub const NAMESPACE: &str = "urn:planewise:libvirt:1";
-/// Aliases of the devices that are plugged in here begin so; libvirt keeps those that begin with
-/// `ua-` as they are.
-pub const ALIAS: &str = "ua-planewise-vf-";
+/// The alias of the VF that is plugged in here. The same for every VF: QEMU remembers the first
+/// partner of a failover NIC by it, and refuses others. libvirt keeps aliases that begin with `ua-`.
+pub const ALIAS: &str = "ua-planewise-vf";
 /// The guest agent's port.
 const AGENT: &str = "org.qemu.guest_agent.0";
 
@@ -238,15 +238,6 @@ fn read_function(device: Node<'_, '_>) -> Option<Function> {
     Some(Function { address: address.parse().ok()?, alias: alias.map(str::to_owned) })
 }
 
-/// The alias of a function that is plugged in here.
-pub fn alias(address: PciAddress) -> String {
-    let text = address.to_string();
-    text.chars().fold(ALIAS.to_owned(), |mut alias, c| {
-        alias.push(if c.is_ascii_alphanumeric() { c } else { '-' });
-        alias
-    })
-}
-
 /// The XML that plugs a function in, beside the NIC of the alias `teams` if the host joins them.
 /// A plain `hostdev` (libvirt 7.1): address and VLAN of the VF are ours to set, and a detach does not
 /// set back what we did not set there.
@@ -266,7 +257,7 @@ pub fn hostdev(address: PciAddress, teams: Option<&str>) -> String {
         let _ = write!(xml, "<teaming type='transient' persistent='{}'/>", escaped(persistent));
     }
     // No ROM: what it holds is for booting from the network.
-    let _ = write!(xml, "<alias name='{}'/><rom enabled='no'/></hostdev>", alias(address));
+    let _ = write!(xml, "<alias name='{ALIAS}'/><rom enabled='no'/></hostdev>");
     xml
 }
 
@@ -304,7 +295,7 @@ mod tests {
         <hostdev mode='subsystem' type='usb'><source><vendor id='1'/></source></hostdev>
         <hostdev mode='subsystem' type='pci' managed='yes'>
           <source><address domain='0x0000' bus='0x01' slot='0x10' function='0x0'/></source>
-          <alias name='ua-planewise-vf-0000-01-10-0'/>
+          <alias name='ua-planewise-vf'/>
           <address type='pci' domain='0x0000' bus='0x02' slot='0x00' function='0x0'/>
         </hostdev>
         <channel type='unix'>
@@ -340,7 +331,7 @@ mod tests {
             let read = read(&xml).expect("a domain");
             assert_eq!(
                 read.functions,
-                [Function { address, alias: Some(alias(address)) }],
+                [Function { address, alias: Some(ALIAS.to_owned()) }],
                 "{xml}"
             );
             let document = Document::parse(&device).expect("XML");
