@@ -5,6 +5,7 @@ Their CPUs are emulated by an emulated CPU: few packets, and no assertion about 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
