@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
-from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab import accelerator, initramfs, kernel, packages, qemu, tools
 from planewise.lab.model import Accelerator, Kernel
 from planewise.store.models import Metric
@@ -290,7 +290,7 @@ class HostedVmTestbed:
                 if reason:
                     return reason
                 self.platform(role)
-        except UnsupportedError as error:
+        except (BadInputError, UnsupportedError) as error:
             return error.what
         return ""
 
