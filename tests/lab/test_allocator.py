@@ -114,9 +114,10 @@ def ask(host: LabHost, path: str) -> Any:
 
 
 def holder(host: LabHost) -> str | None:
-    held = [vf["holder"] for vf in ask(host, "/status")["vfs"]]
-    assert len(held) == 1
-    return str(held[0]) if held[0] else None
+    """Who has the one VF; none also while the daemon has not looked yet."""
+    held = [vf["holder"] for vf in ask(host, "/status")["vfs"] if vf["holder"]]
+    assert len(held) <= 1
+    return str(held[0]) if held else None
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +127,8 @@ def hosts(up: UpLab) -> Iterator[tuple[LabHost, LabHost]]:
     a.put(Path(find_planewised()), "/tmp/pw-planewised")
     shell(a, SET_UP)
     shell(b, "ip link set pf1 up; ip address replace 198.18.7.1/24 dev pf1")
-    reach = "for i in $(seq 600); do ping -c 1 -W 1 198.18.7.10 >/dev/null && exit; done; exit 1"
-    shell(b, reach)
+    for i in range(3):
+        until(b, f"ping -c 1 -W 1 198.18.7.1{i} >/dev/null")
     yield a, b
     shell(b, "ip address del 198.18.7.1/24 dev pf1")
     shell(a, TEAR_DOWN)
@@ -231,7 +232,8 @@ def test_a_kill_at_any_step_of_a_containers_move_leaves_nothing_that_a_restart_d
 ) -> None:
     a, _ = hosts
     for wanted, other in (("pwg0", "pwg1"), ("pwg1", "pwg0")):
-        guests = {wanted: "pinned", other: "excluded", "pwg2": "excluded"}
+        # Nobody manages pwg2: it is on the bridge, and must be reached all the same.
+        guests = {wanted: "pinned", other: "excluded"}
         configure(a, settings(0.1, 0.2, guests), f"{wanted}.toml")
     begun = time.monotonic()
     script = (Path(__file__).parent / "kills.sh").read_text()
