@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::execute::Failure;
-use pw_alloc::model::{GuestId, Origin, VfId};
+use pw_alloc::model::{GuestId, Origin, PfId, Stance, VfId};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::{Join, Path, Step};
 use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
@@ -96,9 +96,9 @@ impl Machines {
         } else {
             sockets
         };
-        let libvirt: Arc<dyn Libvirt> = Arc::new(Socket::new(paths.clone()));
+        let libvirt: Arc<dyn Libvirt> = Arc::new(Socket::new(paths.clone(), true));
         // Agents have a connection of their own: those that do not answer would fill the other's.
-        let agents = Agents::start(Arc::new(Socket::new(paths)));
+        let agents = Agents::start(Arc::new(Socket::new(paths, false)));
         let watch = Watch::start(Arc::clone(&libvirt));
         Ok(Self::with(libvirt, watch, agents, Box::new(Linux::here()?)))
     }
@@ -177,6 +177,9 @@ impl Machines {
         // Before the guest drives it: two entries for one address would share its frames.
         if let Some(tap) = self.taps.get(&nic.tap) {
             self.host.direct(nic.mac, tap, path, pool).map_err(|error| failure(error.what))?;
+        }
+        if let (Some(vlan), Path::Vf(vf)) = (nic.vlan, path) {
+            self.host.tag(vf, vlan, pool).map_err(|error| failure(error.what))?;
         }
         let device = domain::hostdev(vf, nic.teams.as_deref());
         loop {
@@ -401,12 +404,31 @@ impl Machines {
                 return None;
             }
         };
-        let works = self.taps.get(&nic.tap).is_none_or(|tap| tap.works);
+        let tap = self.taps.get(&nic.tap);
+        let works = tap.is_none_or(|tap| tap.works);
+        let mut wish = described.mark.map(|mark| mark.wish).unwrap_or_default();
+        if let Some(bridge) = tap.and_then(|tap| tap.bridge.as_ref()) {
+            // Only by a PF of its bridge does a VF lead to the same network.
+            let beside =
+                |pf: &PfId| pool.pfs.get(pf).is_some_and(|pf| pf.bridge.as_ref() == Some(bridge));
+            let asked = !wish.pfs.is_empty();
+            if !asked {
+                wish.pfs = pool.pfs.keys().cloned().collect();
+            }
+            wish.pfs.retain(beside);
+            if wish.pfs.is_empty() {
+                wish.stance = Stance::Excluded;
+                self.troubles.push(format!(
+                    "{name} gets no VF: no PF {}is a port of its bridge {bridge}",
+                    if asked { "that its mark names " } else { "of the pool " }
+                ));
+            }
+        }
         let managed = Managed {
             id,
             mac: nic.mac,
             join: Join::Failover,
-            wish: described.mark.map(|mark| mark.wish).unwrap_or_default(),
+            wish,
             paravirtual_up: nic.plugged && works,
             leaving,
         };
@@ -482,6 +504,13 @@ impl Guests for Machines {
             return;
         }
         let Ok(taps) = self.host.taps() else { return };
+        let bridge_of = |taps: &BTreeMap<String, Tap>, tap: &str| {
+            taps.get(tap).and_then(|tap| tap.bridge.clone())
+        };
+        self.paths_changed |= self
+            .guests
+            .values()
+            .any(|guest| bridge_of(&taps, &guest.nic.tap) != bridge_of(&self.taps, &guest.nic.tap));
         self.taps = taps;
         let by_address: BTreeMap<PciAddress, &VfId> =
             pool.vfs.iter().map(|(id, vf)| (vf.address, id)).collect();

@@ -151,6 +151,7 @@ fn a_vf_is_given_and_taken() {
     assert_eq!(holder(&simulated, 0).as_deref(), Some("m0"));
     assert_eq!(simulated.world().vfs[&vf(0)].mac, mac(0));
     assert!(simulated.world().directed.contains_key(&mac(0)));
+    assert_eq!(simulated.world().tags.get(&vf(0)), Some(&42));
     assert!(daemon.find().faults().is_empty(), "{:?}", daemon.find().faults());
     assert_eq!(daemon.take(0, 0), Ending::Completed);
     assert_eq!(daemon.give(1, 0), Ending::Completed);
