@@ -60,6 +60,12 @@ pub trait Host: Send {
     /// The kernel refuses.
     fn tag(&mut self, vf: &VfId, vlan: u16, pool: &PoolView) -> Result<()>;
 
+    /// The PF of this VF does not take frames for `mac` in for the host any more: the VF is to.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn yield_address(&mut self, mac: Mac, vf: &VfId, pool: &PoolView) -> Result<()>;
+
     /// Lets the host's bridge and the PFs send frames for `mac`, whose tap is this, by that path.
     ///
     /// # Errors
@@ -148,6 +154,13 @@ impl Host for Linux {
 
     fn silence(&mut self, vf: &VfId, pool: &PoolView) -> Result<()> {
         tell(vf, pool, Setting::Mac(pw_sriov::mac::Mac::NONE), "clear the address of")
+    }
+
+    fn yield_address(&mut self, mac: Mac, vf: &VfId, pool: &PoolView) -> Result<()> {
+        match pool.pfs.get(&vf.pf) {
+            Some(pf) => self.net.nic_takes(mac, pf.index, false),
+            None => Ok(()),
+        }
     }
 
     fn tag(&mut self, vf: &VfId, vlan: u16, pool: &PoolView) -> Result<()> {

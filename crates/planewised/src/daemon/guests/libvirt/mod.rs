@@ -45,6 +45,8 @@ const RETRY: Duration = Duration::from_millis(200);
 /// A guest that has not released a device is asked again after this. Native PCIe hotplug takes a
 /// second request within five seconds for a withdrawal of the first.
 const ASK_AGAIN: Duration = Duration::from_secs(7);
+/// Libvirt has so long for a look after the deadline.
+const LAST_LOOK: Duration = Duration::from_secs(1);
 /// Libvirt has so long to tell what is.
 const FIND: Duration = Duration::from_secs(60);
 
@@ -164,22 +166,20 @@ impl Machines {
     fn attach(
         &mut self,
         id: &GuestId,
-        vf: PciAddress,
+        vf_id: &VfId,
         pool: &PoolView,
-        path: &Path,
         deadline: Instant,
     ) -> std::result::Result<(), Failure> {
+        let vf = address_of(pool, vf_id)?;
         let (domain, nic) = {
             let guest = self.guest(id)?;
             (guest.domain.clone(), guest.nic.clone())
         };
         let gone = || failure(format!("{id} does not run any more"));
-        // Before the guest drives it: two entries for one address would share its frames.
-        if let Some(tap) = self.taps.get(&nic.tap) {
-            self.host.direct(nic.mac, tap, path, pool).map_err(|error| failure(error.what))?;
-        }
-        if let (Some(vlan), Path::Vf(vf)) = (nic.vlan, path) {
-            self.host.tag(vf, vlan, pool).map_err(|error| failure(error.what))?;
+        // Its frames are the VF's from now on, those from the host's bridge not before it is up.
+        self.host.yield_address(nic.mac, vf_id, pool).map_err(|error| failure(error.what))?;
+        if let Some(vlan) = nic.vlan {
+            self.host.tag(vf_id, vlan, pool).map_err(|error| failure(error.what))?;
         }
         let device = domain::hostdev(vf, nic.teams.as_deref());
         loop {
@@ -202,12 +202,11 @@ impl Machines {
     fn detach(
         &mut self,
         id: &GuestId,
-        vf: &VfId,
+        vf_id: &VfId,
         pool: &PoolView,
         deadline: Instant,
     ) -> std::result::Result<(), Failure> {
-        let name = vf;
-        let vf = address_of(pool, name)?;
+        let vf = address_of(pool, vf_id)?;
         // A machine that is gone has left everything behind.
         let Some(guest) = self.guests.get(id) else { return Ok(()) };
         let (domain, nic) = (guest.domain.clone(), guest.nic.clone());
@@ -215,7 +214,10 @@ impl Machines {
         let mut silenced = self.host.in_use(vf) != Some(true);
         let mut why = String::new();
         loop {
-            let Some(described) = self.now(&domain, deadline)? else { return Ok(()) };
+            // What was asked for at the last moment is looked for once more.
+            let last = asked.is_some() && Instant::now() >= deadline;
+            let look_by = deadline.max(Instant::now() + LAST_LOOK);
+            let Some(described) = self.now(&domain, look_by)? else { return Ok(()) };
             let Some(function) = described.functions.into_iter().find(|one| one.address == vf)
             else {
                 return Ok(());
@@ -223,10 +225,17 @@ impl Machines {
             let Some(alias) = function.alias else {
                 return Err(failure("libvirt gives the device no alias".into()));
             };
+            if last {
+                let why = format!("{id} has not released it in time{why}");
+                return Err(Failure { why, guest_silent: true });
+            }
             if asked.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN) {
                 match self.libvirt.detach(&domain, &alias, deadline) {
                     Ok(()) => asked = Some(Instant::now()),
-                    Err(Refusal { why: Why::NoDevice | Why::NoDomain, .. }) => continue,
+                    // The next look tells.
+                    Err(Refusal { why: Why::NoDevice | Why::NoDomain, .. }) => {
+                        asked = Some(Instant::now());
+                    }
                     Err(Refusal { why: Why::Gone, .. }) => std::thread::sleep(RETRY),
                     Err(refusal) if matches!(refusal.why, Why::Unplugging | Why::Late) => {
                         asked = Some(Instant::now());
@@ -241,14 +250,10 @@ impl Machines {
                 // Its driver has let go, its device is still there. Until address and forwarding
                 // follow, which are the next steps, whatever is sent to it is lost.
                 silenced = true;
-                let _ = self.host.silence(name, pool);
+                let _ = self.host.silence(vf_id, pool);
                 if let Some(tap) = self.taps.get(&nic.tap) {
                     let _ = self.host.direct(nic.mac, tap, &Path::Paravirtual, pool);
                 }
-            }
-            if Instant::now() >= deadline {
-                let why = format!("{id} has not released it in time{why}");
-                return Err(Failure { why, guest_silent: true });
             }
         }
     }
@@ -632,10 +637,7 @@ impl Guests for Machines {
     ) -> std::result::Result<(), Failure> {
         self.refresh(pool);
         match step {
-            Step::Attach { guest, vf } => {
-                let path = Path::Vf(vf.clone());
-                self.attach(guest, address_of(pool, vf)?, pool, &path, deadline)
-            }
+            Step::Attach { guest, vf } => self.attach(guest, vf, pool, deadline),
             Step::AwaitPath { guest, vf } => {
                 self.await_path(guest, address_of(pool, vf)?, deadline)
             }

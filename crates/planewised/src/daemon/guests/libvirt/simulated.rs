@@ -393,6 +393,10 @@ impl Host for Simulated {
         Ok(())
     }
 
+    fn yield_address(&mut self, _: Mac, _: &VfId, _: &PoolView) -> Result<()> {
+        Ok(())
+    }
+
     fn tag(&mut self, vf: &VfId, vlan: u16, _: &PoolView) -> Result<()> {
         self.world().tags.insert(vf.clone(), vlan);
         Ok(())
