@@ -3,7 +3,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 TARGET = --target $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: quick setup test test-setup lint unit linux lab docker-rtt bench bench-judge bench-vms format wheel
+.PHONY: quick setup test test-setup lint unit linux lab docker-rtt nfv bench bench-judge bench-vms format wheel
 
 quick: setup
 	planewise quick
@@ -39,6 +39,10 @@ bench: test-setup
 lab:
 	@if [ -n "$$PLANEWISE_NO_LAB" ]; then scripts/setup test; else scripts/setup lab; fi
 	pytest -q tests/lab tests/vm
+
+# Throughput of chains of network functions by length, path, plane and frame size; no NIC is needed.
+nfv: test-setup
+	planewise run experiments/nfv-chains.yaml
 
 bench-vms:
 	@scripts/setup lab

@@ -1,11 +1,11 @@
 """How good are the searches? All algorithms on the same synthetic systems, whose truth is known.
 
-    python benches/judge.py [--runs N] [--kinds ideal,realistic,…] [--noise 0.01,0,0.03]
+    python benches/judge.py [--runs N] [--repeats R] [--kinds ideal,…] [--noise 0.01,…]
                             [--keep FILE] [--processes P] [--markdown]
 
-A case is a class of systems with a level of capacity noise. Each case has N/10 systems, their
+A case is a class of systems with a level of capacity noise. Each case has N/R systems, their
 capacity drawn from 0.1 to 14 Mpps and their shape from the ranges in judge/synthetic.py; each is
-searched 10 times by every algorithm, with the same seeds. These systems were not used when the
+searched R times (10) by every algorithm, with the same seeds. These systems were not used when the
 search was tuned. Figures only: nothing passes or fails. With --keep, finished systems are kept in
 FILE and not searched again: a run that was stopped goes on, and more runs can be added.
 
@@ -13,7 +13,7 @@ Columns (the traffic and the figures of the verdict's own ladder are apart):
     trials, traffic, +0.5 s   mean trials; mean seconds of traffic; the same with 0.5 s a trial
     cover      share of searches whose interval (for mlrsearch and binary: bracket) holds the truth
     error      median of |estimate/truth − 1|
-    spread     median over systems of the deviation between the 10 searches of a system
+    spread     median over systems of the deviation between the R searches of a system
     GOOD/BAD   of the planewise verdict; `false` is GOOD where the exact curve is BAD
     warned     share of searches with a finding about a violated assumption
 """
@@ -38,7 +38,6 @@ from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
 from planewise.measure.search.run import run_search
 from planewise.measure.search.verdict import ladder_loads
 
-REPEATS = 10
 GOALS = ("ndr", "pdr:0.005")
 ALGORITHMS = ("planewise", "mlrsearch")
 FIRST_SYSTEM = 5000
@@ -70,7 +69,7 @@ Task = tuple[str, float, int, int, tuple[str, ...]]
 
 
 def search_one_system(task: Task) -> tuple[Task, dict[str, Scores]]:
-    """All algorithms on one system, `REPEATS` times each."""
+    """All algorithms on one system, as often as the task says."""
     kind, noise_sd, index, repeats, algorithms = task
     draw = np.random.default_rng([index, len(kind)])
     capacity = float(10 ** draw.uniform(5, math.log10(14e6)))
@@ -127,6 +126,7 @@ def search_one_system(task: Task) -> tuple[Task, dict[str, Scores]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=20, help="searches a case and algorithm")
+    parser.add_argument("--repeats", type=int, default=10, help="searches a system")
     parser.add_argument("--keep", type=Path, help="file of finished systems: goes on from there")
     parser.add_argument("--kinds", default=",".join(synthetic.kinds()))
     parser.add_argument("--noise", default="0.01,0,0.03")
@@ -140,8 +140,8 @@ def main() -> None:
         for kind in options.kinds.split(",")
         for noise in options.noise.split(",")
     ]
-    systems = max(1, math.ceil(options.runs / REPEATS))
-    repeats = min(REPEATS, options.runs)
+    repeats = max(1, min(options.repeats, options.runs))
+    systems = max(1, math.ceil(options.runs / repeats))
     tasks: list[Task] = [
         (kind, noise, index, repeats, algorithms)
         for index in range(FIRST_SYSTEM, FIRST_SYSTEM + systems)

@@ -68,6 +68,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
+def said() -> list[str]:
+    """Lines for the summary."""
+    return _said
+
+
+@pytest.fixture(scope="session")
 def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where this session's labs live; no other lab of this machine is seen or touched."""
     directory = Path("/tmp") / f"pw-test-{os.getpid()}"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from planewise import lab
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger
 from planewise.testbed.remote import LabHost
@@ -39,9 +40,12 @@ HELD = "ls -l $(pgrep -f guest=pw- | sed 's,.*,/proc/&/fd,') 2>/dev/null | grep 
 
 
 @pytest.fixture(scope="module")
-def pair(up: UpLab) -> dict[str, LabHost]:
-    """Both hosts, not used by anything else."""
-    return {name: LabHost("t", name, name=name) for name in ("a", "b")}  # type: ignore[arg-type]
+def pair(up: UpLab) -> Iterator[dict[str, LabHost]]:
+    """Connections to both hosts."""
+    opened = {name: LabHost("t", name, name=name) for name in lab.HOSTS}
+    yield dict(opened)
+    for host in opened.values():
+        host.close()
 
 
 def test_guests_that_hold_vfs_are_measured_across_the_cable_and_a_kill_leaves_nothing(

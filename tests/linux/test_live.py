@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 
 from planewise.store.rundir import RunReader
+from planewise.testbed.gauges import Gauge, Gauges
+from planewise.testbed.host import LocalHost
+from planewise.testbed.model import HOSTS, TestbedSpec
+from planewise.testbed.namespaces import NamespaceTestbed
 
 DESIGN = """
 title: A live look
@@ -83,3 +87,24 @@ def test_a_run_is_shown_by_the_second_while_it_goes_on_and_kept(
     loaded = [one for one in kept if one.cell.get("load_type") == "network"]
     assert any(one.vnfs["sender-background0"].tx_pps > 0 for one in loaded)
     assert any(one.vnfs["responder-main"].tx_pps > 0 for one in kept)
+
+
+def test_other_hosts_are_read_as_this_machine_is() -> None:
+    """By commands instead of by a thread in the namespace; here this machine stands for both."""
+    with NamespaceTestbed(TestbedSpec("veth", None, 1)) as testbed:
+        guests = [
+            guest for host in HOSTS for guest in (testbed.main(host), *testbed.background(host))
+        ]
+        watched = [Gauge(one.name, one.host, one.netns, one.interface) for one in guests]
+        watched.append(Gauge("gone", "sender", "pw-nowhere", "eth0"))
+        here = Gauges(watched)
+        there = Gauges(watched, {role: LocalHost(role) for role in HOSTS})
+        try:
+            before, remote, after = here.read(), there.read(), here.read()
+        finally:
+            here.close()
+    assert set(remote.sent) == set(before.sent) == {one.name for one in guests}
+    for name, (packets, size) in remote.sent.items():
+        assert before.sent[name][0] <= packets <= after.sent[name][0]
+        assert before.sent[name][1] <= size <= after.sent[name][1]
+    assert {f"{role} {cpu}" for role in HOSTS for cpu in before.cpus} == set(remote.cpus)

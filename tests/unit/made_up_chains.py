@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from planewise.advise.model import Chain, Pattern, Plane, Profile, predict
-from planewise.store.models import ChainLimit, ChainResult, TrialRecord, VnfTotal
+from planewise.store.models import ChainLimit, ChainResult, TcpResult, TrialRecord, VnfTotal
 from planewise.store.rundir import TRIALS_FILE, RunReader
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp
@@ -60,6 +60,21 @@ def trial(
             limit=limit,
             why="made up",
         ),
+    )
+
+
+def tcp(plane: str, message_bytes: int, goodput_bps: float) -> TrialRecord:
+    """One trial of TCP."""
+    return TrialRecord(
+        trial=f"tcp:{plane},{message_bytes}B#r0",
+        kind="tcp",
+        cell={"plane": plane, "guest": "namespace", "message_bytes": message_bytes},
+        block=0,
+        replicate=0,
+        order=0,
+        started=datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC),
+        duration_s=2.0,
+        tcp=TcpResult(goodput_bps=goodput_bps, message_bytes=message_bytes, retransmits=0),
     )
 
 

@@ -147,6 +147,22 @@ def test_emulated_chains_give_no_figure(tmp_path: Path) -> None:
     assert not any("123" in said.text for one in answer.ranking for said in one.statements)
 
 
+def test_for_sockets_planes_are_ranked_by_the_goodput_that_was_measured(tmp_path: Path) -> None:
+    trials = [
+        made_up_chains.tcp(plane, size, bps)
+        for plane, factor in (("virtio-bridge", 1.0), ("vf-passthrough", 3.0))
+        for size, bps in ((64, factor * 1e9), (1024, factor * 4e9))
+    ]
+    made_up_chains.write(tmp_path / "run", trials)
+    asked = Workload(ONE, application="kernel")
+    answer = advise(XL710, asked, evidence(tmp_path / "run"))
+    assert advise(XL710, asked).best.plane == "virtio-bridge"
+    assert answer.best.plane == "vf-passthrough"
+    said = [one.text for one in answer.best.statements]
+    assert "TCP by messages: 3 Gbit/s of 64 bytes, 12 Gbit/s of 1024 bytes." in said
+    assert any("inside a virtual machine (kvm)" in note.text for note in answer.notes)
+
+
 def test_a_run_without_planes_is_refused(tmp_path: Path) -> None:
     made_up_chains.write(tmp_path / "run", [])
     with pytest.raises(BadInputError, match="measured no plane"):

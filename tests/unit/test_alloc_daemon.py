@@ -11,6 +11,7 @@ import socket
 import ssl
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from cryptography import x509
@@ -287,6 +289,53 @@ def test_the_page_is_shown_to_whoever_has_its_address_and_nobody_else(daemon: Da
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(PlanewiseError, match="cannot listen at 127"):
             Gateway(daemon.client, taken.getsockname()[1])
+
+
+@contextmanager
+def command(daemon: Daemon, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`planewise alloc …` in a process of its own, until Ctrl-C."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "planewise", "alloc", *arguments, "--socket", str(daemon.socket)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, said
+        assert "Traceback" not in said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_page_and_watch_go_on_until_they_are_interrupted(daemon: Daemon) -> None:
+    with command(daemon, "page") as page:
+        assert page.stdout is not None
+        url = urlsplit(page.stdout.readline().strip())
+        connection = http.client.HTTPConnection(url.netloc, timeout=PATIENCE_S)
+        connection.request("GET", f"/?{url.query}")
+        assert connection.getresponse().status == 303
+    with command(daemon, "watch", "--json") as watch:
+        assert watch.stdout is not None
+        heard = threading.Event()
+
+        def ask() -> None:
+            # Until it is heard: the watch begins when it likes.
+            while not heard.wait(0.2):
+                daemon.client.order("PUT", "/guests/calm/stance", {"stance": "free"})
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            while (told := json.loads(watch.stdout.readline()))["event"] != "requested":
+                pass
+            assert "calm" in told["what"]
+        finally:
+            heard.set()
+            asking.join()
 
 
 def test_the_log_is_one_json_object_a_line(daemon: Daemon) -> None:

@@ -15,11 +15,12 @@ from planewise.measure.cells import cells_of, expand
 from planewise.measure.chains.evaluate import Between, counts, kpi, result
 from planewise.measure.design import Design, load_design
 from planewise.store.models import ChainLimit
-from planewise.testbed.chains import hugepages, kernel, vhost_user
+from planewise.testbed.chains import frames, hugepages, kernel, vhost_user
 from planewise.testbed.chains.functions import parse_forwarded
 from planewise.testbed.chains.hugepages import Pool
 from planewise.testbed.chains.model import (
     GENERATOR,
+    IMIX,
     SWITCH,
     Chain,
     Placement,
@@ -60,6 +61,20 @@ def test_a_chain_of_no_or_too_many_functions_is_refused(vnfs: int) -> None:
 def test_the_mean_of_the_mix_is_that_of_the_simple_imix() -> None:
     assert mean_bytes("imix") == pytest.approx((7 * 64 + 4 * 594 + 1518) / 12)
     assert mean_bytes(512) == 512
+
+
+def test_a_mix_is_spread_evenly_over_frames_of_the_benchmarking_addresses() -> None:
+    sizes = frames.mixed(IMIX)
+    assert sorted(sizes) == sorted([64] * 7 + [594] * 4 + [1518])
+    assert max(len(run) for run in "".join("s" if s == 64 else " " for s in sizes).split()) <= 3
+    file = frames.pcap(sizes)
+    assert len(file) == 24 + sum(16 + size - 4 for size in sizes)
+    one = frames.frame(594)
+    assert len(one) == 590
+    assert int.from_bytes(one[16:18]) == 590 - 14  # IPv4's total length
+    assert (one[26:30], one[30:34]) == (bytes([198, 18, 0, 2]), bytes([198, 19, 0, 2]))
+    words = [int.from_bytes(one[at : at + 2]) for at in range(14, 34, 2)]
+    assert sum(words) % 0xFFFF == 0  # the header's checksum is right
 
 
 # --- placement ----------------------------------------------------------------------------------

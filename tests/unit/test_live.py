@@ -26,9 +26,11 @@ from planewise.live.state import KEPT, LiveState
 from planewise.live.terminal import line, render
 from planewise.measure.experiment import Place
 from planewise.measure.meter import Meter, Visible, sample
+from planewise.measure.vms import gauges_of
 from planewise.store.models import KpiSample, Throughput
 from planewise.testbed import gauges
 from planewise.testbed.gauges import Gauge, Reading, busy, cpu_ticks, throughput
+from planewise.testbed.model import make_guest
 
 START = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 SOON_S = 60.0
@@ -85,6 +87,23 @@ def test_ticks_are_read_by_cpu_and_idle_ones_do_not_count() -> None:
 def test_no_text_of_proc_ends_in_an_error(text: str) -> None:
     for word in (text, f"cpu0 {text}"):
         assert all(0 <= used <= total for used, total in cpu_ticks(word).values())
+
+
+@pytest.mark.parametrize(
+    ("plane", "read"),
+    [
+        ("virtio-bridge", [("tap-m0", "rx")]),
+        ("macvtap-bridge", [("mvt-m0", "tx")]),
+        ("vf-passthrough", []),
+    ],
+)
+def test_what_a_virtual_machine_sends_is_read_at_the_hosts_side_of_it(
+    plane: str, read: list[tuple[str, str]]
+) -> None:
+    guest = make_guest("0" * 8, "sender", "main", 0, plane)
+    found = gauges_of("pw-host", [guest])
+    assert [(one.interface, one.counts) for one in found] == read
+    assert all((one.netns, one.guest) == ("pw-host", "sender-main") for one in found)
 
 
 class _Silent:

@@ -63,8 +63,12 @@ def test_a_server_that_speaks_no_ssh_is_said() -> None:
 
         def greet() -> None:
             peer, _ = server.accept()
-            peer.sendall(b"220 this is mail\r\n" * 3)
-            peer.close()
+            with peer:
+                peer.sendall(b"220 this is mail\r\n" * 3)
+                peer.shutdown(socket.SHUT_WR)
+                # Closed with words unread, it would reset the connection before it is heard.
+                while peer.recv(4096):
+                    pass
 
         thread = threading.Thread(target=greet)
         thread.start()

@@ -18,6 +18,7 @@ from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
 from planewise.measure.search.residuals import course, doubts
 from planewise.measure.search.run import ALGORITHMS, algorithm_named, run_search
 from planewise.measure.search.session import BudgetSpentError, Limits, Session
+from planewise.measure.search.verdict import ladder_loads
 
 PDR = Goal(0.005)
 NDR = Goal(0.0)
@@ -306,6 +307,29 @@ def test_a_saturating_system_is_good_and_a_gradual_one_bad():
     assert 0 < good.verdict_trials < len(good.trials)
 
 
+def test_good_is_not_said_before_rare_bad_trials_would_have_shown():
+    result = run_search(synthetic.by_name("ideal").start(3), with_verdict=True)
+    assert result.verdict.label == "GOOD"
+    loads = ladder_loads(result.goal("pdr:0.005").pps, synthetic.MAX_LOAD_PPS)
+    assert sum(loads[0] <= trial.offered_pps <= loads[-1] for trial in result.trials) >= 44
+
+
+def test_bad_trials_at_the_start_do_not_become_the_system():
+    class Unlucky:
+        min_load_pps, max_load_pps, count = 1e4, 1e7, 0
+
+        def trial(self, offered_pps, duration_s):
+            self.count += 1
+            # The first two trials find two thirds of the capacity, and so does one below the edge.
+            capacity = 0.65e6 if self.count in (1, 2, 14) else 1e6
+            sent = round(offered_pps * duration_s)
+            return Run(sent, min(sent, round(capacity * duration_s)), duration_s)
+
+    result = run_search(Unlucky())
+    assert result.goal("pdr:0.005").pps == pytest.approx(1.005e6, rel=0.002)
+    assert "not-monotone" not in {finding.code for finding in result.findings}
+
+
 def test_a_system_with_bad_trials_or_drift_is_never_called_good():
     for name in ("spikes", "drifting"):
         for seed in range(6):
@@ -436,11 +460,19 @@ def _covered(name, seeds):
 
 
 @pytest.mark.parametrize(
-    "name", ["realistic-1pct", "trashing-1pct", "bursty-1pct", "non-monotone-1pct", "drifting-1pct"]
+    "name",
+    [
+        "realistic-1pct",
+        "bursty-1pct",
+        "non-monotone-1pct",
+        "drifting-1pct",
+        "gradual-3pct",
+        "spikes-1pct",
+    ],
 )
 def test_intervals_hold_the_truth_about_as_often_as_they_say_whatever_the_system(name):
-    # Of 12 intervals at 93 %, fewer than 8 would hold the truth with probability 2e-4.
-    assert _covered(name, range(100, 112)) >= 8
+    # Of 8 intervals at 93 %, fewer than 5 would hold the truth with probability 1e-3.
+    assert _covered(name, range(100, 108)) >= 5
 
 
 # -- any measurer ------------------------------------------------------------------------------

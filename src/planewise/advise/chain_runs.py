@@ -79,6 +79,8 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
         raise BadInputError(
             f"none of its {len(done)} trials of chains tells of a plane ({'; '.join(left_out)})",
             where=run,
-            remedy="give generator, switch and functions a core each, and measure again",
+            remedy="give generator, switch and functions a core each, and measure again"
+            if sized
+            else f"measure {' or '.join(get_args(Plane))}, with frames of one size a trial",
         )
     return ChainRows(rows, tuple(left_out), info.emulated)

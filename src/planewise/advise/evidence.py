@@ -70,6 +70,12 @@ class Evidence:
     sent: int
     """Probe packets of RTT trials."""
     chains: tuple[ChainSeen, ...]
+    tcp: Mapping[int, float]
+    """Goodput of a TCP stream [bit/s] by message size [bytes], the mean of the replicates."""
+    tcp_place: int | None
+    """Place by goodput among the planes of the run, from 1; None: not measured beside another."""
+    virtualised: str
+    """The hypervisor that the hosts themselves ran on; empty for none."""
 
     def chain(self, wanted: Chain) -> ChainSeen | None:
         """What was measured of this very chain."""
@@ -105,6 +111,9 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
     places = rankings_of([one for one in done if one.kind in ("rtt", "load")], info)
     overall = [one.plane for one in places["rtt_p50"] if one.load_type == ALL_LOADS]
     names = dict.fromkeys(str(one.cell["plane"]) for one in done)
+    streams = {plane: _tcp(done, plane) for plane in names}
+    fastest = _by_goodput(streams)
+    machines = {host.virtualisation for host in info.hosts.values()} - {"none", ""}
     return tuple(
         Evidence(
             run=run,
@@ -120,6 +129,9 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
             lost=sum(one.counts.lost for one in _rtt(done, plane) if one.counts),
             sent=sum(one.counts.sent for one in _rtt(done, plane) if one.counts),
             chains=tuple(chains_of(one for one in done if one.cell["plane"] == plane)),
+            tcp=streams[plane],
+            tcp_place=fastest.index(plane) + 1 if plane in fastest else None,
+            virtualised=", ".join(sorted(machines)),
         )
         for plane in names
     )
@@ -146,6 +158,27 @@ def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
 def pattern_of(trial: TrialRecord) -> str:
     """Where a trial's traffic goes: `north-south` or `east-west`."""
     return str(trial.cell.get("path", trial.cell.get("pattern", "")))
+
+
+def _tcp(trials: Iterable[TrialRecord], plane: str) -> dict[int, float]:
+    sizes: dict[int, list[float]] = {}
+    for trial in trials:
+        if trial.tcp is not None and trial.cell["plane"] == plane:
+            sizes.setdefault(trial.tcp.message_bytes, []).append(trial.tcp.goodput_bps)
+    return {size: statistics.fmean(sizes[size]) for size in sorted(sizes)}
+
+
+def _by_goodput(streams: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """Planes by the geometric mean over the message sizes that all were measured with."""
+    measured = {plane: sizes for plane, sizes in streams.items() if sizes}
+    common = set.intersection(*(set(sizes) for sizes in measured.values())) if measured else set()
+    if len(measured) < 2 or not common:
+        return []
+
+    def mean(plane: str) -> float:
+        return statistics.fmean(math.log(max(measured[plane][size], 1e-9)) for size in common)
+
+    return sorted(measured, key=mean, reverse=True)
 
 
 def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -27,7 +27,7 @@ from planewise.advise.model.capacity import LONGEST, Chain, Plane, Prediction, p
 from planewise.advise.model.latency import floor_ns, line_ns
 from planewise.advise.model.profile import Profile
 from planewise.errors import BadInputError
-from planewise.units import percent_text, rate_text, time_text
+from planewise.units import bits_text, percent_text, rate_text, time_text
 
 _ALIKE = 0.10
 """Predictions closer than this are not told apart: some of the fitted rows lie as far off."""
@@ -79,7 +79,7 @@ class Ranked:
     known: bool = True
     """Whether the profile or a run tells of it; else only demands and literature do."""
     place: int | None = None
-    """By measured round-trip time, among what one run measured; 1 is the best."""
+    """Among what one run measured, by TCP's goodput or by round-trip time; 1 is the best."""
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,10 @@ def _with_evidence(one: Ranked, evidence: Sequence[Evidence], workload: Workload
     for seen in evidence:
         statements += _seen(seen)
     one = replace(one, statements=tuple(statements))
-    places = [seen.rtt_place for seen in evidence if seen.rtt_place and len(seen.rivals) > 1]
+    streams = [seen.tcp_place for seen in evidence if seen.tcp_place]
+    times = [seen.rtt_place for seen in evidence if seen.rtt_place and len(seen.rivals) > 1]
+    # Sockets that want throughput are told apart by that, where it was measured.
+    places = times if workload.latency_ns is not None else [*streams, *times]
     figures = [seen for seen in evidence if not seen.order_only]
     tails = [seen.worst_p99.value for seen in figures if seen.worst_p99 is not None]
     one = replace(
@@ -456,8 +459,17 @@ def _seen(seen: Evidence) -> Iterator[Statement]:
             "measurement",
             f"{seen.run}, emulated: the order alone counts" if seen.order_only else seen.run,
         )
+    if seen.tcp_place is not None:
+        yield Statement(
+            f"By the goodput of TCP it was number {seen.tcp_place}.",
+            "measurement",
+            f"{seen.run}, emulated: the order alone counts" if seen.order_only else seen.run,
+        )
     if seen.order_only:
         return
+    if seen.tcp:
+        shown = ", ".join(f"{bits_text(bps)} of {size} bytes" for size, bps in seen.tcp.items())
+        yield Statement(f"TCP by messages: {shown}.", "measurement", seen.run)
     for load, median in seen.rtt_p50.items():
         if load not in LOAD_WORDS:
             continue
@@ -673,6 +685,14 @@ def _notes(known: _Known) -> Iterator[Statement]:
             profile.cores.basis,
             profile.cores.source,
         )
+    for run, machine in dict.fromkeys((one.run, one.virtualised) for one in known.evidence):
+        if machine:
+            yield Statement(
+                f"{run} was measured inside a virtual machine ({machine}): its times are not those "
+                "of hardware.",
+                "measurement",
+                run,
+            )
     for run, why in dict.fromkeys(
         (one.run, one.order_only) for one in known.evidence if one.order_only
     ):

@@ -11,6 +11,7 @@ from planewise.measure.estimate import blocks_within, estimate_s
 from planewise.units import duration_text
 
 if TYPE_CHECKING:
+    from planewise.measure.chains.stage import Build
     from planewise.measure.design import Design
     from planewise.measure.schedule import Schedule, Skipped
     from planewise.store.models import Level
@@ -46,11 +47,28 @@ def as_json(design: Design, schedule: Schedule) -> dict[str, object]:
             }
             for visit in schedule.visits
         ],
+        "builds": {
+            plane: {
+                "cpus": {str(cpu): list(own) for cpu, own in build.tasks.items()},
+                "steps": list(build.steps),
+            }
+            for plane, build in _builds(design, schedule).items()
+        },
         "skipped": [
             {"cell": skipped.cell.levels(), "reason": skipped.reason}
             for skipped in schedule.skipped
         ],
     }
+
+
+def _builds(design: Design, schedule: Schedule) -> dict[str, Build]:
+    """By plane, what makes the longest chain; empty where there are none."""
+    chains = [cell for cell in _cells(schedule) if cell.vnfs]
+    if not chains:
+        return {}
+    from planewise.measure.chains.stage import ChainStage
+
+    return ChainStage(design).builds(chains)
 
 
 def _within(design: Design, schedule: Schedule) -> int:
@@ -86,6 +104,13 @@ def _print(design: Design, schedule: Schedule) -> None:
             markup=False,
         )
     _print_cells(cells, schedule)
+    for plane, build in _builds(design, schedule).items():
+        where = "; ".join(f"{', '.join(own)} on CPU {cpu}" for cpu, own in build.tasks.items())
+        console.print()
+        console.print(f"Longest chain on {plane}: {where}.", markup=False)
+        if plane != "bridge":  # hundreds of `ip` commands otherwise: --json has them
+            for step in build.steps:
+                console.print(f"  {step}", markup=False)
     _print_order(cells, schedule)
     _print_skipped(schedule.skipped)
 

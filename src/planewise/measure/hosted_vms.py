@@ -14,10 +14,11 @@ from planewise.errors import UnsupportedError
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, StageFacts, TrialResult
+from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
-from planewise.measure.vms import NO_SWEEP, options_of, replaced_notes, told_first
+from planewise.measure.vms import NO_SWEEP, gauges_of, options_of, replaced_notes, told_first
 from planewise.testbed.hosted import Setting
 from planewise.testbed.load import BackgroundLoad, LoadSpec
 from planewise.testbed.model import HOSTS, mtu_for
@@ -112,6 +113,7 @@ class _Station:
     def __init__(
         self, arrangement: VmArrangement, background: BackgroundLoad, check: Callable[[], None]
     ) -> None:
+        self._arrangement = arrangement
         self._check = check
         self._background = background
         self._notes = replaced_notes(arrangement.replaced)
@@ -139,6 +141,16 @@ class _Station:
         )
         self._notes = ()
         return TrialResult(record, result.packets)
+
+    def visible(self) -> Visible:
+        """See `meter.VisibleStation`: the hosts' sides of the guests, where there are any."""
+        standing = self._arrangement
+        gauges = [
+            gauge
+            for host in HOSTS
+            for gauge in gauges_of("", (standing.main(host), *standing.background(host)))
+        ]
+        return Visible(gauges, {str(host): standing.hosts[host] for host in HOSTS})
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """There are no load trials."""

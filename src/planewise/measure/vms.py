@@ -7,7 +7,7 @@ hold all testbeds, the one that was used longest ago gives way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.load import BackgroundLoad, LoadSpec
-from planewise.testbed.model import HOSTS, Guest, Site, TestbedSpec, mtu_for
+from planewise.testbed.model import HOSTS, Guest, TestbedSpec, mtu_for
 from planewise.testbed.vms import testbed as vms
 from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.guests import Platform
@@ -247,18 +247,32 @@ class _Station:
     def visible(self) -> Visible:
         """See `meter.VisibleStation`: the hosts' sides of the guests, which are not disturbed."""
         testbed = self._testbed
-        guests = [
-            guest for host in HOSTS for guest in (testbed.main(host), *testbed.background(host))
-        ]
-        return Visible([_gauge(testbed.topology.sites[guest.host], guest) for guest in guests])
+        return Visible(
+            [
+                gauge
+                for host in HOSTS
+                for gauge in gauges_of(
+                    testbed.topology.sites[host].netns,
+                    (testbed.main(host), *testbed.background(host)),
+                )
+            ]
+        )
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """There are no load trials."""
         raise UnsupportedError(NO_SWEEP, remedy="leave `sweep` out of the design")
 
 
-def _gauge(site: Site, guest: Guest) -> Gauge:
-    """What a guest sends comes in at a tap, and goes out by a macvtap."""
-    plane = vm_plane(guest.plane)
-    counts: Literal["tx", "rx"] = "rx" if plane.port == "tap" else "tx"
-    return Gauge(guest.name, guest.host, site.netns, plane.host_interface(guest), counts)
+def gauges_of(netns: str, guests: Iterable[Guest]) -> list[Gauge]:
+    """The ports of guests in the host's `netns`.
+
+    What a guest sends comes in at a tap, and goes out by a macvtap. A guest that drives a VF by
+    itself has none.
+    """
+    found = []
+    for guest in guests:
+        plane = vm_plane(guest.plane, vfs=True)
+        counts: Literal["tx", "rx"] = "rx" if plane.port == "tap" else "tx"
+        if port := plane.host_interface(guest):
+            found.append(Gauge(guest.name, guest.host, netns, port, counts))
+    return found

@@ -24,7 +24,8 @@ _LOOK = f"""
 cat /proc/stat
 for name; do
     echo "{_MARK}$name"
-    nsenter --net="/run/netns/$name" cat /proc/net/dev 2>/dev/null
+    if [ -n "$name" ]; then nsenter --net="/run/netns/$name" cat /proc/net/dev 2>/dev/null
+    else cat /proc/net/dev; fi
 done
 """
 
@@ -37,6 +38,7 @@ class Gauge:
     host: str
     """The role of the host that it lives on."""
     netns: str
+    """Empty: the host's own."""
     interface: str
     counts: Literal["tx", "rx"] = "tx"
     """Which of them: of an interface in the guest `tx`, of a port on the host often `rx`."""
@@ -84,7 +86,7 @@ class Gauges:
             for netns in dict.fromkeys(gauge.netns for gauge in self._gauges):
                 try:
                     texts[netns] = self._thread.call(
-                        netns, Path("/proc/thread-self/net/dev").read_text
+                        netns or None, Path("/proc/thread-self/net/dev").read_text
                     )
                 except (OSError, PlanewiseError):
                     continue  # gone, or not there yet

@@ -173,6 +173,12 @@ impl Core {
         let begun = Instant::now();
         self.observe_pool();
         self.discover(now_ms);
+        if !self.dry_run {
+            let managed = self.guests.values().map(|guest| guest.managed.mac).collect();
+            if let Err(error) = self.host.pool.settle(&self.view, &managed) {
+                self.tell_once(&error);
+            }
+        }
         let mut samples = std::mem::take(&mut self.samples);
         samples.clear();
         for kind in &mut self.host.kinds {

@@ -4,6 +4,7 @@
 pub mod config;
 pub mod core;
 pub mod failpoint;
+pub mod forwarding;
 pub mod guests;
 pub mod journal;
 pub mod net;

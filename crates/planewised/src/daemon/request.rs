@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, oneshot, watch};
 use utoipa::ToSchema;
 
-use super::status::{ErrorRecord, GuestKind, MoveRecord, Planned, Status};
+use super::status::{ErrorRecord, GuestKind, How, MoveRecord, Planned, Status};
 
 /// Requests that may wait for the core; more are refused at once.
 pub const REQUESTS_WAITING: usize = 64;
@@ -278,6 +278,49 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// One line of the log. What the core logs itself, with more than the event says, is left out.
+    fn log(&self) {
+        match self {
+            Self::MoveBegan(told) => log_move(told, "begun"),
+            Self::MoveStepped(told) => log_move(told, told.steps.last().map_or("", |at| &at.step)),
+            Self::MoveEnded(told) => {
+                let ending = told.ending.as_ref();
+                let how = ending.map_or("ended", |ending| ending.how.as_str());
+                let why = ending.and_then(|ending| ending.why.as_deref()).unwrap_or(&told.why);
+                let (operation, guest, vf) = (told.operation, told.guest.as_str(), &told.vf);
+                let (direction, ms) = (told.direction_name(), told.duration_ms);
+                if how == How::Completed.as_str() {
+                    tracing::info!(operation, direction, guest, %vf, duration_ms = ms, why, "{how}");
+                } else {
+                    tracing::warn!(operation, direction, guest, %vf, duration_ms = ms, why, "{how}");
+                }
+            }
+            Self::Decided { moves, deferred, duration_ms } => {
+                tracing::debug!(moves, deferred, duration_ms, "decided");
+            }
+            Self::GuestAppeared { guest, kind } => {
+                tracing::info!(guest = guest.as_str(), ?kind, "managed from now on");
+            }
+            Self::GuestGone { guest } => tracing::info!(guest = guest.as_str(), "gone"),
+            Self::GuestMarked { guest, why } => {
+                tracing::warn!(guest = guest.as_str(), why, "marked");
+            }
+            Self::GuestUnmarked { guest } => tracing::info!(guest = guest.as_str(), "well again"),
+            Self::VfQuarantined { vf, why } => tracing::warn!(%vf, why, "quarantined"),
+            Self::Link { pf, up: true } => tracing::info!(pf = pf.as_str(), "has a link again"),
+            Self::Link { pf, up: false } => tracing::warn!(pf = pf.as_str(), "has lost its link"),
+            Self::Requested { request, caller, what } => tracing::info!(request, caller, "{what}"),
+            Self::Error(_) | Self::Stopping { .. } => {}
+        }
+    }
+}
+
+fn log_move(told: &MoveRecord, what: &str) {
+    let (operation, guest, vf) = (told.operation, told.guest.as_str(), &told.vf);
+    tracing::debug!(operation, direction = told.direction_name(), guest, %vf, "{what}");
+}
+
 /// The core's ends.
 #[derive(Debug)]
 pub struct CoreEnds {
@@ -295,8 +338,9 @@ impl CoreEnds {
         self.status.send_replace(Arc::new(status));
     }
 
-    /// Tells an event. That nobody listens is no error.
+    /// Tells an event, to the log and to who listens. That nobody does is no error.
     pub fn tell(&self, event: Event) {
+        event.log();
         drop(self.events.send(event));
     }
 }

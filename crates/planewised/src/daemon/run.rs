@@ -86,7 +86,7 @@ fn host(config: &Config, dry_run: bool) -> Result<Host> {
         return Ok(World::new(simulated).host());
     }
     Ok(Host {
-        pool: Box::new(Machine::new(config.pool.pfs.clone())),
+        pool: Box::new(Machine::new(config.pool.pfs.clone(), &config.state_directory)),
         kinds: guests::kinds(config, dry_run)?,
     })
 }

@@ -283,7 +283,6 @@ async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer
     let unavailable = |what: &str, remedy: &str| Problem::new(Fault::Unavailable, what, remedy);
     let (reply, answer) = oneshot::channel();
     let (name, guest) = (request.name(), request.guest().cloned());
-    let changes = request != Request::Plan;
     let who = caller.to_string();
     shared.ends.requests.try_send(Envelope { request, caller, reply }).map_err(
         |error| match error {
@@ -306,14 +305,10 @@ async fn ask(shared: &Shared, caller: Caller, request: Request) -> Result<Answer
             "see what it does with `planewise alloc status`, then ask again",
         )),
     };
-    if changes {
+    // What is done, the core tells itself.
+    if let Err(problem) = &outcome {
         let guest = guest.map(|guest| guest.to_string()).unwrap_or_default();
-        match &outcome {
-            Ok(_) => tracing::info!(request = name, guest, caller = who, "done"),
-            Err(problem) => {
-                tracing::warn!(request = name, guest, caller = who, why = problem.what, "not done");
-            }
-        }
+        tracing::warn!(request = name, guest, caller = who, why = problem.what, "not done");
     }
     outcome
 }

@@ -87,7 +87,7 @@ pub fn bind(path: &Path, gate: Gate) -> Result<(Socket, StdUnixListener)> {
         )
     };
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-        std::fs::create_dir_all(directory).map_err(cannot)?;
+        make_directory(directory).map_err(cannot)?;
     }
     make_room(path)?;
     // Born under another name, and there under its own only once its mode is right.
@@ -113,6 +113,16 @@ pub fn bind(path: &Path, gate: Gate) -> Result<(Socket, StdUnixListener)> {
             Err(cannot(error))
         }
     }
+}
+
+/// Everybody may pass through a directory that is made here, whatever this process' umask: the
+/// socket's own mode says who may use it.
+fn make_directory(directory: &Path) -> io::Result<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(directory)?;
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755))
 }
 
 /// A socket that a killed daemon left is in nobody's way; anything else is.

@@ -67,7 +67,9 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Profile:
         profile = _fitted(profile, own, names, source)
         errors = _errors(profile, own)
         freedom.append(len(own) - len(names))
-        deviations[own[0].plane] = math.sqrt(float((errors**2).sum()) / freedom[-1])
+        # Of a new row: its own scatter, and that of the parameters, on average over the rows.
+        scatter = float((errors**2).sum()) / freedom[-1]
+        deviations[own[0].plane] = math.sqrt(scatter * (1 + len(names) / len(own)))
     if not deviations:
         raise BadInputError(
             "there is nothing to fit", remedy="rows of vf-passthrough or vhost-user"

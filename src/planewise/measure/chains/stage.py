@@ -63,6 +63,15 @@ class ChainTestbed(Protocol):
         """The counters now."""
 
 
+@dataclass(frozen=True)
+class Build:
+    """What making a chain does, for people."""
+
+    tasks: Mapping[int, tuple[str, ...]]
+    """By CPU."""
+    steps: tuple[str, ...]
+
+
 class ChainStage:
     """Builds a chain for a visit and removes it after: what polls takes its core as long as it is.
 
@@ -76,6 +85,24 @@ class ChainStage:
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
         return {cell: reason for cell in cells if (reason := self._why_not(cell))}
+
+    def builds(self, cells: Sequence[Cell]) -> dict[str, Build]:
+        """By plane, what makes its longest chain among `cells`, which can all be built here."""
+        longest: dict[str, Cell] = {}
+        for cell in cells:
+            if cell.vnfs >= longest.get(cell.plane, cell).vnfs:
+                longest[cell.plane] = cell
+        found = {}
+        for plane, cell in longest.items():
+            chain = chain_of(cell)
+            placement = self._place(chain)
+            steps: Sequence[object]
+            if plane == "bridge":
+                steps = kernel.plan("0" * 8, chain, apart=self._tcp).steps
+            else:
+                steps = vhost_user.plan(chain, placement)
+            found[plane] = Build(placement.tasks, tuple(map(str, steps)))
+        return found
 
     def _why_not(self, cell: Cell) -> str:
         if cell.plane in _ELSEWHERE:

@@ -56,7 +56,7 @@ _CONSTANT = 0.6
 _CONSTANT_SD = 0.03
 _MEAN_BEND = 0.3
 _LOG_CLUMP = math.log(2000.0)
-_NODES = np.linspace(-4.5, 4.5, 17)
+_NODES = np.linspace(-4.5, 4.5, 11)
 _LOG_BAD = (math.log(1e-4), math.log(0.3))
 _BAD_COUNTS = (0.15, 8.0)
 """The share of bad trials has a beta law with these prior counts of bad and of good trials: two

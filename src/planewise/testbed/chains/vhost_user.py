@@ -1,8 +1,8 @@
 """Chains on vhost-user: Open vSwitch with DPDK between dpdk-testpmd processes. No NIC is needed.
 
-The generator is either made by the switch itself (`port`: DPDK's null device, polled like a NIC
-whose queue is never empty, at no core of its own), or a dpdk-testpmd of its own (`process`). Knows
-no measurement.
+The generator is a device of DPDK's on the switch, polled like a NIC whose queue is never empty, at
+no core of its own: the null device, or for mixes one that repeats a file of frames, which the
+polling core copies. Knows no measurement.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.chains import functions, hugepages, switch
+from planewise.testbed.chains import frames, functions, hugepages, switch
 from planewise.testbed.chains.functions import Function
 from planewise.testbed.chains.model import (
     FCS_BYTES,
     GENERATOR,
+    IMIX,
     SWITCH,
     Chain,
     FrameSize,
     Placement,
-    frames_of,
 )
 from planewise.testbed.chains.reading import Reading, Sent, cpu_times, now_s, task_s
 from planewise.testbed.chains.switch import Port, Switch
@@ -155,7 +155,7 @@ class VhostChain(_Testbed):
         self._host: LocalHost | None = None
         self._switch: Switch | None = None
         self._functions: dict[str, Function] = {}
-        self._sources: dict[str, tuple[str, ...]] = {}
+        self._sources: dict[str, str] = {}
         self._hops: tuple[tuple[str, str], ...] = ()
         self._made = 0
         self._directory = Path()
@@ -252,39 +252,41 @@ class VhostChain(_Testbed):
         self.stop()
         cpus = cycle(self.placement.cpus(SWITCH))
         ports: list[Port] = []
-        for entry in self.chain.entries:
-            own = []
-            for frame_bytes, count in frames_of(size):
-                for _ in range(count):
-                    number = _FIRST_SOURCE + len(ports)
-                    # A device's name is never used twice: the switch forgets it a moment late.
-                    device = f"net_null{self._made},size={frame_bytes - FCS_BYTES}"
-                    self._made += 1
-                    options = {"dpdk-devargs": device}
-                    ports.append(Port(f"g{number}", number, "dpdk", options, next(cpus)))
-                    own.append(f"g{number}")
-            self._sources[entry] = tuple(own)
+        for number, entry in enumerate(self.chain.entries, start=_FIRST_SOURCE):
+            options = {"dpdk-devargs": self._source(size)}
+            ports.append(Port(f"g{number}", number, "dpdk", options, next(cpus)))
+            self._sources[entry] = f"g{number}"
         self.switch.change_ports(ports)
         self.switch.set_flows(self._flows())
         for function in self._functions.values():
             function.clear()
 
+    def _source(self, size: FrameSize) -> str:
+        """A device of DPDK that always has frames to be received, and drops what is sent to it."""
+        # A name is never used twice: the switch forgets a device a moment late.
+        self._made += 1
+        if size != "imix":
+            return f"net_null{self._made},size={size - FCS_BYTES}"
+        file = self._directory / "imix.pcap"
+        if not file.exists():
+            file.write_bytes(frames.pcap(frames.mixed(IMIX)))
+        return f"net_pcap{self._made},rx_pcap={file},infinite_rx=1"
+
     def _flows(self) -> list[tuple[str, str]]:
         flows = []
         for here, there in self._hops:
             if here == GENERATOR:
-                flows += [(source, there) for source in self._sources[there]]
+                flows.append((self._sources[there], there))
             elif there == GENERATOR:
                 # Where it came from, north-south; there is one entry alone, east-west.
-                entry = here if here in self._sources else self.chain.entries[0]
-                flows.append((here, self._sources[entry][0]))
+                flows.append((here, self._sources.get(here, self._sources[self.chain.entries[0]])))
             else:
                 flows.append((here, there))
         return flows
 
     def stop(self) -> None:
         """Ends the generator's traffic. Idempotent."""
-        names = [name for own in self._sources.values() for name in own]
+        names = list(self._sources.values())
         self._sources.clear()
         if names:
             self.switch.set_flows(())
@@ -295,7 +297,7 @@ class VhostChain(_Testbed):
         self.check()
         counters = self.switch.counters()
         at_s = now_s()
-        sources = [counters[name] for own in self._sources.values() for name in own]
+        sources = [counters[name] for name in self._sources.values()]
         tasks = {SWITCH: task_s(self.switch.pid, "pmd")}
         busy: dict[str, float] = {}
         for name, function in self._functions.items():

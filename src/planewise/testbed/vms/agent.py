@@ -26,6 +26,7 @@ from planewise.testbed.vms.hypervisor import (
 
 _READ_BYTES = 1 << 20
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
+_RESTS, _LONGEST_REST_S = 4.0, 5.0
 _GONE = 128 + 9
 _ENDED = (GuestGoneError, HypervisorGoneError)
 """A guest ends with the libvirt that runs it: that is ours, and takes its guests along."""
@@ -69,6 +70,7 @@ class GuestAgent:
         self._numbers = itertools.count()
         self._read: list[str] = []
         self._lock = threading.Lock()
+        self._answer_s = 0.0
 
     def ready(self) -> bool:
         """Whether the agent answers.
@@ -168,9 +170,19 @@ class GuestAgent:
             with suppress(PlanewiseError):
                 self._ask("guest-file-close", {"handle": handle})
 
+    def rest(self, pause_s: float) -> None:
+        """Waits before the next question: at least so long, and longer where answers take long.
+
+        A guest that is slow to answer would else do nothing but answer.
+        """
+        time.sleep(max(pause_s, min(_RESTS * self._answer_s, _LONGEST_REST_S)))
+
     def _ask(self, execute: str, arguments: dict[str, object] | None = None) -> Any:
+        begun = time.monotonic()
         try:
-            return self._hypervisor().agent(self.name, execute, arguments)
+            answer = self._hypervisor().agent(self.name, execute, arguments)
+            self._answer_s = time.monotonic() - begun
+            return answer
         except GuestGoneError as error:
             why = self._why()
             raise GuestGoneError(why.sentence, remedy=why.remedy) from error
@@ -215,7 +227,7 @@ class GuestProcess:
                 raise ProcessTimeoutError(
                     f"{self.argv[0].rpartition('/')[2]} still runs after {timeout_s:g} s"
                 )
-            time.sleep(pause_s)
+            self._agent.rest(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
         return finished
 
@@ -235,7 +247,7 @@ class GuestProcess:
                 raise PlanewiseError(f"{name} ended before it said `{line}`")
             if time.monotonic() > deadline:
                 raise ProcessTimeoutError(f"{name} did not say `{line}` within {timeout_s:g} s")
-            time.sleep(pause_s)
+            self._agent.rest(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
 
     def interrupt(self) -> None:

@@ -1,8 +1,9 @@
 """The guest that has booted already: waking it takes a fraction of what booting takes.
 
-Worth it where an emulated CPU emulates another, as for virtual machines on a lab's hosts: there a
-boot takes minutes. It is kept without a NIC, which is plugged in when it wakes. Good on this
-machine alone, and until it is booted anew: a guest's clock goes at the rate of the machine's.
+Worth it where CPUs are emulated: a boot takes seconds then, and minutes where an emulated CPU
+emulates another, as for virtual machines on a lab's hosts. It is kept without a NIC, which is
+plugged in when it wakes. Good on this machine alone, and until that is booted anew: a guest's clock
+goes at the rate of the machine's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from planewise.testbed.vms.saved import Saved, read
 BOOT_LIMIT_S = 300.0
 
 
-def prepare(ours: Platform, options: VmOptions) -> Saved:
+def prepare(ours: Platform, options: VmOptions, boot_limit_s: float = BOOT_LIMIT_S) -> Saved:
     """The guest, booted on this machine with an emulated CPU; from the cache where it is there.
 
     Raises:
@@ -35,7 +36,7 @@ def prepare(ours: Platform, options: VmOptions) -> Saved:
     emulated = replace(ours, accelerator=Accelerator("tcg", "it is booted to be kept"))
     guest = make_guest("booted", "sender", "main", 0, "")
     host = LocalHost("booted")
-    guests = HostGuests(host, emulated, options, boot_limit_s=BOOT_LIMIT_S)
+    guests = HostGuests(host, emulated, options, boot_limit_s=boot_limit_s)
     try:
         spec = guests.domain(guest, None, 1500)
         known = f"{domain_xml(replace(spec, console=''))}{_boot()}"

@@ -193,7 +193,7 @@ class HostGuests:
                     f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
                     remedy=self._why(guest).remedy,
                 )
-            time.sleep(_LOOK_S)
+            agent.rest(_LOOK_S)
 
     def _agent_of(self, guest: Guest) -> GuestAgent:
         self._asleep.discard(guest.netns)
@@ -212,7 +212,7 @@ class HostGuests:
                     f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
                     remedy=why.remedy,
                 )
-            time.sleep(_POLL_S)
+            agent.rest(_POLL_S)
 
     def end(self, guest: Guest) -> None:
         """Ends a guest; one that has ended is no error."""

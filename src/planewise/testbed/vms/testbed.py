@@ -35,7 +35,7 @@ from planewise.testbed.model import (
 from planewise.testbed.namespaces import Topology, _Testbed, new_namespace
 from planewise.testbed.netns import NamespaceThread
 from planewise.testbed.plan import AddBridge, AddVeth, AwaitUp, Plan, SetMaster, SetUp, Step
-from planewise.testbed.vms import hypervisor, image
+from planewise.testbed.vms import booted, hypervisor, image
 from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.guests import HostGuests, Platform, Started, nic_of
 from planewise.testbed.vms.hypervisor import Hypervisor
@@ -348,10 +348,15 @@ class VmTestbed(_Testbed):
         return tuple(missing)
 
     def _start_guests(self) -> None:
+        # An emulated CPU takes seconds to boot; one guest does it for all.
+        emulated = self._ours.accelerator.name == "tcg"
+        saved = booted.prepare(self._ours, self.options, self._boot_limit_s) if emulated else None
         for host in HOSTS:
             local = LocalHost(host, self.topology.sites[host].netns)
             self._locals[host] = local
-            guests = HostGuests(local, self._ours, self.options, boot_limit_s=self._boot_limit_s)
+            guests = HostGuests(
+                local, self._ours, self.options, boot_limit_s=self._boot_limit_s, saved=saved
+            )
             self._guests[host] = self._built.enter_context(guests)
         self._boot(self.guests)
         thread = NamespaceThread("apply")

@@ -1,5 +1,7 @@
 //! This machine's VFs as a pool. Knows nothing of guests.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Instant;
 
 use pw_alloc::execute::Failure;
@@ -16,6 +18,7 @@ use pw_sriov::model::{self, LinkState, Place, Vlan, VlanProtocol};
 use pw_sriov::plan::{self, Driver};
 use pw_sriov::state::State;
 
+use crate::daemon::forwarding::Forwarding;
 use crate::daemon::net::Net;
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
 
@@ -26,13 +29,15 @@ pub struct Machine {
     pfs: Vec<PfId>,
     kernel: Linux,
     state: State,
+    forwarding: Forwarding,
 }
 
 impl Machine {
-    /// The VFs of the PFs named, or of all that have VFs.
-    pub fn new(pfs: Vec<PfId>) -> Self {
-        let kernel = Linux::new(std::path::Path::new("/sys"));
-        Self { pfs, kernel, state: State::new(State::usual_directory()) }
+    /// The VFs of the PFs named, or of all that have VFs. What is told to PFs is kept in this directory.
+    pub fn new(pfs: Vec<PfId>, state_directory: &Path) -> Self {
+        let kernel = Linux::new(Path::new("/sys"));
+        let state = State::new(State::usual_directory());
+        Self { pfs, kernel, state, forwarding: Forwarding::new(state_directory) }
     }
 
     fn steps(&mut self, id: &VfId, step: &Step) -> Result<plan::Plan> {
@@ -185,6 +190,10 @@ impl Pool for Machine {
             }
         }
         Ok(())
+    }
+
+    fn settle(&mut self, view: &PoolView, managed: &BTreeSet<Mac>) -> Result<()> {
+        self.forwarding.settle(view, managed)
     }
 
     fn perform(

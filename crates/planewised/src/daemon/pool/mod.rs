@@ -3,7 +3,7 @@
 
 pub mod machine;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use pw_alloc::execute::Failure;
@@ -65,6 +65,15 @@ pub trait Pool: Send {
     /// # Errors
     /// The kernel does not answer.
     fn sample(&mut self, view: &mut PoolView) -> Result<()>;
+
+    /// Sees that whoever else is on the host's bridges stays reachable for guests on VFs. `managed`:
+    /// addresses of guests, for which their kind cares.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn settle(&mut self, _view: &PoolView, _managed: &BTreeSet<Mac>) -> Result<()> {
+        Ok(())
+    }
 
     /// Does one step about a VF that is in no guest: `SetMac`, `ClearMac`, `Recall`, `Reset` or
     /// `Release`. May be done twice.

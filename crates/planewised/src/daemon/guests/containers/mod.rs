@@ -35,6 +35,9 @@ use docker::Docker;
 const VF_NAME: &str = "pw-vf";
 /// How long it waits before it tries again to manage a guest that could not be.
 const AGAIN: Duration = Duration::from_secs(5);
+/// How long both paths of a guest are heard while it goes from one to the other: longer than a frame
+/// takes through the host.
+const OVERLAP: Duration = Duration::from_millis(10);
 /// Between two looks at something that is waited for.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -269,22 +272,14 @@ fn pfs_of<'a>(
     pool.pfs.iter().filter(move |(_, pf)| bridge.is_some() && pf.bridge.as_deref() == bridge)
 }
 
-/// The spoof check of a VF: off while a bond's address goes over to it, as the NIC learns the new
-/// address a moment after the first frame may have it.
-fn spoof_check(pool: &PoolView, vf: &VfId, on: bool) -> Result<()> {
-    let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
-    let mut links = Links::open()?;
-    let index = u32::from(vf.index);
-    let says = links.vfs(vf.pf.as_str())?.unwrap_or_default();
-    let now = says.iter().find(|info| info.index == index).and_then(|info| info.config.spoof_check);
-    if now.is_none() || now == Some(on) {
-        return Ok(());
-    }
-    links.set_vf(pf.index, index, Setting::SpoofCheck(on))?.map_err(|code| {
-        let switch = if on { "on" } else { "off" };
-        let why = pw_sriov::kernel::explain(code);
-        Error::failed(format!("cannot switch the spoof check of {vf} {switch}: {why}"), "")
-    })
+/// The address of a member that the guest does not send by: nobody else's, and the same each time.
+fn resting(of: &str) -> Mac {
+    // FNV-1a.
+    let hash = of
+        .bytes()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let [_, a, b, c] = hash.to_be_bytes();
+    Mac([0x06, 0x70, 0x76, a, b, c])
 }
 
 impl Adopted {
@@ -383,70 +378,88 @@ impl Adopted {
         }
     }
 
+    fn give_mac(&mut self, link: &Link, mac: Mac) -> Result<()> {
+        match self.net.indexed(link.index)? {
+            Some(now) if now.mac == Some(mac) => Ok(()),
+            _ => self.net.change(link, &Change::Mac(pw_sriov::mac::Mac(mac.0))),
+        }
+    }
+
+    /// The guest sends by `path` and is reached by it. For a moment both members hear the guest's
+    /// frames and both have its address, so that none falls between them: some come twice.
     fn prefer(&mut self, home: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
         let bond = self.bond()?;
         let veth = self.veth()?;
         let mac = self.record.mac;
-        let member = match path {
-            Path::Paravirtual => veth.clone(),
-            Path::Vf(vf) => self
-                .vf_link(pool, vf)?
-                .ok_or_else(|| Error::failed(format!("{vf} is not in the guest"), ""))?,
+        self.net.hear_all(&bond, true)?;
+        let done = match path {
+            Path::Vf(vf) => self.go_to_vf(home, pool, vf, &bond, &veth),
+            Path::Paravirtual => self.go_to_veth(home, pool, &bond, &veth),
         };
-        // The VF that the address goes to or comes from.
-        let vf = match path {
-            Path::Vf(vf) => Some(vf.clone()),
-            Path::Paravirtual => self.vf_of(pool, bond.active)?,
-        };
-        if bond.active != Some(member.index) || member.mac != Some(mac) {
-            if *path == Path::Paravirtual {
-                // From the moment on in which the VF gives the address up, the PF takes it in.
-                for (_, pf) in pfs_of(pool, self.bridge.as_deref()) {
-                    home.nic_takes(mac, pf.index, true)?;
-                }
-            }
-            if let Some(vf) = &vf {
-                spoof_check(pool, vf, false)?;
-            }
-            self.net.hear_all(&bond, true)?;
-            if bond.active == Some(member.index) {
-                // Active, and without the address: only a bond that somebody else changed.
-                self.net.change(&member, &Change::Mac(pw_sriov::mac::Mac(mac.0)))?;
-            } else {
-                self.net.set_active(&bond, &member)?;
-            }
-            failpoint::reached(|| "inside/prefer".to_owned());
-        }
         self.net.hear_all(&bond, false)?;
-        if let Some(vf) = &vf {
-            spoof_check(pool, vf, true)?;
-        }
-        let now = self.net.indexed(member.index)?;
+        done?;
         self.on_vf = None;
-        if now.and_then(|link| link.mac) != Some(mac) {
-            // The VF refused the address: back to where the guest is reached.
-            if matches!(path, Path::Vf(_)) {
-                self.net.set_active(&bond, &veth)?;
-            }
-            return Err(Error::failed(
-                format!("{} did not take the guest's address {mac}", member.name),
-                "the PF must let its VFs change their address: `ip link set PF vf N trust on`",
-            ));
-        }
         if let Path::Vf(vf) = path {
-            self.on_vf = Some((vf.clone(), member.index));
+            let link = self.vf_link(pool, vf)?;
+            let Some(link) = link.filter(|link| link.mac == Some(mac)) else {
+                return Err(Error::failed(
+                    format!("{vf} did not take the guest's address {mac}"),
+                    "its PF must let it: ip link set PF vf N trust on",
+                ));
+            };
+            self.on_vf = Some((vf.clone(), link.index));
         }
         Ok(())
     }
 
-    fn vf_of(&mut self, pool: &PoolView, index: Option<u32>) -> Result<Option<VfId>> {
-        let Some(index) = index else { return Ok(None) };
-        let device = self.net.indexed(index)?.and_then(|link| link.device);
-        Ok(pool
-            .vfs
-            .iter()
-            .find(|(_, vf)| Some(vf.address.to_string()) == device)
-            .map(|(id, _)| id.clone()))
+    fn go_to_vf(
+        &mut self,
+        home: &mut Net,
+        pool: &PoolView,
+        vf: &VfId,
+        bond: &Link,
+        veth: &Link,
+    ) -> Result<()> {
+        let mac = self.record.mac;
+        let link = self
+            .vf_link(pool, vf)?
+            .ok_or_else(|| Error::failed(format!("{vf} is not in the guest"), ""))?;
+        // The NIC sends to the VF from here on, and the VF is heard.
+        self.give_mac(&link, mac)?;
+        failpoint::reached(|| "inside/prefer-vf".to_owned());
+        self.net.set_active(bond, &link)?;
+        self.direct(home, pool, &Path::Vf(vf.clone()))?;
+        // What is still on its way by the bridge arrives while the veth has the address, too.
+        std::thread::sleep(OVERLAP);
+        self.give_mac(veth, resting(&mac.to_string()))
+    }
+
+    fn go_to_veth(
+        &mut self,
+        home: &mut Net,
+        pool: &PoolView,
+        bond: &Link,
+        veth: &Link,
+    ) -> Result<()> {
+        let mac = self.record.mac;
+        self.give_mac(veth, mac)?;
+        if bond.active != Some(veth.index) {
+            self.net.set_active(bond, veth)?;
+        }
+        failpoint::reached(|| "inside/prefer-veth".to_owned());
+        self.direct(home, pool, &Path::Paravirtual)?;
+        // What the VF has received and not handed on yet has come by the PF, too, by then.
+        std::thread::sleep(OVERLAP);
+        for link in self.net.all()? {
+            if link.master == Some(bond.index)
+                && link.mac == Some(mac)
+                && let Some(device) = &link.device
+            {
+                let rest = resting(device);
+                self.give_mac(&link, rest)?;
+            }
+        }
+        Ok(())
     }
 
     fn direct(&mut self, home: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {

@@ -1,0 +1,65 @@
+# Kills planewised at each of $MOMENTS of a move between pwg0 and pwg1, lets it start again, and looks
+# whether all is whole. Runs on a lab's host; a line for each moment; ends at the first that is not.
+cd "$DIRECTORY"
+
+fail() {
+    echo "FAILED $*"
+    tail -n 20 log
+    tail -n 5 state/journal
+    bridge fdb show | grep 02:70:77:00:01
+    ip link show pf1
+    kill -9 $daemon
+    exit 0
+}
+
+wait_for() {
+    for i in $(seq 1800); do
+        eval "$1" && return
+        sleep 0.1
+    done
+    fail "after ${moment:-the start}: waited for $1"
+}
+
+on_vf() {
+    ip netns exec "$1" sed -n 's/^Currently Active Slave: //p' /proc/net/bonding/eth0 | grep -q pw-vf
+}
+
+journalled() {
+    tail -n 1 state/journal | grep -q '"entry":"end"\|"entry":"checkpoint"'
+}
+
+reaches() {
+    ip netns exec "$1" ping -n -q -c 1 -W 2 "$2" >/dev/null ||
+        ip netns exec "$1" ping -n -q -c 5 -W 10 "$2" >/dev/null
+}
+
+virtfn=$(basename "$(readlink /sys/class/net/pf1/device/virtfn0)")
+want=0 daemon=
+for moment in "" $MOMENTS; do
+    if [ -n "$moment" ]; then
+        PLANEWISE_TEST_KILL_AT=$moment /tmp/pw-planewised daemon --config pwg$want.toml 2>log &
+        wait $! || true
+        grep -q "killed at $moment" log || fail "never at $moment"
+    fi
+    /tmp/pw-planewised daemon --config pwg$want.toml 2>log &
+    daemon=$!
+    wait_for "on_vf pwg$want && journalled"
+    kill -TERM $daemon
+    wait $daemon || fail "after ${moment:-the start}: the daemon ended with $?"
+
+    in_guests=$(for n in pwg0 pwg1 pwg2; do ip -n $n -o link show; done | grep -c ' pw-vf[:@]')
+    at_home=$(ls "/sys/bus/pci/devices/$virtfn/net" 2>/dev/null | wc -l)
+    twice=$(for n in pwg0 pwg1; do ip -n $n -o link show | grep -v ': eth0:'; done |
+        grep -o 'ether [0-9a-f:]*' | sort | uniq -d | wc -l)
+    has=$(ip link show pf1 | sed -n 's/.*vf 0 .*ether \([0-9a-f:]*\) .*/\1/p')
+    found="$in_guests VFs in guests, $at_home at home, $twice addresses twice, VF 0 has $has"
+    [ "$found" = "1 VFs in guests, 0 at home, 0 addresses twice, VF 0 has 02:70:77:00:01:1$want" ] ||
+        fail "after ${moment:-the start}: $found"
+    for from in pwg0 pwg1 pwg2; do
+        for to in 198.18.7.10 198.18.7.11 198.18.7.12 198.18.7.1; do
+            reaches $from $to || fail "after ${moment:-the start}: $from does not reach $to"
+        done
+    done
+    echo "whole after ${moment:-the start}"
+    want=$((1 - want))
+done

@@ -1,0 +1,273 @@
+"""The allocating daemon on real igb, igbvf and bonding: containers of a lab's host."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planewise.testbed.remote import LabHost, SshProcess
+from planewise.testbed.vfs import find_planewised
+
+from .conftest import UpLab
+
+pytestmark = pytest.mark.timeout(900)
+
+PATIENCE_S = 240.0
+"""Nothing of this takes a tenth of it on a quiet machine; a loaded one may take its time."""
+
+PPS = 500
+"""Echo requests a second: with the answers, 1000 packets a second pass the guest's interface."""
+
+DIRECTORY = "/run/pw-alloc"
+
+SETTINGS = f"""
+socket = "{DIRECTORY}/socket"
+state_directory = "{DIRECTORY}/state"
+sample_s = SAMPLE
+[pool]
+pfs = ["pf1"]
+[alloc]
+policy = "activity"
+interval_s = INTERVAL
+min_residency_s = 0.0
+signal = {{ smoothing = {{ window = 2.0 }} }}
+[containers]
+docker = ""
+"""
+
+SET_UP = f"""
+mkdir -p {DIRECTORY}/state
+modprobe bonding
+/tmp/pw-planewised vf setup pf1 --count 1 --owner test >/dev/null
+ip link add pwbr type bridge mcast_snooping 0
+ip link set pwbr up
+ip link set pf1 up master pwbr
+for i in 0 1 2; do
+    ip netns add pwg$i
+    ip link add pwv$i type veth peer name eth0 netns pwg$i
+    ip -n pwg$i link set eth0 address 02:70:77:00:01:1$i
+    ip link set pwv$i up master pwbr
+    ip -n pwg$i link set eth0 up
+    ip -n pwg$i address add 198.18.7.1$i/24 dev eth0
+    ip -n pwg$i route add default via 198.18.7.1
+done
+"""
+
+TEAR_DOWN = f"""
+for i in 0 1 2; do ip netns del pwg$i || true; done
+ip link del pwbr || true
+# A namespace ends a little later, and sends its VF home.
+for i in $(seq 600); do [ -e /sys/bus/pci/devices/*/physfn/virtfn0/net ] && break; sleep 0.1; done
+for entry in $(bridge fdb show dev pf1 | grep -o '^02:70:77:00:01:1[0-9]'); do
+    bridge fdb del $entry dev pf1 self || true
+done
+/tmp/pw-planewised vf restore --owner test || echo 0 >/sys/class/net/pf1/device/sriov_numvfs
+rm -rf {DIRECTORY}
+"""
+
+
+def shell(host: LabHost, script: str, timeout_s: float = PATIENCE_S) -> str:
+    return host.run(["sh", "-ec", script], timeout_s=timeout_s).check().stdout
+
+
+def until(host: LabHost, condition: str) -> None:
+    shell(host, f"for i in $(seq 1800); do {condition} && exit; sleep 0.1; done; exit 1")
+
+
+def settings(sample_s: float, interval_s: float, guests: dict[str, str]) -> str:
+    text = SETTINGS.replace("SAMPLE", str(sample_s)).replace("INTERVAL", str(interval_s))
+    for guest, stance in guests.items():
+        text += f'[containers.namespaces.{guest}]\n[guests.{guest}]\nstance = "{stance}"\n'
+    return text
+
+
+def configure(host: LabHost, text: str, name: str = "config.toml") -> str:
+    path = f"{DIRECTORY}/{name}"
+    host.run(["tee", path], stdin=text.encode()).check()
+    return path
+
+
+def running(host: LabHost, config: str) -> SshProcess:
+    daemon = host.start(["/tmp/pw-planewised", "daemon", "--config", config])
+    until(host, f"[ -S {DIRECTORY}/socket ]")
+    return daemon
+
+
+def ask(host: LabHost, path: str) -> Any:
+    """What the daemon's socket answers."""
+    connection = http.client.HTTPConnection("planewise", timeout=PATIENCE_S)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.sock.settimeout(PATIENCE_S)
+    connection.sock.connect(host.socket(f"{DIRECTORY}/socket"))
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    return json.loads(answer.read())
+
+
+def holder(host: LabHost) -> str | None:
+    held = [vf["holder"] for vf in ask(host, "/status")["vfs"]]
+    assert len(held) == 1
+    return str(held[0]) if held[0] else None
+
+
+@pytest.fixture(scope="module")
+def hosts(up: UpLab) -> Iterator[tuple[LabHost, LabHost]]:
+    """Host a with three guests on a bridge and one VF; host b at the other end of the cable."""
+    a, b = LabHost("t", "a", name="sender"), LabHost("t", "b", name="responder")
+    a.put(Path(find_planewised()), "/tmp/pw-planewised")
+    shell(a, SET_UP)
+    shell(b, "ip link set pf1 up; ip address replace 198.18.7.1/24 dev pf1")
+    reach = "for i in $(seq 600); do ping -c 1 -W 1 198.18.7.10 >/dev/null && exit; done; exit 1"
+    shell(b, reach)
+    yield a, b
+    shell(b, "ip address del 198.18.7.1/24 dev pf1")
+    shell(a, TEAR_DOWN)
+    a.close()
+    b.close()
+
+
+def traffic(b: LabHost, busy: str, quiet: str) -> dict[str, dict[str, int]]:
+    """A round of pings to both guests; what became of them."""
+    addresses = {"pwg0": "198.18.7.10", "pwg1": "198.18.7.11"}
+    pings = {
+        guest: b.start([b.probe, "ping", addresses[guest], "--rate", str(pps), "--duration", "6"])
+        for guest, pps in ((busy, PPS), (quiet, 20))
+    }
+    counts = {}
+    for guest, ping in pings.items():
+        answer = json.loads(ping.wait(PATIENCE_S).check().stdout)
+        counts[guest] = answer["counts"]
+    return counts
+
+
+def test_a_vf_follows_the_traffic_of_two_waiters(
+    hosts: tuple[LabHost, LabHost], said: list[str]
+) -> None:
+    a, b = hosts
+    config = configure(a, settings(0.5, 2.0, {"pwg0": "free", "pwg1": "free"}))
+    lost = sent = duplicate = 0
+    with running(a, config) as daemon:
+        # Who comes first has it; each shift of the traffic then moves it.
+        for busy, quiet in (("pwg0", "pwg1"), ("pwg1", "pwg0"), ("pwg0", "pwg1")):
+            begun = time.monotonic()
+            while True:
+                before = holder(a)
+                for counts in traffic(b, busy, quiet).values():
+                    assert counts["received"] > 0
+                    lost += counts["lost"]
+                    sent += counts["sent"]
+                    duplicate += counts["duplicate"]
+                after = holder(a)
+                if after == busy:
+                    break
+                assert time.monotonic() - begun < PATIENCE_S, f"{before} holds it, not {busy}"
+        status = ask(a, "/status")
+        moves = status["moves"]
+        assert moves
+        assert all(move["ending"]["how"] == "completed" for move in moves)
+        assert status["errors"] == []
+        # On the VF the guest's own interface counts, on the bridge the host's.
+        rates = {guest["id"]: guest["rate"] for guest in status["guests"]}
+        assert {rate["source"] for rate in rates.values()} == {"host-side"}
+        assert rates["pwg0"]["pps"] > rates["pwg1"]["pps"]
+        took = {
+            way: [move["duration_ms"] for move in moves if move["direction"] == way]
+            for way in ("give", "take")
+        }
+        switches = [
+            step["duration_ms"]
+            for move in moves
+            for step in move["steps"]
+            if " send by " in step["step"]
+        ]
+        said.append(
+            f"containers: {len(moves)} moves under {2 * PPS} packets/s: {lost} of {sent} echoes "
+            f"lost, {duplicate} came twice; give {min(took['give']):.0f} to "
+            f"{max(took['give']):.0f} ms, take {min(took['take']):.0f} to "
+            f"{max(took['take']):.0f} ms, of which the switch {min(switches):.0f} to "
+            f"{max(switches):.0f} ms"
+        )
+        shell(a, f"kill -TERM {daemon.pid}")
+        left = daemon.wait(PATIENCE_S)
+        assert left.exit_code == 0
+        assert re.search(r"ends; stay as they are: pwg0 on pf1/0", left.stderr), left.stderr
+    # The daemon is gone, the guests are not.
+    shell(b, "ping -c 3 -i 0.2 -W 5 198.18.7.10; ping -c 3 -i 0.2 -W 5 198.18.7.11")
+
+
+STEPS = (
+    "give/reserve/before",
+    "inside/attach",
+    "give/attach/after",
+    "give/await-path/after",
+    "inside/prefer-vf",
+    "give/prefer/after",
+    "give/direct/after",
+    "give/verify/after",
+    "take/verify/after",
+    "inside/prefer-veth",
+    "take/prefer/after",
+    "take/direct/after",
+    "inside/detach",
+    "take/detach/after",
+    "take/clear-mac/after",
+    "take/reset/after",
+    "take/release/after",
+)
+"""Every step of a move of a container; `inside` is between the changes that a step makes."""
+
+
+def test_a_kill_at_any_step_of_a_containers_move_leaves_nothing_that_a_restart_does_not_put_right(
+    hosts: tuple[LabHost, LabHost], said: list[str]
+) -> None:
+    a, _ = hosts
+    for wanted, other in (("pwg0", "pwg1"), ("pwg1", "pwg0")):
+        guests = {wanted: "pinned", other: "excluded", "pwg2": "excluded"}
+        configure(a, settings(0.1, 0.2, guests), f"{wanted}.toml")
+    begun = time.monotonic()
+    script = (Path(__file__).parent / "kills.sh").read_text()
+    known = f'DIRECTORY={DIRECTORY} MOMENTS="{" ".join(STEPS)}"\n'
+    told = shell(a, known + script, timeout_s=850)
+    whole = ["whole after the start", *(f"whole after {moment}" for moment in STEPS)]
+    assert told.splitlines() == whole, told
+    said.append(f"containers: killed at {len(STEPS)} steps in {time.monotonic() - begun:.0f} s")
+
+
+BEFORE = """
+ip -n pwg0 -o address show dev eth0
+ip -n pwg0 route
+ip -n pwg0 -o link show eth0
+"""
+
+
+def test_a_guest_that_is_let_go_has_what_it_had_before(hosts: tuple[LabHost, LabHost]) -> None:
+    a, _ = hosts
+    config = configure(a, settings(0.2, 0.5, {"pwg0": "pinned"}))
+    with running(a, config) as daemon:
+        until(a, "ip -n pwg0 -o link show | grep -q pw-vf")
+        # A second daemon on the same state is refused in a sentence.
+        second = a.run(["/tmp/pw-planewised", "daemon", "--config", config], timeout_s=PATIENCE_S)
+        assert second.exit_code == 1
+        assert "is in use" in second.stderr
+        assert "another planewised" in second.stderr
+        # Nobody asks for the guest any more: SIGHUP.
+        configure(a, settings(0.2, 0.5, {}))
+        shell(a, f"kill -HUP {daemon.pid}")
+        until(a, "ip -n pwg0 -d -o link show eth0 | grep -q veth")
+        until(a, '[ -z "$(ls /run/pw-alloc/state/guests)" ]')
+        shell(a, f"kill -TERM {daemon.pid}")
+        assert daemon.wait(PATIENCE_S).exit_code == 0
+    told = shell(a, BEFORE)
+    assert "198.18.7.10/24" in told
+    assert "default via 198.18.7.1 dev eth0" in told
+    assert "ether 02:70:77:00:01:10" in told
+    assert "pw-" not in shell(a, "ip -n pwg0 link show")
