@@ -45,6 +45,8 @@ const RETRY: Duration = Duration::from_millis(200);
 /// A guest that has not released a device is asked again after this. Native PCIe hotplug takes a
 /// second request within five seconds for a withdrawal of the first.
 const ASK_AGAIN: Duration = Duration::from_secs(7);
+/// The first look at all machines may take so long.
+const FIRST_LOOK: Duration = Duration::from_secs(30);
 /// Libvirt has so long for a look after the deadline.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 /// Libvirt has so long to tell what is.
@@ -490,6 +492,10 @@ impl Guests for Machines {
     }
 
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
+        if self.version.is_none() {
+            // What is recovered at the start is about machines that have to be known.
+            self.watch.await_first(FIRST_LOOK);
+        }
         {
             let board = self.watch.board();
             // A host without libvirt has no machines, which is no error.

@@ -430,6 +430,27 @@ fn a_daemon_that_starts_while_libvirt_is_away_touches_no_vf_in_a_machines_hands(
 }
 
 #[test]
+fn the_first_look_knows_all_machines_and_later_ones_are_told_by_the_watcher() {
+    let simulated = Simulated::with(3, 1);
+    let libvirt = Arc::new(simulated.clone());
+    let watch = Watch::start(libvirt.clone());
+    let agents = Agents::idle(libvirt.clone());
+    let mut machines = Machines::with(libvirt, watch, agents, Box::new(simulated.clone()));
+    let pool = simulated.clone().read().expect("a made-up pool");
+    let count = |found: Discovery| match found {
+        Discovery::Guests(guests) => Some(guests.len()),
+        Discovery::Unchanged => None,
+    };
+    assert_eq!(count(machines.discover(&pool).expect("it is there")), Some(3));
+    simulated.destroy(1);
+    let deadline = Instant::now() + PATIENCE;
+    while count(machines.discover(&pool).expect("it is there")) != Some(2) {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
 fn a_host_without_libvirt_has_no_machines_and_no_errors() {
     let simulated = Simulated::with(0, 1);
     simulated.restart_libvirtd(None);
