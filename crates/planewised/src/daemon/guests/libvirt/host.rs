@@ -12,20 +12,21 @@ use pw_sriov::apply::apply;
 use pw_sriov::driver::VFIO;
 use pw_sriov::kernel::{Kernel as _, Linux as Kernel};
 use pw_sriov::link::{Links, Setting};
+use pw_sriov::model::{Vlan, VlanProtocol};
 use pw_sriov::plan;
 
 use crate::daemon::net::{Link, Net};
 use crate::daemon::pool::PoolView;
 
 /// A tap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tap {
     /// Its interface's index.
     pub index: u32,
     /// It is up, and the machine has opened it.
     pub works: bool,
     /// The bridge that it is a port of.
-    pub bridge: Option<u32>,
+    pub bridge: Option<String>,
     /// What the host has counted.
     pub counters: Counters,
 }
@@ -52,6 +53,18 @@ pub trait Host: Send {
     /// # Errors
     /// The kernel refuses.
     fn silence(&mut self, vf: &VfId, pool: &PoolView) -> Result<()>;
+
+    /// The VF's frames belong to this VLAN from now on; `Step::Reset` ends it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn tag(&mut self, vf: &VfId, vlan: u16, pool: &PoolView) -> Result<()>;
+
+    /// The PF of this VF does not take frames for `mac` in for the host any more: the VF is to.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn yield_address(&mut self, mac: Mac, vf: &VfId, pool: &PoolView) -> Result<()>;
 
     /// Lets the host's bridge and the PFs send frames for `mac`, whose tap is this, by that path.
     ///
@@ -86,17 +99,23 @@ impl Linux {
 
 impl Host for Linux {
     fn taps(&mut self) -> Result<BTreeMap<String, Tap>> {
+        let links = self.net.all()?;
+        let bridges: BTreeMap<u32, String> = links
+            .iter()
+            .filter(|link| link.kind.as_deref() == Some("bridge"))
+            .map(|link| (link.index, link.name.clone()))
+            .collect();
         let tap = |link: Link| {
             let tap = Tap {
                 index: link.index,
                 works: link.up && link.carrier,
-                bridge: link.master,
+                bridge: link.master.and_then(|master| bridges.get(&master).cloned()),
                 counters: link.counters,
             };
             (link.name, tap)
         };
         // A tap has no device of its own.
-        Ok(self.net.all()?.into_iter().filter(|link| link.device.is_none()).map(tap).collect())
+        Ok(links.into_iter().filter(|link| link.device.is_none()).map(tap).collect())
     }
 
     fn in_use(&self, vf: PciAddress) -> Option<bool> {
@@ -134,19 +153,25 @@ impl Host for Linux {
     }
 
     fn silence(&mut self, vf: &VfId, pool: &PoolView) -> Result<()> {
-        let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
-        let none = Setting::Mac(pw_sriov::mac::Mac::NONE);
-        let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), none)?;
-        answer.map_err(|code| {
-            let why = pw_sriov::kernel::explain(code);
-            Error::failed(format!("cannot clear the address of {vf}: {why}"), "")
-        })
+        tell(vf, pool, Setting::Mac(pw_sriov::mac::Mac::NONE), "clear the address of")
+    }
+
+    fn yield_address(&mut self, mac: Mac, vf: &VfId, pool: &PoolView) -> Result<()> {
+        match pool.pfs.get(&vf.pf) {
+            Some(pf) => self.net.nic_takes(mac, pf.index, false),
+            None => Ok(()),
+        }
+    }
+
+    fn tag(&mut self, vf: &VfId, vlan: u16, pool: &PoolView) -> Result<()> {
+        let vlan = Vlan { id: u32::from(vlan), qos: 0, protocol: VlanProtocol::Dot1q };
+        tell(vf, pool, Setting::Vlan(vlan), "set the VLAN of")
     }
 
     fn direct(&mut self, mac: Mac, tap: &Tap, path: &Path, pool: &PoolView) -> Result<()> {
         for (name, pf) in &pool.pfs {
             let here = matches!(path, Path::Vf(VfId { pf, .. }) if pf == name);
-            let beside = pf.bridge.is_some() && bridge_of(&mut self.net, pf.index)? == tap.bridge;
+            let beside = pf.bridge.is_some() && pf.bridge == tap.bridge;
             if here {
                 // Both would take the frames in.
                 self.net.nic_takes(mac, pf.index, false)?;
@@ -176,6 +201,11 @@ impl Host for Linux {
     }
 }
 
-fn bridge_of(net: &mut Net, index: u32) -> Result<Option<u32>> {
-    Ok(net.indexed(index)?.and_then(|link| link.master))
+fn tell(vf: &VfId, pool: &PoolView, setting: Setting, what: &str) -> Result<()> {
+    let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
+    let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), setting)?;
+    answer.map_err(|code| {
+        let why = pw_sriov::kernel::explain(code);
+        Error::failed(format!("cannot {what} {vf}: {why}"), "")
+    })
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::execute::Failure;
-use pw_alloc::model::{GuestId, Origin, VfId};
+use pw_alloc::model::{GuestId, Origin, PfId, Stance, VfId};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::{Join, Path, Step};
 use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
@@ -45,6 +45,10 @@ const RETRY: Duration = Duration::from_millis(200);
 /// A guest that has not released a device is asked again after this. Native PCIe hotplug takes a
 /// second request within five seconds for a withdrawal of the first.
 const ASK_AGAIN: Duration = Duration::from_secs(7);
+/// The first look at all machines may take so long.
+const FIRST_LOOK: Duration = Duration::from_secs(30);
+/// Libvirt has so long for a look after the deadline.
+const LAST_LOOK: Duration = Duration::from_secs(1);
 /// Libvirt has so long to tell what is.
 const FIND: Duration = Duration::from_secs(60);
 
@@ -96,9 +100,9 @@ impl Machines {
         } else {
             sockets
         };
-        let libvirt: Arc<dyn Libvirt> = Arc::new(Socket::new(paths.clone()));
+        let libvirt: Arc<dyn Libvirt> = Arc::new(Socket::new(paths.clone(), true));
         // Agents have a connection of their own: those that do not answer would fill the other's.
-        let agents = Agents::start(Arc::new(Socket::new(paths)));
+        let agents = Agents::start(Arc::new(Socket::new(paths, false)));
         let watch = Watch::start(Arc::clone(&libvirt));
         Ok(Self::with(libvirt, watch, agents, Box::new(Linux::here()?)))
     }
@@ -164,19 +168,20 @@ impl Machines {
     fn attach(
         &mut self,
         id: &GuestId,
-        vf: PciAddress,
+        vf_id: &VfId,
         pool: &PoolView,
-        path: &Path,
         deadline: Instant,
     ) -> std::result::Result<(), Failure> {
+        let vf = address_of(pool, vf_id)?;
         let (domain, nic) = {
             let guest = self.guest(id)?;
             (guest.domain.clone(), guest.nic.clone())
         };
         let gone = || failure(format!("{id} does not run any more"));
-        // Before the guest drives it: two entries for one address would share its frames.
-        if let Some(tap) = self.taps.get(&nic.tap) {
-            self.host.direct(nic.mac, tap, path, pool).map_err(|error| failure(error.what))?;
+        // Its frames are the VF's from now on, those from the host's bridge not before it is up.
+        self.host.yield_address(nic.mac, vf_id, pool).map_err(|error| failure(error.what))?;
+        if let Some(vlan) = nic.vlan {
+            self.host.tag(vf_id, vlan, pool).map_err(|error| failure(error.what))?;
         }
         let device = domain::hostdev(vf, nic.teams.as_deref());
         loop {
@@ -199,12 +204,11 @@ impl Machines {
     fn detach(
         &mut self,
         id: &GuestId,
-        vf: &VfId,
+        vf_id: &VfId,
         pool: &PoolView,
         deadline: Instant,
     ) -> std::result::Result<(), Failure> {
-        let name = vf;
-        let vf = address_of(pool, name)?;
+        let vf = address_of(pool, vf_id)?;
         // A machine that is gone has left everything behind.
         let Some(guest) = self.guests.get(id) else { return Ok(()) };
         let (domain, nic) = (guest.domain.clone(), guest.nic.clone());
@@ -212,7 +216,10 @@ impl Machines {
         let mut silenced = self.host.in_use(vf) != Some(true);
         let mut why = String::new();
         loop {
-            let Some(described) = self.now(&domain, deadline)? else { return Ok(()) };
+            // What was asked for at the last moment is looked for once more.
+            let last = asked.is_some() && Instant::now() >= deadline;
+            let look_by = deadline.max(Instant::now() + LAST_LOOK);
+            let Some(described) = self.now(&domain, look_by)? else { return Ok(()) };
             let Some(function) = described.functions.into_iter().find(|one| one.address == vf)
             else {
                 return Ok(());
@@ -220,10 +227,17 @@ impl Machines {
             let Some(alias) = function.alias else {
                 return Err(failure("libvirt gives the device no alias".into()));
             };
+            if last {
+                let why = format!("{id} has not released it in time{why}");
+                return Err(Failure { why, guest_silent: true });
+            }
             if asked.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN) {
                 match self.libvirt.detach(&domain, &alias, deadline) {
                     Ok(()) => asked = Some(Instant::now()),
-                    Err(Refusal { why: Why::NoDevice | Why::NoDomain, .. }) => continue,
+                    // The next look tells.
+                    Err(Refusal { why: Why::NoDevice | Why::NoDomain, .. }) => {
+                        asked = Some(Instant::now());
+                    }
                     Err(Refusal { why: Why::Gone, .. }) => std::thread::sleep(RETRY),
                     Err(refusal) if matches!(refusal.why, Why::Unplugging | Why::Late) => {
                         asked = Some(Instant::now());
@@ -238,14 +252,10 @@ impl Machines {
                 // Its driver has let go, its device is still there. Until address and forwarding
                 // follow, which are the next steps, whatever is sent to it is lost.
                 silenced = true;
-                let _ = self.host.silence(name, pool);
+                let _ = self.host.silence(vf_id, pool);
                 if let Some(tap) = self.taps.get(&nic.tap) {
                     let _ = self.host.direct(nic.mac, tap, &Path::Paravirtual, pool);
                 }
-            }
-            if Instant::now() >= deadline {
-                let why = format!("{id} has not released it in time{why}");
-                return Err(Failure { why, guest_silent: true });
             }
         }
     }
@@ -401,12 +411,31 @@ impl Machines {
                 return None;
             }
         };
-        let works = self.taps.get(&nic.tap).is_none_or(|tap| tap.works);
+        let tap = self.taps.get(&nic.tap);
+        let works = tap.is_none_or(|tap| tap.works);
+        let mut wish = described.mark.map(|mark| mark.wish).unwrap_or_default();
+        if let Some(bridge) = tap.and_then(|tap| tap.bridge.as_ref()) {
+            // Only by a PF of its bridge does a VF lead to the same network.
+            let beside =
+                |pf: &PfId| pool.pfs.get(pf).is_some_and(|pf| pf.bridge.as_ref() == Some(bridge));
+            let asked = !wish.pfs.is_empty();
+            if !asked {
+                wish.pfs = pool.pfs.keys().cloned().collect();
+            }
+            wish.pfs.retain(beside);
+            if wish.pfs.is_empty() {
+                wish.stance = Stance::Excluded;
+                self.troubles.push(format!(
+                    "{name} gets no VF: no PF {}is a port of its bridge {bridge}",
+                    if asked { "that its mark names " } else { "of the pool " }
+                ));
+            }
+        }
         let managed = Managed {
             id,
             mac: nic.mac,
             join: Join::Failover,
-            wish: described.mark.map(|mark| mark.wish).unwrap_or_default(),
+            wish,
             paravirtual_up: nic.plugged && works,
             leaving,
         };
@@ -463,6 +492,10 @@ impl Guests for Machines {
     }
 
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
+        if self.version.is_none() {
+            // What is recovered at the start is about machines that have to be known.
+            self.watch.await_first(FIRST_LOOK);
+        }
         {
             let board = self.watch.board();
             // A host without libvirt has no machines, which is no error.
@@ -482,6 +515,13 @@ impl Guests for Machines {
             return;
         }
         let Ok(taps) = self.host.taps() else { return };
+        let bridge_of = |taps: &BTreeMap<String, Tap>, tap: &str| {
+            taps.get(tap).and_then(|tap| tap.bridge.clone())
+        };
+        self.paths_changed |= self
+            .guests
+            .values()
+            .any(|guest| bridge_of(&taps, &guest.nic.tap) != bridge_of(&self.taps, &guest.nic.tap));
         self.taps = taps;
         let by_address: BTreeMap<PciAddress, &VfId> =
             pool.vfs.iter().map(|(id, vf)| (vf.address, id)).collect();
@@ -603,10 +643,7 @@ impl Guests for Machines {
     ) -> std::result::Result<(), Failure> {
         self.refresh(pool);
         match step {
-            Step::Attach { guest, vf } => {
-                let path = Path::Vf(vf.clone());
-                self.attach(guest, address_of(pool, vf)?, pool, &path, deadline)
-            }
+            Step::Attach { guest, vf } => self.attach(guest, vf, pool, deadline),
             Step::AwaitPath { guest, vf } => {
                 self.await_path(guest, address_of(pool, vf)?, deadline)
             }

@@ -63,6 +63,8 @@ pub struct World {
     pub vfs: BTreeMap<VfId, PoolVf>,
     /// Whoever the bridge sends a machine's frames to.
     pub directed: BTreeMap<Mac, PfId>,
+    /// VLANs that VFs were put into.
+    pub tags: BTreeMap<VfId, u16>,
     /// There is a libvirtd, though it may not run.
     pub installed: bool,
     /// libvirtd runs.
@@ -212,7 +214,7 @@ impl Machine {
         };
         let mut devices = format!(
             "<interface type='bridge'><mac address='{}'/><target dev='{}-tap'/>\
-             <model type='virtio'/><teaming type='persistent'/><alias name='ua-net'/></interface>",
+             <model type='virtio'/><vlan><tag id='42'/></vlan><teaming type='persistent'/><alias name='ua-net'/></interface>",
             self.mac, self.name
         );
         for vf in &self.vfs {
@@ -367,7 +369,7 @@ impl Host for Simulated {
             let tap = Tap {
                 index: 100 + u32::try_from(number).expect("few"),
                 works: machine.tap_works,
-                bridge: Some(9),
+                bridge: Some("br0".into()),
                 counters: Counters {
                     rx_packets: packets,
                     rx_bytes: 64 * packets,
@@ -388,6 +390,15 @@ impl Host for Simulated {
         if let Some(vf) = world.vfs.values_mut().find(|one| one.address == vf) {
             vf.driver = Some("vfio-pci".into());
         }
+        Ok(())
+    }
+
+    fn yield_address(&mut self, _: Mac, _: &VfId, _: &PoolView) -> Result<()> {
+        Ok(())
+    }
+
+    fn tag(&mut self, vf: &VfId, vlan: u16, _: &PoolView) -> Result<()> {
+        self.world().tags.insert(vf.clone(), vlan);
         Ok(())
     }
 

@@ -29,16 +29,25 @@ type Reply = Result<Vec<u8>, Refusal>;
 #[derive(Debug)]
 pub struct Socket {
     paths: Vec<PathBuf>,
+    /// It wants to be told what happens.
+    listens: bool,
     connection: Mutex<Option<Arc<Connection>>>,
     happened: Sender<Event>,
     happenings: Mutex<Receiver<Event>>,
 }
 
 impl Socket {
-    /// The libvirt at the first of these paths that answers. Connects later.
-    pub fn new(paths: Vec<PathBuf>) -> Self {
+    /// The libvirt at the first of these paths that answers. Connects later. Only one that listens is
+    /// told what happens.
+    pub fn new(paths: Vec<PathBuf>, listens: bool) -> Self {
         let (happened, happenings) = channel();
-        Self { paths, connection: Mutex::new(None), happened, happenings: Mutex::new(happenings) }
+        Self {
+            paths,
+            listens,
+            connection: Mutex::new(None),
+            happened,
+            happenings: Mutex::new(happenings),
+        }
     }
 
     fn connection(&self) -> Answer<Arc<Connection>> {
@@ -49,9 +58,11 @@ impl Socket {
         *held = None;
         let mut last = Refusal::new(Why::Gone, "no socket of libvirt's is known");
         for path in &self.paths {
-            match Connection::open(path, self.happened.clone()) {
+            match Connection::open(path, self.listens.then(|| self.happened.clone())) {
                 Ok(connection) => {
-                    let _ = self.happened.send(Event::Connected);
+                    if self.listens {
+                        let _ = self.happened.send(Event::Connected);
+                    }
                     *held = Some(Arc::clone(&connection));
                     return Ok(connection);
                 }
@@ -170,7 +181,7 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    fn open(path: &std::path::Path, happened: Sender<Event>) -> Answer<Arc<Self>> {
+    fn open(path: &std::path::Path, happened: Option<Sender<Event>>) -> Answer<Arc<Self>> {
         let gone = |error: std::io::Error| {
             Refusal::new(
                 Why::Gone,
@@ -182,20 +193,23 @@ impl Connection {
         let reading = stream.try_clone().map_err(gone)?;
         let waiting: Arc<Waiting> = Arc::new(Mutex::new(Some(BTreeMap::new())));
         let waiters = Arc::clone(&waiting);
+        let listens = happened.is_some();
         std::thread::Builder::new()
             .name("libvirt".into())
             .spawn(move || {
-                read_all(reading, &waiters, &happened);
+                read_all(reading, &waiters, happened.as_ref());
                 *lock(&waiters) = None;
-                let _ = happened.send(Event::Lost);
+                if let Some(happened) = happened {
+                    let _ = happened.send(Event::Lost);
+                }
             })
             .map_err(gone)?;
         let connection = Arc::new(Self { stream, serial: Mutex::new(0), waiting });
-        connection.introduce()?;
+        connection.introduce(listens)?;
         Ok(connection)
     }
 
-    fn introduce(&self) -> Answer<()> {
+    fn introduce(&self, listens: bool) -> Answer<()> {
         let deadline = Instant::now() + HELLO;
         let body = self.call(REMOTE, procedure::AUTH_LIST, Writer::default(), deadline)?;
         if !packet::needs_no_authentication(&body).ok_or_else(nonsense)? {
@@ -203,7 +217,7 @@ impl Connection {
         }
         let open = Writer::default().optional_string(Some("qemu:///system")).u32(0);
         self.call(REMOTE, procedure::CONNECT_OPEN, open, deadline)?;
-        for event in packet::EVENT_IDS {
+        for event in packet::EVENT_IDS.into_iter().filter(|_| listens) {
             // Of all domains.
             let arguments = Writer::default().i32(event).u32(0);
             let number = procedure::CONNECT_DOMAIN_EVENT_CALLBACK_REGISTER_ANY;
@@ -263,7 +277,7 @@ fn lost() -> Refusal {
 }
 
 /// Reads until the connection ends or says what cannot be understood.
-fn read_all(mut stream: UnixStream, waiting: &Waiting, happened: &Sender<Event>) {
+fn read_all(mut stream: UnixStream, waiting: &Waiting, happened: Option<&Sender<Event>>) {
     let mut packet = Vec::new();
     loop {
         let mut length = [0; 4];
@@ -287,7 +301,8 @@ fn read_all(mut stream: UnixStream, waiting: &Waiting, happened: &Sender<Event>)
                 }
             }
             Kind::Event if header.program == REMOTE => {
-                if let Some(event) = packet::event(header.procedure, body) {
+                let event = packet::event(header.procedure, body);
+                if let (Some(event), Some(happened)) = (event, happened) {
                     let _ = happened.send(event);
                 }
             }

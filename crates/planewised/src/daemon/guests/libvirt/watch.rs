@@ -102,6 +102,22 @@ impl Watch {
         lock(&self.board)
     }
 
+    /// Waits until it has looked once, or knows that it cannot, or for so long.
+    pub fn await_first(&self, wait: Duration) {
+        let deadline = Instant::now() + wait;
+        let mut board = self.board();
+        while board.empty && board.trouble.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            board = match self.changed.wait_timeout(board, left) {
+                Ok((board, _)) => board,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+
     /// Waits for a change, or for so long.
     pub fn pause(&self, wait: Duration) {
         if self.threaded {
