@@ -403,12 +403,12 @@ def test_tcp_is_served_with_tls_and_a_token_or_not_at_all(tmp_path: Path) -> Non
     tokens.touch(0o600)
     secret = "0123456789abcdef0123456789abcdef"
     tokens.write_text(f"operator {secret}\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    more = f'[tcp]\nlisten = "127.0.0.1:{port}"\ncertificate = "{chain}"\nkey = "{key}"\n'
+    more = f'[tcp]\nlisten = "127.0.0.1:0"\ncertificate = "{chain}"\nkey = "{key}"\n'
     trusting = ssl.create_default_context(cafile=str(chain))
     with running(tmp_path, f'{more}tokens = "{tokens}"') as daemon:
+        said = re.search(r"serves TLS at 127\.0\.0\.1:(\d+)", daemon.log.read_text())
+        assert said is not None
+        port = int(said[1])
 
         def ask(method: str, path: str, login: str, origin: str = "") -> tuple[int, Any]:
             connection = http.client.HTTPSConnection(
