@@ -308,14 +308,19 @@ impl Net {
     }
 
     /// Lets a bridge send frames for `mac` by its port `index`, until it learns otherwise. `lasting`:
-    /// the entry does not age.
+    /// it neither forgets that nor learns otherwise. (A NIC that hands broadcasts back to the PF that
+    /// sent them makes a bridge believe that its own guests are behind the PF.)
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn bridge_sends(&mut self, mac: Mac, index: u32, lasting: bool) -> Result<()> {
         // NUD_NOARP is what `bridge fdb` calls static, NUD_REACHABLE dynamic.
-        let state = if lasting { NeighbourState::Noarp } else { NeighbourState::Reachable };
-        let message = Self::forward(mac, index, NeighbourFlags::Controller, state);
+        let (flags, state) = if lasting {
+            (NeighbourFlags::Controller | NeighbourFlags::Sticky, NeighbourState::Noarp)
+        } else {
+            (NeighbourFlags::Controller, NeighbourState::Reachable)
+        };
+        let message = Self::forward(mac, index, flags, state);
         let message = RouteNetlinkMessage::NewNeighbour(message);
         self.done(
             || format!("let the bridge send {mac} by interface {index}"),

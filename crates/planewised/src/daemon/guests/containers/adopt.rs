@@ -225,13 +225,13 @@ fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
 /// by them.
 fn settle(adopted: &Adopted, home: &mut Net, pool: &PoolView) -> Result<()> {
     let mac = adopted.record.mac;
-    let on_vf = pool.vfs.values().any(|vf| vf.mac == mac);
-    for (_, pf) in pfs_of(pool, adopted.bridge.as_deref()) {
-        if !on_vf {
-            home.nic_takes(mac, pf.index, true)?;
-        }
+    if pool.vfs.values().any(|vf| vf.mac == mac) {
+        return Ok(());
     }
-    Ok(())
+    for (_, pf) in pfs_of(pool, adopted.bridge.as_deref()) {
+        home.nic_takes(mac, pf.index, true)?;
+    }
+    home.bridge_sends(mac, adopted.port, true)
 }
 
 /// The guest gets back what it had before it was managed.
@@ -270,6 +270,10 @@ pub fn give_back(adopted: &mut Adopted, home: &mut Net) -> Result<()> {
         if entry.mac == record.mac && entry.own {
             home.nic_takes(record.mac, entry.index, false)?;
         }
+    }
+    if adopted.bridge.is_some() {
+        // From here on the bridge learns for itself.
+        home.bridge_forgets(record.mac, adopted.port)?;
     }
     Ok(())
 }

@@ -477,7 +477,7 @@ impl Adopted {
                     home.nic_takes(mac, pf.index, true)?;
                 }
                 if self.bridge.is_some() {
-                    home.bridge_sends(mac, self.port, false)?;
+                    home.bridge_sends(mac, self.port, true)?;
                 }
             }
         }
