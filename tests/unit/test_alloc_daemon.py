@@ -159,6 +159,23 @@ def test_every_order_is_performed(daemon: Daemon) -> None:
     assert daemon.alloc("reload")
 
 
+def test_a_configuration_that_cannot_be_taken_is_refused_and_the_old_one_stays(
+    daemon: Daemon,
+) -> None:
+    good = daemon.configuration.read_text()
+    try:
+        for change, what in (
+            ('format = "plain"', "log cannot be changed while the daemon runs"),
+            ('format = "xml"', "planewised.toml:6: unknown variant `xml`"),
+        ):
+            daemon.configuration.write_text(good.replace('format = "json"', change))
+            with pytest.raises(PlanewiseError, match=what):
+                daemon.client.order("POST", "/reload")
+    finally:
+        daemon.configuration.write_text(good)
+    assert daemon.alloc("reload")
+
+
 def test_watch_tells_what_happens(daemon: Daemon) -> None:
     listening, heard = threading.Event(), []
     feed = daemon.client.events(status=True)
