@@ -159,6 +159,23 @@ def test_every_order_is_performed(daemon: Daemon) -> None:
     assert daemon.alloc("reload")
 
 
+def test_a_configuration_that_cannot_be_taken_is_refused_and_the_old_one_stays(
+    daemon: Daemon,
+) -> None:
+    good = daemon.configuration.read_text()
+    try:
+        for change, what in (
+            ('format = "plain"', "log cannot be changed while the daemon runs"),
+            ('format = "xml"', "planewised.toml:6: unknown variant `xml`"),
+        ):
+            daemon.configuration.write_text(good.replace('format = "json"', change))
+            with pytest.raises(PlanewiseError, match=what):
+                daemon.client.order("POST", "/reload")
+    finally:
+        daemon.configuration.write_text(good)
+    assert daemon.alloc("reload")
+
+
 def test_watch_tells_what_happens(daemon: Daemon) -> None:
     listening, heard = threading.Event(), []
     feed = daemon.client.events(status=True)
@@ -403,12 +420,12 @@ def test_tcp_is_served_with_tls_and_a_token_or_not_at_all(tmp_path: Path) -> Non
     tokens.touch(0o600)
     secret = "0123456789abcdef0123456789abcdef"
     tokens.write_text(f"operator {secret}\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    more = f'[tcp]\nlisten = "127.0.0.1:{port}"\ncertificate = "{chain}"\nkey = "{key}"\n'
+    more = f'[tcp]\nlisten = "127.0.0.1:0"\ncertificate = "{chain}"\nkey = "{key}"\n'
     trusting = ssl.create_default_context(cafile=str(chain))
     with running(tmp_path, f'{more}tokens = "{tokens}"') as daemon:
+        said = re.search(r"serves TLS at 127\.0\.0\.1:(\d+)", daemon.log.read_text())
+        assert said is not None
+        port = int(said[1])
 
         def ask(method: str, path: str, login: str, origin: str = "") -> tuple[int, Any]:
             connection = http.client.HTTPSConnection(

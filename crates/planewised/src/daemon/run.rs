@@ -162,6 +162,8 @@ fn reload(core: &mut Core, args: &Args) -> Result<()> {
     let fixed = [
         ("socket", config.socket == old.socket),
         ("group", config.group == old.group),
+        ("tcp", config.tcp == old.tcp),
+        ("log", config.log == old.log),
         ("state_directory", config.state_directory == old.state_directory),
         ("simulated", config.simulated == old.simulated),
         ("pool", config.pool == old.pool),

@@ -117,6 +117,9 @@ pub fn start(config: &Config, ends: FaceEnds) -> Result<Face> {
             runtime.shutdown_timeout(FAREWELL);
         })
         .map_err(failed)?;
+    if let Some(address) = address {
+        tracing::info!("serves TLS at {address}");
+    }
     Ok(Face { stop, thread: Some(thread), socket, tcp: address })
 }
 
