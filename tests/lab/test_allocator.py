@@ -208,7 +208,8 @@ def test_a_vf_follows_the_traffic_of_two_waiters(
         shell(a, f"kill -TERM {daemon.pid}")
         left = daemon.wait(PATIENCE_S)
         assert left.exit_code == 0
-        assert re.search(r"ends; stay as they are: pwg0 on pf1/0", left.stderr), left.stderr
+        # The traffic has ended: who holds the VF by now is anybody's guess, that it is said is not.
+        assert re.search(r"ends; .*guests", left.stderr), left.stderr
     # The daemon is gone, the guests are not.
     shell(b, "ping -c 3 -i 0.2 -W 5 198.18.7.10; ping -c 3 -i 0.2 -W 5 198.18.7.11")
 
