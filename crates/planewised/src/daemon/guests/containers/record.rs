@@ -53,6 +53,10 @@ pub fn path(directory: &Path, guest: &GuestId) -> PathBuf {
             name.push_str(&format!("%{byte:02x}"));
         }
     }
+    if name.is_empty() {
+        // A file called .json would be hidden, and be no JSON file by its name.
+        name.push('%');
+    }
     directory.join(format!("{name}.json"))
 }
 
