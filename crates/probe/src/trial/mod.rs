@@ -257,7 +257,25 @@ fn calibrate(args: &Args) -> Result<()> {
     Output::new("trial-calibration", body).print()
 }
 
+/// Frames that one trial accounts for at most: each takes a bit of memory, all of them 2 GiB.
+const MOST_FRAMES: f64 = (1_u64 << 34) as f64;
+
+/// How many frames a trial sends.
+fn frames(rate_pps: f64, duration: Duration) -> Result<u64> {
+    let frames = rate_pps * duration.as_secs_f64();
+    if frames > MOST_FRAMES {
+        return Err(Error::bad_input(
+            format!(
+                "--rate and --duration come to {frames:.1e} frames, more than one trial counts"
+            ),
+            format!("measure for {:.0} s or less at that rate", (MOST_FRAMES / rate_pps).floor()),
+        ));
+    }
+    Ok((frames.round() as u64).max(1))
+}
+
 fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> Result<()> {
+    let planned = frames(rate_pps, args.duration)?;
     let version = if dst.is_ipv6() { 6 } else { 4 };
     if args.ip.is_some_and(|ip| ip != version) {
         return Err(Error::bad_input(
@@ -304,7 +322,6 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let mut transmitter = run_in(tx.netns.as_ref(), || {
         AfPacketTx::open(&tx.interface, tx, template.bytes(), usize::from(args.batch))
     })?;
-    let planned = ((rate_pps * args.duration.as_secs_f64()).round() as u64).max(1);
     // Never seen before on this machine: no frame of an earlier trial is taken for one of this.
     let first_sequence = clock::realtime_ns() as u64;
     let warmup = warm_up(&mut transmitter, &mut ring, &template, first_sequence - 1)?;
@@ -581,6 +598,16 @@ fn receive(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trial_of_more_frames_than_memory_can_count_is_refused_with_a_duration_that_fits() {
+        let day = Duration::from_secs(86_400);
+        assert_eq!(frames(1e5, day).ok(), Some(8_640_000_000));
+        let refused = frames(1e7, day).expect_err("a day at 10 Mpps is too much");
+        assert!(refused.what.contains("8.6e11 frames"), "{}", refused.what);
+        assert!(refused.remedy.contains("1717 s"), "{}", refused.remedy);
+        assert_eq!(frames(1e7, Duration::from_secs(1717)).ok(), Some(17_170_000_000));
+    }
 
     #[test]
     fn the_parts_of_the_loss_never_exceed_it() {
