@@ -182,14 +182,13 @@ impl Meter {
                 self.rate = Some((pps + weight * (now.0 - pps), bytes + weight * (now.1 - bytes)));
             }
             Smoothing::Window(over_s) => {
-                if self.window.len() == WINDOW_SAMPLES {
-                    if let (Some(first), Some(second)) =
+                if self.window.len() == WINDOW_SAMPLES
+                    && let (Some(first), Some(second)) =
                         (self.window.pop_front(), self.window.front_mut())
-                    {
-                        second.seconds += first.seconds;
-                        second.packets += first.packets;
-                        second.bytes += first.bytes;
-                    }
+                {
+                    second.seconds += first.seconds;
+                    second.packets += first.packets;
+                    second.bytes += first.bytes;
                 }
                 self.window.push_back(passed);
                 let mut span_s: f64 = self.window.iter().map(|part| part.seconds).sum();

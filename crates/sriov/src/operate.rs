@@ -207,10 +207,10 @@ impl<K: Kernel> Operator<'_, K> {
         self.refuse_others(record.as_ref(), &format!("VF {address}"))?;
         let steps = plan(self, &pf, &before)?;
         let disturbs = |step: &Step| !matches!(step, Step::Set { .. });
-        if let Some(netdev) = before.netdev.as_ref().filter(|_| steps.iter().any(disturbs)) {
-            if netdev.netns.is_home() {
-                self.refuse_vital(std::slice::from_ref(&netdev.name))?;
-            }
+        if let Some(netdev) = before.netdev.as_ref().filter(|_| steps.iter().any(disturbs))
+            && netdev.netns.is_home()
+        {
+            self.refuse_vital(std::slice::from_ref(&netdev.name))?;
         }
         if self.options.dry_run || steps.is_empty() {
             return Ok(Done { steps, now: before });
@@ -219,10 +219,11 @@ impl<K: Kernel> Operator<'_, K> {
         let mut kept = record.clone().unwrap_or_else(|| {
             self.record_of(Before::Vf { pf: of, first: was(), before_move: None })
         });
-        if let Before::Vf { before_move, .. } = &mut kept.before {
-            if moves && before_move.is_none() {
-                *before_move = Some(was());
-            }
+        if let Before::Vf { before_move, .. } = &mut kept.before
+            && moves
+            && before_move.is_none()
+        {
+            *before_move = Some(was());
         }
         if record.as_ref() != Some(&kept) {
             self.state.write(&kept)?;
@@ -578,10 +579,10 @@ impl<K: Kernel> Operator<'_, K> {
 
     fn forget_vfs(&self, of: PciAddress) -> Result<()> {
         for record in self.state.all()? {
-            if let Before::Vf { pf, first, .. } = &record.before {
-                if *pf == of {
-                    self.state.remove(Kind::Vf, first.address)?;
-                }
+            if let Before::Vf { pf, first, .. } = &record.before
+                && *pf == of
+            {
+                self.state.remove(Kind::Vf, first.address)?;
             }
         }
         Ok(())

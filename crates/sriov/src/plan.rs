@@ -225,10 +225,10 @@ pub fn setup(pf: &Pf, wanted: &Setup) -> Result<Plan> {
         let has = now.and_then(|vf| vf.config.as_ref()?.mac).filter(|mac| *mac != Mac::NONE);
         let keeps = wanted.first_mac.is_none() && has.is_some();
         let mac = mac.filter(|mac| !keeps && has != Some(*mac));
-        if let Some(mac) = mac {
-            if !mac.is_station() {
-                return Err(Error::bad_input(format!("VF {index} cannot have the MAC {mac}"), ""));
-            }
+        if let Some(mac) = mac
+            && !mac.is_station()
+        {
+            return Err(Error::bad_input(format!("VF {index} cannot have the MAC {mac}"), ""));
         }
         let rebind = now.is_some_and(|vf| vf.driver != driver)
             || mac.is_some() && now.is_some_and(|vf| vf.driver.is_some());
@@ -628,10 +628,10 @@ pub fn restore_pf(now: &Pf, before: &Pf) -> Result<Plan> {
             None => converge(now.address, &unborn(was), was, &mut plan)?,
         }
     }
-    if autoprobe != before.drivers_autoprobe {
-        if let Some(on) = before.drivers_autoprobe {
-            plan.push(write(now.address, "sriov_drivers_autoprobe", u32::from(on)));
-        }
+    if autoprobe != before.drivers_autoprobe
+        && let Some(on) = before.drivers_autoprobe
+    {
+        plan.push(write(now.address, "sriov_drivers_autoprobe", u32::from(on)));
     }
     let up = |pf: &Pf| pf.netdev.as_ref().map(|netdev| netdev.up);
     if let Some(was) = up(before).filter(|_| up(now) != up(before)) {

@@ -343,10 +343,11 @@ impl Transport for PacketTransport {
                 None => now_ns,
             };
             let answer = self.probe.answer_in_frame(frame, self.target, user_rx_ns);
-            if answer.is_none() && kernel_ns != MISSING {
-                if let Some(sequence) = self.probe.request_in_frame(frame, self.target) {
-                    self.departed.push_back((sequence, kernel_ns));
-                }
+            if answer.is_none()
+                && kernel_ns != MISSING
+                && let Some(sequence) = self.probe.request_in_frame(frame, self.target)
+            {
+                self.departed.push_back((sequence, kernel_ns));
             }
             self.ring.release();
             if let Some(answer) = answer {

@@ -101,10 +101,11 @@ impl Records {
     /// (the kernel's count slipped) and is left out.
     #[inline]
     pub fn stamped(&mut self, sequence: u64, kernel_tx_ns: i64) {
-        if let Some(record) = self.records.get_mut(sequence as usize) {
-            if record.user_tx_ns != MISSING && kernel_tx_ns >= record.user_tx_ns {
-                record.kernel_tx_ns = kernel_tx_ns;
-            }
+        if let Some(record) = self.records.get_mut(sequence as usize)
+            && record.user_tx_ns != MISSING
+            && kernel_tx_ns >= record.user_tx_ns
+        {
+            record.kernel_tx_ns = kernel_tx_ns;
         }
     }
 

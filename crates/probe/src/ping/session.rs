@@ -179,11 +179,12 @@ impl Session<'_> {
             if self.take(answer) {
                 continue;
             }
-            if slack > STAMP_SLACK_NS && self.transport.stamps_pending() {
-                if let Some((sequence, kernel_tx_ns)) = self.transport.transmit_stamp() {
-                    self.records.stamped(sequence, kernel_tx_ns);
-                    continue;
-                }
+            if slack > STAMP_SLACK_NS
+                && self.transport.stamps_pending()
+                && let Some((sequence, kernel_tx_ns)) = self.transport.transmit_stamp()
+            {
+                self.records.stamped(sequence, kernel_tx_ns);
+                continue;
             }
             if slack <= SPIN_NS {
                 self.transport.attend(true);

@@ -77,10 +77,10 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
         Ok(departures) => departures.next(socket.probe(), route.target.ip()).ok().flatten(),
         Err(_) => None,
     };
-    if let Some(departure) = &departure {
-        if let Ok(name) = interface_name(departure.interface) {
-            socket.set_interface(&name);
-        }
+    if let Some(departure) = &departure
+        && let Ok(name) = interface_name(departure.interface)
+    {
+        socket.set_interface(&name);
     }
     if path == Path::Socket {
         warm(&mut socket, stop);

@@ -79,10 +79,10 @@ impl Watcher {
 
     /// Watches until [`Watcher::disarm`].
     pub fn arm(&self) {
-        if !self.shared.armed.swap(true, Ordering::Release) {
-            if let Some(thread) = &self.thread {
-                thread.thread().unpark();
-            }
+        if !self.shared.armed.swap(true, Ordering::Release)
+            && let Some(thread) = &self.thread
+        {
+            thread.thread().unpark();
         }
     }
 

@@ -245,10 +245,10 @@ impl Kernel for MadeUp {
     }
 
     fn links(&mut self, place: &Place) -> Result<Vec<Seen>> {
-        if let Place::Away(namespace) = place {
-            if !self.namespaces.contains(namespace) {
-                return Err(Error::failed(format!("{place} is gone"), ""));
-            }
+        if let Place::Away(namespace) = place
+            && !self.namespaces.contains(namespace)
+        {
+            return Err(Error::failed(format!("{place} is gone"), ""));
         }
         Ok(self.links.iter().filter(|seen| seen.netdev.netns == *place).cloned().collect())
     }
@@ -386,10 +386,10 @@ impl Kernel for MadeUp {
         to: &Place,
         name: &str,
     ) -> Result<std::result::Result<(), Errno>> {
-        if let Place::Away(namespace) = to {
-            if !self.namespaces.contains(namespace) {
-                return Err(Error::failed(format!("{to} is gone"), ""));
-            }
+        if let Place::Away(namespace) = to
+            && !self.namespaces.contains(namespace)
+        {
+            return Err(Error::failed(format!("{to} is gone"), ""));
         }
         if self.names(to).iter().any(|taken| taken == name) {
             return Ok(Err(17));
