@@ -11,7 +11,7 @@ pub const HIGHEST_NS: u64 = 3_600_000_000_000;
 /// Significant decimal digits of the histograms.
 pub const DIGITS: u8 = 3;
 
-/// One metric's distribution (docs/formats.md, `Latency` of the run directory).
+/// One metric's distribution (docs/reference/formats.md, `Latency` of the run directory).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LatencySummary {
     /// Number of samples.

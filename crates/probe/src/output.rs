@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 
-/// Version of the JSON formats of this binary (docs/formats.md).
+/// Version of the JSON formats of this binary (docs/reference/formats.md).
 pub const FORMAT: u32 = 1;
 
 /// What every subcommand's output begins with; the subcommand's own fields follow on the same level.

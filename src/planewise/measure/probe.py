@@ -1,4 +1,4 @@
-"""What `pw-probe` prints, as types (docs/formats.md). Runs nothing.
+"""What `pw-probe` prints, as types (docs/reference/formats.md). Runs nothing.
 
 Fields that Planewise does not use are let pass: the probe may say more than we ask.
 """

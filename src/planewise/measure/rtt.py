@@ -154,8 +154,8 @@ def _join(packets: pl.DataFrame, captured: pl.DataFrame) -> pl.DataFrame:
 def parts_ns(packets: pl.DataFrame) -> dict[Metric, np.ndarray]:
     """Overhead and response [ns] of every packet whose stamps are complete.
 
-    `packets` has a row a packet and the columns of docs/formats.md; a part whose capture point is
-    missing is left out.
+    `packets` has a row a packet and the columns of docs/reference/formats.md; a part whose capture
+    point is missing is left out.
     """
     parts: dict[Metric, np.ndarray] = {}
     rtt = pl.col("user_rx_ns") - pl.col("user_tx_ns")

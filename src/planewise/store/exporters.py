@@ -1,6 +1,6 @@
 """Writes load trials as CSV, Parquet or JSON; what is written reads back the same.
 
-Knows files and columns; knows no verdict. The formats are in docs/formats.md.
+Knows files and columns; knows no verdict. The formats are in docs/reference/formats.md.
 """
 
 from __future__ import annotations

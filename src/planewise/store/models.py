@@ -1,4 +1,4 @@
-"""What a run directory holds, as types. docs/formats.md is the same for readers of other languages.
+"""What a run directory holds, as types; for readers of other languages docs/reference/formats.md.
 
 Units are in the names: `_pps` packets a second, `_ns` nanoseconds, `_s` seconds, `_bytes` frame
 size with its 4-byte FCS (RFC 2544, section 9), shares are 0 to 1.

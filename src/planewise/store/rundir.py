@@ -72,7 +72,10 @@ class RunReader:
             return handle.read(1) != b"\n"
 
     def packets(self, trial: TrialRecord) -> pl.DataFrame | None:
-        """Per-packet samples of an RTT trial (columns: docs/formats.md), None when not kept."""
+        """Per-packet samples of an RTT trial, None when not kept.
+
+        docs/reference/formats.md tells the columns.
+        """
         if trial.packets is None:
             return None
         file = self.path / trial.packets

@@ -82,7 +82,7 @@ def recognise(path: Path) -> str:
         "none of the known formats",
         where=str(path),
         remedy=f"name its format with --from ({', '.join(MODULES)}), or bring it into the "
-        "documented CSV (docs/formats.md)",
+        "documented CSV (docs/reference/formats.md)",
     )
 
 

@@ -1,7 +1,7 @@
 """The documented CSV: one trial a row, named columns with their units. Knows that alone.
 
-docs/formats.md, “Importing results”, lists the columns. A header names them, in any order;
-separator comma, semicolon or tab; lines that begin with `#` are comments, of which
+docs/reference/formats.md, “Importing results”, lists the columns. A header names them, in any
+order; separator comma, semicolon or tab; lines that begin with `#` are comments, of which
 `#planewise {…}` (written by our exporter) carries what is not a column.
 """
 
@@ -119,7 +119,7 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
             "the header names neither two of sent, received and lost, nor received_pps or plr",
             where=where,
             remedy="the columns are offered_pps, sent, received and, as you have them, "
-            "duration_s, order, drops, cpu, curve (docs/formats.md)",
+            "duration_s, order, drops, cpu, curve (docs/reference/formats.md)",
         )  # fmt: skip
     by_curve: dict[str, tuple[TrialColumns, list[float]]] = {}
     described = _described(text)

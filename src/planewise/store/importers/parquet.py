@@ -104,7 +104,7 @@ def _damaged(reason: str, where: str) -> BadInputError:
         f"not a Parquet file with load trials: {reason}",
         where=where,
         remedy="copy it again, or export it again; the columns are those of the documented CSV "
-        "(docs/formats.md)",
+        "(docs/reference/formats.md)",
     )
 
 
