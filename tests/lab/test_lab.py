@@ -14,8 +14,9 @@ import pytest
 
 from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.lab import process
-from planewise.testbed.host import ProcessTimeoutError
+from planewise.lab import lifecycle, process
+from planewise.lab.diagnose import Finding
+from planewise.testbed.host import ProcessTimeoutError, find_probe
 from planewise.testbed.remote import LabHost, open_host
 
 from .conftest import PLANEWISE, Run, Silence, UpLab
@@ -134,28 +135,43 @@ def test_a_process_is_waited_for_and_stopped_with_its_children(
         host.start(["sh", "-c", "exit 3"]).wait_ready("ready", 30)
 
 
-def test_pw_probe_is_copied_over_and_removed_again(up: UpLab) -> None:
-    host = LabHost("t", "a", name="sender")
-    probe = host.probe
-    assert "pw-probe" in host.run([probe, "--version"]).check().stdout
-    host.close()
-    witness = LabHost("t", "a", name="sender")
-    try:
-        for _ in range(50):
-            if witness.run(["test", "-e", probe]).exit_code:
-                break
-            time.sleep(0.2)
-        assert witness.run(["test", "-e", Path(probe).parent.as_posix()]).exit_code == 1
-    finally:
-        witness.close()
+@pytest.fixture
+def home(up: UpLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory from which `ssh a` reaches the lab's host a, as any server is reached."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text((up.status.directory / "ssh_config").read_text())
+    return tmp_path
+
+
+def test_pw_probe_is_copied_over_to_a_server_and_removed_again(
+    hosts: dict[lab.HostId, LabHost], home: Path
+) -> None:
+    server = open_host("ssh://a", "sender")
+    probe = server.probe
+    assert "pw-probe" in server.run([probe, "--version"]).check().stdout
+    server.close()
+    for _ in range(50):
+        if hosts["a"].run(["test", "-e", probe]).exit_code:
+            break
+        time.sleep(0.2)
+    assert hosts["a"].run(["test", "-e", Path(probe).parent.as_posix()]).exit_code == 1
+
+
+def test_a_labs_host_uses_this_machines_pw_probe_where_it_lies(
+    hosts: dict[lab.HostId, LabHost],
+) -> None:
+    probe = hosts["a"].probe
+    assert Path(probe).samefile(find_probe())
+    assert "pw-probe" in hosts["a"].run([probe, "--version"]).check().stdout
 
 
 def test_a_host_forgets_what_a_killed_planewise_ran_there(
-    hosts: dict[lab.HostId, LabHost], tmp_path: Path
+    hosts: dict[lab.HostId, LabHost], home: Path
 ) -> None:
     script = (
-        "from planewise.testbed.remote import LabHost\n"
-        "host = LabHost('t', 'a', name='sender')\n"
+        "from planewise.testbed.remote import open_host\n"
+        "host = open_host('ssh://a', 'sender')\n"
         "host.start(['sleep', '7777'])\n"
         "print(host.probe, flush=True)\n"
         "input()\n"
@@ -165,6 +181,7 @@ def test_a_host_forgets_what_a_killed_planewise_ran_there(
     )
     assert victim.stdout is not None
     probe = victim.stdout.readline().strip()
+    assert probe
     victim.kill()
     victim.wait()
     left = f"pgrep -fx 'sleep 7777' || [ -e {probe} ] || echo none"
@@ -176,12 +193,9 @@ def test_a_host_forgets_what_a_killed_planewise_ran_there(
 
 
 def test_a_server_is_reached_as_ssh_would_with_config_and_known_hosts(
-    up: UpLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    up: UpLab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".ssh").mkdir()
-    config = (up.status.directory / "ssh_config").read_text()
-    (tmp_path / ".ssh" / "config").write_text(config)
+    config = (home / ".ssh" / "config").read_text()
     server = open_host("ssh://a", "sender")
     try:
         assert server.run(["hostname"]).check().stdout == "a\n"
@@ -189,8 +203,8 @@ def test_a_server_is_reached_as_ssh_would_with_config_and_known_hosts(
     finally:
         server.close()
     known = up.status.directory / "known_hosts"
-    elsewhere = tmp_path / "known_hosts"
-    (tmp_path / ".ssh" / "config").write_text(config.replace(str(known), str(elsewhere)))
+    elsewhere = home / "known_hosts"
+    (home / ".ssh" / "config").write_text(config.replace(str(known), str(elsewhere)))
     with pytest.raises(PlanewiseError, match=f"{elsewhere}: No such file"):
         open_host("ssh://a", "sender")
     elsewhere.write_text("")
@@ -199,7 +213,7 @@ def test_a_server_is_reached_as_ssh_would_with_config_and_known_hosts(
     assert "`ssh a`" in caught.value.remedy
     elsewhere.write_text(known.read_text())
     no_key = config.replace(str(known), str(elsewhere)).replace("IdentityFile", "# IdentityFile")
-    (tmp_path / ".ssh" / "config").write_text(no_key)
+    (home / ".ssh" / "config").write_text(no_key)
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     with pytest.raises(PlanewiseError, match="ssh://a refuses us by ssh"):
         open_host("ssh://a", "sender")
@@ -301,6 +315,30 @@ def test_a_host_that_hangs_and_one_that_panics_are_found_and_said(
     assert done.returncode == 1
     assert "host b of the lab `t` is dead: kernel panic" in done.stderr
     assert str(found.hosts[1].serial_log) in done.stderr
+
+
+def test_a_boot_that_hangs_is_begun_once_more(
+    state_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    start: Callable[..., object] = lifecycle._start
+    look: Callable[..., Finding] = lifecycle.diagnose
+
+    def start_and_count(*arguments: object) -> object:
+        begun.append(start(*arguments))
+        return begun[-1]
+
+    def find_stalled_first(**seen: object) -> Finding:
+        return Finding("hung", "rcu_preempt detected stalls") if len(begun) == 1 else look(**seen)
+
+    # No emulated CPU misses its timer when it is asked to.
+    monkeypatch.setattr(lifecycle, "_start", start_and_count)
+    monkeypatch.setattr(lifecycle, "diagnose", find_stalled_first)
+    try:
+        assert lab.up(lab.LabSpec("h", pfs=1, memory_mib=768), Silence()).state == "running"
+        assert len(begun) == 2
+    finally:
+        lab.down("h")
 
 
 def test_down_leaves_no_process_socket_or_file(

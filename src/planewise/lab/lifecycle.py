@@ -150,7 +150,8 @@ def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
 def up(spec: LabSpec, progress: Progress, boot_limit_s: float = BOOT_LIMIT_S) -> LabStatus:
     """The lab of this name, running: found so, or started.
 
-    A lab with a dead or hung host is taken down and started anew.
+    A lab with a dead or hung host is taken down and started anew; so is, once, one that hangs while
+    it boots.
 
     Raises:
         BadInputError: a lab of this name is up with other values.
@@ -171,11 +172,11 @@ def up(spec: LabSpec, progress: Progress, boot_limit_s: float = BOOT_LIMIT_S) ->
                 remedy="wait for that, or choose another --name",
             )
         try:
-            _end_hosts(spec.name, where)
-            _empty(where)
-            record = _write_files(spec, where, platform, boot_limit_s)
-            record = _start(record, where, platform)
-            _wait_until_running(record, where, progress)
+            try:
+                record = _boot(spec, where, platform, boot_limit_s, progress)
+            except _HangError:
+                # On a busy machine an emulated CPU may miss its timer for good; the next does not.
+                record = _boot(spec, where, platform, boot_limit_s, progress)
         except BaseException:
             _end_hosts(spec.name, where)
             _remove(where)
@@ -377,6 +378,22 @@ def path_inside() -> str:
     return f"{Path(sys.executable).parent}:{system}"
 
 
+class _HangError(PlanewiseError):
+    """A host hung while it booted."""
+
+
+def _boot(
+    spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_s: float, progress: Progress
+) -> Record:
+    """Ends what is left of the lab, starts its hosts and waits until they are up."""
+    _end_hosts(spec.name, where)
+    _empty(where)
+    record = _write_files(spec, where, platform, boot_limit_s)
+    record = _start(record, where, platform)
+    _wait_until_running(record, where, progress)
+    return record
+
+
 def _start(record: Record, where: LabPaths, platform: Platform) -> Record:
     for attempt in range(1, _PORT_ATTEMPTS + 1):
         for host in HOSTS:
@@ -498,8 +515,9 @@ def greets(port: int, timeout_s: float) -> bool:
 
 def _ailing(name: str, host: HostStatus) -> PlanewiseError:
     said = "".join(f"\n    {line}" for line in host.last_lines) or " nothing"
-    verb = "is dead" if host.finding.state == "dead" else "hangs"
-    return PlanewiseError(
+    dead = host.finding.state == "dead"
+    verb = "is dead" if dead else "hangs"
+    return (PlanewiseError if dead else _HangError)(
         f"host {host.host} of the lab `{name}` {verb}: {host.finding.reason}; "
         f"the end of its log {host.serial_log}:{said}",
         remedy="`planewise lab down`, then `planewise lab up`; the log says more",
