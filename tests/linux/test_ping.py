@@ -397,7 +397,11 @@ def test_without_raw_sockets_ping_sockets_do(netns_pair: Network) -> None:
 def test_the_histogram_is_read_by_pythons_library(netns_pair: Network) -> None:
     output = ping(netns_pair, "--count", "200").output
     for metric in ("rtt_user", "rtt_kernel", "slip"):
+        if output[metric]["min_ns"] < 0:  # a clock was put right meanwhile
+            assert output[metric]["hdr"] is None
+            continue
         decoded = HdrHistogram.decode(output[metric]["hdr"])
-        assert decoded.get_total_count() == 200
+        # A machine that stands still for longer than the time-out loses packets.
+        assert decoded.get_total_count() == output[metric]["count"] > 0
         median = decoded.get_value_at_percentile(50)
         assert median == pytest.approx(output[metric]["p50_ns"], rel=0.002, abs=1)

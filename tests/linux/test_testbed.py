@@ -345,9 +345,14 @@ with NamespaceTestbed(TestbedSpec("bridge", None, int(sys.argv[1]))) as testbed:
 
 @pytest.fixture
 def run() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", BUILD_AND_WAIT, "8"], stdout=subprocess.PIPE, text=True
-    ) as process:
+    argv = [sys.executable, "-c", BUILD_AND_WAIT, "8"]
+    # Whoever ignores SIGHUP (nohup) hands that down, and planewise keeps to it.
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
+    with process:
         yield process
         process.kill()
     sweep()
