@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from planewise.measure.cells import Cell
+from planewise.measure.design import BackgroundPart
 from planewise.measure.experiment import TrialResult
-from planewise.testbed.load import Load
+from planewise.testbed.load import Load, LoadSpec
+
+
+def load_of(cell: Cell, background: BackgroundPart) -> LoadSpec:
+    """The load that a cell asks for: its type and place by the cell, its strength by the design."""
+    return LoadSpec(
+        type=cell.load_type,
+        location=cell.load_location,
+        cpu_share=background.cpu_share,
+        rate_pps=background.rate_pps,
+        burst=background.burst_packets,
+        payload_bytes=background.payload_bytes,
+    )
 
 
 def beside(load: Load, measure: Callable[[], TrialResult]) -> TrialResult:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Self
 
 from planewise.errors import UnsupportedError
+from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, StageFacts, TrialResult
@@ -20,7 +21,7 @@ from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
 from planewise.measure.vms import NO_SWEEP, gauges_of, options_of, replaced_notes, told_first
 from planewise.testbed.hosted import Setting
-from planewise.testbed.load import BackgroundLoad, LoadSpec
+from planewise.testbed.load import BackgroundLoad
 from planewise.testbed.model import HOSTS, mtu_for
 from planewise.testbed.pair import Pair
 from planewise.testbed.vms import testbed as vms
@@ -74,15 +75,7 @@ class HostedVmStage:
     @contextmanager
     def station(self, cell: Cell) -> Iterator[_Station]:
         """The cell's guests, awake, with their background load running."""
-        background = self._background
-        spec = LoadSpec(
-            type=cell.load_type,
-            location=cell.load_location,
-            cpu_share=background.cpu_share,
-            rate_pps=background.rate_pps,
-            burst=background.burst_packets,
-            payload_bytes=background.payload_bytes,
-        )
+        spec = load_of(cell, self._background)
         with (
             self._testbed.arrange(_setting(cell)) as arrangement,
             told_first(partial(self._testbed.check, _setting(cell))),
@@ -130,9 +123,8 @@ class _Station:
         """Runs one RTT trial. Its CPU figures are the hosts', not those of a guest."""
         host = self._path.hosts["sender"]
         with told_first(self._check), host.start([host.probe, "cpu"]) as cpu:
-            result = measure_rtt(self._path, trial, place)
+            result = beside(self._background, lambda: measure_rtt(self._path, trial, place))
             usage = parse(cpu.stop(), CpuOutput)
-            self._background.check()
         record = result.record.model_copy(
             update={
                 "cpu": {**result.record.cpu, "sender": usage.cpu.all},

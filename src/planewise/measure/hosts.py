@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Self
 
 from planewise.errors import PlanewiseError
-from planewise.measure.beside import beside
+from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, Stage, TrialResult
@@ -23,7 +23,6 @@ from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
 from planewise.testbed.hosted import Arrangement, HostedTestbed, Setting
 from planewise.testbed.hosted_load import HostedLoad
-from planewise.testbed.load import LoadSpec
 from planewise.testbed.model import HOSTS, mtu_for
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes.kinds import GuestKind
@@ -66,15 +65,7 @@ class HostedStage:
     @contextmanager
     def station(self, cell: Cell) -> Iterator[_Station]:
         """The cell's guests, with their background load running."""
-        background = self._background
-        spec = LoadSpec(
-            type=cell.load_type,
-            location=cell.load_location,
-            cpu_share=background.cpu_share,
-            rate_pps=background.rate_pps,
-            burst=background.burst_packets,
-            payload_bytes=background.payload_bytes,
-        )
+        spec = load_of(cell, self._background)
         with ExitStack() as standing:
             arrange = self._testbed_now().arrange(_setting(cell))
             arrangement = standing.enter_context(arrange)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Self
 
 from planewise.errors import UnsupportedError
-from planewise.measure.beside import beside
+from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.chains.tcp import End, Passed, measure_tcp
 from planewise.measure.design import Design
@@ -21,7 +22,7 @@ from planewise.testbed.availability import try_plane
 from planewise.testbed.chains.kernel import parse_interfaces
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import LocalHost
-from planewise.testbed.load import BackgroundLoad, LoadSpec
+from planewise.testbed.load import BackgroundLoad
 from planewise.testbed.model import HOSTS, TestbedSpec, mtu_for
 from planewise.testbed.namespaces import NamespaceTestbed
 from planewise.testbed.planes import namespace_plane
@@ -74,16 +75,7 @@ class NamespaceStage:
     def station(self, cell: Cell) -> Iterator[_Station]:
         """The cell's testbed, with its background load running."""
         testbed = self._testbed(cell)
-        background = self._background
-        spec = LoadSpec(
-            type=cell.load_type,
-            location=cell.load_location,
-            cpu_share=background.cpu_share,
-            rate_pps=background.rate_pps,
-            burst=background.burst_packets,
-            payload_bytes=background.payload_bytes,
-            limit_s=_A_DAY_S,
-        )
+        spec = replace(load_of(cell, self._background), limit_s=_A_DAY_S)
         with BackgroundLoad(testbed, spec) as load:
             station = _Station(testbed, load, self._generator, self._cpus)
             yield station

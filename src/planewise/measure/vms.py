@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.measure.beside import beside
+from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, StageFacts, TrialResult
@@ -23,7 +23,7 @@ from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
 from planewise.testbed.gauges import Gauge
-from planewise.testbed.load import BackgroundLoad, LoadSpec
+from planewise.testbed.load import BackgroundLoad
 from planewise.testbed.model import HOSTS, Guest, TestbedSpec, mtu_for
 from planewise.testbed.vms import testbed as vms
 from planewise.testbed.vms.domain import VmOptions
@@ -83,15 +83,7 @@ class VmStage:
     def station(self, cell: Cell) -> Iterator[_Station]:
         """The cell's testbed, its guests awake and its background load running."""
         testbed = self._testbed(cell)
-        background = self._design.background
-        spec = LoadSpec(
-            type=cell.load_type,
-            location=cell.load_location,
-            cpu_share=background.cpu_share,
-            rate_pps=background.rate_pps,
-            burst=background.burst_packets,
-            payload_bytes=background.payload_bytes,
-        )
+        spec = load_of(cell, self._design.background)
         try:
             replaced = testbed.wake(cell.background_guests)
             with BackgroundLoad(testbed, spec) as load:
