@@ -106,13 +106,13 @@ def running(host: LabHost, config: str) -> SshProcess:
     return daemon
 
 
-def ask(host: LabHost, path: str) -> Any:
+def ask(host: LabHost, path: str, method: str = "GET", body: Any = None) -> Any:
     """What the daemon's socket answers."""
     connection = http.client.HTTPConnection("planewise", timeout=PATIENCE_S)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.sock.settimeout(PATIENCE_S)
     connection.sock.connect(host.socket(f"{DIRECTORY}/socket"))
-    connection.request("GET", path)
+    connection.request(method, path, None if body is None else json.dumps(body))
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
     return json.loads(answer.read())
@@ -342,3 +342,96 @@ def test_a_guest_that_is_let_go_has_what_it_had_before(hosts: tuple[LabHost, Lab
     assert "default via 198.18.7.1 dev eth0" in told
     assert "ether 02:70:77:00:01:10" in told
     assert "pw-" not in shell(a, "ip -n pwg0 link show")
+
+
+DOCKERD = f"""
+mkdir -p {DIRECTORY}/docker
+mount -t tmpfs pw-docker {DIRECTORY}/docker
+exec dockerd --data-root {DIRECTORY}/docker/root --exec-root {DIRECTORY}/docker/exec \\
+    --pidfile {DIRECTORY}/docker/pid --host unix://{DIRECTORY}/docker/socket --bridge none \\
+    --exec-opt native.cgroupdriver=cgroupfs --iptables=false --ip6tables=false \\
+    --ip-forward=false --ip-masq=false --userland-proxy=false
+"""
+
+DOCKER = f"docker --host unix://{DIRECTORY}/docker/socket"
+
+NETWORK = f"""
+tar -C "$(dirname "$1")" -c "$(basename "$1")" |
+    {DOCKER} import --change 'ENTRYPOINT ["/pw-probe"]' - pw
+{DOCKER} network create --driver bridge --subnet 198.18.8.0/24 --gateway 198.18.8.1 \\
+    --opt com.docker.network.bridge.name=pwbr pw
+"""
+
+RUN = f"""
+{DOCKER} run --detach --name web --network pw --ip 198.18.8.10 --label planewise.managed=true \\
+    --label planewise.stance=pinned pw reflect --poll-us 0
+"""
+
+
+def test_a_labelled_container_of_docker_is_found_moved_live_and_leaves_its_vf_when_it_is_killed(
+    hosts: tuple[LabHost, LabHost], said: list[str]
+) -> None:
+    a, b = hosts
+    if a.run(["sh", "-c", "command -v dockerd"]).exit_code:
+        pytest.skip("Docker is not installed")
+    text = settings(0.5, 1.0, {}).replace('docker = ""', f'docker = "{DIRECTORY}/docker/socket"')
+    config = configure(a, text)
+    begun = time.monotonic()
+
+    def holds(wanted: str | None) -> None:
+        begun = time.monotonic()
+        while holder(a) != wanted:
+            assert time.monotonic() - begun < PATIENCE_S, ask(a, "/status")
+            time.sleep(0.2)
+
+    shell(b, "ip address add 198.18.8.2/24 dev pf1")
+    try:
+        with a.start(["sh", "-ec", DOCKERD]) as docker, running(a, config) as daemon:
+            until(a, f"[ -S {DIRECTORY}/docker/socket ]")
+            a.run(["sh", "-ec", NETWORK, "sh", a.probe], timeout_s=PATIENCE_S).check()
+            started = time.monotonic()
+            # Docker says that it runs; nobody else does.
+            shell(a, RUN)
+            holds("web")
+            found_s = time.monotonic() - started
+            guest = next(one for one in ask(a, "/status")["guests"] if one["id"] == "web")
+            assert (guest["kind"], guest["stance"]) == ("container", "pinned")
+            pid = shell(a, f"{DOCKER} inspect --format '{{{{.State.Pid}}}}' web").strip()
+            bond = a.read_text(f"/proc/{pid}/net/bonding/eth0")
+            assert "Bonding Mode: fault-tolerance (active-backup)" in bond
+            assert "Currently Active Slave: pw-vf" in bond
+            ping = [b.probe, "ping", "198.18.8.10", "--proto", "stamp", "--no-watch"]
+            with b.start([*ping, "--rate", "100", "--duration", "5"]) as stream:
+                ask(a, "/guests/web/stance", "PUT", {"stance": "excluded"})
+                holds(None)
+                ask(a, "/guests/web/stance", "PUT", {"stance": "pinned"})
+                holds("web")
+                counts = json.loads(stream.wait(PATIENCE_S).check().stdout)["counts"]
+            assert "Slave: pw-vf\n" in a.read_text(f"/proc/{pid}/net/bonding/eth0")
+            shell(b, "ping -c 3 -i 0.2 -W 5 198.18.8.10")
+            assert ask(a, "/status")["errors"] == []
+            # It ends with the VF in its hands.
+            shell(a, f"{DOCKER} kill web")
+            until(a, "[ -e /sys/class/net/pf1/device/virtfn0/net ]")
+            begun_s = time.monotonic()
+            while (status := ask(a, "/status"))["guests"] or status["vfs"][0]["place"] != "pool":
+                assert time.monotonic() - begun_s < PATIENCE_S, status
+                time.sleep(0.2)
+            # Another one of that name is another guest.
+            shell(a, f"{DOCKER} rm web && {RUN}")
+            holds("web")
+            shell(b, "ping -c 3 -i 0.2 -W 5 198.18.8.10")
+            shell(a, f"kill -TERM {daemon.pid}")
+            assert daemon.wait(PATIENCE_S).exit_code == 0
+            shell(a, f"{DOCKER} rm --force web; {DOCKER} network rm pw")
+            until(a, "[ -e /sys/class/net/pf1/device/virtfn0/net ]")
+            shell(a, f"kill -TERM $(cat {DIRECTORY}/docker/pid)")
+            docker.wait(PATIENCE_S)
+    finally:
+        shell(b, "ip address del 198.18.8.2/24 dev pf1")
+        shell(a, f"umount -l {DIRECTORY}/docker || true")
+    said.append(
+        f"Docker: a container has a VF {found_s:.1f} s after `docker run`; taken and given again "
+        f"under 200 packets/s: {counts['lost']} of {counts['sent']} lost, "
+        f"{time.monotonic() - begun:.0f} s in all"
+    )
