@@ -35,6 +35,8 @@ pub struct MadeUp {
     pub vital: Vec<(String, String)>,
     pub vfio_holder: Option<String>,
     pub counted: u64,
+    /// How often the VFs' driver will not hear from the PF which MAC a VF has.
+    pub deaf: u32,
 }
 
 impl MadeUp {
@@ -55,6 +57,7 @@ impl MadeUp {
             vital: Vec::new(),
             vfio_holder: None,
             counted: 0,
+            deaf: 0,
         };
         let pf: PciAddress = PF.parse().expect("valid");
         made.function(pf, "igb_pf", 7);
@@ -221,8 +224,16 @@ impl MadeUp {
             return;
         }
         let index = self.vf_index(vf).expect("a VF");
-        let told = self.vfs[&index].0.config.mac.filter(|mac| *mac != Mac::NONE);
         let drawn = Mac([2, 0xaa, 0, 0, 0, self.next_index as u8]);
+        let config = &mut self.vfs.get_mut(&index).expect("there").0.config;
+        let mut told = config.mac.filter(|mac| *mac != Mac::NONE);
+        if told.is_some() && self.deaf > 0 {
+            self.deaf -= 1;
+            told = None;
+            if config.trust == Some(true) {
+                config.mac = Some(drawn);
+            }
+        }
         let taken = self.names(&Place::Home);
         let name = (0..).map(|n| format!("eth{n}")).find(|name| !taken.contains(name));
         self.add_netdev(vf, &name.expect("one is free"), told.unwrap_or(drawn), told.is_some());

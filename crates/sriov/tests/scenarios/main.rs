@@ -592,6 +592,39 @@ fn counters_that_were_seen_to_count_are_supported() {
 }
 
 #[test]
+fn a_vf_that_does_not_hear_its_mac_is_told_again() {
+    let mut scene = Scene::new(MadeUp::new());
+    scene.operator().setup("pf0", &setup(1)).expect("set up");
+    let vf = scene.vf_name(0);
+    let mac = "02:70:77:aa:00:02".parse().expect("valid");
+    let wanted = Settings { mac: Some(mac), trust: Some(true), ..Settings::default() };
+    scene.kernel.inner.deaf = 3;
+    let now = scene.operator().set(&vf, &wanted).expect("heard in the end").now;
+    assert_eq!(now.config.expect("told").mac, Some(mac));
+    assert_eq!(now.netdev.expect("bound").mac, Some(mac));
+    // Where it was told before, and is only bound anew.
+    scene.operator().bind(&vf, &Driver::None).expect("unbound");
+    scene.kernel.inner.deaf = 1;
+    let now = scene.operator().bind(&vf, &Driver::Network).expect("bound").now;
+    assert_eq!(now.netdev.expect("bound").mac, Some(mac));
+}
+
+#[test]
+fn a_vf_that_never_hears_its_mac_is_said() {
+    let mut scene = Scene::new(MadeUp::new());
+    scene.operator().setup("pf0", &setup(1)).expect("set up");
+    let before = scene.pf();
+    let vf = scene.vf_name(0);
+    let wanted =
+        Settings { mac: Some("02:70:77:aa:00:02".parse().expect("valid")), ..Settings::default() };
+    scene.kernel.inner.deaf = 5;
+    let refused = scene.operator().set(&vf, &wanted).expect_err("never heard");
+    assert!(refused.what.contains("did not hear from the PF, in 5 attempts"), "{}", refused.what);
+    assert!(refused.what.ends_with("all is as before"), "{}", refused.what);
+    scene.must_be(&before);
+}
+
+#[test]
 fn a_record_that_is_broken_is_named_and_touched_by_nobody() {
     let mut scene = Scene::new(MadeUp::new());
     scene.operator().setup("pf0", &setup(1)).expect("set up");
