@@ -45,10 +45,10 @@ impl<K> Mortal<K> {
     }
 }
 
-/// After how many changes the process is killed: after each, in an emulated host after every third.
+/// After how many changes the process is killed: after each, in an emulated host after every fifth.
 fn moments() -> impl Iterator<Item = usize> {
     let real = std::env::var_os("PLANEWISE_TEST_PF").is_some();
-    (0..).step_by(if real { 3 } else { 1 })
+    (0..).step_by(if real { 5 } else { 1 })
 }
 
 fn killed() -> Error {
