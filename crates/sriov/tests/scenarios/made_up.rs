@@ -35,6 +35,8 @@ pub struct MadeUp {
     pub vital: Vec<(String, String)>,
     pub vfio_holder: Option<String>,
     pub counted: u64,
+    /// What the kernel answers to a number of VFs.
+    pub refuses_vfs: Option<i32>,
     /// How often the VFs' driver will not hear from the PF which MAC a VF has.
     pub deaf: u32,
 }
@@ -57,6 +59,7 @@ impl MadeUp {
             vital: Vec::new(),
             vfio_holder: None,
             counted: 0,
+            refuses_vfs: None,
             deaf: 0,
         };
         let pf: PciAddress = PF.parse().expect("valid");
@@ -177,6 +180,9 @@ impl MadeUp {
     }
 
     fn set_numvfs(&mut self, pf: PciAddress, count: u32) -> std::result::Result<(), IoError> {
+        if let Some(code) = self.refuses_vfs.filter(|_| count > 0) {
+            return Err(IoError::from_raw_os_error(code));
+        }
         let now = self.tree.number(pf, "sriov_numvfs").unwrap_or(0);
         if count > TOTAL {
             return Err(IoError::from_raw_os_error(34));

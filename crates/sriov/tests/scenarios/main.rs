@@ -592,6 +592,26 @@ fn counters_that_were_seen_to_count_are_supported() {
 }
 
 #[test]
+fn a_pf_that_refuses_a_number_of_vfs_is_said_with_the_way_out() {
+    for (code, what, remedy) in [
+        (libc::EBUSY, "the PF is busy: it has VFs", "`planewised vf list` shows what the PF has"),
+        (libc::ENOMEM, "the platform has no room for so many VFs", "try fewer"),
+        (libc::ENOENT, "the driver of the PF has no SR-IOV", "load a driver that has"),
+        (libc::EACCES, "Permission denied", "run as root"),
+    ] {
+        let mut scene = Scene::new(MadeUp::new());
+        let before = scene.pf();
+        scene.kernel.inner.refuses_vfs = Some(code);
+        let refused = scene.operator().setup("pf0", &setup(2)).expect_err("refused");
+        assert!(refused.what.contains(what), "{}", refused.what);
+        assert!(refused.what.ends_with("all is as before"), "{}", refused.what);
+        assert!(refused.remedy.contains(remedy), "{}", refused.remedy);
+        scene.must_be(&before);
+        assert_eq!(scene.records(), 0);
+    }
+}
+
+#[test]
 fn a_vf_that_does_not_hear_its_mac_is_told_again() {
     let mut scene = Scene::new(MadeUp::new());
     scene.operator().setup("pf0", &setup(1)).expect("set up");
