@@ -74,6 +74,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A test that failed says how the labs' hosts fared, and the ends of their logs."""
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
+    if not report.failed or Path(__file__).parent not in item.path.parents:
+        return
+    for status in lab.statuses():
+        for host in status.hosts:
+            about = f"{status.record.name}/{host.host}: {host.finding.state} {host.finding.reason}"
+            report.sections.append((about.strip(), "\n".join(host.last_lines)))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for line in _said:
         terminalreporter.write_line(line)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shlex
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ PATIENCE_S = 240.0
 """Nothing of this takes a tenth of it on a quiet machine; a loaded one may take its time."""
 
 PPS = 500
-"""Echo requests a second: with the answers, 1000 packets a second pass the guest's interface."""
+"""Requests a second: with the answers, 1000 packets a second pass the guest's interface."""
 
 DIRECTORY = "/run/pw-alloc"
 
@@ -49,6 +52,7 @@ modprobe bonding
 /tmp/pw-planewised vf setup pf1 --count 1 --owner test >/dev/null
 ip link add pwbr type bridge mcast_snooping 0
 ip link set pwbr up
+ethtool -G pf1 rx 4096
 ip link set pf1 up master pwbr
 for i in 0 1 2; do
     ip netns add pwg$i
@@ -127,7 +131,7 @@ def hosts(up: UpLab) -> Iterator[tuple[LabHost, LabHost]]:
     a, b = LabHost("t", "a", name="sender"), LabHost("t", "b", name="responder")
     a.put(Path(find_planewised()), "/tmp/pw-planewised")
     shell(a, SET_UP)
-    shell(b, "ip link set pf1 up; ip address replace 198.18.7.1/24 dev pf1")
+    shell(b, "ethtool -G pf1 rx 4096; ip link set pf1 up; ip address replace 198.18.7.1/24 dev pf1")
     for i in range(3):
         until(b, f"ping -c 1 -W 1 198.18.7.1{i} >/dev/null")
     yield a, b
@@ -137,57 +141,109 @@ def hosts(up: UpLab) -> Iterator[tuple[LabHost, LabHost]]:
     b.close()
 
 
-def traffic(b: LabHost, busy: str, quiet: str) -> dict[str, dict[str, int]]:
-    """A round of pings to both guests; what became of them."""
-    addresses = {"pwg0": "198.18.7.10", "pwg1": "198.18.7.11"}
-    pings = {
-        guest: b.start([b.probe, "ping", addresses[guest], "--rate", str(pps), "--duration", "6"])
-        for guest, pps in ((busy, PPS), (quiet, 20))
-    }
-    counts = {}
-    for guest, ping in pings.items():
-        done = ping.wait(PATIENCE_S)
-        # A host that is too busy to answer at all within seconds is tried again.
-        if done.exit_code == 0:
-            counts[guest] = json.loads(done.stdout)["counts"]
-    return counts
+@dataclass(frozen=True)
+class Round:
+    """A stream to a guest that the VF is taken from and given to, and one to a guest beside it."""
+
+    moved: dict[str, Any]
+    beside: dict[str, Any]
+    """To a guest of that host whom the daemon does not know. Both as `pw-probe ping` says it."""
+    ways: list[str]
+
+    @property
+    def lost(self) -> int:
+        """Packets that the moved guest lost."""
+        return int(self.moved["counts"]["lost"])
+
+    @property
+    def whole(self) -> bool:
+        """The VF came and went under traffic, and no packet was lost."""
+        return self.lost == 0 and {"take", "give"} <= set(self.ways)
+
+    @property
+    def quiet(self) -> bool:
+        """The emulated hosts did not stand still for long enough for a ring to overflow."""
+        stall_s = self.beside["rtt_user"]["max_ns"] / 1e9
+        dropped = self.moved["receive_dropped"] + self.beside["receive_dropped"]
+        return self.beside["counts"]["lost"] == 0 and dropped == 0 and stall_s < 0.2
+
+    def __str__(self) -> str:
+        moved, beside = self.moved["counts"], self.beside["counts"]
+        still = "" if self.quiet else ", the hosts stood still"
+        return (
+            f"{moved['lost']} of {moved['sent']} in {len(self.ways)} moves, {moved['duplicate']} "
+            f"came twice (unmoved: {beside['lost']} of {beside['sent']}{still})"
+        )
 
 
-def test_a_vf_follows_the_traffic_of_two_waiters(
+def shifted(a: LabHost, b: LabHost, duration_s: int) -> Round | None:
+    """Traffic to guest 0 throughout, and more of guest 1's for a while: the VF goes and comes back.
+
+    None where a stream did not come about. Echo requests will not do: of those that come at once
+    after a pause, a guest's kernel leaves all but some 170 unanswered (its socket for ICMP has no
+    more room until the NIC has sent the answers), on whichever path they came.
+    """
+    before = len(ask(a, "/status")["moves"])
+
+    def moved() -> list[dict[str, Any]]:
+        return [move for move in ask(a, "/status")["moves"][before:] if move["ending"]]
+
+    with ExitStack() as stack:
+        for guest in ("pwg0", "pwg2"):
+            reflect = [a.probe, "reflect", "--poll-us", "0", "--with-parent"]
+            reflector = stack.enter_context(a.start(reflect, netns=guest))
+            reflector.wait_ready("ready", PATIENCE_S)
+        streams = []
+        for address in ("198.18.7.10", "198.18.7.12"):
+            ping = [b.probe, "ping", address, "--proto", "stamp", "--no-watch", "--timeout", "5"]
+            ping += ["--rate", str(PPS), "--duration", str(duration_s)]
+            streams.append(stack.enter_context(b.start(ping)))
+        # Moves that end when a stream has ended did not go through it.
+        moves: list[dict[str, Any]] = []
+        blast = [a.probe, "blast", "--to", "198.18.7.99:9", "--rate", str(3 * PPS), "--burst", "15"]
+        for holds, command in (("pwg0", "true"), ("pwg1", shlex.join(blast)), ("pwg0", "true")):
+            with a.start(["sh", "-c", f"exec {command}"], netns="pwg1"):
+                while holder(a) != holds and all(stream.running for stream in streams):
+                    time.sleep(0.1)
+            if all(stream.running for stream in streams):
+                moves = moved()
+        ended = [stream.wait(PATIENCE_S) for stream in streams]
+    if any(done.exit_code for done in ended):
+        return None
+    told = [json.loads(done.stdout) for done in ended]
+    return Round(told[0], told[1], [move["direction"] for move in moves])
+
+
+def test_a_vf_follows_the_traffic_of_two_waiters_and_no_packet_is_lost_in_the_switch(
     hosts: tuple[LabHost, LabHost], said: list[str]
 ) -> None:
     a, b = hosts
-    config = configure(a, settings(0.5, 2.0, {"pwg0": "free", "pwg1": "free"}))
-    lost = sent = duplicate = 0
+    config = configure(a, settings(0.5, 1.0, {"pwg0": "free", "pwg1": "free"}))
+    rounds: list[Round] = []
     with running(a, config) as daemon:
         # Being taken in interrupts a guest once.
         until(a, "[ $(ls /run/pw-alloc/state/guests | wc -l) = 2 ]")
         for guest in (10, 11):
             until(b, f"ping -c 1 -W 1 198.18.7.{guest} >/dev/null")
-        # Who comes first has it; each shift of the traffic then moves it.
-        for busy, quiet in (("pwg0", "pwg1"), ("pwg1", "pwg0"), ("pwg0", "pwg1")):
-            begun = time.monotonic()
-            while True:
-                before = holder(a)
-                for counts in traffic(b, busy, quiet).values():
-                    lost += counts["lost"]
-                    sent += counts["sent"]
-                    duplicate += counts["duplicate"]
-                for guest in (10, 11):
-                    until(b, f"ping -c 1 -W 5 198.18.7.{guest} >/dev/null")
-                after = holder(a)
-                if after == busy:
-                    break
-                assert time.monotonic() - begun < PATIENCE_S, f"{before} holds it, not {busy}"
+        # Nobody's address, by the other host: what guest 1 sends there is dropped there.
+        peer = b.read_text("/sys/class/net/pf1/address").strip()
+        shell(a, f"ip -n pwg1 neighbour add 198.18.7.99 lladdr {peer} dev eth0 nud permanent")
+        lossy: list[Round] = []
+        duration_s, begun = 10, time.monotonic()
+        while time.monotonic() - begun < PATIENCE_S / 2 and len(lossy) < 3:
+            one = shifted(a, b, duration_s)
+            rounds += [one] if one else []
+            if one and one.whole:
+                break
+            # A stall of an emulated host overflows NICs' rings, on whichever path: such a round
+            # says nothing, and is repeated.
+            lossy += [one] if one and one.quiet and one.lost else []
+            duration_s = min(2 * duration_s, 40)
         status = ask(a, "/status")
-        moves = status["moves"]
-        assert moves
+        moves = [move for move in status["moves"] if move["ending"]]
+        assert {move["guest"] for move in moves} == {"pwg0", "pwg1"}
         assert all(move["ending"]["how"] == "completed" for move in moves)
         assert status["errors"] == []
-        # On the VF the guest's own interface counts, on the bridge the host's.
-        rates = {guest["id"]: guest["rate"] for guest in status["guests"]}
-        assert {rate["source"] for rate in rates.values()} == {"host-side"}
-        assert rates["pwg0"]["pps"] > rates["pwg1"]["pps"]
         took = {
             way: [move["duration_ms"] for move in moves if move["direction"] == way]
             for way in ("give", "take")
@@ -199,12 +255,14 @@ def test_a_vf_follows_the_traffic_of_two_waiters(
             if " send by " in step["step"]
         ]
         said.append(
-            f"containers: {len(moves)} moves under {2 * PPS} packets/s: {lost} of {sent} echoes "
-            f"lost, {duplicate} came twice; give {min(took['give']):.0f} to "
-            f"{max(took['give']):.0f} ms, take {min(took['take']):.0f} to "
-            f"{max(took['take']):.0f} ms, of which the switch {min(switches):.0f} to "
-            f"{max(switches):.0f} ms"
+            f"containers, lost under {2 * PPS} packets/s: "
+            + "; ".join(str(one) for one in rounds)
+            + f"; give {min(took['give']):.0f} to {max(took['give']):.0f} ms, take "
+            f"{min(took['take']):.0f} to {max(took['take']):.0f} ms, of which the switch "
+            f"{min(switches):.0f} to {max(switches):.0f} ms"
         )
+        # On the VF the guest's own interface counts, on the bridge the host's.
+        assert {guest["rate"]["source"] for guest in status["guests"]} == {"host-side"}
         shell(a, f"kill -TERM {daemon.pid}")
         left = daemon.wait(PATIENCE_S)
         assert left.exit_code == 0
@@ -212,6 +270,9 @@ def test_a_vf_follows_the_traffic_of_two_waiters(
         assert re.search(r"ends; .*guests", left.stderr), left.stderr
     # The daemon is gone, the guests are not.
     shell(b, "ping -c 3 -i 0.2 -W 5 198.18.7.10; ping -c 3 -i 0.2 -W 5 198.18.7.11")
+    assert len(lossy) < 3, said[-1]
+    if not rounds or not rounds[-1].whole:
+        pytest.skip(f"the emulated hosts had too little time to tell a loss: {said[-1]}")
 
 
 STEPS = (
