@@ -7,9 +7,7 @@ import signal
 from hypothesis import HealthCheck, settings
 
 # An example that takes long says something of the machine, not of the code.
-settings.register_profile(
-    "planewise", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("planewise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("planewise")
 
 
