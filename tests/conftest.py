@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import HealthCheck, settings
+
+# An example that takes long says something of the machine, not of the code.
+settings.register_profile("planewise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("planewise")
+
 
 def pytest_configure() -> None:
     """A shell starts background jobs with SIGINT ignored, and children would inherit that."""

@@ -1,4 +1,8 @@
-"""One lab for all tests of this directory, in a state directory of its own."""
+"""One lab for all tests of this directory, in a state directory of its own.
+
+Modules share its hosts: each leaves them as it found them, but for the one that takes the lab down,
+which comes last.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,11 @@ from planewise.errors import UnsupportedError
 from planewise.lab import qemu
 
 PLANEWISE = (sys.executable, "-m", "planewise")
+
+LAB = lab.LabSpec("t", pfs=2, memory_mib=1024)
+
+_LAST = "test_lab.py"
+"""The module that has a host panic, and takes the lab down."""
 
 _said: list[str] = []
 """What the summary adds: figures for people, which no test asserts."""
@@ -54,12 +63,28 @@ def why_not() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    places = [i for i, item in enumerate(items) if Path(__file__).parent in item.path.parents]
+    here = sorted((items[i] for i in places), key=lambda item: item.path.name == _LAST)
+    for place, item in zip(places, here, strict=True):
+        items[place] = item
     reason = why_not()
     for item in here:
         item.add_marker("lab")
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A test that failed says how the labs' hosts fared, and the ends of their logs."""
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
+    if not report.failed or Path(__file__).parent not in item.path.parents:
+        return
+    for status in lab.statuses():
+        for host in status.hosts:
+            about = f"{status.record.name}/{host.host}: {host.finding.state} {host.finding.reason}"
+            report.sections.append((about.strip(), "\n".join(host.last_lines)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -90,13 +115,14 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         directory.rmdir()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def up(state_directory: Path) -> UpLab:
-    """Two hosts with two PFs each."""
-    begun = time.monotonic()
-    status = lab.up(lab.LabSpec("t", pfs=2, memory_mib=1024), Silence())
+    """Two hosts with two PFs each: found up, or brought up where they are not."""
+    begun, begun_s = time.monotonic(), time.time()
+    status = lab.up(LAB, Silence())
     found = UpLab(status, time.monotonic() - begun)
-    _said.append(f"both hosts up after {found.boot_s:.1f} s ({status.record.accelerator})")
+    if status.record.created_s >= begun_s:
+        _said.append(f"both hosts up after {found.boot_s:.1f} s ({status.record.accelerator})")
     return found
 
 

@@ -29,7 +29,7 @@ from planewise.testbed.vms.daemon import Libvirt
 from planewise.testbed.vms.guests import Platform
 
 from . import conftest
-from .conftest import Silence
+from .conftest import UpLab
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -51,6 +51,13 @@ ip link set tap0 master br0
 ip link set tap0 up
 mkdir -p /run/m
 /tmp/planewised vf setup pf0 --count 2 --owner test >/dev/null
+"""
+
+TEAR_DOWN = """
+ip link del tap0
+ip link del br0
+/tmp/planewised vf restore --owner test
+rm -rf /run/m
 """
 
 INIT = """#!/bin/busybox sh
@@ -185,15 +192,14 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(state_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(up: UpLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     try:
         testbed.check()
         ours = testbed.platform()
     except PlanewiseError as error:
         pytest.skip(f"{error.what}: {error.remedy}")
     saved, console = booted(ours, tmp_path_factory.mktemp("machine"))
-    lab.up(lab.LabSpec("m", pfs=1, memory_mib=1024), Silence())
-    here, peer = (LabHost("m", name, name=name) for name in lab.HOSTS)
+    here, peer = (LabHost("t", name, name=name) for name in lab.HOSTS)
     try:
         here.put(Path(find_planewised()), "/tmp/planewised")
         here.run(["sh", "-ec", PREPARE], timeout_s=300).check()
@@ -209,9 +215,10 @@ def stage(state_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             conftest._said.append(f"a machine in a machine up after {took_s:.0f} s")
             yield standing
     finally:
+        here.run(["sh", "-c", TEAR_DOWN], timeout_s=300)
+        peer.run(["ip", "address", "del", f"{PEER}/24", "dev", "pf0"])
         here.close()
         peer.close()
-        lab.down("m")
 
 
 def booted(ours: Platform, directory: Path) -> tuple[Path, Path]:

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from planewise import lab
 from planewise.testbed.remote import LabHost
 from planewise.testbed.vfs import find_planewised
 
-from .conftest import Silence
+from .conftest import UpLab
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -22,14 +21,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def host(state_directory: Path) -> Iterator[LabHost]:
-    """One host of a lab of this module's own, with planewised at /tmp/planewised."""
-    lab.up(lab.LabSpec("v", pfs=2, memory_mib=768), Silence())
-    opened = LabHost("v", "a", name="sender")
+def host(up: UpLab) -> Iterator[LabHost]:
+    """One host of the lab, with planewised at /tmp/planewised."""
+    opened = LabHost("t", "a", name="sender")
     opened.put(Path(find_planewised()), "/tmp/planewised")
     yield opened
     opened.close()
-    lab.down("v")
 
 
 def shell(host: LabHost, script: str, timeout_s: float = 120) -> str:

@@ -6,9 +6,10 @@ Their CPUs are emulated by an emulated CPU: few packets, and no assertion about 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,10 @@ from planewise.testbed import ledger
 from planewise.testbed.remote import LabHost
 
 from .conftest import PLANEWISE, Run, UpLab
-from .test_hosted import HOSTS, states
+from .test_hosted import HOSTS, come_back, states
 
 pytestmark = [
-    pytest.mark.timeout(2700),
+    pytest.mark.timeout(5400),
     pytest.mark.skipif(
         not os.environ.get("PLANEWISE_NESTED"),
         reason="takes minutes of a machine that has nothing else to do (set PLANEWISE_NESTED=1)",
@@ -40,7 +41,9 @@ factors:
   frequency_pps: 5
 rtt: {packets: 10}
 blocks: 1
+seed: 1
 """
+"""With this seed, vf-passthrough comes first."""
 
 HELD = "ls -l $(pgrep -f guest=pw- | sed 's,.*,/proc/&/fd,') 2>/dev/null | grep /dev/vfio/[0-9]"
 """Says which IOMMU groups virtual machines have."""
@@ -55,14 +58,23 @@ def pair(up: UpLab) -> Iterator[dict[str, LabHost]]:
         host.close()
 
 
-def test_guests_that_hold_vfs_are_measured_across_the_cable_and_a_kill_leaves_nothing(
-    pair: dict[str, LabHost], planewise: Run, tmp_path: Path
+def test_guests_that_hold_vfs_are_measured_across_the_cable_through_a_kill_that_leaves_nothing(
+    pair: dict[str, LabHost], planewise: Run, tmp_path: Path, said: list[str]
 ) -> None:
+    begun = time.monotonic()
     before = states(pair)
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(DESIGN)
-    done = planewise("run", str(design), *HOSTS, "--out", str(out), timeout_s=WAIT_S)
+    kill_after_a_trial(["run", str(design), *HOSTS, "--out", str(out)], out, pair)
+    done = planewise("clean", timeout_s=600)
     assert done.returncode == 0, done.stderr
+    come_back(pair, before)
+    assert not any(guests_on(host) for host in pair.values())
+    assert not [one for one in ledger.leftovers() if one.hosts]
+
+    done = planewise("run", "--resume", str(out), timeout_s=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    said.append(f"virtual machines with VFs: to a report in {time.monotonic() - begun:.0f} s")
     check_run(out)
     for plane in ("macvtap-vf", "vf-passthrough"):
         assert plane in (out / "report.html").read_text()
@@ -70,26 +82,25 @@ def test_guests_that_hold_vfs_are_measured_across_the_cable_and_a_kill_leaves_no
     compared = planewise("compare", str(out), "--factor", "plane", "--metric", "overhead")
     assert "its frames pass the host by" in compared.stdout + compared.stderr
     assert "its frames pass the host by" in (out / "report.html").read_text()
-    assert states(pair) == before
+    come_back(pair, before)
 
-    design.write_text(DESIGN.replace("[macvtap-vf, vf-passthrough]", "vf-passthrough"))
-    argv = ["run", str(design), *HOSTS, "--out", str(tmp_path / "killed")]
-    with (tmp_path / "said").open("w+") as said:
-        victim = subprocess.Popen([*PLANEWISE, *argv], stdout=said, stderr=said)
+
+def kill_after_a_trial(argv: list[str], out: Path, pair: dict[str, LabHost]) -> None:
+    """Kills a run that has measured its first guests, while they hold VFs by VFIO."""
+    log = out.with_suffix(".said")
+    with log.open("w+") as file:
+        victim = subprocess.Popen([*PLANEWISE, *argv], stdout=file, stderr=file)
         try:
-            until(lambda: all(holds_a_vf(host) for host in pair.values()), victim)
+            deadline = time.monotonic() + WAIT_S
+            while not (out / "trials.jsonl").exists() or not (out / "trials.jsonl").read_text():
+                assert victim.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            victim.send_signal(signal.SIGSTOP)  # the guests stay while we look
+            assert all(holds_a_vf(host) for host in pair.values())
         finally:
             victim.kill()
             victim.wait()
-    done = planewise("clean", timeout_s=600)
-    assert done.returncode == 0, done.stderr
-    # sshd takes a moment to see that its client is gone.
-    deadline = time.monotonic() + 300
-    while (now := states(pair)) != before and time.monotonic() < deadline:
-        time.sleep(1)
-    assert now == before
-    assert not any(guests_on(host) for host in pair.values())
-    assert not [one for one in ledger.leftovers() if one.hosts]
 
 
 def check_run(out: Path) -> None:
@@ -123,12 +134,3 @@ def guests_on(host: LabHost) -> list[str]:
     """The virtual machines of a host that have been started."""
     look = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep ^guest=pw- || true"
     return host.run(["sh", "-c", look], timeout_s=300).stdout.split()
-
-
-def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Waits for a condition while the run goes on."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert process.poll() is None
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.5)

@@ -106,7 +106,7 @@ def test_the_outer_root_is_shared_read_only() -> None:
 
 
 def test_the_accelerator_chooses_the_cpu_model() -> None:
-    assert values(command_line("a"), "-accel") == ["tcg,thread=multi"]
+    assert values(command_line("a"), "-accel") == ["tcg,thread=single"]
     assert values(command_line("a", name="kvm"), "-accel") == ["kvm"]
     assert values(command_line("a", name="kvm"), "-cpu") == ["host"]
 

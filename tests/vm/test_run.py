@@ -99,9 +99,19 @@ def assert_parts_add_up(packets: pl.DataFrame) -> None:
         assert part.min() > 0
 
 
+SMALLEST = """
+title: one cell, many times
+factors:
+  guest: vm
+  plane: virtio-bridge
+rtt: {packets: 1000}
+blocks: 50
+"""
+
+
 def test_a_killed_run_leaves_nothing_once_it_is_cleaned(tmp_path: Path) -> None:
     design, out = tmp_path / "design.yaml", tmp_path / "run"
-    design.write_text(DESIGN)
+    design.write_text(SMALLEST)
     with planewise("run", str(design), "--out", str(out)) as process:
         deadline = time.monotonic() + 280
         while not (out / "trials.jsonl").exists() or not (out / "trials.jsonl").read_text():

@@ -10,7 +10,8 @@ use pw_linux::rtnetlink::Errno;
 use crate::address::PciAddress;
 use crate::discover;
 use crate::kernel::{Kernel, explain};
-use crate::link::Change;
+use crate::link::{Change, Setting};
+use crate::mac::Mac;
 use crate::model::{Netdev, Place};
 use crate::plan::{PROBE, Step};
 
@@ -18,16 +19,28 @@ use crate::plan::{PROBE, Step};
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// How often a VF's driver is bound until it has heard from the PF which MAC the VF has.
+const HEARINGS: u32 = 5;
+
+/// What earlier steps of a plan did that later ones have to know.
+#[derive(Default)]
+struct Done {
+    /// Where a function's interface was carried.
+    places: BTreeMap<PciAddress, Place>,
+    /// The MACs that VFs were told, by PF and number.
+    told: BTreeMap<(PciAddress, u32), Mac>,
+}
+
 /// Performs the steps in order. A name at home that a step needs is taken from the interface of
 /// one of `displaceable`, which gets another one meanwhile.
 ///
 /// # Errors
 /// A step failed; those before it are done, those after it are not. The sentence names it.
 pub fn apply(kernel: &mut dyn Kernel, plan: &[Step], displaceable: &[PciAddress]) -> Result<()> {
-    let mut places = BTreeMap::new();
+    let mut done = Done::default();
     plan.iter().try_for_each(|step| {
         make_room(kernel, step, displaceable)
-            .and_then(|()| perform(kernel, step, &mut places))
+            .and_then(|()| perform(kernel, step, &mut done))
             .map_err(|error| Error { what: format!("cannot {step}: {}", error.what), ..error })
     })
 }
@@ -56,29 +69,27 @@ fn make_room(kernel: &mut dyn Kernel, step: &Step, displaceable: &[PciAddress]) 
     Ok(())
 }
 
-fn perform(
-    kernel: &mut dyn Kernel,
-    step: &Step,
-    places: &mut BTreeMap<PciAddress, Place>,
-) -> Result<()> {
+fn perform(kernel: &mut dyn Kernel, step: &Step, done: &mut Done) -> Result<()> {
     match step {
-        Step::Write { file, value } => {
-            write(kernel, file, value)?;
-            if file == PROBE { bound(kernel, value) } else { Ok(()) }
-        }
+        Step::Write { file, value } if file == PROBE => probe(kernel, value.parse()?, done),
+        Step::Write { file, value } => write(kernel, file, value),
         Step::Set { pf, vf, setting } => {
-            let netdev = netdev(kernel, *pf, places)?;
-            until_settled(|| kernel.set_vf(&netdev, *vf, *setting))
+            let netdev = netdev(kernel, *pf, done)?;
+            until_settled(|| kernel.set_vf(&netdev, *vf, *setting))?;
+            if let Setting::Mac(mac) = setting {
+                done.told.insert((*pf, *vf), *mac);
+            }
+            Ok(())
         }
         Step::Link { device, change } => {
-            let netdev = netdev(kernel, *device, places)?;
+            let netdev = netdev(kernel, *device, done)?;
             if already(&netdev, change) {
                 return Ok(());
             }
             until_settled(|| kernel.change(&netdev, change))
         }
         Step::Carry { device, to, name } => {
-            let netdev = netdev(kernel, *device, places)?;
+            let netdev = netdev(kernel, *device, done)?;
             if netdev.netns == *to {
                 let rename = Change::Name(name.clone());
                 return if already(&netdev, &rename) {
@@ -88,18 +99,14 @@ fn perform(
                 };
             }
             until_settled(|| kernel.carry(&netdev, to, name))?;
-            places.insert(*device, to.clone());
+            done.places.insert(*device, to.clone());
             Ok(())
         }
     }
 }
 
-fn netdev(
-    kernel: &mut dyn Kernel,
-    device: PciAddress,
-    places: &BTreeMap<PciAddress, Place>,
-) -> Result<Netdev> {
-    discover::netdev(kernel, device, places.get(&device).unwrap_or(&Place::Home))
+fn netdev(kernel: &mut dyn Kernel, device: PciAddress, done: &Done) -> Result<Netdev> {
+    discover::netdev(kernel, device, done.places.get(&device).unwrap_or(&Place::Home))
 }
 
 fn already(netdev: &Netdev, change: &Change) -> bool {
@@ -153,9 +160,58 @@ fn write(kernel: &mut dyn Kernel, file: &str, value: &str) -> Result<()> {
     })
 }
 
+/// Lets a driver take a function; again and again, should a VF not hear its MAC.
+///
+/// The driver asks the PF for the VF's MAC when it takes the VF. Where the answer is late (igbvf waits
+/// a millisecond) it makes one up, and the PF of a trusted VF then takes that for the VF's.
+fn probe(kernel: &mut dyn Kernel, address: PciAddress, done: &Done) -> Result<()> {
+    let told = told(kernel, address, done)?;
+    for _ in 0..HEARINGS {
+        write(kernel, PROBE, &address.to_string())?;
+        bound(kernel, address)?;
+        let seen = kernel.links(&Place::Home)?;
+        let own = seen.iter().find(|seen| seen.device == Some(address) && !seen.representor);
+        let Some((Told { pf, vf, mac }, own)) = told.as_ref().zip(own) else { return Ok(()) };
+        // Without a PF that is up nobody can answer.
+        if own.netdev.mac == Some(*mac) || !pf.up {
+            return Ok(());
+        }
+        let unbind = format!("bus/pci/devices/{address}/driver/unbind");
+        write(kernel, &unbind, &address.to_string())?;
+        until_settled(|| kernel.set_vf(pf, *vf, Setting::Mac(*mac)))?;
+    }
+    Err(Error::failed(
+        format!("its driver did not hear from the PF, in {HEARINGS} attempts, which MAC it has"),
+        "the kernel's log (dmesg) may say why; a busy machine may be less so later",
+    ))
+}
+
+/// What the PF was told of one of its VFs.
+struct Told {
+    pf: Netdev,
+    vf: u32,
+    mac: Mac,
+}
+
+fn told(kernel: &mut dyn Kernel, address: PciAddress, done: &Done) -> Result<Option<Told>> {
+    let tree = kernel.tree();
+    let Some(pf) = tree.pf_of(address) else { return Ok(None) };
+    let index = tree.vfs(pf).into_iter().find(|(_, vf)| *vf == address).map(|(index, _)| index);
+    let seen = kernel.links(&Place::Home)?;
+    let netdev = seen.into_iter().find(|seen| seen.device == Some(pf) && !seen.representor);
+    let Some((vf, netdev)) = index.zip(netdev.map(|seen| seen.netdev)) else { return Ok(None) };
+    let mac = match done.told.get(&(pf, vf)) {
+        Some(mac) => Some(*mac),
+        None => kernel
+            .vfs(&netdev)?
+            .and_then(|infos| infos.into_iter().find(|info| info.index == vf)?.config.mac),
+    };
+    let mac = mac.filter(|mac| *mac != Mac::NONE);
+    Ok(mac.map(|mac| Told { pf: netdev, vf, mac }))
+}
+
 /// A probe answers that it is done also when no driver took the device.
-fn bound(kernel: &mut dyn Kernel, device: &str) -> Result<()> {
-    let address: PciAddress = device.parse()?;
+fn bound(kernel: &mut dyn Kernel, address: PciAddress) -> Result<()> {
     let tree = kernel.tree();
     let wanted = tree.text(address, "driver_override").unwrap_or_default();
     let has = tree.link(address, "driver");

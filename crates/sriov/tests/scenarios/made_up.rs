@@ -35,6 +35,10 @@ pub struct MadeUp {
     pub vital: Vec<(String, String)>,
     pub vfio_holder: Option<String>,
     pub counted: u64,
+    /// What the kernel answers to a number of VFs.
+    pub refuses_vfs: Option<i32>,
+    /// How often the VFs' driver will not hear from the PF which MAC a VF has.
+    pub deaf: u32,
 }
 
 impl MadeUp {
@@ -55,6 +59,8 @@ impl MadeUp {
             vital: Vec::new(),
             vfio_holder: None,
             counted: 0,
+            refuses_vfs: None,
+            deaf: 0,
         };
         let pf: PciAddress = PF.parse().expect("valid");
         made.function(pf, "igb_pf", 7);
@@ -174,6 +180,9 @@ impl MadeUp {
     }
 
     fn set_numvfs(&mut self, pf: PciAddress, count: u32) -> std::result::Result<(), IoError> {
+        if let Some(code) = self.refuses_vfs.filter(|_| count > 0) {
+            return Err(IoError::from_raw_os_error(code));
+        }
         let now = self.tree.number(pf, "sriov_numvfs").unwrap_or(0);
         if count > TOTAL {
             return Err(IoError::from_raw_os_error(34));
@@ -221,8 +230,16 @@ impl MadeUp {
             return;
         }
         let index = self.vf_index(vf).expect("a VF");
-        let told = self.vfs[&index].0.config.mac.filter(|mac| *mac != Mac::NONE);
         let drawn = Mac([2, 0xaa, 0, 0, 0, self.next_index as u8]);
+        let config = &mut self.vfs.get_mut(&index).expect("there").0.config;
+        let mut told = config.mac.filter(|mac| *mac != Mac::NONE);
+        if told.is_some() && self.deaf > 0 {
+            self.deaf -= 1;
+            told = None;
+            if config.trust == Some(true) {
+                config.mac = Some(drawn);
+            }
+        }
         let taken = self.names(&Place::Home);
         let name = (0..).map(|n| format!("eth{n}")).find(|name| !taken.contains(name));
         self.add_netdev(vf, &name.expect("one is free"), told.unwrap_or(drawn), told.is_some());

@@ -45,10 +45,10 @@ impl<K> Mortal<K> {
     }
 }
 
-/// After how many changes the process is killed: after each, in an emulated host after every third.
+/// After how many changes the process is killed: after each, in an emulated host after every fifth.
 fn moments() -> impl Iterator<Item = usize> {
     let real = std::env::var_os("PLANEWISE_TEST_PF").is_some();
-    (0..).step_by(if real { 3 } else { 1 })
+    (0..).step_by(if real { 5 } else { 1 })
 }
 
 fn killed() -> Error {
@@ -589,6 +589,59 @@ fn counters_that_were_seen_to_count_are_supported() {
         Counters::Supported(counters) => assert_eq!(counters.rx_packets, 5),
         Counters::Unsupported { reason } => panic!("{reason}"),
     }
+}
+
+#[test]
+fn a_pf_that_refuses_a_number_of_vfs_is_said_with_the_way_out() {
+    for (code, what, remedy) in [
+        (libc::EBUSY, "the PF is busy: it has VFs", "`planewised vf list` shows what the PF has"),
+        (libc::ENOMEM, "the platform has no room for so many VFs", "try fewer"),
+        (libc::ENOENT, "the driver of the PF has no SR-IOV", "load a driver that has"),
+        (libc::EACCES, "Permission denied", "run as root"),
+    ] {
+        let mut scene = Scene::new(MadeUp::new());
+        let before = scene.pf();
+        scene.kernel.inner.refuses_vfs = Some(code);
+        let refused = scene.operator().setup("pf0", &setup(2)).expect_err("refused");
+        assert!(refused.what.contains(what), "{}", refused.what);
+        assert!(refused.what.ends_with("all is as before"), "{}", refused.what);
+        assert!(refused.remedy.contains(remedy), "{}", refused.remedy);
+        scene.must_be(&before);
+        assert_eq!(scene.records(), 0);
+    }
+}
+
+#[test]
+fn a_vf_that_does_not_hear_its_mac_is_told_again() {
+    let mut scene = Scene::new(MadeUp::new());
+    scene.operator().setup("pf0", &setup(1)).expect("set up");
+    let vf = scene.vf_name(0);
+    let mac = "02:70:77:aa:00:02".parse().expect("valid");
+    let wanted = Settings { mac: Some(mac), trust: Some(true), ..Settings::default() };
+    scene.kernel.inner.deaf = 3;
+    let now = scene.operator().set(&vf, &wanted).expect("heard in the end").now;
+    assert_eq!(now.config.expect("told").mac, Some(mac));
+    assert_eq!(now.netdev.expect("bound").mac, Some(mac));
+    // Where it was told before, and is only bound anew.
+    scene.operator().bind(&vf, &Driver::None).expect("unbound");
+    scene.kernel.inner.deaf = 1;
+    let now = scene.operator().bind(&vf, &Driver::Network).expect("bound").now;
+    assert_eq!(now.netdev.expect("bound").mac, Some(mac));
+}
+
+#[test]
+fn a_vf_that_never_hears_its_mac_is_said() {
+    let mut scene = Scene::new(MadeUp::new());
+    scene.operator().setup("pf0", &setup(1)).expect("set up");
+    let before = scene.pf();
+    let vf = scene.vf_name(0);
+    let wanted =
+        Settings { mac: Some("02:70:77:aa:00:02".parse().expect("valid")), ..Settings::default() };
+    scene.kernel.inner.deaf = 5;
+    let refused = scene.operator().set(&vf, &wanted).expect_err("never heard");
+    assert!(refused.what.contains("did not hear from the PF, in 5 attempts"), "{}", refused.what);
+    assert!(refused.what.ends_with("all is as before"), "{}", refused.what);
+    scene.must_be(&before);
 }
 
 #[test]
