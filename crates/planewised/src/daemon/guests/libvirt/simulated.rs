@@ -35,6 +35,8 @@ pub struct Machine {
     pub name: String,
     pub mac: Mac,
     pub marked: bool,
+    /// Its guest makes a bond itself: the NIC is no half of a pair.
+    pub joins_itself: bool,
     pub runs: bool,
     pub tap_works: bool,
     pub manner: Manner,
@@ -195,6 +197,7 @@ pub fn machine(n: u16) -> Machine {
         name: format!("m{n}"),
         mac: mac(n),
         marked: true,
+        joins_itself: false,
         runs: true,
         tap_works: true,
         manner: Manner::Releases(0),
@@ -208,13 +211,15 @@ pub fn machine(n: u16) -> Machine {
 impl Machine {
     fn xml(&self) -> String {
         let mark = if self.marked {
-            format!("<metadata><p:managed xmlns:p='{NAMESPACE}'/></metadata>")
+            let join = if self.joins_itself { "guest" } else { "host" };
+            format!("<metadata><p:managed xmlns:p='{NAMESPACE}' join='{join}'/></metadata>")
         } else {
             String::new()
         };
+        let pair = if self.joins_itself { "" } else { "<teaming type='persistent'/>" };
         let mut devices = format!(
             "<interface type='bridge'><mac address='{}'/><target dev='{}-tap'/>\
-             <model type='virtio'/><vlan><tag id='42'/></vlan><teaming type='persistent'/><alias name='ua-net'/></interface>",
+             <model type='virtio'/><vlan><tag id='42'/></vlan>{pair}<alias name='ua-net'/></interface>",
             self.mac, self.name
         );
         for vf in &self.vfs {
@@ -295,6 +300,10 @@ impl Libvirt for Simulated {
         }
         match world.machines.get_mut(&domain.uuid).filter(|machine| machine.runs) {
             None => Err(Refusal::new(Why::NoDomain, "Domain not found")),
+            // As libvirt has it: a VF is paired with a lasting NIC, or with none.
+            Some(machine) if machine.joins_itself == device.contains("<teaming") => {
+                Err(Refusal::new(Why::Refused, "teaming information is not right"))
+            }
             Some(machine) => {
                 machine.vfs.push(Attached {
                     address: function.address,

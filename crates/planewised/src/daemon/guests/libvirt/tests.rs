@@ -170,6 +170,22 @@ fn a_vf_is_given_and_taken() {
     assert!(daemon.find().faults().is_empty());
 }
 
+#[test]
+fn a_machine_whose_guest_makes_the_bond_itself_is_given_a_vf_without_a_pair() {
+    let simulated = Simulated::with(2, 1);
+    simulated.change(0, |machine| machine.joins_itself = true);
+    let mut daemon = Daemon::on(&simulated);
+    for n in [0, 1, 0] {
+        assert_eq!(daemon.give(n, 0), Ending::Completed);
+        assert_eq!(holder(&simulated, 0), Some(format!("m{n}")));
+        assert_eq!(simulated.world().vfs[&vf(0)].mac, mac(n));
+        assert!(daemon.find().faults().is_empty(), "{:?}", daemon.find().faults());
+        assert_eq!(daemon.take(n, 0), Ending::Completed);
+        assert_eq!(holder(&simulated, 0), None);
+        assert!(daemon.find().faults().is_empty(), "{:?}", daemon.find().faults());
+    }
+}
+
 /// What may happen while the daemon is dead.
 const MEANWHILE: [fn(&Simulated); 6] = [
     |_| (),
