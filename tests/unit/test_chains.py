@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -334,7 +335,7 @@ def test_huge_pages_are_added_and_given_back_even_when_others_took_some_meanwhil
         assert hugepages.leftovers(remove=True, pool=pool, notes=notes) == ()
         pool.resize(pool.pages + 50)
     assert pool.pages == 150
-    assert list(notes.glob("*.json")) == []
+    assert not notes.exists()
 
 
 def test_a_killed_runs_huge_pages_are_given_back_once(machine: Path, tmp_path: Path) -> None:
@@ -346,8 +347,25 @@ def test_a_killed_runs_huge_pages_are_given_back_once(machine: Path, tmp_path: P
     assert pool.pages == 132
     hugepages.leftovers(remove=True, pool=pool, notes=notes)
     assert pool.pages == 100
+    assert not notes.exists()
     assert hugepages.leftovers(remove=True, pool=pool, notes=notes) == ()
     assert pool.pages == 100
+
+
+def test_runs_that_come_and_go_at_once_leave_the_pool_and_nothing_else(
+    machine: Path, tmp_path: Path
+) -> None:
+    pool, notes = Pool(machine), tmp_path / "notes"
+
+    def take(_: int) -> None:
+        with hugepages.taken(2 << 20, pool, notes) as pages:
+            assert pages == 1
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in threads.map(take, range(60)):
+            pass
+    assert pool.pages == 100
+    assert not notes.exists()
 
 
 @pytest.mark.parametrize(("reached", "given_back"), [(100, 0), (110, 10), (132, 32)])

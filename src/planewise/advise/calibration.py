@@ -27,6 +27,8 @@ class Errors:
     """Chains measured on both planes with more than 10 % between them."""
     wrong: int
     """… of which the model has the wrong plane ahead."""
+    inside: int
+    """Rows that lie in their prediction's 95 % interval."""
 
     def as_json(self) -> dict[str, float | int]:
         """By name."""
@@ -89,7 +91,11 @@ def _measured(rows: Sequence[Row]) -> list[Measured]:
 
 def errors(profile: Profile, rows: Sequence[Measured]) -> Errors:
     """How far the model lies from `rows`, at least one."""
-    found = [abs(_predicted(profile, row).pps / row.pps - 1) for row in rows]
+    predicted = [_predicted(profile, row) for row in rows]
+    found = [abs(one.pps / row.pps - 1) for one, row in zip(predicted, rows, strict=True)]
+    inside = sum(
+        one.low_pps <= row.pps <= one.high_pps for one, row in zip(predicted, rows, strict=True)
+    )
     pairs = wrong = 0
     by_chain = {(row.plane, row.chain): row for row in rows}
     for row in rows:
@@ -101,7 +107,13 @@ def errors(profile: Profile, rows: Sequence[Measured]) -> Errors:
             ahead = _predicted(profile, row).pps > _predicted(profile, other).pps
             wrong += ahead != (row.pps > other.pps)
     return Errors(
-        len(rows), statistics.median(found), statistics.fmean(found), max(found), pairs, wrong
+        len(rows),
+        statistics.median(found),
+        statistics.fmean(found),
+        max(found),
+        pairs,
+        wrong,
+        inside,
     )
 
 

@@ -20,6 +20,7 @@ _WORDS: dict[ChainLimit, str] = {
     "generator": "the generator",
     "shared core": "cores that were shared",
     "kernel": "the kernel",
+    "NIC": "the NIC",
     "unknown": "nothing that could be told",
 }
 """What bounds a chain, as a sentence says it."""

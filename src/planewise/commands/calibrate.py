@@ -83,6 +83,7 @@ def calibrate(
             print(
                 f"{words} {errors.rows} rows: off by {percent_text(errors.median)} in the median, "
                 f"{percent_text(errors.mean)} in the mean, {percent_text(errors.worst)} at worst; "
+                f"{errors.inside} lie in their 95 % intervals; "
                 f"of {errors.pairs} pairs of planes that differ by more than 10 %, "
                 f"{errors.wrong} named the wrong way round"
             )

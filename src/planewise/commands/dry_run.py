@@ -22,15 +22,15 @@ _FEW_CELLS = 4
 them all."""
 
 
-def print_schedule(design: Design, schedule: Schedule, json: bool) -> None:
-    """Prints the plan of a run."""
+def print_schedule(design: Design, schedule: Schedule, json: bool, nic: str = "") -> None:
+    """Prints the plan of a run; `nic` is what it uses on other hosts, empty on this machine."""
     if json:
-        print_json(as_json(design, schedule))
+        print_json(as_json(design, schedule, nic))
     else:
-        _print(design, schedule)
+        _print(design, schedule, nic)
 
 
-def as_json(design: Design, schedule: Schedule) -> dict[str, object]:
+def as_json(design: Design, schedule: Schedule, nic: str = "") -> dict[str, object]:
     """The plan as plain values (docs/reference/designs.md)."""
     return {
         "title": design.title,
@@ -52,7 +52,7 @@ def as_json(design: Design, schedule: Schedule) -> dict[str, object]:
                 "cpus": {str(cpu): list(own) for cpu, own in build.tasks.items()},
                 "steps": list(build.steps),
             }
-            for plane, build in _builds(design, schedule).items()
+            for plane, build in _builds(design, schedule, nic).items()
         },
         "skipped": [
             {"cell": skipped.cell.levels(), "reason": skipped.reason}
@@ -61,12 +61,16 @@ def as_json(design: Design, schedule: Schedule) -> dict[str, object]:
     }
 
 
-def _builds(design: Design, schedule: Schedule) -> dict[str, Build]:
+def _builds(design: Design, schedule: Schedule, nic: str) -> dict[str, Build]:
     """By plane, what makes the longest chain; empty where there are none."""
     chains = [cell for cell in _cells(schedule) if cell.vnfs]
     if not chains:
         return {}
+    from planewise.measure.chains import hosted
     from planewise.measure.chains.stage import ChainStage
+
+    if nic:
+        return hosted.builds(chains, nic)
 
     return ChainStage(design).builds(chains)
 
@@ -82,7 +86,7 @@ def _cells(schedule: Schedule) -> list[Cell]:
     return sorted({visit.cell for visit in schedule.visits})
 
 
-def _print(design: Design, schedule: Schedule) -> None:
+def _print(design: Design, schedule: Schedule, nic: str) -> None:
     console = out()
     if design.title:
         console.print(design.title, markup=False, style="bold")
@@ -104,10 +108,14 @@ def _print(design: Design, schedule: Schedule) -> None:
             markup=False,
         )
     _print_cells(cells, schedule)
-    for plane, build in _builds(design, schedule).items():
+    for plane, build in _builds(design, schedule, nic).items():
         where = "; ".join(f"{', '.join(own)} on CPU {cpu}" for cpu, own in build.tasks.items())
         console.print()
-        console.print(f"Longest chain on {plane}: {where}.", markup=False)
+        console.print(
+            f"Longest chain on {plane}{': ' if where else ''}{where}"
+            f"{'' if where or plane != 'bridge' else ': --json lists its steps'}.",
+            markup=False,
+        )
         if plane != "bridge":  # hundreds of `ip` commands otherwise: --json has them
             for step in build.steps:
                 console.print(f"  {step}", markup=False)

@@ -120,7 +120,8 @@ def run(
         if isinstance(progress, LiveView) and not dry_run:
             progress.ends(finished.outcome.info.status)
     if design is not None and dry_run:
-        print_schedule(design, schedule, json)
+        nic = "" if where is None else where.targets.interface
+        print_schedule(design, schedule, json, nic)
     else:
         print_result(finished, json)
 

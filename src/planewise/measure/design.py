@@ -245,6 +245,8 @@ class ChainPart(Part):
     """Duration of a trial."""
     warmup_s: Annotated[float, Field(ge=0, le=600)] = 1.0
     """Traffic runs for so long before each trial is measured."""
+    offered_pps: Rate | None = None
+    """What the generator offers a chain, all in all; None: as much as it can."""
     cpus: CpusPart = CpusPart()
     """Pinning."""
 

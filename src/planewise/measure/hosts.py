@@ -12,6 +12,7 @@ from typing import Self
 from planewise.errors import PlanewiseError
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
+from planewise.measure.chains.hosted import HostedChainStage
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, Stage, TrialResult
 from planewise.measure.hosted_vms import HostedVmStage
@@ -172,7 +173,7 @@ def local_stage(design: Design) -> Stage:
 
 
 def on_pair(pair: Pair) -> Mapping[GuestKind, Callable[[Design], Stage]]:
-    """Stages for the kinds of guest that can live on a pair of hosts: VMs have their own."""
+    """Stages for the kinds of guest that can live on a pair; VMs and chains have their own."""
     made: list[HostedStage] = []
 
     def stage(design: Design) -> Stage:
@@ -183,7 +184,10 @@ def on_pair(pair: Pair) -> Mapping[GuestKind, Callable[[Design], Stage]]:
     def vms(design: Design) -> Stage:
         return HostedVmStage(design, pair)
 
-    return {"namespace": stage, "container": stage, "vm": vms}
+    def chains(design: Design) -> Stage:
+        return HostedChainStage(design, pair)
+
+    return {"namespace": stage, "container": stage, "vm": vms, "process": chains}
 
 
 @contextmanager

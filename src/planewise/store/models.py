@@ -144,7 +144,7 @@ class CoreUse(Record):
     """Share of its time that they spent on packets, not on polling in vain; None: not told."""
 
 
-ChainLimit = Literal["generator", "PMD core", "VNF core", "shared core", "kernel", "unknown"]
+ChainLimit = Literal["generator", "PMD core", "VNF core", "shared core", "kernel", "NIC", "unknown"]
 """What bounds a chain; the capacity model uses the same words where it knows them.
 
 `shared core` is no property of the plane: tasks that poll had to wait for one another.

@@ -26,6 +26,11 @@ class CpuSplit:
     receivers: tuple[int, ...]
 
 
+# The files of /sys are those of the namespace that mounted it: mounted anew, for this command.
+# Refused where it is there already, as `ip netns exec` mounts it.
+_OWN_SYS = "mount -t sysfs sysfs /sys 2>/dev/null || true;"
+
+
 def split_cpus(available: Iterable[int] | None = None) -> CpuSplit | None:
     """The first CPU generates, all others receive; None where there is only one CPU. Pure,
     unless `available` is left out: then the CPUs that this process may use, and None where it
@@ -62,9 +67,8 @@ def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]
     Raises:
         PlanewiseError: this kernel or container does not let us.
     """
-    # The files of /sys are those of the namespace that mounted it: mounted anew, for this command.
     script = (
-        "mount -t sysfs sysfs /sys && mask=$1 && shift && "
+        f"{_OWN_SYS} mask=$1 && shift && "
         'for name; do echo "$mask" > "/sys/class/net/$name/queues/rx-0/rps_cpus" || exit 1; done'
     )
     finished = host.run(
@@ -77,4 +81,34 @@ def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]
         raise PlanewiseError(
             f"receive work in {netns} cannot be moved to other CPUs: {reason}",
             remedy="load trials still run; the generator then pays for the plane's work",
+        )
+
+
+# By the NIC's own list: what /proc/interrupts calls them is each driver's own affair.
+_BIND = f"""
+{_OWN_SYS}
+irqs=$(ls "/sys/class/net/$1/device/msi_irqs")
+for irq in $irqs; do
+    echo "$2" >"/proc/irq/$irq/smp_affinity_list"
+done
+"""
+
+
+def bind_interrupts(host: Host, netns: str | None, interface: str, cpus: Iterable[int]) -> None:
+    """Has `cpus` take the interrupts of a PCI function, and so the receive work of its interface.
+
+    Raises:
+        PlanewiseError: it has no interrupts of its own, or the kernel does not let us.
+    """
+    words = ",".join(str(cpu) for cpu in sorted(set(cpus)))
+    finished = host.run(
+        ["unshare", "--mount", "sh", "-ec", _BIND, "bind", interface, words],
+        netns=netns,
+        timeout_s=30,
+    )
+    if finished.exit_code != 0:
+        reason = (finished.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise PlanewiseError(
+            f"interrupts of {interface} on {host.place} cannot be moved to CPU {words}: {reason}",
+            remedy="end irqbalance there, and let its driver's interrupts be moved",
         )

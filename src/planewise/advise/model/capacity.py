@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.special import stdtrit
-
 from planewise.advise.model.ethernet import FCS_BYTES, check_frame, line_rate_pps
 from planewise.advise.model.pcie import packet_rate_pps
 from planewise.advise.model.profile import Basis, Profile
@@ -111,15 +109,15 @@ def predict(profile: Profile, plane: Plane, chain: Chain) -> Prediction:
         )
     found = _vf_limits(profile, chain) if plane == "vf-passthrough" else _vhost(profile, chain)
     limits = tuple(sorted(found, key=lambda limit: limit.pps))
-    deviation = _deviation(profile, plane)
-    if deviation is None or profile.spread is None:
+    width = _width(profile, plane)
+    if width is None:
         return Prediction(plane, chain, limits, 0.0, _line(profile, chain).pps, known=False)
-    factor = math.exp(float(stdtrit(profile.spread.freedom, 0.975)) * deviation)
+    factor = math.exp(width)
     return Prediction(plane, chain, limits, limits[0].pps / factor, limits[0].pps * factor)
 
 
-def _deviation(profile: Profile, plane: Plane) -> float | None:
-    """How far predictions of a plane lay off; None where it was never held against data."""
+def _width(profile: Profile, plane: Plane) -> float | None:
+    """Half of a prediction's interval, as a logarithm; None: never held against data."""
     spread = profile.spread
     if spread is None:
         return None
@@ -128,7 +126,7 @@ def _deviation(profile: Profile, plane: Plane) -> float | None:
 
 def _core_basis(profile: Profile, plane: Plane) -> Basis:
     """A fit to one plane tells nothing of the other's cores."""
-    fitted = profile.spread is None or _deviation(profile, plane) is not None
+    fitted = profile.spread is None or _width(profile, plane) is not None
     return profile.cores.basis if fitted else "assumption"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from scipy.special import stdtrit
 
 from planewise.advise.model.capacity import Chain, Plane, predict
 from planewise.advise.model.profile import CoresPart, NicPart, Profile, SpreadPart
@@ -25,6 +27,8 @@ _VHOST = (
     "pmd_byte_ns",
     "pmd_gbps",
 )
+_COVERED = 0.95
+"""Share of new rows that an interval is to hold."""
 _SOFT = 0.03
 """Relative deviation from which a row counts less than by its square: some rows lie far off."""
 
@@ -53,8 +57,7 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Profile:
                 "a throughput of no packets fits no model", remedy="leave such rows out"
             )
     profile = start
-    deviations: dict[Plane, float] = {}
-    freedom = []
+    widths: dict[Plane, float] = {}
     for plane, names in (("vf-passthrough", (*_NIC, *_VF_CORE)), ("vhost-user", _VHOST)):
         own = [row for row in rows if row.plane == plane]
         if not own:
@@ -65,23 +68,47 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Profile:
                 remedy="measure chains of several lengths, patterns and frame sizes",
             )
         profile = _fitted(profile, own, names, source)
-        errors = _errors(profile, own)
-        freedom.append(len(own) - len(names))
-        # Of a new row: its own scatter, and that of the parameters, on average over the rows.
-        scatter = float((errors**2).sum()) / freedom[-1]
-        deviations[own[0].plane] = math.sqrt(scatter * (1 + len(names) / len(own)))
-    if not deviations:
+        widths[own[0].plane] = _width(start, profile, own, names)
+    if not widths:
         raise BadInputError(
             "there is nothing to fit", remedy="rows of vf-passthrough or vhost-user"
         )
     spread = SpreadPart(
-        vf=deviations.get("vf-passthrough"),
-        vhost=deviations.get("vhost-user"),
-        freedom=min(freedom),
+        vf=widths.get("vf-passthrough"),
+        vhost=widths.get("vhost-user"),
         basis="measurement",
         source=source,
     )
     return profile.model_copy(update={"spread": spread})
+
+
+def _width(
+    start: Profile, fitted: Profile, rows: Sequence[Measured], names: Sequence[str]
+) -> float:
+    """Half of the 95 % interval of a new row, as a logarithm of predicted over measured.
+
+    From how far rows lie off a fit that has not seen them: each number of functions is left out in
+    turn, as what is asked for is mostly a number that was not measured. The wider of Student's t
+    times the deviation, and of the quantile that split conformal prediction takes (Lei et al., JASA
+    2018, section 2.2), which does not suppose that deviations are normal.
+    """
+    unseen: list[float] = []
+    for number in {row.chain.vnfs for row in rows}:
+        rest = [row for row in rows if row.chain.vnfs != number]
+        if len(rest) <= len(names):
+            continue
+        without = _fitted(start, rest, names, "")
+        unseen += np.abs(
+            _errors(without, [row for row in rows if row.chain.vnfs == number])
+        ).tolist()
+    freedom = len(rows) - len(names)
+    if len(unseen) < len(rows):  # too few numbers of functions: the fit's own rows must do
+        # Of a new row: its own scatter, and that of the parameters, on average over the rows.
+        scatter = float((_errors(fitted, rows) ** 2).sum()) / freedom
+        return float(stdtrit(freedom, 0.975)) * math.sqrt(scatter * (1 + len(names) / len(rows)))
+    student = float(stdtrit(freedom, 0.975)) * math.sqrt(statistics.fmean(e**2 for e in unseen))
+    rank = math.ceil((len(unseen) + 1) * _COVERED)
+    return max(student, sorted(unseen)[rank - 1]) if rank <= len(unseen) else student
 
 
 def _fitted(start: Profile, rows: Sequence[Measured], names: Sequence[str], source: str) -> Profile:

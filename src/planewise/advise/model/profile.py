@@ -104,14 +104,12 @@ class CoresPart(_Part):
 
 
 class SpreadPart(_Part):
-    """How far predictions lay from what was measured: standard deviation of the logarithm."""
+    """Half the width of a prediction's 95 % interval: ln(measured / predicted)."""
 
     vf: NotNegative | None = None
     """None: no VF was measured."""
     vhost: NotNegative | None = None
     """None: no vhost-user was measured."""
-    freedom: Annotated[int, Field(ge=1)] = 1
-    """Degrees of freedom that it rests on."""
 
 
 class Profile(BaseModel):

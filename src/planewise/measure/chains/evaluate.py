@@ -54,9 +54,28 @@ class Between:
         return max(0, self.last.offered - self.first.offered)
 
     @property
+    def ends_seconds(self) -> float:
+        """Time between what the ends' counters were read at, by the clock of their own host."""
+        first, last = self.first.ends_at_s, self.last.ends_at_s
+        return self.seconds if first is None or last is None else max(last - first, 1e-9)
+
+    @property
     def delivered(self) -> int:
         """Packets that came back; one in flight at the start may make it more than `offered`."""
         return max(0, self.last.delivered - self.first.delivered)
+
+    @property
+    def missing(self) -> float | None:
+        """Share of what generator and functions sent that reached neither; None: not told."""
+        # By the second: both hosts were not read at the same moments.
+        arrived, sent = self.delivered / self.ends_seconds, self.offered / self.ends_seconds
+        for name, after in self.last.vnfs.items():
+            before = self.first.vnfs[name]
+            if after.received is None or before.received is None:
+                return None
+            arrived += (after.received - before.received) / self.seconds
+            sent += (after.packets - before.packets) / self.seconds
+        return _share(1 - arrived / sent) if sent > 0 else 0.0
 
     def used(self, cpu: int) -> float:
         """Share of a CPU's time that was not idle."""
@@ -165,8 +184,8 @@ def result(between: Between, placement: Placement, asked_bytes: float) -> ChainR
     find = limit_of if between.first.kernel_s is None else limit_of_kernel
     limit, why = find(between, placement)
     return ChainResult(
-        offered_pps=between.offered / between.seconds,
-        delivered_pps=between.delivered / between.seconds,
+        offered_pps=between.offered / between.ends_seconds,
+        delivered_pps=between.delivered / between.ends_seconds,
         tx_pps=pps,
         tx_bps=bps,
         frame_bytes=bps / 8 / pps + FCS_BYTES if packets else asked_bytes,
@@ -235,6 +254,13 @@ def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit,
     names = _names([task for task in functions[cpu] if task != GENERATOR])
     if GENERATOR in functions[cpu]:
         return "shared core", f"CPU {cpu} was shared by the generator and {names}"
+    missing = between.missing
+    if used < FULL_KERNEL and missing is not None and missing > FULL_RING:
+        return (
+            "NIC",
+            f"{percent_text(missing)} of what was sent from VF to VF did not arrive, and CPU "
+            f"{cpu}, on which {names} forwarded, was idle for {percent_text(1 - used)}",
+        )
     if used < FULL_KERNEL:
         return (
             "unknown",

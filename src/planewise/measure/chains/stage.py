@@ -45,6 +45,8 @@ _MIX_OFF = 0.1
 _SLACK_S = 60.0
 """A trial may begin so much later than planned, and take as much longer, on a busy machine."""
 _POLL_S = 0.02
+_SHARE = 0.1
+"""Of the time at most goes into reading counters: a slow host is read less often."""
 
 
 class ChainTestbed(Protocol):
@@ -69,7 +71,7 @@ class Build:
     """What making a chain does, for people."""
 
     tasks: Mapping[int, tuple[str, ...]]
-    """By CPU."""
+    """By CPU; empty where that is known only once the hosts are asked."""
     steps: tuple[str, ...]
 
 
@@ -81,6 +83,7 @@ class ChainStage:
 
     def __init__(self, design: Design) -> None:
         self._wanted = {} if design.chain is None else design.chain.cpus.named()
+        self._offered_pps = None if design.chain is None else design.chain.offered_pps
         self._tcp = design.tcp is not None
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
@@ -89,12 +92,8 @@ class ChainStage:
 
     def builds(self, cells: Sequence[Cell]) -> dict[str, Build]:
         """By plane, what makes its longest chain among `cells`, which can all be built here."""
-        longest: dict[str, Cell] = {}
-        for cell in cells:
-            if cell.vnfs >= longest.get(cell.plane, cell).vnfs:
-                longest[cell.plane] = cell
         found = {}
-        for plane, cell in longest.items():
+        for plane, cell in longest(cells).items():
             chain = chain_of(cell)
             placement = self._place(chain)
             steps: Sequence[object]
@@ -110,6 +109,8 @@ class ChainStage:
             return _ELSEWHERE[cell.plane]
         if self._tcp and cell.plane != "bridge":
             return "functions that poll have no TCP, and no kernel at their ends"
+        if self._offered_pps is not None and cell.plane == "vhost-user":
+            return "the generator of chains on vhost-user cannot be paced: leave `offered_pps` out"
         if self._tcp and not shutil.which(PROGRAM):
             return f"{PROGRAM} is not installed here"
         try:
@@ -129,17 +130,17 @@ class ChainStage:
         raise UnsupportedError("chains have no ladder of loads")
 
     @contextmanager
-    def station(self, cell: Cell) -> Iterator[_Station]:
+    def station(self, cell: Cell) -> Iterator[ChainStation]:
         """The cell's chain, standing."""
         chain = chain_of(cell)
         placement = self._place(chain)
         testbed: VhostChain | KernelChain
         if chain.plane == "bridge":
-            testbed = KernelChain(chain, placement, apart=self._tcp)
+            testbed = KernelChain(chain, placement, apart=self._tcp, offered_pps=self._offered_pps)
         else:
             testbed = VhostChain(chain, placement)
         with testbed:
-            yield _Station(testbed)
+            yield ChainStation(testbed)
 
     def facts(self) -> StageFacts:
         """What a reader must know."""
@@ -152,10 +153,25 @@ class ChainStage:
         return None
 
 
+IN_MACHINES = (
+    "functions in virtual machines are not built: what a function carries on a VF of its own is "
+    "measured on the plane vf, and `planewise advise` predicts vf-passthrough"
+)
+
 _ELSEWHERE = {
-    "vf": "functions that drive a VF by themselves are not built yet: they need a NIC with VFs",
-    "vf-passthrough": "functions in virtual machines with a VF are not built yet",
+    "vf": "a chain on VFs needs two hosts whose NICs are cabled: run it with --lab, or with "
+    "--sender, --responder and --nic",
+    "vf-passthrough": IN_MACHINES,
 }
+
+
+def longest(cells: Sequence[Cell]) -> dict[str, Cell]:
+    """By plane, the cell with the longest chain. Pure."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        if cell.vnfs >= found.get(cell.plane, cell).vnfs:
+            found[cell.plane] = cell
+    return found
 
 
 def chain_of(cell: Cell) -> Chain:
@@ -168,7 +184,7 @@ def chain_of(cell: Cell) -> Chain:
 
 
 @dataclass
-class _Station:
+class ChainStation:
     """One chain, on which trials are run."""
 
     testbed: ChainTestbed
@@ -191,12 +207,16 @@ class _Station:
             self._await_traffic()
             _wait(trial.warmup_s)
             started = datetime.now(UTC)
+            began_s = time.monotonic()
             first = before = testbed.read()
-            end_s = first.at_s + trial.duration_s
+            # The trial lasts from one reading to another; the clock of both may be elsewhere.
+            now_s = time.monotonic()
+            pause_s = max(SAMPLE_S, (now_s - began_s) / _SHARE)
+            end_s = now_s + trial.duration_s
             while True:
                 left_s = end_s - time.monotonic()
-                _wait(min(SAMPLE_S, left_s))
-                last = left_s <= SAMPLE_S
+                _wait(min(pause_s, left_s))
+                last = left_s <= pause_s
                 now = testbed.read(whole=last)
                 tell(
                     evaluate.kpi(
@@ -250,6 +270,7 @@ _LIMITS: Mapping[ChainLimit, tuple[Limit, ...]] = MappingProxyType(
         "PMD core": ("sut",),
         "VNF core": ("sut",),
         "kernel": ("sut",),
+        "NIC": ("sut",),
     }
 )
 """As other trials say it. A shared core is a limit of the machine, not of the chain."""

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,8 +114,8 @@ def taken(wanted_bytes: int, pool: Pool | None = None, notes: Path = NOTES) -> I
         yield 0
         return
     try:
-        notes.mkdir(mode=0o755, parents=True, exist_ok=True)
-        note = _Note.make(notes)
+        with _alone(notes):
+            note = _Note.make(notes)
     except OSError as error:
         raise UnsupportedError(
             f"{notes} cannot be written: {error.strerror}", remedy="run as root"
@@ -138,6 +138,7 @@ def taken(wanted_bytes: int, pool: Pool | None = None, notes: Path = NOTES) -> I
     finally:
         with _alone(notes):
             note.give_back(pool)
+            _tidy(notes)
         note.close()
 
 
@@ -171,6 +172,7 @@ def leftovers(
                 pages = note.owed(pool)
                 if remove:
                     note.give_back(pool)
+                    _tidy(notes)
             found.append(Leftover(pages))
         except OSError as error:
             raise PlanewiseError(
@@ -244,10 +246,24 @@ class _Note:
 
 @contextmanager
 def _alone(notes: Path) -> Iterator[None]:
-    """One planewise at a time changes the pool."""
-    descriptor = os.open(notes / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    """One planewise at a time changes the pool, and makes or removes the directory of notes."""
+    while True:
+        notes.mkdir(mode=0o755, parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(notes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # the last run that had notes removed it just now
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not os.fstat(descriptor).st_nlink:
+                continue
+            yield
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _tidy(notes: Path) -> None:
+    """Removes the directory where nobody has notes in it; only inside `_alone`."""
+    with suppress(OSError):
+        notes.rmdir()

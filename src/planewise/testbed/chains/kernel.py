@@ -8,7 +8,7 @@ after it is done there as well. Knows no measurement.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,26 +98,12 @@ def plan(token: str, chain: Chain, *, apart: bool = False) -> Plan:
     steps += [AddBridge(switch, BRIDGE, _BRIDGE_MAC, _MTU_BYTES), SetUp(switch, BRIDGE)]
     for side, (netns, interface, mac) in enumerate(zip(ends, (_TX, _RX), _ENDS, strict=True)):
         steps += _attach(switch, f"e{side}", 900 + side, netns, interface, mac)
-    for number, _ in enumerate(chain.names, start=1):
+    macs = {number: _mac(number) for number in range(1, chain.vnfs + 1)}
+    for number, mac in macs.items():
         netns = _netns(token, f"v{number}")
-        steps += new_namespace(netns)
-        steps += [
-            SetSysctl(netns, "net/ipv4/ip_forward", "1"),
-            # It routes back to the link that a frame came from, and must not tell anybody so.
-            SetSysctl(netns, "net/ipv4/conf/all/send_redirects", "0"),
-            SetSysctl(netns, "net/ipv4/conf/default/send_redirects", "0"),
-            SetSysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
-            SetSysctl(netns, "net/ipv4/conf/default/rp_filter", "0"),
-        ]
-        steps += _attach(switch, f"p{number}", 800 + number, netns, GUEST_INTERFACE, _mac(number))
-        steps.append(SetAddress(netns, GUEST_INTERFACE, f"{_address(number)}/32"))
-    for number in range(1, chain.vnfs + 1):
-        netns = _netns(token, f"v{number}")
-        through = chain.pattern == "east-west"
-        onward = number + 1 if through and number < chain.vnfs else None
-        back = number - 1 if through and number > 1 else None
-        steps += _route(netns, _TARGETS, onward, _ENDS[1], (TARGET, target(number)))
-        steps += _route(netns, _SOURCES, back, _ENDS[0], (SOURCE,))
+        steps += new_function(netns)
+        steps += _attach(switch, f"p{number}", 800 + number, netns, GUEST_INTERFACE, mac)
+    steps += routing(chain, lambda number: _netns(token, f"v{number}"), macs, _ENDS)
     if apart:
         first, last = 1, chain.vnfs if chain.pattern == "east-west" else 1
         for netns, interface, address, there, number in (
@@ -148,13 +134,54 @@ def _attach(
     )
 
 
+def new_function(netns: str) -> tuple[Step, ...]:
+    """A namespace that routes, without an interface yet."""
+    return (
+        *new_namespace(netns),
+        SetSysctl(netns, "net/ipv4/ip_forward", "1"),
+        # It routes back to the link that a frame came from, and must not tell anybody so.
+        SetSysctl(netns, "net/ipv4/conf/all/send_redirects", "0"),
+        SetSysctl(netns, "net/ipv4/conf/default/send_redirects", "0"),
+        SetSysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
+        SetSysctl(netns, "net/ipv4/conf/default/rp_filter", "0"),
+    )
+
+
+def routing(
+    chain: Chain,
+    netns: Callable[[int], str],
+    macs: Mapping[int, str],
+    ends: Sequence[str],
+) -> tuple[Step, ...]:
+    """Addresses and routes of all functions, which share one segment with the two ends. Pure.
+
+    `netns` names the namespace of the `number`th function, from 1, and `macs` its MAC; `ends` are
+    the MACs of the chain's ends.
+    """
+    steps: list[Step] = []
+    for number in range(1, chain.vnfs + 1):
+        own = netns(number)
+        through = chain.pattern == "east-west"
+        onward = number + 1 if through and number < chain.vnfs else None
+        back = number - 1 if through and number > 1 else None
+        steps.append(SetAddress(own, GUEST_INTERFACE, f"{_address(number)}/32"))
+        steps += _route(own, _TARGETS, onward, macs, ends[1], (TARGET, target(number)))
+        steps += _route(own, _SOURCES, back, macs, ends[0], (SOURCE,))
+    return tuple(steps)
+
+
 def _route(
-    netns: str, there: str, over: int | None, end_mac: str, ends: Sequence[str]
+    netns: str,
+    there: str,
+    over: int | None,
+    macs: Mapping[int, str],
+    end_mac: str,
+    ends: Sequence[str],
 ) -> tuple[Step, ...]:
     """To `there` by another function; or straight to the end, which is known by its MAC."""
     if over is not None:
         return (
-            AddNeighbour(netns, GUEST_INTERFACE, _address(over), _mac(over)),
+            AddNeighbour(netns, GUEST_INTERFACE, _address(over), macs[over]),
             AddRoute(netns, there, GUEST_INTERFACE, _address(over)),
         )
     return (
@@ -170,11 +197,19 @@ class KernelChain(_Testbed):
         UnsupportedError: no privilege, or this kernel has not what it needs.
     """
 
-    def __init__(self, chain: Chain, placement: Placement, *, apart: bool = False) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        placement: Placement,
+        *,
+        apart: bool = False,
+        offered_pps: float | None = None,
+    ) -> None:
         super().__init__(f"chain of {chain.vnfs} on the kernel's bridge, {chain.pattern}")
         self.chain = chain
         self.placement = placement
         self._apart = apart
+        self._offered_pps = offered_pps
         self._token = ""
         self._probes: list[LocalProcess] = []
         self._ksoftirqd: dict[int, int] = {}
@@ -222,7 +257,7 @@ class KernelChain(_Testbed):
         steer(self.host, self.netns("s"), ["e0"], entries)
 
     def start(self, size: FrameSize, limit_s: float) -> None:
-        """Has the generator send frames of `size`, as many as it can, until `stop`.
+        """Has the generator send frames of `size`, as many as it is to or can, until `stop`.
 
         It keeps account of every frame of `limit_s`, and ends by itself after that.
         """
@@ -233,7 +268,9 @@ class KernelChain(_Testbed):
         total = sum(count for _, count in frames)
         entries = len(self.chain.entries)
         # Programs of one CPU share it by time, not by frames: a mix must be paced.
-        pps = _OVERLOAD_PPS if len(frames) == 1 else _MIXED * self._generator_pps
+        pps = self._offered_pps or (
+            _OVERLOAD_PPS if len(frames) == 1 else _MIXED * self._generator_pps
+        )
         through = self.chain.pattern == "east-west"
         for entry in range(1, entries + 1):
             for frame_bytes, count in frames:

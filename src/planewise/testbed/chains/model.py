@@ -151,3 +151,25 @@ def place(
         turns[group] = turn + 1
         placed.setdefault(own[turn % len(own)], []).append(task)
     return Placement({cpu: tuple(own) for cpu, own in sorted(placed.items())})
+
+
+def take_turns(
+    functions: Sequence[str], available: Iterable[int], wanted: Sequence[int] = ()
+) -> Placement:
+    """Functions on a host of their own, where neither switch nor generator needs a CPU.
+
+    Raises:
+        UnsupportedError: a CPU that is `wanted` is not there.
+    """
+    cpus = sorted(available)
+    for cpu in wanted:
+        if cpu not in cpus:
+            raise UnsupportedError(
+                f"CPU {cpu} of `cpus.vnf` is none of the functions' host",
+                remedy=f"one of {', '.join(map(str, cpus))}",
+            )
+    own = tuple(wanted) or tuple(cpus)
+    placed: dict[int, list[str]] = {}
+    for turn, name in enumerate(functions):
+        placed.setdefault(own[turn % len(own)], []).append(name)
+    return Placement({cpu: tuple(tasks) for cpu, tasks in sorted(placed.items())})

@@ -23,6 +23,8 @@ class Sent:
     bytes: int
     """Without FCS."""
     dropped: int
+    received: int | None = None
+    """Packets that reached it, where only NICs are between it and who sent them."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Reading:
     """Of a switch that polls."""
     kernel_s: Mapping[int, float] | None = None
     """By CPU, time in which the kernel forwarded, where it is the kernel that does."""
+    ends_at_s: float | None = None
+    """When `offered` and `delivered` were read, by their own host's clock; None: at `at_s`."""
 
 
 def now_s() -> float:
@@ -97,8 +101,17 @@ def task_s(pid: int, thread: str = "") -> float:
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError, IndexError, ValueError):
-                name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
-                if name.startswith(thread):
-                    fields = rest.split()
-                    ticks += int(fields[11]) + int(fields[12])
+                stat = (task / "stat").read_text()
+                if stat.partition("(")[2].startswith(thread):
+                    ticks += _ticks(stat)
     return ticks / _TICKS_A_SECOND
+
+
+def ticks_s(stat: str) -> float:
+    """CPU time [s] of a process or thread, from its /proc/PID/stat (proc(5)). Pure."""
+    return _ticks(stat) / _TICKS_A_SECOND
+
+
+def _ticks(stat: str) -> int:
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

@@ -1,0 +1,114 @@
+"""The stage for chains on two hosts: servers reached by ssh, or a lab's.
+
+The VFs of both NICs are set up once, when a chain first needs them; chains come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Self
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure.cells import Cell
+from planewise.measure.chains.stage import IN_MACHINES, Build, ChainStation, chain_of, longest
+from planewise.measure.design import Design
+from planewise.testbed.chains import hosted
+from planewise.testbed.chains.hosted import FUNCTIONS, PLANES, HostedChain
+from planewise.testbed.chains.model import Chain, Placement, take_turns
+from planewise.testbed.hosted import Resources, survey
+from planewise.testbed.model import HOSTS, HostRole
+from planewise.testbed.pair import Pair
+from planewise.testbed.vfs import VfPool
+
+
+def builds(cells: Sequence[Cell], nic: str) -> dict[str, Build]:
+    """By plane, what makes its longest chain among `cells` on two hosts with such a NIC. Pure."""
+    return {
+        plane: Build({}, hosted.steps(chain_of(cell), nic))
+        for plane, cell in longest(cells).items()
+    }
+
+
+class HostedChainStage:
+    """Builds a chain for a visit and removes it after; see `planewise.measure.experiment.Stage`."""
+
+    def __init__(self, design: Design, pair: Pair) -> None:
+        self._wanted = {} if design.chain is None else design.chain.cpus.named()
+        self._offered_pps = None if design.chain is None else design.chain.offered_pps
+        self._tcp = design.tcp is not None
+        self._pair = pair
+        self._resources: dict[HostRole, Resources] = {}
+        self._cpus: tuple[int, ...] = ()
+        self._pools: dict[HostRole, VfPool] = {}
+        self._generator_pps = 0.0
+        self._standing = ExitStack()
+
+    def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
+        """Which of these cells cannot be set up on these hosts, and why."""
+        return {cell: reason for cell in cells if (reason := self._why_not(cell))}
+
+    def _why_not(self, cell: Cell) -> str:
+        if self._tcp:
+            return "TCP through chains is measured on one machine: leave --lab, --sender and so on"
+        if cell.plane == "vf-passthrough":
+            return IN_MACHINES
+        if cell.plane not in PLANES:
+            return (
+                f"chains on {cell.plane} are built on one machine: run them without --lab, "
+                "--sender and --responder"
+            )
+        if not self._resources:
+            self._resources = {role: survey(self._pair.machines[role]) for role in HOSTS}
+        chain = chain_of(cell)
+        reason = hosted.shortage(chain, self._resources)
+        if reason:
+            return reason
+        try:
+            self._place(chain)
+        except PlanewiseError as error:
+            return error.what
+        return ""
+
+    def _place(self, chain: Chain) -> Placement:
+        if not self._cpus:
+            self._cpus = hosted.cpus_of(self._pair.machines[FUNCTIONS].host)
+        return take_turns(chain.names, self._cpus, self._wanted.get("vnf", ()))
+
+    def max_pps(self, cell: Cell, size_bytes: int) -> float:
+        """Chains are measured at overload: there is no ladder to be bounded."""
+        raise UnsupportedError("chains have no ladder of loads")
+
+    @contextmanager
+    def station(self, cell: Cell) -> Iterator[ChainStation]:
+        """The cell's chain, standing."""
+        chain = chain_of(cell)
+        if not self._pools:
+            self._set_up()
+        with HostedChain(
+            chain,
+            self._place(chain),
+            self._pair.machines,
+            self._pools,
+            self._pair.token,
+            self._generator_pps,
+            self._offered_pps,
+        ) as testbed:
+            yield ChainStation(testbed)
+
+    def _set_up(self) -> None:
+        self._generator_pps = hosted.generator_pps(self._pair.machines[hosted.GENERATING].host)
+        pools = {}
+        for role, machine in self._pair.machines.items():
+            pool = VfPool(machine.host, machine.nic, self._pair.token)
+            pools[role] = self._standing.enter_context(pool)
+            # A VF sends nothing before its PF is up.
+            machine.host.run(["ip", "link", "set", machine.nic, "up"]).check()
+        self._pools = pools
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pools = {}
+        self._standing.close()

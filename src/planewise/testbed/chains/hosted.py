@@ -1,0 +1,468 @@
+"""Chains on two hosts: functions on the responder's NIC, the generator across the cable.
+
+The functions are namespaces that route, each with a VF of its own (`vf`; frames between two of them
+go through the NIC's embedded switch) or behind the host's bridge, which has the NIC as a port
+(`bridge`). Both ends of the chain are VFs of the sender's NIC. Knows no measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+from planewise.errors import PlanewiseError
+from planewise.testbed import script
+from planewise.testbed.chains.kernel import (
+    SOURCE,
+    TARGET,
+    InterfaceCounters,
+    new_function,
+    parse_interfaces,
+    routing,
+    target,
+)
+from planewise.testbed.chains.model import Chain, FrameSize, Placement, frames_of
+from planewise.testbed.chains.reading import Reading, Sent, cpu_times, ticks_s
+from planewise.testbed.host import Host, HostProcess
+from planewise.testbed.hosted import Machine, Resources, remove_traces
+from planewise.testbed.model import GUEST_INTERFACE, HOSTS, Guest, HostRole
+from planewise.testbed.namespaces import new_namespace
+from planewise.testbed.plan import (
+    AcceptAddress,
+    AddBridge,
+    AddForwarding,
+    AddVeth,
+    AwaitUp,
+    Plan,
+    ReleaseMaster,
+    SetMaster,
+    SetUp,
+    Step,
+)
+from planewise.testbed.steering import bind_interrupts, steer
+from planewise.testbed.vfs import VfPool
+
+PLANES = ("vf", "bridge")
+"""Planes that chains on hosts can have."""
+
+ENDS = 2
+"""VFs that the generator has: it sends by one and receives by the other."""
+
+FUNCTIONS: HostRole = "responder"
+GENERATING: HostRole = "sender"
+
+_MTU_BYTES = 1500
+_PORT = 4862
+_RING_MIB = 8
+_OVERLOAD = 1.5
+"""The generator is asked for so many times what it can send: as much as it can."""
+_MIXED = 0.7
+"""Share of what a generator sends of one size that several of them together keep up."""
+_BRIDGE_MAC = "02:70:77:0f:00:ff"
+_INDEX = 24_000
+_LOOK_S = 180.0
+"""An emulated host that is flooded answers late."""
+_CALIBRATE_S = 120.0
+
+_MARK = "== "
+# All counters of a host by one command: each costs an emulated host a tenth of a second.
+_LOOK = f"""
+cat /proc/uptime /proc/stat
+for pid in $1; do echo "{_MARK}ksoftirqd $pid"; cat "/proc/$pid/stat"; done
+shift
+for name; do
+    echo "{_MARK}$name"
+    nsenter --net="/run/netns/$name" cat /proc/net/dev
+done
+"""
+_KSOFTIRQD = (
+    "for one in /proc/[0-9]*; do read -r name <$one/comm && case $name in ksoftirqd/*) "
+    'echo "${name#*/} ${one#/proc/}";; esac; done 2>/dev/null; true'
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one host said."""
+
+    up_s: float
+    """Since it started, by its own clock; to 10 ms."""
+    stat: str
+    ksoftirqd_s: Mapping[int, float]
+    """By process id."""
+    interfaces: Mapping[str, Mapping[str, InterfaceCounters]]
+    """By namespace and name."""
+
+
+def parse_look(text: str) -> Look:
+    """What `_LOOK` prints. Pure."""
+    first, *parts = text.split(f"\n{_MARK}")
+    uptime, _, stat = first.partition("\n")
+    spent: dict[int, float] = {}
+    interfaces: dict[str, Mapping[str, InterfaceCounters]] = {}
+    for part in parts:
+        name, _, content = part.partition("\n")
+        if name.startswith("ksoftirqd "):
+            spent[int(name.split()[1])] = ticks_s(content)
+        else:
+            interfaces[name] = parse_interfaces(content)
+    return Look(float(uptime.split()[0]), stat, spent, interfaces)
+
+
+def shortage(chain: Chain, found: Mapping[HostRole, Resources]) -> str:
+    """What the hosts lack for a chain, as a sentence; empty when they suffice. Pure."""
+    needs = {GENERATING: ENDS, FUNCTIONS: chain.vnfs if chain.plane == "vf" else 0}
+    for role, needed in needs.items():
+        nic, place = found[role].nic, found[role].place
+        if needed and not found[role].vfs:
+            return f"{nic} of {place} has no SR-IOV"
+        if needed > found[role].vfs:
+            return f"needs {needed} VFs on {place}, and {nic} has {found[role].vfs}"
+    return ""
+
+
+def netns(token: str, place: str) -> str:
+    """A namespace of a chain: `c` and `d` the ends, `v1`, `v2`, … the functions."""
+    return f"pw-{token}-{place}"
+
+
+def _mac(number: int) -> str:
+    """Of a function behind a bridge: one of those that `remove_traces` takes off a NIC."""
+    return f"02:70:77:0f:00:{number:02x}"
+
+
+def plan_ends(token: str) -> Plan:
+    """The namespaces of the chain's two ends, before they have their VFs. Pure."""
+    return Plan((*new_namespace(netns(token, "c")), *new_namespace(netns(token, "d"))))
+
+
+def plan_functions(token: str, chain: Chain) -> Plan:
+    """The functions' namespaces, before they have interfaces. Pure."""
+    steps: list[Step] = []
+    for number in range(1, chain.vnfs + 1):
+        steps += new_function(netns(token, f"v{number}"))
+    return Plan(tuple(steps))
+
+
+def plan_bridge(token: str, chain: Chain, bridge: str, nic: str, ends: Sequence[str]) -> Plan:
+    """The host's bridge with the NIC and all functions as ports; no frame is ever flooded. Pure.
+
+    `ends` are the MACs of the chain's ends, which are behind the NIC.
+    """
+    steps: list[Step] = [
+        AddBridge("", bridge, _BRIDGE_MAC, _MTU_BYTES),
+        SetUp("", bridge),
+        SetMaster("", nic, bridge),
+        *(AddForwarding("", nic, mac) for mac in ends),
+    ]
+    for number in range(1, chain.vnfs + 1):
+        inside, port, mac = netns(token, f"v{number}"), f"pw{token}f{number}", _mac(number)
+        steps += [
+            AddVeth(
+                "",
+                port,
+                _INDEX + number,
+                mac.replace(":0f:", ":1f:"),
+                inside,
+                GUEST_INTERFACE,
+                mac,
+                _MTU_BYTES,
+            ),
+            SetMaster("", port, bridge),
+            SetUp("", port),
+            SetUp(inside, GUEST_INTERFACE),
+            AddForwarding("", port, mac),
+            # A NIC with VFs gives the host what it is told to take, and no more.
+            AcceptAddress("", nic, mac),
+        ]
+    return Plan(tuple(steps))
+
+
+def plan_routing(token: str, chain: Chain, macs: Mapping[int, str], ends: Sequence[str]) -> Plan:
+    """Addresses and routes of the functions, whose interfaces are up. Pure."""
+    steps = routing(chain, lambda number: netns(token, f"v{number}"), macs, ends)
+    waits = [AwaitUp(netns(token, f"v{number}")) for number in macs]
+    return Plan((*steps, *waits))
+
+
+def steps(chain: Chain, nic: str) -> tuple[str, ...]:
+    """What makes a chain, for people, before any VF has been given: MACs stand as names. Pure."""
+    token = "0" * 8
+    ends = ("<MAC of the sending end>", "<MAC of the receiving end>")
+    macs = {number: _mac(number) for number in range(1, chain.vnfs + 1)}
+    moved = []
+    if chain.plane == "vf":
+        macs = {number: f"<MAC of vnf{number}>" for number in macs}
+        moved = [
+            f"planewised vf move <VF of {nic}> --to {netns(token, f'v{number}')} "
+            f"--name {GUEST_INTERFACE} --mtu {_MTU_BYTES}"
+            for number in macs
+        ]
+        plugged: Sequence[Step] = ()
+    else:
+        plugged = plan_bridge(token, chain, f"pw-{token}-b", nic, ends).steps
+    here = (*plan_functions(token, chain).steps, *moved, *plugged)
+    routed = plan_routing(token, chain, macs, ends).steps
+    there = [
+        *plan_ends(token).steps,
+        *(
+            f"planewised vf move <VF of {nic}> --to {netns(token, place)} "
+            f"--name {GUEST_INTERFACE} --mtu {_MTU_BYTES}"
+            for place in ("c", "d")
+        ),
+    ]
+    return (
+        *(f"{GENERATING}: {one}" for one in there),
+        *(f"{FUNCTIONS}: {one}" for one in (*here, *routed)),
+    )
+
+
+class HostedChain:
+    """A chain that stands on two hosts; leaving its `with` block removes all of it.
+
+    `pools` are the VFs of both hosts' NICs, which outlive it; `cpus` the functions' host's.
+
+    Raises on entry:
+        PlanewiseError: it cannot be built there.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        placement: Placement,
+        machines: Mapping[HostRole, Machine],
+        pools: Mapping[HostRole, VfPool],
+        token: str,
+        generator_pps: float,
+        offered_pps: float | None = None,
+    ) -> None:
+        self.chain = chain
+        self.placement = placement
+        self._machines = machines
+        self._pools = pools
+        self._token = token
+        self._generator_pps = generator_pps
+        self._offered_pps = offered_pps
+        self._held: dict[HostRole, list[int]] = {role: [] for role in HOSTS}
+        self._probes: list[HostProcess] = []
+        self._ends: tuple[str, str] = ("", "")
+        self._macs: dict[int, str] = {}
+        self._standing = ExitStack()
+        self._both = ThreadPoolExecutor(len(HOSTS))
+
+    def __enter__(self) -> Self:
+        self._standing.callback(self._both.shutdown)
+        for role in HOSTS:
+            self._standing.callback(self._remove, role)
+        self._standing.callback(self.stop)
+        try:
+            self._build()
+        except BaseException:
+            self._standing.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._standing.close()
+
+    @property
+    def _functions(self) -> Machine:
+        return self._machines[FUNCTIONS]
+
+    @property
+    def _source(self) -> Host:
+        return self._machines[GENERATING].host
+
+    def netns(self, place: str) -> str:
+        """A namespace of it: `c` and `d` the ends, `v1`, `v2`, … the functions."""
+        return netns(self._token, place)
+
+    def _build(self) -> None:
+        host = self._functions.host
+        ends = self._both.submit(self._build_ends)
+        functions = self._both.submit(self._build_functions)
+        self._ends, self._macs = ends.result(), functions.result()
+        if self.chain.plane == "bridge":
+            bridge, nic = self._functions.bridge, self._functions.nic
+            script.perform(plan_bridge(self._token, self.chain, bridge, nic, self._ends), host)
+        script.perform(plan_routing(self._token, self.chain, self._macs, self._ends), host)
+        self._steer()
+
+    def _build_ends(self) -> tuple[str, str]:
+        """Their MACs."""
+        script.perform(plan_ends(self._token), self._source)
+        ends = self._move(GENERATING, ("c", "d"))
+        script.perform(Plan(tuple(AwaitUp(self.netns(one)) for one in ends)), self._source)
+        return ends["c"], ends["d"]
+
+    def _build_functions(self) -> dict[int, str]:
+        """Their MACs, by number."""
+        numbers = range(1, self.chain.vnfs + 1)
+        script.perform(plan_functions(self._token, self.chain), self._functions.host)
+        if self.chain.plane == "bridge":
+            return {number: _mac(number) for number in numbers}
+        given = self._move(FUNCTIONS, [f"v{number}" for number in numbers])
+        return {number: given[f"v{number}"] for number in numbers}
+
+    def _move(self, role: HostRole, places: Sequence[str]) -> dict[str, str]:
+        """Gives each namespace a VF; their MACs, by place."""
+        guests = [_holder(role, index, self.netns(place)) for index, place in enumerate(places)]
+        moved = self._pools[role].move(guests, _MTU_BYTES)
+        self._held[role] += [vf.index for vf in moved.values()]
+        ups = tuple(SetUp(guest.netns, guest.interface) for guest in guests)
+        script.perform(Plan(ups), self._machines[role].host)
+        return {place: moved[self.netns(place)].config.mac for place in places}
+
+    def _steer(self) -> None:
+        """Each function's receive work goes to its CPU, as far as the host lets us."""
+        host = self._functions.host
+        cpus = [self.placement.cpu(name) for name in self.chain.names]
+        for number, cpu in enumerate(cpus, start=1):
+            if self.chain.plane == "vf":
+                bind_interrupts(host, self.netns(f"v{number}"), GUEST_INTERFACE, [cpu])
+            else:
+                steer(host, self.netns(f"v{number}"), [GUEST_INTERFACE], [cpu])
+        if self.chain.plane == "bridge":
+            entries = cpus if self.chain.pattern == "north-south" else cpus[:1]
+            bind_interrupts(host, None, self._functions.nic, entries)
+
+    def start(self, size: FrameSize, limit_s: float) -> None:
+        """See `KernelChain.start`."""
+        self.stop()
+        frames = frames_of(size)
+        total = sum(count for _, count in frames)
+        entries = len(self.chain.entries)
+        # Programs of one CPU share it by time, not by frames: a mix must be paced.
+        pps = self._offered_pps or self._generator_pps * (_OVERLOAD if len(frames) == 1 else _MIXED)
+        through = self.chain.pattern == "east-west"
+        for entry in range(1, entries + 1):
+            for frame_bytes, count in frames:
+                rate = f"{pps * count / total / entries:.0f}"
+                self._probes.append(
+                    self._source.start(
+                        [
+                            *(self._source.probe, "trial"),
+                            *("--tx", f"{GUEST_INTERFACE}@{self.netns('c')}"),
+                            *("--rx", f"{GUEST_INTERFACE}@{self.netns('d')}"),
+                            *("--src", SOURCE, "--dst", TARGET if through else target(entry)),
+                            *("--dst-port", str(_PORT + len(self._probes))),
+                            *("--dst-mac", self._macs[entry], "--size", str(frame_bytes)),
+                            *("--rate", rate, "--max-pps", rate, "--duration", f"{limit_s:g}"),
+                            *("--ring-mib", str(_RING_MIB)),
+                        ]
+                    )
+                )
+
+    def stop(self) -> None:
+        """Ends the generator's traffic. Idempotent."""
+        for probe in self._probes:
+            probe.interrupt()
+        for probe in self._probes:
+            probe.stop()
+        self._probes.clear()
+
+    def read(self, *, whole: bool = True) -> Reading:
+        """The counters now."""
+        for probe in self._probes:
+            if not probe.running:
+                probe.wait().check()
+        numbers = range(1, self.chain.vnfs + 1)
+        here = self._both.submit(
+            self._look,
+            self._functions.host,
+            tuple(self._ksoftirqd.values()),
+            [self.netns(f"v{number}") for number in numbers],
+        )
+        there = self._both.submit(self._look, self._source, (), [self.netns("c"), self.netns("d")])
+        functions, ends = here.result(), there.result()
+        vnfs = {}
+        for number, name in zip(numbers, self.chain.names, strict=True):
+            own = functions.interfaces[self.netns(f"v{number}")][GUEST_INTERFACE]
+            received = own.rx_packets if self.chain.plane == "vf" else None
+            vnfs[name] = Sent(own.tx_packets, own.tx_bytes, own.rx_dropped, received)
+        cpus = cpu_times(functions.stat)
+        return Reading(
+            at_s=functions.up_s,
+            ends_at_s=ends.up_s,
+            vnfs=vnfs,
+            offered=ends.interfaces[self.netns("c")][GUEST_INTERFACE].tx_packets,
+            delivered=ends.interfaces[self.netns("d")][GUEST_INTERFACE].rx_packets,
+            cpus=cpus,
+            kernel_s={
+                cpu: spent.soft_s + functions.ksoftirqd_s.get(self._ksoftirqd.get(cpu, 0), 0.0)
+                for cpu, spent in cpus.items()
+            },
+        )
+
+    @staticmethod
+    def _look(host: Host, pids: Sequence[int], names: Sequence[str]) -> Look:
+        words = " ".join(map(str, pids))
+        done = host.run(["sh", "-c", _LOOK, "sh", words, *names], timeout_s=_LOOK_S)
+        return parse_look(done.check().stdout)
+
+    @cached_property
+    def _ksoftirqd(self) -> dict[int, int]:
+        """By CPU, the kernel thread that forwards where interrupts alone do not get done."""
+        said = self._functions.host.run(["sh", "-c", _KSOFTIRQD], timeout_s=_LOOK_S).stdout
+        found = (line.split() for line in said.splitlines())
+        return {int(cpu): int(pid) for cpu, pid in found if int(cpu) in self.placement.tasks}
+
+    def _remove(self, role: HostRole) -> None:
+        """Brings VFs home, then removes namespaces, bridge and addresses."""
+        machine = self._machines[role]
+        held, self._held[role] = self._held[role], []
+        with ExitStack() as last:
+            last.callback(remove_traces, machine.host, machine.nic, self._token)
+            if role == FUNCTIONS and self.chain.plane == "bridge":
+                last.callback(self._release_nic)
+            for index in held:
+                last.callback(self._pools[role].bring_home, index)
+
+    def _release_nic(self) -> None:
+        with suppress(PlanewiseError):  # it is no port of it yet
+            release = ReleaseMaster("", self._functions.nic)
+            script.perform(Plan((release,)), self._functions.host)
+
+
+def _holder(role: HostRole, index: int, where: str) -> Guest:
+    """A guest as far as a VF's move asks for one."""
+    return Guest(
+        name=where,
+        host=role,
+        role="main",
+        index=index,
+        plane="vf",
+        netns=where,
+        interface=GUEST_INTERFACE,
+        mac="",
+        ipv4="",
+        ipv6="",
+    )
+
+
+def generator_pps(host: Host) -> float:
+    """What a host sends of the smallest frames where nothing limits it.
+
+    Raises:
+        PlanewiseError: it cannot be measured.
+    """
+    finished = host.run(
+        [host.probe, "trial", "--calibrate-only", "--size", "64"],
+        timeout_s=_CALIBRATE_S,
+        expected_s=1.0,
+    )
+    return float(finished.json()["max_pps"])
+
+
+def cpus_of(host: Host) -> tuple[int, ...]:
+    """The CPUs of a host.
+
+    Raises:
+        PlanewiseError: it cannot be asked.
+    """
+    count = int(host.run(["nproc"]).check().stdout)
+    return tuple(range(count))

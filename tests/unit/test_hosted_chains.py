@@ -1,0 +1,145 @@
+"""Chains on two hosts as values: what is built, what is read, what hosts lack. Builds nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planewise.errors import UnsupportedError
+from planewise.measure.chains.evaluate import Between, result
+from planewise.testbed.chains import hosted
+from planewise.testbed.chains.model import Chain, Pattern, Placement, take_turns
+from planewise.testbed.chains.reading import CpuTime, Reading, Sent
+from planewise.testbed.hosted import Resources
+from planewise.testbed.model import HostRole
+from planewise.testbed.plan import AddNeighbour, AddRoute
+
+ENDS = ("02:00:00:00:00:0a", "02:00:00:00:00:0b")
+MACS = {1: "02:00:00:00:00:01", 2: "02:00:00:00:00:02", 3: "02:00:00:00:00:03"}
+
+
+def resources(vfs: int) -> Resources:
+    return Resources("lab:a", "pf0", "igb", vfs, 1000, False)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "next_macs"),
+    [
+        ("north-south", {1: ENDS[1], 2: ENDS[1], 3: ENDS[1]}),
+        ("east-west", {1: MACS[2], 2: MACS[3], 3: ENDS[1]}),
+    ],
+)
+def test_a_function_sends_on_to_the_vf_of_the_next_or_back_over_the_cable(
+    pattern: Pattern, next_macs: dict[int, str]
+) -> None:
+    plan = hosted.plan_routing("t", Chain("vf", pattern, 3), MACS, ENDS)
+    for number, mac in next_macs.items():
+        netns = hosted.netns("t", f"v{number}")
+        (onward,) = (
+            step
+            for step in plan.steps
+            if isinstance(step, AddRoute)
+            and step.netns == netns
+            and step.destination == "198.19.0.0/16"
+        )
+        via = onward.via or "198.19.0.2"
+        assert AddNeighbour(netns, "eth0", via, mac) in plan.steps
+
+
+def test_the_steps_of_a_chain_are_said_before_any_host_is_touched() -> None:
+    virtual = hosted.steps(Chain("vf", "east-west", 3), "pf0")
+    assert sum("planewised vf move" in one for one in virtual) == 3 + hosted.ENDS
+    assert not any("bridge" in one for one in virtual)
+    bridged = hosted.steps(Chain("bridge", "east-west", 3), "pf0")
+    assert sum("planewised vf move" in one for one in bridged) == hosted.ENDS
+    assert "responder: ip link set pf0 master pw-00000000-b" in bridged
+
+
+def test_what_the_hosts_nics_lack_for_a_chain_is_said() -> None:
+    def short(sender: int, responder: int, plane: str = "vf") -> str:
+        found: dict[HostRole, Resources] = {
+            "sender": resources(sender),
+            "responder": replace(resources(responder), place="lab:b"),
+        }
+        return hosted.shortage(Chain(plane, "east-west", 3), found)
+
+    assert short(7, 7) == short(7, 0, "bridge") == ""
+    assert short(0, 7) == "pf0 of lab:a has no SR-IOV"
+    assert short(1, 7) == "needs 2 VFs on lab:a, and pf0 has 1"
+    assert short(7, 2) == "needs 3 VFs on lab:b, and pf0 has 2"
+
+
+@given(st.integers(1, 8), st.integers(1, 16))
+def test_functions_take_turns_on_all_cpus_of_their_host(vnfs: int, cpus: int) -> None:
+    placed = take_turns(Chain("vf", "north-south", vnfs).names, range(cpus))
+    sizes = [len(tasks) for tasks in placed.tasks.values()]
+    assert sum(sizes) == vnfs
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) == min(vnfs, cpus)
+
+
+def test_a_cpu_that_the_functions_host_has_not_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"CPU 2 of `cpus\.vnf`"):
+        take_turns(("vnf1",), (0, 1), (2,))
+
+
+LOOK = """\
+12.34 20.00
+cpu  9 0 9 90 0 0 0 0 0 0
+cpu0 9 0 9 90 0 1 2 0 0 0
+intr 5
+== ksoftirqd 17
+17 (ksoftirqd/0) S 2 0 0 0 -1 0 0 0 0 0 100 150 0 0 20 0
+== pw-t-v1
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop
+  eth0:    600      10    0    3    0     0          0         0      540       9    0    0
+"""
+
+
+def test_one_look_at_a_host_gives_its_clock_its_cpus_and_all_counters() -> None:
+    seen = hosted.parse_look(LOOK)
+    assert (seen.up_s, seen.ksoftirqd_s) == (12.34, {17: 2.5})
+    assert "cpu0" in seen.stat
+    own = seen.interfaces["pw-t-v1"]["eth0"]
+    assert (own.rx_packets, own.rx_dropped, own.tx_packets, own.tx_bytes) == (10, 3, 9, 540)
+
+
+def between(received: int, sent: int, delivered: int, idle_s: float) -> Between:
+    """Ten seconds of a function that is offered 1000 packets, by two clocks that differ."""
+
+    def reading(at_s: float, share: int) -> Reading:
+        return Reading(
+            at_s=100 + at_s,
+            ends_at_s=at_s,
+            vnfs={"vnf1": Sent(share * sent, share * sent * 60, 0, share * received)},
+            offered=share * 1000,
+            delivered=share * delivered,
+            cpus={0: CpuTime(at_s, idle_s * share, 0.0)},
+            kernel_s={0: share * (10 - idle_s)},
+        )
+
+    return Between.of(reading(0, 0), reading(10, 1))
+
+
+@pytest.mark.parametrize(
+    ("received", "sent", "delivered", "idle_s", "limit"),
+    [
+        (1000, 1000, 1000, 6.0, "generator"),
+        (600, 600, 600, 6.0, "NIC"),
+        (1000, 1000, 600, 6.0, "NIC"),
+        (600, 600, 600, 0.2, "kernel"),
+        (1000, 600, 600, 6.0, "unknown"),
+    ],
+)
+def test_what_is_lost_between_vfs_is_the_nics_where_no_core_was_busy(
+    received: int, sent: int, delivered: int, idle_s: float, limit: str
+) -> None:
+    placement = Placement({0: ("vnf1",)})
+    found = result(between(received, sent, delivered, idle_s), placement, 64.0)
+    assert found.limit == limit
+    assert found.offered_pps == pytest.approx(100)
+    assert found.tx_pps == pytest.approx(sent / 10)
