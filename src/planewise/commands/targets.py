@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +81,12 @@ def opened(where: Where | None, progress: Progress) -> Iterator[Elsewhere | None
             lab.up(spec, progress)
             testbed["lab"] = where.fresh_lab
         pair = standing.enter_context(remote_pair(targets))
+        with ThreadPoolExecutor(len(pair.machines)) as pool:
+            found = pool.map(lambda one: doctor.examine_host(one.host), pair.machines.values())
+            fingerprints = {str(role): one for role, one in zip(pair.machines, found, strict=True)}
         yield Elsewhere(
             pair,
-            {role: doctor.examine_host(machine.host) for role, machine in pair.machines.items()},
+            fingerprints,
             testbed,
             targets.emulated(),
         )

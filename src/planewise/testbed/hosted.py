@@ -241,6 +241,8 @@ class _Yard:
     docker: Docker | None = None
     vfs: VfPool | None = None
     slots: dict[HostRole, int] = field(default_factory=dict)
+    opened: ExitStack = field(default_factory=ExitStack)
+    """Closes what was opened here."""
 
 
 class HostedTestbed:
@@ -255,7 +257,6 @@ class HostedTestbed:
         self._yards = {role: _Yard(machine) for role, machine in machines.items()}
         self._resources: dict[str, Resources] = {}
         self._with_vfs = False
-        self._opened = ExitStack()
 
     def expect(self, settings: Iterable[Setting]) -> dict[Setting, str]:
         """Why these settings cannot stand here; those that can are left out. Changes nothing.
@@ -336,14 +337,15 @@ class HostedTestbed:
             PlanewiseError: something could not be removed.
         """
         yards = {id(yard.machine.host): yard for yard in self._yards.values()}.values()
-        for yard in yards:
-            yard.placed.clear()
-            yard.docker = yard.vfs = None
+        _together([partial(self._clear, yard) for yard in yards])
+
+    def _clear(self, yard: _Yard) -> None:
+        yard.placed.clear()
+        yard.docker = yard.vfs = None
         with ExitStack() as last:
-            for yard in yards:
-                last.callback(remove_traces, yard.machine.host, yard.machine.nic, self._token)
+            last.callback(remove_traces, yard.machine.host, yard.machine.nic, self._token)
             # VFs come home before their namespaces go, containers before the bridges.
-            last.push(self._opened.pop_all())
+            last.push(yard.opened.pop_all())
 
     def __enter__(self) -> Self:
         return self
@@ -516,13 +518,13 @@ class HostedTestbed:
 
     def _docker(self, yard: _Yard) -> Docker:
         if yard.docker is None:
-            yard.docker = self._opened.enter_context(Docker(yard.machine.host, self._token))
+            yard.docker = yard.opened.enter_context(Docker(yard.machine.host, self._token))
         return yard.docker
 
     def _vfs(self, yard: _Yard) -> VfPool:
         if yard.vfs is None:
             pool = VfPool(yard.machine.host, yard.machine.nic, self._token)
-            yard.vfs = self._opened.enter_context(pool)
+            yard.vfs = yard.opened.enter_context(pool)
         return yard.vfs
 
     # Both.

@@ -9,7 +9,8 @@ import os
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -226,15 +227,23 @@ def remove_elsewhere(left: Leftover) -> None:
         PlanewiseError: a host cannot be reached, or something cannot be removed.
     """
     _remove_groups(left.token)
-    for note in left.hosts:
-        with _labs_in(note.labs):
-            if note.host.startswith("lab:") and _is_down(note.host):
-                continue
-            host = open_host(note.host, "clean")
-            try:
-                _clean(host, note, left.token)
-            finally:
-                host.close()
+    unreachable: list[PlanewiseError] = []
+    with ThreadPoolExecutor(max(1, len(left.hosts))) as pool:
+        work = []
+        for note in left.hosts:
+            with _labs_in(note.labs):
+                if note.host.startswith("lab:") and _is_down(note.host):
+                    continue
+                try:
+                    host = open_host(note.host, "clean")
+                except PlanewiseError as error:
+                    unreachable.append(error)
+                    continue
+            work.append(pool.submit(_clean, host, note, left.token))
+        for done in work:
+            done.result()
+    if unreachable:
+        raise unreachable[0]
 
 
 def _remove_groups(token: str) -> None:
@@ -269,6 +278,12 @@ def _labs_in(directory: str) -> Iterator[None]:
 
 
 def _clean(host: SshHost, note: HostNote, token: str) -> None:
+    """Removes from a host what a dead run left there, and closes it."""
+    with closing(host):
+        _clean_open(host, note, token)
+
+
+def _clean_open(host: SshHost, note: HostNote, token: str) -> None:
     remove_guests(host, token)  # first: a virtual machine holds its VF
     try:
         tool = Tool.on(host)

@@ -179,7 +179,6 @@ class HostedVmTestbed:
         self._platforms: dict[HostRole, Platform] = {}
         self._resources: dict[HostRole, Resources] = {}
         self._with_vfs = False
-        self._opened = ExitStack()
         self._booting = threading.Lock()
 
     def expect(self, settings: Iterable[Setting]) -> dict[Setting, str]:
@@ -259,19 +258,21 @@ class HostedVmTestbed:
         Raises:
             PlanewiseError: something could not be removed.
         """
+        _together([partial(self._clear, yard) for yard in self._yards.values()])
+
+    def _clear(self, yard: _Yard) -> list[Guest]:
         with ExitStack() as last:
             # Backwards: guests, their ports, then VFs come home, and bridges go.
-            for yard in self._yards.values():
-                last.callback(remove_traces, yard.machine.host, yard.machine.nic, self._token)
-            last.push(self._opened.pop_all())
-            for yard in self._yards.values():
-                last.callback(remove_guests, yard.machine.host, self._token)
-                yard.placed.clear()
+            last.callback(remove_traces, yard.machine.host, yard.machine.nic, self._token)
+            if yard.vfs is not None:
+                last.callback(yard.vfs.close)
                 yard.vfs = None
-            for yard in self._yards.values():
-                if yard.guests is not None:
-                    last.callback(yard.guests.close)
-                    yard.guests = None
+            last.callback(remove_guests, yard.machine.host, self._token)
+            yard.placed.clear()
+            if yard.guests is not None:
+                last.callback(yard.guests.close)
+                yard.guests = None
+        return []
 
     def __enter__(self) -> Self:
         return self
@@ -484,8 +485,7 @@ class HostedVmTestbed:
     def _vfs(self, yard: _Yard) -> VfPool:
         with yard.lock:
             if yard.vfs is None:
-                pool = VfPool(yard.machine.host, yard.machine.nic, self._token)
-                yard.vfs = self._opened.enter_context(pool)
+                yard.vfs = VfPool(yard.machine.host, yard.machine.nic, self._token).__enter__()
             return yard.vfs
 
     def _guest_mib(self) -> int:
