@@ -108,6 +108,14 @@ def test_queues_that_stay_full_keep_no_latency_goal() -> None:
     assert advice.best.plane == "vf-passthrough"
 
 
+def test_what_another_number_of_functions_would_change_keeps_to_the_other_demands() -> None:
+    many = Workload(Chain("east-west", 6, 256), guests=200, vfs=63, isolation=("memory",))
+    advice = advise(XL710, many)
+    assert advice.best.plane == "virtio-bridge"
+    # With 200 guests and 63 VFs no number of functions makes VFs possible.
+    assert not any("function" in one.text for one in advice.changes)
+
+
 def test_a_rate_that_no_plane_carries_is_said() -> None:
     advice = advise(XL710, replace(NORTH_SOUTH, rate_pps=500e6))
     assert "No plane that is possible here carries the 500 Mpps" in advice.sentence
@@ -224,7 +232,7 @@ def test_every_statement_says_what_it_rests_on() -> None:
         (["--pattern", "east-west", "--latency", "0"], "above zero"),
         (["--pattern", "east-west", "--isolation", "moon"], "no isolation moon"),
         (["--pattern", "east-west", "--cores", "-1"], "-1 cores"),
-        (["--pattern", "east-west", "--vnfs", "4", "--guests", "3"], "3 guests cannot run 4"),
+        (["--pattern", "east-west", "--vnfs", "4", "--guests", "3"], "3 guests are fewer than 4"),
         ([], "needs a pattern"),
         (["--pattern", "east-west", "--application", "none"], "no application none"),
         (["--pattern", "east-west", "--why-not", "moon"], "moon was not weighed"),

@@ -85,7 +85,7 @@ class Workload:
                 raise BadInputError(f"there are no {count} {name}", remedy=f"0 to {most}")
         if self.guests is not None and self.guests < self.chain.vnfs:
             raise BadInputError(
-                f"{self.guests} guests cannot run {self.chain.vnfs} functions",
+                f"{self.guests} guests are fewer than {self.chain.vnfs} functions",
                 where="guests",
                 remedy="the functions' own guests count among them",
             )

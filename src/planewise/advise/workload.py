@@ -714,7 +714,7 @@ def _changes(known: _Known, workload: Workload, best: Ranked) -> Iterator[Statem
             workload,
             best,
             [
-                (n, replace(workload, chain=replace(chain, vnfs=n), guests=None))
+                (n, _with_functions(workload, n))
                 for n in range(chain.vnfs + 1, min(LONGEST, 16) + 1)
             ],
             "from {} functions on",
@@ -723,10 +723,7 @@ def _changes(known: _Known, workload: Workload, best: Ranked) -> Iterator[Statem
             known,
             workload,
             best,
-            [
-                (n, replace(workload, chain=replace(chain, vnfs=n), guests=None))
-                for n in range(chain.vnfs - 1, 0, -1)
-            ],
+            [(n, _with_functions(workload, n)) for n in range(chain.vnfs - 1, 0, -1)],
             "with {} functions or fewer",
         )
         yield from _flips(
@@ -764,6 +761,12 @@ def _changes(known: _Known, workload: Workload, best: Ranked) -> Iterator[Statem
         asked = replace(workload, **change)
         if asked != workload:
             yield from _flips(known, workload, best, [(words, asked)], "{}")
+
+
+def _with_functions(workload: Workload, vnfs: int) -> Workload:
+    """The same with so many functions, and as many guests, or more where there must be."""
+    guests = None if workload.guests is None else max(workload.guests, vnfs)
+    return replace(workload, chain=replace(workload.chain, vnfs=vnfs), guests=guests)
 
 
 _GIVEN_UP: dict[str, dict[str, Any]] = {

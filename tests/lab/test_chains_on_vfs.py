@@ -1,0 +1,64 @@
+"""Chains on the lab's hosts: functions on VFs, fed over the cable, and nothing left of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planewise import lab
+from planewise.testbed.remote import LabHost
+
+from .conftest import Run, UpLab
+from .test_hosted import HOSTS, states
+
+pytestmark = pytest.mark.timeout(900)
+
+# A paced generator: an emulated NIC that is flooded keeps its host from everything else.
+DESIGN = """
+title: chains on VFs in the lab
+factors:
+  guest: process
+  plane: [vf, vhost-user]
+  path: [north-south, east-west]
+  vnfs: 2
+chain: {duration_s: 1, warmup_s: 0, offered_pps: 300}
+blocks: 1
+"""
+
+
+@pytest.fixture
+def hosts(up: UpLab) -> Iterator[dict[str, LabHost]]:
+    opened = {name: LabHost("t", name, name=name) for name in lab.HOSTS}
+    yield dict(opened)
+    for host in opened.values():
+        host.close()
+
+
+def test_functions_on_vfs_pass_on_what_comes_over_the_cable_and_leave_nothing(
+    hosts: dict[str, LabHost], planewise: Run, tmp_path: Path
+) -> None:
+    before = states(hosts)
+    (tmp_path / "chains.yaml").write_text(DESIGN)
+    out = tmp_path / "run"
+    done = planewise(
+        "run", str(tmp_path / "chains.yaml"), *HOSTS, "--out", str(out), "--json", timeout_s=800
+    )
+    assert done.returncode == 0, done.stderr
+    info = json.loads((out / "run.json").read_text())
+    assert "QEMU machines" in info["emulated"]
+    assert {one["cell"]["plane"] for one in info["skipped"]} == {"vhost-user"}
+    trials = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
+    assert sorted(one["cell"]["path"] for one in trials) == ["east-west", "north-south"]
+    for trial in trials:
+        assert not trial.get("reason"), trial
+        chain = trial["chain"]
+        # East-west what the second sent came from the first, through the NIC's own switch.
+        assert [one["name"] for one in chain["vnfs"]] == ["vnf1", "vnf2"]
+        assert all(one["tx_packets"] > 0 for one in chain["vnfs"])
+        assert trial["counts"]["received"] > 0
+        assert chain["limit"] in ("generator", "NIC", "kernel", "shared core", "unknown")
+        assert {task for core in chain["cores"] for task in core["tasks"]} == {"vnf1", "vnf2"}
+    assert states(hosts) == before
