@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import threading
@@ -61,6 +62,18 @@ def packet_socket(interface: str) -> socket.socket:
     return opened
 
 
+def send(out: socket.socket, frame: bytes) -> None:
+    """Sends; again, for a second, where the machine is too busy to take the frame."""
+    for left in reversed(range(1000)):
+        try:
+            out.send(frame)
+            return
+        except OSError as error:
+            if error.errno != errno.ENOBUFS or not left:
+                raise
+            time.sleep(0.001)
+
+
 def forward(
     towards: socket.socket, back: socket.socket, delay_s: float, stop: threading.Event
 ) -> None:
@@ -72,9 +85,9 @@ def forward(
                 continue
             if ready is towards:
                 time.sleep(delay_s)
-                back.send(frame)
+                send(back, frame)
             else:
-                towards.send(frame)
+                send(towards, frame)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -455,6 +456,20 @@ def test_tcp_is_served_with_tls_and_a_token_or_not_at_all(tmp_path: Path) -> Non
         assert ask("POST", "/rebalance", basic)[0] == 403
         assert ask("POST", "/rebalance", bearer, "https://evil.example")[0] == 403
         assert 'caller="token operator"' in daemon.log.read_text()
+        # A reload takes other tokens and another certificate; what makes no sense changes nothing.
+        tokens.write_text("operator short\n")
+        code, told = ask("POST", "/reload", bearer)
+        assert code == 400, told
+        assert "the token is too short" in told["what"]
+        assert ask("GET", "/status", bearer)[0] == 200
+        tokens.write_text(f"operator {secret[::-1]}\n")
+        certificate(tmp_path)
+        assert ask("POST", "/reload", bearer)[0] == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ask("GET", "/status", bearer)
+        trusting = ssl.create_default_context(cafile=str(chain))
+        assert ask("GET", "/status", bearer)[0] == 401
+        assert ask("GET", "/status", f"Bearer {secret[::-1]}")[0] == 200
         daemon.stop()
     daemon = Daemon(tmp_path, '[tcp]\nlisten = "127.0.0.1:0"')
     assert daemon.process.wait(PATIENCE_S) == 2
@@ -463,3 +478,27 @@ def test_tcp_is_served_with_tls_and_a_token_or_not_at_all(tmp_path: Path) -> Non
     daemon = Daemon(tmp_path, f'{more}tokens = "{tokens}"')
     assert daemon.process.wait(PATIENCE_S) == 2
     assert "every user of this host may use it" in daemon.log.read_text()
+
+
+def test_systemd_finds_no_fault_with_the_unit_and_takes_it_to_be_well_confined(
+    tmp_path: Path,
+) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    version = subprocess.run([analyze, "--version"], capture_output=True, text=True, check=True)
+    if int(version.stdout.split()[1]) < 250:
+        pytest.skip("systemd-analyze before 250 judges no unit's file by itself")
+    source = Path(__file__).parents[2] / "crates/planewised/planewised.service"
+    unit = tmp_path / "planewised.service"
+    unit.write_text(source.read_text().replace("/usr/local/bin/planewised", "/bin/true"))
+    verified = subprocess.run([analyze, "verify", unit], capture_output=True, text=True)
+    # What it finds in other units of this machine is not ours.
+    ours = [line for line in verified.stderr.splitlines() if "planewised" in line]
+    assert ours == []
+    judged = subprocess.run(
+        [analyze, "security", "--offline=true", "--threshold=40", unit],
+        capture_output=True,
+        text=True,
+    )
+    assert judged.returncode == 0, judged.stdout[-200:] + judged.stderr

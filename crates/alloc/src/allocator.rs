@@ -107,6 +107,22 @@ impl Allocator {
         self.histories.switch.measured(direction == Direction::Give, seconds, lost_packets);
     }
 
+    /// Remembers that this VF was given to this guest.
+    pub fn given(&mut self, guest: &GuestId, vf: &VfId) {
+        self.histories.done(guest, vf);
+    }
+
+    /// Remembers that this VF could not be given to this guest: each time in a row it is left alone for
+    /// twice as long, up to `retry_most_s`, and other VFs are tried first.
+    pub fn undone(&mut self, guest: &GuestId, vf: &VfId, now_ms: u64) {
+        self.histories.undone(guest, vf, now_ms, &self.settings);
+    }
+
+    /// Whoever could not be given a VF is tried again with the next plan: this guest, or all.
+    pub fn retry(&mut self, guest: Option<&GuestId>) {
+        self.histories.retry(guest);
+    }
+
     /// Remembers that this plan is being performed.
     pub fn commit(&mut self, plan: &Plan, now_ms: u64) {
         self.histories.commit(plan.changes(), now_ms);
@@ -170,6 +186,10 @@ impl<'a> Draft<'a> {
                 free[pf].push(*id);
                 seats[pf] += 1;
             }
+        }
+        for free in &mut free {
+            // What could not be given last time comes last; the sort keeps the order of equals.
+            free.sort_by_key(|vf| std::cmp::Reverse(allocator.histories.refusals(vf)));
         }
         let mut draft = Self {
             now,
@@ -257,6 +277,13 @@ impl<'a> Draft<'a> {
                 continue;
             }
             let history = self.histories.of(&view.id);
+            let waits_ms = history.map_or(0, |one| one.retry_ms.saturating_sub(self.now.now_ms));
+            if waits_ms > 0 && view.holds.is_none() {
+                let tries = history.map_or(0, |one| one.undone);
+                let left_s = waits_ms.div_ceil(1000);
+                self.reasons.insert(&view.id, Reason::BackingOff { tries, left_s });
+                continue;
+            }
             let lately = history
                 .and_then(|history| history.changed_ms)
                 .is_some_and(|changed| self.now.now_ms.saturating_sub(changed) < residency_ms);

@@ -33,6 +33,10 @@ pub struct History {
     pub owing: bool,
     /// What waiting has cost it since its last change, beyond what it would have cost others [µs].
     pub regret_us: f64,
+    /// How often in a row it could not be given a VF.
+    pub undone: u32,
+    /// Not before this moment is it tried again [ms].
+    pub retry_ms: u64,
     holds: Option<VfId>,
 }
 
@@ -48,6 +52,8 @@ impl History {
             owed_ms: 0.0,
             owing: false,
             regret_us: 0.0,
+            undone: 0,
+            retry_ms: 0,
             holds: None,
         }
     }
@@ -102,6 +108,8 @@ pub struct Histories {
     last_ms: Option<u64>,
     /// When VFs were given, within the last interval [ms].
     given_ms: VecDeque<u64>,
+    /// How often in a row a VF could not be given to anybody.
+    refused: BTreeMap<VfId, u32>,
     /// What switches cost.
     pub switch: SwitchCost,
 }
@@ -132,6 +140,37 @@ impl Histories {
             if holds.is_some() {
                 self.given_ms.push_back(now_ms);
             }
+        }
+    }
+
+    /// How often in a row this VF could not be given to anybody.
+    pub fn refusals(&self, vf: &VfId) -> u32 {
+        self.refused.get(vf).copied().unwrap_or(0)
+    }
+
+    /// Remembers that this VF could not be given to this guest: it is tried again after one interval,
+    /// then after two, four, …, up to the bound.
+    pub fn undone(&mut self, id: &GuestId, vf: &VfId, now_ms: u64, settings: &Settings) {
+        let history = self.guests.entry(id.clone()).or_default();
+        let intervals = 2_f64.powi(i32::try_from(history.undone.min(64)).unwrap_or(64));
+        let wait_s = (settings.interval_s * intervals).min(settings.retry_most_s);
+        history.undone = history.undone.saturating_add(1);
+        history.retry_ms = now_ms.saturating_add((wait_s * 1e3) as u64);
+        let refused = self.refused.entry(vf.clone()).or_default();
+        *refused = refused.saturating_add(1);
+    }
+
+    /// Remembers that this VF was given to this guest.
+    pub fn done(&mut self, id: &GuestId, vf: &VfId) {
+        self.retry(Some(id));
+        self.refused.remove(vf);
+    }
+
+    /// Whoever could not be given a VF may be tried again at once: this guest, or all.
+    pub fn retry(&mut self, id: Option<&GuestId>) {
+        let all = self.guests.iter_mut().filter(|(known, _)| id.is_none_or(|id| id == *known));
+        for (_, history) in all {
+            (history.undone, history.retry_ms) = (0, 0);
         }
     }
 

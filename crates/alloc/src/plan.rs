@@ -44,6 +44,13 @@ pub enum Reason {
     NoSuitableVf,
     /// The moves of this interval are used up.
     Deferred,
+    /// It could not be given one, and is not tried again yet.
+    BackingOff {
+        /// How often in a row.
+        tries: u32,
+        /// Until it is tried again [s].
+        left_s: u64,
+    },
     /// A move of it is under way.
     Busy,
     /// It does not answer: it is left alone.
@@ -81,6 +88,12 @@ impl fmt::Display for Reason {
             Self::FirstCome => f.write_str("came first"),
             Self::NoSuitableVf => f.write_str("no VF is left that it may have"),
             Self::Deferred => f.write_str("waits for the next interval: its moves are used up"),
+            Self::BackingOff { tries: 1, left_s } => {
+                write!(f, "could not be given a VF: tried again in {left_s} s")
+            }
+            Self::BackingOff { tries, left_s } => {
+                write!(f, "could not be given a VF {tries} times: tried again in {left_s} s")
+            }
             Self::Busy => f.write_str("is being moved"),
             Self::Stuck { what } => write!(f, "does not answer: {what}"),
             Self::OnlyPath => f.write_str("its paravirtual path is down: the VF is all it has"),

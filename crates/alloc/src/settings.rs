@@ -72,6 +72,9 @@ pub struct Settings {
     pub idle_pps: f64,
     /// A rate that can no longer be observed counts half after this time [s].
     pub blind_half_life_s: f64,
+    /// A guest that could not be given a VF is tried again after one interval, then after two, four, …
+    /// and never later than after this time [s].
+    pub retry_most_s: f64,
     /// The policy `benefit`.
     pub benefit: BenefitSettings,
     /// From counters to rates.
@@ -88,6 +91,7 @@ impl Default for Settings {
             fair_turn_s: 300.0,
             idle_pps: 1.0,
             blind_half_life_s: 300.0,
+            retry_most_s: 600.0,
             benefit: BenefitSettings::default(),
             signal: SignalSettings::default(),
         }
@@ -97,11 +101,12 @@ impl Default for Settings {
 impl Settings {
     /// Are these numbers usable?
     pub fn check(&self) -> Result<()> {
-        let seconds: [(&str, f64, f64); 5] = [
+        let seconds: [(&str, f64, f64); 6] = [
             ("interval_s", self.interval_s, 0.1),
             ("min_residency_s", self.min_residency_s, 0.0),
             ("fair_turn_s", self.fair_turn_s, 0.1),
             ("blind_half_life_s", self.blind_half_life_s, 0.1),
+            ("retry_most_s", self.retry_most_s, 0.1),
             ("benefit.penalty_s", self.benefit.penalty_s, 0.0),
         ];
         for (name, value, least) in seconds {
@@ -147,10 +152,11 @@ mod tests {
     #[test]
     fn every_bad_number_is_named() {
         type Spoil = fn(&mut Settings);
-        let bad: [(&str, Spoil); 7] = [
+        let bad: [(&str, Spoil); 8] = [
             ("interval_s", |s| s.interval_s = 0.0),
             ("fair_turn_s", |s| s.fair_turn_s = f64::NAN),
             ("idle_pps", |s| s.idle_pps = -1.0),
+            ("retry_most_s", |s| s.retry_most_s = 0.0),
             ("max_moves", |s| s.max_moves = Some(0)),
             ("benefit.penalty_s", |s| s.benefit.penalty_s = f64::INFINITY),
             ("signal.fastest_pps", |s| s.signal.fastest_pps = 0.0),

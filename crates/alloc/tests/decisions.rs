@@ -507,3 +507,54 @@ fn ten_thousand_guests_at_once_are_served_within_the_bound() {
     assert_eq!(holders(&now).len(), 63);
     assert!(now.guests.iter().skip(9_937).all(|guest| guest.holds.is_some()));
 }
+
+#[test]
+fn a_guest_that_cannot_be_given_a_vf_is_tried_ever_more_seldom_up_to_a_bound() {
+    let bounded = Settings { retry_most_s: 10.0, ..settings(PolicyKind::Activity) };
+    let mut allocator = allocator(bounded);
+    let mut now = snapshot(0, guests(&[100.0, 90.0]), vfs("pf0", 1));
+    let (g000, vf) = (now.guests[0].id.clone(), now.vfs[0].id.clone());
+    // Every give to the first guest fails; the second one has the VF meanwhile.
+    let mut tried_s = Vec::new();
+    for second in 0..60 {
+        now.now_ms = second * 1000;
+        allocator.observe(&now);
+        let decision = allocator.decide(&now);
+        let tries = decision
+            .plan
+            .moves
+            .iter()
+            .any(|change| change.direction == Direction::Give && change.guest == g000);
+        let after = decision.plan.try_on(&now).expect("a plan that can be performed");
+        allocator.commit(&decision.plan, now.now_ms);
+        if tries {
+            tried_s.push(second);
+            allocator.undone(&g000, &vf, now.now_ms);
+            now.guests.iter_mut().for_each(|guest| guest.holds = None);
+        } else {
+            assert!(matches!(decision.verdicts[0].reason, Reason::BackingOff { .. }));
+            now = after;
+            assert!(holds(&now, "g001"), "at {second} s");
+        }
+    }
+    assert_eq!(tried_s, [0, 1, 3, 7, 15, 25, 35, 45, 55]);
+    // The operator need not wait, and what came off is forgotten.
+    now.now_ms = 60_000;
+    allocator.retry(Some(&g000));
+    turn(&mut allocator, &mut now);
+    assert_eq!(holders(&now), ["g000"]);
+    allocator.given(&g000, &vf);
+    assert_eq!(allocator.histories().refusals(&vf), 0);
+}
+
+#[test]
+fn a_vf_that_could_not_be_given_comes_after_the_others() {
+    let mut allocator = allocator(settings(PolicyKind::Activity));
+    let now = snapshot(0, guests(&[100.0, 90.0]), vfs("pf0", 3));
+    allocator.observe(&now);
+    allocator.undone(&now.guests[0].id, &now.vfs[0].id, 0);
+    allocator.retry(None);
+    let given: Vec<String> =
+        allocator.decide(&now).plan.moves.iter().map(|change| change.vf.to_string()).collect();
+    assert_eq!(given, ["pf0/1", "pf0/2"]);
+}

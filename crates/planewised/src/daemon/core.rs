@@ -214,6 +214,9 @@ impl Core {
                 // Its holders fall back, or may have VFs again: that does not wait.
                 self.decide_now = true;
                 self.ends.tell(Event::Link { pf, up });
+                if up {
+                    self.allocator.retry(None);
+                }
             }
         }
     }
@@ -278,6 +281,8 @@ impl Core {
                         moving: false,
                     };
                     self.guests.insert(id.clone(), tracked);
+                    // What another guest of that name could not do says nothing about this one.
+                    self.allocator.retry(Some(&id));
                     let kind = self.host.kinds[kind].kind();
                     self.ends.tell(Event::GuestAppeared { guest: id, kind });
                 }
@@ -456,6 +461,14 @@ impl Core {
         match ending {
             Ending::Completed => {
                 self.allocator.measured(change.direction, seconds, None);
+                if change.direction == Direction::Give {
+                    self.allocator.given(&change.guest, &change.vf);
+                }
+                // The pool is read again after the last move; what is published until then is to be
+                // right, too.
+                if let Some(vf) = self.view.vfs.get_mut(&change.vf) {
+                    vf.at_home = change.direction == Direction::Take;
+                }
                 if let Some(guest) = self.guests.get_mut(&change.guest) {
                     guest.since_ms = self.now_ms;
                     guest.since_unix_ms = unix_ms();
@@ -463,6 +476,13 @@ impl Core {
                 }
             }
             Ending::Undone { why } => {
+                if change.direction == Direction::Give {
+                    let ended_ms = self.now_ms.saturating_add((seconds * 1e3) as u64);
+                    self.allocator.undone(&change.guest, &change.vf, ended_ms);
+                    if let Some(guest) = self.guests.get_mut(&change.guest) {
+                        guest.why = format!("could not be given {}: {why}", change.vf);
+                    }
+                }
                 let error = Error::failed(format!("cannot {}: {why}", bare(change)), "");
                 self.tell_error(&error, Some(&change.guest), Some(&change.vf));
             }
@@ -680,6 +700,7 @@ impl Core {
                 if self.doubtful || self.dry_run {
                     return Err(self.not_now());
                 }
+                self.allocator.retry(None);
                 let decision = self.decide(now_ms);
                 // The answer does not wait for the moves: the next tick makes them.
                 self.decide_now = true;
@@ -687,6 +708,7 @@ impl Core {
             }
             Request::Drain { on } => {
                 self.wishes.set_draining(*on)?;
+                self.allocator.retry(None);
                 self.status.draining = *on;
                 self.decide_now = true;
                 Ok(Answer::Done(if *on {
@@ -705,6 +727,7 @@ impl Core {
                 }
                 self.journal.append(&Entry::Unmark { guest: guest.clone() })?;
                 self.ends.tell(Event::GuestUnmarked { guest: guest.clone() });
+                self.allocator.retry(Some(guest));
                 // What it has become is for the world to say.
                 self.doubtful = true;
                 self.decide_now = true;
@@ -740,6 +763,7 @@ impl Core {
         word: &str,
     ) -> std::result::Result<Answer, Refused> {
         self.wishes.set_stance(guest, stance)?;
+        self.allocator.retry(Some(guest));
         self.decide_now = true;
         Ok(Answer::Done(format!("{guest} is {word}")))
     }
@@ -761,6 +785,7 @@ impl Core {
         let mut settings = config.alloc.clone();
         settings.policy = self.wishes.policy().unwrap_or(settings.policy);
         self.allocator.configure(settings.clone()).map_err(alloc_error)?;
+        self.allocator.retry(None);
         self.status.policy = settings.policy;
         self.status.interval_s = settings.interval_s;
         self.status.sample_s = config.sample_s;

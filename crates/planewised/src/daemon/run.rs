@@ -19,7 +19,7 @@ use crate::daemon::pool::machine::Machine;
 use crate::daemon::request::{Caller, Envelope, Request, ends};
 use crate::daemon::simulated::World;
 use crate::daemon::status::Status;
-use crate::face;
+use crate::face::{self, Face};
 
 /// Gives the VFs of this host to the guests that gain most, and moves them as traffic changes.
 ///
@@ -121,19 +121,19 @@ pub fn run(args: &Args) -> Result<()> {
     tracing::info!("listens at {}", face.socket().display());
     let stop = Box::new(move || stop.load(Ordering::SeqCst));
     let core = Core::new(config, host, journal, core_ends, args.dry_run, stop)?;
-    let core = work(core, &signals, args);
+    let core = work(core, &face, &signals, args);
     face.stop();
     tracing::info!("ends; {}", core.leaves());
     Ok(())
 }
 
 /// The loop.
-fn work(mut core: Core, signals: &Signals, args: &Args) -> Core {
+fn work(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core {
     let begun = Instant::now();
     let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     while !signals.stop.load(Ordering::SeqCst) {
         if signals.reload.swap(false, Ordering::SeqCst) {
-            match reload(&mut core, args) {
+            match reload(&mut core, face, args) {
                 Ok(()) => tracing::info!("the configuration was read again"),
                 Err(error) => core.refuse(&error),
             }
@@ -142,7 +142,7 @@ fn work(mut core: Core, signals: &Signals, args: &Args) -> Core {
         let wait = Duration::from_millis(core.next_ms().saturating_sub(now_ms())).min(NAP);
         match core.ends().requests.recv_timeout(wait) {
             Ok(envelope) if envelope.request == Request::Reload => {
-                let answer = reload(&mut core, args);
+                let answer = reload(&mut core, face, args);
                 core.reloaded(envelope, answer, now_ms());
             }
             Ok(envelope) => core.handle(envelope, now_ms()),
@@ -155,8 +155,9 @@ fn work(mut core: Core, signals: &Signals, args: &Args) -> Core {
     core
 }
 
-/// Reads the configuration again. What cannot change in a running daemon stays as it is.
-fn reload(core: &mut Core, args: &Args) -> Result<()> {
+/// Reads the configuration again, and certificate, key and tokens. What cannot change in a running daemon
+/// stays as it is.
+fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
     let config = read(&args.config)?;
     let old = core.config();
     let fixed = [
@@ -174,5 +175,8 @@ fn reload(core: &mut Core, args: &Args) -> Result<()> {
             "restart it: guests keep working meanwhile",
         ));
     }
-    core.configure(config)
+    let fresh = face::read_again(&config)?;
+    core.configure(config)?;
+    face.renew(&fresh);
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! A made-up host: a pool and guests in one world (`pw_alloc::world`), with traffic as configured,
 //! and with guests and links that a test makes fail. Touches nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -30,6 +30,8 @@ struct Made {
     found: Found,
     traffic: BTreeMap<GuestId, Source>,
     link_down: bool,
+    /// Guests in which no VF comes up.
+    refusing: BTreeSet<GuestId>,
     /// Guests were added or removed, or something about them changed.
     changed: bool,
     samples_at_ms: Option<u64>,
@@ -168,6 +170,16 @@ impl World {
         }
     }
 
+    /// VFs come up in a guest, or do not, although it answers.
+    pub fn refuses(&self, name: &str, refuses: bool) {
+        let mut made = self.made();
+        if refuses {
+            made.refusing.insert(name.into());
+        } else {
+            made.refusing.remove(&GuestId::from(name));
+        }
+    }
+
     /// The PF gets or loses its link.
     pub fn link(&self, up: bool) {
         self.made().link_down = !up;
@@ -179,7 +191,14 @@ impl World {
     }
 
     fn perform(&self, step: &Step) -> std::result::Result<(), Failure> {
-        let result = self.made().found.perform(step);
+        let mut made = self.made();
+        if let Step::AwaitPath { guest, vf } = step
+            && made.refusing.contains(guest)
+        {
+            let why = format!("{vf} has no link in the guest");
+            return Err(Failure { why, guest_silent: false });
+        }
+        let result = made.found.perform(step);
         result.map_err(|why| Failure { guest_silent: why.contains("does not answer"), why })
     }
 }

@@ -161,7 +161,7 @@ async fn guard(
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     let caller = match request.extensions().get::<Door>() {
         Some(Door::Socket(caller)) => caller.clone(),
-        Some(Door::Tls(tokens)) => match tokens.owner(request.headers()) {
+        Some(Door::Tls(keys)) => match keys.tokens().owner(request.headers()) {
             Some((name, shown)) if reads || shown == Shown::Bearer => Caller::Token(name),
             Some(_) => {
                 let what = "a browser's login is good for reading only";
@@ -452,4 +452,31 @@ async fn reload(
 ))]
 async fn description() -> Response {
     json(&openapi())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nobody takes requests here; the clock is made up.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_is_not_taken_within_30_s_is_withdrawn_and_never_performed() {
+        let first = Status::new(PolicyKind::Benefit, 10.0, 1.0);
+        let (core, ends) = crate::daemon::request::ends(first);
+        let (_stop, stopped) = tokio::sync::watch::channel(false);
+        let shared = Shared::new(ends, stopped);
+        let caller = Caller::Local { uid: 0, pid: None };
+        let mut asked = Box::pin(ask(&shared, caller, Request::Drain { on: true }));
+        let begun = tokio::time::Instant::now();
+        let early = tokio::time::timeout(Duration::from_secs(29), asked.as_mut()).await;
+        assert!(early.is_err(), "it still waits");
+        let envelope = core.requests.try_recv().expect("it was asked");
+        assert!(!envelope.is_abandoned());
+        let problem = asked.as_mut().await.expect_err("nobody answered");
+        assert_eq!(begun.elapsed().as_secs(), 30);
+        assert_eq!(problem.fault, Fault::Unavailable);
+        assert!(problem.what.ends_with("it is withdrawn"), "{}", problem.what);
+        // The core asks that before it does anything.
+        assert!(envelope.is_abandoned());
+    }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -51,7 +51,7 @@ pub enum Door {
     /// By the socket: the kernel says who.
     Socket(Caller),
     /// By TLS: a token must say who.
-    Tls(Arc<Tokens>),
+    Tls(Arc<Keys>),
 }
 
 /// The socket's place. It is taken away once, and only if it is still ours.
@@ -182,13 +182,39 @@ impl Tls {
     }
 }
 
+/// Certificate, key and tokens as they are now: they may be read again while connections are open.
+#[derive(Debug)]
+pub struct Keys(Mutex<(Arc<rustls::ServerConfig>, Arc<Tokens>)>);
+
+impl Keys {
+    fn new(tls: &Tls) -> Self {
+        Self(Mutex::new((tls.server.clone(), tls.tokens.clone())))
+    }
+
+    /// From now on these: for new connections, and the tokens for new requests of open ones, too.
+    pub fn renew(&self, tls: &Tls) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) =
+            (tls.server.clone(), tls.tokens.clone());
+    }
+
+    /// The tokens.
+    pub fn tokens(&self) -> Arc<Tokens> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    fn server(&self) -> Arc<rustls::ServerConfig> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+}
+
 /// A listening TCP socket with its door.
 #[derive(Debug)]
 pub struct Tcp {
     /// Where it listens.
     pub address: SocketAddr,
+    /// What opens it.
+    pub keys: Arc<Keys>,
     listener: std::net::TcpListener,
-    tls: Tls,
 }
 
 impl Tcp {
@@ -196,13 +222,15 @@ impl Tcp {
     ///
     /// # Errors
     /// The address cannot be used.
-    pub fn bind(tls: Tls) -> Result<Self> {
+    pub fn bind(tls: &Tls) -> Result<Self> {
         let bound = std::net::TcpListener::bind(tls.listen).and_then(|listener| {
             listener.set_nonblocking(true)?;
             Ok((listener.local_addr()?, listener))
         });
         match bound {
-            Ok((address, listener)) => Ok(Self { address, listener, tls }),
+            Ok((address, listener)) => {
+                Ok(Self { address, keys: Arc::new(Keys::new(tls)), listener })
+            }
             Err(error) => Err(Error::failed(
                 format!("cannot listen at tcp.listen = {}: {error}", tls.listen),
                 "name an address of this host and a port that is free",
@@ -292,7 +320,6 @@ async fn serve_tls(shared: Arc<Shared>, tcp: Tcp, router: Router) {
         Ok(listener) => listener,
         Err(error) => return tracing::error!(%error, "TCP cannot be served"),
     };
-    let acceptor = TlsAcceptor::from(tcp.tls.server);
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let accepted = tokio::select! {
@@ -305,8 +332,9 @@ async fn serve_tls(shared: Arc<Shared>, tcp: Tcp, router: Router) {
         };
         // A full house is not explained to strangers: that would cost what there is none of.
         let Ok(permit) = room.clone().try_acquire_owned() else { continue };
-        let door = Door::Tls(tcp.tls.tokens.clone());
-        let (acceptor, router, shared) = (acceptor.clone(), router.clone(), shared.clone());
+        let acceptor = TlsAcceptor::from(tcp.keys.server());
+        let door = Door::Tls(tcp.keys.clone());
+        let (router, shared) = (router.clone(), shared.clone());
         tokio::spawn(async move {
             let handshake = accept_tls(&acceptor, stream);
             if let Ok(Ok(stream)) = timeout(HANDSHAKE, handshake).await {

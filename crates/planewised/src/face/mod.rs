@@ -44,6 +44,16 @@ struct Shared {
 }
 
 impl Shared {
+    fn new(ends: FaceEnds, stop: watch::Receiver<bool>) -> Self {
+        Self {
+            ends,
+            streams: Arc::new(Semaphore::new(STREAMS)),
+            stop,
+            written: Mutex::new(None),
+            refusals: Mutex::new(VecDeque::new()),
+        }
+    }
+
     /// The status now, as JSON.
     fn status_json(&self) -> Arc<str> {
         let status = self.ends.status.borrow().clone();
@@ -81,6 +91,19 @@ pub struct Face {
     thread: Option<JoinHandle<()>>,
     socket: listen::Socket,
     tcp: Option<std::net::SocketAddr>,
+    keys: Option<Arc<listen::Keys>>,
+}
+
+/// Certificate, key and tokens that were read and checked, and are not in use yet.
+#[derive(Debug)]
+pub struct Fresh(Option<listen::Tls>);
+
+/// Reads certificate, key and tokens again.
+///
+/// # Errors
+/// One of them cannot be read, makes no sense, or can be read by everybody.
+pub fn read_again(config: &Config) -> Result<Fresh> {
+    config.tcp.as_ref().map(listen::Tls::load).transpose().map(Fresh)
 }
 
 /// Opens the socket, and TCP if it is configured, and serves both in a thread of its own.
@@ -90,18 +113,13 @@ pub struct Face {
 /// safe. Nothing listens then.
 pub fn start(config: &Config, ends: FaceEnds) -> Result<Face> {
     let tls = config.tcp.as_ref().map(listen::Tls::load).transpose()?;
-    let tcp = tls.map(listen::Tcp::bind).transpose()?;
+    let tcp = tls.as_ref().map(listen::Tcp::bind).transpose()?;
     let gate = peer::Gate::new(config.group.as_deref())?;
     let (socket, unix) = listen::bind(&config.socket, gate)?;
     let address = tcp.as_ref().map(|tcp| tcp.address);
+    let keys = tcp.as_ref().map(|tcp| tcp.keys.clone());
     let (stop, stopped) = watch::channel(false);
-    let shared = Arc::new(Shared {
-        ends,
-        streams: Arc::new(Semaphore::new(STREAMS)),
-        stop: stopped,
-        written: Mutex::new(None),
-        refusals: Mutex::new(VecDeque::new()),
-    });
+    let shared = Arc::new(Shared::new(ends, stopped));
     let failed = |error: std::io::Error| {
         Error::failed(
             format!("cannot start the thread that serves {}: {error}", config.socket.display()),
@@ -120,7 +138,7 @@ pub fn start(config: &Config, ends: FaceEnds) -> Result<Face> {
     if let Some(address) = address {
         tracing::info!("serves TLS at {address}");
     }
-    Ok(Face { stop, thread: Some(thread), socket, tcp: address })
+    Ok(Face { stop, thread: Some(thread), socket, tcp: address, keys })
 }
 
 impl Face {
@@ -132,6 +150,13 @@ impl Face {
     /// Where TCP is served; the port is the real one where 0 was configured.
     pub const fn tcp(&self) -> Option<std::net::SocketAddr> {
         self.tcp
+    }
+
+    /// New connections are served with this certificate, and new requests by these tokens.
+    pub fn renew(&self, fresh: &Fresh) {
+        if let (Some(keys), Some(tls)) = (&self.keys, &fresh.0) {
+            keys.renew(tls);
+        }
     }
 
     /// Ends all connections and takes the socket away.

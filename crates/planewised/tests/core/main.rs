@@ -295,6 +295,25 @@ fn what_the_operator_wishes_holds_at_once_and_over_a_restart() {
 }
 
 #[test]
+fn a_give_that_comes_to_nothing_is_tried_ever_more_seldom_and_said() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+    daemon.world.refuses("a", true);
+    daemon.pass(600);
+    // At intervals of 5 s that would have been 120 times.
+    let undone = daemon.core.status().counters.given.undone;
+    assert!((6..=9).contains(&undone), "{undone}");
+    assert_eq!(daemon.holders(), ["b"]);
+    let a = daemon.core.status().guests[0].clone();
+    assert!(a.marked.is_none(), "it answers");
+    assert!(a.why.starts_with("could not be given a VF "), "{}", a.why);
+    // The operator says that it is well: it is tried at once.
+    daemon.world.refuses("a", false);
+    daemon.ask(Request::Rebalance).expect("done");
+    daemon.pass(10);
+    assert_eq!(daemon.holders(), ["a"]);
+}
+
+#[test]
 fn a_request_whose_caller_has_gone_is_not_performed() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
     daemon.pass(20);
