@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
@@ -111,6 +111,7 @@ def test_no_two_ports_share_a_name_on_a_host_or_an_index_on_the_machine(plane: s
     assert all(0 < index < 1 << 31 for index in indexes)
 
 
+@example(304, 312)
 @given(st.integers(0, 0xFFFF), st.integers(0, 0xFFFF))
 def test_testbeds_whose_tokens_differ_early_share_no_index(one: int, other: int) -> None:
     def indexes(number: int) -> set[int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from planewise.testbed.vms.guests import HostGuests, Platform
 from planewise.testbed.vms.saved import Saved, read
 
 BOOT_LIMIT_S = 300.0
+
+_KEPT_S = 86_400.0
 
 
 def prepare(ours: Platform, options: VmOptions, boot_limit_s: float = BOOT_LIMIT_S) -> Saved:
@@ -44,9 +47,10 @@ def prepare(ours: Platform, options: VmOptions, boot_limit_s: float = BOOT_LIMIT
         path = cache / f"booted-{hashlib.sha256(known.encode()).hexdigest()[:12]}.save"
         with (cache / ".booted.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one boots it, others wait for that
-            if not path.exists():
-                for old in cache.glob("booted-*.save"):
-                    old.unlink(missing_ok=True)
+            if path.exists():
+                os.utime(path)
+            else:
+                _forget_old(cache)
                 with guests:
                     guests.boot(spec, guest)
                     part = path.with_suffix(".part")
@@ -63,6 +67,14 @@ def prepare(ours: Platform, options: VmOptions, boot_limit_s: float = BOOT_LIMIT
         ) from error
     finally:
         host.close()
+
+
+def _forget_old(cache: Path) -> None:
+    """Removes guests that nobody asked for of late; a run that goes on may still wake others."""
+    for old in cache.glob("booted-*.save"):
+        with suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > _KEPT_S:
+                old.unlink()
 
 
 def _boot() -> str:

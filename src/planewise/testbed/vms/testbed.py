@@ -121,8 +121,8 @@ def lay_out(token: str, spec: TestbedSpec) -> Topology:
     sites: dict[HostRole, Site] = {
         host: Site(host, f"pw-{token}-{host[0]}", uplink, spec.mtu_bytes) for host in HOSTS
     }
-    # 28 bits of the token above 2048 guests: no other macvtap of the machine has such an index.
-    first = 1 << 16 | int(token[:4], 16) << 13
+    # 16 bits of the token above 2 × 2048 guests: no other macvtap of the machine has such an index.
+    first = (8 + int(token[:4], 16)) << 13
 
     def guest(host: HostRole, plane: str, index: int | None) -> Guest:
         role = "main" if index is None else "background"
