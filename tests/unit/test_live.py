@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -144,6 +145,53 @@ def test_the_meter_tells_of_a_visible_station_while_it_stands(
     assert after == len(told)
     assert all(one.vnfs["guest"].tx_pps == 1000 for one in told)
     assert {one.trial for one in told} <= {"t#r0", ""}
+
+
+class _Afar:
+    """A station on other machines."""
+
+    def visible(self) -> Visible:
+        return Visible([], {})
+
+
+class _Waits:
+    """Stands for the event that ends a meter: keeps how long was to be waited, waits never."""
+
+    def __init__(self, count: int) -> None:
+        self.asked_s: list[float] = []
+        self._count = count
+        self.all = threading.Event()
+
+    def wait(self, timeout_s: float) -> bool:
+        self.asked_s.append(timeout_s)
+        if len(self.asked_s) < self._count:
+            return False
+        self.all.set()
+        return True
+
+    def set(self) -> None:
+        """The meter ends by its count."""
+
+
+def test_a_slow_host_is_read_twice_before_it_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = 0.0
+
+    def read(_: object) -> Reading:
+        nonlocal clock_s
+        clock_s += 3.0
+        return Reading(clock_s, {}, {})
+
+    monkeypatch.setattr(gauges.Gauges, "read", read)
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s)
+    told: list[KpiSample] = []
+    waits = _Waits(count=4)
+    meter = Meter(told.append, pytest.fail)
+    monkeypatch.setattr(meter, "_ended", waits)
+    with meter.watching(_Afar()), meter:
+        assert waits.all.wait(SOON_S)
+    # The second reading comes at once and makes a sample; both together are a tenth of the time.
+    assert waits.asked_s == pytest.approx([0.0, 0.0, 54.0, 27.0])
+    assert len(told) == 2
 
 
 def test_a_host_that_cannot_be_read_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,24 +145,29 @@ class Meter:
         self._thread.join()
 
     def _run(self) -> None:
-        wait_s = 0.0
+        wait_s = spent_s = 0.0
         while not self._ended.wait(wait_s):
-            began = time.monotonic()
+            began, alone = time.monotonic(), False
             try:
-                self._read()
+                alone = self._read()
             except (PlanewiseError, OSError) as error:
                 if not self._complained:
                     self._complained = True
                     self._complain(f"what guests send cannot be shown: {error}")
             took_s = time.monotonic() - began
             wait_s = max(self._interval_s - took_s, 0.0)
-            if self._remote:
-                wait_s = max(wait_s, took_s / _SHARE - took_s)
+            spent_s += took_s
+            # A first reading tells nothing until a second has followed: the station may be gone
+            # before a long pause ends.
+            if self._remote and not alone:
+                wait_s = max(wait_s, spent_s / _SHARE - spent_s)
+                spent_s = 0.0
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Reads once; whether this was the first reading of a station."""
         with self._lock:
             if self._gauges is None:
-                return
+                return False
             now = self._gauges.read()
             before, self._before = self._before, now
             order = self._order
@@ -171,3 +176,4 @@ class Meter:
         self._recent = None
         if before is not None:
             self._tell(sample(before, now, place, order))
+        return before is None
