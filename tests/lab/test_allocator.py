@@ -422,7 +422,7 @@ def test_a_labelled_container_of_docker_is_found_moved_live_and_leaves_its_vf_wh
             until(a, "[ -e /sys/class/net/pf1/device/virtfn0/net ]")
             begun_s = time.monotonic()
             while (status := ask(a, "/status"))["guests"] or status["vfs"][0]["place"] != "pool":
-                assert time.monotonic() - begun_s < PATIENCE_S, status
+                assert time.monotonic() - begun_s < PATIENCE_S, json.dumps(status)
                 time.sleep(0.2)
             # Another one of that name is another guest.
             shell(a, f"{DOCKER} rm web && {RUN}")

@@ -28,6 +28,9 @@ use crate::daemon::request::{Answer, CoreEnds, Envelope, Event, Fault, Refused, 
 use crate::daemon::status::{self, ErrorRecord, MoveRecord, Planned, Status, StepRecord, unix_ms};
 use crate::daemon::wishes::Wishes;
 
+/// Between two looks for VFs that are nowhere: looking everywhere costs more than a sample.
+const ASTRAY_MS: u64 = 2000;
+
 const RELOADED: &str = "the configuration was read again";
 
 /// What the daemon was given to work with.
@@ -67,6 +70,8 @@ pub struct Core {
     doubtful: bool,
     /// Not before this moment again [ms].
     doubtful_after_ms: u64,
+    /// VFs that are nowhere to be seen are not looked for before this moment [ms].
+    astray_after_ms: u64,
     decide_now: bool,
     next_sample_ms: u64,
     next_decision_ms: u64,
@@ -110,6 +115,7 @@ impl Core {
             dry_run,
             doubtful: true,
             doubtful_after_ms: 0,
+            astray_after_ms: 0,
             decide_now: false,
             next_sample_ms: 0,
             // A rate needs two readings.
@@ -171,7 +177,7 @@ impl Core {
 
     fn observe(&mut self, now_ms: u64) {
         let begun = Instant::now();
-        self.observe_pool();
+        self.observe_pool(now_ms);
         self.discover(now_ms);
         if !self.dry_run {
             let managed = self.guests.values().map(|guest| guest.managed.mac).collect();
@@ -197,10 +203,21 @@ impl Core {
         self.status.counters.sample_durations.observe(begun.elapsed().as_secs_f64());
     }
 
-    fn observe_pool(&mut self) {
+    fn observe_pool(&mut self, now_ms: u64) {
+        let holders = &self.journal.ledger().holders;
+        let astray: Vec<VfId> = self
+            .view
+            .vfs
+            .iter()
+            .filter(|(id, vf)| !vf.at_home && !holders.contains_key(id))
+            .map(|(id, _)| id.clone())
+            .collect();
+        // One that came home with a dying namespace, or that somebody else gives back, is ours again.
+        let look = !astray.is_empty() && now_ms >= self.astray_after_ms;
         let before: Vec<_> =
             self.view.pfs.iter().map(|(pf, seen)| (pf.clone(), seen.link_up)).collect();
-        let read = if self.view.pfs.is_empty() {
+        let read = if self.view.pfs.is_empty() || look {
+            self.astray_after_ms = now_ms + ASTRAY_MS;
             self.host.pool.read().map(|view| self.view = view)
         } else {
             self.host.pool.sample(&mut self.view)
@@ -208,6 +225,8 @@ impl Core {
         if let Err(error) = read {
             self.tell_once(&error);
         }
+        let home = |id: &VfId| self.view.vfs.get(id).is_some_and(|vf| vf.at_home);
+        self.decide_now |= astray.iter().any(home);
         for (pf, was_up) in before {
             let up = self.view.pfs.get(&pf).is_some_and(|seen| seen.link_up);
             if up != was_up {

@@ -32,6 +32,8 @@ struct Made {
     link_down: bool,
     /// Guests in which no VF comes up.
     refusing: BTreeSet<GuestId>,
+    /// How often whoever looks will find no VF at home.
+    unseen: u32,
     /// Guests were added or removed, or something about them changed.
     changed: bool,
     samples_at_ms: Option<u64>,
@@ -170,6 +172,11 @@ impl World {
         }
     }
 
+    /// So many looks find VFs nowhere, as those of a namespace that is dying.
+    pub fn hides_vfs(&self, looks: u32) {
+        self.made().unseen = looks;
+    }
+
     /// VFs come up in a guest, or do not, although it answers.
     pub fn refuses(&self, name: &str, refuses: bool) {
         let mut made = self.made();
@@ -209,7 +216,9 @@ pub struct SimulatedPool(World);
 
 impl Pool for SimulatedPool {
     fn read(&mut self) -> Result<PoolView> {
-        let made = self.0.made();
+        let mut made = self.0.made();
+        let hidden = made.unseen > 0;
+        made.unseen = made.unseen.saturating_sub(1);
         let pf = PoolPf {
             index: 1,
             address: "ffff:00:00.0".parse()?,
@@ -223,7 +232,7 @@ impl Pool for SimulatedPool {
                 address: "ffff:00:00.0".parse()?,
                 mac: vf.mac,
                 driver: None,
-                at_home: vf.place == Place::Pool,
+                at_home: vf.place == Place::Pool && !hidden,
                 counters: Reading::Unsupported,
             };
             view.vfs.insert(id.clone(), seen);

@@ -170,6 +170,17 @@ fn a_guest_that_dies_with_a_vf_in_its_hands_loses_nobody_a_vf() {
 }
 
 #[test]
+fn a_vf_that_is_nowhere_while_its_guest_dies_is_found_when_it_has_come_home() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a"]);
+    daemon.world.destroy("a", true);
+    daemon.world.hides_vfs(3);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["b"]);
+}
+
+#[test]
 fn a_pf_without_link_loses_all_its_holders_at_once_and_gets_them_back() {
     let guests: Vec<(String, f64)> = (0..20).map(|at| (format!("g{at}"), 100.0)).collect();
     let guests: Vec<(&str, f64)> = guests.iter().map(|(name, pps)| (&**name, *pps)).collect();
