@@ -210,7 +210,12 @@ fn container(listed: &Listed, pid: u32) -> Container {
 
 /// The body of an answer. HTTP/1.0: it ends with the connection and comes in one piece.
 fn get(socket: &Path, path: &str) -> Result<Vec<u8>, String> {
-    let said = |error: std::io::Error| error.to_string();
+    let said = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+            format!("nothing came within {} s", PATIENCE.as_secs())
+        }
+        _ => error.to_string(),
+    };
     let mut stream = UnixStream::connect(socket).map_err(said)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(said)?;
     stream.set_write_timeout(Some(PATIENCE)).map_err(said)?;
