@@ -27,7 +27,7 @@ from planewise.testbed.containers import (
     Docker,
     join_command,
 )
-from planewise.testbed.host import Finished, Host, HostProcess
+from planewise.testbed.host import Finished, Host, HostProcess, LocalHost
 from planewise.testbed.model import (
     GUEST_INTERFACE,
     HOSTS,
@@ -337,15 +337,21 @@ class HostedTestbed:
             PlanewiseError: something could not be removed.
         """
         yards = {id(yard.machine.host): yard for yard in self._yards.values()}.values()
-        _together([partial(self._clear, yard) for yard in yards])
+        with ExitStack() as last:
+            # Namespaces that stand in for machines see each other's guests: one after the other.
+            one = any(isinstance(yard.machine.host, LocalHost) for yard in yards)
+            traces = [
+                partial(remove_traces, yard.machine.host, yard.machine.nic, self._token)
+                for yard in yards
+            ]
+            last.callback(_together, traces, 1 if one else _MACHINES)
+            # VFs come home before their namespaces go, containers before the bridges.
+            last.callback(_together, [partial(self._clear, yard) for yard in yards])
 
     def _clear(self, yard: _Yard) -> None:
         yard.placed.clear()
         yard.docker = yard.vfs = None
-        with ExitStack() as last:
-            last.callback(remove_traces, yard.machine.host, yard.machine.nic, self._token)
-            # VFs come home before their namespaces go, containers before the bridges.
-            last.push(yard.opened.pop_all())
+        yard.opened.pop_all().close()
 
     def __enter__(self) -> Self:
         return self
@@ -597,7 +603,10 @@ def attachment_for(planes: frozenset[str]) -> Attachment:
     return "docker-bridge" if "docker-bridge" in planes else "nic"
 
 
-def _together(work: Sequence[Callable[[], None]], workers: int = 2) -> None:
+_MACHINES = 2
+
+
+def _together(work: Sequence[Callable[[], None]], workers: int = _MACHINES) -> None:
     """Does all of it, some at a time; raises the first error once all have ended."""
     with ThreadPoolExecutor(workers) as pool:
         for future in [pool.submit(one) for one in work]:
