@@ -41,7 +41,7 @@ RING = 1024
 """Packets that a ring between switch and function holds."""
 
 _FIRST_SOURCE = 100
-_CONNECT_S = 60.0
+_CONNECT_S = 180.0
 _POLL_S = 0.05
 
 
