@@ -61,6 +61,15 @@ def cpu_mask(cpus: Iterable[int]) -> str:
             return ",".join(reversed(words))
 
 
+def _refused(host: Host, netns: str | None, script: str, words: Sequence[str]) -> str | None:
+    """Runs a script with a sysfs of its own; why it failed, None where it did not."""
+    argv = ["unshare", "--mount", "sh", "-ec", script, "steer", *words]
+    finished = host.run(argv, netns=netns, timeout_s=30)
+    if finished.exit_code == 0:
+        return None
+    return (finished.stderr.strip().splitlines() or ["it said nothing"])[-1]
+
+
 def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]) -> None:
     """Has `cpus` do the receive work of these interfaces; none: the CPU where a frame arrives.
 
@@ -71,13 +80,8 @@ def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]
         f"{_OWN_SYS} mask=$1 && shift && "
         'for name; do echo "$mask" > "/sys/class/net/$name/queues/rx-0/rps_cpus" || exit 1; done'
     )
-    finished = host.run(
-        ["unshare", "--mount", "sh", "-ec", script, "steer", cpu_mask(cpus), *interfaces],
-        netns=netns,
-        timeout_s=10,
-    )
-    if finished.exit_code != 0:
-        reason = (finished.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    reason = _refused(host, netns, script, [cpu_mask(cpus), *interfaces])
+    if reason is not None:
         raise PlanewiseError(
             f"receive work in {netns} cannot be moved to other CPUs: {reason}",
             remedy="load trials still run; the generator then pays for the plane's work",
@@ -101,13 +105,8 @@ def bind_interrupts(host: Host, netns: str | None, interface: str, cpus: Iterabl
         PlanewiseError: it has no interrupts of its own, or the kernel does not let us.
     """
     words = ",".join(str(cpu) for cpu in sorted(set(cpus)))
-    finished = host.run(
-        ["unshare", "--mount", "sh", "-ec", _BIND, "bind", interface, words],
-        netns=netns,
-        timeout_s=30,
-    )
-    if finished.exit_code != 0:
-        reason = (finished.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    reason = _refused(host, netns, _BIND, [interface, words])
+    if reason is not None:
         raise PlanewiseError(
             f"interrupts of {interface} on {host.place} cannot be moved to CPU {words}: {reason}",
             remedy="end irqbalance there, and let its driver's interrupts be moved",

@@ -27,7 +27,8 @@ from planewise.testbed.chains.kernel import (
 )
 from planewise.testbed.chains.model import Chain, FrameSize, Placement, frames_of
 from planewise.testbed.chains.reading import Reading, Sent, cpu_times, ticks_s
-from planewise.testbed.host import Host, HostProcess
+from planewise.testbed.chains.streams import Streams
+from planewise.testbed.host import Host
 from planewise.testbed.hosted import Machine, Resources, remove_traces
 from planewise.testbed.model import GUEST_INTERFACE, HOSTS, Guest, HostRole
 from planewise.testbed.namespaces import new_namespace
@@ -248,7 +249,7 @@ class HostedChain:
         self._generator_pps = generator_pps
         self._offered_pps = offered_pps
         self._held: dict[HostRole, list[int]] = {role: [] for role in HOSTS}
-        self._probes: list[HostProcess] = []
+        self._streams = Streams()
         self._ends: tuple[str, str] = ("", "")
         self._macs: dict[int, str] = {}
         self._standing = ExitStack()
@@ -342,14 +343,14 @@ class HostedChain:
         for entry in range(1, entries + 1):
             for frame_bytes, count in frames:
                 rate = f"{pps * count / total / entries:.0f}"
-                self._probes.append(
+                self._streams.add(
                     self._source.start(
                         [
                             *(self._source.probe, "trial"),
                             *("--tx", f"{GUEST_INTERFACE}@{self.netns('c')}"),
                             *("--rx", f"{GUEST_INTERFACE}@{self.netns('d')}"),
                             *("--src", SOURCE, "--dst", TARGET if through else target(entry)),
-                            *("--dst-port", str(_PORT + len(self._probes))),
+                            *("--dst-port", str(_PORT + len(self._streams))),
                             *("--dst-mac", self._macs[entry], "--size", str(frame_bytes)),
                             *("--rate", rate, "--max-pps", rate, "--duration", f"{limit_s:g}"),
                             *("--ring-mib", str(_RING_MIB)),
@@ -359,17 +360,11 @@ class HostedChain:
 
     def stop(self) -> None:
         """Ends the generator's traffic. Idempotent."""
-        for probe in self._probes:
-            probe.interrupt()
-        for probe in self._probes:
-            probe.stop()
-        self._probes.clear()
+        self._streams.stop()
 
     def read(self, *, whole: bool = True) -> Reading:
         """The counters now."""
-        for probe in self._probes:
-            if not probe.running:
-                probe.wait().check()
+        self._streams.check()
         numbers = range(1, self.chain.vnfs + 1)
         here = self._both.submit(
             self._look,

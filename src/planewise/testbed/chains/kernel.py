@@ -22,7 +22,8 @@ from planewise.testbed.chains.model import (
     frames_of,
 )
 from planewise.testbed.chains.reading import CpuTime, Reading, Sent, cpu_times, now_s, task_s
-from planewise.testbed.host import LocalHost, LocalProcess
+from planewise.testbed.chains.streams import Streams
+from planewise.testbed.host import LocalHost
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
 from planewise.testbed.namespaces import _Testbed, new_namespace
 from planewise.testbed.plan import (
@@ -211,7 +212,7 @@ class KernelChain(_Testbed):
         self._apart = apart
         self._offered_pps = offered_pps
         self._token = ""
-        self._probes: list[LocalProcess] = []
+        self._streams = Streams()
         self._ksoftirqd: dict[int, int] = {}
 
     def _plan(self, token: str) -> Plan:
@@ -219,7 +220,7 @@ class KernelChain(_Testbed):
         return plan(token, self.chain, apart=self._apart)
 
     def _hosts(self) -> list[LocalHost]:
-        self._probes.clear()
+        self._streams = Streams()  # closing a host ends what it started
         self._token = ""
         host = self.__dict__.pop("host", None)
         return [] if host is None else [host]
@@ -274,8 +275,8 @@ class KernelChain(_Testbed):
         through = self.chain.pattern == "east-west"
         for entry in range(1, entries + 1):
             for frame_bytes, count in frames:
-                port = str(_PORT + len(self._probes))
-                self._probes.append(
+                port = str(_PORT + len(self._streams))
+                self._streams.add(
                     self.host.start(
                         [
                             *(self.host.probe, "trial", "--with-parent"),
@@ -308,17 +309,11 @@ class KernelChain(_Testbed):
 
     def stop(self) -> None:
         """Ends the generator's traffic. Idempotent."""
-        for probe in self._probes:
-            probe.interrupt()
-        for probe in self._probes:
-            probe.stop()
-        self._probes.clear()
+        self._streams.stop()
 
     def read(self, *, whole: bool = True) -> Reading:
         """The counters now."""
-        for probe in self._probes:
-            if not probe.running:
-                probe.wait().check()
+        self._streams.check()
         vnfs = {}
         for number, name in enumerate(self.chain.names, start=1):
             own = self._counters(f"v{number}")[GUEST_INTERFACE]
