@@ -91,7 +91,7 @@ LOOK = """\
 cpu  9 0 9 90 0 0 0 0 0 0
 cpu0 9 0 9 90 0 1 2 0 0 0
 intr 5
-== ksoftirqd 17
+== task 17
 17 (ksoftirqd/0) S 2 0 0 0 -1 0 0 0 0 0 100 150 0 0 20 0
 == pw-t-v1
 Inter-|   Receive                                                |  Transmit
@@ -102,7 +102,7 @@ Inter-|   Receive                                                |  Transmit
 
 def test_one_look_at_a_host_gives_its_clock_its_cpus_and_all_counters() -> None:
     seen = hosted.parse_look(LOOK)
-    assert (seen.up_s, seen.ksoftirqd_s) == (12.34, {17: 2.5})
+    assert (seen.up_s, seen.tasks_s) == (12.34, {17: 2.5})
     assert "cpu0" in seen.stat
     own = seen.interfaces["pw-t-v1"]["eth0"]
     assert (own.rx_packets, own.rx_dropped, own.tx_packets, own.tx_bytes) == (10, 3, 9, 540)
