@@ -167,6 +167,7 @@ def _share(value: float) -> float:
 def kpi(between: Between, at: datetime, trial: str, cell: Mapping[str, Level]) -> KpiSample:
     """One interval as a line of kpis.jsonl."""
     totals = between.totals()
+    host = f"{between.last.host} " if between.last.host else ""
     return KpiSample(
         at=at,
         trial=trial,
@@ -176,7 +177,7 @@ def kpi(between: Between, at: datetime, trial: str, cell: Mapping[str, Level]) -
         total=Throughput(
             tx_pps=sum(one.tx_pps for one in totals), tx_bps=sum(one.tx_bps for one in totals)
         ),
-        cpu={str(cpu): between.used(cpu) for cpu in between.last.cpus},
+        cpu={f"{host}{cpu}": between.used(cpu) for cpu in between.last.cpus},
     )
 
 

@@ -448,6 +448,7 @@ class HostedChain:
             delivered=ends.interfaces[self.netns("d")][GUEST_INTERFACE].rx_packets,
             cpus=cpus,
             kernel_s=kernel_s,
+            host=FUNCTIONS,
             machines=machines is not None,
         )
 

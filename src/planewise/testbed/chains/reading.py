@@ -61,6 +61,7 @@ class Reading:
     delivered: int
     """Packets that came back to it."""
     cpus: Mapping[int, CpuTime]
+    """Of the functions' host."""
     tasks_s: Mapping[str, float] = field(default_factory=dict)
     """CPU time that each task that polls has got."""
     busy_s: Mapping[str, float] = field(default_factory=dict)
@@ -69,6 +70,8 @@ class Reading:
     """Of a switch that polls."""
     kernel_s: Mapping[int, float] | None = None
     """By CPU, time in which a kernel forwarded, where kernels do: the host's, or a guest's."""
+    host: str = ""
+    """The role of the functions' host; empty where the generator is on the same machine."""
     machines: bool = False
     """Whether it is guests' kernels that forward, in virtual machines."""
     ends_at_s: float | None = None
