@@ -425,6 +425,39 @@ def test_ndr_lies_far_below_where_packets_are_lost_at_any_load():
     assert high < 0.85
 
 
+@pytest.mark.parametrize(("clumps", "length"), [(0.7, 1.0), (2.0, 1.5), (3.0, 4.0)])
+def test_the_law_of_packets_lost_in_clumps_is_that_of_clumps_that_are_drawn(
+    clumps: float, length: float
+) -> None:
+    random = np.random.default_rng(3)
+    drawn = random.poisson(clumps, 20_000)
+    lost = [int(random.geometric(1.0 / length, number).sum()) for number in drawn]
+    seen = np.bincount(lost, minlength=200) / len(lost)
+    counts = np.arange(1.0, 200.0)[None, :]
+    shape = np.full((1, counts.size, 1), np.log(clumps))
+    law = lossless.clumped(counts, shape, np.full((1, 1, 1), length))[0, :, 0]
+    assert math.exp(-clumps) + law.sum() == pytest.approx(1.0, abs=1e-9)
+    assert law[:6] == pytest.approx(seen[1:7], abs=0.012)
+
+
+@pytest.mark.parametrize(("length", "noise"), [(1.0, 0.03), (1.0, 0.0005), (30.0, 0.01)])
+def test_ndr_from_counted_losses_has_no_bias(length: float, noise: float) -> None:
+    power, found = 60.0, []
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        x = random.uniform(-0.06, 0.1, 80)
+        rate = math.log(2) * np.exp(power * (x - noise * random.standard_normal(x.size)))
+        drawn = random.poisson(rate)
+        lost = [float(random.geometric(1.0 / length, number).sum()) for number in drawn]
+        posterior = lossless.LosslessPosterior(seed, packets=1e7, noise=noise)
+        posterior.log_clump = (max(math.log(length), 0.3), 0.3)
+        posterior.update(Observations(x, 1e7 * np.exp(x), np.array(lost)))
+        found.append(posterior.law(4).quantile(0.5))
+    # Where half of the trials lose nothing is a little off the middle when noise is large.
+    assert abs(float(np.mean(found))) < 0.008
+    assert float(np.std(found)) < 0.012
+
+
 def test_draws_from_the_prior_of_the_rate_of_losses_are_within_it():
     theta = lossless.draw_prior(2000, np.random.default_rng(1))
     assert np.isfinite(lossless.log_prior(theta)).all()

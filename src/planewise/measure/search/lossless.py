@@ -13,10 +13,11 @@ loss; κ is 0 where it is so many a second, 1 where it is a share of the packets
 grows with the load).
 
 The capacity's noise moves x from trial to trial by Normal(0, σ²); it is integrated out by Gauss
-and Hermite's rule. Losses come in clumps of geometric length, b packets on average: a trial loses
-nothing with probability exp(−λ), and k packets about as a Poisson count of k/(2b − 1), which has
-their variance. Trials that lose many say only that: the rate need be right near NDR and nowhere
-else. σ, and about how large b is, is known from trials nearer to saturation.
+and Hermite's rule. Losses come in clumps of geometric length, b packets on average, and their
+number has Poisson's law, so that packets have Pólya and Aeppli's: exact for few packets
+(`clumped`), and for more what is near it (`_some`). σ, and about how large b is, is known from
+trials nearer to saturation. Trials that lose many say only that, and the rate's logarithm is
+taken to be wrong by a share of itself: the curve need be right near NDR and nowhere else.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammaln, ndtr
+from scipy.special import gammaln, i1e, ndtr
 
 from planewise.measure.search.particles import Array, Observations, Particles
 
@@ -39,7 +40,7 @@ _LOG_POWER = (math.log(3.0), math.log(1000.0))
 _FLOOR = (-7.0, 6.0)
 _FLAT = (0.0, 2.0)
 _MEAN_BEND, _MOST_BEND = 0.03, 0.15
-_LOG_CLUMP = (-1.0, math.log(2000.0))
+_LOG_CLUMP = (-3.0, math.log(2000.0))
 """Below 0 losses are single packets, as in half of all systems of which nothing else is known."""
 _FURTHEST = 12.0
 """|v| and ln λ beyond this are all the same."""
@@ -51,8 +52,18 @@ _NEAR = 0.01
 """Trials that lose a larger share are never counted."""
 _STRAY = 0.01
 """Chance that a trial loses as it likes."""
+_SINGLY = 10.0
+"""Up to so many lost packets the law is exact."""
+_FEW = 4.0
+"""Fewer clumps than this are weighed at each node of the noise. More have a peak narrower than the
+nodes are apart: theirs is a lognormal law, with the counting's variance beside the noise's."""
+_LONG = 3.0
+"""Lengths of clumps that are larger than this on average count as exponential, not geometric."""
+_DISCREPANCY = 0.08
+"""ln λ may be wrong by this share of itself: deviation."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _SHARES = _WEIGHTS / _WEIGHTS.sum()
+_MIDDLE = _NODES.size // 2
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,58 @@ def log_rate(theta: Array, x: Array) -> Array:
     return np.asarray(np.logaddexp(steep, columns[FLOOR] + columns[FLAT] * x))
 
 
+def clumped(lost: Array, log_clumps: Array, clump: Array) -> Array:
+    """Chance to lose `lost` packets, 1 or more, in exp(`log_clumps`) clumps on average.
+
+    Clumps of geometric length, `clump` packets on average, their number Poisson's: the law of
+    Pólya and Aeppli, by its recursion (Johnson, Kemp and Kotz, 2005, section 9.7). Shapes: `lost`
+    (1, n), `log_clumps` (P, n, nodes), `clump` (P, 1, 1).
+    """
+    mean, more = np.exp(log_clumps), 1.0 - 1.0 / clump
+    before, last = np.zeros_like(mean), np.exp(-mean)
+    chance = np.zeros_like(mean)
+    for k in range(1, int(lost.max()) + 1):
+        grown = (mean * (1.0 - more) + 2.0 * more * (k - 1)) * last
+        before, last = last, (grown - more**2 * (k - 2) * before) / k
+        chance = np.where(lost[:, :, None] == k, last, chance)
+    return np.maximum(chance, 0.0)
+
+
+def _some(trials: _Counts, log_clumps: Array, clump: Array) -> tuple[Array, Array]:
+    """Chances to lose as many packets as was seen, and to lose many; shapes (P, n).
+
+    `log_clumps` has shape (P, n, nodes), `clump` (P, 1). A count of k/(2b − 1) has Poisson's mean
+    and variance; where clumps are long, their sum's density is a Bessel function (a compound
+    Poisson law of exponential lengths).
+    """
+    lost = np.maximum(trials.lost, 1.0)
+    per_count = 2.0 * clump - 1.0
+    count = lost / per_count
+    log_mean = log_clumps + np.log(clump / per_count)[:, :, None]
+    few = np.exp(
+        count[:, :, None] * log_mean
+        - np.exp(log_mean)
+        - (gammaln(count + 1.0) + np.log(per_count))[:, :, None]
+    )
+    argument = 2.0 * np.sqrt(np.exp(log_clumps) * (lost / clump)[:, :, None])
+    outside = lost / clump + 0.5 * np.log(lost * clump)
+    long = i1e(argument) * np.exp(
+        argument - np.exp(log_clumps) + 0.5 * log_clumps - outside[:, :, None]
+    )
+    weighed = np.where(clump[:, :, None] > _LONG, long, few) @ _SHARES
+
+    # What the noise does to the logarithm, from the nodes beside the middle.
+    left, middle, right = (log_mean[:, :, _MIDDLE + step] for step in (-1, 0, 1))
+    noise = np.abs(right - left) / (2.0 * _NODES[_MIDDLE + 1])
+    blur = noise**2 + (_DISCREPANCY * middle) ** 2
+    variance = blur + 1.0 / np.maximum(count, 1.0)
+    away = np.log(count) - middle
+    smooth = np.exp(-0.5 * away**2 / variance) / (np.sqrt(2.0 * np.pi * variance) * lost)
+    counted = np.minimum(np.exp(-middle), 1.0)
+    more = ndtr((middle - np.log(trials.many / per_count)) / np.sqrt(blur + counted))
+    return np.where(count < _FEW, weighed, smooth), np.asarray(more)
+
+
 class LosslessPosterior(Particles[_Counts]):
     """The posterior, updated as trials come."""
 
@@ -135,24 +198,23 @@ class LosslessPosterior(Particles[_Counts]):
         return log_prior(theta)
 
     def _likelihood(self, theta: Array, trials: _Counts) -> Array:
+        clump = np.exp(np.maximum(theta[:, CLUMP], 0.0))[:, None]
         moved = trials.x[:, :, None] - self.sigma * _NODES
         log_clumps = log_rate(theta, moved) + trials.log_duration[:, :, None]
         log_clumps = np.clip(log_clumps, -_FURTHEST, _FURTHEST)
-        clump = np.exp(np.maximum(theta[:, CLUMP], 0.0))[:, None, None]
-        counted = 2.0 * clump - 1.0
-        lost = trials.lost[:, :, None]
-        about, deviation = trials.log_clump
-        none, many = lost <= 0, lost > trials.many
-        log_mean = log_clumps + np.log(clump / counted)
-        count = lost / counted
-        some = count * log_mean - np.exp(log_mean) - gammaln(count + 1.0) - np.log(counted)
-        # More than so many: a lognormal of the Poisson count's mean and variance.
-        spread = np.exp(-0.5 * log_mean)
-        more = ndtr((log_mean - np.log(trials.many / counted)) / np.minimum(spread, 1.0))
-        chance = np.where(none, np.exp(-np.exp(log_clumps)), np.where(many, more, np.exp(some)))
+        none, many = trials.lost <= 0, trials.lost > trials.many
+        singly = np.flatnonzero((~none & (trials.lost <= _SINGLY))[0])
+
+        some, more = _some(trials, log_clumps, clump)
+        clean = np.exp(-np.exp(log_clumps)) @ _SHARES
+        chance = np.where(none, clean, np.where(many, more, some))
+        if singly.size:
+            law = clumped(trials.lost[:, singly], log_clumps[:, singly], clump[:, :, None])
+            chance[:, singly] = law @ _SHARES
         stray = _STRAY * np.where(none | many, 1.0, 1.0 / trials.many)
-        mixed = (1.0 - _STRAY) * (chance @ _SHARES) + stray[:, :, 0]
+        mixed = (1.0 - _STRAY) * chance + stray
         # A gamma law: it can be a bell, or fall from no clumps on.
+        about, deviation = trials.log_clump
         shape = max((about / deviation) ** 2, 1.0)
         log_clump = np.maximum(theta[:, CLUMP], 1e-3)
         prior = (shape - 1.0) * np.log(log_clump) - shape / about * log_clump

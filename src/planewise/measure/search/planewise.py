@@ -54,7 +54,7 @@ _SOFT_PLACES = ((0.3, 0.0), (-0.3, -1.0), (0.5, 1.0))
 """The same where loss rises smoothly: the curve beside the goal's share is not known so well."""
 _NDR_PLACES = ((0.0, -1.0), (0.8, 0.0), (0.0, -0.5))
 """The same for NDR where the edge is hard: are packets really not lost further down?"""
-_SOFT_NDR_PLACES = ((0.6, 0.0), (-0.5, 0.0), (1.4, 0.0), (0.0, 0.0))
+_SOFT_NDR_PLACES = ((0.6, 0.0), (-0.5, 0.0), (1.4, 0.0), (0.0, 0.0), (-1.2, 0.0))
 """The same for NDR where loss rises smoothly: a trial that loses some packets tells how many one
 further down loses."""
 _BRACKETED = 0.06
@@ -122,6 +122,8 @@ class _Estimate:
 
     soft: bool
     """Whether loss rises smoothly."""
+    counted: bool
+    """Whether it is NDR's by `lossless`."""
     trials: int
     """Trials near the edge."""
     lowest_bad: float | None
@@ -348,7 +350,9 @@ class _Run:
         """Trials near a goal's edge (for NDR: of its own) after which it is done."""
         most = self.options.max_trials
         if estimate.goal.loss_ratio == 0:
-            return most * 3 // 4 if estimate.soft else most // 5
+            if not estimate.soft:
+                return most // 5
+            return int(most * (0.75 if self.clump > _CLUMPED else 0.9))
         if estimate.soft:
             return int(most * 0.65 * min(max(estimate.noise / 0.012, 1.0), 1.8))
         return int(most * min(max(estimate.noise / 0.012, 1.0), 1.4))
@@ -418,11 +422,9 @@ class _Run:
                 half_width = estimate.middle - estimate.low
             x = estimate.middle + offset * min(estimate.blur, _WIDEST_STEP)
             x += spread * min(half_width, _WINDOW)
-            if estimate.lowest_bad is not None:
-                x = min(x, estimate.lowest_bad) - 1.5 * abs(estimate.lowest_bad - estimate.middle)
-            elif estimate.highest_good is not None:
-                ahead = abs(estimate.highest_good - estimate.middle)
-                x = max(x, estimate.highest_good) + 1.5 * ahead
+            # Where losses are counted, each trial tells of its surroundings.
+            if not estimate.counted:
+                x = _past_one_side(x, estimate)
             chosen.append((self.reference_pps * math.exp(x), duration_s))
         return chosen
 
@@ -478,6 +480,10 @@ class _Run:
         few = min(_NDR_REACH * self._nearest().clump() * self._one_packet(), _HARD)
         return sum(0 < trial.loss_ratio < few for trial in self.session.trials) >= 2
 
+    def _counts_losses(self, goal: Goal) -> bool:
+        """Whether a goal is NDR where loss rises smoothly."""
+        return goal.loss_ratio == 0 and self.soft and self._few_lost()
+
     def _lossless(self, goal: Goal) -> lossless.LosslessPosterior:
         """NDR's posterior where loss rises smoothly."""
         nearest = self._nearest()
@@ -523,7 +529,7 @@ class _Run:
     def _law(self, goal: Goal, moves: int = 0) -> tuple[Law, float, float, Observations]:
         """A goal's law, the noise, the deviation of where trials begin to miss the goal, and the
         trials that count."""
-        if goal.loss_ratio == 0 and self.soft and self._few_lost():
+        if self._counts_losses(goal):
             counts = self._lossless(goal)
             self.clump = counts.clump()
             return counts.law(moves), counts.sigma, counts.blur(), counts.seen
@@ -551,6 +557,7 @@ class _Run:
             noise,
             blur,
             soft=self.soft,
+            counted=self._counts_losses(goal),
             trials=int(near.sum()),
             lowest_bad=float(seen.x[near].min()) if one_sided and bad.all() else None,
             highest_good=float(seen.x[near].max()) if one_sided and not bad.any() else None,
@@ -674,6 +681,16 @@ class _Run:
         if pps < lowest:
             return _below_range(estimate.goal, lowest)
         return GoalResult(estimate.goal, "found", pps, max(low, lowest), min(high, highest))
+
+
+def _past_one_side(x: float, estimate: _Estimate) -> float:
+    """A place further out where all trials near the edge met the goal, or none did."""
+    if estimate.lowest_bad is not None:
+        return min(x, estimate.lowest_bad) - 1.5 * abs(estimate.lowest_bad - estimate.middle)
+    if estimate.highest_good is not None:
+        ahead = abs(estimate.highest_good - estimate.middle)
+        return max(x, estimate.highest_good) + 1.5 * ahead
+    return x
 
 
 def _below_range(goal: Goal, load: float) -> GoalResult:
