@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -213,8 +214,15 @@ def test_chains_that_the_kernel_forwards_are_measured_both_ways(tmp_path: Path) 
     assert through.vnfs[1].tx_packets <= 1.1 * through.vnfs[0].tx_packets
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose name leaves room for those of sockets (108 bytes, unix(7))."""
+    with tempfile.TemporaryDirectory(prefix="pw-", dir="/tmp") as made:
+        yield Path(made)
+
+
 def test_functions_that_are_containers_route_in_their_own_networks_and_are_gone(
-    tmp_path: Path,
+    tmp_path: Path, short: Path
 ) -> None:
     needs("bridge")
     if not shutil.which("dockerd"):
@@ -226,15 +234,13 @@ def test_functions_that_are_containers_route_in_their_own_networks_and_are_gone(
     )
     out = tmp_path / "run"
     # What it makes in its scratch directories is found by the directory's name.
-    scratch = tmp_path / "tmp"
-    scratch.mkdir()
-    finished = planewise("run", path, "--out", out, "--json", TMPDIR=str(scratch))
+    finished = planewise("run", path, "--out", out, "--json", TMPDIR=str(short))
     assert finished.returncode == 0, finished.stderr
     (trial,) = RunReader(out).trials()
     assert trial.status == "done", trial.reason
     check(trial)
-    await_(lambda: not [line for line in mine() if str(scratch) in line], "a daemon was left")
-    assert not list(scratch.iterdir())
+    await_(lambda: not [line for line in mine() if str(short) in line], "a daemon was left")
+    assert not list(short.iterdir())
 
 
 def test_tcp_is_measured_between_guests_and_through_a_chain(tmp_path: Path) -> None:
