@@ -20,10 +20,13 @@ pytestmark = pytest.mark.timeout(900)
 DESIGN = """
 title: chains on VFs in the lab
 factors:
-  guest: process
+  guest: [process, container]
   plane: [vf, vhost-user]
   path: [north-south, east-west]
   vnfs: 2
+constraints:
+  - when: {guest: container}
+    require: {plane: vf, path: east-west}
 chain: {duration_s: 1, warmup_s: 0, offered_pps: 300}
 blocks: 1
 """
@@ -51,7 +54,11 @@ def test_functions_on_vfs_pass_on_what_comes_over_the_cable_and_leave_nothing(
     assert "QEMU machines" in info["emulated"]
     assert {one["cell"]["plane"] for one in info["skipped"]} == {"vhost-user"}
     trials = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
-    assert sorted(one["cell"]["path"] for one in trials) == ["east-west", "north-south"]
+    assert sorted((one["cell"]["guest"], one["cell"]["path"]) for one in trials) == [
+        ("container", "east-west"),
+        ("process", "east-west"),
+        ("process", "north-south"),
+    ]
     for trial in trials:
         assert not trial.get("reason"), trial
         chain = trial["chain"]
@@ -61,4 +68,9 @@ def test_functions_on_vfs_pass_on_what_comes_over_the_cable_and_leave_nothing(
         assert trial["counts"]["received"] > 0
         assert chain["limit"] in ("generator", "NIC", "kernel", "shared core", "unknown")
         assert {task for core in chain["cores"] for task in core["tasks"]} == {"vnf1", "vnf2"}
+    lines = (out / "kpis.jsonl").read_text().splitlines()
+    assert {name for line in lines for name in json.loads(line)["cpu"]} == {
+        "responder 0",
+        "responder 1",
+    }
     assert states(hosts) == before

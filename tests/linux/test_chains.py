@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,14 @@ LIMIT_S = 400
 """Far more than any of these takes on a machine that has other work."""
 
 
-def planewise(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def planewise(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "planewise", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
         check=False,
+        env={**os.environ, **environment},
     )
 
 
@@ -210,6 +212,35 @@ def test_chains_that_the_kernel_forwards_are_measured_both_ways(tmp_path: Path) 
     through = results(out)["east-west", 2, 512]
     # Nothing enters the second function but what the first one sent.
     assert through.vnfs[1].tx_packets <= 1.1 * through.vnfs[0].tx_packets
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose name leaves room for those of sockets (108 bytes, unix(7))."""
+    with tempfile.TemporaryDirectory(prefix="pw-", dir="/tmp") as made:
+        yield Path(made)
+
+
+def test_functions_that_are_containers_route_in_their_own_networks_and_are_gone(
+    tmp_path: Path, short: Path
+) -> None:
+    needs("bridge")
+    if not shutil.which("dockerd"):
+        pytest.skip("there is no dockerd on this machine (scripts/setup lab installs docker.io)")
+    path = design(
+        tmp_path / "chains.yaml",
+        "plane: bridge, guest: container, path: east-west, vnfs: 2, size_bytes: 512",
+        "chain: {duration_s: 1, warmup_s: 0.2}",
+    )
+    out = tmp_path / "run"
+    # What it makes in its scratch directories is found by the directory's name.
+    finished = planewise("run", path, "--out", out, "--json", TMPDIR=str(short))
+    assert finished.returncode == 0, finished.stderr
+    (trial,) = RunReader(out).trials()
+    assert trial.status == "done", trial.reason
+    check(trial)
+    await_(lambda: not [line for line in mine() if str(short) in line], "a daemon was left")
+    assert not list(short.iterdir())
 
 
 def test_tcp_is_measured_between_guests_and_through_a_chain(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from planewise.measure.cells import cells_of, expand
 from planewise.measure.chains.evaluate import Between, counts, kpi, result
 from planewise.measure.design import Design, load_design
 from planewise.store.models import ChainLimit
-from planewise.testbed.chains import frames, hugepages, kernel, vhost_user
+from planewise.testbed.chains import frames, hugepages, kernel, local_guests, vhost_user
 from planewise.testbed.chains.functions import parse_forwarded
 from planewise.testbed.chains.hugepages import Pool
 from planewise.testbed.chains.model import (
@@ -30,6 +30,7 @@ from planewise.testbed.chains.model import (
 )
 from planewise.testbed.chains.reading import CpuTime, PmdCycles, Reading, Sent, cpu_times
 from planewise.testbed.chains.switch import parse_cycles, parse_ports
+from planewise.testbed.planes.kinds import GuestKind
 
 # --- chains -------------------------------------------------------------------------------------
 
@@ -51,6 +52,12 @@ def test_north_south_every_function_sends_back_and_east_west_on_to_the_next() ->
         ("vnf3", GENERATOR),
     )
     assert east.entries == ("vnf1",)
+
+
+@pytest.mark.parametrize(("plane", "kind"), [("bridge", "vm"), ("vf-passthrough", "container")])
+def test_a_function_that_cannot_have_its_plane_is_refused(plane: str, kind: GuestKind) -> None:
+    with pytest.raises(BadInputError, match=f"on {plane} cannot be "):
+        Chain(plane, "east-west", 2, kind)
 
 
 @pytest.mark.parametrize("vnfs", [0, -1, 9, 10**6])
@@ -129,6 +136,35 @@ def test_the_plan_of_a_kernel_chain_keeps_to_the_benchmarking_addresses() -> Non
         for word in said.replace("/", " ").split():
             if word.count(".") == 3 and word.replace(".", "").isdigit():
                 assert word.startswith(("198.18.", "198.19.")), word
+
+
+def test_a_virtual_machine_is_told_the_way_on_and_back_and_a_container_gets_it() -> None:
+    east = local_guests.told_of(Chain("virtio-bridge", "east-west", 3, "vm"))
+    assert "ip route replace 198.19.0.0/16 via 198.18.1.3 dev eth0" in east[2]
+    assert f"arp -i eth0 -s 198.18.1.3 {kernel.mac_of(3)}" in east[2]
+    assert "ip route replace 198.18.0.0/24 via 198.18.1.1 dev eth0" in east[2]
+    north = local_guests.told_of(Chain("virtio-bridge", "north-south", 3, "vm"))
+    # The same destinations, so that what was told before is replaced.
+    assert "ip route replace 198.19.0.0/16 dev eth0" in north[2]
+    assert "arp -i eth0 -s 198.19.2.2 02:70:77:40:00:f1" in north[2]
+    assert all(lines[0] == "echo 1 >/proc/sys/net/ipv4/ip_forward" for lines in north.values())
+
+
+@pytest.mark.parametrize(("plane", "kind"), [("virtio-bridge", "vm"), ("bridge", "container")])
+def test_the_steps_of_guests_that_are_no_namespaces_are_said_in_their_order(
+    plane: str, kind: GuestKind
+) -> None:
+    chain = Chain(plane, "east-west", 2, kind)
+    said = local_guests.steps(chain, place((GENERATOR, *chain.names), [0, 1], {}))
+    starts = [n for n, one in enumerate(said) if one.startswith(("start the", "docker run"))]
+    ports = [n for n, one in enumerate(said) if " p1 " in f"{one} " and "link" in one]
+    links = [n for n, one in enumerate(said) if "grep -q LOWERLAYERDOWN" in one]
+    assert len(starts) == 2
+    # A virtual machine opens a port that is there, a container is there when it gets its port.
+    assert (max(ports) < min(starts)) == (kind == "vm")
+    assert max(*starts, *ports) < min(links)
+    made = [one for one in said if one.startswith("ip netns add")]
+    assert not [one for one in made if "-v" in one]
 
 
 # --- what the programs print --------------------------------------------------------------------
@@ -307,7 +343,25 @@ def test_what_bounds_the_kernel_is_told_from_the_core_that_forwards(
         cpus={0: CpuTime(2.0, 0.0, 0.0), 1: CpuTime(2.0, idle_s, 0.0)},
         kernel_s={0: 0.1, 1: forwarding_s},
     )
-    assert result(Between.of(start, end), KERNEL, 64.0).limit == limit
+    between = Between.of(start, end)
+    assert result(between, KERNEL, 64.0).limit == limit
+    guests = replace(between, last=replace(end, machines=True, host="responder"))
+    found = result(guests, KERNEL, 64.0)
+    assert found.limit == ("VNF core" if limit == "kernel" else limit)
+    sample = kpi(guests, datetime(2026, 1, 1, tzinfo=UTC), "t", {"vnfs": 2})
+    assert list(sample.cpu) == ["responder 0", "responder 1"]
+
+
+def test_a_function_that_was_read_at_other_moments_has_a_rate_of_its_own() -> None:
+    between = after()
+    late = {name: replace(one, at_s=0.0) for name, one in between.first.vnfs.items()}
+    late["vnf2"] = between.first.vnfs["vnf2"]
+    last = {**between.last.vnfs, "vnf1": replace(between.last.vnfs["vnf1"], at_s=4.0)}
+    found = result(
+        Between.of(replace(between.first, vnfs=late), replace(between.last, vnfs=last)), ALONE, 64.0
+    )
+    assert [one.tx_pps for one in found.vnfs] == pytest.approx([0.5e6, 1e6])
+    assert found.tx_pps == pytest.approx(1.5e6)
 
 
 # --- huge pages ---------------------------------------------------------------------------------
@@ -428,7 +482,27 @@ def test_a_chain_of_one_function_is_one_cell_whatever_its_path() -> None:
             4,
             "or equal to 8",
         ),
-        ("factors:\n  plane: bridge\n  vnfs: 2\nchain: {}", 1, "are processes here"),
+        (
+            "factors:\n  plane: bridge\n  vnfs: 2\nchain: {}",
+            1,
+            "on bridge are processes or containers, not network namespaces",
+        ),
+        (
+            "factors:\n  plane: vhost-user\n  guest: vm\n  vnfs: 2\nchain: {}",
+            3,
+            "on vhost-user are processes, not virtual machines",
+        ),
+        (
+            "factors:\n  plane: [vf, vf-passthrough]\n  guest: [process, vm]\n  vnfs: 2\nchain: {}",
+            2,
+            "a virtual machine cannot have the plane vf",
+        ),
+        (
+            "factors:\n  plane: macvtap-bridge\n  guest: vm\n  vnfs: 2\nchain: {}",
+            2,
+            "no chain is built on the plane macvtap-bridge",
+        ),
+        ("factors: {plane: virtio-bridge, guest: vm, vnfs: 1}\ntcp: {}", 1, "TCP is not measured"),
         ("factors:\n  plane: bridge\n  guest: process\nrtt: {}", 3, "`vnfs` is 0"),
         ("factors:\n  plane: bridge\n  size_bytes: imix", 3, "imix is for chains"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,8 +15,10 @@ from planewise.testbed.chains import hosted
 from planewise.testbed.chains.model import Chain, Pattern, Placement, take_turns
 from planewise.testbed.chains.reading import CpuTime, Reading, Sent
 from planewise.testbed.hosted import Resources
-from planewise.testbed.model import HostRole
+from planewise.testbed.model import HOSTS, Guest, HostRole
 from planewise.testbed.plan import AddNeighbour, AddRoute
+from planewise.testbed.vfs import Config, Vf
+from planewise.testbed.vms.domain import Passthrough
 
 ENDS = ("02:00:00:00:00:0a", "02:00:00:00:00:0b")
 MACS = {1: "02:00:00:00:00:01", 2: "02:00:00:00:00:02", 3: "02:00:00:00:00:03"}
@@ -56,6 +59,12 @@ def test_the_steps_of_a_chain_are_said_before_any_host_is_touched() -> None:
     bridged = hosted.steps(Chain("bridge", "east-west", 3), "pf0")
     assert sum("planewised vf move" in one for one in bridged) == hosted.ENDS
     assert "responder: ip link set pf0 master pw-00000000-b" in bridged
+    whole = hosted.steps(Chain("vf-passthrough", "east-west", 3, "vm"), "pf0")
+    assert sum("planewised vf bind <VF of pf0> vfio-pci" in one for one in whole) == 3
+    assert sum("planewised vf move" in one for one in whole) == hosted.ENDS
+    assert "responder: in pw-00000000-v1: arp -i eth0 -s 198.18.1.2 <MAC of vnf2>" in whole
+    contained = hosted.steps(Chain("vf", "east-west", 3, "container"), "pf0")
+    assert sum("docker run" in one for one in contained) == 3
 
 
 def test_what_the_hosts_nics_lack_for_a_chain_is_said() -> None:
@@ -70,6 +79,11 @@ def test_what_the_hosts_nics_lack_for_a_chain_is_said() -> None:
     assert short(0, 7) == "pf0 of lab:a has no SR-IOV"
     assert short(1, 7) == "needs 2 VFs on lab:a, and pf0 has 1"
     assert short(7, 2) == "needs 3 VFs on lab:b, and pf0 has 2"
+    found = {role: resources(7) for role in HOSTS}
+    contained = Chain("vf", "east-west", 3, "container")
+    assert hosted.shortage(contained, found) == "there is no Docker on lab:a"
+    whole = Chain("vf-passthrough", "east-west", 8, "vm")
+    assert hosted.shortage(whole, found) == "needs 8 VFs on lab:a, and pf0 has 7"
 
 
 @given(st.integers(1, 8), st.integers(1, 16))
@@ -91,7 +105,7 @@ LOOK = """\
 cpu  9 0 9 90 0 0 0 0 0 0
 cpu0 9 0 9 90 0 1 2 0 0 0
 intr 5
-== ksoftirqd 17
+== task 17
 17 (ksoftirqd/0) S 2 0 0 0 -1 0 0 0 0 0 100 150 0 0 20 0
 == pw-t-v1
 Inter-|   Receive                                                |  Transmit
@@ -102,7 +116,7 @@ Inter-|   Receive                                                |  Transmit
 
 def test_one_look_at_a_host_gives_its_clock_its_cpus_and_all_counters() -> None:
     seen = hosted.parse_look(LOOK)
-    assert (seen.up_s, seen.ksoftirqd_s) == (12.34, {17: 2.5})
+    assert (seen.up_s, seen.tasks_s) == (12.34, {17: 2.5})
     assert "cpu0" in seen.stat
     own = seen.interfaces["pw-t-v1"]["eth0"]
     assert (own.rx_packets, own.rx_dropped, own.tx_packets, own.tx_bytes) == (10, 3, 9, 540)
@@ -143,3 +157,63 @@ def test_what_is_lost_between_vfs_is_the_nics_where_no_core_was_busy(
     assert found.limit == limit
     assert found.offered_pps == pytest.approx(100)
     assert found.tx_pps == pytest.approx(sent / 10)
+
+
+class NoHost:
+    """A host on which virtual machines are started by saying so."""
+
+    def __init__(self) -> None:
+        self.there: dict[int, Guest] = {}
+        self.awake: tuple[int, ...] = ()
+
+    def start(self, wanted: Sequence[tuple[Guest, Passthrough]], mtu_bytes: int) -> None:
+        self.there |= {guest.index: guest for guest, _ in wanted}
+
+    def wake(self, numbers: Sequence[int]) -> None:
+        self.awake = tuple(numbers)
+
+    def close(self) -> None:
+        self.there.clear()
+
+
+class NoPool:
+    """VFs that nobody has."""
+
+    def __init__(self, count: int) -> None:
+        self.vfs = [
+            Vf(index=n, address=f"0000:01:10.{n}", driver="igbvf", config=Config(mac=f"mac{n}"))
+            for n in range(count)
+        ]
+        self.whole: set[int] = set()
+
+    @property
+    def free(self) -> int:
+        return len(self.vfs)
+
+    def take(self) -> Vf:
+        return self.vfs.pop()
+
+    def hand_over(self, vf: Vf) -> None:
+        self.whole.add(vf.index)
+
+    def give_back(self, vf: Vf) -> None:
+        self.whole.discard(vf.index)
+        self.vfs.append(vf)
+
+
+def test_virtual_machines_keep_their_vfs_from_chain_to_chain_and_give_all_back() -> None:
+    machines, pool = NoHost(), NoPool(3)
+    passed = hosted.PassedThrough(machines, pool, "t")  # type: ignore[arg-type]
+    first = passed.stand([1, 2])
+    assert sorted(first) == [1, 2] == sorted(machines.awake)
+    assert {machines.there[n].mac for n in first} == set(first.values())
+    assert len(pool.whole) == passed.held == 2
+    assert passed.stand([1]) == {1: first[1]}
+    assert passed.held == 2  # the other sleeps
+    del machines.there[1]  # it ended: its VF is free for who comes in its place
+    again = passed.stand([1, 2, 3])
+    assert again[2] == first[2]
+    assert len(set(again.values())) == 3
+    assert pool.free == 0
+    passed.close()
+    assert (pool.free, pool.whole, passed.held) == (3, set(), 0)

@@ -121,8 +121,18 @@ def test_a_killed_run_leaves_nothing_once_it_is_cleaned(tmp_path: Path) -> None:
         ours = namespaces_of(process)
         guests = guests_of(ours)
         assert len(guests) >= 2
-        process.kill()
-        process.wait()
+        kill(process)
+    clean_after(ours)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Ends a run so that it can do nothing about it."""
+    process.kill()
+    process.wait()
+
+
+def clean_after(ours: set[str]) -> None:
+    """What a killed run left in its namespaces goes, the guests by themselves."""
     # The kernel ends libvirt and the guests with planewise; nobody needs to find them.
     deadline = time.monotonic() + 60
     while guests_of(ours):

@@ -459,7 +459,8 @@ class _Runner:
 
 def _what(cell: Cell) -> str:
     if cell.vnfs:
-        return f"{cell.plane}, chain of {cell.vnfs}, {cell.path}"
+        functions = " containers" if cell.guest == "container" else ""
+        return f"{cell.plane}, chain of {cell.vnfs}{functions}, {cell.path}"
     load = "idle" if cell.load_type == "none" else f"{cell.load_type} load"
     guests = f", {cell.background_guests} guests" if cell.background_guests else ""
     return f"{cell.plane}, {load}{guests}"

@@ -20,7 +20,13 @@ from planewise.measure.design import (
     has_level,
 )
 from planewise.store.models import Level
-from planewise.testbed.planes.kinds import GUEST_WORDS, GUESTS_OF, GuestKind, planes_of
+from planewise.testbed.planes.kinds import (
+    FUNCTIONS_OF,
+    GUEST_WORDS,
+    GUESTS_OF,
+    GuestKind,
+    planes_of,
+)
 
 STAMP_BYTES = 90
 """The smallest frame, with FCS, that carries a STAMP packet over IPv4 (RFC 8762, section 4.2)."""
@@ -283,8 +289,14 @@ def _impossible_cell(design: Design) -> Problem | None:
             return _cannot_have(design, kind, "plane", own)
         if levels["background_guests"] and kind not in GUESTS_OF[others]:
             return _cannot_have(design, kind, "background_plane", others)
-        if (kind == "process") != (levels["vnfs"] != 0):
-            return _no_function(design, kind)
+        if kind == "process" and not levels["vnfs"]:
+            return Problem(
+                ("factors", "guest", design.factors.guest.index("process")),
+                "processes are functions of a chain, and `vnfs` is 0",
+                "give `factors.vnfs` numbers from 1 to 8",
+            )
+        if levels["vnfs"] and kind not in FUNCTIONS_OF.get(own, ()):
+            return _no_function(design, kind, own)
         if design.tcp is not None:
             if kind in ("container", "vm"):
                 return Problem(
@@ -309,19 +321,29 @@ def _impossible_cell(design: Design) -> Problem | None:
     return None
 
 
-def _no_function(design: Design, kind: GuestKind) -> Problem:
-    """A process that is no function of a chain, or a function that is no process."""
-    if kind == "process":
+def _no_function(design: Design, kind: GuestKind, plane: str) -> Problem:
+    """A guest that can be no function of a chain on this plane, or a plane without chains."""
+    factors = design.factors
+    if plane not in FUNCTIONS_OF:
         return Problem(
-            ("factors", "guest", design.factors.guest.index("process")),
-            "processes are functions of a chain, and `vnfs` is 0",
-            "give `factors.vnfs` numbers from 1 to 8",
+            ("factors", "plane", factors.plane.index(plane)),
+            f"no chain is built on the plane {plane}",
+            f"planes of chains: {', '.join(FUNCTIONS_OF)}",
         )
-    place = ("factors", "guest") if "guest" in design.factors.model_fields_set else ("factors",)
+    able = FUNCTIONS_OF[plane]
+    many = " or ".join(GUEST_WORDS[one][1] for one in able)
+    if any(guest in able for guest in factors.guest):
+        remedy = (
+            "leave these cells out: "
+            f"`constraints: [{{when: {{guest: {kind}}}, exclude: {{plane: {plane}}}}}]`"
+        )
+    else:
+        remedy = f"set `factors.guest` to {' or '.join(able)}"
+    place = ("factors", "guest") if "guest" in factors.model_fields_set else ("factors",)
     return Problem(
         place,
-        f"the functions of a chain are processes here, not {GUEST_WORDS[kind][1]}",
-        "set `factors.guest` to process",
+        f"the functions of a chain on {plane} are {many}, not {GUEST_WORDS[kind][1]}",
+        remedy,
     )
 
 

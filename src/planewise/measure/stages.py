@@ -24,8 +24,13 @@ FACTORIES: Mapping[GuestKind, Callable[[Design], Stage]] = MappingProxyType(
 )
 
 
+def _kind(cell: Cell) -> GuestKind:
+    """Whose stage a cell is sent to: chains have one, whatever their functions are."""
+    return "process" if cell.vnfs else cell.guest
+
+
 class Stages:
-    """Sends each cell to the stage of its kind of guest."""
+    """Sends each cell to the stage of its kind of guest, or to that of chains."""
 
     def __init__(
         self,
@@ -41,7 +46,7 @@ class Stages:
         """Which of these cells cannot be set up here, and why."""
         kinds: dict[GuestKind, list[Cell]] = {}
         for cell in cells:
-            kinds.setdefault(cell.guest, []).append(cell)
+            kinds.setdefault(_kind(cell), []).append(cell)
         reasons: dict[Cell, str] = {}
         for kind, own in kinds.items():
             if kind in self._factories:
@@ -53,11 +58,11 @@ class Stages:
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The generator's own maximum [packet/s]."""
-        return self._stage(cell.guest).max_pps(cell, size_bytes)
+        return self._stage(_kind(cell)).max_pps(cell, size_bytes)
 
     def station(self, cell: Cell) -> AbstractContextManager[Station]:
         """Sets `cell` up and starts its background load."""
-        return self._stage(cell.guest).station(cell)
+        return self._stage(_kind(cell)).station(cell)
 
     def facts(self) -> StageFacts:
         """What there is to know of the stages in use."""

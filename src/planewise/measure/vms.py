@@ -107,7 +107,7 @@ class VmStage:
             vms.check()
         except PlanewiseError as error:
             return error.what
-        needed, there = self._needed_bytes(_key(cell), cell.background_guests), _memory_bytes()
+        needed, there = self._needed_bytes(_key(cell), cell.background_guests), memory_bytes()
         if needed > there:
             return (
                 f"{2 + 2 * cell.background_guests} virtual machines take about "
@@ -189,8 +189,8 @@ def _available_bytes() -> int:
     return _meminfo("MemAvailable") - _SPARE_BYTES
 
 
-def _memory_bytes() -> int:
-    """What could be taken if nobody else needed any."""
+def memory_bytes() -> int:
+    """What guests could take of this machine if nobody else needed any."""
     return _meminfo("MemTotal") - _SPARE_BYTES
 
 

@@ -358,11 +358,18 @@ class RunData:
     def chains(self) -> list[ChainCell]:
         """Throughput of chains, by plane, path, length and frame size."""
         cells: dict[tuple[str, str, int, Level], list[ChainResult]] = {}
+        kinds: dict[Level, set[Level]] = {}
+        for trial in self.done:
+            if trial.chain is not None:
+                own = kinds.setdefault(trial.cell.get("plane", NO_PLANE), set())
+                own.add(trial.cell.get("guest", ""))
         for trial in self.done:
             if trial.chain is not None:
                 cell = trial.cell
+                plane = cell.get("plane", NO_PLANE)
+                guest = f", {cell.get('guest')}" if len(kinds[plane]) > 1 else ""
                 key = (
-                    str(cell.get("plane", NO_PLANE)),
+                    f"{plane}{guest}",
                     str(cell.get("path", "")),
                     int(cell.get("vnfs", len(trial.chain.vnfs))),
                     cell.get("size_bytes", 0),

@@ -27,8 +27,12 @@ class CpuSplit:
 
 
 # The files of /sys are those of the namespace that mounted it: mounted anew, for this command.
-# Refused where it is there already, as `ip netns exec` mounts it.
-_OWN_SYS = "mount -t sysfs sysfs /sys 2>/dev/null || true;"
+# Refused where it is there already, as `ip netns exec` mounts it. Docker's are read-only: those of
+# the container stay so, each mount by itself.
+_OWN_SYS = (
+    "mount -t sysfs sysfs /sys 2>/dev/null || true; "
+    "[ -w /sys ] || mount -o remount,rw /sys 2>/dev/null || true;"
+)
 
 
 def split_cpus(available: Iterable[int] | None = None) -> CpuSplit | None:

@@ -59,6 +59,11 @@ class Between:
         first, last = self.first.ends_at_s, self.last.ends_at_s
         return self.seconds if first is None or last is None else max(last - first, 1e-9)
 
+    def seconds_of(self, name: str) -> float:
+        """Time between what a function's counters were read at."""
+        first, last = self.first.vnfs[name].at_s, self.last.vnfs[name].at_s
+        return self.seconds if first is None or last is None else max(last - first, 1e-9)
+
     @property
     def delivered(self) -> int:
         """Packets that came back; one in flight at the start may make it more than `offered`."""
@@ -73,8 +78,8 @@ class Between:
             before = self.first.vnfs[name]
             if after.received is None or before.received is None:
                 return None
-            arrived += (after.received - before.received) / self.seconds
-            sent += (after.packets - before.packets) / self.seconds
+            arrived += (after.received - before.received) / self.seconds_of(name)
+            sent += (after.packets - before.packets) / self.seconds_of(name)
         return _share(1 - arrived / sent) if sent > 0 else 0.0
 
     def used(self, cpu: int) -> float:
@@ -125,8 +130,8 @@ class Between:
                 VnfTotal(
                     name=name,
                     tx_packets=packets,
-                    tx_pps=packets / self.seconds,
-                    tx_bps=8 * size / self.seconds,
+                    tx_pps=packets / self.seconds_of(name),
+                    tx_bps=8 * size / self.seconds_of(name),
                     dropped=max(0, after.dropped - before.dropped),
                     busy=self.working(name),
                 )
@@ -162,6 +167,7 @@ def _share(value: float) -> float:
 def kpi(between: Between, at: datetime, trial: str, cell: Mapping[str, Level]) -> KpiSample:
     """One interval as a line of kpis.jsonl."""
     totals = between.totals()
+    host = f"{between.last.host} " if between.last.host else ""
     return KpiSample(
         at=at,
         trial=trial,
@@ -171,7 +177,7 @@ def kpi(between: Between, at: datetime, trial: str, cell: Mapping[str, Level]) -
         total=Throughput(
             tx_pps=sum(one.tx_pps for one in totals), tx_bps=sum(one.tx_bps for one in totals)
         ),
-        cpu={str(cpu): between.used(cpu) for cpu in between.last.cpus},
+        cpu={f"{host}{cpu}": between.used(cpu) for cpu in between.last.cpus},
     )
 
 
@@ -272,6 +278,12 @@ def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit,
             "shared core",
             f"other programs had {percent_text(used - forwarding)} of CPU {cpu}, on which {names} "
             "forwarded",
+        )
+    if between.last.machines:
+        return (
+            "VNF core",
+            f"CPU {cpu} ran the virtual machines of {names} for {percent_text(forwarding)} of the "
+            "time",
         )
     return (
         "kernel",

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.cells import Cell
-from planewise.measure.chains.stage import IN_MACHINES, Build, ChainStation, chain_of, longest
+from planewise.measure.chains.stage import SLACK_S, Build, ChainStation, chain_of, longest
 from planewise.measure.design import Design
+from planewise.measure.experiment import StageFacts
+from planewise.measure.vms import options_of
 from planewise.testbed.chains import hosted
-from planewise.testbed.chains.hosted import FUNCTIONS, PLANES, HostedChain
+from planewise.testbed.chains.hosted import FUNCTIONS, PLANES, HostedChain, PassedThrough
+from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import Chain, Placement, take_turns
+from planewise.testbed.containers import Docker
 from planewise.testbed.hosted import Resources, survey
 from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.pair import Pair
 from planewise.testbed.vfs import VfPool
+from planewise.testbed.vms import hosted as vms
+from planewise.testbed.vms.guests import Platform
 
 
 def builds(cells: Sequence[Cell], nic: str) -> dict[str, Build]:
@@ -42,17 +49,22 @@ class HostedChainStage:
         self._cpus: tuple[int, ...] = ()
         self._pools: dict[HostRole, VfPool] = {}
         self._generator_pps = 0.0
+        self._options = options_of(design)
+        self._with_vms = False
+        self._memory: vms.Resources | None = None
+        self._docker: Docker | None = None
+        self._passed: PassedThrough | None = None
         self._standing = ExitStack()
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up on these hosts, and why."""
-        return {cell: reason for cell in cells if (reason := self._why_not(cell))}
+        lacking = {cell: reason for cell in cells if (reason := self._why_not(cell))}
+        self._with_vms |= any(cell.guest == "vm" and cell not in lacking for cell in cells)
+        return lacking
 
     def _why_not(self, cell: Cell) -> str:
         if self._tcp:
             return "TCP through chains is measured on one machine: leave --lab, --sender and so on"
-        if cell.plane == "vf-passthrough":
-            return IN_MACHINES
         if cell.plane not in PLANES:
             return (
                 f"chains on {cell.plane} are built on one machine: run them without --lab, "
@@ -66,9 +78,28 @@ class HostedChainStage:
             return reason
         try:
             self._place(chain)
+            return self._why_no_machines(chain) if chain.kind == "vm" else ""
         except PlanewiseError as error:
             return error.what
+
+    def _why_no_machines(self, chain: Chain) -> str:
+        machine = self._pair.machines[FUNCTIONS]
+        if self._memory is None:
+            self._memory = vms.look(machine, with_vfs=True)
+        _ = self._platform
+        if not self._memory.iommu:
+            return vms.no_iommu(self._memory.place)
+        needed_mib = chain.vnfs * vms.GUEST_MIB + vms.SPARE_MIB
+        if needed_mib > self._memory.free_mib:
+            return (
+                f"{chain.vnfs} virtual machines on {self._memory.place} need about {needed_mib} "
+                f"MiB, and {self._memory.free_mib} MiB are free"
+            )
         return ""
+
+    @cached_property
+    def _platform(self) -> Platform:
+        return vms.platform(self._pair.machines[FUNCTIONS].host)
 
     def _place(self, chain: Chain) -> Placement:
         if not self._cpus:
@@ -85,6 +116,10 @@ class HostedChainStage:
         chain = chain_of(cell)
         if not self._pools:
             self._set_up()
+        docker = self._docker_now() if chain.kind == "container" else None
+        passed = self._passed_now() if chain.kind == "vm" else None
+        if self._passed is not None and chain.plane == "vf":
+            self._make_room(chain.vnfs)
         with HostedChain(
             chain,
             self._place(chain),
@@ -93,8 +128,42 @@ class HostedChainStage:
             self._pair.token,
             self._generator_pps,
             self._offered_pps,
+            docker=docker,
+            machines_on=passed,
         ) as testbed:
-            yield ChainStation(testbed)
+            yield ChainStation(testbed, SLACK_S if passed is None else vms.BOOT_LIMIT_S)
+
+    def facts(self) -> StageFacts:
+        """Whether the functions' CPUs are emulated."""
+        return StageFacts(self._platform.emulated if self._with_vms else "")
+
+    def _make_room(self, functions: int) -> None:
+        """Ends virtual machines that hold VFs which others are to have."""
+        assert self._passed is not None
+        if self._passed.held and self._pools[FUNCTIONS].free < functions:
+            self._passed.close()
+            self._passed.__enter__()
+
+    def _docker_now(self) -> Docker:
+        if self._docker is None:
+            host = self._pair.machines[FUNCTIONS].host
+            self._docker = self._standing.enter_context(Docker(host, self._pair.token))
+        return self._docker
+
+    def _passed_now(self) -> PassedThrough:
+        if self._passed is None:
+            machine = self._pair.machines[FUNCTIONS]
+            machines = FunctionMachines(
+                machine.host,
+                self._platform,
+                self._options,
+                boot_limit_s=vms.BOOT_LIMIT_S,
+                saved=vms.saved_for(machine.host, self._platform, self._options),
+            )
+            self._passed = self._standing.enter_context(
+                PassedThrough(machines, self._pools[FUNCTIONS], self._pair.token)
+            )
+        return self._passed
 
     def _set_up(self) -> None:
         self._generator_pps = hosted.generator_pps(self._pair.machines[hosted.GENERATING].host)
@@ -110,5 +179,5 @@ class HostedChainStage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pools = {}
+        self._pools, self._docker, self._passed = {}, None, None
         self._standing.close()

@@ -1,4 +1,4 @@
-"""The stage for chains whose functions are processes of this machine."""
+"""The stage for chains on this machine, whatever their functions are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol, Self
 
@@ -20,9 +21,11 @@ from planewise.measure.chains.tcp import PROGRAM, End, Passed, measure_tcp
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, StageFacts, TrialResult
 from planewise.measure.schedule import ChainTrial, LoadTrial, RttTrial, TcpTrial
+from planewise.measure.vms import memory_bytes, options_of
 from planewise.store.models import ChainLimit, KpiSample, Limit, Load, TrialRecord
-from planewise.testbed.chains import kernel, vhost_user
+from planewise.testbed.chains import kernel, local_guests, vhost_user
 from planewise.testbed.chains.kernel import KernelChain
+from planewise.testbed.chains.local_guests import ContainedChain, MachineChain
 from planewise.testbed.chains.model import (
     GENERATOR,
     SWITCH,
@@ -34,6 +37,8 @@ from planewise.testbed.chains.model import (
 )
 from planewise.testbed.chains.reading import Reading
 from planewise.testbed.chains.vhost_user import VhostChain
+from planewise.testbed.vms import testbed as vms
+from planewise.testbed.vms.guests import Platform
 
 SAMPLE_S = 1.0
 """Time between two looks at the counters."""
@@ -42,7 +47,7 @@ SAMPLE_S = 1.0
 _MIX_OFF = 0.1
 """How far the mean size of the frames may be off that of the mix."""
 
-_SLACK_S = 60.0
+SLACK_S = 60.0
 """A trial may begin so much later than planned, and take as much longer, on a busy machine."""
 _POLL_S = 0.02
 _SHARE = 0.1
@@ -85,23 +90,29 @@ class ChainStage:
         self._wanted = {} if design.chain is None else design.chain.cpus.named()
         self._offered_pps = None if design.chain is None else design.chain.offered_pps
         self._tcp = design.tcp is not None
+        self._options = options_of(design)
+        self._with_vms = False
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
-        return {cell: reason for cell in cells if (reason := self._why_not(cell))}
+        lacking = {cell: reason for cell in cells if (reason := self._why_not(cell))}
+        self._with_vms |= any(cell.guest == "vm" and cell not in lacking for cell in cells)
+        return lacking
 
     def builds(self, cells: Sequence[Cell]) -> dict[str, Build]:
         """By plane, what makes its longest chain among `cells`, which can all be built here."""
         found = {}
-        for plane, cell in longest(cells).items():
+        for name, cell in longest(cells).items():
             chain = chain_of(cell)
             placement = self._place(chain)
             steps: Sequence[object]
-            if plane == "bridge":
+            if chain.plane == "vhost-user":
+                steps = vhost_user.plan(chain, placement)
+            elif chain.kind == "process":
                 steps = kernel.plan("0" * 8, chain, apart=self._tcp).steps
             else:
-                steps = vhost_user.plan(chain, placement)
-            found[plane] = Build(placement.tasks, tuple(map(str, steps)))
+                steps = local_guests.steps(chain, placement)
+            found[name] = Build(placement.tasks, tuple(map(str, steps)))
         return found
 
     def _why_not(self, cell: Cell) -> str:
@@ -118,11 +129,35 @@ class ChainStage:
             self._place(chain)
         except PlanewiseError as error:
             return error.what
-        return kernel.why_not() if chain.plane == "bridge" else vhost_user.why_not(chain)
+        if chain.plane == "vhost-user":
+            return vhost_user.why_not(chain)
+        if reason := kernel.why_not():
+            return reason
+        if chain.kind == "container" and not shutil.which("dockerd", path=_SBIN):
+            return "there is no Docker on this machine"
+        return self._why_no_machines(chain) if chain.kind == "vm" else ""
+
+    def _why_no_machines(self, chain: Chain) -> str:
+        try:
+            vms.check()
+            _ = self._platform
+        except PlanewiseError as error:
+            return error.what
+        needed_mib, there_mib = chain.vnfs * vms.GUEST_MIB, memory_bytes() >> 20
+        if needed_mib > there_mib:
+            return (
+                f"{chain.vnfs} virtual machines take about {needed_mib} MiB of memory, and this "
+                f"machine has {there_mib} MiB to give"
+            )
+        return ""
+
+    @cached_property
+    def _platform(self) -> Platform:
+        return vms.platform()
 
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is no task: its work is done where a frame comes from.
-        first = GENERATOR if chain.plane == "bridge" else SWITCH
+        first = SWITCH if chain.plane == "vhost-user" else GENERATOR
         return place((first, *chain.names), os.sched_getaffinity(0), self._wanted)
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
@@ -135,16 +170,21 @@ class ChainStage:
         chain = chain_of(cell)
         placement = self._place(chain)
         testbed: VhostChain | KernelChain
-        if chain.plane == "bridge":
-            testbed = KernelChain(chain, placement, apart=self._tcp, offered_pps=self._offered_pps)
-        else:
+        pps = self._offered_pps
+        if chain.plane == "vhost-user":
             testbed = VhostChain(chain, placement)
+        elif chain.kind == "vm":
+            testbed = MachineChain(chain, placement, self._platform, self._options, offered_pps=pps)
+        elif chain.kind == "container":
+            testbed = ContainedChain(chain, placement, offered_pps=pps)
+        else:
+            testbed = KernelChain(chain, placement, apart=self._tcp, offered_pps=pps)
         with testbed:
             yield ChainStation(testbed)
 
     def facts(self) -> StageFacts:
-        """What a reader must know."""
-        return StageFacts()
+        """Whether the functions' CPUs are emulated."""
+        return StageFacts(self._platform.emulated if self._with_vms else "")
 
     def __enter__(self) -> Self:
         return self
@@ -153,24 +193,22 @@ class ChainStage:
         return None
 
 
-IN_MACHINES = (
-    "functions in virtual machines are not built: what a function carries on a VF of its own is "
-    "measured on the plane vf, and `planewise advise` predicts vf-passthrough"
-)
-
-_ELSEWHERE = {
-    "vf": "a chain on VFs needs two hosts whose NICs are cabled: run it with --lab, or with "
+_ELSEWHERE = dict.fromkeys(
+    ("vf", "vf-passthrough"),
+    "a chain on VFs needs two hosts whose NICs are cabled: run it with --lab, or with "
     "--sender, --responder and --nic",
-    "vf-passthrough": IN_MACHINES,
-}
+)
+_SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def longest(cells: Sequence[Cell]) -> dict[str, Cell]:
-    """By plane, the cell with the longest chain. Pure."""
+    """By plane, and what else than a process a function of it may be, the cell with the longest
+    chain. Pure."""
     found: dict[str, Cell] = {}
     for cell in cells:
-        if cell.vnfs >= found.get(cell.plane, cell).vnfs:
-            found[cell.plane] = cell
+        name = cell.plane if cell.guest != "container" else f"{cell.plane}, containers"
+        if cell.vnfs >= found.get(name, cell).vnfs:
+            found[name] = cell
     return found
 
 
@@ -180,7 +218,7 @@ def chain_of(cell: Cell) -> Chain:
     Raises:
         BadInputError: it is none that can be built.
     """
-    return Chain(cell.plane, cell.path, cell.vnfs)
+    return Chain(cell.plane, cell.path, cell.vnfs, cell.guest)
 
 
 @dataclass
@@ -188,6 +226,7 @@ class ChainStation:
     """One chain, on which trials are run."""
 
     testbed: ChainTestbed
+    slack_s: float = SLACK_S
 
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Not of a chain."""
@@ -202,7 +241,7 @@ class ChainStation:
     ) -> TrialResult:
         """Runs one throughput trial at overload."""
         testbed = self.testbed
-        testbed.start(trial.size_bytes, trial.warmup_s + trial.duration_s + 2 * _SLACK_S)
+        testbed.start(trial.size_bytes, trial.warmup_s + trial.duration_s + 2 * self.slack_s)
         try:
             self._await_traffic()
             _wait(trial.warmup_s)
@@ -236,7 +275,7 @@ class ChainStation:
     def _await_traffic(self) -> None:
         """Waits until every function has transmitted: starting may take long on a busy machine."""
         before = self.testbed.read(whole=False).vnfs
-        deadline = time.monotonic() + _SLACK_S
+        deadline = time.monotonic() + self.slack_s
         while True:
             now = self.testbed.read(whole=False).vnfs
             silent = [name for name in now if now[name].packets == before[name].packets]
@@ -244,7 +283,7 @@ class ChainStation:
                 return
             if time.monotonic() > deadline:
                 raise PlanewiseError(
-                    f"{silent[0]} transmitted nothing within {_SLACK_S:g} s",
+                    f"{silent[0]} transmitted nothing within {self.slack_s:g} s",
                     remedy="end other work on the machine, and try again",
                 )
             time.sleep(_POLL_S)

@@ -1,8 +1,9 @@
 """Chains on two hosts: functions on the responder's NIC, the generator across the cable.
 
-The functions are namespaces that route, each with a VF of its own (`vf`; frames between two of them
-go through the NIC's embedded switch) or behind the host's bridge, which has the NIC as a port
-(`bridge`). Both ends of the chain are VFs of the sender's NIC. Knows no measurement.
+The functions are namespaces or containers that route, each with a VF of its own (`vf`; frames
+between two of them go through the NIC's embedded switch) or behind the host's bridge, which has the
+NIC as a port (`bridge`); or virtual machines that route, each with a VF whole (`vf-passthrough`).
+Both ends of the chain are VFs of the sender's NIC. Knows no measurement.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from planewise.testbed.chains.kernel import (
     InterfaceCounters,
     new_function,
     parse_interfaces,
+    router_settings,
     routing,
     target,
 )
+from planewise.testbed.chains.local_guests import contain
+from planewise.testbed.chains.machines import FunctionMachines, function_guest, told
 from planewise.testbed.chains.model import Chain, FrameSize, Placement, frames_of
 from planewise.testbed.chains.reading import Reading, Sent, cpu_times, ticks_s
 from planewise.testbed.chains.streams import Streams
+from planewise.testbed.containers import Docker
 from planewise.testbed.host import Host
 from planewise.testbed.hosted import Machine, Resources, remove_traces
 from planewise.testbed.model import GUEST_INTERFACE, HOSTS, Guest, HostRole
@@ -45,9 +50,10 @@ from planewise.testbed.plan import (
     Step,
 )
 from planewise.testbed.steering import bind_interrupts, steer
-from planewise.testbed.vfs import VfPool
+from planewise.testbed.vfs import Vf, VfPool
+from planewise.testbed.vms.domain import Nic, Passthrough
 
-PLANES = ("vf", "bridge")
+PLANES = ("vf", "bridge", "vf-passthrough")
 """Planes that chains on hosts can have."""
 
 ENDS = 2
@@ -73,7 +79,7 @@ _MARK = "== "
 # All counters of a host by one command: each costs an emulated host a tenth of a second.
 _LOOK = f"""
 cat /proc/uptime /proc/stat
-for pid in $1; do echo "{_MARK}ksoftirqd $pid"; cat "/proc/$pid/stat"; done
+for pid in $1; do echo "{_MARK}task $pid"; cat "/proc/$pid/stat"; done
 shift
 for name; do
     echo "{_MARK}$name"
@@ -93,8 +99,8 @@ class Look:
     up_s: float
     """Since it started, by its own clock; to 10 ms."""
     stat: str
-    ksoftirqd_s: Mapping[int, float]
-    """By process id."""
+    tasks_s: Mapping[int, float]
+    """CPU time by process id."""
     interfaces: Mapping[str, Mapping[str, InterfaceCounters]]
     """By namespace and name."""
 
@@ -107,7 +113,7 @@ def parse_look(text: str) -> Look:
     interfaces: dict[str, Mapping[str, InterfaceCounters]] = {}
     for part in parts:
         name, _, content = part.partition("\n")
-        if name.startswith("ksoftirqd "):
+        if name.startswith("task "):
             spent[int(name.split()[1])] = ticks_s(content)
         else:
             interfaces[name] = parse_interfaces(content)
@@ -116,13 +122,15 @@ def parse_look(text: str) -> Look:
 
 def shortage(chain: Chain, found: Mapping[HostRole, Resources]) -> str:
     """What the hosts lack for a chain, as a sentence; empty when they suffice. Pure."""
-    needs = {GENERATING: ENDS, FUNCTIONS: chain.vnfs if chain.plane == "vf" else 0}
+    needs = {GENERATING: ENDS, FUNCTIONS: chain.vnfs if chain.on_vfs else 0}
     for role, needed in needs.items():
         nic, place = found[role].nic, found[role].place
         if needed and not found[role].vfs:
             return f"{nic} of {place} has no SR-IOV"
         if needed > found[role].vfs:
             return f"needs {needed} VFs on {place}, and {nic} has {found[role].vfs}"
+    if chain.kind == "container" and not found[FUNCTIONS].dockerd:
+        return f"there is no Docker on {found[FUNCTIONS].place}"
     return ""
 
 
@@ -142,10 +150,11 @@ def plan_ends(token: str) -> Plan:
 
 
 def plan_functions(token: str, chain: Chain) -> Plan:
-    """The functions' namespaces, before they have interfaces. Pure."""
+    """The functions' namespaces, before they have interfaces; containers have theirs. Pure."""
     steps: list[Step] = []
     for number in range(1, chain.vnfs + 1):
-        steps += new_function(netns(token, f"v{number}"))
+        own = netns(token, f"v{number}")
+        steps += router_settings(own) if chain.kind == "container" else new_function(own)
     return Plan(tuple(steps))
 
 
@@ -190,24 +199,46 @@ def plan_routing(token: str, chain: Chain, macs: Mapping[int, str], ends: Sequen
     return Plan((*steps, *waits))
 
 
+def plan_machines(
+    token: str, chain: Chain, macs: Mapping[int, str], ends: Sequence[str]
+) -> dict[int, tuple[str, ...]]:
+    """By number, what functions that are virtual machines are told. Pure."""
+    steps = routing(chain, lambda number: netns(token, f"v{number}"), macs, ends)
+    return {number: told(steps, netns(token, f"v{number}")) for number in macs}
+
+
 def steps(chain: Chain, nic: str) -> tuple[str, ...]:
     """What makes a chain, for people, before any VF has been given: MACs stand as names. Pure."""
     token = "0" * 8
     ends = ("<MAC of the sending end>", "<MAC of the receiving end>")
-    macs = {number: _mac(number) for number in range(1, chain.vnfs + 1)}
-    moved = []
-    if chain.plane == "vf":
-        macs = {number: f"<MAC of vnf{number}>" for number in macs}
-        moved = [
-            f"planewised vf move <VF of {nic}> --to {netns(token, f'v{number}')} "
-            f"--name {GUEST_INTERFACE} --mtu {_MTU_BYTES}"
-            for number in macs
-        ]
-        plugged: Sequence[Step] = ()
+    names = {number: netns(token, f"v{number}") for number in range(1, chain.vnfs + 1)}
+    macs = {number: f"<MAC of vnf{number}>" for number in names}
+    here: list[object] = []
+    if chain.kind == "vm":
+        for number, lines in plan_machines(token, chain, macs, ends).items():
+            here += [
+                f"planewised vf bind <VF of {nic}> vfio-pci",
+                f"start the virtual machine {names[number]}, and give it that VF",
+                *(f"in {names[number]}: {line}" for line in lines),
+            ]
     else:
-        plugged = plan_bridge(token, chain, f"pw-{token}-b", nic, ends).steps
-    here = (*plan_functions(token, chain).steps, *moved, *plugged)
-    routed = plan_routing(token, chain, macs, ends).steps
+        if chain.kind == "container":
+            for name in names.values():
+                here += [
+                    f"docker run --network none --name {name}",
+                    f"ip netns attach {name} <its process>",
+                ]
+        here += plan_functions(token, chain).steps
+        if chain.plane == "vf":
+            here += [
+                f"planewised vf move <VF of {nic}> --to {name} "
+                f"--name {GUEST_INTERFACE} --mtu {_MTU_BYTES}"
+                for name in names.values()
+            ]
+        else:
+            macs = {number: _mac(number) for number in names}
+            here += plan_bridge(token, chain, f"pw-{token}-b", nic, ends).steps
+        here += plan_routing(token, chain, macs, ends).steps
     there = [
         *plan_ends(token).steps,
         *(
@@ -218,7 +249,7 @@ def steps(chain: Chain, nic: str) -> tuple[str, ...]:
     ]
     return (
         *(f"{GENERATING}: {one}" for one in there),
-        *(f"{FUNCTIONS}: {one}" for one in (*here, *routed)),
+        *(f"{FUNCTIONS}: {one}" for one in here),
     )
 
 
@@ -240,7 +271,12 @@ class HostedChain:
         token: str,
         generator_pps: float,
         offered_pps: float | None = None,
+        *,
+        docker: Docker | None = None,
+        machines_on: PassedThrough | None = None,
     ) -> None:
+        """`docker` is the functions' host's, where they are containers; `machines_on` has them
+        where they are virtual machines. Both outlive the chain."""
         self.chain = chain
         self.placement = placement
         self._machines = machines
@@ -248,6 +284,8 @@ class HostedChain:
         self._token = token
         self._generator_pps = generator_pps
         self._offered_pps = offered_pps
+        self._docker = docker
+        self._passed = machines_on
         self._held: dict[HostRole, list[int]] = {role: [] for role in HOSTS}
         self._streams = Streams()
         self._ends: tuple[str, str] = ("", "")
@@ -287,10 +325,14 @@ class HostedChain:
         ends = self._both.submit(self._build_ends)
         functions = self._both.submit(self._build_functions)
         self._ends, self._macs = ends.result(), functions.result()
-        if self.chain.plane == "bridge":
-            bridge, nic = self._functions.bridge, self._functions.nic
-            script.perform(plan_bridge(self._token, self.chain, bridge, nic, self._ends), host)
-        script.perform(plan_routing(self._token, self.chain, self._macs, self._ends), host)
+        if self._passed is not None:
+            told = plan_machines(self._token, self.chain, self._macs, self._ends)
+            self._passed.machines.tell(told)
+        else:
+            if self.chain.plane == "bridge":
+                bridge, nic = self._functions.bridge, self._functions.nic
+                script.perform(plan_bridge(self._token, self.chain, bridge, nic, self._ends), host)
+            script.perform(plan_routing(self._token, self.chain, self._macs, self._ends), host)
         self._steer()
 
     def _build_ends(self) -> tuple[str, str]:
@@ -303,6 +345,14 @@ class HostedChain:
     def _build_functions(self) -> dict[int, str]:
         """Their MACs, by number."""
         numbers = range(1, self.chain.vnfs + 1)
+        if self._passed is not None:
+            self._standing.callback(self._passed.machines.sleep)
+            return dict(self._passed.stand(numbers))
+        if self._docker is not None:
+            names = [self.netns(f"v{number}") for number in numbers]
+            for name in names:
+                self._standing.callback(self._docker.remove, name)
+            contain(self._docker, self._functions.host, names)
         script.perform(plan_functions(self._token, self.chain), self._functions.host)
         if self.chain.plane == "bridge":
             return {number: _mac(number) for number in numbers}
@@ -322,6 +372,9 @@ class HostedChain:
         """Each function's receive work goes to its CPU, as far as the host lets us."""
         host = self._functions.host
         cpus = [self.placement.cpu(name) for name in self.chain.names]
+        if self._passed is not None:
+            self._passed.machines.pin(dict(enumerate(cpus, start=1)))
+            return
         for number, cpu in enumerate(cpus, start=1):
             if self.chain.plane == "vf":
                 bind_interrupts(host, self.netns(f"v{number}"), GUEST_INTERFACE, [cpu])
@@ -366,31 +419,37 @@ class HostedChain:
         """The counters now."""
         self._streams.check()
         numbers = range(1, self.chain.vnfs + 1)
+        machines = None if self._passed is None else self._passed.machines
+        pids = {} if machines is None else machines.pids
+        names = () if machines is not None else [self.netns(f"v{number}") for number in numbers]
         here = self._both.submit(
-            self._look,
-            self._functions.host,
-            tuple(self._ksoftirqd.values()),
-            [self.netns(f"v{number}") for number in numbers],
+            self._look, self._functions.host, (*self._ksoftirqd.values(), *pids.values()), names
         )
         there = self._both.submit(self._look, self._source, (), [self.netns("c"), self.netns("d")])
+        counted = {} if machines is None else machines.read()
         functions, ends = here.result(), there.result()
-        vnfs = {}
-        for number, name in zip(numbers, self.chain.names, strict=True):
-            own = functions.interfaces[self.netns(f"v{number}")][GUEST_INTERFACE]
-            received = own.rx_packets if self.chain.plane == "vf" else None
-            vnfs[name] = Sent(own.tx_packets, own.tx_bytes, own.rx_dropped, received)
+        for number, name in zip(numbers, names, strict=False):
+            own = functions.interfaces[name][GUEST_INTERFACE]
+            received = own.rx_packets if self.chain.on_vfs else None
+            counted[number] = Sent(own.tx_packets, own.tx_bytes, own.rx_dropped, received)
         cpus = cpu_times(functions.stat)
+        kernel_s = {
+            cpu: spent.soft_s + functions.tasks_s.get(self._ksoftirqd.get(cpu, 0), 0.0)
+            for cpu, spent in cpus.items()
+        }
+        for number, pid in pids.items():
+            if number in counted:
+                kernel_s[self.placement.cpu(f"vnf{number}")] += functions.tasks_s.get(pid, 0.0)
         return Reading(
             at_s=functions.up_s,
             ends_at_s=ends.up_s,
-            vnfs=vnfs,
+            vnfs={name: counted[number] for number, name in enumerate(self.chain.names, start=1)},
             offered=ends.interfaces[self.netns("c")][GUEST_INTERFACE].tx_packets,
             delivered=ends.interfaces[self.netns("d")][GUEST_INTERFACE].rx_packets,
             cpus=cpus,
-            kernel_s={
-                cpu: spent.soft_s + functions.ksoftirqd_s.get(self._ksoftirqd.get(cpu, 0), 0.0)
-                for cpu, spent in cpus.items()
-            },
+            kernel_s=kernel_s,
+            host=FUNCTIONS,
+            machines=machines is not None,
         )
 
     @staticmethod
@@ -421,6 +480,60 @@ class HostedChain:
         with suppress(PlanewiseError):  # it is no port of it yet
             release = ReleaseMaster("", self._functions.nic)
             script.perform(Plan((release,)), self._functions.host)
+
+
+class PassedThrough:
+    """Virtual machines that each hold a VF of one NIC; leaving its `with` block ends them.
+
+    They stay from chain to chain: starting one may take a minute, its function's way is told it in
+    a moment.
+    """
+
+    def __init__(self, machines: FunctionMachines, pool: VfPool, token: str) -> None:
+        self.machines = machines
+        self._pool = pool
+        self._token = token
+        self._held: dict[int, Vf] = {}
+
+    def __enter__(self) -> Self:
+        self.machines.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def held(self) -> int:
+        """VFs that its virtual machines have."""
+        return len(self._held)
+
+    def stand(self, numbers: Sequence[int]) -> Mapping[int, str]:
+        """Has these functions run, and all others sleep; gives their MACs by number.
+
+        Raises:
+            PlanewiseError: too few VFs, or one did not come up.
+        """
+        there = self.machines.there
+        for number in [number for number in self._held if number not in there]:
+            self._pool.give_back(self._held.pop(number))
+        missing = [number for number in numbers if number not in there]
+        wanted: list[tuple[Guest, Nic | Passthrough]] = []
+        for number in missing:
+            vf = self._held[number] = self._pool.take()
+            self._pool.hand_over(vf)
+            name = netns(self._token, f"v{number}")
+            guest = function_guest(FUNCTIONS, name, number, "vf-passthrough", vf.config.mac)
+            wanted.append((guest, Passthrough(vf.address)))
+        self.machines.start(wanted, _MTU_BYTES)
+        self.machines.wake(numbers)
+        return {number: self._held[number].config.mac for number in numbers}
+
+    def close(self) -> None:
+        """Ends all of them, and gives their VFs back. Idempotent."""
+        with ExitStack() as last:
+            while self._held:
+                last.callback(self._pool.give_back, self._held.popitem()[1])
+            self.machines.close()
 
 
 def _holder(role: HostRole, index: int, where: str) -> Guest:

@@ -1,5 +1,7 @@
 """Chains that the kernel forwards: a bridge, and functions that are namespaces which route.
 
+Functions that are containers or virtual machines are `local_guests.py`'s.
+
 Each function has one interface, rewrites both MAC addresses as any router does, and sends the frame
 back to the bridge. Its receive work is moved to its CPU (`testbed.steering`), and the bridge's work
 after it is done there as well. Knows no measurement.
@@ -31,6 +33,7 @@ from planewise.testbed.plan import (
     AddForwarding,
     AddNeighbour,
     AddRoute,
+    AddTap,
     AddVeth,
     AwaitUp,
     Plan,
@@ -75,7 +78,7 @@ _ENDS = (_mac(0xF0), _mac(0xF1))
 _BRIDGE_MAC = _mac(0xFF)
 
 
-def _address(number: int) -> str:
+def address(number: int) -> str:
     """Of the `number`th function, from 1."""
     return f"198.18.1.{number}"
 
@@ -90,34 +93,105 @@ def plan(token: str, chain: Chain, *, apart: bool = False) -> Plan:
 
     Its two ends, each on a port of the bridge, are in one namespace without addresses (frames are
     made and counted there by a probe); `apart`, in two with addresses, for programs that talk.
+
+    Containers and virtual machines are started in between: see `plan_switch`, `plan_functions` and
+    `plan_links`, which this is together.
     """
-    switch = _netns(token, "s")
-    ends = (_netns(token, "c"), _netns(token, "d")) if apart else (_netns(token, "g"),) * 2
+    return Plan(
+        (
+            *plan_switch(token, apart=apart).steps,
+            *plan_functions(token, chain).steps,
+            *plan_links(token, chain, apart=apart).steps,
+        )
+    )
+
+
+def _ends(token: str, apart: bool) -> tuple[str, str]:
+    """The namespaces of both."""
+    return (_netns(token, "c"), _netns(token, "d")) if apart else (_netns(token, "g"),) * 2
+
+
+def plan_switch(token: str, *, apart: bool = False) -> Plan:
+    """The bridge and the chain's two ends. Pure."""
+    switch, ends = _netns(token, "s"), _ends(token, apart)
     steps: list[Step] = [*new_namespace(switch)]
     for name in dict.fromkeys(ends):
         steps += new_namespace(name)
     steps += [AddBridge(switch, BRIDGE, _BRIDGE_MAC, _MTU_BYTES), SetUp(switch, BRIDGE)]
     for side, (netns, interface, mac) in enumerate(zip(ends, (_TX, _RX), _ENDS, strict=True)):
         steps += _attach(switch, f"e{side}", 900 + side, netns, interface, mac)
-    macs = {number: _mac(number) for number in range(1, chain.vnfs + 1)}
-    for number, mac in macs.items():
-        netns = _netns(token, f"v{number}")
-        steps += new_function(netns)
-        steps += _attach(switch, f"p{number}", 800 + number, netns, GUEST_INTERFACE, mac)
-    steps += routing(chain, lambda number: _netns(token, f"v{number}"), macs, _ENDS)
+    return Plan(tuple(steps))
+
+
+def plan_functions(token: str, chain: Chain, queues: int = 1) -> Plan:
+    """The functions' ports, and the functions where they are namespaces. Pure.
+
+    Containers have their namespaces, by the names that those of processes get, when this is done;
+    virtual machines open the taps that this makes, with `queues` each.
+    """
+    switch = _netns(token, "s")
+    steps: list[Step] = []
+    for number, mac in _macs(chain).items():
+        netns, port = _netns(token, f"v{number}"), port_of(number)
+        if chain.kind == "vm":
+            steps += [
+                AddTap(switch, port, _port_mac(mac), _MTU_BYTES, queues),
+                SetMaster(switch, port, BRIDGE),
+                SetUp(switch, port),
+            ]
+            continue
+        steps += router_settings(netns) if chain.kind == "container" else new_function(netns)
+        steps += _attach(switch, port, 800 + number, netns, GUEST_INTERFACE, mac)
+    return Plan(tuple(steps))
+
+
+def plan_links(token: str, chain: Chain, *, apart: bool = False) -> Plan:
+    """Who is where and whose way leads where, once all ports are in use. Pure.
+
+    Virtual machines are told their ways by themselves.
+    """
+    switch, ends, macs = _netns(token, "s"), _ends(token, apart), _macs(chain)
+    steps: list[Step] = []
+    if chain.kind == "vm":
+        steps += [AddForwarding(switch, port_of(number), mac) for number, mac in macs.items()]
+    else:
+        steps += routes(chain, lambda number: _netns(token, f"v{number}"))
     if apart:
         first, last = 1, chain.vnfs if chain.pattern == "east-west" else 1
-        for netns, interface, address, there, number in (
+        for netns, interface, own, there, number in (
             (ends[0], _TX, SOURCE, _TARGETS, first),
             (ends[1], _RX, TARGET, _SOURCES, last),
         ):
             steps += [
-                SetAddress(netns, interface, f"{address}/32"),
-                AddNeighbour(netns, interface, _address(number), _mac(number)),
-                AddRoute(netns, there, interface, _address(number)),
+                SetAddress(netns, interface, f"{own}/32"),
+                AddNeighbour(netns, interface, address(number), _mac(number)),
+                AddRoute(netns, there, interface, address(number)),
             ]
     steps.append(AwaitUp(switch))
     return Plan(tuple(steps))
+
+
+def port_of(number: int) -> str:
+    """The bridge's port of the `number`th function."""
+    return f"p{number}"
+
+
+def mac_of(number: int) -> str:
+    """Of the `number`th function on this bridge."""
+    return _mac(number)
+
+
+def _macs(chain: Chain) -> dict[int, str]:
+    return {number: _mac(number) for number in range(1, chain.vnfs + 1)}
+
+
+def routes(chain: Chain, netns: Callable[[int], str]) -> tuple[Step, ...]:
+    """As `routing`, with the MACs of this bridge. Pure."""
+    return routing(chain, netns, _macs(chain), _ENDS)
+
+
+def _port_mac(mac: str) -> str:
+    return mac.replace("40:00", "41:00")
 
 
 def _attach(
@@ -125,9 +199,7 @@ def _attach(
 ) -> tuple[Step, ...]:
     """An interface in `netns` whose other end is a port of the bridge, which knows its MAC."""
     return (
-        AddVeth(
-            switch, port, index, mac.replace("40:00", "41:00"), netns, interface, mac, _MTU_BYTES
-        ),
+        AddVeth(switch, port, index, _port_mac(mac), netns, interface, mac, _MTU_BYTES),
         SetMaster(switch, port, BRIDGE),
         SetUp(switch, port),
         SetUp(netns, interface),
@@ -137,14 +209,18 @@ def _attach(
 
 def new_function(netns: str) -> tuple[Step, ...]:
     """A namespace that routes, without an interface yet."""
+    return (*new_namespace(netns), *router_settings(netns))
+
+
+def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
+    """What has a kernel route; `interface` where there is one already."""
     return (
-        *new_namespace(netns),
         SetSysctl(netns, "net/ipv4/ip_forward", "1"),
         # It routes back to the link that a frame came from, and must not tell anybody so.
         SetSysctl(netns, "net/ipv4/conf/all/send_redirects", "0"),
-        SetSysctl(netns, "net/ipv4/conf/default/send_redirects", "0"),
+        SetSysctl(netns, f"net/ipv4/conf/{interface}/send_redirects", "0"),
         SetSysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
-        SetSysctl(netns, "net/ipv4/conf/default/rp_filter", "0"),
+        SetSysctl(netns, f"net/ipv4/conf/{interface}/rp_filter", "0"),
     )
 
 
@@ -165,7 +241,7 @@ def routing(
         through = chain.pattern == "east-west"
         onward = number + 1 if through and number < chain.vnfs else None
         back = number - 1 if through and number > 1 else None
-        steps.append(SetAddress(own, GUEST_INTERFACE, f"{_address(number)}/32"))
+        steps.append(SetAddress(own, GUEST_INTERFACE, f"{address(number)}/32"))
         steps += _route(own, _TARGETS, onward, macs, ends[1], (TARGET, target(number)))
         steps += _route(own, _SOURCES, back, macs, ends[0], (SOURCE,))
     return tuple(steps)
@@ -182,8 +258,8 @@ def _route(
     """To `there` by another function; or straight to the end, which is known by its MAC."""
     if over is not None:
         return (
-            AddNeighbour(netns, GUEST_INTERFACE, _address(over), macs[over]),
-            AddRoute(netns, there, GUEST_INTERFACE, _address(over)),
+            AddNeighbour(netns, GUEST_INTERFACE, address(over), macs[over]),
+            AddRoute(netns, there, GUEST_INTERFACE, address(over)),
         )
     return (
         AddRoute(netns, there, GUEST_INTERFACE),
@@ -233,12 +309,16 @@ class KernelChain(_Testbed):
     def __enter__(self) -> KernelChain:
         super().__enter__()
         try:
+            self._populate()
             self._steer()
             self._ksoftirqd = _ksoftirqd(self.placement.tasks)
         except BaseException:
             self._tear_down()
             raise
         return self
+
+    def _populate(self) -> None:
+        """Starts what is no namespace, for functions that are."""
 
     def netns(self, place: str) -> str:
         """A namespace of it: `s` the bridge, `g` the ends, or `c` and `d`; `v1`, `v2`, …."""
@@ -252,10 +332,14 @@ class KernelChain(_Testbed):
     def _steer(self) -> None:
         """Each function's receive work goes to its CPU, and the bridge's to that of the first."""
         cpus = [self.placement.cpu(name) for name in self.chain.names]
-        for number, cpu in enumerate(cpus, start=1):
-            steer(self.host, self.netns(f"v{number}"), [GUEST_INTERFACE], [cpu])
+        self._place(dict(enumerate(cpus, start=1)))
         entries = cpus if self.chain.pattern == "north-south" else cpus[:1]
         steer(self.host, self.netns("s"), ["e0"], entries)
+
+    def _place(self, cpus: Mapping[int, int]) -> None:
+        """Each function, by number, does its work on its CPU."""
+        for number, cpu in cpus.items():
+            steer(self.host, self.netns(f"v{number}"), [GUEST_INTERFACE], [cpu])
 
     def start(self, size: FrameSize, limit_s: float) -> None:
         """Has the generator send frames of `size`, as many as it is to or can, until `stop`.
@@ -314,10 +398,7 @@ class KernelChain(_Testbed):
     def read(self, *, whole: bool = True) -> Reading:
         """The counters now."""
         self._streams.check()
-        vnfs = {}
-        for number, name in enumerate(self.chain.names, start=1):
-            own = self._counters(f"v{number}")[GUEST_INTERFACE]
-            vnfs[name] = Sent(own.tx_packets, own.tx_bytes, own.rx_dropped)
+        sent = self._sent()
         if self._apart:
             offered = self._counters("c")[_TX].tx_packets
             delivered = self._counters("d")[_RX].rx_packets
@@ -327,12 +408,21 @@ class KernelChain(_Testbed):
         cpus = cpu_times()
         return Reading(
             at_s=now_s(),
-            vnfs=vnfs,
+            vnfs=dict(zip(self.chain.names, sent, strict=True)),
             offered=offered,
             delivered=delivered,
             cpus=cpus,
             kernel_s={cpu: self._kernel_s(cpu, spent) for cpu, spent in cpus.items()},
+            machines=self.chain.kind == "vm",
         )
+
+    def _sent(self) -> Sequence[Sent]:
+        """What the functions have sent, in order."""
+        counted = (
+            self._counters(f"v{number}")[GUEST_INTERFACE]
+            for number in range(1, self.chain.vnfs + 1)
+        )
+        return [Sent(own.tx_packets, own.tx_bytes, own.rx_dropped) for own in counted]
 
     def _counters(self, place: str) -> dict[str, InterfaceCounters]:
         return parse_interfaces(self.host.read_text("/proc/net/dev", netns=self.netns(place)))

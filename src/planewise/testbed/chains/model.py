@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from planewise.errors import BadInputError, UnsupportedError
+from planewise.testbed.planes.kinds import FUNCTIONS_OF, GUEST_WORDS, GuestKind
 
 Pattern = Literal["north-south", "east-west"]
 FrameSize = int | Literal["imix"]
@@ -30,12 +31,13 @@ SWITCH, GENERATOR = "switch", "generator"
 PLANES: Mapping[str, str] = MappingProxyType(
     {
         "vhost-user": "Open vSwitch with DPDK; functions are dpdk-testpmd on virtio-user",
-        "bridge": "the kernel's bridge; functions are namespaces that route",
-        "vf": "",
-        "vf-passthrough": "",
+        "bridge": "the kernel's bridge; functions are namespaces, or containers, that route",
+        "virtio-bridge": "the kernel's bridge; functions are virtual machines that route",
+        "vf": "a NIC's switch; functions are namespaces, or containers, that route",
+        "vf-passthrough": "a NIC's switch; functions are virtual machines that route",
     }
 )
-"""Every plane that a chain can have by name, with what it is; empty where it is not built."""
+"""Every plane that a chain can have, with what it is."""
 
 
 def frames_of(size: FrameSize) -> tuple[tuple[int, int], ...]:
@@ -60,6 +62,8 @@ class Chain:
     plane: str
     pattern: Pattern
     vnfs: int
+    kind: GuestKind = "process"
+    """What a function is."""
 
     def __post_init__(self) -> None:
         """Refuses what cannot be built anywhere."""
@@ -68,11 +72,22 @@ class Chain:
                 f"there is no chain on the plane {self.plane}",
                 remedy=f"one of {', '.join(PLANES)}",
             )
+        if self.kind not in FUNCTIONS_OF[self.plane]:
+            able = " or ".join(GUEST_WORDS[kind][1] for kind in FUNCTIONS_OF[self.plane])
+            raise BadInputError(
+                f"functions of a chain on {self.plane} cannot be {GUEST_WORDS[self.kind][1]}",
+                remedy=f"they are {able}",
+            )
         if not 1 <= self.vnfs <= LONGEST:
             raise BadInputError(
                 f"a chain of {self.vnfs} network functions cannot be built",
                 remedy=f"1 to {LONGEST}",
             )
+
+    @property
+    def on_vfs(self) -> bool:
+        """Whether each function has a VF of its own."""
+        return self.plane in ("vf", "vf-passthrough")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ class Sent:
     dropped: int
     received: int | None = None
     """Packets that reached it, where only NICs are between it and who sent them."""
+    at_s: float | None = None
+    """When this was read, by the monotonic clock of who asked; None: at the reading's time."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Reading:
     delivered: int
     """Packets that came back to it."""
     cpus: Mapping[int, CpuTime]
+    """Of the functions' host."""
     tasks_s: Mapping[str, float] = field(default_factory=dict)
     """CPU time that each task that polls has got."""
     busy_s: Mapping[str, float] = field(default_factory=dict)
@@ -66,7 +69,11 @@ class Reading:
     polling: PmdCycles | None = None
     """Of a switch that polls."""
     kernel_s: Mapping[int, float] | None = None
-    """By CPU, time in which the kernel forwarded, where it is the kernel that does."""
+    """By CPU, time in which a kernel forwarded, where kernels do: the host's, or a guest's."""
+    host: str = ""
+    """The role of the functions' host; empty where the generator is on the same machine."""
+    machines: bool = False
+    """Whether it is guests' kernels that forward, in virtual machines."""
     ends_at_s: float | None = None
     """When `offered` and `delivered` were read, by their own host's clock; None: at `at_s`."""
 

@@ -31,16 +31,27 @@ GUESTS_OF: Mapping[str, tuple[GuestKind, ...]] = MappingProxyType(
         "vf": ("namespace", "container", "process"),
         # Docker makes and owns it.
         "docker-bridge": ("container",),
-        # Devices of a virtual machine; the last two also of a process that drives them by itself.
+        # Devices of a virtual machine; the last one also of a process that drives it by itself.
         "e1000-bridge": ("vm",),
         "virtio-bridge": ("vm",),
         "macvtap-bridge": ("vm",),
         "macvtap-vf": ("vm",),
-        "vf-passthrough": ("vm", "process"),
+        "vf-passthrough": ("vm",),
         "vhost-user": ("vm", "process"),
     }
 )
 """Every plane that Planewise knows, with the kinds of guest that it exists for."""
+
+FUNCTIONS_OF: Mapping[str, tuple[GuestKind, ...]] = MappingProxyType(
+    {
+        "vhost-user": ("process",),
+        "bridge": ("process", "container"),
+        "virtio-bridge": ("vm",),
+        "vf": ("process", "container"),
+        "vf-passthrough": ("vm",),
+    }
+)
+"""Every plane that a chain can have, with what its functions can be."""
 
 
 def planes_of(kind: GuestKind) -> tuple[str, ...]:

@@ -475,12 +475,8 @@ class HostedVmTestbed:
 
     def _saved(self, role: HostRole) -> Saved | None:
         """A guest to wake instead of booting it, where an emulated CPU would emulate another."""
-        host, ours = self._yards[role].machine.host, self.platform(role)
-        if ours.accelerator.name == "kvm" or not host.place.startswith("lab:"):
-            return None
         with self._booting:
-            kept = booted.prepare(replace(ours, image=image_here()), self.options)
-        return replace(kept, path=Path(host.program(str(kept.path))))
+            return saved_for(self._yards[role].machine.host, self.platform(role), self.options)
 
     def _vfs(self, yard: _Yard) -> VfPool:
         with yard.lock:
@@ -641,11 +637,7 @@ def shortage(setting: Setting, found: Resources, with_vfs: bool) -> str:
         free = " free" if found.used else ""
         return f"needs {needed} VFs on {found.place}, and {found.nic} has {found.vfs}{free}{users}"
     if (main.passed_through or (count and others.passed_through)) and not found.iommu:
-        return (
-            f"{found.place} has no IOMMU that is in use, and without one no VF can be passed "
-            "through (kernel parameter intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi in its "
-            "firmware)"
-        )
+        return no_iommu(found.place)
     filters = MAC_FILTERS.get(found.driver)
     bridged = main.bridged + count * others.bridged
     if with_vfs and filters and bridged > filters - 1 - found.vfs:
@@ -703,6 +695,26 @@ def platform(host: Host) -> Platform:
     )
     chosen = _accelerator(host, program, kvm, replace(found, image=there.kernel), programs.busybox)
     return Platform(program, chosen, vhost == "vhost" and chosen.name == "kvm", there)
+
+
+def saved_for(host: Host, ours: Platform, options: VmOptions) -> Saved | None:
+    """A guest to wake on `host` instead of booting it; None where a boot is the better way.
+
+    That is wherever no emulated CPU would emulate another.
+    """
+    if ours.accelerator.name == "kvm" or not host.place.startswith("lab:"):
+        return None
+    kept = booted.prepare(replace(ours, image=image_here()), options)
+    return replace(kept, path=Path(host.program(str(kept.path))))
+
+
+def no_iommu(place: str) -> str:
+    """That a host's functions cannot be passed through, with the way out. Pure."""
+    return (
+        f"{place} has no IOMMU that is in use, and without one no VF can be passed "
+        "through (kernel parameter intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi in its "
+        "firmware)"
+    )
 
 
 def image_here() -> GuestImage:

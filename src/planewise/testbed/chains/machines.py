@@ -1,0 +1,237 @@
+"""Functions that are virtual machines: tiny guests that route. Knows a host; no generator, no NIC.
+
+A guest forwards by its own kernel, which rewrites both MAC addresses as any router does. What it
+is told, and what it has counted, goes through its agent.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Self, TypeVar
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.chains.kernel import address, parse_interfaces, router_settings
+from planewise.testbed.chains.reading import Sent, now_s
+from planewise.testbed.host import Host
+from planewise.testbed.model import GUEST_INTERFACE, Guest, HostRole
+from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
+from planewise.testbed.vms.domain import Nic, Passthrough, VmOptions
+from planewise.testbed.vms.guests import HostGuests, Platform
+from planewise.testbed.vms.saved import Saved
+
+_TELL_S = 600.0
+"""A guest whose emulated CPU is emulated once more takes seconds for each program it starts."""
+_FIND_S = 180.0
+_POLL_S = 0.2
+
+# QEMU's own process, as its host counts: the name is the first word of its option -name.
+_FIND = """
+for process in /proc/[0-9]*; do
+    case $(tr '\\0' ' ' 2>/dev/null <$process/cmdline) in
+        *"guest=$1,"*) echo ${process#/proc/} ;;
+    esac
+done
+"""
+
+
+T = TypeVar("T")
+
+
+def _each(numbers: Sequence[int], work: Callable[[int], T]) -> dict[int, T]:
+    """Does it for each at the same time; raises the first error once all have ended."""
+    with ThreadPoolExecutor(max(1, len(numbers))) as pool:
+        futures = {number: pool.submit(work, number) for number in numbers}
+        return {number: future.result() for number, future in futures.items()}
+
+
+def function_guest(role: HostRole, name: str, number: int, plane: str, mac: str) -> Guest:
+    """The `number`th function of a chain, from 1; `name` is that of its virtual machine. Pure."""
+    return Guest(
+        name=f"vnf{number}",
+        host=role,
+        role="main",
+        index=number,
+        plane=plane,
+        netns=name,
+        interface=GUEST_INTERFACE,
+        mac=mac,
+        ipv4=address(number),
+        ipv6=f"2001:2:0:3::{number:x}",
+    )
+
+
+def told(steps: Sequence[Step], netns: str) -> tuple[str, ...]:
+    """What makes a guest a router, as lines for the shell in it. Pure.
+
+    `steps` are what would make namespaces routers, and `netns` is that which the guest stands for.
+    It has its address already. What it was told before of the same destinations is replaced.
+    """
+    lines = []
+    for step in (*router_settings(netns, GUEST_INTERFACE), *steps):
+        if isinstance(step, SetSysctl) and step.netns == netns:
+            lines.append(f"echo {shlex.quote(step.value)} >/proc/sys/{step.key}")
+        elif isinstance(step, AddRoute) and step.netns == netns:
+            via = f"via {step.via} " if step.via else ""
+            lines.append(f"ip route replace {step.destination} {via}dev {step.interface}")
+        elif isinstance(step, AddNeighbour) and step.netns == netns:
+            lines.append(f"arp -i {step.interface} -s {step.address} {step.mac}")
+    return tuple(lines)
+
+
+class FunctionMachines:
+    """The functions of one host; leaving its `with` block ends them.
+
+    They stay from chain to chain: those that a chain does not have, sleep.
+
+    Raises on entry:
+        UnsupportedError: the host has no libvirt, or it does not start.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        platform: Platform,
+        options: VmOptions,
+        *,
+        boot_limit_s: float,
+        saved: Saved | None = None,
+    ) -> None:
+        self._host = host
+        self.guests = HostGuests(host, platform, options, boot_limit_s=boot_limit_s, saved=saved)
+        self._there: dict[int, Guest] = {}
+        self._pids: dict[int, int] = {}
+        self._awake: tuple[int, ...] = ()
+
+    def __enter__(self) -> Self:
+        self.guests.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all of them. Idempotent."""
+        self._there.clear()
+        self._pids.clear()
+        self._awake = ()
+        self.guests.close()
+
+    @property
+    def there(self) -> Mapping[int, Guest]:
+        """Those that were started and have not ended, by number."""
+        gone = self.guests.ended(self._there.values()) if self._there else ()
+        for guest in gone:
+            del self._there[guest.index]
+            self._pids.pop(guest.index, None)
+        return dict(self._there)
+
+    def start(self, wanted: Sequence[tuple[Guest, Nic | Passthrough]], mtu_bytes: int) -> None:
+        """Starts functions, some at a time, and returns when all are ready.
+
+        Raises:
+            PlanewiseError: one did not come up.
+        """
+
+        def one(guest: Guest, nic: Nic | Passthrough) -> None:
+            self.guests.start(guest, nic, mtu_bytes)
+            self._there[guest.index] = guest
+            self._pids[guest.index] = self._pid_of(guest)
+
+        pool = ThreadPoolExecutor(max(1, min(2, len(wanted))))
+        try:
+            for future in [pool.submit(one, *each) for each in wanted]:
+                future.result()
+        except PlanewiseError:
+            raise
+        except BaseException:
+            self.close()  # a boot that takes minutes is no reason to let somebody wait
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def wake(self, numbers: Sequence[int]) -> None:
+        """Lets these functions run, and all others sleep."""
+        for number, guest in self._there.items():
+            self.guests.set_awake(guest, number in numbers)
+        self._awake = tuple(numbers)
+
+    def sleep(self) -> None:
+        """Lets no function run. One that ended is not looked at."""
+        self._awake = ()
+        for guest in self._there.values():
+            with suppress(PlanewiseError):
+                self.guests.set_awake(guest, False)
+
+    def tell(self, lines: Mapping[int, Sequence[str]]) -> None:
+        """Has each function perform its lines of shell; by number.
+
+        Raises:
+            PlanewiseError: a line failed.
+        """
+        _each(tuple(lines), lambda number: self._run(number, lines[number]))
+
+    def _run(self, number: int, lines: Sequence[str]) -> None:
+        text = "set -e\n" + "\n".join(lines) + "\n"
+        guest = self._there[number]
+        done = self.guests.host.run(
+            ["sh", "-s"], netns=guest.netns, stdin=text.encode(), timeout_s=_TELL_S
+        )
+        if done.exit_code:
+            words = done.stderr.strip().splitlines() or ["it said nothing"]
+            raise PlanewiseError(f"{guest.name} cannot be made a router: {words[-1]}")
+
+    def pin(self, cpus: Mapping[int, int]) -> None:
+        """Each function, by number, with all that its host does for it, gets a CPU of its host.
+
+        Raises:
+            PlanewiseError: the host does not let us.
+        """
+        lines = [
+            f"taskset -acp {cpu} {self._pids[number]} >/dev/null" for number, cpu in cpus.items()
+        ]
+        self._host.run(["sh", "-ec", "\n".join(lines)], timeout_s=_FIND_S).check()
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """By number, the process on the host that is a function."""
+        return dict(sorted(self._pids.items()))
+
+    def read(self) -> dict[int, Sent]:
+        """What the functions that are awake have counted, by number; each with its time.
+
+        Raises:
+            GuestGoneError: one ended.
+            PlanewiseError: one does not answer.
+        """
+        self.guests.check(self._there[number] for number in self._awake)
+        return _each(self._awake, self._read)
+
+    def _read(self, number: int) -> Sent:
+        began_s = now_s()
+        text = self.guests.host.read_text("/proc/net/dev", netns=self._there[number].netns)
+        own = parse_interfaces(text)[GUEST_INTERFACE]
+        return Sent(
+            own.tx_packets,
+            own.tx_bytes,
+            own.rx_dropped,
+            own.rx_packets,
+            at_s=(began_s + now_s()) / 2,
+        )
+
+    def _pid_of(self, guest: Guest) -> int:
+        deadline = time.monotonic() + _FIND_S
+        while True:
+            done = self._host.run(["sh", "-c", _FIND, "sh", guest.netns], timeout_s=_FIND_S)
+            if found := done.stdout.split():
+                return int(found[-1])
+            if time.monotonic() > deadline:
+                raise PlanewiseError(
+                    f"the process of the virtual machine {guest.name} was not found on "
+                    f"{self._host.place}",
+                    remedy="did it end? its console, or the kernel's log (`dmesg`), may say why",
+                )
+            time.sleep(_POLL_S)

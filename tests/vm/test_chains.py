@@ -1,0 +1,79 @@
+"""Chains whose functions are virtual machines on this machine's bridge: measured, killed, gone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from planewise.store.rundir import RunReader
+from planewise.testbed.chains import kernel
+from planewise.testbed.vms.guests import Platform
+
+from .test_run import clean_after, guests_of, kill, namespaces_of, planewise
+
+LIMIT_S = 280
+
+# Paced: an emulated CPU that is flooded answers no question for a while.
+DESIGN = """
+title: functions that are virtual machines
+factors:
+  guest: vm
+  plane: virtio-bridge
+  path: [north-south, east-west]
+  vnfs: 2
+chain: {duration_s: 1, warmup_s: 0, offered_pps: 200}
+blocks: 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _may_steer() -> None:
+    if reason := kernel.why_not():
+        pytest.skip(reason)
+
+
+def test_functions_in_virtual_machines_pass_on_what_they_get_both_ways(
+    tmp_path: Path, platform: Platform, say: list[str]
+) -> None:
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(DESIGN)
+    begun = time.monotonic()
+    with planewise("run", str(design), "--out", str(out)) as process:
+        said, complaint = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, complaint
+    say.append(f"two chains of two virtual machines took {time.monotonic() - begun:.0f} s")
+    info, trials = RunReader(out).info, RunReader(out).trials()
+    assert info.status == "done", said
+    assert bool(info.emulated) == (platform.accelerator.name == "tcg")
+    assert sorted(str(one.cell["path"]) for one in trials) == ["east-west", "north-south"]
+    for trial in trials:
+        assert trial.status == "done", trial.reason
+        assert trial.counts is not None
+        assert trial.counts.received > 0
+        assert trial.chain is not None
+        # East-west, what the second sent came from the first; each counts by itself.
+        assert [one.name for one in trial.chain.vnfs] == ["vnf1", "vnf2"]
+        assert all(one.tx_packets > 0 for one in trial.chain.vnfs)
+        assert trial.chain.limit in ("generator", "VNF core", "shared core", "unknown")
+    assert "virtio-bridge" in (out / "report.html").read_text()
+
+
+def test_a_killed_chain_of_virtual_machines_leaves_nothing_once_it_is_cleaned(
+    tmp_path: Path,
+) -> None:
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(
+        DESIGN.replace("duration_s: 1", "duration_s: 600").replace("vnfs: 2", "vnfs: 1")
+    )
+    with planewise("run", str(design), "--out", str(out)) as process:
+        deadline = time.monotonic() + LIMIT_S
+        while not (out / "kpis.jsonl").exists() or not RunReader(out).kpis():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        ours = namespaces_of(process)
+        assert [name for name in guests_of(ours) if name.endswith("-v1")]
+        kill(process)
+    clean_after(ours)
