@@ -41,6 +41,7 @@ constraints:
   - when: {path: east-west}
     require: {background_guests: 0}
 rtt: {packets: 50}
+sweep: {offered_pps: [500], duration_s: 0.3}
 background: {rate_pps: 500, burst_packets: 4, payload_bytes: 64}
 blocks: 1
 """
@@ -103,9 +104,9 @@ def test_containers_on_bridges_and_vfs_reach_each_other_on_one_nic_and_across_th
     assert done.returncode == 0, done.stderr
     trials = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
     assert {trial.get("reason", "") for trial in trials} == {""}
-    seen = {(trial["cell"]["plane"], trial["cell"]["path"]) for trial in trials}
+    seen = {(one["kind"], one["cell"]["plane"], one["cell"]["path"]) for one in trials}
     paths = ("north-south", "east-west")
-    assert seen == {(plane, path) for plane in ("bridge", "vf") for path in paths}
+    assert seen == set(product(("rtt", "load"), ("bridge", "vf"), paths))
     for trial in trials:
         counts = trial["counts"]
         assert counts["sent"] == counts["received"] + counts["lost"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ from planewise.judge.statistics import (
     Metric,
     Observation,
     Observed,
+    RunSample,
     check_ranking,
     compare_levels,
+    observe,
 )
 from planewise.judge.statistics.comparison import turned
 from planewise.judge.statistics.kendall import tau_b
-from planewise.store.models import Level
+from planewise.store.models import Counts, Level, Load, TrialRecord
+from tests.unit.test_run_directory import make_info
 
 RTT = Metric("rtt", "median round-trip time", "ns", True)
 RATE = Metric("throughput", "highest forwarding rate", "pps", False)
@@ -392,3 +396,39 @@ def test_under_no_difference_a_family_claims_one_in_at_most_five_percent() -> No
         words = [one.outcome for one in compare_levels(found, "plane").comparisons]
         false += bool({"better", "worse"} & set(words))
     assert false / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+
+
+def ladder(lost: Mapping[float, float], blocks: int = 3) -> list[TrialRecord]:
+    """Load trials: share lost by load, the same in every block."""
+    return [
+        TrialRecord(
+            trial=f"t{block}-{load:g}",
+            kind="load",
+            cell={"plane": "veth"},
+            block=block,
+            replicate=0,
+            order=block * len(lost) + step,
+            started=datetime(2026, 3, 14, tzinfo=UTC),
+            duration_s=1.0,
+            load=Load(intended_pps=load, achieved_pps=load, size_bytes=64),
+            counts=Counts(sent=int(load), received=int(load * (1 - share)), lost=int(load * share)),
+        )
+        for block in range(blocks)
+        for step, (load, share) in enumerate(lost.items())
+    ]
+
+
+@pytest.mark.parametrize("metric", ["throughput", "ndr"])
+def test_an_interval_reaches_up_to_the_next_load_where_all_blocks_agree(metric: str) -> None:
+    lossless = ladder({100_000: 0.0, 150_000: 0.0, 200_000: 0.3})
+    found = observe([RunSample("run", make_info(), lossless)], metric)
+    [value] = compare_levels(found, "plane").values
+    assert value.value == pytest.approx(150_000)
+    assert (value.low, value.high) == (pytest.approx(150_000), pytest.approx(200_000))
+
+
+def test_a_rate_at_which_packets_were_lost_leaves_no_room_above() -> None:
+    saturated = ladder({100_000: 0.0, 200_000: 0.25})
+    found = observe([RunSample("run", make_info(), saturated)], "throughput")
+    [value] = compare_levels(found, "plane").values
+    assert value.value == value.high == pytest.approx(150_000)

@@ -104,12 +104,12 @@ title: one cell, many times
 factors:
   guest: vm
   plane: virtio-bridge
-rtt: {packets: 1000}
+sweep: {offered_pps: [500], duration_s: 0.5}
 blocks: 50
 """
 
 
-def test_a_killed_run_leaves_nothing_once_it_is_cleaned(tmp_path: Path) -> None:
+def test_a_killed_run_of_load_trials_leaves_nothing_once_it_is_cleaned(tmp_path: Path) -> None:
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(SMALLEST)
     with planewise("run", str(design), "--out", str(out)) as process:
@@ -122,6 +122,11 @@ def test_a_killed_run_leaves_nothing_once_it_is_cleaned(tmp_path: Path) -> None:
         guests = guests_of(ours)
         assert len(guests) >= 2
         kill(process)
+    trial = next(iter(RunReader(out).trials()))
+    assert (trial.kind, trial.status) == ("load", "done"), trial.reason
+    assert trial.counts is not None
+    assert trial.counts.received > 0
+    assert trial.counts.sent == trial.counts.received + trial.counts.lost
     clean_after(ours)
 
 

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
-from planewise.errors import UnsupportedError
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, StageFacts, TrialResult
+from planewise.measure.load import Generator
+from planewise.measure.load_apart import measure_load_apart
 from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
-from planewise.measure.vms import NO_SWEEP, gauges_of, options_of, replaced_notes, told_first
+from planewise.measure.vms import (
+    gauges_of,
+    load_path_of,
+    options_of,
+    replaced_notes,
+    told_first,
+)
 from planewise.testbed.hosted import Setting
 from planewise.testbed.load import BackgroundLoad
 from planewise.testbed.model import HOSTS, mtu_for
@@ -33,7 +41,7 @@ class HostedVmStage:
 
     def __init__(self, design: Design, pair: Pair) -> None:
         self._background = design.background
-        self._swept = design.sweep is not None
+        self._generators: dict[str, Generator] = {}
         self._others = sorted(set(design.factors.guest) - {"vm"})
         self._options = options_of(design)
         self._planes: dict[str, None] = {}
@@ -56,8 +64,10 @@ class HostedVmStage:
         return reasons
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
-        """There are no load trials."""
-        raise UnsupportedError(NO_SWEEP, remedy="leave `sweep` out of the design")
+        """The maximum of the generator in the sender's main guest [packet/s]."""
+        alone = replace(_setting(cell), background_guests=0)
+        with self._testbed.arrange(alone) as arrangement:
+            return self._generator(arrangement).max_pps(size_bytes)
 
     def facts(self) -> StageFacts:
         """Whether the guests' CPUs are emulated, and what else than the plane differs."""
@@ -81,11 +91,16 @@ class HostedVmStage:
             told_first(partial(self._testbed.check, _setting(cell))),
             BackgroundLoad(arrangement, spec) as load,
         ):
-            yield _Station(arrangement, load, partial(self._testbed.check, _setting(cell)))
+            check = partial(self._testbed.check, _setting(cell))
+            yield _Station(arrangement, load, check, self._generator(arrangement))
+
+    def _generator(self, arrangement: VmArrangement) -> Generator:
+        """That of the sender's main guest, which is another once it was replaced."""
+        host, guest = arrangement.hosts["sender"], arrangement.main("sender")
+        made = Generator(host, netns=guest.netns)
+        return self._generators.setdefault(guest.netns, made)
 
     def _why_none(self) -> str:
-        if self._swept:
-            return NO_SWEEP
         if self._others:
             return (
                 f"virtual machines and guests that are {self._others[0]}s would want the same NIC "
@@ -104,11 +119,19 @@ class _Station:
     """One cell of the stage."""
 
     def __init__(
-        self, arrangement: VmArrangement, background: BackgroundLoad, check: Callable[[], None]
+        self,
+        arrangement: VmArrangement,
+        background: BackgroundLoad,
+        check: Callable[[], None],
+        generator: Generator,
     ) -> None:
         self._arrangement = arrangement
         self._check = check
         self._background = background
+        self._generator = generator
+        self._load_path = load_path_of(
+            arrangement.hosts, arrangement.mains, arrangement.counter_points
+        )
         self._notes = replaced_notes(arrangement.replaced)
         self._path = RttPath(
             hosts=arrangement.hosts,
@@ -125,13 +148,22 @@ class _Station:
         with told_first(self._check), host.start([host.probe, "cpu"]) as cpu:
             result = beside(self._background, lambda: measure_rtt(self._path, trial, place))
             usage = parse(cpu.stop(), CpuOutput)
-        record = result.record.model_copy(
-            update={
-                "cpu": {**result.record.cpu, "sender": usage.cpu.all},
-                "warnings": (*self._notes, *result.record.warnings),
-            }
-        )
+        return self._noted(result, cpu={**result.record.cpu, "sender": usage.cpu.all})
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        """Runs one load trial, its ends in the main guests. Starting these takes the guests as
+        long as the trial: there are no CPU figures."""
+        with told_first(self._check):
+            result = beside(
+                self._background,
+                lambda: measure_load_apart(self._load_path, trial, place, self._generator),
+            )
+        return self._noted(result)
+
+    def _noted(self, result: TrialResult, **update: object) -> TrialResult:
+        warnings = (*self._notes, *result.record.warnings)
         self._notes = ()
+        record = result.record.model_copy(update={**update, "warnings": warnings})
         return TrialResult(record, result.packets)
 
     def visible(self) -> Visible:
@@ -143,10 +175,6 @@ class _Station:
             for gauge in gauges_of("", (standing.main(host), *standing.background(host)))
         ]
         return Visible(gauges, {str(host): standing.hosts[host] for host in HOSTS})
-
-    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """There are no load trials."""
-        raise UnsupportedError(NO_SWEEP, remedy="leave `sweep` out of the design")
 
 
 def _setting(cell: Cell) -> Setting:

@@ -17,6 +17,12 @@ from planewise.measure.design import Design
 from planewise.measure.experiment import Place, Stage, TrialResult
 from planewise.measure.hosted_vms import HostedVmStage
 from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.load_apart import (
+    ApartPath,
+    LoadEnd,
+    counters_between,
+    measure_load_apart,
+)
 from planewise.measure.meter import Visible
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
@@ -24,7 +30,7 @@ from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
 from planewise.testbed.hosted import Arrangement, HostedTestbed, Setting
 from planewise.testbed.hosted_load import HostedLoad
-from planewise.testbed.model import HOSTS, mtu_for
+from planewise.testbed.model import HOSTS, Guest, mtu_for
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes.kinds import GuestKind
 
@@ -38,7 +44,6 @@ class HostedStage:
     def __init__(self, design: Design, pair: AbstractContextManager[Pair]) -> None:
         self._background = design.background
         self._mtu_bytes = mtu_for(design.frame_sizes())
-        self._swept = design.sweep is not None
         self._opening = pair
         self._built = ExitStack()
         self._pair: Pair | None = None
@@ -49,15 +54,8 @@ class HostedStage:
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up on these hosts, and why."""
-        reasons = {}
         lacking = self._testbed_now().expect(_setting(cell) for cell in cells)
-        for cell in cells:
-            reason = lacking.get(_setting(cell), "")
-            if not reason and self._swept and self._separate(cell):
-                reason = "load trials need both guests on one machine"
-            if reason:
-                reasons[cell] = reason
-        return reasons
+        return {cell: lacking[_setting(cell)] for cell in cells if _setting(cell) in lacking}
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The maximum of the sender's generator [packet/s]."""
@@ -156,11 +154,33 @@ class _Station:
         return Visible(gauges, machines if self._elsewhere else None)
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """Runs one load trial."""
+        """Runs one load trial; with a process on each machine where there are two."""
         generator = self._generator()
-        return beside(
-            self._background, lambda: measure_load(self._load_path, trial, place, generator)
+
+        def measure() -> TrialResult:
+            if self._rtt_path.separate:
+                return measure_load_apart(self._apart_path(), trial, place, generator)
+            return measure_load(self._load_path, trial, place, generator)
+
+        return beside(self._background, measure)
+
+    def _apart_path(self) -> ApartPath:
+        standing, path = self._arrangement, self._load_path.path
+        sender, responder = standing.main("sender"), standing.main("responder")
+        return ApartPath(
+            _end(standing.hosts["sender"], sender),
+            _end(standing.hosts["responder"], responder),
+            source=path.source_ipv4,
+            destination=path.destination_ipv4,
+            next_hop_mac=path.next_hop_mac,
+            counters=counters_between(
+                standing.hosts, standing.counter_points, (sender.netns, responder.netns)
+            ),
         )
+
+
+def _end(host: Host, guest: Guest) -> LoadEnd:
+    return LoadEnd(host, guest.name, f"{guest.interface}@{guest.netns}")
 
 
 def _setting(cell: Cell) -> Setting:

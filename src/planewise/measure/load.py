@@ -21,6 +21,10 @@ SHORTFALL = 0.01
 tenth of a ladder's usual step."""
 
 
+_CALIBRATION_S = 120.0
+"""It takes a fraction of a second, and many where an emulated guest has little of a busy CPU."""
+
+
 @dataclass(frozen=True)
 class LoadPath:
     """What a load trial needs of a testbed."""
@@ -33,9 +37,11 @@ class LoadPath:
 class Generator:
     """The generator of a host, and what it can do by itself, measured once a frame size."""
 
-    def __init__(self, host: Host, cpu: int | None = None) -> None:
+    def __init__(self, host: Host, cpu: int | None = None, *, netns: str | None = None) -> None:
+        """`netns` is the virtual machine that generates, where one does."""
         self.host = host
         """Where pw-probe runs; it enters the namespaces of both ends itself."""
+        self.netns = netns
         self.cpu = cpu
         """The CPU that generates; None leaves it to the kernel."""
         self._max_pps: dict[tuple[int, IpVersion], float] = {}
@@ -50,7 +56,8 @@ class Generator:
                     *("--size", str(size_bytes), "--ip", str(ip_version)),
                     *self.placement(),
                 ],
-                timeout_s=30,
+                netns=self.netns,
+                timeout_s=_CALIBRATION_S,
             )
             self._max_pps[key] = parse(finished, CalibrationOutput).max_pps
         return self._max_pps[key]

@@ -122,6 +122,33 @@ class TrialOutput(ProbeOutput):
     error: Failure | None = None
 
 
+class SendOutput(ProbeOutput):
+    """`pw-probe send`."""
+
+    size_bytes: NonNegativeInt
+    started_ns: int
+    duration_s: float
+    intended_pps: float
+    achieved_pps: float
+    sent: NonNegativeInt
+    drops: tuple[LossOutput, ...] = ()
+    limits: tuple[str, ...] = ()
+    generator: GeneratorOutput
+    cpu: CpuUsage | None = None
+    error: Failure | None = None
+
+
+class ReceiveOutput(ProbeOutput):
+    """`pw-probe receive`."""
+
+    received: NonNegativeInt
+    duplicate: NonNegativeInt = 0
+    reordered: NonNegativeInt = 0
+    drops: tuple[LossOutput, ...] = ()
+    cpu: CpuUsage | None = None
+    error: Failure | None = None
+
+
 class CalibrationOutput(ProbeOutput):
     """`pw-probe trial --calibrate-only`."""
 

@@ -13,18 +13,33 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
 
-from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.errors import PlanewiseError
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.experiment import Place, StageFacts, TrialResult
+from planewise.measure.load import Generator
+from planewise.measure.load_apart import (
+    ApartPath,
+    LoadEnd,
+    counters_between,
+    measure_load_apart,
+)
 from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
 from planewise.testbed.gauges import Gauge
+from planewise.testbed.host import Host
 from planewise.testbed.load import BackgroundLoad
-from planewise.testbed.model import HOSTS, Guest, TestbedSpec, mtu_for
+from planewise.testbed.model import (
+    HOSTS,
+    CounterPoint,
+    Guest,
+    HostRole,
+    TestbedSpec,
+    mtu_for,
+)
 from planewise.testbed.vms import testbed as vms
 from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.guests import Platform
@@ -34,7 +49,8 @@ from planewise.testbed.vms.testbed import VmTestbed
 _SPARE_BYTES = 1 << 30
 """Memory that is left to the machine."""
 
-NO_SWEEP = "load trials (`sweep`) need a generator in the guests, which virtual machines have not"
+GUEST_RING_MIB = 4
+"""Room for frames in a guest that has little memory; 30 000 of the smallest."""
 
 _Key = tuple[str, str]
 
@@ -49,6 +65,7 @@ class VmStage:
         self._most: dict[_Key, int] = {}
         self._planes: dict[str, None] = {}
         self._testbeds: dict[_Key, VmTestbed] = {}
+        self._generators: dict[_Key, Generator] = {}
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
@@ -64,8 +81,13 @@ class VmStage:
         return reasons
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
-        """There are no load trials."""
-        raise UnsupportedError(NO_SWEEP, remedy="leave `sweep` out of the design")
+        """The maximum of the generator in the sender's main guest [packet/s]."""
+        testbed = self._testbed(cell)
+        try:
+            testbed.wake(0)
+            return self._generators[_key(cell)].max_pps(size_bytes)
+        finally:
+            testbed.sleep()
 
     def facts(self) -> StageFacts:
         """Whether times are emulated, and what else than the plane differs."""
@@ -87,7 +109,7 @@ class VmStage:
         try:
             replaced = testbed.wake(cell.background_guests)
             with BackgroundLoad(testbed, spec) as load:
-                yield _Station(testbed, load, replaced)
+                yield _Station(testbed, load, replaced, self._generators[_key(cell)])
         finally:
             testbed.sleep()
 
@@ -96,8 +118,6 @@ class VmStage:
         return vms.platform()
 
     def _why_not(self, cell: Cell) -> str:
-        if self._design.sweep is not None:
-            return NO_SWEEP
         if cell.path != "north-south":
             return f"virtual machines have no {cell.path} path between two guests of a host"
         try:
@@ -125,6 +145,8 @@ class VmStage:
                 self._testbeds.pop(oldest).__exit__(None, None, None)
             testbed = VmTestbed(self._spec(key, most), self._platform, self._options)
             testbed.__enter__()
+            sender = testbed.main("sender")
+            self._generators[key] = Generator(testbed.hosts["sender"], netns=sender.netns)
         self._testbeds[key] = testbed  # the most recently used is the last
         return testbed
 
@@ -205,9 +227,16 @@ class _Station:
     """One cell of the stage."""
 
     def __init__(
-        self, testbed: VmTestbed, background: BackgroundLoad, replaced: Sequence[Guest]
+        self,
+        testbed: VmTestbed,
+        background: BackgroundLoad,
+        replaced: Sequence[Guest],
+        generator: Generator,
     ) -> None:
         self._testbed = testbed
+        self._generator = generator
+        mains = {role: testbed.main(role) for role in HOSTS}
+        self._load_path = load_path_of(testbed.hosts, mains, testbed.counter_points)
         self._background = background
         self._notes = replaced_notes(replaced)
         self._path = RttPath(
@@ -227,13 +256,22 @@ class _Station:
         ):
             result = beside(self._background, lambda: measure_rtt(self._path, trial, place))
             usage = parse(cpu.stop(), CpuOutput)
-        record = result.record.model_copy(
-            update={
-                "cpu": {"shared": usage.cpu.all},
-                "warnings": (*self._notes, *result.record.warnings),
-            }
-        )
+        return self._noted(result, cpu={"shared": usage.cpu.all})
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        """Runs one load trial, its ends in the main guests. Starting these takes the guests as
+        long as the trial: there are no CPU figures."""
+        with told_first(self._testbed.check):
+            result = beside(
+                self._background,
+                lambda: measure_load_apart(self._load_path, trial, place, self._generator),
+            )
+        return self._noted(result)
+
+    def _noted(self, result: TrialResult, **update: object) -> TrialResult:
+        warnings = (*self._notes, *result.record.warnings)
         self._notes = ()
+        record = result.record.model_copy(update={**update, "warnings": warnings})
         return TrialResult(record, result.packets)
 
     def visible(self) -> Visible:
@@ -250,9 +288,29 @@ class _Station:
             ]
         )
 
-    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """There are no load trials."""
-        raise UnsupportedError(NO_SWEEP, remedy="leave `sweep` out of the design")
+
+def load_path_of(
+    hosts: Mapping[HostRole, Host],
+    mains: Mapping[HostRole, Guest],
+    points: Sequence[CounterPoint],
+) -> ApartPath:
+    """The way of a load trial between two main guests that are virtual machines. Pure."""
+    sender, responder = mains["sender"], mains["responder"]
+    ends = {
+        role: LoadEnd(hosts[role], guest.name, guest.interface, guest.netns, GUEST_RING_MIB)
+        for role, guest in mains.items()
+    }
+    return ApartPath(
+        ends["sender"],
+        ends["responder"],
+        source=sender.ipv4,
+        destination=responder.ipv4,
+        next_hop_mac=responder.mac,
+        counters=counters_between(hosts, points, (guest.netns for guest in mains.values())),
+        # An emulated NIC has no room when what lies behind it, which is measured, is slow. A VF
+        # is a real NIC, which has none at line rate.
+        refused="again" if vm_plane(sender.plane, vfs=True).passed_through else "lost",
+    )
 
 
 def gauges_of(netns: str, guests: Iterable[Guest]) -> list[Gauge]:

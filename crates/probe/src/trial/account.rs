@@ -9,7 +9,8 @@ use crate::histogram::LatencyRecorder;
 pub struct Account {
     first_sequence: u64,
     planned: u64,
-    late_after_ns: i64,
+    /// None: the sender's clock is another, so that no frame's time is known.
+    late_after_ns: Option<i64>,
     /// One bit a frame: seen already.
     seen: Vec<u64>,
     /// By flow: one more than the largest index that has arrived.
@@ -30,8 +31,9 @@ pub struct Account {
 
 impl Account {
     /// Starts an account of `planned` frames from `first_sequence` on, which take turns in
-    /// `flows` flows.
-    pub fn new(first_sequence: u64, planned: u64, flows: u16, late_after_ns: i64) -> Self {
+    /// `flows` flows. Frames are late after `late_after_ns`; without it, for a sender with another
+    /// clock, none is, and there is no latency.
+    pub fn new(first_sequence: u64, planned: u64, flows: u16, late_after_ns: Option<i64>) -> Self {
         Self {
             first_sequence,
             planned,
@@ -67,8 +69,12 @@ impl Account {
         } else {
             self.next_of_flow[flow] = index + 1;
         }
+        let Some(late_after_ns) = self.late_after_ns else {
+            self.received += 1;
+            return;
+        };
         let latency_ns = rx_ns - frame.tx_ns;
-        if latency_ns > self.late_after_ns {
+        if latency_ns > late_after_ns {
             self.late += 1;
         } else {
             self.received += 1;
@@ -94,7 +100,7 @@ mod tests {
 
     #[test]
     fn duplicates_reordered_late_and_foreign_frames_are_told_apart() {
-        let mut account = Account::new(100, 10, 1, 5_000);
+        let mut account = Account::new(100, 10, 1, Some(5_000));
         for (sequence, rx_ns) in [
             (100, 1_500),
             (102, 1_500),
@@ -113,8 +119,18 @@ mod tests {
     }
 
     #[test]
+    fn of_a_sender_with_another_clock_no_frame_is_late_and_none_has_a_latency() {
+        let mut account = Account::new(100, 10, 1, None);
+        for (sequence, rx_ns) in [(100, i64::MAX), (101, i64::MIN), (101, 0), (103, 0), (102, 0)] {
+            account.record(frame(sequence), rx_ns);
+        }
+        assert_eq!((account.received, account.duplicates, account.reordered), (4, 1, 1));
+        assert_eq!((account.late, account.latency.count()), (0, 0));
+    }
+
+    #[test]
     fn flows_may_overtake_each_other() {
-        let mut account = Account::new(0, 10, 2, 5_000);
+        let mut account = Account::new(0, 10, 2, Some(5_000));
         for sequence in [0, 2, 4, 1, 3, 5] {
             account.record(frame(sequence), 2_000);
         }
@@ -124,7 +140,7 @@ mod tests {
     #[test]
     fn each_frame_counts_once_in_any_order() {
         bolero::check!().with_type::<(u64, Vec<u8>)>().for_each(|(first, arrivals)| {
-            let mut account = Account::new(*first, 200, 3, i64::MAX);
+            let mut account = Account::new(*first, 200, 3, Some(i64::MAX));
             for &index in arrivals {
                 account.record(frame(first.wrapping_add(u64::from(index))), 2_000);
             }

@@ -105,13 +105,20 @@ pub struct Places {
 impl Places {
     /// The places `tx`, `rx` and those between; a place named twice counts once.
     pub fn new(tx: &IfSpec, rx: &IfSpec, between: &[IfSpec]) -> Self {
-        let mut places = vec![(tx.clone(), Role::Tx), (rx.clone(), Role::Rx)];
-        for place in between {
-            if !places.iter().any(|(known, _)| known == place) {
-                places.push((place.clone(), Role::Between));
+        let ends = [(tx.clone(), Role::Tx), (rx.clone(), Role::Rx)];
+        let between = between.iter().map(|place| (place.clone(), Role::Between));
+        Self::of(ends.into_iter().chain(between))
+    }
+
+    /// These places; one that is named twice counts once. Where frames are sent, that comes first.
+    pub fn of(places: impl IntoIterator<Item = (IfSpec, Role)>) -> Self {
+        let mut own: Vec<(IfSpec, Role)> = Vec::new();
+        for (place, role) in places {
+            if !own.iter().any(|(known, _)| *known == place) {
+                own.push((place, role));
             }
         }
-        Self { places }
+        Self { places: own }
     }
 
     /// Reads the counters of all places.

@@ -62,13 +62,14 @@ pub fn check_cpu(cpu: Option<usize>) -> Result<()> {
 }
 
 /// What becomes of a frame that the sending interface drops for lack of room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Refusals {
     /// It is lost: a virtual interface hands frames on at once, so that what has no room is what
     /// lies behind it. Sending it again would close the loop.
     Lost,
     /// It is sent again: a physical interface has no room while it sends at line rate, which is
     /// the generator's limit.
+    #[value(name = "again")]
     SentAgain,
 }
 
@@ -134,13 +135,23 @@ pub fn generate(
 const CALIBRATION_WINDOW_NS: i64 = 40_000_000;
 const CALIBRATION_WINDOWS: usize = 5;
 
-/// The generator's own maximum with this template [packets/s]: as fast as it can, on a veth pair
-/// of its own in a namespace of its own, whose other end drops every frame (its MAC address is
-/// another) before any SUT could limit it.
+/// Where the generator's maximum is measured.
+const PRIVATE_VETH: &str = "private veth pair";
+/// The same where the kernel has no veth, as in a tiny virtual machine.
+const PRIVATE_LOOPBACK: &str = "private loopback";
+
+/// The generator's own maximum with this template [packets/s], and where it was measured: as fast
+/// as it can, on a veth pair of its own in a namespace of its own, whose other end drops every
+/// frame (its MAC address is another) before any SUT could limit it. Where there is no veth, on
+/// that namespace's loopback, which drops them for the same reason.
 ///
 /// # Errors
 /// A namespace may not be made (CAP_SYS_ADMIN is missing).
-pub fn maximum_pps(template: &Template, batch: usize, cpu: Option<usize>) -> Result<f64> {
+pub fn maximum_pps(
+    template: &Template,
+    batch: usize,
+    cpu: Option<usize>,
+) -> Result<(f64, &'static str)> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             pin(cpu)?;
@@ -152,17 +163,21 @@ pub fn maximum_pps(template: &Template, batch: usize, cpu: Option<usize>) -> Res
                 )
             })?;
             let mut netlink = Netlink::open()?;
-            netlink.add_veth("pw-cal0", "pw-cal1", template.bytes().len().max(1500) as u32)?;
-            for name in ["pw-cal0", "pw-cal1"] {
-                let index = netlink.link_at(name, &name)?.index;
+            let mtu = template.bytes().len().max(1500) as u32;
+            let (ends, place) = match netlink.add_veth("pw-cal0", "pw-cal1", mtu) {
+                Ok(()) => (&["pw-cal0", "pw-cal1"][..], PRIVATE_VETH),
+                Err(_) => (&["lo"][..], PRIVATE_LOOPBACK),
+            };
+            for name in ends {
+                let index = netlink.link_at(name, name)?.index;
                 netlink.set_up(index)?;
             }
-            let mut tx = AfPacketTx::open("pw-cal0", &"pw-cal0", template.bytes(), batch)?;
+            let mut tx = AfPacketTx::open(ends[0], &ends[0], template.bytes(), batch)?;
             let mut best = 0.0_f64;
             for _ in 0..=CALIBRATION_WINDOWS {
                 best = best.max(window_pps(&mut tx, template)?);
             }
-            Ok(best)
+            Ok((best, place))
         });
         match thread.join() {
             Ok(result) => result,

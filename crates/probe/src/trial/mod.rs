@@ -6,7 +6,10 @@ pub mod backend;
 pub mod counters;
 mod discard;
 pub mod generator;
+pub mod options;
+pub mod receive;
 mod resolve;
+pub mod send;
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,13 +22,14 @@ use self::backend::{AfPacketTx, Receiver, Transmitter};
 use self::counters::{Change, Explained, Places};
 use self::discard::Discard;
 use self::generator::{Generated, Refusals};
+use self::options::{FrameOptions, frames};
 use crate::capture::{Ring, RingOptions, RingStats};
 use crate::clock::{self, ClockStep, StepDetector, SystemClock};
 use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::frame::{self, FrameSpec, Template};
-use crate::histogram::LatencySummary;
+use crate::histogram::{LatencyRecorder, LatencySummary};
 use crate::netns::{IfSpec, run_in};
 use crate::output::Output;
 use crate::stop::{self, Lifetime};
@@ -64,49 +68,24 @@ pub struct Args {
     /// How long to send [s]
     #[arg(long, value_name = "S", value_parser = crate::units::seconds, default_value = "1")]
     pub duration: Duration,
-    /// Frame size with FCS [bytes]; at least 64 with IPv4, 84 with IPv6
-    #[arg(long, value_name = "BYTES")]
-    pub size: Option<usize>,
-    /// Number of flows (UDP source ports), taking turns
-    #[arg(long, value_name = "N", default_value = "1",
-        value_parser = clap::value_parser!(u16).range(1..=16_384))]
-    pub flows: u16,
     /// IP version; without it that of --dst
     #[arg(long, value_name = "4|6", value_parser = clap::value_parser!(u8).range(4..=6))]
     pub ip: Option<u8>,
-    /// Source address; without it the one the kernel would choose
-    #[arg(long, value_name = "IP")]
-    pub src: Option<IpAddr>,
     /// Destination address
     #[arg(long, value_name = "IP", required_unless_present = "calibrate_only")]
     pub dst: Option<IpAddr>,
     /// MAC address of the next hop, or `rx` for that of --rx; without it the kernel resolves it
     #[arg(long, value_name = "MAC|rx", value_parser = resolve::parse_mac_choice)]
     pub dst_mac: Option<resolve::MacChoice>,
-    /// UDP destination port
-    #[arg(long, value_name = "PORT", default_value_t = DEFAULT_PORT,
-        value_parser = clap::value_parser!(u16).range(1..))]
-    pub dst_port: u16,
-    /// First UDP source port
-    #[arg(long, value_name = "PORT", default_value_t = 49_152,
-        value_parser = clap::value_parser!(u16).range(1..))]
-    pub src_port: u16,
     /// How long to wait for frames after the last was sent [s]; what takes longer is late, and lost
     #[arg(long, value_name = "S", value_parser = crate::units::seconds, default_value = "0.5")]
     pub drain: Duration,
     /// A further interface whose drop counters may explain loss (repeatable)
     #[arg(long, value_name = "IF[@NETNS]")]
     pub counter: Vec<IfSpec>,
-    /// CPU for the generator
-    #[arg(long, value_name = "CPU")]
-    pub tx_cpu: Option<usize>,
     /// CPU for the sink
     #[arg(long, value_name = "CPU")]
     pub rx_cpu: Option<usize>,
-    /// Most frames handed to the kernel in one call; only frames that are due are
-    #[arg(long, value_name = "N", default_value = "64",
-        value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub batch: u16,
     /// Size of the sink's ring [MiB]
     #[arg(long, value_name = "MIB", default_value = "32",
         value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -117,6 +96,9 @@ pub struct Args {
     /// Only measure the generator's maximum, with frames of this size, batch and CPU
     #[arg(long, conflicts_with_all = ["tx", "rx", "rate", "max_pps"])]
     pub calibrate_only: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its help comes from its own fields")]
+    pub frames: FrameOptions,
     #[command(flatten)]
     #[expect(missing_docs, reason = "its help comes from its own fields")]
     pub lifetime: Lifetime,
@@ -134,7 +116,7 @@ struct GeneratorReport {
     backend: &'static str,
     /// Its own maximum, or none when that could not be measured.
     max_pps: Option<f64>,
-    /// `private veth pair` or `--max-pps`.
+    /// `private veth pair`, `private loopback` or `--max-pps`.
     max_pps_from: Option<&'static str>,
     max_pps_error: Option<String>,
     /// Times that the interface had no room; the frame was sent again.
@@ -155,6 +137,43 @@ struct SinkReport {
 struct Failure {
     what: String,
     remedy: String,
+}
+
+impl Failure {
+    fn of(error: &Error) -> Self {
+        Self { what: error.what.clone(), remedy: error.remedy.clone() }
+    }
+}
+
+/// The generator's own maximum, or why it is not known.
+struct Maximum {
+    pps: Option<f64>,
+    from: Option<&'static str>,
+    error: Option<String>,
+}
+
+impl Maximum {
+    fn report(self, refused: u64, slip: &LatencyRecorder) -> GeneratorReport {
+        GeneratorReport {
+            backend: "af_packet",
+            max_pps: self.pps,
+            max_pps_from: self.from,
+            max_pps_error: self.error,
+            refused,
+            slip: slip.summary(),
+        }
+    }
+}
+
+/// The maximum that is `given`, or else as it is measured now.
+fn maximum_or_why(given: Option<f64>, template: &Template, frames: &FrameOptions) -> Maximum {
+    if given.is_some() {
+        return Maximum { pps: given, from: Some("--max-pps"), error: None };
+    }
+    match generator::maximum_pps(template, usize::from(frames.batch), frames.tx_cpu) {
+        Ok((pps, on)) => Maximum { pps: Some(pps), from: Some(on), error: None },
+        Err(error) => Maximum { pps: None, from: None, error: Some(error.what) },
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -208,8 +227,6 @@ struct Calibration {
     measured_on: &'static str,
 }
 
-const PRIVATE_VETH: &str = "private veth pair";
-
 /// Achieved counts as intended down to this share of it.
 const RATE_TOLERANCE: f64 = 0.999;
 
@@ -217,7 +234,7 @@ const RATE_TOLERANCE: f64 = 0.999;
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     clock::tighten_timers();
-    generator::check_cpu(args.tx_cpu)?;
+    generator::check_cpu(args.frames.tx_cpu)?;
     generator::check_cpu(args.rx_cpu)?;
     match (&args.tx, &args.rx, args.rate, args.dst) {
         (Some(tx), Some(rx), Some(rate), Some(dst)) => trial(args, tx, rx, rate, dst),
@@ -234,44 +251,27 @@ fn calibrate(args: &Args) -> Result<()> {
             std::net::Ipv4Addr::new(198, 18, 0, last as u8).into()
         }
     };
-    let size_bytes = args.size.unwrap_or_else(|| frame::smallest_bytes(ipv6));
+    let size_bytes = args.frames.size_bytes(ipv6);
     let template = Template::new(&FrameSpec {
         source_mac: [2, 0, 0, 0, 0, 1],
         destination_mac: [2, 0, 0, 0, 0, 2],
         source: address(1),
         destination: address(2),
-        first_source_port: args.src_port,
-        destination_port: args.dst_port,
+        first_source_port: args.frames.src_port,
+        destination_port: args.frames.dst_port,
         size_bytes,
-        flows: args.flows,
+        flows: args.frames.flows,
     })?;
-    let max_pps = generator::maximum_pps(&template, usize::from(args.batch), args.tx_cpu)?;
-    let measured_on = PRIVATE_VETH;
+    let (max_pps, measured_on) =
+        generator::maximum_pps(&template, usize::from(args.frames.batch), args.frames.tx_cpu)?;
     let body = Calibration {
         size_bytes,
         size_includes_fcs: true,
-        batch: args.batch,
+        batch: args.frames.batch,
         max_pps,
         measured_on,
     };
     Output::new("trial-calibration", body).print()
-}
-
-/// Frames that one trial accounts for at most: each takes a bit of memory, all of them 2 GiB.
-const MOST_FRAMES: f64 = (1_u64 << 34) as f64;
-
-/// How many frames a trial sends.
-fn frames(rate_pps: f64, duration: Duration) -> Result<u64> {
-    let frames = rate_pps * duration.as_secs_f64();
-    if frames > MOST_FRAMES {
-        return Err(Error::bad_input(
-            format!(
-                "--rate and --duration come to {frames:.1e} frames, more than one trial counts"
-            ),
-            format!("measure for {:.0} s or less at that rate", (MOST_FRAMES / rate_pps).floor()),
-        ));
-    }
-    Ok((frames.round() as u64).max(1))
 }
 
 fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> Result<()> {
@@ -283,44 +283,19 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
             "leave --ip out, or give an address of that version",
         ));
     }
-    let mut ring =
-        Ring::open(rx, &filter::to_sink(dst.is_ipv6(), args.dst_port), ring_options(args))?;
-    let discard = Discard::begin(rx, dst.is_ipv6(), args.dst_port)?;
-    let route = resolve::resolve(tx, rx, args.src, dst, args.dst_port, args.dst_mac)?;
-    let size_bytes = args.size.unwrap_or_else(|| frame::smallest_bytes(dst.is_ipv6()));
-    if size_bytes > route.mtu as usize + 18 {
-        return Err(Error::bad_input(
-            format!(
-                "frames of {size_bytes} bytes exceed what {tx} takes: its MTU is {}",
-                route.mtu
-            ),
-            format!(
-                "give --size {} or less, or raise the MTU: ip link set {} mtu N",
-                route.mtu + 18,
-                tx.interface
-            ),
-        ));
-    }
-    let template = Template::new(&FrameSpec {
-        source_mac: route.source_mac,
-        destination_mac: route.destination_mac,
-        source: route.source,
-        destination: dst,
-        first_source_port: args.src_port,
-        destination_port: args.dst_port,
-        size_bytes,
-        flows: args.flows,
-    })?;
-    let (mut max_pps, mut max_pps_from, mut max_pps_error) =
-        (args.max_pps, Some("--max-pps"), None);
-    if max_pps.is_none() {
-        match generator::maximum_pps(&template, usize::from(args.batch), args.tx_cpu) {
-            Ok(pps) => (max_pps, max_pps_from) = (Some(pps), Some(PRIVATE_VETH)),
-            Err(error) => (max_pps_from, max_pps_error) = (None, Some(error.what)),
-        }
-    }
+    let mut ring = Ring::open(
+        rx,
+        &filter::to_sink(dst.is_ipv6(), args.frames.dst_port),
+        ring_options(args.ring_mib),
+    )?;
+    let discard = Discard::begin(rx, dst.is_ipv6(), args.frames.dst_port)?;
+    let route =
+        resolve::resolve(tx, Some(rx), args.frames.src, dst, args.frames.dst_port, args.dst_mac)?;
+    let size_bytes = args.frames.size_bytes(dst.is_ipv6());
+    let template = args.frames.template(tx, &route, dst)?;
+    let maximum = maximum_or_why(args.max_pps, &template, &args.frames);
     let mut transmitter = run_in(tx.netns.as_ref(), || {
-        AfPacketTx::open(&tx.interface, tx, template.bytes(), usize::from(args.batch))
+        AfPacketTx::open(&tx.interface, tx, template.bytes(), usize::from(args.frames.batch))
     })?;
     // Never seen before on this machine: no frame of an earlier trial is taken for one of this.
     let first_sequence = clock::realtime_ns() as u64;
@@ -385,7 +360,8 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
 
     let mut limits = Vec::new();
     let generator_limits = !stop::requested()
-        && (generator_pps < rate_pps * RATE_TOLERANCE || max_pps.is_some_and(|max| rate_pps > max));
+        && (generator_pps < rate_pps * RATE_TOLERANCE
+            || maximum.pps.is_some_and(|max| rate_pps > max));
     if generator_limits {
         limits.push("generator");
     }
@@ -406,7 +382,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
         source: route.source,
         destination: dst,
         destination_mac: resolve::mac_text(route.destination_mac),
-        flows: args.flows,
+        flows: args.frames.flows,
         size_bytes,
         size_includes_fcs: true,
         started_ns,
@@ -429,23 +405,14 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
         loss,
         limits,
         latency: account.latency.summary(),
-        generator: GeneratorReport {
-            backend: "af_packet",
-            max_pps,
-            max_pps_from,
-            max_pps_error,
-            refused: generated.refused,
-            slip: generated.slip.summary(),
-        },
+        generator: maximum.report(generated.refused, &generated.slip),
         sink: SinkReport { ring: sink, ends_at_interface: discard.is_early() },
         warmup,
         counters: changes,
         cpu,
         clock_steps: steps.steps().to_vec(),
         interrupted: stop::requested(),
-        error: error
-            .as_ref()
-            .map(|error| Failure { what: error.what.clone(), remedy: error.remedy.clone() }),
+        error: error.as_ref().map(Failure::of),
     };
     Output::new("trial", report).print()?;
     error.map_or(Ok(()), Err)
@@ -470,11 +437,11 @@ fn explained(place: impl std::fmt::Display, counter: &str, count: u64) -> Explai
     Explained { place: place.to_string(), counter: counter.into(), count }
 }
 
-fn ring_options(args: &Args) -> RingOptions {
+fn ring_options(ring_mib: u32) -> RingOptions {
     const BLOCK_BYTES: u32 = 256 << 10;
     RingOptions {
         block_bytes: BLOCK_BYTES,
-        blocks: (args.ring_mib << 20) / BLOCK_BYTES,
+        blocks: (ring_mib << 20) / BLOCK_BYTES,
         retire_ms: 5,
         incoming_only: true,
     }
@@ -525,7 +492,8 @@ fn send_and_receive(
     plan: &Plan,
 ) -> (Generated, Account, Option<Error>) {
     let drain_ns = args.drain.as_nanos() as i64;
-    let mut account = Account::new(plan.first_sequence, plan.planned, args.flows, drain_ns);
+    let mut account =
+        Account::new(plan.first_sequence, plan.planned, args.frames.flows, Some(drain_ns));
     let (sent, done) = (AtomicU64::new(0), AtomicBool::new(false));
     // Time for both threads to come up.
     let start_ns = clock::monotonic_ns() + 2_000_000;
@@ -533,7 +501,7 @@ fn send_and_receive(
     let generated = std::thread::scope(|scope| {
         let generator = scope.spawn(|| {
             let load = (plan.rate_pps, plan.planned);
-            let generated = generator::pin(args.tx_cpu).map_or_else(
+            let generated = generator::pin(args.frames.tx_cpu).map_or_else(
                 |error| Generated { error: Some(error), ..Generated::default() },
                 |()| {
                     generator::generate(
@@ -598,16 +566,6 @@ fn receive(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_trial_of_more_frames_than_memory_can_count_is_refused_with_a_duration_that_fits() {
-        let day = Duration::from_secs(86_400);
-        assert_eq!(frames(1e5, day).ok(), Some(8_640_000_000));
-        let refused = frames(1e7, day).expect_err("a day at 10 Mpps is too much");
-        assert!(refused.what.contains("8.6e11 frames"), "{}", refused.what);
-        assert!(refused.remedy.contains("1717 s"), "{}", refused.remedy);
-        assert_eq!(frames(1e7, Duration::from_secs(1717)).ok(), Some(17_170_000_000));
-    }
 
     #[test]
     fn the_parts_of_the_loss_never_exceed_it() {

@@ -55,25 +55,31 @@ pub struct Route {
 /// How long the kernel may take to resolve a neighbour [ns].
 const RESOLVE_NS: i64 = 3_000_000_000;
 
-/// Finds MAC and IP addresses for frames from `tx` to `dst`.
+/// Finds MAC and IP addresses for frames from `tx` to `dst`; `rx` where that is known.
 ///
 /// # Errors
 /// No such interface, it is not Ethernet, no route to `dst` by it, or no neighbour answers.
 pub fn resolve(
     tx: &IfSpec,
-    rx: &IfSpec,
+    rx: Option<&IfSpec>,
     src: Option<IpAddr>,
     dst: IpAddr,
     dst_port: u16,
     choice: Option<MacChoice>,
 ) -> Result<Route> {
-    let given = match choice {
-        Some(MacChoice::Given(mac)) => Some(mac),
-        Some(MacChoice::Receiver) => Some(run_in(rx.netns.as_ref(), || {
+    let given = match (choice, rx) {
+        (Some(MacChoice::Given(mac)), _) => Some(mac),
+        (Some(MacChoice::Receiver), Some(rx)) => Some(run_in(rx.netns.as_ref(), || {
             let link = Netlink::open()?.link_at(&rx.interface, rx)?;
             link.mac.ok_or_else(|| not_ethernet(rx))
         })?),
-        None => None,
+        (Some(MacChoice::Receiver), None) => {
+            return Err(Error::bad_input(
+                "--dst-mac rx names a receiving interface, which is not known here",
+                "give the MAC address itself, or leave --dst-mac out",
+            ));
+        }
+        (None, _) => None,
     };
     run_in(tx.netns.as_ref(), || {
         let mut netlink = Netlink::open()?;

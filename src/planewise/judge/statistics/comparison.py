@@ -58,7 +58,8 @@ class LevelValue:
     """Geometric mean over replicates where ratios are compared, else the mean."""
     low: float | None
     high: float | None
-    """95 % interval over blocks (Student's t); None where there is one block."""
+    """95 % interval over blocks (Student's t), and what lies between two loads of a ladder; None
+    where there is one block."""
     replicates: int
     blocks: int
     at_least: bool
@@ -339,12 +340,13 @@ class _Table:
         size = max(len(values) for values in blocks.values())
         full = [centre(values).estimate for values in blocks.values() if len(values) == size]
         over: Interval | None = centre(full) if len(full) > 1 else None
+        headroom = statistics.median(found[key].headroom for key in keys)
         return LevelValue(
             level=level,
             stratum=stratum,
             value=whole.estimate,
             low=over.low if over else None,
-            high=over.high if over else None,
+            high=max(over.high, whole.estimate + headroom) if over else None,
             replicates=len(keys),
             blocks=len(blocks),
             at_least=any(found[key].at_least for key in keys),
@@ -391,15 +393,18 @@ class _Value:
     value: float
     resolution: float
     at_least: bool
+    headroom: float
 
 
 def _merged(group: Sequence[Observation]) -> _Value:
     if len(group) == 1:
-        return _Value(group[0].value, group[0].resolution, group[0].at_least)
+        one = group[0]
+        return _Value(one.value, one.resolution, one.at_least, one.headroom)
     return _Value(
         statistics.median(one.value for one in group),
         statistics.median(one.resolution for one in group),
         any(one.at_least for one in group),
+        statistics.median(one.headroom for one in group),
     )
 
 

@@ -10,7 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from planewise.errors import BadInputError
 from planewise.store.models import Latency, Level, RunInfo, TrialRecord
@@ -58,6 +58,8 @@ class Observation:
     """Least difference that the instrument can tell, in the unit of the value."""
     at_least: bool = False
     """The generator, or the end of the ladder, was the limit: the true value is this or more."""
+    headroom: float = 0.0
+    """How much more it may be: nothing is known between two loads of a ladder."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,8 @@ def rtt_source(samples: Sequence[RunSample]) -> Literal["rtt_user", "rtt_kernel"
 
 Value = tuple[float, float]
 """Value and resolution."""
+_OfBlock: TypeAlias = tuple[float, float, bool] | tuple[float, float, bool, float]
+"""Value, resolution, whether it is a lower bound; and the headroom where there is some."""
 
 
 def _done(sample: RunSample) -> Iterable[TrialRecord]:
@@ -254,7 +258,7 @@ def _loss(trial: TrialRecord) -> Value | None:
 def _of_load(
     samples: Sequence[RunSample],
     metric: Metric,
-    of_block: Callable[[Sequence[TrialRecord], RunInfo], tuple[float, float, bool] | None],
+    of_block: Callable[[Sequence[TrialRecord], RunInfo], _OfBlock | None],
 ) -> Observed:
     """One value for all load trials of a cell in a block."""
     observations = []
@@ -333,12 +337,18 @@ def is_limited(trial: TrialRecord) -> bool:
     return any(limit != "sut" for limit in trial.limits)
 
 
-def _highest(trials: Sequence[TrialRecord]) -> tuple[float, float, bool] | None:
+def _highest(trials: Sequence[TrialRecord]) -> _OfBlock | None:
+    """The best forwarding rate; where its trial lost nothing, more is possible up to the next load
+    that lost something."""
     rates = [(rate, is_limited(t), t) for t in trials if (rate := forwarded_pps(t)) is not None]
     if not rates:
         return None
     rate, limited, trial = max(rates, key=lambda item: item[:2])
-    return rate, 1 / trial.duration_s if trial.duration_s else 1.0, limited
+    headroom = 0.0
+    if trial.counts and not trial.counts.lost:
+        lossy = [t.load.intended_pps for t in trials if t.load and t.counts and t.counts.lost > 0]
+        headroom = max(min(lossy, default=rate) - rate, 0.0)
+    return rate, 1 / trial.duration_s if trial.duration_s else 1.0, limited, headroom
 
 
 def _ladder(trials: Sequence[TrialRecord]) -> list[tuple[float, float]]:
@@ -350,7 +360,7 @@ def _ladder(trials: Sequence[TrialRecord]) -> list[tuple[float, float]]:
     return [(load, statistics.fmean(lost)) for load, lost in sorted(losses.items()) if load > 0]
 
 
-def _ndr(trials: Sequence[TrialRecord]) -> tuple[float, float, bool] | None:
+def _ndr(trials: Sequence[TrialRecord]) -> _OfBlock | None:
     """Highest load up to which nothing was lost; its resolution is the step that follows."""
     ladder = _ladder(trials)
     lossy = next((i for i, (_, plr) in enumerate(ladder) if plr > 0), len(ladder))
@@ -358,11 +368,12 @@ def _ndr(trials: Sequence[TrialRecord]) -> tuple[float, float, bool] | None:
         return None
     load = ladder[lossy - 1][0]
     if lossy == len(ladder):
-        return load, 0.0, True
-    return load, ladder[lossy][0] - load, False
+        return load, 0.0, True, 0.0
+    step_pps = ladder[lossy][0] - load
+    return load, step_pps, False, step_pps
 
 
-def _pdr(trials: Sequence[TrialRecord]) -> tuple[float, float, bool] | None:
+def _pdr(trials: Sequence[TrialRecord]) -> _OfBlock | None:
     """First crossing of 0.5 % loss, interpolated (docs/concepts/verdict.md); not below the ladder.
 
     Its resolution is how far apart the lower and the upper reading between the two loads are.

@@ -72,6 +72,8 @@ _HARD = 0.03
 _DRAWS = 4000
 _HARD_POWERS = (math.log(60.0), math.log(3000.0))
 """Powers of the load by which packets may be lost below a hard edge."""
+_STEADY = 0.003
+"""A capacity that wavers less than this needs fewer trials."""
 _CLUMPED = 8.0
 """Where losses come in larger clumps than this, trials are as long as the goal's."""
 _COUNTED = 0.25
@@ -352,7 +354,8 @@ class _Run:
         if estimate.goal.loss_ratio == 0:
             if not estimate.soft:
                 return most // 5
-            return int(most * (0.75 if self.clump > _CLUMPED else 0.9))
+            share = 0.65 if self.clump > _CLUMPED else 0.9
+            return int(most * share * (1.0 if estimate.noise > _STEADY else 0.92))
         if estimate.soft:
             return int(most * 0.65 * min(max(estimate.noise / 0.012, 1.0), 1.8))
         return int(most * min(max(estimate.noise / 0.012, 1.0), 1.4))

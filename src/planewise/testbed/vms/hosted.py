@@ -27,6 +27,7 @@ from planewise.testbed.model import (
     GUEST_INTERFACE,
     HOSTS,
     CapturePoint,
+    CounterPoint,
     Guest,
     GuestRole,
     HostRole,
@@ -106,6 +107,13 @@ class VmArrangement:
             ]
             points += here if role == "sender" else reversed(here)
         return tuple(points)
+
+    @property
+    def counter_points(self) -> tuple[CounterPoint, ...]:
+        """The hosts' interfaces on the way between the main guests, along that way."""
+        return tuple(
+            CounterPoint(point.host, point.netns, point.interface) for point in self.capture_points
+        )
 
     @property
     def not_measurable(self) -> Mapping[Metric, str]:

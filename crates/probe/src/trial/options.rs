@@ -1,0 +1,113 @@
+//! Options that a whole trial and its sending half have in common, and the frame that they make.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::DEFAULT_PORT;
+use super::resolve::Route;
+use crate::error::{Error, Result};
+use crate::frame::{self, FrameSpec, Template};
+use crate::netns::IfSpec;
+
+/// What the frames look like, and where they are made.
+#[derive(Debug, clap::Args)]
+pub struct FrameOptions {
+    /// Frame size with FCS [bytes]; at least 64 with IPv4, 84 with IPv6
+    #[arg(long, value_name = "BYTES")]
+    pub size: Option<usize>,
+    /// Number of flows (UDP source ports), taking turns
+    #[arg(long, value_name = "N", default_value = "1",
+        value_parser = clap::value_parser!(u16).range(1..=16_384))]
+    pub flows: u16,
+    /// Source address; without it the one the kernel would choose
+    #[arg(long, value_name = "IP")]
+    pub src: Option<IpAddr>,
+    /// UDP destination port
+    #[arg(long, value_name = "PORT", default_value_t = DEFAULT_PORT,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub dst_port: u16,
+    /// First UDP source port
+    #[arg(long, value_name = "PORT", default_value_t = 49_152,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub src_port: u16,
+    /// CPU for the generator
+    #[arg(long, value_name = "CPU")]
+    pub tx_cpu: Option<usize>,
+    /// Most frames handed to the kernel in one call; only frames that are due are
+    #[arg(long, value_name = "N", default_value = "64",
+        value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub batch: u16,
+}
+
+impl FrameOptions {
+    /// Frame size with FCS, asked for or the smallest [bytes].
+    pub fn size_bytes(&self, ipv6: bool) -> usize {
+        self.size.unwrap_or_else(|| frame::smallest_bytes(ipv6))
+    }
+
+    /// The frame that leaves by `tx`, where `route` leads.
+    ///
+    /// # Errors
+    /// It is too large for `tx`, or too small to be one.
+    pub fn template(&self, tx: &IfSpec, route: &Route, dst: IpAddr) -> Result<Template> {
+        let size_bytes = self.size_bytes(dst.is_ipv6());
+        if size_bytes > route.mtu as usize + 18 {
+            return Err(Error::bad_input(
+                format!(
+                    "frames of {size_bytes} bytes exceed what {tx} takes: its MTU is {}",
+                    route.mtu
+                ),
+                format!(
+                    "give --size {} or less, or raise the MTU: ip link set {} mtu N",
+                    route.mtu + 18,
+                    tx.interface
+                ),
+            ));
+        }
+        Template::new(&FrameSpec {
+            source_mac: route.source_mac,
+            destination_mac: route.destination_mac,
+            source: route.source,
+            destination: dst,
+            first_source_port: self.src_port,
+            destination_port: self.dst_port,
+            size_bytes,
+            flows: self.flows,
+        })
+    }
+}
+
+/// Frames that one trial accounts for at most: each takes a bit of memory, all of them 2 GiB.
+pub const MOST_FRAMES: f64 = (1_u64 << 34) as f64;
+
+/// How many frames a trial sends.
+///
+/// # Errors
+/// More than can be accounted for.
+pub fn frames(rate_pps: f64, duration: Duration) -> Result<u64> {
+    let frames = rate_pps * duration.as_secs_f64();
+    if frames > MOST_FRAMES {
+        return Err(Error::bad_input(
+            format!(
+                "--rate and --duration come to {frames:.1e} frames, more than one trial counts"
+            ),
+            format!("measure for {:.0} s or less at that rate", (MOST_FRAMES / rate_pps).floor()),
+        ));
+    }
+    Ok((frames.round() as u64).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_of_more_frames_than_memory_can_count_is_refused_with_a_duration_that_fits() {
+        let day = Duration::from_secs(86_400);
+        assert_eq!(frames(1e5, day).ok(), Some(8_640_000_000));
+        let refused = frames(1e7, day).expect_err("a day at 10 Mpps is too much");
+        assert!(refused.what.contains("8.6e11 frames"), "{}", refused.what);
+        assert!(refused.remedy.contains("1717 s"), "{}", refused.remedy);
+        assert_eq!(frames(1e7, Duration::from_secs(1717)).ok(), Some(17_170_000_000));
+    }
+}

@@ -1,0 +1,245 @@
+//! The receiving half of a trial, for two ends that no single process sees. Knows nothing of who
+//! sends, but for the numbers that the frames have.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::account::Account;
+use super::backend::Receiver;
+use super::counters::{Change, Explained, Places, Role};
+use super::discard::Discard;
+use super::options::MOST_FRAMES;
+use super::{DEFAULT_PORT, Failure, SinkReport, explained, generator, ring_options};
+use crate::capture::{Ring, RingStats};
+use crate::clock;
+use crate::cpu::{CpuMeter, CpuUsage};
+use crate::error::Result;
+use crate::filter;
+use crate::frame;
+use crate::netns::IfSpec;
+use crate::output::Output;
+use crate::stop::{self, Lifetime};
+
+/// Accounts for the frames that `pw-probe send` sends: received, duplicate, reordered.
+///
+/// Prints `ready` on stderr once frames are counted, and its counts when it is ended by SIGINT or
+/// SIGTERM, or when --duration is over. What had arrived by then counts; what comes later, or
+/// never, is lost. Times on the way are not told: the sender's clock is another.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    pw-probe receive --rx eth0 --first 7000 --count 100k                        on one machine\n  \
+    pw-probe send --tx eth0 --dst 198.18.0.2 --rate 100k --first 7000           on the other")]
+pub struct Args {
+    /// Interface to receive on
+    #[arg(long, value_name = "IF[@NETNS]")]
+    pub rx: IfSpec,
+    /// Number of the first frame, as `send` has it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 63))]
+    pub first: u64,
+    /// How many frames may come: rate times duration of `send`, or more
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub count: u64,
+    /// Number of flows, as `send` has it
+    #[arg(long, value_name = "N", default_value = "1",
+        value_parser = clap::value_parser!(u16).range(1..=16_384))]
+    pub flows: u16,
+    /// IP version
+    #[arg(long, value_name = "4|6", default_value = "4",
+        value_parser = clap::value_parser!(u8).range(4..=6))]
+    pub ip: u8,
+    /// UDP destination port
+    #[arg(long, value_name = "PORT", default_value_t = DEFAULT_PORT,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub dst_port: u16,
+    /// How long to count [s]; without it until SIGINT or SIGTERM
+    #[arg(long, value_name = "S", value_parser = crate::units::seconds)]
+    pub duration: Option<Duration>,
+    /// A further interface whose drop counters may explain loss (repeatable)
+    #[arg(long, value_name = "IF[@NETNS]")]
+    pub counter: Vec<IfSpec>,
+    /// CPU for the sink
+    #[arg(long, value_name = "CPU")]
+    pub rx_cpu: Option<usize>,
+    /// Size of the sink's ring [MiB]
+    #[arg(long, value_name = "MIB", default_value = "32",
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ring_mib: u32,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its help comes from its own fields")]
+    pub lifetime: Lifetime,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    rx: IfSpec,
+    ip: u8,
+    started_ns: i64,
+    duration_s: f64,
+    first_sequence: u64,
+    planned: u64,
+    received: u64,
+    duplicate: u64,
+    reordered: u64,
+    /// Frames on this port that are none of this trial.
+    foreign: u64,
+    warmup_received: u64,
+    /// What this end lost, and by which counter it knows.
+    drops: Vec<Explained>,
+    sink: SinkReport,
+    counters: Vec<Change>,
+    /// From the first frame to the last.
+    cpu: Option<CpuUsage>,
+    interrupted: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Failure>,
+}
+
+/// CPU while frames come: between two halves of a trial that are started by hand, or from afar,
+/// there is time in which nothing happens.
+#[derive(Default)]
+struct Watch {
+    meter: Option<CpuMeter>,
+    usage: Option<CpuUsage>,
+    came: bool,
+}
+
+impl Watch {
+    /// Is told how many frames the last wait gave.
+    fn seen(&mut self, count: u64) {
+        if count > 0 {
+            self.came = true;
+            if self.meter.is_none() {
+                self.meter = CpuMeter::start().ok();
+            }
+        } else if std::mem::take(&mut self.came) {
+            self.usage = self.meter.as_ref().and_then(|meter| meter.usage().ok());
+        }
+    }
+}
+
+/// What has arrived by the end is taken out of the ring for this long at most [ns].
+const LAST_NS: i64 = 200_000_000;
+
+fn count(text: &str) -> std::result::Result<u64, String> {
+    let count = crate::units::pps(text)?.round();
+    if count > MOST_FRAMES {
+        return Err(format!("at most {MOST_FRAMES:.0} frames can be accounted for"));
+    }
+    Ok((count as u64).max(1))
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    args.lifetime.begin()?;
+    generator::check_cpu(args.rx_cpu)?;
+    let (rx, ipv6) = (&args.rx, args.ip == 6);
+    let mut ring =
+        Ring::open(rx, &filter::to_sink(ipv6, args.dst_port), ring_options(args.ring_mib))?;
+    let discard = Discard::begin(rx, ipv6, args.dst_port)?;
+    let mut at = vec![(rx.clone(), Role::Rx)];
+    at.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
+    let places = Places::of(at);
+    let mut account = Account::new(args.first, args.count, args.flows, None);
+    generator::pin(args.rx_cpu)?;
+    let before = places.read()?;
+    let ring_before = ring.stats();
+    let mut watch = Watch::default();
+    let started_ns = clock::realtime_ns();
+    let start_ns = clock::monotonic_ns();
+    eprintln!("ready");
+
+    let mut warmup_received = 0;
+    let error = listen(args, &mut ring, start_ns, &mut watch, &mut |stamped| {
+        if stamped.sequence == args.first - 1 {
+            warmup_received += 1;
+        } else {
+            // The time of sending is another clock's.
+            account.record(stamped, 0);
+        }
+    })
+    .err();
+    let duration_s = (clock::monotonic_ns() - start_ns).max(1) as f64 / 1e9;
+    let ring_after = ring.stats();
+    let ring = RingStats {
+        packets: ring_after.packets - ring_before.packets,
+        dropped: ring_after.dropped - ring_before.dropped,
+    };
+    let mut drops = Vec::new();
+    if ring.dropped > 0 {
+        drops.push(explained("sink", "ring_dropped", ring.dropped));
+    }
+    let (changes, counter_error) = match places.read() {
+        Ok(after) => {
+            drops.extend(places.drops(&before, &after, 0));
+            (places.changes(&before, &after), None)
+        }
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    let error = error.or(counter_error);
+    let report = Report {
+        rx: rx.clone(),
+        ip: args.ip,
+        started_ns,
+        duration_s,
+        first_sequence: args.first,
+        planned: args.count,
+        received: account.received,
+        duplicate: account.duplicates,
+        reordered: account.reordered,
+        foreign: account.foreign,
+        warmup_received,
+        drops,
+        sink: SinkReport { ring, ends_at_interface: discard.is_early() },
+        counters: changes,
+        cpu: watch.usage,
+        interrupted: args.duration.is_some() && stop::requested(),
+        error: error.as_ref().map(Failure::of),
+    };
+    Output::new("receive", report).print()?;
+    error.map_or(Ok(()), Err)
+}
+
+/// Gives every frame to `each` until this is ended, and then those that had arrived.
+fn listen(
+    args: &Args,
+    ring: &mut impl Receiver,
+    start_ns: i64,
+    watch: &mut Watch,
+    each: &mut dyn FnMut(frame::Stamped),
+) -> Result<()> {
+    let limit_ns = args.duration.map(|duration| start_ns + duration.as_nanos() as i64);
+    let mut ended_ns = None;
+    loop {
+        let count = ring.poll(Duration::from_millis(20), &mut |captured| {
+            if let Some(stamped) = frame::read(captured.network) {
+                each(stamped);
+            }
+        })?;
+        watch.seen(count);
+        let now = clock::monotonic_ns();
+        match ended_ns {
+            Some(ended_ns) if count == 0 || now - ended_ns > LAST_NS => {
+                watch.seen(0);
+                return Ok(());
+            }
+            None if stop::requested() || limit_ns.is_some_and(|limit_ns| now >= limit_ns) => {
+                ended_ns = Some(now);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_may_have_a_unit_and_has_a_bound() {
+        assert_eq!(count("100k"), Ok(100_000));
+        assert_eq!(count("1"), Ok(1));
+        assert!(count("1e12").is_err());
+        assert!(count("none").is_err());
+    }
+}

@@ -1,0 +1,254 @@
+"""Load trials between two ends that no single process sees: virtual machines, two servers.
+
+One `pw-probe` sends, another accounts for what arrives, and both are told the same numbers of
+frames. No clock is shared, so that there is no one-way delay and no frame is late: what has not
+arrived when the receiver is ended is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, cast
+
+from planewise.errors import PlanewiseError
+from planewise.measure.experiment import Place, TrialResult
+from planewise.measure.load import Generator, limits_of
+from planewise.measure.probe import (
+    GeneratorOutput,
+    LossOutput,
+    ReceiveOutput,
+    SendOutput,
+    TrialOutput,
+    parse,
+)
+from planewise.measure.schedule import LoadTrial
+from planewise.store.models import Counts, Load, LossPart, TrialRecord
+from planewise.testbed import counters
+from planewise.testbed.counters import DROPS, Reading
+from planewise.testbed.host import Host
+from planewise.testbed.model import CounterPoint, HostRole
+
+READY_S = 120.0
+"""How long an end may take to say that it is ready, and to end. A virtual machine is slow to
+start a program where its CPU is emulated."""
+
+DRAIN_S = 0.5
+"""How long frames may take after the last was sent, at least."""
+
+
+@dataclass(frozen=True)
+class LoadEnd:
+    """One end of a load trial."""
+
+    host: Host
+    name: str
+    """As results call it: `sender-main`."""
+    interface: str
+    """As `pw-probe` there names it: `eth0`, or `eth0@netns`."""
+    inside: str | None = None
+    """The virtual machine that it is in."""
+    ring_mib: int = 32
+    """Room of the receiver for frames that it has not looked at yet."""
+
+
+@dataclass(frozen=True)
+class ApartPath:
+    """What a load trial between two ends needs of a testbed."""
+
+    sender: LoadEnd
+    responder: LoadEnd
+    source: str
+    destination: str
+    next_hop_mac: str
+    counters: Mapping[Host, Sequence[CounterPoint]]
+    """By host, interfaces between the ends whose drop counters tell where frames were lost."""
+    refused: Literal["lost", "again"] | None = None
+    """What becomes of frames that the sender's NIC has no room for; None: by the NIC's kind."""
+
+
+def counters_between(
+    hosts: Mapping[HostRole, Host], points: Iterable[CounterPoint], ends: Iterable[str]
+) -> dict[Host, list[CounterPoint]]:
+    """Of the interfaces on the way, by host, those that are not in one of the `ends`: these are
+    looked at by the probes there. Pure."""
+    inside = set(ends)
+    found: dict[Host, list[CounterPoint]] = {}
+    for point in points:
+        if point.netns not in inside:
+            found.setdefault(hosts[cast("HostRole", point.host)], []).append(point)
+    return found
+
+
+def measure_load_apart(
+    path: ApartPath, trial: LoadTrial, place: Place, generator: Generator
+) -> TrialResult:
+    """Runs one load trial. PlanewiseError when it could not be run or ended early."""
+    first = time.time_ns()  # no two trials of one machine have it
+    sender, responder = path.sender, path.responder
+    max_pps = generator.max_pps(trial.size_bytes)
+    before = _read(path.counters)
+    with responder.host.start(
+        receive_command(path, trial, first),
+        netns=responder.inside,
+    ) as listening:
+        listening.wait_ready("ready", READY_S)
+        sent = sender.host.run(
+            send_command(path, trial, first, max_pps),
+            netns=sender.inside,
+            timeout_s=READY_S + 3 * trial.duration_s,
+            expected_s=trial.duration_s,
+        )
+        time.sleep(DRAIN_S)  # a time that the result depends on, not one that something takes
+        listening.interrupt()
+        got = listening.wait(READY_S)
+    after = _read(path.counters)
+    sending, receiving = parse(sent, SendOutput), parse(got, ReceiveOutput)
+    if sending.interrupted:
+        raise KeyboardInterrupt
+    for error in (sending.error, receiving.error):
+        if error is not None:
+            raise PlanewiseError(error.what, remedy=error.remedy)
+    between = dropped_between(before, after)
+    output = combine(sending, receiving, between, (sender.name, responder.name))
+    cpu = {
+        role: seen.cpu.all
+        for role, end, seen in (("sender", sender, sending), ("responder", responder, receiving))
+        # A virtual machine sees what it was given of its host's CPUs, and not what it cost.
+        if end.inside is None and seen.cpu is not None
+    }
+    return TrialResult(_record(place, output, cpu))
+
+
+def send_command(path: ApartPath, trial: LoadTrial, first: int, max_pps: float) -> list[str]:
+    """The command line of the sending end. Pure."""
+    return [
+        *(path.sender.host.probe, "send"),
+        *("--tx", path.sender.interface),
+        *("--rate", f"{trial.offered_pps:.3f}"),
+        *("--duration", f"{trial.duration_s:g}"),
+        *("--first", str(first)),
+        *("--size", str(trial.size_bytes)),
+        *("--src", path.source),
+        *("--dst", path.destination),
+        *("--dst-mac", path.next_hop_mac),
+        *("--max-pps", f"{max_pps:.0f}"),
+        *(() if path.refused is None else ("--refused", path.refused)),
+    ]
+
+
+def receive_command(path: ApartPath, trial: LoadTrial, first: int) -> list[str]:
+    """The command line of the receiving end. Pure."""
+    end = path.responder
+    planned = max(1, round(trial.offered_pps * trial.duration_s) + 1)
+    return [
+        *(end.host.probe, "receive"),
+        *("--rx", end.interface),
+        *("--first", str(first)),
+        *("--count", str(planned)),
+        *("--ring-mib", str(end.ring_mib)),
+    ]
+
+
+def dropped_between(before: Iterable[Reading], after: Iterable[Reading]) -> tuple[LossOutput, ...]:
+    """The drop counters that rose. Pure.
+
+    Raises:
+        PlanewiseError: a counter went backwards.
+    """
+    return tuple(
+        LossOutput(where=f"{now.point.host}:{now.point.interface}", counter=name, count=count)
+        for was, now in zip(before, after, strict=True)
+        for name, count in now.since(was).items()
+        if name in DROPS and count > 0
+    )
+
+
+def combine(
+    sent: SendOutput, got: ReceiveOutput, between: Iterable[LossOutput], names: tuple[str, str]
+) -> TrialOutput:
+    """What both ends say, as if one process had seen it. Pure.
+
+    Counters count drops of other traffic, too: what they explain is never more than what was lost.
+    What the ends know comes first, as it is exact. `names` are those of sender and receiver.
+    """
+    # A sink cannot receive what was never sent: a frame that an error cut off may have been.
+    all_sent = max(sent.sent, got.received)
+    lost = all_sent - got.received
+    left, loss = lost, []
+    for part in (*_named(got.drops, names[1]), *_named(sent.drops, names[0]), *between):
+        count = min(part.count, left)
+        left -= count
+        if count:
+            loss.append(part.model_copy(update={"count": count}))
+    limits = list(sent.limits)
+    if any(part.counter == "ring_dropped" for part in got.drops):
+        limits.append("sink")
+    if lost and not {"generator", "sink"} & set(limits):
+        limits.append("sut")
+    return TrialOutput(
+        command="trial",
+        version=sent.version,
+        size_bytes=sent.size_bytes,
+        started_ns=sent.started_ns,
+        duration_s=sent.duration_s,
+        intended_pps=sent.intended_pps,
+        achieved_pps=sent.achieved_pps,
+        sent=all_sent,
+        received=got.received,
+        lost=lost,
+        duplicate=got.duplicate,
+        reordered=got.reordered,
+        loss=tuple(loss),
+        unexplained=left,
+        limits=tuple(limits),
+        generator=GeneratorOutput(max_pps=sent.generator.max_pps),
+    )
+
+
+def _named(drops: Iterable[LossOutput], end: str) -> list[LossOutput]:
+    """Each end knows its own interfaces by names that the other has, too."""
+    return [
+        part.model_copy(update={"where": f"{end}:{part.where.partition('@')[0]}"}) for part in drops
+    ]
+
+
+def _read(points: Mapping[Host, Sequence[CounterPoint]]) -> list[Reading]:
+    return [counters.read(host, point) for host, own in points.items() for point in own]
+
+
+def _record(place: Place, output: TrialOutput, cpu: dict[str, dict[str, float]]) -> TrialRecord:
+    warnings = []
+    if output.unexplained:
+        warnings.append(f"{output.unexplained} lost packets are in no drop counter")
+    return TrialRecord(
+        trial=place.trial,
+        kind="load",
+        cell=place.cell,
+        block=place.block,
+        replicate=place.block,
+        order=place.order,
+        started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
+        duration_s=output.duration_s,
+        load=Load(
+            intended_pps=output.intended_pps,
+            achieved_pps=output.achieved_pps,
+            size_bytes=output.size_bytes,
+        ),
+        counts=Counts(
+            sent=output.sent,
+            received=output.received,
+            lost=output.lost,
+            duplicate=output.duplicate,
+            reordered=output.reordered,
+        ),
+        loss=tuple(
+            LossPart(where=part.where, counter=part.counter, count=part.count)
+            for part in output.loss
+        ),
+        cpu=cpu,
+        limits=limits_of(output),
+        warnings=tuple(warnings),
+    )
