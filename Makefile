@@ -25,7 +25,7 @@ lint: test-setup
 
 unit: test-setup
 	cargo test -q $(TARGET) --workspace
-	pytest -q tests/unit
+	pytest -q -n 2 --dist loadfile tests/unit
 
 linux: test-setup
 	pytest -q tests/linux

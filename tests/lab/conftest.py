@@ -22,7 +22,8 @@ from planewise.lab import qemu
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 
-LAB = lab.LabSpec("t", pfs=2, memory_mib=1024)
+LAB = lab.LabSpec("t", pfs=2, memory_mib=1024, cpus=1)
+"""An emulated host has one thread for all its CPUs: a second one only costs."""
 
 _LAST = "test_lab.py"
 """The module that has a host panic, and takes the lab down."""

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::error::Result;
-use crate::{agent, blast, burn, cpu, ping, reflect, sink, tap, trial};
+use crate::{agent, blast, burn, cpu, network, ping, reflect, sink, tap, trial};
 
 /// Packets for Planewise: measures latency, loss and throughput between two interfaces.
 #[derive(Debug, Parser)]
@@ -31,6 +31,7 @@ pub enum Command {
     Burn(burn::Args),
     Cpu(cpu::Args),
     Agent(agent::Args),
+    Network(network::Args),
 }
 
 /// Runs the command; prints JSON on stdout, errors on stderr.
@@ -60,5 +61,6 @@ fn run(command: &Command) -> Result<()> {
         Command::Burn(args) => burn::run(args),
         Command::Cpu(args) => cpu::run(args),
         Command::Agent(args) => agent::run(args),
+        Command::Network(args) => network::run(args),
     }
 }

@@ -12,6 +12,7 @@ pub mod filter;
 pub mod frame;
 pub mod histogram;
 pub mod netlink;
+pub mod network;
 pub mod output;
 pub mod ping;
 pub mod reflect;

@@ -3,12 +3,15 @@
 
 use std::net::IpAddr;
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{
     InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
     Stats64,
 };
-use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+};
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcStats2};
@@ -110,6 +113,53 @@ impl Netlink {
         message.header.change_mask = LinkFlags::Up;
         self.request(RouteNetlinkMessage::SetLink(message), NLM_F_ACK)?.map(|_| ()).map_err(
             |code| Error::failed(format!("cannot set a link up: {}", errno_text(code)), ""),
+        )
+    }
+
+    /// Sets the largest IP packet that an interface takes [bytes].
+    pub fn set_mtu(&mut self, index: u32, mtu_bytes: u32) -> Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes.push(LinkAttribute::Mtu(mtu_bytes));
+        self.request(RouteNetlinkMessage::SetLink(message), NLM_F_ACK)?.map(|_| ()).map_err(
+            |code| {
+                let why = errno_text(code);
+                Error::failed(format!("the MTU {mtu_bytes} is not possible: {why}"), "")
+            },
+        )
+    }
+
+    /// Gives an interface an address; one that it has is no error.
+    pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> Result<()> {
+        let mut message = AddressMessage::default();
+        message.header.family = family(address);
+        message.header.prefix_len = prefix;
+        message.header.index = index;
+        message.attributes.push(AddressAttribute::Local(address));
+        message.attributes.push(AddressAttribute::Address(address));
+        let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
+        self.request(RouteNetlinkMessage::NewAddress(message), flags)?.map(|_| ()).map_err(|code| {
+            Error::failed(format!("cannot give {address}/{prefix}: {}", errno_text(code)), "")
+        })
+    }
+
+    /// Tells the neighbour table a MAC address, for good.
+    pub fn add_neighbour(&mut self, index: u32, address: IpAddr, mac: Mac) -> Result<()> {
+        let mut message = NeighbourMessage::default();
+        message.header.family = family(address);
+        message.header.ifindex = index;
+        message.header.state = NeighbourState::Permanent;
+        message.attributes.push(NeighbourAttribute::Destination(match address {
+            IpAddr::V4(v4) => NeighbourAddress::Inet(v4),
+            IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
+        }));
+        message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
+        let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
+        self.request(RouteNetlinkMessage::NewNeighbour(message), flags)?.map(|_| ()).map_err(
+            |code| {
+                let why = errno_text(code);
+                Error::failed(format!("cannot tell the MAC address of {address}: {why}"), "")
+            },
         )
     }
 

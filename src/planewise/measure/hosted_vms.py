@@ -25,6 +25,7 @@ from planewise.measure.vms import (
     gauges_of,
     load_path_of,
     options_of,
+    patience_s,
     replaced_notes,
     told_first,
 )
@@ -92,7 +93,8 @@ class HostedVmStage:
             BackgroundLoad(arrangement, spec) as load,
         ):
             check = partial(self._testbed.check, _setting(cell))
-            yield _Station(arrangement, load, check, self._generator(arrangement))
+            emulated = any(self._testbed.platform(role).emulated for role in HOSTS)
+            yield _Station(arrangement, load, check, self._generator(arrangement), emulated)
 
     def _generator(self, arrangement: VmArrangement) -> Generator:
         """That of the sender's main guest, which is another once it was replaced."""
@@ -124,6 +126,7 @@ class _Station:
         background: BackgroundLoad,
         check: Callable[[], None],
         generator: Generator,
+        emulated: bool,
     ) -> None:
         self._arrangement = arrangement
         self._check = check
@@ -140,6 +143,7 @@ class _Station:
             capture_points=arrangement.capture_points,
             not_measurable=arrangement.not_measurable,
             separate=True,
+            patience_s=patience_s(emulated),
         )
 
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:

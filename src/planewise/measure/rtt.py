@@ -47,6 +47,12 @@ class RttPath:
     not_measurable: Mapping[Metric, str]
     separate: bool = False
     """Whether the hosts are two machines: each then has CPUs of its own to watch."""
+    patience_s: float = 3.5
+    """How long the first answer of all may take."""
+
+
+EMULATED_PATIENCE_S = 60.0
+"""The same between guests whose CPUs are emulated, perhaps by an emulated CPU."""
 
 
 def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
@@ -122,12 +128,13 @@ def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, 
         *("--rate", f"{trial.frequency_pps:g}"),
         *("--count", str(trial.packets)),
         *("--size", str(trial.size_bytes)),
+        *("--patience", f"{path.patience_s:g}"),
         *("--packets", file),
     ]
     finished = host.run(
         argv,
         netns=path.sender.netns,
-        timeout_s=120 + 2 * trial.packets / trial.frequency_pps,
+        timeout_s=120 + 10 * path.patience_s + 2 * trial.packets / trial.frequency_pps,
         expected_s=trial.packets / trial.frequency_pps,
     )
     output = parse(finished, PingOutput)

@@ -27,7 +27,7 @@ from planewise.measure.load_apart import (
 )
 from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
-from planewise.measure.rtt import RttPath, measure_rtt
+from planewise.measure.rtt import EMULATED_PATIENCE_S, RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
@@ -109,7 +109,8 @@ class VmStage:
         try:
             replaced = testbed.wake(cell.background_guests)
             with BackgroundLoad(testbed, spec) as load:
-                yield _Station(testbed, load, replaced, self._generators[_key(cell)])
+                generator = self._generators[_key(cell)]
+                yield _Station(testbed, load, replaced, generator, bool(self._platform.emulated))
         finally:
             testbed.sleep()
 
@@ -180,6 +181,11 @@ def options_of(design: Design) -> VmOptions:
     return VmOptions(**dict(design.vm))
 
 
+def patience_s(emulated: bool) -> float:
+    """How long a guest's first answer may take. Pure."""
+    return EMULATED_PATIENCE_S if emulated else 10.0
+
+
 def replaced_notes(replaced: Sequence[Guest]) -> tuple[str, ...]:
     """What a trial says of guests that had ended. Pure."""
     return tuple(
@@ -232,6 +238,7 @@ class _Station:
         background: BackgroundLoad,
         replaced: Sequence[Guest],
         generator: Generator,
+        emulated: bool,
     ) -> None:
         self._testbed = testbed
         self._generator = generator
@@ -245,6 +252,7 @@ class _Station:
             responder=testbed.main("responder"),
             capture_points=testbed.capture_points,
             not_measurable=testbed.not_measurable,
+            patience_s=patience_s(emulated),
         )
 
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:

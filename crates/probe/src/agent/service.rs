@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::protocol::{Received, Request, answer, delimited};
+use crate::network::Settings;
 
 /// What a process wrote is kept up to here, as in QEMU's agent [bytes].
 const MAX_OUTPUT: usize = 16 << 20;
@@ -28,7 +29,7 @@ const DEFAULT_READ: usize = 4096;
 /// Processes that ended and were never asked about are forgotten beyond this many.
 const MAX_ENDED: usize = 1024;
 
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "guest-exec",
     "guest-exec-status",
     "guest-file-close",
@@ -40,6 +41,7 @@ const COMMANDS: [&str; 11] = [
     "guest-ping",
     "guest-sync",
     "guest-sync-delimited",
+    "pw-network",
 ];
 
 type Done = std::result::Result<Value, String>;
@@ -107,6 +109,12 @@ struct FileWrite {
 }
 
 #[derive(Deserialize)]
+struct Network {
+    interface: String,
+    words: Vec<String>,
+}
+
+#[derive(Deserialize)]
 struct Handle {
     handle: u64,
 }
@@ -147,6 +155,13 @@ impl Service {
             "guest-file-close" => {
                 let handle = read::<Handle>(arguments)?.handle;
                 self.files.remove(&handle).ok_or_else(|| no_handle(handle))?;
+                Ok(json!({}))
+            }
+            // Not of QEMU's agent: as a process it would take an emulated guest many times as long.
+            "pw-network" => {
+                let Network { interface, words } = read(arguments)?;
+                let settings = Settings::parse(&words).map_err(|error| error.what)?;
+                settings.apply(&interface).map_err(|error| error.what)?;
                 Ok(json!({}))
             }
             other => Err(format!("the agent has no command {other}")),

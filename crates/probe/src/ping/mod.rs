@@ -94,6 +94,10 @@ pub struct Args {
     /// An answer later than this is late [s]; also how long to wait after the last packet
     #[arg(long, value_name = "S", default_value = "1", value_parser = units::seconds)]
     pub timeout: Duration,
+    /// How long to wait for the first answer of all [s]: the kernel gives up on a neighbour after
+    /// 3 s; a machine whose CPU is emulated may answer much later
+    #[arg(long, value_name = "S", default_value = "3.5", value_parser = units::seconds)]
+    pub patience: Duration,
     /// Write every packet's stamps to this CSV file
     #[arg(long, value_name = "FILE")]
     pub packets: Option<PathBuf>,
@@ -234,6 +238,7 @@ pub fn run(args: &Args) -> Result<()> {
         path: args.path,
         peak_pps: args.rate,
         watch: !args.no_watch && args.rate <= WATCHED_PPS,
+        patience_ns: args.patience.as_nanos() as i64,
     };
     let mut ready = warmup::prepare(&wish, &stop::requested)?;
     warnings.append(&mut ready.warnings);

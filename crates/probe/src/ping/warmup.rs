@@ -9,7 +9,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use super::packet::{DepartureWatch, PacketTransport, interface_name};
 use super::socket::{Kind, Route, SocketTransport, unreachable};
 use super::transport::{Transport, is_warmup};
-use crate::clock::{self, NANOS_PER_SECOND};
+use crate::clock;
 use crate::error::{Error, Result};
 use crate::wire::WARMUP_BIT;
 
@@ -25,10 +25,11 @@ pub enum Path {
     Socket,
 }
 
-/// The kernel gives up on a neighbour after 3 s (three requests); then it is known why.
-const PATIENCE_NS: i64 = 3_500_000_000;
 /// Between two warm-up packets [ns].
 const INTERVAL_NS: i64 = 100_000_000;
+/// Answers are waited for this many times as long as the first one took: on an emulated machine the
+/// first few packets may each take longer than any after them.
+const SLOWER: i64 = 4;
 /// Warm-up packets over the way that was chosen: caches, and the kernel's receive stamps, which it
 /// switches on in the background.
 const ROUNDS: u64 = 10;
@@ -60,6 +61,8 @@ pub struct Wish {
     pub peak_pps: f64,
     /// Whether a second thread may look for answers.
     pub watch: bool,
+    /// How long to wait for the first answer [ns].
+    pub patience_ns: i64,
 }
 
 /// Finds a way for the probes and tries it.
@@ -68,11 +71,13 @@ pub struct Wish {
 /// No route, no neighbour, no answer, too large for the MTU; or the path must be `packet` and that way
 /// is closed.
 pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
-    let Wish { kind, ref route, payload_bytes, size_bytes, path, peak_pps, watch } = *wish;
+    let Wish { kind, ref route, payload_bytes, size_bytes, path, peak_pps, watch, patience_ns } =
+        *wish;
     let mut socket = SocketTransport::open(kind, route, payload_bytes)?;
     let source = socket.source();
     let departures = DepartureWatch::open();
-    await_answer(&mut socket, route, size_bytes, stop)?;
+    let first_ns = await_answer(&mut socket, route, size_bytes, patience_ns, stop)?;
+    let wait_ns = INTERVAL_NS.max(SLOWER * first_ns);
     let departure = match &departures {
         Ok(departures) => departures.next(socket.probe(), route.target.ip()).ok().flatten(),
         Err(_) => None,
@@ -83,7 +88,7 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
         socket.set_interface(&name);
     }
     if path == Path::Socket {
-        warm(&mut socket, stop);
+        warm(&mut socket, wait_ns, stop);
         return Ok(Ready { transport: Box::new(socket), source, warnings: Vec::new() });
     }
     let probe = socket.probe();
@@ -92,7 +97,7 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
         (_, None) => "the kernel's own probe was not seen to leave".to_owned(),
         (_, Some(departure)) => match PacketTransport::open(&departure, probe, peak_pps) {
             Ok(mut packet) => {
-                if warm(&mut packet, stop) > 0 {
+                if warm(&mut packet, wait_ns, stop) > 0 {
                     if watch {
                         packet.watch();
                     }
@@ -112,19 +117,20 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
             "use --path socket, or run where CAP_NET_RAW is held",
         ));
     }
-    warm(&mut socket, stop);
+    warm(&mut socket, wait_ns, stop);
     let warnings =
         vec![format!("probes go through the kernel's sockets, whose cost is in rtt_user: {why}")];
     Ok(Ready { transport: Box::new(socket), source, warnings })
 }
 
-/// Sends warm-up packets until one is answered.
+/// Sends warm-up packets until one is answered; returns how long ago the last had been sent [ns].
 fn await_answer(
     socket: &mut SocketTransport,
     route: &Route,
     size_bytes: usize,
+    patience_ns: i64,
     stop: &dyn Fn() -> bool,
-) -> Result<()> {
+) -> Result<i64> {
     let begin = clock::monotonic_ns();
     let mut number = 0;
     loop {
@@ -137,10 +143,11 @@ fn await_answer(
                 errno => return Err(unreachable(route, errno)),
             }
         }
-        let next = clock::monotonic_ns() + INTERVAL_NS;
+        let sent = clock::monotonic_ns();
+        let next = sent + INTERVAL_NS;
         loop {
             match socket.receive() {
-                Ok(Some(_)) => return Ok(()),
+                Ok(Some(_)) => return Ok(clock::monotonic_ns() - sent),
                 Ok(None) => {}
                 Err(error) => {
                     let errno = Errno::from_raw(error.raw_os_error().unwrap_or(0));
@@ -161,19 +168,20 @@ fn await_answer(
                 .wait(next - now)
                 .map_err(|error| Error::failed(format!("cannot wait for answers: {error}"), ""))?;
         }
-        if clock::monotonic_ns() - begin > PATIENCE_NS {
-            return Err(silent(route));
+        if clock::monotonic_ns() - begin > patience_ns {
+            return Err(silent(route, patience_ns));
         }
     }
 }
 
 /// A few packets over the way that will be used, one after the other; returns how many answers came.
-fn warm(transport: &mut dyn Transport, stop: &dyn Fn() -> bool) -> u64 {
+/// Each answer is waited for `wait_ns`.
+fn warm(transport: &mut dyn Transport, wait_ns: i64, stop: &dyn Fn() -> bool) -> u64 {
     let mut answered = 0;
     for round in 0..ROUNDS {
         transport.prepare(WARMUP_BIT | (1_000 + round));
         if transport.transmit().is_ok() {
-            let end = clock::monotonic_ns() + NANOS_PER_SECOND / 10;
+            let end = clock::monotonic_ns() + wait_ns;
             while clock::monotonic_ns() < end && !stop() {
                 match transport.receive() {
                     Ok(Some(arrival)) if is_warmup(arrival.sequence) => {
@@ -194,9 +202,9 @@ fn warm(transport: &mut dyn Transport, stop: &dyn Fn() -> bool) -> u64 {
     answered
 }
 
-fn silent(route: &Route) -> Error {
+fn silent(route: &Route, patience_ns: i64) -> Error {
     let (target, port) = (route.target.ip(), route.target.port());
-    let seconds = PATIENCE_NS as f64 / 1e9;
+    let seconds = patience_ns as f64 / 1e9;
     if port == 0 {
         Error::failed(
             format!("{target} did not answer an echo request within {seconds} s"),

@@ -8,7 +8,7 @@ mod discard;
 pub mod generator;
 pub mod options;
 pub mod receive;
-mod resolve;
+pub mod resolve;
 pub mod send;
 
 use std::net::IpAddr;

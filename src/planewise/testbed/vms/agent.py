@@ -170,6 +170,14 @@ class GuestAgent:
             with suppress(PlanewiseError):
                 self._ask("guest-file-close", {"handle": handle})
 
+    def set_network(self, interface: str, words: Sequence[str]) -> None:
+        """Sets an interface up, as `pw-probe network` does. Only our own agent can.
+
+        Raises:
+            PlanewiseError: it cannot be set up so.
+        """
+        self._ask("pw-network", {"interface": interface, "words": list(words)})
+
     def rest(self, pause_s: float) -> None:
         """Waits before the next question: at least so long, and longer where answers take long.
 

@@ -12,6 +12,7 @@ import lzma
 import os
 import struct
 import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,9 +29,6 @@ AGENT_PORT = "org.qemu.guest_agent.0"
 
 PROBE = "/bin/pw-probe"
 """Where pw-probe is inside a guest."""
-
-NETWORK = "/bin/pw-network"
-"""Sets a guest's interface up, in the guest."""
 
 FAILED = "pw-guest: failed: "
 """A line on the console that starts so says why a guest cannot work."""
@@ -54,6 +52,8 @@ _APPEND = (
     "initcall_blacklist=jent_mod_init,crypto_kdf108_init,add_pcspkr"
 )
 
+_KEPT_S = 86_400.0
+
 _INIT = """\
 #!/bin/busybox sh
 # First process of a guest: loads drivers, sets addresses, then serves the agent.
@@ -72,45 +72,8 @@ words=
 for word in $(cat /proc/cmdline); do
     case $word in pw.*) words="$words ${word#pw.}" ;; esac
 done
-[ -z "$words" ] || said=$(NETWORK $words 2>&1) || fail "$said"
+[ -z "$words" ] || said=$(pw-probe network $words 2>&1) || fail "$said"
 while :; do pw-probe agent --port AGENT_PORT; sleep 0.1; done
-"""
-
-# Each program that it starts costs a guest whose CPU is emulated twice a second.
-_NETWORK = """\
-#!/bin/busybox sh
-# Sets the guest's interface up: mtu=, address=, address6=, any number of neighbour=IP,MAC; and
-# waits until it is there and has a link, unless it is told `at-once`.
-fail() { echo "$*" >&2; exit 1; }
-mtu=1500 address= address6= neighbours= wait=1
-for word; do
-    case $word in
-        mtu=*) mtu=${word#*=} ;;
-        address=*) address=${word#*=} ;;
-        address6=*) address6=${word#*=} ;;
-        neighbour=*) neighbours="$neighbours ${word#*=}" ;;
-        at-once) wait= ;;
-    esac
-done
-n=0
-until [ -e /sys/class/net/eth0 ]; do
-    n=$((n + 1)) && [ $n -lt 1200 ] || fail "there is no network interface"
-    sleep 0.05
-done
-for setting in accept_ra=0 accept_dad=0 addr_gen_mode=1; do
-    echo ${setting#*=} >/proc/sys/net/ipv6/conf/eth0/${setting%=*}
-done
-[ $mtu = 1500 ] || ip link set eth0 mtu $mtu || fail "the MTU $mtu is not possible"
-ip link set eth0 up
-[ -z "$address" ] || ip addr add $address dev eth0
-[ -z "$address6" ] || ip addr add $address6 dev eth0
-for pair in $neighbours; do arp -i eth0 -s ${pair%,*} ${pair#*,}; done
-# An e1000 takes a while to see its link: a guest that cannot send yet is not ready.
-n=0 carrier=
-[ -z "$wait" ] || until read -r carrier </sys/class/net/eth0/carrier && [ "$carrier" = 1 ]; do
-    n=$((n + 1)) && [ $n -lt 1200 ] || fail "the network interface has no link"
-    sleep 0.05
-done
 """
 
 
@@ -135,7 +98,7 @@ def network_words(
 ) -> tuple[str, ...]:
     """What a guest is told of its network; `neighbours` maps an IPv4 address to its MAC. Pure."""
     return (
-        *(f"address={address}", f"address6={address6}", f"mtu={mtu_bytes}"),
+        *(f"address={address}", f"address={address6}", f"mtu={mtu_bytes}"),
         *(f"neighbour={ip},{mac}" for ip, mac in neighbours.items()),
     )
 
@@ -158,13 +121,23 @@ def prepare(probe: Path) -> GuestImage:
         )
     image = _uncompressed(found, cache)
     initrd = cache / _name(found, program, busybox)
-    if not initrd.exists():
-        for old in cache.glob("guest-*.initrd"):
-            old.unlink(missing_ok=True)
+    if initrd.exists():
+        with suppress(OSError):  # it may be another user's
+            os.utime(initrd)
+    else:
+        _forget_old(cache)
         _write(initrd, gzip.compress(initramfs(found, busybox.read_bytes(), program), 6, mtime=0))
     if image is None:
         return GuestImage(found.image, initrd, found.version, BZIMAGE_MIB)
     return GuestImage(image, initrd, found.version, PVH_MIB)
+
+
+def _forget_old(cache: Path) -> None:
+    """Removes guests that nobody asked for of late; another planewise may be about to boot one."""
+    for old in cache.glob("guest-*.initrd"):
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > _KEPT_S:
+                old.unlink()
 
 
 def initramfs(found: Kernel, busybox: bytes, probe: bytes) -> bytes:
@@ -179,7 +152,6 @@ def initramfs(found: Kernel, busybox: bytes, probe: bytes) -> bytes:
         cpio.file("bin/busybox", busybox, 0o755),
         cpio.file(PROBE.lstrip("/"), probe, 0o755),
         cpio.file("init", _filled().encode(), 0o755),
-        cpio.file(NETWORK.lstrip("/"), _NETWORK.encode(), 0o755),
         cpio.file("modules/order", "".join(f"{_flat(path)}\n" for path in order).encode()),
     ]
     entries += [
@@ -193,16 +165,13 @@ def _flat(path: str) -> str:
 
 
 def _filled() -> str:
-    text = _INIT.replace("FAILED_MARK", FAILED).replace("AGENT_PORT", AGENT_PORT)
-    return text.replace("NETWORK", NETWORK)
+    return _INIT.replace("FAILED_MARK", FAILED).replace("AGENT_PORT", AGENT_PORT)
 
 
 def _name(found: Kernel, probe: bytes, busybox: Path) -> str:
     """A file name that changes whenever the archive would."""
     digest = hashlib.sha256(probe)
-    digest.update(
-        f"{_filled()}{_NETWORK}{MODULES}{found.modules}{busybox.stat().st_mtime_ns}".encode()
-    )
+    digest.update(f"{_filled()}{MODULES}{found.modules}{busybox.stat().st_mtime_ns}".encode())
     return f"guest-{found.version}-{digest.hexdigest()[:12]}.initrd"
 
 

@@ -1,0 +1,162 @@
+//! Sets the network interface of a tiny virtual machine up, in one process: each program that is
+//! started costs a guest whose CPU is emulated twice a second. Knows nothing of who asks for it.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::netlink::{Mac, Netlink};
+use crate::stop::{self, Lifetime};
+use crate::trial::resolve::{MacChoice, parse_mac_choice};
+
+/// Gives an interface addresses and neighbours that it need not ask for, and sets it up.
+///
+/// Waits until there is such an interface, and then until it has a link: an emulated e1000 takes a
+/// while to see that, and a machine that cannot send yet is not ready.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    pw-probe network address=198.18.0.2/15 neighbour=198.19.0.2,02:00:00:00:00:01\n  \
+    pw-probe network --interface eth1 mtu=9000 address=198.18.0.2/15 address=2001:2::2/48")]
+pub struct Args {
+    /// Interface
+    #[arg(long, value_name = "IF", default_value = "eth0")]
+    pub interface: String,
+    /// How long to wait for the interface, and again for its link [s]
+    #[arg(long, value_name = "S", value_parser = crate::units::seconds, default_value = "60")]
+    pub patience: Duration,
+    /// `mtu=BYTES`, `address=IP/PREFIX` and `neighbour=IP,MAC`, the latter two any number of times
+    #[arg(value_name = "KEY=VALUE")]
+    pub words: Vec<String>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its help comes from its own fields")]
+    pub lifetime: Lifetime,
+}
+
+/// What an interface is to have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    mtu_bytes: Option<u32>,
+    addresses: Vec<(IpAddr, u8)>,
+    neighbours: Vec<(IpAddr, Mac)>,
+}
+
+const POLL: Duration = Duration::from_millis(50);
+
+/// Runs the command.
+///
+/// # Errors
+/// A word that is none, no such interface, or the kernel refuses.
+pub fn run(args: &Args) -> Result<()> {
+    args.lifetime.begin()?;
+    let settings = Settings::parse(&args.words)?;
+    let place = PathBuf::from("/sys/class/net").join(&args.interface);
+    let name = &args.interface;
+    wait(args.patience, || place.exists(), || format!("there is no network interface {name}"))?;
+    settings.apply(name)?;
+    let carrier = place.join("carrier");
+    let linked = || fs::read_to_string(&carrier).is_ok_and(|text| text.starts_with('1'));
+    wait(args.patience, linked, || format!("the network interface {name} has no link"))
+}
+
+fn wait(patience: Duration, done: impl Fn() -> bool, why: impl Fn() -> String) -> Result<()> {
+    let begun = std::time::Instant::now();
+    while !done() {
+        if begun.elapsed() > patience || stop::requested() {
+            return Err(Error::failed(why(), "is it plugged in? `ip link` lists what is there"));
+        }
+        std::thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+impl Settings {
+    /// Reads `mtu=BYTES`, `address=IP/PREFIX`, `neighbour=IP,MAC`.
+    ///
+    /// # Errors
+    /// A word is none of these.
+    pub fn parse<S: AsRef<str>>(words: &[S]) -> Result<Self> {
+        let mut settings = Self::default();
+        for word in words.iter().map(AsRef::as_ref) {
+            settings.take(word).ok_or_else(|| {
+                Error::bad_input(
+                    format!("`{word}` is no setting of a network interface"),
+                    "write mtu=BYTES, address=IP/PREFIX or neighbour=IP,MAC",
+                )
+            })?;
+        }
+        Ok(settings)
+    }
+
+    fn take(&mut self, word: &str) -> Option<()> {
+        let (key, value) = word.split_once('=')?;
+        match key {
+            "mtu" => self.mtu_bytes = Some(value.parse().ok()?),
+            "address" => {
+                let (address, prefix) = value.split_once('/')?;
+                let (address, prefix): (IpAddr, u8) = (address.parse().ok()?, prefix.parse().ok()?);
+                let bits = if address.is_ipv4() { 32 } else { 128 };
+                self.addresses.push((prefix <= bits).then_some((address, prefix))?);
+            }
+            "neighbour" => {
+                let (address, mac) = value.split_once(',')?;
+                let MacChoice::Given(mac) = parse_mac_choice(mac).ok()? else { return None };
+                self.neighbours.push((address.parse().ok()?, mac));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// Gives them to an interface that is there, and sets it up.
+    ///
+    /// # Errors
+    /// There is none of that name, or the kernel refuses.
+    pub fn apply(&self, interface: &str) -> Result<()> {
+        let mut netlink = Netlink::open()?;
+        let link = netlink.link_at(interface, &interface)?;
+        // Nobody advertises routes here or has one's address; and an address is only given, never
+        // made up. A kernel without IPv6 has none of these.
+        for (key, value) in [("accept_ra", "0"), ("accept_dad", "0"), ("addr_gen_mode", "1")] {
+            let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/{key}"), value);
+        }
+        if let Some(mtu_bytes) = self.mtu_bytes.filter(|&bytes| bytes != link.mtu) {
+            netlink.set_mtu(link.index, mtu_bytes)?;
+        }
+        netlink.set_up(link.index)?;
+        for &(address, prefix) in &self.addresses {
+            netlink.add_address(link.index, address, prefix)?;
+        }
+        for &(address, mac) in &self.neighbours {
+            netlink.add_neighbour(link.index, address, mac)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_and_what_is_none_is_named() {
+        let words = ["mtu=9000", "address=198.18.0.2/15", "neighbour=198.19.0.2,02:00:00:00:00:01"];
+        let settings = Settings::parse(&words).expect("all are right");
+        assert_eq!(settings.mtu_bytes, Some(9000));
+        assert_eq!(settings.addresses, [("198.18.0.2".parse().expect("one"), 15)]);
+        assert_eq!(settings.neighbours[0].1, [2, 0, 0, 0, 0, 1]);
+        for word in ["", "mtu", "mtu=x", "address=198.18.0.2", "address=198.18.0.2/33", "dns=x/1"] {
+            let error = Settings::parse(&[word]).expect_err("no setting");
+            assert!(error.what.contains(&format!("`{word}`")), "{error}");
+        }
+        assert!(Settings::parse(&["neighbour=198.18.0.2,rx"]).is_err());
+    }
+
+    #[test]
+    fn any_words_are_settings_or_a_sentence() {
+        bolero::check!().with_type::<Vec<String>>().for_each(|words| {
+            let _ = Settings::parse(words);
+        });
+    }
+}
