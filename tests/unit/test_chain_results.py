@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from planewise.advise.recommend import recommend
 from planewise.cli import app
 from planewise.report import html
+from planewise.report.data import RunData
+from planewise.report.figures.chains import figures
 from planewise.store.models import (
     ChainLimit,
     ChainResult,
@@ -149,6 +151,24 @@ def test_the_report_draws_every_chain_and_says_what_bounds_it(run: RunReader) ->
     assert "What chains of network functions carry" in page
     for words in (*WHY.values(), "IMIX", "figure-chains-pps", "figure-chains-bps"):
         assert words in page.replace("\u00a0", " ").replace("&#39;", "'"), words
+
+
+def test_functions_of_several_kinds_on_one_plane_are_told_apart(tmp_path: Path) -> None:
+    trials = [
+        one.model_copy(update={"trial": f"{kind}{one.trial}", "cell": {**one.cell, "guest": kind}})
+        for kind, rate in (("process", 2e6), ("container", 1e6))
+        for one in (chain("bridge", "east-west", vnfs, 64, rate, 0) for vnfs in (1, 2))
+    ]
+    trials.append(chain("vhost-user", "east-west", 2, 64, 3e6, 0))
+    data = RunData(write(tmp_path / "run", trials))
+    assert {(cell.plane, round(cell.pps[0])) for cell in data.chains if cell.vnfs == 2} == {
+        ("bridge, process", 2_000_000),
+        ("bridge, container", 1_000_000),
+        ("vhost-user", 3_000_000),
+    }
+    packets, *_ = figures(data.chains, data.planes)
+    drawn = json.dumps(packets.draw(800))
+    assert all(label in drawn for label in ("bridge, process", "bridge, container", "vhost-user"))
 
 
 def test_goodput_is_reported_by_message_size(tmp_path: Path) -> None:

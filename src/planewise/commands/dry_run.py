@@ -113,14 +113,19 @@ def _print(design: Design, schedule: Schedule, nic: str) -> None:
         console.print()
         console.print(
             f"Longest chain on {plane}{': ' if where else ''}{where}"
-            f"{'' if where or plane != 'bridge' else ': --json lists its steps'}.",
+            f"{'' if where or not _long(plane) else ': --json lists its steps'}.",
             markup=False,
         )
-        if plane != "bridge":  # hundreds of `ip` commands otherwise: --json has them
+        if not _long(plane):  # hundreds of `ip` commands otherwise: --json has them
             for step in build.steps:
                 console.print(f"  {step}", markup=False)
     _print_order(cells, schedule)
     _print_skipped(schedule.skipped)
+
+
+def _long(plane: str) -> bool:
+    """Whether a chain is made by too many commands to print."""
+    return plane.partition(",")[0].endswith("bridge")
 
 
 def _count(number: int, what: str) -> str:

@@ -400,7 +400,8 @@ class RunData:
             found,
             key=lambda cell: (
                 level_rank(cell.size),
-                self.plane_rank(cell.plane),
+                self.plane_rank(cell.plane.partition(", ")[0]),
+                cell.plane,
                 cell.path != "north-south",
                 cell.vnfs,
             ),

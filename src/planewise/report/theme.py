@@ -97,7 +97,8 @@ def every_colour() -> tuple[Colour, ...]:
 def colours_of(planes: Iterable[str]) -> dict[str, str]:
     """The colour on white of each plane; those without one of their own take what is free.
 
-    Of two series of one plane (`all on vf`, `vf, others on bridge`) the first has its colour.
+    Of two series of one plane (`all on vf`, `vf, others on bridge`; `bridge, process`, `bridge,
+    container`) the first has its colour.
     """
     planes = list(planes)
     named = [_plane_in(plane) for plane in planes]
@@ -113,7 +114,7 @@ def colours_of(planes: Iterable[str]) -> dict[str, str]:
 
 
 def _plane_in(label: str) -> str:
-    return label.removeprefix("all on ").partition(", others on ")[0]
+    return label.removeprefix("all on ").partition(", ")[0]
 
 
 def recolouring(selector: str) -> str:

@@ -18,7 +18,10 @@ _DASHES = {"north-south": [1, 0], "east-west": [5, 3]}
 
 
 def figures(cells: Sequence[ChainCell], planes: Sequence[str]) -> list[Figure]:
-    """Packets, then bits."""
+    """Packets, then bits. `planes` are those of the run, in order."""
+    labels = {cell.plane for cell in cells}
+    if not labels <= set(planes):  # functions of several kinds on a plane
+        planes = [one for plane in planes for one in sorted(labels) if _is_on(one, plane)]
     return [
         _figure(
             cells,
@@ -39,6 +42,10 @@ def figures(cells: Sequence[ChainCell], planes: Sequence[str]) -> list[Figure]:
             quantity="bits",
         ),
     ]
+
+
+def _is_on(label: str, plane: str) -> bool:
+    return label.partition(", ")[0] == plane
 
 
 def _figure(

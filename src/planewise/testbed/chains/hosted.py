@@ -300,7 +300,13 @@ class HostedChain:
         self._standing.callback(self.stop)
         try:
             self._build()
+        except PlanewiseError:
+            self._standing.close()
+            raise
         except BaseException:
+            if self._passed is not None:
+                # A boot that takes minutes is no reason to let somebody wait.
+                self._passed.machines.close()
             self._standing.close()
             raise
         return self

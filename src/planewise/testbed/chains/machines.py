@@ -137,7 +137,12 @@ class FunctionMachines:
         """
 
         def one(guest: Guest, nic: Nic | Passthrough) -> None:
-            self.guests.start(guest, nic, mtu_bytes)
+            try:
+                self.guests.start(guest, nic, mtu_bytes)
+            except PlanewiseError:
+                with suppress(PlanewiseError):
+                    self.guests.end(guest)  # what it holds can be taken back
+                raise
             self._there[guest.index] = guest
             self._pids[guest.index] = self._pid_of(guest)
 
