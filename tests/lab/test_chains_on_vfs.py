@@ -11,7 +11,7 @@ import pytest
 from planewise import lab
 from planewise.testbed.remote import LabHost
 
-from .conftest import Run, UpLab
+from .conftest import LAB, Run, UpLab
 from .test_hosted import HOSTS, states
 
 pytestmark = pytest.mark.timeout(900)
@@ -70,7 +70,6 @@ def test_functions_on_vfs_pass_on_what_comes_over_the_cable_and_leave_nothing(
         assert {task for core in chain["cores"] for task in core["tasks"]} == {"vnf1", "vnf2"}
     lines = (out / "kpis.jsonl").read_text().splitlines()
     assert {name for line in lines for name in json.loads(line)["cpu"]} == {
-        "responder 0",
-        "responder 1",
+        f"responder {cpu}" for cpu in range(LAB.cpus)
     }
     assert states(hosts) == before

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planewise.measure.load import Generator, LoadPath, command
 from planewise.measure.load_apart import combine
 from planewise.measure.probe import GeneratorOutput, LossOutput, ReceiveOutput, SendOutput
+from planewise.measure.schedule import LoadTrial
+from planewise.testbed.model import CounterPoint, TrialPath
 
 NAMES = ("sender-main", "responder-main")
 
@@ -69,3 +75,14 @@ def test_a_generator_or_a_sink_that_was_the_limit_is_named_and_the_system_is_not
     full = combine(sending(1000), receiving(900, drop("sink", "ring_dropped", 100)), [], NAMES)
     assert full.limits == ("sink",)
     assert full.unexplained == 0
+
+
+def test_counters_of_interfaces_outside_any_namespace_are_named_as_the_probe_reads_them() -> None:
+    path = TrialPath("a", "eth0", "b", "eth0", "", "", "", "198.18.0.2", "", "")
+    points = [CounterPoint("sender", "", "port0"), CounterPoint("sender", "c", "wire0")]
+    generator = SimpleNamespace(
+        host=SimpleNamespace(probe="pw-probe"), max_pps=lambda *_: 1e6, placement=list
+    )
+    argv = command(LoadPath(path, points), LoadTrial("x", 100, 64, 1), cast("Generator", generator))
+    named = [argv[at + 1] for at, word in enumerate(argv) if word == "--counter"]
+    assert named == ["port0", "wire0@c"]

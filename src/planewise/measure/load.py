@@ -103,7 +103,7 @@ def command(load: LoadPath, trial: LoadTrial, generator: Generator) -> list[str]
     ends = {(path.tx_netns, path.tx_interface), (path.rx_netns, path.rx_interface)}
     for point in load.counters:
         if (point.netns, point.interface) not in ends:
-            argv += ["--counter", f"{point.interface}@{point.netns}"]
+            argv += ["--counter", _at(point.interface, point.netns)]
     return argv
 
 
@@ -173,7 +173,7 @@ def limits_of(output: TrialOutput) -> tuple[Limit, ...]:
 
 
 def _place_names(counters: Sequence[CounterPoint]) -> Mapping[str, str]:
-    """`IF@NETNS`, as the probe says it, to `host:IF`, as a person reads it."""
+    """`IF@NETNS` or `IF`, as the probe says it, to `host:IF`, as a person reads it."""
     return {
-        f"{point.interface}@{point.netns}": f"{point.host}:{point.interface}" for point in counters
+        _at(point.interface, point.netns): f"{point.host}:{point.interface}" for point in counters
     }
