@@ -354,7 +354,7 @@ class _Run:
         if estimate.goal.loss_ratio == 0:
             if not estimate.soft:
                 return most // 5
-            share = 0.65 if self.clump > _CLUMPED else 0.9
+            share = 0.6 if self.clump > _CLUMPED else 0.9
             return int(most * share * (1.0 if estimate.noise > _STEADY else 0.92))
         if estimate.soft:
             return int(most * 0.65 * min(max(estimate.noise / 0.012, 1.0), 1.8))
