@@ -254,6 +254,25 @@ def test_a_run_that_tells_of_no_plane_is_one_sentence(tmp_path: Path) -> None:
     assert len(rows_of("few", few.trials(), few.info).rows) == 1
 
 
+def test_processes_and_containers_on_one_plane_are_no_replicates_of_one_another(
+    tmp_path: Path,
+) -> None:
+    chain = Chain("north-south", 2, 64)
+    processes = [trial("vhost-user", chain, 2e6, replicate=n) for n in range(3)]
+    contained = [
+        one.model_copy(
+            update={"trial": f"{one.trial}c", "cell": {**one.cell, "guest": "container"}}
+        )
+        for one in (trial("vhost-user", chain, 1e6, replicate=n) for n in range(3))
+    ]
+    reader = made_up_chains.write(tmp_path / "both", [*processes, *contained])
+    found = rows_of("both", reader.trials(), reader.info)
+    assert [row.tx_mpps for row in found.rows] == [pytest.approx(2.0)]
+    assert any("3 of 6 trials" in why and "another kind" in why for why in found.left_out)
+    [seen] = gather("both", list(reader.trials()), reader.info)
+    assert [one.pps for one in seen.chains] == [pytest.approx(2e6)]
+
+
 SMALL_OTHER = MadeUp(
     planes=("veth",),
     blocks=1,

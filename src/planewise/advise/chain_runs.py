@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from planewise.advise.evidence import NOT_THE_PLANES, chains_of
+from planewise.advise.evidence import NOT_THE_PLANES, chains_of, one_kind
 from planewise.advise.model.capacity import Plane
 from planewise.advise.throughput import Row
 from planewise.errors import BadInputError
@@ -47,6 +47,11 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
     sized = [one for one in modelled if isinstance(one.cell.get("size_bytes"), int)]
     telling = [one for one in sized if one.chain and one.chain.limit not in NOT_THE_PLANES]
     carrying = [one for one in telling if one.chain and one.chain.tx_pps > 0]
+    of_plane = {
+        plane: [one for one in carrying if one.cell["plane"] == plane]
+        for plane in dict.fromkeys(str(one.cell["plane"]) for one in carrying)
+    }
+    alike = {plane: one_kind(own) for plane, own in of_plane.items()}
     held_back = Counter(
         one.chain.limit for one in sized if one.chain and one.chain.limit in NOT_THE_PLANES
     )
@@ -59,6 +64,10 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
         (len(done) - len(modelled), "the model does not know their planes"),
         (len(modelled) - len(sized), "their frames are of mixed sizes"),
         (len(telling) - len(carrying), "they sent nothing"),
+        (
+            len(carrying) - sum(map(len, alike.values())),
+            "functions of another kind were measured on the same plane",
+        ),
     ):
         if count:
             left_out.append(f"{count} of {len(done)} trials do not count: {why}")
@@ -72,8 +81,8 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
                 "tx_mpps": seen.pps / 1e6,
             }
         )
-        for plane in dict.fromkeys(str(one.cell["plane"]) for one in carrying)
-        for seen in chains_of(one for one in carrying if one.cell["plane"] == plane)
+        for plane, own in alike.items()
+        for seen in chains_of(own)
     )
     if not rows:
         raise BadInputError(

@@ -128,7 +128,7 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
             cpu_ns=_value(_by_load(places["cpu"], plane).get(ALL_LOADS)),
             lost=sum(one.counts.lost for one in _rtt(done, plane) if one.counts),
             sent=sum(one.counts.sent for one in _rtt(done, plane) if one.counts),
-            chains=tuple(chains_of(one for one in done if one.cell["plane"] == plane)),
+            chains=tuple(chains_of(one_kind([one for one in done if one.cell["plane"] == plane]))),
             tcp=streams[plane],
             tcp_place=fastest.index(plane) + 1 if plane in fastest else None,
             virtualised=", ".join(sorted(machines)),
@@ -137,8 +137,16 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
     )
 
 
+def one_kind(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Of trials of one plane those whose functions are of one kind: processes where there are some,
+    as the model means them, else containers. Their rates are no replicates of one another."""
+    kinds = {str(one.cell.get("guest", "")) for one in trials}
+    leading = next((kind for kind in ("process", "container", "vm") if kind in kinds), None)
+    return [one for one in trials if leading is None or one.cell.get("guest", "") == leading]
+
+
 def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
-    """What chains of one plane sent; those of mixed frame sizes are left out."""
+    """What chains of one plane and kind sent; those of mixed frame sizes are left out."""
     cells: dict[tuple[str, int, int], list[TrialRecord]] = {}
     for trial in trials:
         size, vnfs = trial.cell.get("size_bytes"), trial.cell.get("vnfs")
