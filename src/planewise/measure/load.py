@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from planewise.errors import PlanewiseError
 from planewise.measure.experiment import Place, TrialResult
@@ -79,7 +80,8 @@ def measure_load(
         raise KeyboardInterrupt
     if output.error is not None:
         raise PlanewiseError(output.error.what, remedy=output.error.remedy)
-    return TrialResult(_record(load, place, output))
+    cpu = {} if output.cpu is None else {"shared": output.cpu.all}
+    return TrialResult(record(place, output, cpu, _place_names(load.counters)))
 
 
 def command(load: LoadPath, trial: LoadTrial, generator: Generator) -> list[str]:
@@ -116,8 +118,17 @@ def _unless_empty(option: str, value: str) -> tuple[str, ...]:
     return (option, value) if value else ()
 
 
-def _record(load: LoadPath, place: Place, output: TrialOutput) -> TrialRecord:
-    names = _place_names(load.counters)
+def record(
+    place: Place,
+    output: TrialOutput,
+    cpu: dict[str, dict[str, float]],
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> TrialRecord:
+    """What a load trial found, as the run directory keeps it. Pure.
+
+    `cpu` has shares of all CPUs' time by host and mode, `names` what the probe's places are called
+    where that differs.
+    """
     warnings = []
     if output.unexplained:
         warnings.append(f"{output.unexplained} lost packets are in no drop counter")
@@ -151,7 +162,7 @@ def _record(load: LoadPath, place: Place, output: TrialOutput) -> TrialRecord:
             if part.count
         ),
         latency={} if output.latency is None else {"one_way": output.latency},
-        cpu={} if output.cpu is None else {"shared": output.cpu.all},
+        cpu=cpu,
         limits=limits_of(output),
         warnings=tuple(warnings),
     )

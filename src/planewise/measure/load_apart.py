@@ -10,12 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal, cast
 
 from planewise.errors import PlanewiseError
 from planewise.measure.experiment import Place, TrialResult
-from planewise.measure.load import Generator, limits_of
+from planewise.measure.load import Generator, record
 from planewise.measure.probe import (
     GeneratorOutput,
     LossOutput,
@@ -25,7 +24,6 @@ from planewise.measure.probe import (
     parse,
 )
 from planewise.measure.schedule import LoadTrial
-from planewise.store.models import Counts, Load, LossPart, TrialRecord
 from planewise.testbed import counters
 from planewise.testbed.counters import DROPS, Reading
 from planewise.testbed.host import Host
@@ -119,7 +117,7 @@ def measure_load_apart(
         # A virtual machine sees what it was given of its host's CPUs, and not what it cost.
         if end.inside is None and seen.cpu is not None
     }
-    return TrialResult(_record(place, output, cpu))
+    return TrialResult(record(place, output, cpu))
 
 
 def send_command(path: ApartPath, trial: LoadTrial, first: int, max_pps: float) -> list[str]:
@@ -217,38 +215,3 @@ def _named(drops: Iterable[LossOutput], end: str) -> list[LossOutput]:
 
 def _read(points: Mapping[Host, Sequence[CounterPoint]]) -> list[Reading]:
     return [counters.read(host, point) for host, own in points.items() for point in own]
-
-
-def _record(place: Place, output: TrialOutput, cpu: dict[str, dict[str, float]]) -> TrialRecord:
-    warnings = []
-    if output.unexplained:
-        warnings.append(f"{output.unexplained} lost packets are in no drop counter")
-    return TrialRecord(
-        trial=place.trial,
-        kind="load",
-        cell=place.cell,
-        block=place.block,
-        replicate=place.block,
-        order=place.order,
-        started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
-        duration_s=output.duration_s,
-        load=Load(
-            intended_pps=output.intended_pps,
-            achieved_pps=output.achieved_pps,
-            size_bytes=output.size_bytes,
-        ),
-        counts=Counts(
-            sent=output.sent,
-            received=output.received,
-            lost=output.lost,
-            duplicate=output.duplicate,
-            reordered=output.reordered,
-        ),
-        loss=tuple(
-            LossPart(where=part.where, counter=part.counter, count=part.count)
-            for part in output.loss
-        ),
-        cpu=cpu,
-        limits=limits_of(output),
-        warnings=tuple(warnings),
-    )
