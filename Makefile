@@ -1,7 +1,6 @@
 # The two commands of a newcomer: `make quick` (main job) and `make test`. Both set up what they need.
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
-TARGET = --target $(shell rustc -vV | sed -n 's/^host: //p')
 
 .PHONY: quick setup test test-setup lint unit linux lab docker-rtt nfv bench bench-judge bench-vms format wheel
 
@@ -18,13 +17,13 @@ test-setup:
 
 lint: test-setup
 	cargo fmt --check
-	cargo clippy -q $(TARGET) --workspace --all-targets -- -D warnings
+	cargo clippy -q --workspace --all-targets -- -D warnings
 	ruff format --check -q .
 	ruff check -q .
 	mypy
 
 unit: test-setup
-	cargo test -q $(TARGET) --workspace
+	cargo test -q --workspace
 	pytest -q -n 2 --dist loadfile tests/unit
 
 linux: test-setup
@@ -69,4 +68,4 @@ format:
 	ruff check -q --fix .
 
 wheel: setup
-	maturin build --release $(TARGET) -o dist
+	@scripts/static maturin build --release -o dist

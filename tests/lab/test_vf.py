@@ -58,12 +58,10 @@ def pf(host: LabHost, name: str = "pf0") -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def scenarios() -> Path:
     """The tests of crates/sriov as a static program."""
-    target = subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True).stdout
-    triple = target.partition("host: ")[2].split()[0]
     built = subprocess.run(
         (
-            "cargo test -q -p pw-sriov --test scenarios --no-run --message-format json "
-            f"--target {triple}"
+            "scripts/static cargo test -q -p pw-sriov --test scenarios --no-run "
+            "--message-format json"
         ).split(),
         cwd=ROOT,
         capture_output=True,
