@@ -26,8 +26,6 @@ from planewise.measure.experiment import (
     PILOT_S,
     Outcome,
     Progress,
-    Stage,
-    StageFacts,
     find_ladders,
     left_out,
     run,
@@ -40,6 +38,7 @@ from planewise.measure.schedule import Schedule, ladder_around, make_schedule
 from planewise.measure.search.goals import Goal, SearchResult, Trial
 from planewise.measure.search.run import Algorithm, run_search
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
+from planewise.measure.stage import Stage, StageFacts
 from planewise.measure.stages import Stages
 from planewise.measure.sut import Sut, SutMeasurer
 from planewise.report import html

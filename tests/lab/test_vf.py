@@ -59,10 +59,19 @@ def pf(host: LabHost, name: str = "pf0") -> dict[str, Any]:
 def scenarios() -> Path:
     """The tests of crates/sriov as a static program."""
     built = subprocess.run(
-        (
-            "scripts/static cargo test -q -p pw-sriov --test scenarios --no-run "
-            "--message-format json"
-        ).split(),
+        [
+            "scripts/static",
+            "cargo",
+            "test",
+            "-q",
+            "-p",
+            "pw-sriov",
+            "--test",
+            "scenarios",
+            "--no-run",
+            "--message-format",
+            "json",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.measure.experiment import Place
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.schedule import LoadTrial
+from planewise.measure.stage import Place
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, scratch
 from planewise.testbed.host import LocalHost

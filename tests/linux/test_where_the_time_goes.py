@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 import polars as pl
 import pytest
 
-from planewise.measure.experiment import Place
 from planewise.measure.rtt import RttPath, measure_rtt, parts_ns
 from planewise.measure.schedule import RttTrial
+from planewise.measure.stage import Place
 from planewise.testbed import netns
 from planewise.testbed.apply import apply
 from planewise.testbed.host import LocalHost

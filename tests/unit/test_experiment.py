@@ -15,15 +15,9 @@ import pytest
 from planewise.errors import PlanewiseError, StorageError
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
-from planewise.measure.experiment import (
-    Place,
-    TrialResult,
-    cell_of,
-    find_ladders,
-    run,
-    schedule_for,
-)
+from planewise.measure.experiment import cell_of, find_ladders, run, schedule_for
 from planewise.measure.schedule import LoadTrial, RttTrial, Schedule
+from planewise.measure.stage import Place, TrialResult
 from planewise.store.models import Counts, Load, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_run_directory import START, make_info

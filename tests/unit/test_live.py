@@ -25,8 +25,8 @@ from planewise.live.follow import Follower, Tail
 from planewise.live.server import LiveServer, listen
 from planewise.live.state import KEPT, LiveState
 from planewise.live.terminal import line, render
-from planewise.measure.experiment import Place
 from planewise.measure.meter import Meter, Visible, sample
+from planewise.measure.stage import Place
 from planewise.measure.vms import gauges_of
 from planewise.store.models import KpiSample, Throughput
 from planewise.testbed import gauges

@@ -15,10 +15,10 @@ import pytest
 
 from planewise.errors import PlanewiseError
 from planewise.lab.process import processes
-from planewise.measure.experiment import Place
 from planewise.measure.load import Generator
 from planewise.measure.load_apart import measure_load_apart
 from planewise.measure.schedule import LoadTrial
+from planewise.measure.stage import Place
 from planewise.measure.vms import load_path_of
 from planewise.testbed import ledger, netns
 from planewise.testbed.load import BackgroundLoad, LoadSpec

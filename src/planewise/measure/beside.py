@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planewise.measure.cells import Cell
 from planewise.measure.design import BackgroundPart
-from planewise.measure.experiment import TrialResult
+from planewise.measure.stage import TrialResult
 from planewise.testbed.load import Load, LoadSpec
 
 

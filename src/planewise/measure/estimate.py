@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from planewise.measure.cells import Testbed
-from planewise.measure.schedule import ChainTrial, RttTrial, Schedule, TcpTrial, Trial, Visit
+from planewise.measure.schedule import Schedule, Visit
+from planewise.measure.stage import Trial
 from planewise.testbed.planes.kinds import GuestKind
 
 TRIAL_OVERHEAD_S = 0.35
@@ -64,11 +65,7 @@ def visit_s(visit: Visit, finished: frozenset[str] = frozenset()) -> float:
 
 def trial_s(trial: Trial) -> float:
     """Of one trial, in seconds."""
-    if isinstance(trial, RttTrial):
-        return TRIAL_OVERHEAD_S + trial.packets / trial.frequency_pps
-    if isinstance(trial, ChainTrial | TcpTrial):
-        return TRIAL_OVERHEAD_S + trial.warmup_s + trial.duration_s
-    return TRIAL_OVERHEAD_S + trial.duration_s
+    return TRIAL_OVERHEAD_S + trial.expected_s
 
 
 def blocks_within(schedule: Schedule, budget_s: float) -> int:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol
 
-import polars as pl
-
-from planewise.errors import PlanewiseError, StorageError, UnsupportedError
+from planewise.errors import PlanewiseError, StorageError
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.estimate import (
@@ -29,16 +27,13 @@ from planewise.measure.estimate import (
 from planewise.measure.meter import Meter
 from planewise.measure.pause import Pauses
 from planewise.measure.schedule import (
-    ChainTrial,
     LoadTrial,
-    RttTrial,
     Schedule,
-    TcpTrial,
-    Trial,
     Visit,
     ladder_around,
     make_schedule,
 )
+from planewise.measure.stage import Place, Stage, Station, Trial, TrialResult
 from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter
 from planewise.testbed.host_state import HostWatch
@@ -49,87 +44,6 @@ no trial succeeded, the testbed is what is broken, and the run stops."""
 
 PILOT_S = 0.3
 """How long the overload trial runs that finds a plane's range."""
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """What a trial measured, before it has a place in the run."""
-
-    record: TrialRecord
-    packets: pl.DataFrame | None = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a trial stands in its run."""
-
-    trial: str
-    cell: dict[str, str | int | float]
-    block: int
-    order: int
-
-
-class Station(Protocol):
-    """One cell, set up and loaded: trials can be run on it."""
-
-    def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
-        """Runs one RTT trial."""
-
-    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """Runs one load trial."""
-
-
-@runtime_checkable
-class ChainStation(Protocol):
-    """A station that is a chain of network functions."""
-
-    def chain(
-        self, trial: ChainTrial, place: Place, tell: Callable[[KpiSample], None]
-    ) -> TrialResult:
-        """Runs one throughput trial; `tell` is told how it goes, about once a second."""
-
-
-@runtime_checkable
-class TcpStation(Protocol):
-    """A station on which TCP streams can be measured."""
-
-    def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
-        """Runs one TCP trial; `tell` as in `ChainStation`."""
-
-
-class Stage(Protocol):
-    """Sets cells up. Made for one run; what it built is gone when it is closed."""
-
-    def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
-        """Which of these cells cannot be set up here, and why."""
-
-    def max_pps(self, cell: Cell, size_bytes: int) -> float:
-        """The generator's own maximum [packet/s]: nothing above it is worth offering."""
-
-    def station(self, cell: Cell) -> AbstractContextManager[Station]:
-        """Sets `cell` up and starts its background load."""
-
-    def __enter__(self) -> Stage: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-@dataclass(frozen=True)
-class StageFacts:
-    """What a reader of a run must know of the stage that it was measured on."""
-
-    emulated: str = ""
-    """Why absolute times are not those of hardware; empty when they are."""
-    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By plane, what differs from the other planes besides the plane, and cannot be made alike."""
-
-
-@runtime_checkable
-class FactualStage(Protocol):
-    """A stage of which there is something to know."""
-
-    def facts(self) -> StageFacts:
-        """What it is; complete once `unavailable` was asked."""
 
 
 class Progress(Protocol):
@@ -189,7 +103,8 @@ def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> floa
     assert design.sweep is not None
     trial = LoadTrial("pilot", offered_pps, design.frame_sizes()[0], PILOT_S)
     with stage.station(cell) as station:
-        record = station.load(trial, Place("pilot", cell.levels(), 0, 0)).record
+        place = Place("pilot", cell.levels(), 0, 0)
+        record = trial.measure_on(station, place, _discard).record
     if record.counts is None or record.load is None or record.counts.received == 0:
         raise PlanewiseError(
             f"the pilot on plane {cell.plane} delivered no packet",
@@ -365,45 +280,31 @@ class _Runner:
     def _watching(self, station: Station) -> AbstractContextManager[None]:
         return nullcontext() if self.meter is None else self.meter.watching(station)
 
-    def _told(self, trial: Trial, place: Place) -> AbstractContextManager[None]:
+    def _metered(self, trial: Trial, place: Place) -> AbstractContextManager[None]:
         if self.meter is None:
             return nullcontext()
-        if isinstance(trial, ChainTrial | TcpTrial):
-            return self.meter.silent()  # they tell by themselves
+        if trial.samples:
+            return self.meter.silent()
         return self.meter.trial(place)
 
     def _warm_up(self, visit: Visit, station: Station) -> None:
         place = Place("warm-up", visit.cell.levels(), visit.block, self.order)
         for trial in visit.warmup:
-            if isinstance(trial, RttTrial):
-                station.rtt(trial, place)
-            else:
-                station.load(trial, place)
+            trial.measure_on(station, place, _discard)
 
     def _trial(self, visit: Visit, trial: Trial, station: Station) -> TrialResult | PlanewiseError:
         place = Place(trial.name, cell_of(visit.cell, trial), visit.block, self.order)
         if self.watch is not None:
             self.watch.start()
         try:
-            with self._told(trial, place):
-                result = self._run(trial, place, station)
+            with self._metered(trial, place):
+                result = trial.measure_on(station, place, self.writer.sample)
         except PlanewiseError as error:
             return error
         if self.watch is None:
             return result
         record = result.record.model_copy(update={"host": self.watch.stop()})
         return replace(result, record=record)
-
-    def _run(self, trial: Trial, place: Place, station: Station) -> TrialResult:
-        if isinstance(trial, RttTrial):
-            return station.rtt(trial, place)
-        if isinstance(trial, LoadTrial):
-            return station.load(trial, place)
-        if isinstance(trial, ChainTrial) and isinstance(station, ChainStation):
-            return station.chain(trial, place, self.writer.sample)
-        if isinstance(trial, TcpTrial) and isinstance(station, TcpStation):
-            return station.tcp(trial, place, self.writer.sample)
-        raise UnsupportedError(f"{trial.name} cannot be measured on this testbed")
 
     def _keep(self, visit: Visit, trial: Trial, measured: TrialResult | PlanewiseError) -> None:
         if isinstance(measured, PlanewiseError):
@@ -423,7 +324,7 @@ class _Runner:
     def _failed(self, visit: Visit, trial: Trial, why: str, *, say: bool = True) -> None:
         record = TrialRecord(
             trial=trial.name,
-            kind=_kind(trial),
+            kind=trial.kind,
             cell=cell_of(visit.cell, trial),
             block=visit.block,
             replicate=visit.block,
@@ -470,23 +371,13 @@ class _TooManyFailuresError(PlanewiseError):
     """The run was stopped because trial after trial failed."""
 
 
-def _kind(trial: Trial) -> Literal["rtt", "load", "chain", "tcp"]:
-    """As a trial record has it."""
-    if isinstance(trial, RttTrial):
-        return "rtt"
-    if isinstance(trial, LoadTrial):
-        return "load"
-    return "chain" if isinstance(trial, ChainTrial) else "tcp"
-
-
 def cell_of(cell: Cell, trial: Trial) -> dict[str, str | int | float]:
     """A trial's factor levels: its cell's, and its own traffic's."""
-    if isinstance(trial, TcpTrial):
-        return cell.levels() | {"message_bytes": trial.message_bytes}
-    levels = cell.levels() | {"size_bytes": trial.size_bytes}
-    if isinstance(trial, RttTrial):
-        levels |= {"frequency_pps": trial.frequency_pps, "protocol": trial.protocol}
-    return levels
+    return cell.levels() | trial.traffic()
+
+
+def _discard(_: KpiSample) -> None:
+    """For trials that are thrown away."""
 
 
 def default_directory(now: datetime | None = None) -> Path:

@@ -14,13 +14,13 @@ from typing import Self
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
-from planewise.measure.experiment import Place, StageFacts, TrialResult
 from planewise.measure.load import Generator
 from planewise.measure.load_apart import measure_load_apart
 from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
+from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.vms import (
     gauges_of,
     load_path_of,

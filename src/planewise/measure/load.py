@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from planewise.errors import PlanewiseError
-from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.probe import CalibrationOutput, TrialOutput, parse
 from planewise.measure.rtt import known_limits
 from planewise.measure.schedule import LoadTrial
+from planewise.measure.stage import Place, TrialResult
 from planewise.store.models import Counts, Limit, Load, LossPart, TrialRecord
 from planewise.testbed.host import Host
 from planewise.testbed.model import CounterPoint, IpVersion, TrialPath

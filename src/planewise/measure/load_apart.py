@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from planewise.errors import PlanewiseError
-from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, record
 from planewise.measure.probe import (
     GeneratorOutput,
@@ -24,6 +23,7 @@ from planewise.measure.probe import (
     parse,
 )
 from planewise.measure.schedule import LoadTrial
+from planewise.measure.stage import Place, TrialResult
 from planewise.testbed import counters
 from planewise.testbed.counters import DROPS, Reading
 from planewise.testbed.host import Host

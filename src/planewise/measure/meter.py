@@ -20,7 +20,7 @@ from planewise.testbed.gauges import Gauge, Gauges, Reading, busy, throughput
 from planewise.testbed.host import Host
 
 if TYPE_CHECKING:
-    from planewise.measure.experiment import Place
+    from planewise.measure.stage import Place
 
 INTERVAL_S = 1.0
 _SHARE = 0.1

@@ -12,11 +12,11 @@ from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.chains.tcp import End, Passed, measure_tcp
 from planewise.measure.design import Design
-from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.meter import Visible
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
+from planewise.measure.stage import Place, TrialResult
 from planewise.store.models import KpiSample
 from planewise.testbed.availability import try_plane
 from planewise.testbed.chains.kernel import parse_interfaces

@@ -22,9 +22,9 @@ import polars as pl
 
 from planewise.errors import PlanewiseError
 from planewise.measure.design import Protocol
-from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.probe import CpuOutput, PingOutput, TapOutput, parse
 from planewise.measure.schedule import RttTrial
+from planewise.measure.stage import Place, TrialResult
 from planewise.store.models import Capture, Latency, Limit, Metric, TrialRecord
 from planewise.testbed.host import Host, HostProcess
 from planewise.testbed.model import CapturePoint, Guest, HostRole

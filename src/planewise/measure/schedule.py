@@ -12,9 +12,46 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import ClassVar, Protocol, runtime_checkable
 
+from planewise.errors import UnsupportedError
 from planewise.measure.cells import Cell, Testbed, Traffic, expand
-from planewise.measure.design import Design, Imix, Protocol, Randomise
+from planewise.measure.design import Design, Imix, Randomise
+from planewise.measure.design import Protocol as RttProtocol
+from planewise.measure.stage import OnSample, Place, Station, Trial, TrialKind, TrialResult
+from planewise.store.models import Level
+
+
+@runtime_checkable
+class RttStation(Protocol):
+    """A station on which round-trip times can be measured."""
+
+    def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
+        """Runs one RTT trial."""
+
+
+@runtime_checkable
+class LoadStation(Protocol):
+    """A station that frames can be sent through."""
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        """Runs one load trial."""
+
+
+@runtime_checkable
+class ChainStation(Protocol):
+    """A station that is a chain of network functions."""
+
+    def chain(self, trial: ChainTrial, place: Place, on_sample: OnSample, /) -> TrialResult:
+        """Runs one throughput trial."""
+
+
+@runtime_checkable
+class TcpStation(Protocol):
+    """A station on which TCP streams can be measured."""
+
+    def tcp(self, trial: TcpTrial, place: Place, on_sample: OnSample, /) -> TrialResult:
+        """Runs one TCP trial."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +62,28 @@ class RttTrial:
     frequency_pps: float
     size_bytes: int
     packets: int
-    protocol: Protocol = "icmp"
+    protocol: RttProtocol = "icmp"
+    kind: ClassVar[TrialKind] = "rtt"
+    samples: ClassVar[bool] = False
+
+    @property
+    def expected_s(self) -> float:
+        """See `Trial.expected_s`."""
+        return self.packets / self.frequency_pps
+
+    def traffic(self) -> dict[str, Level]:
+        """See `Trial.traffic`."""
+        return {
+            "size_bytes": self.size_bytes,
+            "frequency_pps": self.frequency_pps,
+            "protocol": self.protocol,
+        }
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """See `Trial.measure_on`."""
+        if not isinstance(station, RttStation):
+            raise _unsupported(self.name)
+        return station.rtt(self, place)
 
 
 @dataclass(frozen=True)
@@ -36,6 +94,23 @@ class LoadTrial:
     offered_pps: float
     size_bytes: int
     duration_s: float
+    kind: ClassVar[TrialKind] = "load"
+    samples: ClassVar[bool] = False
+
+    @property
+    def expected_s(self) -> float:
+        """See `Trial.expected_s`."""
+        return self.duration_s
+
+    def traffic(self) -> dict[str, Level]:
+        """See `Trial.traffic`."""
+        return {"size_bytes": self.size_bytes}
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """See `Trial.measure_on`."""
+        if not isinstance(station, LoadStation):
+            raise _unsupported(self.name)
+        return station.load(self, place)
 
 
 @dataclass(frozen=True)
@@ -46,6 +121,23 @@ class ChainTrial:
     size_bytes: int | Imix
     duration_s: float
     warmup_s: float
+    kind: ClassVar[TrialKind] = "chain"
+    samples: ClassVar[bool] = True
+
+    @property
+    def expected_s(self) -> float:
+        """See `Trial.expected_s`."""
+        return self.warmup_s + self.duration_s
+
+    def traffic(self) -> dict[str, Level]:
+        """See `Trial.traffic`."""
+        return {"size_bytes": self.size_bytes}
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """See `Trial.measure_on`."""
+        if not isinstance(station, ChainStation):
+            raise _unsupported(self.name)
+        return station.chain(self, place, on_sample)
 
 
 @dataclass(frozen=True)
@@ -57,10 +149,27 @@ class TcpTrial:
     duration_s: float
     warmup_s: int
     streams: int
+    kind: ClassVar[TrialKind] = "tcp"
+    samples: ClassVar[bool] = True
+
+    @property
+    def expected_s(self) -> float:
+        """See `Trial.expected_s`."""
+        return self.warmup_s + self.duration_s
+
+    def traffic(self) -> dict[str, Level]:
+        """See `Trial.traffic`."""
+        return {"message_bytes": self.message_bytes}
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """See `Trial.measure_on`."""
+        if not isinstance(station, TcpStation):
+            raise _unsupported(self.name)
+        return station.tcp(self, place, on_sample)
 
 
-Trial = RttTrial | LoadTrial | ChainTrial | TcpTrial
-"""What may be run in a cell."""
+def _unsupported(trial: str) -> UnsupportedError:
+    return UnsupportedError(f"{trial} cannot be measured on this testbed")
 
 
 @dataclass(frozen=True)
@@ -70,7 +179,7 @@ class Visit:
     block: int
     cell: Cell
     trials: tuple[Trial, ...]
-    warmup: tuple[RttTrial | LoadTrial, ...] = ()
+    warmup: tuple[Trial, ...] = ()
     """Run before the trials, and thrown away."""
 
 

@@ -13,9 +13,9 @@ from typing import Self
 from planewise.measure.cells import Cell
 from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import Design
-from planewise.measure.experiment import FactualStage, Stage, StageFacts, Station
 from planewise.measure.hosts import local_stage
 from planewise.measure.namespaces import NamespaceStage
+from planewise.measure.stage import FactualStage, Stage, StageFacts, Station
 from planewise.measure.vms import VmStage
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 

@@ -13,9 +13,9 @@ from typing import Self
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge.curve import Run
-from planewise.measure.experiment import Place
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.schedule import LoadTrial
+from planewise.measure.stage import Place
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import IpVersion, TestbedSpec, TrialPath, mtu_for

@@ -17,7 +17,6 @@ from planewise.errors import PlanewiseError
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
-from planewise.measure.experiment import Place, StageFacts, TrialResult
 from planewise.measure.load import Generator
 from planewise.measure.load_apart import (
     ApartPath,
@@ -29,6 +28,7 @@ from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import EMULATED_PATIENCE_S, RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
+from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
 from planewise.testbed.load import BackgroundLoad

@@ -14,7 +14,7 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.cells import Cell
 from planewise.measure.chains.stage import SLACK_S, Build, ChainStation, chain_of, longest
 from planewise.measure.design import Design
-from planewise.measure.experiment import StageFacts
+from planewise.measure.stage import StageFacts
 from planewise.measure.vms import options_of
 from planewise.testbed.chains import hosted
 from planewise.testbed.chains.hosted import FUNCTIONS, PLANES, HostedChain, PassedThrough
@@ -38,7 +38,7 @@ def builds(cells: Sequence[Cell], nic: str) -> dict[str, Build]:
 
 
 class HostedChainStage:
-    """Builds a chain for a visit and removes it after; see `planewise.measure.experiment.Stage`."""
+    """Builds a chain for a visit and removes it after; see `planewise.measure.stage.Stage`."""
 
     def __init__(self, design: Design, pair: Pair) -> None:
         self._wanted = {} if design.chain is None else design.chain.cpus.named()

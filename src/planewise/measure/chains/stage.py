@@ -19,8 +19,8 @@ from planewise.measure.chains import evaluate
 from planewise.measure.chains.evaluate import Between
 from planewise.measure.chains.tcp import PROGRAM, End, Passed, measure_tcp
 from planewise.measure.design import Design
-from planewise.measure.experiment import Place, StageFacts, TrialResult
 from planewise.measure.schedule import ChainTrial, LoadTrial, RttTrial, TcpTrial
+from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.vms import memory_bytes, options_of
 from planewise.store.models import ChainLimit, KpiSample, Limit, Load, TrialRecord
 from planewise.testbed.chains import kernel, local_guests, vhost_user
@@ -83,7 +83,7 @@ class Build:
 class ChainStage:
     """Builds a chain for a visit and removes it after: what polls takes its core as long as it is.
 
-    See `planewise.measure.experiment.Stage`.
+    See `planewise.measure.stage.Stage`.
     """
 
     def __init__(self, design: Design) -> None:

@@ -13,8 +13,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.measure.experiment import Place, TrialResult
 from planewise.measure.schedule import TcpTrial
+from planewise.measure.stage import Place, TrialResult
 from planewise.store.models import CoreUse, KpiSample, TcpResult, Throughput, TrialRecord
 from planewise.testbed.chains.reading import CpuTime, cpu_times, now_s
 from planewise.testbed.host import Finished, Host, HostProcess

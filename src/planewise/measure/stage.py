@@ -1,0 +1,111 @@
+"""The words between a run and what it measures on: places, results, stations, stages.
+
+Vocabulary alone. `experiment` orders trials and knows no testbed; a stage knows no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import polars as pl
+
+from planewise.measure.cells import Cell
+from planewise.store.models import KpiSample, Level, TrialRecord
+
+TrialKind = Literal["rtt", "load", "chain", "tcp"]
+"""As a trial record has it."""
+
+OnSample = Callable[[KpiSample], None]
+"""Receives a sample about once a second while a trial runs."""
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What a trial measured, before it has a place in the run."""
+
+    record: TrialRecord
+    packets: pl.DataFrame | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a trial stands in its run."""
+
+    trial: str
+    cell: dict[str, str | int | float]
+    block: int
+    order: int
+
+
+class Station(Protocol):
+    """One cell, set up and loaded. What can be measured on it is told by further protocols, each
+    beside the trial that asks for it (`schedule.RttStation`, …)."""
+
+
+class Trial(Protocol):
+    """One measurement to be made on a station."""
+
+    @property
+    def name(self) -> str:
+        """Unique in its run."""
+
+    @property
+    def kind(self) -> TrialKind:
+        """As a trial record has it."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether it reports to `on_sample` itself, so that no meter need read the guests."""
+
+    @property
+    def expected_s(self) -> float:
+        """How long its traffic lasts [s], without what starting and stopping the probes takes."""
+
+    def traffic(self) -> dict[str, Level]:
+        """The factor levels that it has beside those of its cell."""
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """Runs on a station.
+
+        Raises:
+            UnsupportedError: it cannot be measured on this station.
+            PlanewiseError: it could not be run, or ended early.
+        """
+
+
+class Stage(Protocol):
+    """Sets cells up. Made for one run; what it built is gone when it is closed."""
+
+    def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
+        """Which of these cells cannot be set up here, and why."""
+
+    def max_pps(self, cell: Cell, size_bytes: int) -> float:
+        """The generator's own maximum [packet/s]: nothing above it is worth offering."""
+
+    def station(self, cell: Cell) -> AbstractContextManager[Station]:
+        """Sets `cell` up and starts its background load."""
+
+    def __enter__(self) -> Stage: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """What a reader of a run must know of the stage that it was measured on."""
+
+    emulated: str = ""
+    """Why absolute times are not those of hardware; empty when they are."""
+    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By plane, what differs from the other planes besides the plane, and cannot be made alike."""
+
+
+@runtime_checkable
+class FactualStage(Protocol):
+    """A stage of which there is something to know."""
+
+    def facts(self) -> StageFacts:
+        """What it is; complete once `unavailable` was asked."""
