@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from planewise.boot.process import Seen, processes
 from planewise.errors import PlanewiseError
-from planewise.lab.process import Seen, processes
 from planewise.testbed.model import HOSTS, TestbedSpec
 from planewise.testbed.vms import testbed as vms
 from planewise.testbed.vms.guests import Platform

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from planewise import lab
+from planewise.boot import qemu
 from planewise.errors import UnsupportedError
-from planewise.lab import qemu
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from planewise import lab
+from planewise.boot import cpio, kernel, packages, tools
+from planewise.boot.initramfs import busybox_entries, module_entries
 from planewise.errors import PlanewiseError
-from planewise.lab import cpio, kernel, packages, tools
-from planewise.lab.initramfs import decompressed
-from planewise.lab.kernel import load_order, module_name
 from planewise.testbed.host import LocalHost
 from planewise.testbed.remote import LabHost
 from planewise.testbed.vfs import find_planewised
@@ -252,21 +251,14 @@ def booted(ours: Platform, directory: Path) -> tuple[Path, Path]:
 def guest() -> bytes:
     """The archive that the machine boots: drivers, an address, and nothing else."""
     cache = packages.cache_directory()
-    found = kernel.find(cache)
-    wanted = ("virtio_pci", "virtio_net", "igbvf")
-    order = load_order(wanted, (found.modules / "modules.dep").read_text())
-    names = [f"{module_name(path)}.ko" for path in order]
-    entries = [
-        *(cpio.directory(name) for name in ("bin", "dev", "proc", "modules")),
-        cpio.file("bin/busybox", tools.find(cache).busybox.read_bytes(), 0o755),
-        cpio.file("init", INIT.replace("ADDRESS", GUEST).encode(), 0o755),
-        cpio.file("modules/order", "".join(f"{name}\n" for name in names).encode()),
-    ]
-    entries += [
-        cpio.file(f"modules/{name}", decompressed(found.modules / path))
-        for name, path in zip(names, order, strict=True)
-    ]
-    return cpio.archive(entries)
+    return cpio.archive(
+        [
+            *busybox_entries(tools.find(cache).busybox),
+            cpio.directory("proc"),
+            cpio.file("init", INIT.replace("ADDRESS", GUEST).encode(), 0o755),
+            *module_entries(kernel.find(cache), ("virtio_pci", "virtio_net", "igbvf")),
+        ]
+    )
 
 
 def test_a_machines_vf_is_plugged_and_unplugged_under_traffic_and_a_killed_daemon_recovers(

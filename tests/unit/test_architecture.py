@@ -17,8 +17,9 @@ MAY_IMPORT = {
     "advise": {"judge", "store"},
     "report": {"judge", "store"},
     "live": {"store"},
-    "lab": set(),
-    "testbed": {"store", "lab"},
+    "boot": set(),
+    "lab": {"boot"},
+    "testbed": {"store", "lab", "boot"},
     "measure": {"testbed", "judge", "store"},
 }
 """Room -> rooms that it may know. measure knows judge for the searches, which place trials."""
@@ -50,6 +51,11 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
 def test_the_search_knows_a_measurer_and_no_testbed() -> None:
     for file in (ROOT / "measure" / "search").rglob("*.py"):
         assert "testbed" not in imported_rooms(file), file.name
+
+
+def test_virtual_machines_boot_without_a_lab() -> None:
+    for file in (ROOT / "testbed" / "vms").rglob("*.py"):
+        assert "lab" not in imported_rooms(file), file.name
 
 
 def test_only_the_testbed_and_the_doctor_touch_sysfs_or_netlink() -> None:

@@ -17,12 +17,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from planewise import cli, lab
+from planewise.boot import accelerator, cpio, kernel, packages
+from planewise.boot import initramfs as boot_initramfs
+from planewise.boot import qemu as boot_qemu
+from planewise.boot import tools as boot_tools
+from planewise.boot.model import Accelerator, Kernel
+from planewise.boot.process import look
 from planewise.errors import BadInputError, PlanewiseError, StorageError, UnsupportedError
-from planewise.lab import accelerator, cpio, initramfs, kernel, lifecycle, packages, qemu, state
-from planewise.lab import tools as lab_tools
+from planewise.lab import initramfs, lifecycle, qemu, state
 from planewise.lab.diagnose import diagnose, last_lines
-from planewise.lab.model import Accelerator, Kernel, LabPaths, LabSpec, Platform
-from planewise.lab.process import look
+from planewise.lab.model import LabPaths, LabSpec, Platform
 from planewise.lab.state import HostRecord, Record
 from planewise.testbed import ledger
 
@@ -127,7 +131,7 @@ def test_a_comma_in_a_path_stays_part_of_the_path() -> None:
     ],
 )
 def test_qemu_says_its_version(text: str, version: tuple[int, int] | None) -> None:
-    assert qemu.parse_version(text) == version
+    assert boot_qemu.parse_version(text) == version
 
 
 def a_program(directory: Path, name: str, script: str) -> None:
@@ -141,11 +145,11 @@ def test_a_qemu_that_is_too_old_or_missing_is_said_with_the_way_out(
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")
     with pytest.raises(UnsupportedError, match="no qemu-system-x86_64") as caught:
-        qemu.find()
+        boot_qemu.find()
     assert "scripts/setup lab" in caught.value.remedy
     a_program(tmp_path / "bin", "qemu-system-x86_64", "echo QEMU emulator version 7.2.18")
     with pytest.raises(UnsupportedError, match=r"version 7\.2, .* came with 8\.1") as caught:
-        qemu.find()
+        boot_qemu.find()
     assert "backports" in caught.value.remedy
 
 
@@ -197,6 +201,23 @@ def test_a_kernel_without_sriov_drivers_is_refused_by_the_missing_modules(tmp_pa
     assert "igb, igbvf" in refusal
     gone = Kernel("6.12", tmp_path / "none", tmp_path, "machine")
     assert "not readable" in (kernel.refuse(gone) or "")
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("6.12~rc1-1", "6.12-1"),
+        ("6.12.95-1~bpo12+1", "6.12.95-1"),
+        ("7.0-1", "1:6.12-1"),
+        ("6.9-1", "6.12-1"),
+        ("6.12-1", "6.12-1+b1"),
+        ("6.12.a-1", "6.12.b-1"),
+    ],
+)
+def test_versions_are_ordered_as_debian_orders_them(older: str, newer: str) -> None:
+    for versions in ((older, newer), (newer, older)):
+        listing = "".join(f" p | {version} | suite\n" for version in versions)
+        assert packages.newest(listing) == newer
 
 
 def test_the_newest_of_the_suites_versions_is_chosen() -> None:
@@ -299,13 +320,13 @@ def test_the_hosts_accounts_have_sshd_and_a_root_with_a_home_of_its_own() -> Non
 
 
 def test_only_a_static_busybox_serves_as_the_first_program() -> None:
-    assert lab_tools.is_static(b"\x7fELF" + b"\0" * 100)
-    assert not lab_tools.is_static(b"\x7fELF\0/lib64/ld-linux-x86-64.so.2\0")
-    assert not lab_tools.is_static(b"#!/bin/sh")
+    assert boot_tools.is_static(b"\x7fELF" + b"\0" * 100)
+    assert not boot_tools.is_static(b"\x7fELF\0/lib64/ld-linux-x86-64.so.2\0")
+    assert not boot_tools.is_static(b"#!/bin/sh")
 
 
 def test_kvm_is_believed_only_when_its_guest_spoke() -> None:
-    assert accelerator.conclude(f"noise\n{initramfs.ACCELERATED}\n", "").name == "kvm"
+    assert accelerator.conclude(f"noise\n{boot_initramfs.ACCELERATED}\n", "").name == "kvm"
     died = accelerator.conclude("", "KVM internal error. Suberror: 3\nextra data[0]: 0x0")
     assert died.name == "tcg"
     assert "KVM internal error" in died.reason

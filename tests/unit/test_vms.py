@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from planewise.boot.model import Accelerator
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.lab.model import Accelerator
 from planewise.testbed.model import TestbedSpec
 from planewise.testbed.plan import AddMacvtap, AddTap
 from planewise.testbed.vms import image

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from planewise.boot.process import processes
 from planewise.errors import PlanewiseError
-from planewise.lab.process import processes
 from planewise.measure.load import Generator
 from planewise.measure.load_apart import measure_load_apart
 from planewise.measure.schedule import LoadTrial

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from planewise.lab.process import processes
+from planewise.boot.process import processes
 from planewise.measure.rtt import parts_ns
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, netns

@@ -8,32 +8,21 @@ the outer machine is there.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import lzma
-import shutil
-import subprocess
 import textwrap
 from pathlib import Path
 
-from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.lab import cpio
-from planewise.lab.kernel import HOST_MODULES, load_order, module_name
-from planewise.lab.model import (
-    MANAGEMENT_HOST,
-    MANAGEMENT_NETWORK,
-    HostId,
-    Kernel,
-)
+from planewise.boot import cpio
+from planewise.boot.initramfs import busybox_entries, module_entries
+from planewise.boot.kernel import HOST_MODULES
+from planewise.boot.model import Kernel
+from planewise.lab.model import MANAGEMENT_HOST, MANAGEMENT_NETWORK, HostId
 
 READY = "pw-lab: ready"
 """The line on the serial console that ends the boot; sshd starts right after it."""
 
 FAILED = "pw-lab: failed: "
 """A line that starts so says why a host cannot boot."""
-
-ACCELERATED = "pw-lab: it runs"
-"""What the guest that tries an accelerator says."""
 
 OUTER_TAG = "outer"
 CACHE_TAG = "cache"
@@ -138,13 +127,6 @@ SetEnv PATH={path}
 Subsystem sftp internal-sftp
 """
 
-_TRIAL = """\
-#!/bin/busybox sh
-/bin/busybox mount -t devtmpfs dev /dev
-/bin/busybox sha256sum /bin/busybox >/dev/null && echo "ACCELERATED_MARK"
-/bin/busybox poweroff -f
-"""
-
 
 def base_name(kernel: Kernel, busybox: Path) -> str:
     """A file name that changes whenever the base archive would."""
@@ -158,23 +140,13 @@ def base(kernel: Kernel, busybox: Path) -> bytes:
     Raises:
         PlanewiseError: a module or busybox cannot be read.
     """
-    order = load_order(HOST_MODULES, (kernel.modules / "modules.dep").read_text())
-    entries = [
-        *_busybox(busybox),
-        cpio.file("init", _filled(_INIT).encode(), 0o755),
-        cpio.directory("modules"),
-        cpio.file("modules/order", "".join(f"{_flat(path)}\n" for path in order).encode()),
-    ]
-    entries += [
-        cpio.file(f"modules/{_flat(path)}", decompressed(kernel.modules / path)) for path in order
-    ]
-    return cpio.archive(entries)
-
-
-def trial(busybox: Path) -> bytes:
-    """The whole initramfs of the guest that tries an accelerator: it says one line and ends."""
-    entries = [*_busybox(busybox), cpio.file("init", _filled(_TRIAL).encode(), 0o755)]
-    return cpio.archive(entries)
+    return cpio.archive(
+        [
+            *busybox_entries(busybox),
+            cpio.file("init", _filled(_INIT).encode(), 0o755),
+            *module_entries(kernel, HOST_MODULES),
+        ]
+    )
 
 
 def personal(
@@ -230,52 +202,11 @@ def accounts_inside(accounts: str) -> str:
     return "".join(f"{line}\n" for line in (*ours, *kept))
 
 
-def decompressed(module: Path) -> bytes:
-    """A module's content: busybox loads no compressed ones.
-
-    Raises:
-        PlanewiseError: it cannot be read.
-        UnsupportedError: it is compressed with zstd, and there is no zstd.
-    """
-    try:
-        content = module.read_bytes()
-        if module.suffix == ".xz":
-            return lzma.decompress(content)
-        if module.suffix == ".gz":
-            return gzip.decompress(content)
-        if module.suffix == ".zst":
-            if shutil.which("zstd") is None:
-                raise UnsupportedError(
-                    "there is no program `zstd` on this machine", remedy="install zstd"
-                )
-            done = subprocess.run(["zstd", "-dcq"], input=content, capture_output=True, check=True)
-            return done.stdout
-    except (OSError, lzma.LZMAError, EOFError, subprocess.CalledProcessError) as error:
-        raise PlanewiseError(
-            f"the kernel module {module} cannot be read: {error}",
-            remedy="remove the directory linux-… of the lab's cache, so that it is fetched again",
-        ) from error
-    return content
-
-
-def _busybox(busybox: Path) -> list[cpio.Entry]:
-    return [
-        cpio.directory("bin"),
-        cpio.directory("dev"),
-        cpio.file("bin/busybox", busybox.read_bytes(), 0o755),
-    ]
-
-
-def _flat(path: str) -> str:
-    return f"{module_name(path)}.ko"
-
-
 def _filled(script: str) -> str:
     return (
         textwrap.dedent(script)
         .replace("FAILED_MARK", FAILED)
         .replace("READY_MARK", READY)
-        .replace("ACCELERATED_MARK", ACCELERATED)
         .replace("OUTER_TAG", OUTER_TAG)
         .replace("CACHE_TAG", CACHE_TAG)
     )

@@ -18,21 +18,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from planewise.boot import accelerator, kernel, packages, process, tools
+from planewise.boot import qemu as boot_qemu
+from planewise.boot.model import Accelerator, Kernel
+from planewise.boot.process import Seen
 from planewise.errors import BadInputError, PlanewiseError, StorageError, UnsupportedError
-from planewise.lab import accelerator, initramfs, kernel, packages, process, qemu, state, tools
+from planewise.lab import initramfs, qemu, state
 from planewise.lab.diagnose import Finding, diagnose, last_lines
 from planewise.lab.model import (
     HOSTS,
     PREFIX,
-    Accelerator,
     HostId,
-    Kernel,
     LabPaths,
     LabSpec,
     Platform,
     process_name,
 )
-from planewise.lab.process import Seen
 from planewise.lab.state import HostRecord, Record
 
 BOOT_LIMIT_S = 120.0
@@ -111,7 +112,7 @@ def prepare(progress: Progress) -> Platform:
         UnsupportedError: something is missing and cannot be fetched.
         StorageError: the cache has no room.
     """
-    program, version = qemu.find()
+    program, version = boot_qemu.find()
     cache = packages.cache_directory()
     with _storage_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
@@ -135,7 +136,7 @@ def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
     Raises:
         UnsupportedError: QEMU is missing, or too old, or there is no kernel.
     """
-    program, version = qemu.find()
+    program, version = boot_qemu.find()
     cache = packages.cache_directory()
     found = kernel.foreseen(cache)
     known = accelerator.recall(program, version, found, cache)

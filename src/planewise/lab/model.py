@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from planewise.boot.model import Accelerator, Kernel
 from planewise.errors import BadInputError
 
 HostId = Literal["a", "b"]
@@ -126,26 +127,6 @@ class LabPaths:
     def cable(self, host: HostId, index: int) -> Path:
         """The socket at this host's end of cable `index`."""
         return self.directory / f"{host}{index}.cable"
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel for the hosts."""
-
-    version: str
-    """As `uname -r` says it."""
-    image: Path
-    modules: Path
-    """The directory that holds modules.dep."""
-    origin: Literal["machine", "package"]
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """How QEMU runs the hosts' instructions, and how we know."""
-
-    name: Literal["kvm", "tcg"]
-    reason: str
 
 
 @dataclass(frozen=True)

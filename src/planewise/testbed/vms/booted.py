@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from planewise.boot import packages
+from planewise.boot.model import Accelerator
 from planewise.errors import PlanewiseError
-from planewise.lab import packages
-from planewise.lab.model import Accelerator
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import make_guest
 from planewise.testbed.vms.domain import VmOptions, domain_xml

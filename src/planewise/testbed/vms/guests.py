@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
+from planewise.boot import packages
+from planewise.boot.model import Accelerator
 from planewise.errors import PlanewiseError
-from planewise.lab import packages
-from planewise.lab.model import Accelerator
 from planewise.testbed.host import Host
 from planewise.testbed.model import Guest
 from planewise.testbed.vms import image

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
+from planewise.boot import accelerator, initramfs, kernel, packages, qemu, tools
+from planewise.boot.model import Accelerator, Kernel
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.lab import accelerator, initramfs, kernel, packages, qemu, tools
-from planewise.lab.model import Accelerator, Kernel
 from planewise.store.models import Metric
 from planewise.testbed import script
 from planewise.testbed.host import Host, ProcessTimeoutError, find_probe

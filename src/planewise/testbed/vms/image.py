@@ -18,11 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from planewise.boot import cpio, kernel, packages, tools
+from planewise.boot.initramfs import busybox_entries, module_entries
+from planewise.boot.model import Kernel
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.lab import cpio, kernel, packages, tools
-from planewise.lab.initramfs import decompressed
-from planewise.lab.kernel import load_order, module_name
-from planewise.lab.model import Kernel
 
 AGENT_PORT = "org.qemu.guest_agent.0"
 """The virtio-serial port of the agent: the name that libvirt's agent commands use."""
@@ -126,7 +125,7 @@ def prepare(probe: Path) -> GuestImage:
             os.utime(initrd)
     else:
         _forget_old(cache)
-        _write(initrd, gzip.compress(initramfs(found, busybox.read_bytes(), program), 6, mtime=0))
+        _write(initrd, gzip.compress(initramfs(found, busybox, program), 6, mtime=0))
     if image is None:
         return GuestImage(found.image, initrd, found.version, BZIMAGE_MIB)
     return GuestImage(image, initrd, found.version, PVH_MIB)
@@ -140,28 +139,21 @@ def _forget_old(cache: Path) -> None:
                 old.unlink()
 
 
-def initramfs(found: Kernel, busybox: bytes, probe: bytes) -> bytes:
+def initramfs(found: Kernel, busybox: Path, probe: bytes) -> bytes:
     """The archive of all guests with this kernel.
 
     Raises:
         PlanewiseError: a module cannot be read.
     """
-    order = load_order(MODULES, (found.modules / "modules.dep").read_text())
-    entries = [
-        *(cpio.directory(name) for name in ("bin", "dev", "proc", "sys", "tmp", "modules")),
-        cpio.file("bin/busybox", busybox, 0o755),
-        cpio.file(PROBE.lstrip("/"), probe, 0o755),
-        cpio.file("init", _filled().encode(), 0o755),
-        cpio.file("modules/order", "".join(f"{_flat(path)}\n" for path in order).encode()),
-    ]
-    entries += [
-        cpio.file(f"modules/{_flat(path)}", decompressed(found.modules / path)) for path in order
-    ]
-    return cpio.archive(entries)
-
-
-def _flat(path: str) -> str:
-    return f"{module_name(path)}.ko"
+    return cpio.archive(
+        [
+            *busybox_entries(busybox),
+            *(cpio.directory(name) for name in ("proc", "sys", "tmp")),
+            cpio.file(PROBE.lstrip("/"), probe, 0o755),
+            cpio.file("init", _filled().encode(), 0o755),
+            *module_entries(found, MODULES),
+        ]
+    )
 
 
 def _filled() -> str:

@@ -14,8 +14,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from planewise.boot import accelerator, kernel, packages, qemu, tools
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.lab import accelerator, kernel, packages, qemu, tools
 from planewise.store.models import Metric
 from planewise.testbed.apply import apply
 from planewise.testbed.host import Host, LocalHost, find_probe

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from debian.debian_support import Version
+
+from planewise.boot import packages
+from planewise.boot.model import Kernel
+from planewise.boot.packages import version_order
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.lab import packages
-from planewise.lab.model import Kernel
 
 BOOT_MODULES = ("virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "igb")
 """Loaded before the hosts have a root."""
@@ -77,11 +79,15 @@ def _own() -> tuple[Kernel | None, list[str]]:
 
 def _unpacked(cache: Path) -> list[Path]:
     trees = [tree for tree in cache.glob("linux-*") if tree.is_dir()]
-    return sorted(trees, key=lambda tree: _numbers(tree.name), reverse=True)
+    return sorted(trees, key=lambda tree: _release_order(tree.name), reverse=True)
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
+def _release_order(name: str) -> Version:
+    """A sort key for what `uname -r` prints and package names that end so; `-rc1` before release.
+
+    Source: Debian policy 5.6.12, by which `~` sorts before the end of a version.
+    """
+    return version_order(name.removeprefix("linux-image-").replace("-rc", "~rc"))
 
 
 def refuse(kernel: Kernel) -> str | None:
@@ -140,7 +146,7 @@ def load_order(wanted: Iterable[str], dep: str) -> tuple[str, ...]:
 def _installed(running: str) -> list[str]:
     modules = Path("/lib/modules")
     found = [entry.name for entry in modules.iterdir()] if modules.is_dir() else []
-    newest_first = sorted(found, key=_numbers, reverse=True)
+    newest_first = sorted(found, key=_release_order, reverse=True)
     # Cloud flavours leave igb out; they are refused by their modules, so no name is looked at.
     return sorted(newest_first, key=lambda name: name != running)
 

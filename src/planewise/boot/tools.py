@@ -12,8 +12,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from planewise.boot import packages
 from planewise.errors import UnsupportedError
-from planewise.lab import packages
 
 _PACKAGES = (
     "busybox-static",

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from debian.debian_support import Version
+
 from planewise.errors import PlanewiseError, StorageError, UnsupportedError
 
 SETUP_REMEDY = (
@@ -36,14 +38,18 @@ def cache_directory() -> Path:
 def newest(listing: str) -> str | None:
     """The newest version in what `apt-cache madison PACKAGE` prints, or None. Pure.
 
-    Ordered by the numbers in the version, which is enough among one package's suites.
+    Ordered as Debian orders versions: epoch first, `6.12~rc1-1` before `6.12-1`.
     """
     versions = [line.split("|")[1].strip() for line in listing.splitlines() if line.count("|") >= 2]
-    return max(versions, key=_by_numbers, default=None)
+    return max(versions, key=version_order, default=None)
 
 
-def _by_numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version))
+def version_order(version: str) -> Version:
+    """A sort key for Debian versions. Pure.
+
+    Characters that no version may have (a kernel built by hand has any name) count as `+`.
+    """
+    return Version(re.sub(r"[^A-Za-z0-9.+:~-]", "+", version))
 
 
 def dependencies(record: str, pattern: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, and a way to start one that dies with us. Knows no lab."""
+"""Processes as /proc shows them, and a way to start one that dies with us."""
 
 from __future__ import annotations
 

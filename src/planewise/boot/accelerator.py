@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from planewise.lab import initramfs
-from planewise.lab.model import Accelerator, Kernel
-from planewise.lab.process import spawn_tied
-from planewise.lab.qemu import trial_command_line
+from planewise.boot import initramfs
+from planewise.boot.model import Accelerator, Kernel
+from planewise.boot.process import spawn_tied
+from planewise.boot.qemu import trial_command_line
 
 TRIAL_TIMEOUT_S = 15.0
 """A working KVM needs two; a broken one may hang."""
