@@ -1,0 +1,137 @@
+"""The last part of the `planewise` search: results, and what the order of its trials says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from planewise.measure.search import model
+from planewise.measure.search.fits import Estimate, Fits
+from planewise.measure.search.goals import Finding, Goal, GoalResult
+from planewise.measure.search.locate import below_range
+from planewise.measure.search.particles import Array
+from planewise.measure.search.residuals import Course, course, doubts
+from planewise.units import percent_text
+
+
+def results(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...]:
+    """A result for each goal, in their order; what was seen besides becomes findings."""
+    loosest = max(goals, key=lambda goal: goal.loss_ratio)
+    # The goal whose trials tell most of the order is the one that is doubted.
+    order: Course | None = None
+    concluded: dict[Goal, GoalResult] = {}
+    for goal in sorted(goals, key=lambda goal: goal != loosest):
+        estimate = fits.estimate(goal)
+        law, _, _, _ = fits.law(goal, fits.options.final_moves)
+        if goal == loosest:
+            order = _order(fits, estimate)
+        concluded[goal] = _result(fits, _final(fits, estimate, law.x, law.weight, order))
+    _watch_outliers(fits, fits.known[loosest])
+    return tuple(concluded[goal] for goal in goals)
+
+
+def unmeasured(goals: tuple[Goal, ...]) -> tuple[GoalResult, ...]:
+    """Results of a search whose budget ended too early."""
+    note = "the budget was spent before the edge of loss was measured"
+    return tuple(GoalResult(goal, "undecided", None, note=note) for goal in goals)
+
+
+def _final(
+    fits: Fits, estimate: Estimate, x: Array, weight: Array, order: Course | None
+) -> Estimate:
+    """The last estimate of a goal, for what the order of its trials says."""
+    tuning = fits.options.tuning
+    random = np.random.default_rng(fits.options.seed)
+    chosen = np.searchsorted(np.cumsum(weight), random.random(tuning.draws))
+    draws = x[chosen.clip(0, x.size - 1)]
+    if order is not None:
+        draws = draws + order.draw(random, tuning.draws, float(draws.std()))
+    low, middle, high = (float(q) for q in np.quantile(draws, (0.025, 0.5, 0.975)))
+    factor = _caution(fits, estimate, order)
+    return replace(
+        estimate,
+        low=middle - factor * (middle - low),
+        middle=middle,
+        high=middle + factor * (high - middle),
+    )
+
+
+def _order(fits: Fits, estimate: Estimate) -> Course | None:
+    """What the order of a goal's trials says, and trials that are far off, as findings."""
+    session, tuning = fits.session, fits.options.tuning
+    seen, offered = fits.all_trials()
+    readings = model.readings(fits.posteriors[estimate.goal], seen)
+    standard = readings.y / readings.deviation
+    near = readings.informative & (offered <= fits.ceiling_pps)
+    near &= seen.x < estimate.middle + tuning.far + 6 * estimate.noise
+    # A bad trial: it found far less capacity than the others.
+    bad = near & (standard < -tuning.outlying) & (readings.y < -tuning.outlying_least)
+    good = near & ~bad & (np.abs(readings.y) < tuning.outlying_least + 6 * estimate.noise)
+    ends_s = np.cumsum([trial.duration_s for trial in session.trials])
+    middle_s = ends_s - 0.5 * np.array([t.duration_s for t in session.trials])
+    if bad.any():
+        worst = int(np.flatnonzero(bad)[np.argmin(readings.y[bad])])
+        trial = session.trials[worst]
+        session.add_finding(
+            Finding(
+                "outliers",
+                f"{int(bad.sum())} of {int(near.sum())} trials near the edge found far less "
+                f"capacity than the rest; one lost {percent_text(trial.loss_ratio)} at "
+                f"{trial.offered_pps:.0f} packet/s",
+            )
+        )
+    losses = np.array([trial.loss_ratio for trial in session.trials])
+    for finding in doubts(standard[near], losses[near]):
+        session.add_finding(finding)
+    return course(
+        readings.y[good],
+        readings.deviation[good],
+        middle_s[good],
+        ends_s[-1] / 2,
+        np.flatnonzero(good).astype(np.float64),
+    )
+
+
+def _caution(fits: Fits, estimate: Estimate, order: Course | None) -> float:
+    """What intervals lack, by simulation, where the search sees that the model is only near.
+
+    Fitted to simulated systems other than those that the benches use; everything it looks at
+    is what the search itself has found.
+    """
+    tuning = fits.options.tuning
+    factor = 1.0
+    if estimate.soft:
+        factor = tuning.caution_clumped if fits.clump > tuning.clumped else tuning.caution_soft
+    if order is not None and order.correlated > 0.5:
+        factor = max(factor, tuning.caution_correlated)
+    return factor
+
+
+def _watch_outliers(fits: Fits, estimate: Estimate) -> None:
+    """Trials that miss the loosest goal clearly below its load."""
+    tuning = fits.options.tuning
+    below_pps = fits.load_pps(estimate.low - tuning.window / 2 - 3 * estimate.noise)
+    tolerated = max(estimate.goal.loss_ratio, tuning.tolerated)
+    below = [t for t in fits.session.trials if t.achieved_pps < below_pps]
+    bad = [t for t in below if t.loss_ratio > tolerated]
+    if bad:
+        worst = max(bad, key=lambda t: t.loss_ratio)
+        fits.session.add_finding(
+            Finding(
+                "outliers",
+                f"{len(bad)} of {len(below)} trials below the edge lost far more than the "
+                f"rest, up to {percent_text(worst.loss_ratio)} at "
+                f"{worst.offered_pps:.0f} packet/s",
+            )
+        )
+
+
+def _result(fits: Fits, estimate: Estimate) -> GoalResult:
+    low, pps, high = (fits.load_pps(x) for x in (estimate.low, estimate.middle, estimate.high))
+    lowest, highest = fits.session.min_load_pps, fits.session.max_load_pps
+    if pps > highest:
+        return GoalResult(estimate.goal, "above-range", highest, min(low, highest), None)
+    if pps < lowest:
+        return below_range(estimate.goal, lowest)
+    return GoalResult(estimate.goal, "found", pps, max(low, lowest), min(high, highest))

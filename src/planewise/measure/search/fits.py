@@ -1,0 +1,235 @@
+"""What the `planewise` search knows of its goals: the trials near each, fitted.
+
+Knows a session and the models; places no trial.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planewise.measure.search import lossless, model
+from planewise.measure.search.goals import Goal
+from planewise.measure.search.particles import Array, Law, Observations
+from planewise.measure.search.session import Session
+from planewise.measure.search.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class PlanewiseOptions:
+    """What the search may be told; the defaults are what the benches measure."""
+
+    precision: float = 0.0033
+    """A goal is done when its half interval, relative to its estimate, is within this; NDR, which
+    rests on single packets, when it is within twice this."""
+    trial_duration_s: float = 0.25
+    """Duration of the trials that measure, where the capacity's noise counts more than packets."""
+    probe_duration_s: float = 0.2
+    """Duration of the trials that locate and check."""
+    goal_duration_s: float = 1.0
+    """Duration of the trials that goals are about, and of those that measure where loss rises
+    smoothly: there few packets, or few clumps of them, decide."""
+    min_trials: int = 8
+    """Trials near a goal's edge, at least; twice as many where the capacity wavers, as few trials
+    may agree by chance."""
+    max_trials: int = 34
+    """Trials near a goal's edge after which it is done, where the capacity wavers by 1 %; more
+    where it wavers more, fewer where trials are long."""
+    particles: int = 256
+    moves: int = 2
+    final_moves: int = 8
+    seed: int = 1
+    tuning: Tuning = field(default_factory=Tuning)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A goal's posterior: ln(load/reference), and the scale on which its edge is blurred."""
+
+    goal: Goal
+    middle: float
+    low: float
+    high: float
+    noise: float
+    blur: float
+    """Deviation of the edge that this goal is about; for NDR more than the noise."""
+    soft: bool
+    """Whether loss rises smoothly."""
+    counted: bool
+    """Whether it is NDR's by `lossless`."""
+    trials: int
+    """Trials near the edge."""
+    lowest_bad: float | None
+    """Where no trial near the edge met the goal: the lowest of them."""
+    highest_good: float | None
+    """Where all trials near the edge met the goal: the highest of them."""
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width."""
+        return (self.high - self.low) / 2
+
+
+class Fits:
+    """The posteriors of a search's goals, brought up to date with its trials when asked."""
+
+    def __init__(self, session: Session, options: PlanewiseOptions) -> None:
+        self.session = session
+        self.options = options
+        self.reference_pps = session.max_load_pps
+        """Loads are taken relative to this."""
+        self.ceiling_pps = math.inf
+        """Loads above this belong to another edge."""
+        self.posteriors: dict[Goal, model.Posterior] = {}
+        self.known: dict[Goal, Estimate] = {}
+        self.soft = False
+        self.clump = 1.0
+        self._counts: lossless.LosslessPosterior | None = None
+        self._reached: dict[Goal, float] = {}
+
+    def load_pps(self, x: float) -> float:
+        """The load at ln(load/reference)."""
+        return self.reference_pps * math.exp(x)
+
+    def all_trials(self) -> tuple[Observations, Array]:
+        """All trials of the session, and the loads they were asked for [packet/s]."""
+        trials = self.session.trials
+        x = np.array([math.log(t.achieved_pps / self.reference_pps) for t in trials])
+        sent = np.array([float(t.run.sent) for t in trials])
+        lost = np.array([float(max(t.run.sent - t.run.received, 0)) for t in trials])
+        return Observations(x, sent, lost), np.array([t.offered_pps for t in trials])
+
+    def estimate(self, goal: Goal) -> Estimate:
+        """A goal's load by all trials so far."""
+        window = self.options.tuning.window
+        law, noise, blur, seen = self.law(goal)
+        low, middle, high = (law.quantile(share) for share in (0.025, 0.5, 0.975))
+        near = np.abs(seen.x - middle) < window / 2 + 3 * blur
+        bad = seen.lost[near] > goal.loss_ratio * seen.sent[near]
+        one_sided = bad.size >= 2 and (bad.all() or not bad.any())
+        if goal.loss_ratio > 0:
+            self.soft = self.posteriors[goal].soft() > 0.5
+        self.known[goal] = estimate = Estimate(
+            goal,
+            middle,
+            low,
+            high,
+            noise,
+            blur,
+            soft=self.soft,
+            counted=self._counts_losses(goal),
+            trials=int(near.sum()),
+            lowest_bad=float(seen.x[near].min()) if one_sided and bad.all() else None,
+            highest_good=float(seen.x[near].max()) if one_sided and not bad.any() else None,
+        )
+        return estimate
+
+    def law(self, goal: Goal, moves: int = 0) -> tuple[Law, float, float, Observations]:
+        """A goal's law, the noise, the deviation of where trials begin to miss the goal, and the
+        trials that count."""
+        least_blur = self.options.tuning.least_blur
+        if self._counts_losses(goal):
+            counts = self._lossless(goal)
+            self.clump = counts.clump()
+            return counts.law(moves), counts.sigma, counts.blur(), counts.seen
+        posterior = self._posterior(goal)
+        noise = max(posterior.noise(), least_blur)
+        blur = noise
+        if goal.loss_ratio == 0:
+            self.clump = posterior.clump()
+            blur = max(posterior.blur(), noise)
+        return posterior.law(moves), noise, blur, posterior.seen
+
+    def _between(self, low: float, high: float) -> Observations:
+        seen, offered = self.all_trials()
+        near = (seen.x >= low) & (seen.x <= high) & (offered <= self.ceiling_pps)
+        return Observations(seen.x[near], seen.sent[near], seen.lost[near])
+
+    def _scope(self, goal: Goal) -> model.Scope:
+        tuning = self.options.tuning
+        if goal.loss_ratio > 0:
+            anchor = goal.loss_exponent
+            high = self._reach(goal, anchor, anchor * tuning.high_share)
+            return model.Scope(anchor, anchor * tuning.low_share, high)
+        anchor = self._one_packet()
+        high = self._reach(goal, anchor, tuning.hard)
+        return model.Scope(anchor, 0.0, high, tuning.hard_powers, few=True)
+
+    def _reach(self, goal: Goal, anchor: float, least: float) -> float:
+        """Up to which loss the curve is fitted: `least`, doubled as often as noise asks for.
+
+        It never falls again: a scope that changes costs a fit from the beginning.
+        """
+        tuning = self.options.tuning
+        wanted = anchor
+        if goal in self.posteriors:
+            wanted += tuning.noises * self.posteriors[goal].loss_noise()
+        reach = max(least, self._reached.get(goal, 0.0))
+        while reach < min(wanted, tuning.widest_reach):
+            reach *= 2
+        self._reached[goal] = reach
+        return reach
+
+    def _one_packet(self) -> float:
+        """The loss ratio with which half of the goal's trials lose nothing."""
+        return math.log(2) / (self.reference_pps * self.options.goal_duration_s)
+
+    def _strictest(self) -> model.Posterior:
+        """The posterior of the strictest goal that allows some loss."""
+        goal = min((g for g in self.known if g.loss_ratio > 0), key=lambda g: g.loss_ratio)
+        return self.posteriors[goal]
+
+    def _few_lost(self) -> bool:
+        """Whether trials have lost a few packets: where loss rises steeply, hardly any does."""
+        tuning = self.options.tuning
+        few = tuning.ndr_reach * self._strictest().clump() * self._one_packet()
+        few = min(few, tuning.hard)
+        return sum(0 < trial.loss_ratio < few for trial in self.session.trials) >= 2
+
+    def _counts_losses(self, goal: Goal) -> bool:
+        """Whether a goal is NDR where loss rises smoothly."""
+        return goal.loss_ratio == 0 and self.soft and self._few_lost()
+
+    def _lossless(self, goal: Goal) -> lossless.LosslessPosterior:
+        """NDR's posterior where loss rises smoothly."""
+        options = self.options
+        strictest = self._strictest()
+        noise = max(strictest.noise(), options.tuning.least_blur)
+        if self._counts is None:
+            self._counts = lossless.LosslessPosterior(
+                options.seed,
+                packets=self.reference_pps * options.goal_duration_s,
+                noise=noise,
+                particles=options.particles,
+                moves=options.moves,
+            )
+        self._counts.sigma = noise
+        self._counts.log_clump = strictest.log_clump()
+        around = self.known[goal].middle if goal in self.known else 0.0
+        self._counts.update(self._between(-math.inf, max(around, 0.0) + options.tuning.far))
+        return self._counts
+
+    def _posterior(self, goal: Goal) -> model.Posterior:
+        options, tuning = self.options, self.options.tuning
+        scope = self._scope(goal)
+        posterior = self.posteriors.get(goal)
+        if posterior is None or posterior.scope != scope:
+            posterior = self.posteriors[goal] = model.Posterior(
+                options.seed,
+                scope,
+                particles=options.particles,
+                moves=options.moves,
+                spread=0.05 if goal.loss_ratio > 0 else 0.3,
+                packets=self.reference_pps * options.goal_duration_s,
+                lossless=goal.loss_ratio == 0,
+            )
+        around = self.known.get(goal)
+        low, high = -math.inf, tuning.far
+        if around is not None:
+            reach = tuning.window + 6 * around.noise + 3 * around.half_width
+            high = min(around.middle + reach + tuning.far, 0.5)
+            low = around.middle - reach - tuning.far
+        posterior.update(self._between(low, high))
+        return posterior

@@ -1,0 +1,171 @@
+"""The first part of the `planewise` search: near which load does loss begin?
+
+From the highest load down along the forwarding rates until the loss is small, a few trials toward
+the edge, and loads far below it: is loss really monotone? If not, down to the lower edge.
+"""
+
+from __future__ import annotations
+
+import math
+
+from planewise.measure.search.fits import Fits
+from planewise.measure.search.goals import Finding, Goal, GoalResult, Trial
+from planewise.units import percent_text
+
+_STEPS = 40
+"""Trials on the way down, at most: bisection reaches any load of twelve decades by then."""
+
+
+def locate(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None:
+    """Sets the fits' reference to a load that loses a little.
+
+    Returns results where every load of the range meets all goals, or none does.
+    """
+    session, options, tuning = fits.session, fits.options, fits.options.tuning
+    low, high = session.min_load_pps, session.max_load_pps
+    low_tried = False
+    load = high
+    for _ in range(_STEPS):
+        trial = session.measure(load, options.probe_duration_s)
+        high = min(high, session.max_load_pps)
+        loss = trial.loss_ratio
+        if loss <= min(goal.loss_ratio for goal in goals) and load >= high:
+            return _whole_range_good(fits, goals)
+        if tuning.tolerated < loss < tuning.located_loss:
+            again = _again(fits, trial)
+            if again is None:
+                fits.reference_pps = trial.offered_pps * (1 - loss)
+                return None
+            loss = again
+        if loss > tuning.tolerated:
+            high = min(high, load)
+            rate = trial.achieved_pps * (1 - loss) * tuning.step
+            load = rate if low * 1.02 < rate < high * 0.98 else math.sqrt(low * high)
+        else:
+            low, low_tried = max(low, load), True
+            load = math.sqrt(low * high)
+        if high / low < 1.05:
+            if not low_tried and low <= session.min_load_pps:
+                return _near_lowest(fits, goals)
+            break
+        load = session.clamp(load)
+    fits.reference_pps = math.sqrt(low * high)
+    return None
+
+
+def approach(fits: Fits, goal: Goal) -> int:
+    """A few trials toward a goal's load, so that "far below the edge" means something; how many."""
+    options, tuning = fits.options, fits.options.tuning
+    for step in range(tuning.approach):
+        load = fits.load_pps(fits.estimate(goal).middle)
+        trial = fits.session.measure(load, options.trial_duration_s)
+        if step and trial.loss_ratio < 3 * max(goal.loss_ratio, tuning.tolerated):
+            return step + 1
+    return tuning.approach
+
+
+def check_below(fits: Fits, goals: tuple[Goal, ...], edge_pps: float) -> None:
+    """Tries loads far below the edge: a loss there that repeats moves the reference down to it."""
+    session, options, tuning = fits.session, fits.options, fits.options.tuning
+    tolerated = max(max(goal.loss_ratio for goal in goals), tuning.tolerated)
+    clean = session.min_load_pps
+    for share in tuning.checked:
+        load = edge_pps * share
+        if load <= session.min_load_pps:
+            continue
+        first = session.measure(load, options.probe_duration_s)
+        if first.loss_ratio <= tolerated:
+            clean = load
+            continue
+        if not _repeats(fits, load, tolerated):
+            continue
+        session.add_finding(
+            Finding(
+                "not-monotone",
+                f"{percent_text(first.loss_ratio)} were lost at {load:.0f} packet/s, far below "
+                f"{edge_pps:.0f} where less was: loss does not simply grow with "
+                "load, and NDR and PDR are those below that load",
+            )
+        )
+        fits.ceiling_pps = load
+        fits.reference_pps = _bisect(fits, clean, load, tolerated)
+        return
+
+
+def below_range(goal: Goal, load_pps: float) -> GoalResult:
+    """The result of a goal that even the lowest load misses."""
+    return GoalResult(
+        goal,
+        "below-range",
+        None,
+        None,
+        load_pps,
+        interval="bracket",
+        note="even the lowest load misses the goal",
+    )
+
+
+def _again(fits: Fits, trial: Trial) -> float | None:
+    """What another trial at that load loses; None where one of two more loses as little: it
+    is the edge, then, and no bad trial."""
+    loss = 0.0
+    for _ in range(2):
+        again = fits.session.measure(trial.offered_pps, fits.options.probe_duration_s)
+        loss = again.loss_ratio
+        if loss > fits.options.tuning.tolerated and abs(loss - trial.loss_ratio) < 0.1:
+            return None
+    return loss
+
+
+def _whole_range_good(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None:
+    """Repeats the highest load: do half of the trials meet every goal?"""
+    load = fits.session.max_load_pps
+    again = [fits.session.measure(load, fits.options.goal_duration_s) for _ in range(3)]
+    if all(sum(t.loss_ratio <= goal.loss_ratio for t in again) >= 2 for goal in goals):
+        return tuple(
+            GoalResult(
+                goal,
+                "above-range",
+                load,
+                load,
+                None,
+                interval="bracket",
+                note="the highest load meets the goal: the generator or the line is the limit",
+            )
+            for goal in goals
+        )
+    fits.reference_pps = load
+    return None
+
+
+def _near_lowest(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None:
+    """Repeats the lowest load: do half of the trials miss every goal even there?"""
+    load = fits.session.min_load_pps
+    again = [fits.session.measure(load, fits.options.goal_duration_s) for _ in range(3)]
+    if all(sum(t.loss_ratio > goal.loss_ratio for t in again) >= 2 for goal in goals):
+        return tuple(below_range(goal, load) for goal in goals)
+    fits.reference_pps = load
+    return None
+
+
+def _repeats(fits: Fits, load: float, tolerated: float) -> bool:
+    """Whether a loss was no single bad trial: of two more, or else of the next two, both lose.
+
+    One bad trial in ten is taken for the system's by 1 % of repetitions, a load at which nine
+    of ten lose for a good one by 4 %.
+    """
+    for _ in range(2):
+        again = [fits.session.measure(load, fits.options.probe_duration_s) for _ in range(2)]
+        lossy = sum(trial.loss_ratio > tolerated for trial in again)
+        if lossy != 1:
+            return lossy == 2
+    return False
+
+
+def _bisect(fits: Fits, low: float, high: float, tolerated: float) -> float:
+    """A load near which loss first exceeds `tolerated`, between a good and a bad load."""
+    while high / low > 1.08:
+        middle = math.sqrt(low * high)
+        loss = fits.session.measure(middle, fits.options.probe_duration_s).loss_ratio
+        low, high = (low, middle) if loss > tolerated else (middle, high)
+    return math.sqrt(low * high)

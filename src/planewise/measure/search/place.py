@@ -1,0 +1,137 @@
+"""The second part of the `planewise` search: where the next trials tell most, and when to stop."""
+
+from __future__ import annotations
+
+import math
+
+from planewise.measure.search.fits import Estimate, Fits
+from planewise.measure.search.goals import Goal, StopReason
+from planewise.measure.search.tuning import Offsets
+
+
+def measure(fits: Fits, goals: tuple[Goal, ...], measured: dict[Goal, int]) -> StopReason:
+    """Measures in batches that grow, beside each goal's load, until every goal has enough.
+
+    `measured` counts the trials that were spent on each goal; it is brought up to date.
+    """
+    while True:
+        estimates = [fits.estimate(goal) for goal in goals]
+        wanting = [e for e in estimates if _wants_trials(fits, e, measured[e.goal])]
+        if not wanting:
+            wide = any(_relative_width(fits, estimate) > 1 for estimate in estimates)
+            return "trials" if wide else "precise"
+        for estimate in wanting:
+            for offered_pps, duration_s in _next_trials(fits, estimate, measured[estimate.goal]):
+                fits.session.measure(offered_pps, duration_s)
+                measured[estimate.goal] += 1
+
+
+def _relative_width(fits: Fits, estimate: Estimate) -> float:
+    """A goal's half interval in units of what is asked for."""
+    allowed = fits.options.precision * (1 if estimate.goal.loss_ratio > 0 else 2)
+    return estimate.half_width / allowed
+
+
+def _most(fits: Fits, estimate: Estimate) -> int:
+    """Trials near a goal's edge (for NDR: spent on it) after which it is done."""
+    most, tuning = fits.options.max_trials, fits.options.tuning
+    wavering = max(estimate.noise / tuning.reference_noise, 1.0)
+    if estimate.goal.loss_ratio == 0:
+        if not estimate.soft:
+            return most // 5
+        share = 0.6 if fits.clump > tuning.clumped else 0.9
+        return int(most * share * (1.0 if estimate.noise > tuning.steady else 0.92))
+    if estimate.soft:
+        return int(most * 0.65 * min(wavering, 1.8))
+    return int(most * min(wavering, 1.4))
+
+
+def _wants_trials(fits: Fits, estimate: Estimate, spent: int) -> bool:
+    options, most = fits.options, _most(fits, estimate)
+    if spent >= most:
+        return False
+    noisy = estimate.noise > options.precision / 4
+    if spent < 2 or estimate.trials < options.min_trials * (2 if noisy else 1):
+        return True
+    if estimate.goal.loss_ratio > 0 and estimate.trials >= most:
+        return False
+    one_sided = estimate.lowest_bad is not None or estimate.highest_good is not None
+    return one_sided or _relative_width(fits, estimate) > 1
+
+
+def _next_trials(fits: Fits, estimate: Estimate, spent: int) -> list[tuple[float, float]]:
+    """Load and duration of a goal's next batch: the more is known, the larger."""
+    tuning, goal = fits.options.tuning, estimate.goal
+    duration_s = _duration_s(fits, estimate)
+    if goal.loss_ratio == 0 and estimate.soft:
+        between = _unbracketed(fits)
+        if between is not None:
+            return [(fits.load_pps(between), duration_s)]
+    offsets = _offsets(fits, estimate)
+    left = _most(fits, estimate) - spent
+    if goal.loss_ratio > 0:
+        left = min(left, _most(fits, estimate) - estimate.trials)
+    chosen: list[tuple[float, float]] = []
+    for step in range(min(max(2, spent // 3), 8, max(left, 1))):
+        deviations, halves = offsets[(spent + step) % len(offsets)]
+        half_width = estimate.high - estimate.middle
+        if halves < 0:
+            half_width = estimate.middle - estimate.low
+        x = estimate.middle + deviations * min(estimate.blur, tuning.widest_step)
+        x += halves * min(half_width, tuning.window)
+        # Where losses are counted, each trial tells of its surroundings.
+        if not estimate.counted:
+            x = _past_one_side(x, estimate)
+        chosen.append((fits.load_pps(x), duration_s))
+    return chosen
+
+
+def _offsets(fits: Fits, estimate: Estimate) -> Offsets:
+    tuning = fits.options.tuning
+    if estimate.goal.loss_ratio > 0:
+        return tuning.soft_places if estimate.soft else tuning.places
+    return tuning.soft_ndr_places if estimate.soft else tuning.ndr_places
+
+
+def _duration_s(fits: Fits, estimate: Estimate) -> float:
+    options, tuning = fits.options, fits.options.tuning
+    duration_s = options.trial_duration_s
+    if not estimate.soft:
+        return duration_s
+    if estimate.goal.loss_ratio == 0 or fits.clump > tuning.clumped:
+        return options.goal_duration_s
+    counting = fits.posteriors[estimate.goal].counting()
+    if counting * options.goal_duration_s > tuning.counted * duration_s:
+        return options.goal_duration_s / 2
+    return duration_s
+
+
+def _unbracketed(fits: Fits) -> float | None:
+    """For NDR: the middle between the highest load without loss and the lowest with, as x,
+    while these are far apart."""
+    seen, offered = fits.all_trials()
+    usable = offered <= fits.ceiling_pps
+    lossy = seen.x[usable & (seen.lost > 0)]
+    if not lossy.size:
+        return None
+    # The highest clean load below which most trials are clean, too: losses may be rare.
+    clean = seen.x[usable & (seen.lost <= 0)]
+    low = (
+        float(clean.max())
+        if clean.size
+        else math.log(fits.session.min_load_pps / fits.reference_pps)
+    )
+    above = lossy[lossy > low]
+    if not above.size or float(above.min()) - low < fits.options.tuning.bracketed:
+        return None
+    return 0.5 * (low + float(above.min()))
+
+
+def _past_one_side(x: float, estimate: Estimate) -> float:
+    """A place further out where all trials near the edge met the goal, or none did."""
+    if estimate.lowest_bad is not None:
+        return min(x, estimate.lowest_bad) - 1.5 * abs(estimate.lowest_bad - estimate.middle)
+    if estimate.highest_good is not None:
+        ahead = abs(estimate.highest_good - estimate.middle)
+        return max(x, estimate.highest_good) + 1.5 * ahead
+    return x

@@ -1,0 +1,108 @@
+"""Every constant of the `planewise` search, with where it comes from.
+
+A source is one of: a definition (of a goal, of MLRsearch or CSIT); a rule of statistics; a cost
+(seconds of traffic against width of the interval); or a fit to simulated systems with other seeds
+than the benches'. None depends on the kind of system that is searched.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Offsets = tuple[tuple[float, float], ...]
+"""Where around a goal's load trials are placed: in deviations of the edge, plus in half intervals
+(to enclose the edge where there is little noise)."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Constants of the search; loads relative to the edge are differences of ln(load)."""
+
+    # -- locating the edge ------------------------------------------------------------------
+    located_loss: float = 0.15
+    """The edge is located when an overloaded trial loses less than this share. Cost: the curve is
+    fitted to losses up to this (`widest_reach`), so a trial that loses more would not count."""
+    step: float = 1.03
+    """The next load on the way down: this times the forwarding rate just seen. Fit: reaches the
+    edge of a system with constant throughput from above with 1 % noise in two trials."""
+    checked: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85)
+    """Loads of the check for monotone loss, relative to the located edge. Cost: one short trial
+    each; a bump narrower than their distance stays unseen."""
+    approach: int = 6
+    """Trials on the way from the located load to the edge, at most; two at least. Cost."""
+    tolerated: float = 1e-3
+    """Loss far below the edge that is taken for background, where the goals ask for less. A
+    thousand times the early loss of PASTRAMI's curves (section IV-B, at most 1e-6)."""
+
+    # -- which trials a fit uses ------------------------------------------------------------
+    far: float = 0.1
+    """Trials whose ln(load/edge) exceeds this by more than some noise are not part of the model:
+    the curve need be right near the goal only (`model`, discrepancy)."""
+    window: float = 0.04
+    """Trials within this of a goal's load count as near it; more when it is blurred. Fit."""
+    low_share: float = 1 / 25
+    """The curve is fitted to losses from the goal's share times this … Fit: a power of 25 to 120
+    (`synthetic.RealisticCurve`) loses that within 3 to 13 % of load."""
+    high_share: float = 6.0
+    """… to the goal's share times this … Fit: 3 % for PDR at 0.5 %."""
+    noises: float = 2.5
+    """… or to so many deviations of the loss above it: noise blurs the curve on that scale, and
+    losses cut off nearer to it would tell neither slope nor noise. Rule: 99 % of a normal law."""
+    widest_reach: float = 0.15
+    """But no further, as ln(sent/received)."""
+    hard: float = 0.03
+    """For NDR at a hard edge the curve is fitted to losses up to this. As `high_share` for PDR."""
+    hard_powers: tuple[float, float] = (math.log(60.0), math.log(3000.0))
+    """Powers of the load by which packets may be lost below a hard edge. Fit: steeper than
+    the steepest smooth curve's half."""
+    least_blur: float = 5e-4
+    """Noise of the capacity is taken to be at least this. Instrument: a generator's rate."""
+    ndr_reach: float = 100.0
+    """Trials that lose up to so many packets, or clumps of them, show that loss rises smoothly.
+    Rule: counts above it tell the rate to 10 % and nothing of single packets."""
+
+    # -- placing trials ---------------------------------------------------------------------
+    places: Offsets = ((0.9, 0.0), (-0.7, -1.0), (0.3, 1.0))
+    """On both sides, so that the load is read off between trials whatever the curve's slope, and
+    far enough apart to tell slope from noise; somewhat more above the edge, where a trial tells how
+    much capacity there was. Fit."""
+    soft_places: Offsets = ((0.3, 0.0), (-0.3, -1.0), (0.5, 1.0))
+    """The same where loss rises smoothly, as the curve beside the goal's share is known less."""
+    ndr_places: Offsets = ((0.0, -1.0), (0.8, 0.0), (0.0, -0.5))
+    """The same for NDR where the edge is hard: are packets really not lost further down?"""
+    soft_ndr_places: Offsets = ((0.6, 0.0), (-0.5, 0.0), (1.4, 0.0), (0.0, 0.0), (-1.2, 0.0))
+    """The same for NDR where loss rises smoothly: a trial that loses some packets tells how many
+    one further down loses. Fit."""
+    widest_step: float = 0.25
+    """Trials are placed no further apart than this times their offsets. Fit."""
+    bracketed: float = 0.06
+    """NDR is located where a trial with and one without loss are so near to each other. Fit."""
+
+    # -- when a goal is done ----------------------------------------------------------------
+    most_need: float = 3.0
+    """A goal whose interval is wider than this many precisions gets no more trials than at this."""
+    reference_noise: float = 0.012
+    """`max_trials` is meant for this deviation of the capacity; more noise gets more. Cost."""
+    steady: float = 0.003
+    """A capacity that wavers less than this needs fewer trials. As the default precision."""
+    clumped: float = 8.0
+    """Where losses come in larger clumps than this, trials are as long as the goal's. Fit."""
+    counted: float = 0.25
+    """A trial is long enough when counting packets adds no more than this to its reading's
+    variance, in units of the noise's. Rule: an interval 12 % wider."""
+
+    # -- concluding -------------------------------------------------------------------------
+    draws: int = 4000
+    """Draws of the goal's load. Rule: ends at 2.5 % are then known to 0.25 % of probability."""
+    caution_soft: float = 1.15
+    """Factor of the interval where loss rises smoothly. Fit."""
+    caution_clumped: float = 1.25
+    """… and where it also comes in clumps. Fit."""
+    caution_correlated: float = 1.1
+    """… and where successive trials are correlated. Fit."""
+    outlying: float = 5.0
+    """A bad trial found that many deviations less capacity than the others …  Rule: one in three
+    million of a normal law."""
+    outlying_least: float = 0.03
+    """… and at least this much less."""
