@@ -59,7 +59,7 @@ NOISE ?= 0.01,0,0.03
 SEEDS ?= 5
 SYSTEMS ?= 20
 bench-judge: test-setup
-	python benches/judge.py --runs $(RUNS) --noise $(NOISE)
+	python benches/judge.py --systems $(RUNS) --noise $(NOISE)
 	python benches/judge_replay.py --seeds $(SEEDS) --synthetic $(SYSTEMS)
 
 format:
