@@ -13,9 +13,12 @@ from pathlib import Path
 
 from planewise.boot.process import Seen, processes
 from planewise.errors import PlanewiseError
-from planewise.testbed.model import HOSTS, TestbedSpec
-from planewise.testbed.vms import testbed as vms
-from planewise.testbed.vms.guests import Platform
+from planewise.measure.vms import SECOND_WIRE
+from planewise.testbed.host import LocalHost
+from planewise.testbed.hosted import Setting
+from planewise.testbed.pair import local_pair
+from planewise.testbed.vms.guests import Started
+from planewise.testbed.vms.platform import Platform, platform_of
 from planewise.testbed.vms.testbed import VmTestbed
 
 MIB = 1 << 20
@@ -26,11 +29,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--guests", type=int, default=32, help="an even number")
     parser.add_argument("--plane", default="virtio-bridge")
-    parser.add_argument("--parallel", type=int, default=None, help="guests that boot at a time")
+    parser.add_argument("--parallel", type=int, help="guests of a host that boot at a time")
     arguments = parser.parse_args()
     try:
-        vms.check()
-        ours = vms.platform()
+        ours = platform_of(LocalHost("this machine"))
         measure(ours, arguments.guests, arguments.plane, arguments.parallel)
     except PlanewiseError as error:
         print(f"{error.what}\n  {error.remedy}", file=sys.stderr)
@@ -40,24 +42,29 @@ def main() -> int:
 
 def measure(ours: Platform, guests: int, plane: str, parallel: int | None) -> None:
     """Prints the figures of one testbed."""
-    spec = TestbedSpec(plane, background_guests=guests // 2 - 1)
+    setting = Setting("vm", plane, plane, guests // 2 - 1, "north-south")
     free = meminfo("MemAvailable")
     begun = time.monotonic()
+    started: list[Started] = []
     at: list[float] = []
-    with VmTestbed(
-        spec, ours, parallel=parallel, on_ready=lambda _: at.append(time.monotonic() - begun)
-    ) as testbed:
-        each = [one.ready_s for one in testbed.started]
-        taken = free - meminfo("MemAvailable")
-        names = {site.netns.rpartition("-")[0] for site in testbed.topology.sites.values()}
-        sizes = [memory(one) for one in processes() if of(one, names)]
-        asleep = time.monotonic()
-        testbed.sleep()
+
+    def on_ready(guest: Started) -> None:
+        started.append(guest)
+        at.append(time.monotonic() - begun)
+
+    with (
+        local_pair(1500, SECOND_WIRE) as pair,
+        VmTestbed(pair, 1500, parallel=parallel, on_ready=on_ready, lent=ours) as testbed,
+    ):
+        with testbed.arrange(setting):
+            each = [one.ready_s for one in started]
+            taken = free - meminfo("MemAvailable")
+            sizes = [memory(one) for one in processes() if of(one, {f"pw-{pair.token}"})]
+            asleep = time.monotonic()
         asleep = time.monotonic() - asleep
         woken = time.monotonic()
-        testbed.wake(spec.background_guests)
-        woken = time.monotonic() - woken
-        assert sum(1 + len(testbed.background(host)) for host in HOSTS) == len(each)
+        with testbed.arrange(setting):
+            woken = time.monotonic() - woken
         ended = time.monotonic()
     ended = time.monotonic() - ended
     pss = [size["Pss"] for size in sizes]

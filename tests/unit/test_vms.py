@@ -15,17 +15,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planewise.boot.model import Accelerator
-from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.testbed.model import TestbedSpec
-from planewise.testbed.plan import AddMacvtap, AddTap
+from planewise.errors import BadInputError, PlanewiseError
+from planewise.testbed.hosted import Setting
+from planewise.testbed.model import HOSTS, Guest, HostRole
 from planewise.testbed.vms import image
 from planewise.testbed.vms.agent import GuestAgent, Why
+from planewise.testbed.vms.arrangement import guest_in, wanted
 from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml
-from planewise.testbed.vms.guests import Platform, last_words
+from planewise.testbed.vms.guests import last_words
 from planewise.testbed.vms.hypervisor import AgentSilentError, GuestGoneError
 from planewise.testbed.vms.image import GuestImage
 from planewise.testbed.vms.planes import VM_PLANES, vm_plane
-from planewise.testbed.vms.testbed import differences, lay_out, plan_ports
+from planewise.testbed.vms.platform import Platform, differences
+from planewise.testbed.vms.resources import Resources, shortage
 
 NIC = Nic("virtio", "02:70:77:00:00:00", "tap-m0", vhost=False, queues=1, offloads=False)
 DOMAIN = DomainSpec(
@@ -99,38 +101,52 @@ def test_a_kernel_is_unpacked_and_its_entry_found() -> None:
     assert image.unpacked(bytes(bzimage)) == b"kernel"
 
 
+def guests(token: str, plane: str, count: int) -> list[Guest]:
+    """The first guests of a testbed, of both roles and on both hosts."""
+    return [
+        guest_in(token, slot, role, "background", slot, plane, lives_on)
+        for role in HOSTS
+        for lives_on in HOSTS
+        for slot in range(count)
+    ]
+
+
 @pytest.mark.parametrize("plane", [plane.name for plane in VM_PLANES])
 def test_no_two_ports_share_a_name_on_a_host_or_an_index_on_the_machine(plane: str) -> None:
-    topology = lay_out("0123abcd", TestbedSpec(plane, background_guests=1000))
-    steps = plan_ports(topology).steps
-    ports = [step for step in steps if isinstance(step, AddTap | AddMacvtap)]
-    assert len({(port.netns, port.name) for port in ports}) == 2002
-    assert all(len(port.name) <= 15 for port in ports)
-    indexes = {port.index for port in ports if isinstance(port, AddMacvtap)}
-    assert len(indexes) == (2002 if plane == "macvtap-bridge" else 0)
+    made = guests("0123abcd", plane, 1000)
+    ports = {vm_plane(plane).host_interface(guest) for guest in made}
+    assert len(ports) == 4000
+    assert all(len(port) <= 15 for port in ports)
+    indexes = {guest.port_index for guest in made}
+    assert len(indexes) == 4000
     assert all(0 < index < 1 << 31 for index in indexes)
+    for name in ("netns", "mac", "ipv4", "ipv6"):
+        assert len({getattr(guest, name) for guest in made}) == 4000, name
 
 
 @example(304, 312)
 @given(st.integers(0, 0xFFFF), st.integers(0, 0xFFFF))
 def test_testbeds_whose_tokens_differ_early_share_no_index(one: int, other: int) -> None:
     def indexes(number: int) -> set[int]:
-        topology = lay_out(f"{number:04x}0000", TestbedSpec("macvtap-bridge"))
-        return {guest.port_index for guest in topology.main.values()}
+        return {guest.port_index for guest in guests(f"{number:04x}0000", "macvtap-bridge", 2)}
 
     assert one == other or not indexes(one) & indexes(other)
 
 
-def test_planes_beside_a_bridge_sit_on_it() -> None:
-    spec = TestbedSpec("macvtap-bridge", background_plane="virtio-bridge", background_guests=1)
-    steps = plan_ports(lay_out("0" * 8, spec)).steps
-    parents = {step.parent for step in steps if isinstance(step, AddMacvtap)}
-    assert parents == {"br0"}
+@pytest.mark.parametrize("role", HOSTS)
+def test_planes_beside_a_bridge_sit_on_it(role: HostRole) -> None:
+    mixed = Setting("vm", "macvtap-bridge", "virtio-bridge", 1, "north-south")
+    assert [want.on_bridge for want in wanted(mixed, role)] == [True, True]
+    alone = Setting("vm", "macvtap-bridge", "macvtap-bridge", 1, "north-south")
+    assert [want.on_bridge for want in wanted(alone, role)] == [False, False]
 
 
 def test_a_plane_that_virtual_machines_cannot_have_here_is_said() -> None:
-    with pytest.raises(UnsupportedError, match="the wire here is virtual"):
-        vm_plane("vf-passthrough")
+    setting = Setting("vm", "vf-passthrough", "vf-passthrough", 0, "north-south")
+    here = Resources("this machine", "wire0", "", cpus=2, free_mib=8000, hosts=2)
+    assert "vf-passthrough needs a NIC with SR-IOV, and the wire here is virtual" in shortage(
+        setting, here, False
+    )
     with pytest.raises(BadInputError, match="virtual machines have no plane veth"):
         vm_plane("veth")
 

@@ -14,19 +14,15 @@ from hypothesis import strategies as st
 
 from planewise.errors import PlanewiseError
 from planewise.measure.design import Design
-from planewise.measure.vms import options_of, told_first
+from planewise.measure.vms import lost_guest_first, options_of
 from planewise.testbed.hosted import Setting
 from planewise.testbed.model import Guest, Site, make_guest
 from planewise.testbed.plan import AddMacvtap, AwaitUp, Plan
 from planewise.testbed.script import grouped
+from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import Passthrough, nic_xml
-from planewise.testbed.vms.hosted import (
-    PLANES,
-    Resources,
-    VmArrangement,
-    shortage,
-)
-from planewise.testbed.vms.planes import vm_plane
+from planewise.testbed.vms.planes import VF_PLANES, VM_PLANES, vm_plane
+from planewise.testbed.vms.resources import Resources, shortage
 from planewise.testbed.vms.saved import head_for, read
 
 HOST = Resources("ssh://a", "eth4", "ixgbe", cpus=8, free_mib=32_000, vfs=63)
@@ -41,7 +37,7 @@ def guest(plane: str) -> Guest:
     return replace(make_guest("0" * 8, "sender", "main", 0, plane), port="pw00000000001")
 
 
-@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("plane", [plane.name for plane in (*VM_PLANES, *VF_PLANES)])
 def test_a_host_that_has_all_lacks_nothing(plane: str) -> None:
     assert shortage(setting(plane, plane, 8), HOST, True) == ""
 
@@ -73,7 +69,7 @@ def test_a_vf_without_an_iommu_still_serves_a_macvtap() -> None:
 
 
 def test_a_macvtap_on_a_vf_has_all_of_it_and_its_address() -> None:
-    plane = vm_plane("macvtap-vf", vfs=True)
+    plane = vm_plane("macvtap-vf")
     (add, *_) = plane.attach(SITE, guest("macvtap-vf"), 1, "eth4v0")
     assert isinstance(add, AddMacvtap)
     assert (add.parent, add.mode, add.mac, add.name) == ("eth4v0", "passthru", "", "pw00000000001")
@@ -167,9 +163,9 @@ def test_a_trial_that_failed_since_a_guest_ended_says_that() -> None:
     def ended() -> None:
         raise PlanewiseError("the virtual machine responder-main ended")
 
-    with pytest.raises(PlanewiseError, match="responder-main ended"), told_first(ended):
+    with pytest.raises(PlanewiseError, match="responder-main ended"), lost_guest_first(ended):
         raise PlanewiseError("nobody answered")
-    with pytest.raises(PlanewiseError, match="nobody answered"), told_first(lambda: None):
+    with pytest.raises(PlanewiseError, match="nobody answered"), lost_guest_first(lambda: None):
         raise PlanewiseError("nobody answered")
 
 

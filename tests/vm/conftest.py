@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from planewise.errors import UnsupportedError
-from planewise.testbed.model import TestbedSpec
-from planewise.testbed.vms import testbed as vms
-from planewise.testbed.vms.guests import Platform
+from planewise.measure.vms import SECOND_WIRE
+from planewise.testbed.host import LocalHost
+from planewise.testbed.hosted import Setting
+from planewise.testbed.pair import local_pair
+from planewise.testbed.vms.guests import Started
+from planewise.testbed.vms.platform import Platform, platform_of
 from planewise.testbed.vms.testbed import VmTestbed
+
+TWO_AND_TWO = Setting("vm", "virtio-bridge", "virtio-bridge", 1, "north-south")
+"""A main guest and a background guest on each host."""
 
 _said: list[str] = []
 """What the summary adds: figures for people, which no test asserts."""
@@ -23,11 +30,20 @@ def why_not() -> str | None:
     if os.environ.get("PLANEWISE_NO_LAB"):
         return "QEMU is not allowed here (PLANEWISE_NO_LAB)"
     try:
-        vms.check()
-        vms.platform()
+        lent()
     except UnsupportedError as error:
         return f"{error.what}: {error.remedy}"
     return None
+
+
+@cache
+def lent() -> Platform:
+    """What this machine lends to virtual machines; UnsupportedError where it cannot."""
+    host = LocalHost("this machine")
+    try:
+        return platform_of(host)
+    finally:
+        host.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,14 +69,18 @@ def say() -> list[str]:
 @pytest.fixture(scope="session")
 def platform() -> Platform:
     """What this machine lends to virtual machines."""
-    return vms.platform()
+    return lent()
 
 
 @pytest.fixture(scope="session")
 def up(platform: Platform, say: list[str]) -> Iterator[VmTestbed]:
     """Two main guests behind virtio-bridge and a background guest on each host."""
-    spec = TestbedSpec("virtio-bridge", background_guests=1)
-    with VmTestbed(spec, platform) as testbed:
-        slowest = max(one.ready_s for one in testbed.started)
-        say.append(f"4 guests ready after {slowest:.1f} s ({platform.accelerator.name})")
+    started: list[Started] = []
+    with (
+        local_pair(1500, SECOND_WIRE) as pair,
+        VmTestbed(pair, 1500, lent=platform, on_ready=started.append) as testbed,
+    ):
+        with testbed.arrange(TWO_AND_TWO):
+            slowest = max(one.ready_s for one in started)
+            say.append(f"4 guests ready after {slowest:.1f} s ({platform.accelerator.name})")
         yield testbed

@@ -10,7 +10,7 @@ import pytest
 
 from planewise.store.rundir import RunReader
 from planewise.testbed.chains import kernel
-from planewise.testbed.vms.guests import Platform
+from planewise.testbed.vms.platform import Platform
 
 from .test_run import (
     clean_after,

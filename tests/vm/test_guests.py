@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,20 +19,35 @@ from planewise.measure.load import Generator
 from planewise.measure.load_apart import measure_load_apart
 from planewise.measure.schedule import LoadTrial
 from planewise.measure.stage import Place
-from planewise.measure.vms import load_path_of
+from planewise.measure.vms import SECOND_WIRE, load_path_of
 from planewise.testbed import ledger, netns
+from planewise.testbed.host import Host
+from planewise.testbed.hosted import TrafficPath
 from planewise.testbed.load import BackgroundLoad, LoadSpec
-from planewise.testbed.model import HOSTS, TestbedSpec
-from planewise.testbed.vms.guests import Platform
+from planewise.testbed.model import HOSTS
+from planewise.testbed.pair import local_pair
+from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.hypervisor import GuestGoneError, HypervisorGoneError
+from planewise.testbed.vms.platform import Platform
 from planewise.testbed.vms.testbed import VmTestbed
+
+from .conftest import TWO_AND_TWO
 
 WAIT_S = 120.0
 """For conditions that are waited for: an overloaded machine is no failure."""
 
 
-def test_processes_in_a_guest_take_input_and_tell_output_and_exit_code(up: VmTestbed) -> None:
-    host, guest = up.hosts["sender"], up.main("sender")
+@pytest.fixture
+def standing(up: VmTestbed) -> Iterator[VmArrangement]:
+    """A main guest and a background guest on each host, awake."""
+    with up.arrange(TWO_AND_TWO) as arrangement:
+        yield arrangement
+
+
+def test_processes_in_a_guest_take_input_and_tell_output_and_exit_code(
+    standing: VmArrangement,
+) -> None:
+    host, guest = standing.hosts["sender"], standing.main("sender")
     argv = ["sh", "-c", "cat; echo oops >&2; exit 3"]
     finished = host.run(argv, netns=guest.netns, stdin=b"hello")
     assert (finished.stdout, finished.stderr, finished.exit_code) == ("hello", "oops\n", 3)
@@ -43,8 +58,8 @@ def test_processes_in_a_guest_take_input_and_tell_output_and_exit_code(up: VmTes
         host.run(["/nonexistent"], netns=guest.netns).check()
 
 
-def test_files_of_a_guest_are_its_own(up: VmTestbed, tmp_path: Path) -> None:
-    host, guest = up.hosts["sender"], up.main("sender")
+def test_files_of_a_guest_are_its_own(standing: VmArrangement, tmp_path: Path) -> None:
+    host, guest = standing.hosts["sender"], standing.main("sender")
     host.run(["sh", "-c", "head -c 3000000 /dev/zero >/tmp/big"], netns=guest.netns).check()
     taken = host.take("/tmp/big", tmp_path, netns=guest.netns)
     assert taken.read_bytes() == bytes(3_000_000)
@@ -53,20 +68,29 @@ def test_files_of_a_guest_are_its_own(up: VmTestbed, tmp_path: Path) -> None:
         host.take("/tmp/big", tmp_path, netns=guest.netns)
 
 
-def test_main_guests_reach_each_other_and_resolve_no_address(up: VmTestbed) -> None:
-    host, sender, responder = up.hosts["sender"], up.main("sender"), up.main("responder")
-    argv = [host.probe, "ping", responder.ipv4, "--count", "20", "--rate", "100"]
-    counts = host.run(argv, netns=sender.netns).json()["counts"]
-    assert (counts["sent"], counts["received"]) == (20, 20)
-    arp = host.read_text("/proc/net/arp", netns=sender.netns).splitlines()[1:]
-    permanent = "0x6"
-    assert [line.split()[:4] for line in arp] == [[responder.ipv4, "0x1", permanent, responder.mac]]
+@pytest.mark.parametrize("path", ["north-south", "east-west"])
+def test_main_guests_reach_each_other_and_resolve_no_address(
+    up: VmTestbed, path: TrafficPath
+) -> None:
+    with up.arrange(replace(TWO_AND_TWO, background_guests=0, path=path)) as standing:
+        host, sender = standing.hosts["sender"], standing.main("sender")
+        responder = standing.main("responder")
+        argv = [host.probe, "ping", responder.ipv4, "--count", "20", "--rate", "100"]
+        counts = host.run(argv, netns=sender.netns).json()["counts"]
+        assert (counts["sent"], counts["received"]) == (20, 20)
+        arp = host.read_text("/proc/net/arp", netns=sender.netns).splitlines()[1:]
+        known = [line.split()[:4] for line in arp]
+        permanent = "0x6"
+        assert [responder.ipv4, "0x1", permanent, responder.mac] in known
+        assert {entry[2] for entry in known} == {permanent}
 
 
-def test_every_frame_of_a_load_trial_between_guests_is_accounted_for(up: VmTestbed) -> None:
-    mains = {role: up.main(role) for role in HOSTS}
-    path = load_path_of(up.hosts, mains, up.counter_points)
-    generator = Generator(up.hosts["sender"], netns=mains["sender"].netns)
+def test_every_frame_of_a_load_trial_between_guests_is_accounted_for(
+    standing: VmArrangement,
+) -> None:
+    mains = {role: standing.main(role) for role in HOSTS}
+    path = load_path_of(standing.hosts, mains, standing.counter_points)
+    generator = Generator(standing.hosts["sender"], netns=mains["sender"].netns)
     # More than an emulated guest can send or take.
     trial = LoadTrial("load", offered_pps=50_000, size_bytes=64, duration_s=0.5)
     record = measure_load_apart(path, trial, Place("load", {}, 0, 0), generator).record
@@ -81,10 +105,9 @@ def test_every_frame_of_a_load_trial_between_guests_is_accounted_for(up: VmTestb
 
 
 @pytest.mark.parametrize("kind", ["cpu", "network"])
-def test_background_guests_make_load(up: VmTestbed, kind: str) -> None:
-    up.wake(1)
+def test_background_guests_make_load(standing: VmArrangement, kind: str) -> None:
     spec = LoadSpec(type=kind, cpu_share=0.2, rate_pps=100, burst=10)  # type: ignore[arg-type]
-    with BackgroundLoad(up, spec) as load:
+    with BackgroundLoad(standing, spec) as load:
         load.check()
     assert load.report is not None
     assert load.report.guests == 1
@@ -92,38 +115,53 @@ def test_background_guests_make_load(up: VmTestbed, kind: str) -> None:
 
 
 def test_guests_that_are_not_needed_sleep_and_wake_up_as_they_were(up: VmTestbed) -> None:
-    background = up.background("responder")[0]
-    up.hosts["responder"].run(["touch", "/tmp/kept"], netns=background.netns).check()
-    up.wake(0)
-    assert up.background("responder") == ()
-    assert up.hypervisor("responder").states()[background.netns] == "paused"
-    up.wake(1)
-    assert up.background("responder") == (background,)
-    up.hosts["responder"].run(["ls", "/tmp/kept"], netns=background.netns).check()
+    with up.arrange(TWO_AND_TWO) as standing:
+        background = standing.background("responder")[0]
+        standing.hosts["responder"].run(["touch", "/tmp/kept"], netns=background.netns).check()
+    with up.arrange(replace(TWO_AND_TWO, background_guests=0)) as standing:
+        assert standing.background("responder") == ()
+        assert up.hypervisor("responder").states()[background.netns] == "paused"
+    with up.arrange(TWO_AND_TWO) as standing:
+        assert standing.background("responder") == (background,)
+        standing.hosts["responder"].run(["ls", "/tmp/kept"], netns=background.netns).check()
 
 
 def test_a_guest_that_crashes_is_told_of_and_replaced(up: VmTestbed) -> None:
-    host, guest = up.hosts["sender"], up.main("sender")
-    process = host.start(["sleep", "1000"], netns=guest.netns)
-    crash = ["sh", "-c", "sleep 0.2; echo c >/proc/sysrq-trigger"]
-    host.start(crash, netns=guest.netns)
-    with pytest.raises(GuestGoneError, match=r"sender-main ended.*Kernel panic"):
-        until(lambda: host.read_text("/proc/uptime", netns=guest.netns) == "")
-    assert process.wait(0).exit_code == 128 + signal.SIGKILL
-    assert up.wake(1) == (guest,)
-    argv = [host.probe, "ping", up.main("responder").ipv4, "--count", "5", "--rate", "100"]
-    assert host.run(argv, netns=guest.netns).json()["counts"]["received"] == 5
+    with up.arrange(TWO_AND_TWO) as standing:
+        host, guest = standing.hosts["sender"], standing.main("sender")
+        process = host.start(["sleep", "1000"], netns=guest.netns)
+        crash = ["sh", "-c", "sleep 0.2; echo c >/proc/sysrq-trigger"]
+        host.start(crash, netns=guest.netns)
+        with pytest.raises(GuestGoneError, match=r"sender-main ended.*Kernel panic"):
+            until(lambda: host.read_text("/proc/uptime", netns=guest.netns) == "")
+        assert process.wait(0).exit_code == 128 + signal.SIGKILL
+    with up.arrange(TWO_AND_TWO) as standing:
+        assert [one.name for one in standing.replaced] == [guest.name]
+        guest = standing.main("sender")
+        argv = [
+            host.probe,
+            "ping",
+            standing.main("responder").ipv4,
+            "--count",
+            "5",
+            "--rate",
+            "100",
+        ]
+        assert host.run(argv, netns=guest.netns).json()["counts"]["received"] == 5
 
 
 def test_a_libvirt_that_goes_away_is_told_of_and_started_again(up: VmTestbed) -> None:
-    host, guest = up.hosts["responder"], up.main("responder")
-    daemons = [pid for pid in own_processes(up, "responder") if "libvirtd" in argv_of(pid)[0]]
-    for pid in daemons:
-        os.kill(pid, signal.SIGKILL)
-    with pytest.raises(HypervisorGoneError, match=r"libvirt on pw-.* does not answer"):
-        until(lambda: host.read_text("/proc/uptime", netns=guest.netns) == "")
-    assert {one.name for one in up.wake(1)} == {"responder-main", "responder-background0"}
-    assert host.read_text("/proc/uptime", netns=guest.netns)
+    with up.arrange(TWO_AND_TWO) as standing:
+        host, guest = standing.hosts["responder"], standing.main("responder")
+        daemons = [pid for pid in own_processes(host) if "libvirtd" in argv_of(pid)[0]]
+        for pid in daemons:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(HypervisorGoneError, match=r"libvirt on pw-.* does not answer"):
+            until(lambda: host.read_text("/proc/uptime", netns=guest.netns) == "")
+    with up.arrange(TWO_AND_TWO) as standing:
+        replaced = {one.name for one in standing.replaced}
+        assert replaced == {"responder-main", "responder-background0"}
+        assert host.read_text("/proc/uptime", netns=standing.main("responder").netns)
 
 
 def test_a_guest_that_never_boots_is_said_with_its_last_words(
@@ -132,10 +170,12 @@ def test_a_guest_that_never_boots_is_said_with_its_last_words(
     before = set(netns.names())
     (tmp_path / "initrd").write_bytes(b"this is no archive")
     broken = replace(platform.image, initrd=tmp_path / "initrd")
-    spec = TestbedSpec("macvtap-bridge")
+    setting = replace(TWO_AND_TWO, plane="macvtap-bridge", background_guests=0)
     with (
         pytest.raises(PlanewiseError, match=r"(sender|responder)-main ended.*console.*panic"),
-        VmTestbed(spec, replace(platform, image=broken)),
+        local_pair(1500, SECOND_WIRE) as pair,
+        VmTestbed(pair, 1500, lent=replace(platform, image=broken)) as testbed,
+        testbed.arrange(setting),
     ):
         pass
     until(lambda: not set(netns.names()) - before - namespaces_of_others())
@@ -143,10 +183,15 @@ def test_a_guest_that_never_boots_is_said_with_its_last_words(
 
 
 def test_nothing_is_left_of_a_testbed(platform: Platform) -> None:
-    with VmTestbed(TestbedSpec("e1000-bridge"), platform) as testbed:
-        pids = [pid for host in ("sender", "responder") for pid in own_processes(testbed, host)]
-        names = [site.netns for site in testbed.topology.sites.values()]
-        directory = testbed.hosts["sender"].directory
+    setting = replace(TWO_AND_TWO, plane="e1000-bridge", background_guests=0)
+    with (
+        local_pair(1500, SECOND_WIRE) as pair,
+        VmTestbed(pair, 1500, lent=platform) as testbed,
+        testbed.arrange(setting) as standing,
+    ):
+        pids = [pid for host in HOSTS for pid in own_processes(standing.hosts[host])]
+        names = [machine.netns for machine in pair.machines.values()]
+        directory = standing.hosts["sender"].directory
         assert len(pids) >= 4  # a libvirtd and a QEMU each
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert not set(names) & set(netns.names())
@@ -173,10 +218,9 @@ def namespaces_of_others() -> set[str]:
     return {name for name in names if ledger.token_of(name) in tokens}
 
 
-def own_processes(testbed: VmTestbed, host: str) -> list[int]:
-    """Processes in the namespace of one of the testbed's hosts."""
-    site = testbed.topology.sites[host]  # type: ignore[index]
-    return list(netns.processes_in([site.netns]))
+def own_processes(host: Host) -> list[int]:
+    """Processes in the namespace that stands for a host."""
+    return list(netns.processes_in([host.place]))
 
 
 def argv_of(pid: int) -> list[str]:

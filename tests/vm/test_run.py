@@ -21,7 +21,7 @@ from planewise.measure.rtt import parts_ns
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, netns
 from planewise.testbed.ledger import token_of
-from planewise.testbed.vms.guests import Platform
+from planewise.testbed.vms.platform import Platform
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 PLANES = ("e1000-bridge", "virtio-bridge", "macvtap-bridge")

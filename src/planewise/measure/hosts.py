@@ -14,7 +14,6 @@ from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.chains.hosted import HostedChainStage
 from planewise.measure.design import Design
-from planewise.measure.hosted_vms import HostedVmStage
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.load_apart import (
     ApartPath,
@@ -26,6 +25,7 @@ from planewise.measure.meter import Visible
 from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial
 from planewise.measure.stage import Place, Stage, TrialResult
+from planewise.measure.vms import VmStage
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
 from planewise.testbed.hosted import Arrangement, HostedTestbed, Setting
@@ -202,7 +202,7 @@ def on_pair(pair: Pair) -> Mapping[GuestKind, Callable[[Design], Stage]]:
         return made[0]
 
     def vms(design: Design) -> Stage:
-        return HostedVmStage(design, pair)
+        return VmStage(design, _open(pair), alone=True)
 
     def chains(design: Design) -> Stage:
         return HostedChainStage(design, pair)

@@ -16,11 +16,11 @@ from planewise.measure.design import Design
 from planewise.measure.hosts import local_stage
 from planewise.measure.namespaces import NamespaceStage
 from planewise.measure.stage import FactualStage, Stage, StageFacts, Station
-from planewise.measure.vms import VmStage
+from planewise.measure.vms import local_vms
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 FACTORIES: Mapping[GuestKind, Callable[[Design], Stage]] = MappingProxyType(
-    {"namespace": NamespaceStage, "container": local_stage, "vm": VmStage, "process": ChainStage}
+    {"namespace": NamespaceStage, "container": local_stage, "vm": local_vms, "process": ChainStage}
 )
 
 

@@ -1,16 +1,14 @@
-"""The stage for guests that are virtual machines, on this machine.
+"""The stage for guests that are virtual machines, on a pair of hosts.
 
-A testbed stands for each pair of planes, with as many background guests as any cell asks for; those
-that a cell does not ask for sleep, and so does a testbed that is not in use. Where memory does not
-hold all testbeds, the one that was used longest ago gives way.
+One testbed serves all cells: guests sleep from cell to cell, loads come and go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Literal, Self
 
 from planewise.errors import PlanewiseError
@@ -18,12 +16,7 @@ from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.load import Generator
-from planewise.measure.load_apart import (
-    ApartPath,
-    LoadEnd,
-    counters_between,
-    measure_load_apart,
-)
+from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import EMULATED_PATIENCE_S, RttPath, measure_rtt
@@ -31,149 +24,122 @@ from planewise.measure.schedule import LoadTrial, RttTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
+from planewise.testbed.hosted import Setting
 from planewise.testbed.load import BackgroundLoad
-from planewise.testbed.model import (
-    HOSTS,
-    CounterPoint,
-    Guest,
-    HostRole,
-    TestbedSpec,
-    mtu_for,
-)
-from planewise.testbed.vms import testbed as vms
+from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, mtu_for
+from planewise.testbed.pair import Pair, local_pair
+from planewise.testbed.vms import platform as vms
+from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import VmOptions
-from planewise.testbed.vms.guests import Platform
 from planewise.testbed.vms.planes import vm_plane
 from planewise.testbed.vms.testbed import VmTestbed
 
-_SPARE_BYTES = 1 << 30
-"""Memory that is left to the machine."""
+SECOND_WIRE = "wire1"
+"""Here guests on the bridge and guests on the NIC stand side by side, each on a wire of theirs."""
 
 GUEST_RING_MIB = 4
 """Room for frames in a guest that has little memory; 30 000 of the smallest."""
 
-_Key = tuple[str, str]
-
 
 class VmStage:
-    """Boots a testbed when a cell first needs it; all are gone when the stage is closed."""
+    """Starts guests when a cell first needs them; all are gone when the stage is closed.
 
-    def __init__(self, design: Design) -> None:
-        self._design = design
+    The pair of hosts is opened when a cell is first looked at.
+    """
+
+    def __init__(
+        self, design: Design, pair: AbstractContextManager[Pair], *, alone: bool = False
+    ) -> None:
+        """`alone`: virtual machines must be the design's only kind of guest on this pair."""
+        self._background = design.background
+        self._others = sorted(set(design.factors.guest) - {"vm"}) if alone else []
         self._options = options_of(design)
         self._mtu_bytes = mtu_for(design.frame_sizes())
-        self._most: dict[_Key, int] = {}
+        self._generators: dict[str, Generator] = {}
         self._planes: dict[str, None] = {}
-        self._testbeds: dict[_Key, VmTestbed] = {}
-        self._generators: dict[_Key, Generator] = {}
+        self._opening = pair
+        self._built = ExitStack()
+        self._pair: Pair | None = None
+        self._testbed: VmTestbed | None = None
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
-        """Which of these cells cannot be set up here, and why."""
+        """Which of these cells cannot be set up on these hosts, and why."""
+        if self._others:
+            why = (
+                f"virtual machines and guests that are {self._others[0]}s would want the same NIC "
+                "at the same time: give each kind a design of its own"
+            )
+            return dict.fromkeys(cells, why)
+        try:
+            lacking = self._testbed_now().expect(_setting(cell) for cell in cells)
+        except PlanewiseError as error:
+            return dict.fromkeys(cells, error.what)
         reasons = {}
         for cell in cells:
-            why = self._why_not(cell)
-            if why:
-                reasons[cell] = why
-                continue
-            key = _key(cell)
-            self._most[key] = max(self._most.get(key, 0), cell.background_guests)
-            self._planes |= dict.fromkeys(key)
+            if reason := lacking.get(_setting(cell)):
+                reasons[cell] = reason
+            else:
+                self._planes |= dict.fromkeys(_setting(cell).planes)
         return reasons
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The maximum of the generator in the sender's main guest [packet/s]."""
-        testbed = self._testbed(cell)
-        try:
-            testbed.wake(0)
-            return self._generators[_key(cell)].max_pps(size_bytes)
-        finally:
-            testbed.sleep()
+        alone = replace(_setting(cell), background_guests=0)
+        with self._testbed_now().arrange(alone) as arrangement:
+            return self._generator(arrangement).max_pps(size_bytes)
 
     def facts(self) -> StageFacts:
-        """Whether times are emulated, and what else than the plane differs."""
+        """Whether the guests' CPUs are emulated, and what else than the plane differs."""
         if not self._planes:
             return StageFacts()
+        lent = [self._testbed_now().platform(role) for role in HOSTS]
         return StageFacts(
-            self._platform.emulated,
+            "; ".join(dict.fromkeys(ours.emulated for ours in lent if ours.emulated)),
             {
-                plane: vms.differences(plane, self._platform, self._options)
-                for plane in self._planes
+                plane: vms.differences(plane, lent[0], self._options)
+                for plane in sorted(self._planes)
             },
         )
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[_Station]:
-        """The cell's testbed, its guests awake and its background load running."""
-        testbed = self._testbed(cell)
-        spec = load_of(cell, self._design.background)
-        try:
-            replaced = testbed.wake(cell.background_guests)
-            with BackgroundLoad(testbed, spec) as load:
-                generator = self._generators[_key(cell)]
-                yield _Station(testbed, load, replaced, generator, bool(self._platform.emulated))
-        finally:
-            testbed.sleep()
+        """The cell's guests, awake, with their background load running."""
+        testbed, setting = self._testbed_now(), _setting(cell)
+        check = partial(testbed.check, setting)
+        with (
+            testbed.arrange(setting) as arrangement,
+            lost_guest_first(check),
+            BackgroundLoad(arrangement, load_of(cell, self._background)) as load,
+        ):
+            assert self._pair is not None
+            emulated = any(testbed.platform(role).emulated for role in HOSTS)
+            generator = self._generator(arrangement)
+            yield _Station(arrangement, self._pair, load, check, generator, emulated)
 
-    @cached_property
-    def _platform(self) -> Platform:
-        return vms.platform()
+    def _testbed_now(self) -> VmTestbed:
+        if self._testbed is None:
+            self._pair = self._built.enter_context(self._opening)
+            testbed = VmTestbed(self._pair, self._mtu_bytes, self._options)
+            self._testbed = self._built.enter_context(testbed)
+        return self._testbed
 
-    def _why_not(self, cell: Cell) -> str:
-        if cell.path != "north-south":
-            return f"virtual machines have no {cell.path} path between two guests of a host"
-        try:
-            for plane in _key(cell):
-                vm_plane(plane)
-            _ = self._platform
-            vms.check()
-        except PlanewiseError as error:
-            return error.what
-        needed, there = self._needed_bytes(_key(cell), cell.background_guests), memory_bytes()
-        if needed > there:
-            return (
-                f"{2 + 2 * cell.background_guests} virtual machines take about "
-                f"{needed >> 20} MiB of memory, and this machine has {there >> 20} MiB to give"
-            )
-        return ""
-
-    def _testbed(self, cell: Cell) -> VmTestbed:
-        key = _key(cell)
-        testbed = self._testbeds.pop(key, None)
-        if testbed is None:
-            most = max(self._most.get(key, 0), cell.background_guests)
-            while self._testbeds and self._needed_bytes(key, most) > _available_bytes():
-                oldest = next(iter(self._testbeds))
-                self._testbeds.pop(oldest).__exit__(None, None, None)
-            testbed = VmTestbed(self._spec(key, most), self._platform, self._options)
-            testbed.__enter__()
-            sender = testbed.main("sender")
-            self._generators[key] = Generator(testbed.hosts["sender"], netns=sender.netns)
-        self._testbeds[key] = testbed  # the most recently used is the last
-        return testbed
-
-    def _spec(self, key: _Key, guests: int) -> TestbedSpec:
-        return TestbedSpec(
-            plane=key[0],
-            background_plane=key[1],
-            background_guests=guests,
-            mtu_bytes=self._mtu_bytes,
-        )
-
-    def _needed_bytes(self, key: _Key, guests: int) -> int:
-        return vms.memory_needed_bytes([self._spec(key, guests)])
+    def _generator(self, arrangement: VmArrangement) -> Generator:
+        """That of the sender's main guest, which is another once it was replaced."""
+        host, guest = arrangement.hosts["sender"], arrangement.main("sender")
+        made = Generator(host, netns=guest.netns)
+        return self._generators.setdefault(guest.netns, made)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        failures: list[PlanewiseError] = []
-        while self._testbeds:
-            try:
-                self._testbeds.popitem()[1].__exit__(None, None, None)
-            except PlanewiseError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+    def __exit__(self, *error: object) -> None:
+        self._testbed = None
+        self._built.__exit__(*error)  # type: ignore[arg-type]
+
+
+def local_vms(design: Design) -> VmStage:
+    """Virtual machines on this machine: its two hosts are namespaces."""
+    return VmStage(design, local_pair(mtu_for(design.frame_sizes()), SECOND_WIRE))
 
 
 def options_of(design: Design) -> VmOptions:
@@ -181,25 +147,12 @@ def options_of(design: Design) -> VmOptions:
     return VmOptions(**dict(design.vm))
 
 
-def patience_s(emulated: bool) -> float:
-    """How long a guest's first answer may take. Pure."""
-    return EMULATED_PATIENCE_S if emulated else 10.0
-
-
-def replaced_notes(replaced: Sequence[Guest]) -> tuple[str, ...]:
-    """What a trial says of guests that had ended. Pure."""
-    return tuple(
-        f"the virtual machine {guest.name} had ended and was started anew before this trial"
-        for guest in replaced
-    )
-
-
 @contextmanager
-def told_first(check: Callable[[], None]) -> Iterator[None]:
-    """Where a trial fails because a guest ended, that is what is told: not that nobody answered.
+def lost_guest_first(check: Callable[[], None]) -> Iterator[None]:
+    """A trial that fails because a guest ended raises that, not that nobody answered.
 
     Raises:
-        PlanewiseError: what `check` finds, else what the block raised.
+        PlanewiseError: what `check` raises, else what the block raised.
     """
     try:
         yield
@@ -208,68 +161,56 @@ def told_first(check: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-def _key(cell: Cell) -> _Key:
-    return cell.plane, cell.background if cell.background_guests else cell.plane
-
-
-def _available_bytes() -> int:
-    """What could be taken now."""
-    return _meminfo("MemAvailable") - _SPARE_BYTES
-
-
-def memory_bytes() -> int:
-    """What guests could take of this machine if nobody else needed any."""
-    return _meminfo("MemTotal") - _SPARE_BYTES
-
-
-def _meminfo(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) << 10
-    return 0
-
-
 class _Station:
     """One cell of the stage."""
 
     def __init__(
         self,
-        testbed: VmTestbed,
+        arrangement: VmArrangement,
+        pair: Pair,
         background: BackgroundLoad,
-        replaced: Sequence[Guest],
+        check: Callable[[], None],
         generator: Generator,
         emulated: bool,
     ) -> None:
-        self._testbed = testbed
-        self._generator = generator
-        mains = {role: testbed.main(role) for role in HOSTS}
-        self._load_path = load_path_of(testbed.hosts, mains, testbed.counter_points)
+        self._arrangement = arrangement
+        self._pair = pair
+        self._check = check
         self._background = background
-        self._notes = replaced_notes(replaced)
+        self._generator = generator
+        self._load_path = load_path_of(
+            arrangement.hosts, arrangement.mains, arrangement.counter_points
+        )
+        self._notes = tuple(
+            f"the virtual machine {guest.name} had ended and was started anew before this trial"
+            for guest in arrangement.replaced
+        )
         self._path = RttPath(
-            hosts=testbed.hosts,
-            sender=testbed.main("sender"),
-            responder=testbed.main("responder"),
-            capture_points=testbed.capture_points,
-            not_measurable=testbed.not_measurable,
-            patience_s=patience_s(emulated),
+            hosts=arrangement.hosts,
+            sender=arrangement.main("sender"),
+            responder=arrangement.main("responder"),
+            capture_points=arrangement.capture_points,
+            not_measurable=arrangement.not_measurable,
+            separate=pair.separate and not arrangement.shared,
+            patience_s=EMULATED_PATIENCE_S if emulated else 10.0,
         )
 
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
-        """Runs one RTT trial. Its CPU figures are the machine's, not those of a guest."""
-        host = self._testbed.hosts["sender"]
-        with (
-            told_first(self._testbed.check),
-            host.start([host.probe, "cpu", "--with-parent"]) as cpu,
-        ):
+        """Runs one RTT trial. Its CPU figures are the hosts', not those of a guest."""
+        host = self._path.hosts["sender"]
+        # What planewise itself takes counts where it runs.
+        argv = [host.probe, "cpu", *(() if self._pair.separate else ("--with-parent",))]
+        with lost_guest_first(self._check), host.start(argv) as cpu:
             result = beside(self._background, lambda: measure_rtt(self._path, trial, place))
-            usage = parse(cpu.stop(), CpuOutput)
-        return self._noted(result, cpu={"shared": usage.cpu.all})
+            usage = parse(cpu.stop(), CpuOutput).cpu.all
+        if self._path.separate:
+            return self._noted(result, cpu={**result.record.cpu, "sender": usage})
+        return self._noted(result, cpu={"shared": usage})
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial, its ends in the main guests. Starting these takes the guests as
         long as the trial: there are no CPU figures."""
-        with told_first(self._testbed.check):
+        with lost_guest_first(self._check):
             result = beside(
                 self._background,
                 lambda: measure_load_apart(self._load_path, trial, place, self._generator),
@@ -284,17 +225,14 @@ class _Station:
 
     def visible(self) -> Visible:
         """See `meter.VisibleStation`: the hosts' sides of the guests, which are not disturbed."""
-        testbed = self._testbed
-        return Visible(
-            [
-                gauge
-                for host in HOSTS
-                for gauge in gauges_of(
-                    testbed.topology.sites[host].netns,
-                    (testbed.main(host), *testbed.background(host)),
-                )
-            ]
-        )
+        standing, machines = self._arrangement, self._pair.machines
+        gauges = []
+        for role in HOSTS:
+            lives_on: HostRole = "sender" if standing.shared else role
+            guests = (standing.main(role), *standing.background(role))
+            gauges += gauges_of(machines[lives_on].netns, guests, lives_on)
+        here = not self._pair.separate
+        return Visible(gauges, None if here else {str(r): standing.hosts[r] for r in HOSTS})
 
 
 def load_path_of(
@@ -317,20 +255,24 @@ def load_path_of(
         counters=counters_between(hosts, points, (guest.netns for guest in mains.values())),
         # An emulated NIC has no room when what lies behind it, which is measured, is slow. A VF
         # is a real NIC, which has none at line rate.
-        refused="again" if vm_plane(sender.plane, vfs=True).passed_through else "lost",
+        refused="again" if vm_plane(sender.plane).passed_through else "lost",
     )
 
 
-def gauges_of(netns: str, guests: Iterable[Guest]) -> list[Gauge]:
-    """The ports of guests in the host's `netns`.
+def gauges_of(netns: str, guests: Iterable[Guest], host: HostRole | None = None) -> list[Gauge]:
+    """The ports of guests in the host's `netns`; `host` is where they live (None: their role's).
 
     What a guest sends comes in at a tap, and goes out by a macvtap. A guest that drives a VF by
     itself has none.
     """
-    found = []
+    gauges = []
     for guest in guests:
-        plane = vm_plane(guest.plane, vfs=True)
+        plane = vm_plane(guest.plane)
         counts: Literal["tx", "rx"] = "rx" if plane.port == "tap" else "tx"
         if port := plane.host_interface(guest):
-            found.append(Gauge(guest.name, guest.host, netns, port, counts))
-    return found
+            gauges.append(Gauge(guest.name, host or guest.host, netns, port, counts))
+    return gauges
+
+
+def _setting(cell: Cell) -> Setting:
+    return Setting(cell.guest, cell.plane, cell.background, cell.background_guests, cell.path)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.store.models import PlaneAvailability
+from planewise.testbed.host import LocalHost
 from planewise.testbed.model import TestbedSpec
 from planewise.testbed.namespaces import NamespaceTestbed
 from planewise.testbed.planes import ELSEWHERE, NAMESPACE_PLANES, Elsewhere, Plane
-from planewise.testbed.vms import testbed as vms
+from planewise.testbed.vms import platform as vms
 from planewise.testbed.vms.planes import VM_PLANES
 
 
@@ -38,10 +39,13 @@ def try_planes(
 
 def _why_no_vms() -> UnsupportedError | None:
     """Why virtual machines cannot be started here; None when they can. None is started."""
+    host = LocalHost("this machine")
     try:
-        vms.check()
+        vms.check(host)
     except UnsupportedError as error:
         return error
+    finally:
+        host.close()
     return None
 
 

@@ -87,6 +87,16 @@ class Machine:
     bridge: str
     """What our bridge is called there."""
     docker_bridge: str
+    second_nic: str = ""
+    """A NIC on another wire to the other machine, for our bridge: guests on the bridge and guests
+    on the NIC can then stand side by side. Empty where there is none."""
+    netns: str = ""
+    """The namespace of this machine that stands for it; empty for a machine."""
+
+    @property
+    def bridge_nic(self) -> str:
+        """The NIC that our bridge takes."""
+        return self.second_nic or self.nic
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from planewise.testbed.ledger import HostNote, Leftover, Ownership
 from planewise.testbed.model import HOSTS, WIRE, WIRE_INDEX, HostRole
 from planewise.testbed.namespaces import new_namespace
 from planewise.testbed.netns import NamespaceThread
-from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp
+from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp, Step
 from planewise.testbed.remote import SshHost, open_host, parse_lab
 from planewise.testbed.vfs import Tool, restore
-from planewise.testbed.vms.hosted import remove_guests
+from planewise.testbed.vms.cleanup import remove_guests
 
 LAB_NIC = "pf0"
 
@@ -143,8 +143,10 @@ def _give_back(hosts: Iterable[SshHost], notes: Iterable[HostNote], ownership: O
 
 
 @contextmanager
-def local_pair(mtu_bytes: int) -> Iterator[Pair]:
+def local_pair(mtu_bytes: int, second_wire: str = "") -> Iterator[Pair]:
     """Two namespaces of this machine, joined by a veth pair, as hosts.
+
+    `second_wire` names the interfaces of a second pair, for a bridge beside the NIC.
 
     Raises:
         UnsupportedError: no privilege to make them.
@@ -157,12 +159,15 @@ def local_pair(mtu_bytes: int) -> Iterator[Pair]:
         names = {role: ownership.name(role[0]) for role in HOSTS}
         thread = NamespaceThread("apply")
         try:
-            apply(plan_pair(names, mtu_bytes), thread)
+            apply(plan_pair(names, mtu_bytes, second_wire), thread)
         finally:
             thread.close()
         hosts = {role: LocalHost(role, names[role]) for role in HOSTS}
         yield Pair(
-            {role: Machine(host, WIRE, role[0], "br0", "docker0") for role, host in hosts.items()},
+            {
+                role: Machine(host, WIRE, role[0], "br0", "docker0", second_wire, names[role])
+                for role, host in hosts.items()
+            },
             ownership.token,
             separate=False,
         )
@@ -180,20 +185,20 @@ def local_pair(mtu_bytes: int) -> Iterator[Pair]:
         signals.restore(before)
 
 
-def plan_pair(names: Mapping[HostRole, str], mtu_bytes: int) -> Plan:
+def plan_pair(names: Mapping[HostRole, str], mtu_bytes: int, second_wire: str = "") -> Plan:
     """The steps that make two hosts out of namespaces. Pure."""
     sender, responder = names["sender"], names["responder"]
-    macs = ("02:70:77:20:00:00", "02:70:77:21:00:00")
-    return Plan(
-        (
-            *new_namespace(sender),
-            *new_namespace(responder),
-            AddVeth(sender, WIRE, WIRE_INDEX, macs[0], responder, WIRE, macs[1], mtu_bytes),
-            SetUp(sender, WIRE),
-            SetUp(responder, WIRE),
-            AwaitUp(sender),
-        )
-    )
+    steps: list[Step] = [*new_namespace(sender), *new_namespace(responder)]
+    for number, wire in enumerate((WIRE, second_wire) if second_wire else (WIRE,)):
+        macs = (f"02:70:77:20:00:0{number}", f"02:70:77:21:00:0{number}")
+        steps += [
+            AddVeth(
+                sender, wire, WIRE_INDEX + number, macs[0], responder, wire, macs[1], mtu_bytes
+            ),
+            SetUp(sender, wire),
+            SetUp(responder, wire),
+        ]
+    return Plan((*steps, AwaitUp(sender)))
 
 
 def _state() -> Path:

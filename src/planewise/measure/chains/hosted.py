@@ -25,8 +25,11 @@ from planewise.testbed.hosted import Resources, survey
 from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.pair import Pair
 from planewise.testbed.vfs import VfPool
-from planewise.testbed.vms import hosted as vms
-from planewise.testbed.vms.guests import Platform
+from planewise.testbed.vms import booted
+from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
+from planewise.testbed.vms.platform import Platform, platform_of, vm_mib
+from planewise.testbed.vms.resources import Resources as VmResources
+from planewise.testbed.vms.resources import look, memory_shortage, no_iommu
 
 
 def builds(cells: Sequence[Cell], nic: str) -> dict[str, Build]:
@@ -51,7 +54,7 @@ class HostedChainStage:
         self._generator_pps = 0.0
         self._options = options_of(design)
         self._with_vms = False
-        self._memory: vms.Resources | None = None
+        self._memory: VmResources | None = None
         self._docker: Docker | None = None
         self._passed: PassedThrough | None = None
         self._standing = ExitStack()
@@ -85,21 +88,16 @@ class HostedChainStage:
     def _why_no_machines(self, chain: Chain) -> str:
         machine = self._pair.machines[FUNCTIONS]
         if self._memory is None:
-            self._memory = vms.look(machine, with_vfs=True)
+            self._memory = look(machine, with_vfs=True)
         _ = self._platform
         if not self._memory.iommu:
-            return vms.no_iommu(self._memory.place)
-        needed_mib = chain.vnfs * vms.GUEST_MIB + vms.SPARE_MIB
-        if needed_mib > self._memory.free_mib:
-            return (
-                f"{chain.vnfs} virtual machines on {self._memory.place} need about {needed_mib} "
-                f"MiB, and {self._memory.free_mib} MiB are free"
-            )
-        return ""
+            return no_iommu(self._memory.place)
+        there = self._memory
+        return memory_shortage(chain.vnfs, vm_mib(self._options), there.place, there.free_mib)
 
     @cached_property
     def _platform(self) -> Platform:
-        return vms.platform(self._pair.machines[FUNCTIONS].host)
+        return platform_of(self._pair.machines[FUNCTIONS].host)
 
     def _place(self, chain: Chain) -> Placement:
         if not self._cpus:
@@ -131,7 +129,7 @@ class HostedChainStage:
             docker=docker,
             machines_on=passed,
         ) as testbed:
-            yield ChainStation(testbed, SLACK_S if passed is None else vms.BOOT_LIMIT_S)
+            yield ChainStation(testbed, SLACK_S if passed is None else LAB_BOOT_LIMIT_S)
 
     def facts(self) -> StageFacts:
         """Whether the functions' CPUs are emulated."""
@@ -157,8 +155,7 @@ class HostedChainStage:
                 machine.host,
                 self._platform,
                 self._options,
-                boot_limit_s=vms.BOOT_LIMIT_S,
-                saved=vms.saved_for(machine.host, self._platform, self._options),
+                saved=booted.saved_for(machine.host, self._platform, self._options),
             )
             self._passed = self._standing.enter_context(
                 PassedThrough(machines, self._pools[FUNCTIONS], self._pair.token)

@@ -21,7 +21,7 @@ from planewise.measure.chains.tcp import PROGRAM, End, Passed, measure_tcp
 from planewise.measure.design import Design
 from planewise.measure.schedule import ChainTrial, LoadTrial, RttTrial, TcpTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
-from planewise.measure.vms import memory_bytes, options_of
+from planewise.measure.vms import options_of
 from planewise.store.models import ChainLimit, KpiSample, Limit, Load, TrialRecord
 from planewise.testbed.chains import kernel, local_guests, vhost_user
 from planewise.testbed.chains.kernel import KernelChain
@@ -37,8 +37,9 @@ from planewise.testbed.chains.model import (
 )
 from planewise.testbed.chains.reading import Reading
 from planewise.testbed.chains.vhost_user import VhostChain
-from planewise.testbed.vms import testbed as vms
-from planewise.testbed.vms.guests import Platform
+from planewise.testbed.host import LocalHost
+from planewise.testbed.vms.platform import Platform, called, platform_of, vm_mib
+from planewise.testbed.vms.resources import free_mib, memory_shortage
 
 SAMPLE_S = 1.0
 """Time between two looks at the counters."""
@@ -92,6 +93,7 @@ class ChainStage:
         self._tcp = design.tcp is not None
         self._options = options_of(design)
         self._with_vms = False
+        self._here = LocalHost("this machine")
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
@@ -139,21 +141,15 @@ class ChainStage:
 
     def _why_no_machines(self, chain: Chain) -> str:
         try:
-            vms.check()
             _ = self._platform
         except PlanewiseError as error:
             return error.what
-        needed_mib, there_mib = chain.vnfs * vms.GUEST_MIB, memory_bytes() >> 20
-        if needed_mib > there_mib:
-            return (
-                f"{chain.vnfs} virtual machines take about {needed_mib} MiB of memory, and this "
-                f"machine has {there_mib} MiB to give"
-            )
-        return ""
+        there = free_mib(self._here)
+        return memory_shortage(chain.vnfs, vm_mib(self._options), called(self._here), there)
 
     @cached_property
     def _platform(self) -> Platform:
-        return vms.platform()
+        return platform_of(self._here)
 
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is no task: its work is done where a frame comes from.
@@ -190,7 +186,7 @@ class ChainStage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        return None
+        self._here.close()
 
 
 _ELSEWHERE = dict.fromkeys(

@@ -22,8 +22,8 @@ from planewise.testbed.netns import NamespaceThread
 from planewise.testbed.plan import Plan
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.domain import VmOptions
-from planewise.testbed.vms.guests import Platform, nic_of
-from planewise.testbed.vms.testbed import BOOT_LIMIT_S
+from planewise.testbed.vms.guests import nic_of
+from planewise.testbed.vms.platform import Platform
 
 _MTU_BYTES = 1500
 _ATTACH_S = 120.0
@@ -115,15 +115,12 @@ class MachineChain(KernelChain):
         return Plan((*first.steps, *functions.steps))
 
     def _populate(self) -> None:
-        emulated = self._platform.accelerator.name == "tcg"
-        saved = booted.prepare(self._platform, self._options, BOOT_LIMIT_S) if emulated else None
         # In the namespace of the bridge: that is where the taps are.
         home = LocalHost("functions", self.netns("s"))
         self._started.callback(home.close)
+        saved = booted.saved_for(home, self._platform, self._options)
         self._machines = self._started.enter_context(
-            FunctionMachines(
-                home, self._platform, self._options, boot_limit_s=BOOT_LIMIT_S, saved=saved
-            )
+            FunctionMachines(home, self._platform, self._options, saved=saved)
         )
         numbers = range(1, self.chain.vnfs + 1)
         guests = [self._guest(number) for number in numbers]

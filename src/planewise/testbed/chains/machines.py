@@ -20,7 +20,8 @@ from planewise.testbed.host import Host
 from planewise.testbed.model import GUEST_INTERFACE, Guest, HostRole
 from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
 from planewise.testbed.vms.domain import Nic, Passthrough, VmOptions
-from planewise.testbed.vms.guests import HostGuests, Platform
+from planewise.testbed.vms.guests import HostGuests
+from planewise.testbed.vms.platform import Platform
 from planewise.testbed.vms.saved import Saved
 
 _TELL_S = 600.0
@@ -97,11 +98,10 @@ class FunctionMachines:
         platform: Platform,
         options: VmOptions,
         *,
-        boot_limit_s: float,
         saved: Saved | None = None,
     ) -> None:
         self._host = host
-        self.guests = HostGuests(host, platform, options, boot_limit_s=boot_limit_s, saved=saved)
+        self.guests = HostGuests(host, platform, options, saved=saved)
         self._there: dict[int, Guest] = {}
         self._pids: dict[int, int] = {}
         self._awake: tuple[int, ...] = ()

@@ -19,18 +19,17 @@ from pathlib import Path
 from planewise.boot import packages
 from planewise.boot.model import Accelerator
 from planewise.errors import PlanewiseError
-from planewise.testbed.host import LocalHost
+from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.model import make_guest
 from planewise.testbed.vms.domain import VmOptions, domain_xml
-from planewise.testbed.vms.guests import HostGuests, Platform
+from planewise.testbed.vms.guests import HostGuests
+from planewise.testbed.vms.platform import Platform, image_here
 from planewise.testbed.vms.saved import Saved, read
-
-BOOT_LIMIT_S = 300.0
 
 _KEPT_S = 86_400.0
 
 
-def prepare(ours: Platform, options: VmOptions, boot_limit_s: float = BOOT_LIMIT_S) -> Saved:
+def prepare(ours: Platform, options: VmOptions) -> Saved:
     """The guest, booted on this machine with an emulated CPU; from the cache where it is there.
 
     Raises:
@@ -39,7 +38,7 @@ def prepare(ours: Platform, options: VmOptions, boot_limit_s: float = BOOT_LIMIT
     emulated = replace(ours, accelerator=Accelerator("tcg", "it is booted to be kept"))
     guest = make_guest("booted", "sender", "main", 0, "")
     host = LocalHost("booted")
-    guests = HostGuests(host, emulated, options, boot_limit_s=boot_limit_s)
+    guests = HostGuests(host, emulated, options)
     try:
         spec = guests.domain(guest, None, 1500)
         known = f"{domain_xml(replace(spec, console=''))}{_boot()}"
@@ -67,6 +66,23 @@ def prepare(ours: Platform, options: VmOptions, boot_limit_s: float = BOOT_LIMIT
         ) from error
     finally:
         host.close()
+
+
+def saved_for(host: Host, ours: Platform, options: VmOptions) -> Saved | None:
+    """A guest to wake on `host` instead of booting it; None where a boot is the better way.
+
+    That is where CPUs are not emulated, and on servers, whose clocks go at another rate.
+
+    Raises:
+        PlanewiseError: the guest does not boot here, or cannot be copied there.
+    """
+    here = isinstance(host, LocalHost)
+    if ours.accelerator.name == "kvm" or not (here or host.place.startswith("lab:")):
+        return None
+    if here:
+        return prepare(ours, options)
+    kept = prepare(replace(ours, image=image_here()), options)
+    return replace(kept, path=Path(host.program(str(kept.path))))
 
 
 def _forget_old(cache: Path) -> None:

@@ -1,4 +1,4 @@
-"""The virtual machines of one host: started, put to sleep, awaited and mourned.
+"""Lifecycle of one host's virtual machines: start, wake, suspend, and the reason of an end.
 
 Knows a host and its libvirt; no plane, and not what the guests are for.
 """
@@ -14,7 +14,6 @@ from functools import partial
 from typing import Self
 
 from planewise.boot import packages
-from planewise.boot.model import Accelerator
 from planewise.errors import PlanewiseError
 from planewise.testbed.host import Host
 from planewise.testbed.model import Guest
@@ -32,7 +31,7 @@ from planewise.testbed.vms.domain import (
 )
 from planewise.testbed.vms.host import VmHost
 from planewise.testbed.vms.hypervisor import GuestGoneError, Hypervisor, HypervisorGoneError
-from planewise.testbed.vms.image import GuestImage
+from planewise.testbed.vms.platform import Platform
 from planewise.testbed.vms.saved import Saved, head_for
 
 _POLL_S = 0.05
@@ -44,26 +43,17 @@ _JOIN = '{ cat; tail -c +"$2" "$3"; } >"$1"'
 """A file from a head, and what follows in another file."""
 
 
-@dataclass(frozen=True)
-class Platform:
-    """What a host lends to virtual machines."""
+BOOT_LIMIT_S = 300.0
+"""From start to ready. An emulated guest takes 3 s of a CPU, beside others in proportion."""
 
-    qemu: str
-    accelerator: Accelerator
-    vhost: bool
-    """Whether virtio NICs can be served by the kernel."""
-    image: GuestImage
-    """As the host has it."""
+LAB_BOOT_LIMIT_S = 1800.0
+"""The same in a lab, where the guest's emulated CPU is emulated once more: a minute and a half
+where nothing else runs, and many where much does."""
 
-    @property
-    def emulated(self) -> str:
-        """Why times are not those of hardware; empty when they are."""
-        if self.accelerator.name == "kvm":
-            return ""
-        return (
-            "the guests' CPUs are emulated by QEMU (TCG), not virtualised by the hardware (KVM): "
-            f"{self.accelerator.reason}"
-        )
+
+def boot_limit_s(host: Host) -> float:
+    """How long a guest may take on a host from start to ready [s]. Pure."""
+    return LAB_BOOT_LIMIT_S if host.place.startswith("lab:") else BOOT_LIMIT_S
 
 
 @dataclass(frozen=True)
@@ -88,14 +78,13 @@ class HostGuests:
         ours: Platform,
         options: VmOptions,
         *,
-        boot_limit_s: float,
         saved: Saved | None = None,
     ) -> None:
         """`saved`: a guest of these options, in a file of the host, to wake instead of booting."""
         self.ours = ours
         self.options = options
         self._host = host
-        self._boot_limit_s = boot_limit_s
+        self._boot_limit_s = boot_limit_s(host)
         self._saved = saved
         self._libvirt = Libvirt(host)
         self._agents: dict[str, GuestAgent] = {}

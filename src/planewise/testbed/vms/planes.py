@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from planewise.errors import BadInputError, UnsupportedError
+from planewise.errors import BadInputError
 from planewise.store.models import Metric
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import AddForwarding, AddMacvtap, AddTap, SetMaster, SetMtu, SetUp, Step
-from planewise.testbed.planes import ELSEWHERE
-from planewise.testbed.planes.kinds import planes_of
 from planewise.testbed.vms.domain import NicModel
 
 
@@ -152,25 +150,16 @@ VF_PLANES: tuple[VmPlane, ...] = (
 """Planes that give a virtual machine a VF of the NIC."""
 
 
-def vm_plane(name: str, *, vfs: bool = False) -> VmPlane:
+def vm_plane(name: str) -> VmPlane:
     """The plane called `name`, for guests that are virtual machines.
-
-    `vfs`: on a testbed whose NIC may have VFs.
 
     Raises:
         BadInputError: there is no such plane.
-        UnsupportedError: there is, but not on this testbed.
     """
-    for plane in (*VM_PLANES, *VF_PLANES) if vfs else VM_PLANES:
+    for plane in (*VM_PLANES, *VF_PLANES):
         if plane.name == name:
             return plane
-    for other in ELSEWHERE:
-        if other.name == name and name in planes_of("vm"):
-            raise UnsupportedError(
-                f"the plane {name} needs {other.description}, and the wire here is virtual",
-                remedy=other.remedy,
-            )
     raise BadInputError(
         f"virtual machines have no plane {name}",
-        remedy=f"theirs are: {', '.join(plane.name for plane in VM_PLANES)}",
+        remedy=f"theirs are: {', '.join(plane.name for plane in (*VM_PLANES, *VF_PLANES))}",
     )

@@ -1,411 +1,516 @@
-"""A testbed whose guests are virtual machines: two hosts, a wire, and a libvirt on each host.
+"""Virtual machines on a pair of hosts: servers, a lab's hosts, or two namespaces of this machine.
 
-Hosts are namespaces of this machine. `lay_out` and `plan_ports` are pure; `VmTestbed` applies what
-they return, starts the guests, and removes all of it again. Knows no measurement.
+Builds guests behind planes on each host's NIC as settings ask for them, VFs among the planes, and
+keeps them asleep for the next setting. Knows no measurement.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from dataclasses import replace
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Self
 
-from planewise.boot import accelerator, kernel, packages, qemu, tools
-from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.store.models import Metric
-from planewise.testbed.apply import apply
-from planewise.testbed.host import Host, LocalHost, find_probe
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.testbed import script
+from planewise.testbed.hosted import Machine, Setting, remove_traces
 from planewise.testbed.model import (
-    BRIDGE,
+    GUEST_INTERFACE,
     HOSTS,
-    WIRE,
-    WIRE_INDEX,
-    CapturePoint,
-    CounterPoint,
     Guest,
     HostRole,
     Site,
-    TestbedSpec,
-    make_guest,
 )
-from planewise.testbed.namespaces import Topology, _Testbed, new_namespace
-from planewise.testbed.netns import NamespaceThread
-from planewise.testbed.plan import AddBridge, AddVeth, AwaitUp, Plan, SetMaster, SetUp, Step
-from planewise.testbed.vms import booted, hypervisor, image
-from planewise.testbed.vms.domain import VmOptions
-from planewise.testbed.vms.guests import HostGuests, Platform, Started, nic_of
+from planewise.testbed.pair import Pair
+from planewise.testbed.plan import (
+    AcceptAddress,
+    AddBridge,
+    AwaitUp,
+    Plan,
+    ReleaseMaster,
+    SetMaster,
+    SetMtu,
+    SetUp,
+    Step,
+)
+from planewise.testbed.vfs import Vf, VfPool
+from planewise.testbed.vms import booted
+from planewise.testbed.vms.arrangement import VmArrangement, Want, guest_in, on_nic, wanted
+from planewise.testbed.vms.cleanup import remove_guests
+from planewise.testbed.vms.domain import Nic, Passthrough, VmOptions
+from planewise.testbed.vms.guests import HostGuests, Started, nic_of
 from planewise.testbed.vms.hypervisor import Hypervisor
-from planewise.testbed.vms.planes import vm_plane
-
-BOOT_LIMIT_S = 300.0
-"""From start to ready. An emulated guest takes 3 s of a CPU, beside others in proportion."""
-
-GUEST_MIB = 170
-"""Memory that a tiny guest takes of its host where its CPU is emulated: its own, what QEMU keeps of
-translated code, QEMU itself."""
+from planewise.testbed.vms.planes import VF_PLANES, VmPlane, vm_plane
+from planewise.testbed.vms.platform import Platform, platform_of, vm_mib
+from planewise.testbed.vms.resources import SPARE_MIB, Resources, look, shortage
 
 
-def platform() -> Platform:
-    """What this machine lends to virtual machines; the accelerator is tried once a boot.
+@dataclass
+class _Placed:
+    """A guest that stands on a machine."""
 
-    Raises:
-        UnsupportedError: no QEMU, no kernel for the guests, or no privilege.
-    """
-    program, version = qemu.find()
-    cache = packages.cache_directory()
-    found = kernel.find(cache)
-    ours = accelerator.find(program, version, found, tools.find(cache).busybox, cache)
-    vhost = ours.name == "kvm" and os.access("/dev/vhost-net", os.R_OK | os.W_OK)
-    return Platform(str(program), ours, vhost, image.prepare(Path(find_probe())))
-
-
-def check() -> None:
-    """Does nothing where virtual machines can be started.
-
-    Raises:
-        UnsupportedError: no privilege, or libvirt is missing.
-    """
-    if os.geteuid() != 0 or not _is_first_user_namespace():
-        raise UnsupportedError(
-            "virtual machines need root here: libvirt's daemon makes namespaces and taps",
-            remedy="run planewise as root",
-        )
-    hypervisor.libraries()
-    if shutil.which("libvirtd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
-        raise UnsupportedError(
-            "there is no libvirtd on this machine, and virtual machines need it",
-            remedy=f"{hypervisor.SETUP_REMEDY}, or install libvirt's daemon and its QEMU driver",
-        )
+    guest: Guest
+    vf: Vf | None = None
+    running: bool = False
+    """Whether it has come up."""
+    told: tuple[str, str] = ("", "")
+    """Address and MAC of the peer that it was told of."""
+    known: tuple[str, str] = ("", "")
+    """The same, as its host was told."""
 
 
-def _is_first_user_namespace() -> bool:
-    """Whether root here is root of the machine: a user namespace maps fewer users."""
-    first = Path("/proc/self/uid_map").read_text().split()[:3]
-    return first == ["0", "0", "4294967295"]
+@dataclass
+class _HostState:
+    """What stands on one machine."""
+
+    machine: Machine
+    nic_in_bridge: bool = False
+    bridge_made: bool = False
+    ready: bool = False
+    """Whether the NICs were set up."""
+    placed: dict[Want, _Placed] = field(default_factory=dict)
+    """The most recently used are the last."""
+    guests: HostGuests | None = None
+    vfs: VfPool | None = None
+    slots: dict[HostRole, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def role(self) -> HostRole:
+        """Whose guests live on it when traffic goes north-south."""
+        return "sender" if self.machine.letter == "s" else "responder"
 
 
-def differences(name: str, ours: Platform, options: VmOptions) -> tuple[str, ...]:
-    """What is unlike other planes of virtual machines, here, and cannot be made alike. Pure."""
-    plane = vm_plane(name, vfs=True)
-    found = list(plane.differences)
-    if plane.model == "virtio":
-        why = "it was not asked for" if not options.vhost else _no_vhost(ours)
-        served = "QEMU serves the NIC, in user space, without vhost-net: " + why
-        found.append("the kernel serves the NIC (vhost-net)" if not why else served)
-        if not options.offloads:
-            found.append("checksum and segmentation offloads are off, as nobody here needs them")
-    return tuple(found)
+class VmTestbed:
+    """Two machines, and the virtual machines that settings ask for.
 
-
-def _no_vhost(ours: Platform) -> str:
-    if ours.vhost:
-        return ""
-    if ours.accelerator.name != "kvm":
-        return "it needs KVM"
-    return "this kernel has none (/dev/vhost-net)"
-
-
-def lay_out(token: str, spec: TestbedSpec) -> Topology:
-    """Names and addresses of everything in a testbed of virtual machines. Pure.
-
-    Raises:
-        BadInputError: there is no such plane for virtual machines.
-        UnsupportedError: a plane that needs hardware.
-    """
-    planes = [vm_plane(name) for name in spec.planes]
-    uplink = BRIDGE if any(plane.bridged for plane in planes) else WIRE
-    sites: dict[HostRole, Site] = {
-        host: Site(host, f"pw-{token}-{host[0]}", uplink, spec.mtu_bytes) for host in HOSTS
-    }
-    # 16 bits of the token above 2 × 2048 guests: no other macvtap of the machine has such an index.
-    first = (8 + int(token[:4], 16)) << 13
-
-    def guest(host: HostRole, plane: str, index: int | None) -> Guest:
-        role = "main" if index is None else "background"
-        made = make_guest(token, host, role, index or 0, plane)  # type: ignore[arg-type]
-        slot = 0 if index is None else 1 + index
-        return replace(made, port_index=first + HOSTS.index(host) * 2048 + slot)
-
-    return Topology(
-        spec,
-        sites,
-        {host: guest(host, planes[0].name, None) for host in HOSTS},
-        {
-            host: tuple(
-                guest(host, planes[-1].name, index) for index in range(spec.background_guests)
-            )
-            for host in HOSTS
-        },
-    )
-
-
-def plan_ports(topology: Topology, queues: int = 1) -> Plan:
-    """Every step that makes the hosts and the host sides of the guests' NICs. Pure."""
-    steps: list[Step] = []
-    for site in topology.sites.values():
-        steps += new_namespace(site.netns)
-    sender, responder = topology.sites["sender"], topology.sites["responder"]
-    steps.append(
-        AddVeth(
-            sender.netns,
-            WIRE,
-            WIRE_INDEX,
-            sender.wire_mac,
-            responder.netns,
-            WIRE,
-            responder.wire_mac,
-            topology.spec.mtu_bytes,
-        )
-    )
-    for site in topology.sites.values():
-        if site.uplink == BRIDGE:
-            steps += [
-                AddBridge(site.netns, BRIDGE, site.bridge_mac, site.mtu_bytes),
-                SetMaster(site.netns, WIRE, BRIDGE),
-                SetUp(site.netns, BRIDGE),
-            ]
-        steps.append(SetUp(site.netns, WIRE))
-        for guest in (topology.main[site.host], *topology.background[site.host]):
-            steps += vm_plane(guest.plane).attach(site, guest, queues)
-    return Plan(tuple(steps))
-
-
-def plan_acquaintance(topology: Topology) -> Plan:
-    """What can only be done once the guests have opened their ports. Pure."""
-    steps: list[Step] = []
-    for host, peer in zip(HOSTS, reversed(HOSTS), strict=True):
-        main = topology.main[host]
-        plane = vm_plane(main.plane)
-        steps += plane.acquaint(topology.sites[host], main, topology.main[peer])
-    steps += [AwaitUp(topology.sites[host].netns) for host in HOSTS]
-    return Plan(tuple(steps))
-
-
-class VmTestbed(_Testbed):
-    """Sender host, responder host, the wire, and guests that are virtual machines.
-
-    A context manager. All guests run when it is entered; `wake` puts those to sleep that are not
-    needed.
-
-    Raises on entry:
-        BadInputError: there is no such plane for virtual machines.
-        UnsupportedError: no privilege, or this machine lacks what virtual machines need.
-        PlanewiseError: a guest did not come up.
+    Everything that it makes carries the pair's token; `close` removes it.
     """
 
     def __init__(
         self,
-        spec: TestbedSpec,
-        ours: Platform,
+        pair: Pair,
+        mtu_bytes: int,
         options: VmOptions = VmOptions(),  # noqa: B008 - a frozen value
         *,
         parallel: int | None = None,
-        boot_limit_s: float = BOOT_LIMIT_S,
-        on_ready: Callable[[Guest], None] = lambda _: None,
+        on_ready: Callable[[Started], None] = lambda _: None,
+        lent: Platform | None = None,
     ) -> None:
-        """`parallel` limits the guests that boot at a time (None: two a CPU)."""
-        super().__init__(f"testbed {spec.plane}, {spec.background_guests} background VMs")
-        self.spec = spec
+        """`parallel` limits the guests of a host that boot at a time (None: two a CPU).
+
+        `lent` is what the hosts lend to virtual machines (None: looked up at first use).
+        """
         self.options = options
-        self.started: tuple[Started, ...] = ()
-        """How the guests came up, in the order in which they were ready."""
-        lay_out("0" * 8, spec)  # a wrong plane is said before anything is made
-        self._ours = ours
-        self._parallel = parallel or 2 * (os.cpu_count() or 1)
-        self._boot_limit_s = boot_limit_s
+        self._token = pair.token
+        self._mtu_bytes = mtu_bytes
+        self._parallel = parallel
         self._on_ready = on_ready
-        self._topology: Topology | None = None
-        self._built = ExitStack()
-        self._locals: dict[HostRole, LocalHost] = {}
-        self._guests: dict[HostRole, HostGuests] = {}
+        self._hosts_a_machine = 1 if pair.separate else len(HOSTS)
+        self._states = {role: _HostState(machine) for role, machine in pair.machines.items()}
+        self._platforms = {} if lent is None else dict.fromkeys(HOSTS, lent)
+        self._resources: dict[HostRole, Resources] = {}
+        self._with_vfs = False
+        self._booting = threading.Lock()
 
-    @property
-    def topology(self) -> Topology:
-        """Names and addresses of everything in it; only inside the `with` block."""
-        if self._topology is None:
-            raise RuntimeError("the testbed is not built: use it in a with block")
-        return self._topology
+    def expect(self, settings: Iterable[Setting]) -> dict[Setting, str]:
+        """Why these settings cannot stand here; those that can are left out. Changes nothing.
 
-    @property
-    def hosts(self) -> Mapping[HostRole, Host]:
-        """`sender` and `responder`; a guest's `netns` reaches into its virtual machine."""
-        return {role: guests.host for role, guests in self._guests.items()}
+        All that will be asked for belongs into one call: where one needs VFs, the NIC has them all
+        the time, so that every setting finds the same NIC.
+        """
+        asked = tuple(settings)
+        self._resources.clear()
+        names = {name for setting in asked for name in setting.planes}
+        self._with_vfs = any(plane.takes_vf for plane in VF_PLANES if plane.name in names)
+        reasons = {setting: self._unavailable_reason(setting) for setting in asked}
+        return {setting: reason for setting, reason in reasons.items() if reason}
 
-    @property
-    def plan(self) -> Plan:
-        """The steps that made what is not a virtual machine."""
-        ports = plan_ports(self.topology, self.options.queues)
-        return Plan((*ports.steps, *plan_acquaintance(self.topology).steps))
+    def platform(self, role: HostRole) -> Platform:
+        """What a machine lends to virtual machines; the accelerator is tried once.
 
-    def main(self, host: HostRole) -> Guest:
-        """The measured guest of a host."""
-        return self.topology.main[host]
+        Raises:
+            UnsupportedError: no QEMU or libvirt there, no kernel for the guests here.
+        """
+        if role not in self._platforms:
+            self._platforms[role] = platform_of(self._states[role].machine.host)
+        return self._platforms[role]
 
-    def background(self, host: HostRole) -> tuple[Guest, ...]:
-        """The background guests of a host that are awake."""
-        guests = self.topology.background[host]
-        return tuple(guest for guest in guests if self._guests[host].is_awake(guest))
+    def resources(self, role: HostRole) -> Resources:
+        """What a machine has, as it was when it was first asked."""
+        if role not in self._resources:
+            machine = self._states[role].machine
+            self._resources[role] = look(machine, self._with_vfs, self._hosts_a_machine)
+        return self._resources[role]
 
-    @property
-    def guests(self) -> tuple[Guest, ...]:
-        """All of them, the main ones first."""
-        topology = self.topology
-        background = [guest for host in HOSTS for guest in topology.background[host]]
-        return (*(topology.main[host] for host in HOSTS), *background)
+    @contextmanager
+    def arrange(self, setting: Setting) -> Iterator[VmArrangement]:
+        """Makes a setting stand: starts what is missing, wakes what is there, and only that.
 
-    @property
-    def capture_points(self) -> tuple[CapturePoint, ...]:
-        """Where probe packets can be seen, along their way from the sender."""
-        points: list[CapturePoint] = []
-        for host in HOSTS:
-            site, guest = self.topology.sites[host], self.topology.main[host]
-            port = vm_plane(guest.plane).host_interface(guest)
-            here = [
-                CapturePoint(f"{host}_guest", host, site.netns, port),
-                CapturePoint(f"{host}_nic", host, site.netns, WIRE),
-            ]
-            points += here if host == "sender" else reversed(here)
-        return tuple(points)
+        Raises:
+            UnsupportedError: a machine lacks something.
+            PlanewiseError: a guest could not be started.
+        """
+        states = self._states_of(setting)
+        wants = {role: tuple(wanted(setting, role)) for role in HOSTS}
+        work: dict[HostRole, list[Want]] = {}
+        for role, state in states.items():
+            work.setdefault(state.role, []).extend(wants[role])
+        try:
+            replaced = self._start(setting, work)
+            self._acquaint(setting)
+            mains = {role: states[role].placed[wants[role][0]] for role in HOSTS}
+            yield VmArrangement(
+                setting,
+                {role: self._guests(states[role]).host for role in HOSTS},
+                {role: placed.guest for role, placed in mains.items()},
+                {
+                    role: tuple(states[role].placed[want].guest for want in wants[role][1:])
+                    for role in HOSTS
+                },
+                {
+                    role: _way_out(states[role].machine, wants[role][0], placed)
+                    for role, placed in mains.items()
+                },
+                replaced,
+            )
+        finally:
+            self._sleep()
 
-    @property
-    def counter_points(self) -> tuple[CounterPoint, ...]:
-        """Every interface on the way from the sender's main guest to the responder's."""
-        points: list[CounterPoint] = []
-        for host in HOSTS:
-            site, guest = self.topology.sites[host], self.topology.main[host]
-            here = [
-                CounterPoint(host, guest.netns, guest.interface),
-                CounterPoint(host, site.netns, vm_plane(guest.plane).host_interface(guest)),
-            ]
-            if site.uplink != WIRE:
-                here.append(CounterPoint(host, site.netns, site.uplink))
-            here.append(CounterPoint(host, site.netns, WIRE))
-            points += here if host == "sender" else reversed(here)
-        return tuple(points)
-
-    @property
-    def not_measurable(self) -> Mapping[Metric, str]:
-        """Metrics that do not exist for the main guests' plane, with the reason."""
-        return vm_plane(self.spec.plane).not_measurable
-
-    def hypervisor(self, host: HostRole) -> Hypervisor:
-        """The libvirt that runs a host's guests."""
-        return self._guests[host].hypervisor
-
-    def check(self) -> None:
-        """Does nothing while all guests that are awake live.
+    def check(self, setting: Setting) -> None:
+        """Does nothing while all guests of a setting live.
 
         Raises:
             GuestGoneError: one ended.
             HypervisorGoneError: a libvirt did, and its guests with it.
         """
-        for host in HOSTS:
-            self._guests[host].check((self.main(host), *self.background(host)))
+        for role, state in self._states_of(setting).items():
+            placed = [state.placed[want] for want in wanted(setting, role) if want in state.placed]
+            if state.guests is not None:
+                state.guests.check(one.guest for one in placed if one.running)
 
-    def wake(self, background_guests: int) -> tuple[Guest, ...]:
-        """Lets the main guests and so many background guests a host run; the others sleep.
+    def hypervisor(self, role: HostRole) -> Hypervisor:
+        """The libvirt that runs the guests of a host."""
+        return self._guests(self._states[role]).hypervisor
 
-        A sleeping guest takes no CPU. Guests that ended are started anew, and returned.
+    def close(self) -> None:
+        """Removes everything, also when a part of it fails.
 
         Raises:
-            PlanewiseError: a guest did not come up.
+            PlanewiseError: something could not be removed.
         """
-        replaced = self._repair()
-        for host in HOSTS:
-            wanted = {self.main(host).netns}
-            background = self.topology.background[host]
-            wanted |= {guest.netns for guest in background[:background_guests]}
-            for guest in (self.main(host), *background):
-                self._guests[host].set_awake(guest, guest.netns in wanted)
-        return replaced
+        _together([partial(self._clear, state) for state in self._states.values()])
 
-    def sleep(self) -> None:
-        """Lets no guest run. Guests that ended are not looked at."""
-        for guest in self.guests:
-            with suppress(PlanewiseError):
-                self._guests[guest.host].set_awake(guest, False)
+    def _clear(self, state: _HostState) -> None:
+        with ExitStack() as last:
+            # Backwards: guests, their ports, then VFs return, and bridges go.
+            lasting = not state.machine.netns  # ports and bridges go with a namespace
+            if lasting:
+                last.callback(remove_traces, state.machine.host, state.machine.nic, self._token)
+            if state.vfs is not None:
+                last.callback(state.vfs.close)
+                state.vfs = None
+            if lasting:
+                last.callback(remove_guests, state.machine.host, self._token)
+            state.placed.clear()
+            if state.guests is not None:
+                last.callback(state.guests.close)
+                state.guests = None
 
-    def __enter__(self) -> VmTestbed:
-        super().__enter__()
-        try:
-            self._start_guests()
-        except BaseException:
-            self._tear_down()
-            raise
+    def __enter__(self) -> Self:
         return self
 
-    def _repair(self) -> tuple[Guest, ...]:
-        """Starts guests anew that ended, and a libvirt that went away."""
-        missing: list[Guest] = []
-        for host in HOSTS:
-            all_ = (self.main(host), *self.topology.background[host])
-            missing += self._guests[host].ended(all_)
-        self._boot(missing)
-        return tuple(missing)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def _start_guests(self) -> None:
-        # An emulated CPU takes seconds to boot; one guest does it for all.
-        emulated = self._ours.accelerator.name == "tcg"
-        saved = booted.prepare(self._ours, self.options, self._boot_limit_s) if emulated else None
-        for host in HOSTS:
-            local = LocalHost(host, self.topology.sites[host].netns)
-            self._locals[host] = local
-            guests = HostGuests(
-                local, self._ours, self.options, boot_limit_s=self._boot_limit_s, saved=saved
+    def _unavailable_reason(self, setting: Setting) -> str:
+        try:
+            for name in sorted(setting.planes):
+                vm_plane(name)
+            for role in dict.fromkeys(state.role for state in self._states_of(setting).values()):
+                guest_mib = vm_mib(self.options)
+                reason = shortage(setting, self.resources(role), self._with_vfs, guest_mib)
+                if reason:
+                    return reason
+                self.platform(role)
+        except (BadInputError, UnsupportedError) as error:
+            return error.what
+        return ""
+
+    def _states_of(self, setting: Setting) -> Mapping[HostRole, _HostState]:
+        if setting.path == "east-west":
+            return dict.fromkeys(HOSTS, self._states["sender"])
+        return self._states
+
+    def _start(
+        self, setting: Setting, work: Mapping[HostRole, Sequence[Want]]
+    ) -> tuple[Guest, ...]:
+        """Starts and wakes guests, by the machine that they live on; gives those that had ended."""
+        replaced: list[Guest] = []
+
+        def prepare(role: HostRole) -> None:
+            replaced.extend(self._prepare(self._states[role], work[role]))
+
+        _together([partial(prepare, role) for role in work])
+        boots = [partial(self._boot_all, setting, self._states[role]) for role in work]
+        _together(boots, abort=self._end_guests)
+        return tuple(replaced)
+
+    # One machine.
+
+    def _prepare(self, state: _HostState, wants: Sequence[Want]) -> list[Guest]:
+        """Makes what these guests are plugged into, and wakes those that run; gives those that had
+        ended."""
+        guests = self._guests(state)
+        replaced = self._drop_ended(state)
+        if self._with_vfs:
+            self._vfs(state)
+        self._attach_nic(state, wants)
+        missing = [want for want in wants if want not in state.placed]
+        self._make_room(state, wants, missing)
+        for want in wants:
+            if want in state.placed:
+                guests.set_awake(state.placed[want].guest, True)
+                state.placed[want] = state.placed.pop(want)
+        for want in missing:
+            self._place(state, want)
+        return [state.placed[want].guest for want in missing if want in replaced]
+
+    def _drop_ended(self, state: _HostState) -> set[Want]:
+        """Forgets guests that ended, and takes their VFs back."""
+        by_guest = {placed.guest: want for want, placed in state.placed.items()}
+        ended = {by_guest[guest] for guest in self._guests(state).ended(by_guest)}
+        half = {want for want, placed in state.placed.items() if not placed.running}
+        for want in ended | half:
+            self._remove(state, want)
+        return ended - half
+
+    def _make_room(self, state: _HostState, wants: Sequence[Want], missing: Sequence[Want]) -> None:
+        """Ends guests that this setting leaves idle, those used longest ago first, for others."""
+        idle = [want for want in state.placed if want not in wants]
+
+        def lacks_vfs() -> bool:
+            needed = sum(vm_plane(want.plane).takes_vf for want in missing)
+            return needed > 0 and self._vfs(state).free < needed
+
+        def lacks_memory() -> bool:
+            free_mib = self.resources(state.role).free_mib - SPARE_MIB
+            here = len(state.placed) + len(missing)
+            return here * vm_mib(self.options) > free_mib / self._hosts_a_machine
+
+        while idle and lacks_vfs():
+            holders = [want for want in idle if state.placed[want].vf is not None]
+            if not holders:
+                break
+            idle.remove(holders[0])
+            self._remove(state, holders[0])
+        while idle and lacks_memory():
+            self._remove(state, idle.pop(0))
+
+    def _attach_nic(self, state: _HostState, wants: Sequence[Want]) -> None:
+        """Sets the NICs up, and puts one into our bridge where guests need that."""
+        machine = state.machine
+        steps: list[Step] = []
+        in_bridge = state.nic_in_bridge
+        if any(want.on_bridge for want in wants):
+            in_bridge = True
+        elif machine.bridge_nic == machine.nic and any(map(on_nic, wants)):
+            in_bridge = False
+        if in_bridge != state.nic_in_bridge and machine.bridge_nic == machine.nic:
+            # A macvtap and a bridge cannot share a NIC, nor does one follow the other.
+            for want in [want for want in state.placed if on_nic(want)]:
+                self._remove(state, want)
+        if in_bridge and not state.bridge_made:
+            mac = f"02:70:77:3{HOSTS.index(state.role)}:00:00"
+            steps += [
+                AddBridge("", machine.bridge, mac, self._mtu_bytes),
+                SetUp("", machine.bridge),
+            ]
+        if in_bridge and not state.nic_in_bridge:
+            steps.append(SetMaster("", machine.bridge_nic, machine.bridge))
+        elif state.nic_in_bridge and not in_bridge:
+            steps.append(ReleaseMaster("", machine.nic))
+        if not state.ready:
+            for nic in dict.fromkeys((machine.nic, machine.bridge_nic)):
+                if self._mtu_bytes != 1500:
+                    steps.append(SetMtu("", nic, self._mtu_bytes))
+                steps.append(SetUp("", nic))
+        if steps:
+            state.bridge_made = state.bridge_made or in_bridge
+            awaited = machine.bridge_nic if in_bridge else machine.nic
+            script.perform(Plan((*steps, AwaitUp("", awaited))), machine.host)
+        state.nic_in_bridge, state.ready = in_bridge, True
+
+    def _place(self, state: _HostState, want: Want) -> None:
+        """Makes what a guest will be plugged into."""
+        plane = vm_plane(want.plane)
+        guest = self._guest(state, want)
+        site = self._site(state, want)
+        vf = None
+        if plane.takes_vf:
+            vf = self._vfs(state).take()
+            # The VF's own address: its driver in a guest takes no other.
+            guest = replace(guest, mac=vf.config.mac)
+        state.placed[want] = _Placed(guest, vf)
+        steps: list[Step] = []
+        if vf is None:
+            steps += plane.attach(site, guest, self.options.queues)
+            if self._with_vfs and plane.bridged:
+                # With VFs, a NIC's promiscuous mode may not do.
+                steps.append(AcceptAddress("", state.machine.bridge_nic, guest.mac))
+        elif plane.passed_through:
+            self._vfs(state).hand_over(vf)
+        else:
+            self._vfs(state).bring_up(vf, self._mtu_bytes)
+            interface = _interface(vf)
+            steps += plane.attach(site, guest, self.options.queues, interface)
+            steps.append(AwaitUp("", interface))
+        script.perform(Plan(tuple(steps)), state.machine.host)
+
+    def _boot_all(self, setting: Setting, state: _HostState) -> None:
+        """Starts those that were placed and do not run yet, some at a time."""
+        missing = [want for want, placed in state.placed.items() if not placed.running]
+        if missing:
+            parallel = self._parallel or (
+                2 * self.resources(state.role).cpus // self._hosts_a_machine
             )
-            self._guests[host] = self._built.enter_context(guests)
-        self._boot(self.guests)
-        thread = NamespaceThread("apply")
+            workers = min(len(missing), max(1, parallel))
+            _together([partial(self._boot, setting, state, want) for want in missing], workers)
+
+    def _boot(self, setting: Setting, state: _HostState, want: Want) -> None:
+        peers: dict[str, str] = {}
+        if want.use == "main":
+            other: HostRole = "responder" if want.role == "sender" else "sender"
+            peer = self._states_of(setting)[other].placed[next(wanted(setting, other))].guest
+            peers = {peer.ipv4: peer.mac}
+        placed, guests = state.placed[want], self._guests(state)
+        nic = _nic(vm_plane(want.plane), placed, guests)
+        started = guests.start(placed.guest, nic, self._mtu_bytes, peers)
+        placed.running = True
+        placed.told = next(iter(peers.items()), ("", ""))
+        self._on_ready(started)
+
+    def _remove(self, state: _HostState, want: Want) -> None:
+        """Ends a guest, and takes away what it was plugged into."""
+        placed = state.placed[want]
+        plane = vm_plane(want.plane)
+        self._guests(state).end(placed.guest)
+        if port := plane.host_interface(placed.guest):
+            host = state.machine.host
+            host.run(["ip", "link", "delete", port])  # it may never have been made
+        if placed.vf is not None:
+            self._vfs(state).give_back(placed.vf)
+        del state.placed[want]
+
+    def _end_guests(self) -> None:
+        for state in self._states.values():
+            if state.guests is not None:
+                state.guests.close()
+
+    def _sleep(self) -> None:
+        """Lets no guest run. Guests that ended are not looked at."""
+        for state in self._states.values():
+            for placed in state.placed.values():
+                if placed.running and state.guests is not None:
+                    with suppress(PlanewiseError):
+                        state.guests.set_awake(placed.guest, False)
+
+    def _guests(self, state: _HostState) -> HostGuests:
+        with state.lock:
+            if state.guests is None:
+                host, ours = state.machine.host, self.platform(state.role)
+                with self._booting:
+                    saved = booted.saved_for(host, ours, self.options)
+                state.guests = HostGuests(host, ours, self.options, saved=saved).__enter__()
+            return state.guests
+
+    def _vfs(self, state: _HostState) -> VfPool:
+        with state.lock:
+            if state.vfs is None:
+                pool = VfPool(state.machine.host, state.machine.nic, self._token)
+                state.vfs = pool.__enter__()
+            return state.vfs
+
+    def _site(self, state: _HostState, want: Want) -> Site:
+        machine = state.machine
+        if want.on_bridge:
+            nic, uplink = machine.bridge_nic, machine.bridge
+        else:
+            nic = uplink = machine.nic
+        return Site(want.role, "", uplink, self._mtu_bytes, nic, machine.bridge)
+
+    def _guest(self, state: _HostState, want: Want) -> Guest:
+        slot = state.slots.get(want.role, 0)
+        state.slots[want.role] = slot + 1
+        return guest_in(self._token, slot, want.role, want.use, want.index, want.plane, state.role)
+
+    # Both.
+
+    def _acquaint(self, setting: Setting) -> None:
+        """Main guests know each other's MAC: none is looked up, no frame is flooded."""
+        plane = vm_plane(setting.plane)
+        states = self._states_of(setting)
+        want = {role: next(wanted(setting, role)) for role in HOSTS}
+        for role, other in zip(HOSTS, reversed(HOSTS), strict=True):
+            state = states[role]
+            placed = state.placed[want[role]]
+            peer = states[other].placed[want[other]].guest
+            name = (peer.ipv4, peer.mac)
+            if placed.told != name:
+                told = ["arp", "-i", GUEST_INTERFACE, "-s", *name]
+                self._guests(state).host.run(told, netns=placed.guest.netns).check()
+                placed.told = name
+            if placed.known != name and setting.path == "north-south":
+                known = plane.acquaint(self._site(state, want[role]), placed.guest, peer)
+                script.perform(Plan(known), state.machine.host)
+                placed.known = name
+
+
+def _nic(plane: VmPlane, placed: _Placed, guests: HostGuests) -> Nic | Passthrough:
+    """What a guest is given as its NIC. Pure."""
+    if plane.model is not None:
+        return nic_of(plane.model, placed.guest, plane.host_interface(placed.guest), guests)
+    assert placed.vf is not None
+    return Passthrough(placed.vf.address)
+
+
+def _way_out(machine: Machine, want: Want, placed: _Placed) -> str:
+    if placed.vf is None:
+        return machine.bridge_nic if want.on_bridge else machine.nic
+    return "" if placed.vf.netdev is None else placed.vf.netdev.name
+
+
+def _interface(vf: Vf) -> str:
+    if vf.netdev is None:
+        raise PlanewiseError(
+            f"the VF {vf.address} has no interface: its driver is {vf.driver or 'none'}",
+            remedy=f"bind its network driver: `planewised vf bind {vf.address} netdev`",
+        )
+    return vf.netdev.name
+
+
+def _together(
+    work: Sequence[Callable[[], None]],
+    workers: int = 2,
+    abort: Callable[[], None] = lambda: None,
+) -> None:
+    """Does all of it, some at a time; raises the first error once all have ended.
+
+    `abort` makes what is under way fail: a boot that takes minutes is no reason to let somebody
+    wait who wants to stop.
+    """
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        futures = [pool.submit(job) for job in work]
         try:
-            apply(plan_acquaintance(self.topology), thread)
-        finally:
-            thread.close()
-
-    def _boot(self, guests: Sequence[Guest]) -> None:
-        """Starts guests, a limited number at a time, and returns when all are ready.
-
-        Raises:
-            PlanewiseError: one did not come up; the others are left as they are.
-        """
-        if not guests:
-            return
-        pool = ThreadPoolExecutor(max_workers=min(self._parallel, len(guests)))
-        try:
-            for started in pool.map(self._start, guests):
-                self.started = (*self.started, started)
-                self._on_ready(started.guest)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _start(self, guest: Guest) -> Started:
-        peers = {}
-        if guest.role == "main":
-            peer = self.main("responder" if guest.host == "sender" else "sender")
-            peers[peer.ipv4] = peer.mac
-        guests, plane = self._guests[guest.host], vm_plane(guest.plane)
-        assert plane.model is not None
-        nic = nic_of(plane.model, guest, plane.host_interface(guest), guests)
-        return guests.start(guest, nic, self.spec.mtu_bytes, peers)
-
-    def _plan(self, token: str) -> Plan:
-        self._topology = lay_out(token, self.spec)
-        return plan_ports(self._topology, self.options.queues)
-
-    def _hosts(self) -> list[LocalHost]:
-        # Libvirt first: its sockets and consoles are in the hosts' directories.
-        self._built.close()
-        hosts = list(self._locals.values())
-        self._locals.clear()
-        self._guests.clear()
-        self._topology = None
-        return hosts
-
-
-def memory_needed_bytes(specs: Iterable[TestbedSpec]) -> int:
-    """About what these testbeds' guests take of this machine."""
-    guests = sum(2 + 2 * spec.background_guests for spec in specs)
-    return guests * GUEST_MIB << 20
+            for future in futures:
+                future.result()
+        except PlanewiseError:
+            raise
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            abort()
+            raise

@@ -1,0 +1,145 @@
+"""A setting that stands, and the names and addresses of its guests, as values. Touches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from planewise.store.models import Metric
+from planewise.testbed.host import Host
+from planewise.testbed.hosted import Setting
+from planewise.testbed.model import (
+    GUEST_INTERFACE,
+    HOSTS,
+    CapturePoint,
+    CounterPoint,
+    Guest,
+    GuestRole,
+    HostRole,
+)
+from planewise.testbed.vms.planes import vm_plane
+
+
+@dataclass(frozen=True)
+class VmArrangement:
+    """A setting that stands: what measurements and loads need to know of it."""
+
+    setting: Setting
+    hosts: Mapping[HostRole, Host]
+    mains: Mapping[HostRole, Guest]
+    backgrounds: Mapping[HostRole, tuple[Guest, ...]]
+    nics: Mapping[HostRole, str]
+    """What leaves each host on the main guests' way: its NIC, or the VF's interface."""
+    replaced: tuple[Guest, ...] = ()
+    """Guests that had ended and were started anew."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether both main guests live on one host."""
+        return self.setting.path == "east-west"
+
+    def main(self, host: HostRole) -> Guest:
+        """The measured guest of a role."""
+        return self.mains[host]
+
+    def background(self, host: HostRole) -> tuple[Guest, ...]:
+        """The background guests of a role."""
+        return self.backgrounds[host]
+
+    @property
+    def capture_points(self) -> tuple[CapturePoint, ...]:
+        """Where probe packets can be seen, along their way from the sender.
+
+        There are none where the guests drive their VFs themselves. Within one host, frames of
+        planes without a VF reach no NIC.
+        """
+        points: list[CapturePoint] = []
+        plane = vm_plane(self.setting.plane)
+        for role in HOSTS if not plane.passed_through else ():
+            port = plane.host_interface(self.mains[role])
+            here = [CapturePoint(f"{role}_guest", role, "", port)]
+            if plane.takes_vf or not self.shared:
+                here.append(CapturePoint(f"{role}_nic", role, "", self.nics[role]))
+            points += here if role == "sender" else reversed(here)
+        return tuple(points)
+
+    @property
+    def counter_points(self) -> tuple[CounterPoint, ...]:
+        """The hosts' interfaces on the way between the main guests, along that way."""
+        return tuple(
+            CounterPoint(point.host, point.netns, point.interface) for point in self.capture_points
+        )
+
+    @property
+    def not_measurable(self) -> Mapping[Metric, str]:
+        """Metrics that do not exist for the main guests' plane, with the reason."""
+        plane = vm_plane(self.setting.plane)
+        if self.shared and not plane.takes_vf:
+            why = "between guests of one host no frame reaches the NIC"
+            return {"overhead": why, "response": why}
+        return plane.not_measurable
+
+
+@dataclass(frozen=True)
+class Want:
+    """A guest as a setting asks for it: the same wish finds the same guest again."""
+
+    role: HostRole
+    use: GuestRole
+    index: int
+    plane: str
+    on_bridge: bool
+    """Whether its port is, or sits on, a port of our bridge."""
+
+
+def guest_in(
+    token: str,
+    slot: int,
+    role: HostRole,
+    use: GuestRole,
+    index: int,
+    plane: str,
+    lives_on: HostRole,
+) -> Guest:
+    """The `slot`th guest of a role that lives on a machine. Pure.
+
+    Each of a testbed's guests has a name and addresses of its own, and each of the machine's
+    macvtaps an index that no other testbed has: /dev has one name for all namespaces.
+    """
+    away = lives_on != role
+    number = HOSTS.index(role) + 2 * away
+    high, low = divmod(slot, 250)
+    first = (8 + int(token[:4], 16)) << 13
+    return Guest(
+        name=f"{role}-{use}{'' if use == 'main' else index}",
+        host=role,
+        role=use,
+        index=index,
+        plane=plane,
+        netns=f"pw-{token}-{role[0]}{use[0]}{slot}{'e' * away}",
+        interface=GUEST_INTERFACE,
+        mac=f"02:70:77:0{number}:{slot >> 8:02x}:{slot & 255:02x}",
+        ipv4=f"198.{18 + number % 2}.{high + 100 * away}.{1 + low}",
+        ipv6=f"2001:2:0:{1 + number}::{1 + slot:x}",
+        port=f"pw{token}{1024 * number + slot:03x}",
+        port_index=first + 2048 * number + slot,
+    )
+
+
+def on_nic(want: Want) -> bool:
+    """Whether a guest's port sits on the NIC itself."""
+    plane = vm_plane(want.plane)
+    return plane.port == "macvtap" and not plane.takes_vf and not want.on_bridge
+
+
+def wanted(setting: Setting, role: HostRole) -> Iterator[Want]:
+    """The guests of a role that a setting asks for, the main one first. Pure."""
+    bridge = any(vm_plane(name).bridged for name in setting.planes)
+
+    def on_bridge(name: str) -> bool:
+        return bridge and not vm_plane(name).takes_vf
+
+    yield Want(role, "main", 0, setting.plane, on_bridge(setting.plane))
+    for index in range(setting.background_guests):
+        plane = setting.background_plane
+        yield Want(role, "background", index, plane, on_bridge(plane))

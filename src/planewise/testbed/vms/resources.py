@@ -1,0 +1,125 @@
+"""What a machine has for virtual machines, and what it lacks for a setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from planewise.testbed.host import Host
+from planewise.testbed.hosted import MAC_FILTERS, Machine, Setting, survey
+from planewise.testbed.vfs import look_at_vfs
+from planewise.testbed.vms.planes import vm_plane
+from planewise.testbed.vms.platform import VM_MIB, called
+
+SPARE_MIB = 416
+"""Memory that a host keeps for itself: 256, and the files of two saved guests that are woken, which
+a lab's host holds in memory."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a machine has for virtual machines."""
+
+    place: str
+    nic: str
+    driver: str
+    """Of the NIC; empty for a virtual one."""
+    cpus: int
+    free_mib: int
+    vfs: int = 0
+    """VFs that nobody uses, or that its NIC could have; 0 without SR-IOV."""
+    used: tuple[str, ...] = ()
+    """What is known of the VFs that somebody uses."""
+    iommu: bool = True
+    """Whether its IOMMU lets functions be passed through."""
+    hosts: int = 1
+    """Hosts of the testbed that this machine is."""
+
+
+def look(machine: Machine, with_vfs: bool, hosts: int = 1) -> Resources:
+    """Looks at a machine; at its VFs only where they count.
+
+    Raises:
+        PlanewiseError: it has no such NIC, or somebody uses it.
+    """
+    seen = survey(machine)
+    cpus = machine.host.read_text("/proc/cpuinfo").count("\nprocessor") + 1
+    place = called(machine.host)
+    plain = Resources(place, seen.nic, seen.driver, cpus, seen.free_mib, hosts=hosts)
+    if not with_vfs or not seen.vfs:
+        return plain
+    pf = look_at_vfs(machine.host, machine.nic)
+    usable = [vf for vf in pf.vfs if vf.usable]
+    return replace(
+        plain,
+        vfs=len(usable) if pf.num_vfs else pf.total_vfs,
+        used=tuple(
+            f"{machine.nic}/{vf.index} {vf.used_by or f'has the driver {vf.driver}'}"
+            for vf in pf.vfs
+            if not vf.usable
+        ),
+        iommu=pf.iommu_group is not None,
+    )
+
+
+def shortage(setting: Setting, there: Resources, with_vfs: bool, guest_mib: int = VM_MIB) -> str:
+    """What a machine lacks for a setting, as a sentence; empty when it suffices. Pure.
+
+    `with_vfs`: its NIC has VFs at that time. `guest_mib`: memory of the host that a guest takes.
+    """
+    main, others = (vm_plane(name) for name in (setting.plane, setting.background_plane))
+    count = setting.background_guests
+    roles = setting.guests_a_host() // (1 + count)
+    needed = roles * (main.takes_vf + count * others.takes_vf)
+    if needed and there.hosts == 2:
+        name = next(plane.name for plane in (main, others) if plane.takes_vf)
+        return f"the plane {name} needs a NIC with SR-IOV, and the wire here is virtual"
+    if needed and not (there.vfs or there.used):
+        return f"{there.nic} of {there.place} has no SR-IOV"
+    if needed > there.vfs:
+        users = f" ({'; '.join(there.used)})" if there.used else ""
+        free = " free" if there.used else ""
+        return f"needs {needed} VFs on {there.place}, and {there.nic} has {there.vfs}{free}{users}"
+    if (main.passed_through or (count and others.passed_through)) and not there.iommu:
+        return no_iommu(there.place)
+    filters = MAC_FILTERS.get(there.driver)
+    bridged = roles * (main.bridged + count * others.bridged)
+    if with_vfs and filters and bridged > filters - 1 - there.vfs:
+        return (
+            f"needs {bridged} MAC addresses behind {there.nic} of {there.place}, and "
+            f"{there.driver} takes {filters - 1 - there.vfs} beside its VFs"
+        )
+    # A machine that is both hosts has the guests of both, whichever path traffic takes.
+    guests = 2 * (1 + count) if there.hosts == 2 else setting.guests_a_host()
+    return memory_shortage(guests, guest_mib, there.place, there.free_mib)
+
+
+def memory_shortage(guests: int, guest_mib: int, place: str, free_mib: int) -> str:
+    """That a machine has not the memory for so many guests; empty when it has. Pure."""
+    memory_mib = guests * guest_mib + SPARE_MIB
+    if memory_mib <= free_mib:
+        return ""
+    return (
+        f"{guests} virtual machines on {place} need about {memory_mib} MiB, "
+        f"and {free_mib} MiB are free"
+    )
+
+
+def free_mib(host: Host) -> int:
+    """Memory that a host could give now [MiB].
+
+    Raises:
+        PlanewiseError: the host does not say.
+    """
+    for line in host.read_text("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) >> 10
+    return 0
+
+
+def no_iommu(place: str) -> str:
+    """That a host's functions cannot be passed through, with the way out. Pure."""
+    return (
+        f"{place} has no IOMMU that is in use, and without one no VF can be passed "
+        "through (kernel parameter intel_iommu=on or amd_iommu=on, and VT-d or AMD-Vi in its "
+        "firmware)"
+    )
