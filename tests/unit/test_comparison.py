@@ -80,7 +80,7 @@ def test_drift_that_all_levels_share_does_not_hide_a_difference() -> None:
     assert comparison.outcome == "worse"
     assert comparison.change == pytest.approx(0.08, abs=0.01)
     assert comparison.rank_biserial == 1
-    assert (comparison.pairs, comparison.blocks) == (10, 10)
+    assert comparison.blocks == 10
 
 
 def test_higher_is_better_where_it_is() -> None:
@@ -137,7 +137,8 @@ def test_a_single_block_tells_nothing() -> None:
     found = observed(lambda cell, block: 9.0 if cell["plane"] == "a" else 1.0, planes("a", "b"), 1)
     comparison = compare_levels(found, "plane").find("a", "b")
     assert comparison is not None
-    assert (comparison.outcome, comparison.why) == ("not known", "a single pair cannot tell")
+    assert comparison.outcome == "not known"
+    assert comparison.why == "1 block cannot tell, it takes 6 at least"
 
 
 def test_all_comparisons_of_a_metric_are_one_family() -> None:
@@ -150,23 +151,86 @@ def test_all_comparisons_of_a_metric_are_one_family() -> None:
     family = compare_levels(observed(lambda cell, block: 1e4 * wobble(), cells, 8), "plane")
     assert family.strata == ("idle", "cpu", "network", "overall")
     assert len(family.comparisons) == 6 * 4
-    raw = sorted(one.p for one in family.comparisons)
-    assert min(one.p_holm for one in family.comparisons) == pytest.approx(min(1, 24 * raw[0]))
+    assert all(one.p <= one.p_family for one in family.comparisons)
 
 
-def test_where_signed_ranks_cannot_pass_the_correction_students_t_is_used() -> None:
-    def compared(blocks: int) -> str:
+@pytest.mark.parametrize("blocks", [2, 3, 5])
+def test_few_blocks_call_nothing_different_however_clear_and_whatever_their_loads(
+    blocks: int,
+) -> None:
+    # Nine loads of a block see one state of the host: they are no nine replicates.
+    cells = [
+        {"plane": plane, "load_type": "cpu", "background_guests": guests}
+        for plane in ("a", "b")
+        for guests in range(1, 10)
+    ]
+    found = observed(
+        lambda cell, block: 1e4 * (3 if cell["plane"] == "b" else 1) + block, cells, blocks
+    )
+    family = compare_levels(found, "plane", by="background_guests")
+    assert {one.outcome for one in family.comparisons} == {"not known"}
+    assert all(math.isinf(one.low) and math.isinf(one.high) for one in family.comparisons)
+
+
+def test_two_blocks_with_three_of_500_lost_against_none_are_not_known() -> None:
+    lost = {"a": 0, "b": 3}
+    found = Observed(
+        Metric("loss", "loss of probe packets", "share", True),
+        tuple(
+            Observation("run", block, {"plane": plane}, count / 500, 1 / 500, counts=(count, 500))
+            for block in range(2)
+            for plane, count in lost.items()
+        ),
+    )
+    assert outcome(compare_levels(found, "plane"), "a", "b") == "not known"
+
+
+def test_no_loss_at_all_is_no_interval_without_width() -> None:
+    found = Observed(
+        Metric("loss", "loss of probe packets", "share", True),
+        tuple(
+            Observation("run", block, {"plane": plane}, 0.0, 1 / 400, counts=(0, 400))
+            for block in range(12)
+            for plane in ("a", "b")
+        ),
+    )
+    family = compare_levels(found, "plane")
+    comparison, value = family.find("a", "b"), family.value("a")
+    assert comparison is not None
+    assert value is not None
+    assert comparison.low < 0 < comparison.high
+    assert value.low == 0
+    # Not one of 4800, even if packets are lost one by one: at most 3.7 of them (Garwood).
+    assert value.high is not None
+    assert value.high >= 3.68 / 4800
+    assert comparison.outcome == "not known"
+    assert "rare events" in comparison.why
+
+
+def test_equivalence_counts_its_errors_over_the_family() -> None:
+    # Each of the pairs differs by a little more than the margin; ten of them are looked at.
+    rng = np.random.default_rng(40)
+    names = "abcde"
+    false = 0
+    for _ in range(30):
         found = observed(
-            lambda cell, block: 1e4 + 10 * block + 500 * (cell["plane"] == "b"),
-            planes("a", "b"),
-            blocks,
+            lambda cell, _: 1e4 * 1.052 ** names.index(str(cell["plane"])) * rng.lognormal(0, 0.03),
+            planes(*names),
+            10,
         )
-        comparison = compare_levels(found, "plane").find("a", "b")
-        assert comparison is not None
-        return comparison.method
+        words = [one.outcome for one in compare_levels(found, "plane").comparisons]
+        false += "practically the same" in words
+    assert false <= 0.05 * 30
 
-    assert compared(5) == "student"
-    assert compared(6) == "signed-rank"
+
+def test_a_claim_stays_when_the_run_goes_on_without_it() -> None:
+    def value(cell: Mapping[str, Level], block: int) -> float:
+        return 1e4 + 300 * block + (2e3 if cell["plane"] == "b" and block < 12 else 0)
+
+    for blocks in (12, 14, 18):
+        assert outcome(compare_levels(observed(value, planes("a", "b"), blocks), "plane"), "b", "a")
+        family = compare_levels(observed(value, planes("a", "b"), blocks), "plane")
+        assert outcome(family, "b", "a") == "worse"
 
 
 def test_trials_of_one_visit_count_as_one_pair() -> None:
@@ -180,11 +244,11 @@ def test_trials_of_one_visit_count_as_one_pair() -> None:
     family = compare_levels(observed(lambda cell, block: 1e4 * wobble(), cells, 7), "plane")
     comparison = family.find("a", "b")
     assert comparison is not None
-    assert comparison.pairs == 7
+    assert comparison.blocks == 7
     by_size = compare_levels(observed(lambda cell, block: 1e4 * wobble(), cells, 7), "size_bytes")
     comparison = by_size.find(64, 1518)
     assert comparison is not None
-    assert comparison.pairs == 14  # plane × block
+    assert comparison.blocks == 7
 
 
 def test_a_replicate_without_partner_is_left_out_and_told() -> None:
@@ -193,7 +257,7 @@ def test_a_replicate_without_partner_is_left_out_and_told() -> None:
     family = compare_levels(cut, "plane")
     comparison = family.find("a", "b")
     assert comparison is not None
-    assert comparison.pairs == 7
+    assert comparison.blocks == 7
     assert any("1 of 8 replicates of b have no partner of a" in note for note in family.notes)
 
 
@@ -237,7 +301,7 @@ def test_same_and_its_name_are_one_level_when_something_else_is_compared() -> No
     wobble = noise(4)
     family = compare_levels(observed(lambda *_: 10_000 * wobble(), cells, 8), "load_type", by="")
     (comparison,) = family.comparisons
-    assert comparison.pairs == 8
+    assert comparison.blocks == 8
     value = family.value("cpu")
     assert value is not None
     assert value.replicates == 8
@@ -280,7 +344,7 @@ def test_without_load_a_cell_is_the_zero_of_every_load() -> None:
         for number in (8, 64)
     ]
     found = observed(
-        lambda cell, block: 1e4 + 100 * float(cell["background_guests"]) + block, cells, 8
+        lambda cell, block: 1e4 + 100 * float(cell["background_guests"]) + block, cells, 12
     )
     guests = compare_levels(found, "background_guests")
     for stratum in ("sender", "responder", "overall"):
@@ -288,10 +352,10 @@ def test_without_load_a_cell_is_the_zero_of_every_load() -> None:
     loads = compare_levels(found, "load_type")
     assert outcome(loads, "none", "cpu", "responder") == "better"
     assert outcome(loads, "cpu", "network", "responder") == "practically the same"
-    # One cell without load a block: however many cells it stands for, it is one pair.
+    # One cell without load a block: however many cells it stands for, it is one.
     comparison = guests.find(0, 64)
     assert comparison is not None
-    assert comparison.pairs == 8
+    assert comparison.blocks == 12
 
 
 def test_a_metric_that_does_not_exist_for_a_level_is_named_with_the_reason() -> None:
@@ -385,7 +449,7 @@ def test_under_no_difference_a_family_claims_one_in_at_most_five_percent() -> No
         for plane in ("a", "b", "c")
         for load in ("none", "cpu", "network")
     ]
-    runs, false = 600, 0
+    runs, false = 100, 0
     for _ in range(runs):
         drift = np.cumsum(rng.normal(0, 0.05, 6))
         found = observed(
@@ -398,7 +462,7 @@ def test_under_no_difference_a_family_claims_one_in_at_most_five_percent() -> No
     assert false / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
 
 
-def ladder(lost: Mapping[float, float], blocks: int = 3) -> list[TrialRecord]:
+def ladder(lost: Mapping[float, float], blocks: int = 6) -> list[TrialRecord]:
     """Load trials: share lost by load, the same in every block."""
     return [
         TrialRecord(

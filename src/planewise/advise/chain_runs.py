@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from planewise.advise.evidence import NOT_THE_PLANES, chains_of, one_kind
+from planewise.advise.evidence import chains_of, one_kind
 from planewise.advise.model.capacity import Plane
 from planewise.advise.throughput import Row
 from planewise.errors import BadInputError
+from planewise.judge.statistics.metrics import NOT_THE_PLANES
 from planewise.store.models import RunInfo, TrialRecord
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from planewise.judge.statistics import Family, RunSample, compare_levels, observe
 from planewise.judge.statistics.pairing import OVERALL
+from planewise.judge.statistics.ranking import best_first
+from planewise.judge.statistics.sentences import bound_text
 from planewise.store.models import ChainLimit, Recommendation, RunInfo, TrialRecord
 from planewise.units import bits_text, percent_text, rate_text
 
@@ -57,9 +59,7 @@ def _told(family: Family, stratum: str, show: object) -> tuple[str | None, str]:
     """The best plane of a path (None where it is not told) and that in words."""
     assert callable(show)
     where = "" if stratum == OVERALL else f"{stratum}: "
-    values = sorted(
-        (one for one in family.values if one.stratum == stratum), key=lambda one: -one.value
-    )
+    values = best_first(family, stratum)
     if len(values) == 1:
         return str(values[0].level), f"{where}only {values[0].level} was measured"
     best, second = values[0], values[1]
@@ -69,8 +69,8 @@ def _told(family: Family, stratum: str, show: object) -> tuple[str | None, str]:
         return None, f"{where}{names} are not told apart by this run"
     return (
         str(best.level),
-        f"{where}use {best.level}, which carries {show(best.value)}, and {second.level} "
-        f"{show(second.value)}",
+        f"{where}use {best.level}, which carries {bound_text(best.bound, show(best.value))}, and "
+        f"{second.level} {bound_text(second.bound, show(second.value))}",
     )
 
 

@@ -11,17 +11,15 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
-
 from planewise.advise.model.capacity import Chain
 from planewise.advise.recommend import ALL_LOADS, rankings_of
 from planewise.errors import BadInputError
+from planewise.judge.bounded import at_least, exact, median_of
+from planewise.judge.statistics.metrics import limited_by_plane
+from planewise.judge.statistics.paired import median_interval
 from planewise.store.models import Ranked, RunInfo, TrialRecord
 
 LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
-
-NOT_THE_PLANES = ("generator", "shared core", "link", "unknown")
-"""Limits of a chain that say nothing of its plane but that it carries at least so much."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +30,14 @@ class ChainSeen:
     vnfs: int
     frame_bytes: int
     pps: float
-    """What all functions sent a second; the mean of the replicates."""
+    """What all functions sent a second; the median of the replicates."""
     low_pps: float | None
-    """95 % interval of the mean; None of a single replicate."""
+    """95 % interval of the median; None of fewer than six replicates, and where it is open."""
     high_pps: float | None
     limit: str
     """What limited it most often."""
-
-    @property
-    def at_least(self) -> bool:
-        """Whether something else than the plane was the limit."""
-        return self.limit in NOT_THE_PLANES
+    at_least: bool
+    """Whether in half of the trials something else than the plane was the limit."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +150,26 @@ def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
         cells.setdefault((pattern_of(trial), vnfs, size), []).append(trial)
     found = []
     for (pattern, vnfs, size), same in cells.items():
-        rates = [one.chain.tx_pps for one in same if one.chain]
+        rates = [
+            exact(one.chain.tx_pps) if limited_by_plane(one) else at_least(one.chain.tx_pps)
+            for one in same
+            if one.chain
+        ]
         limits = [one.chain.limit for one in same if one.chain]
-        mean = statistics.fmean(rates)
-        low, high = _interval(rates)
-        found.append(ChainSeen(pattern, vnfs, size, mean, low, high, statistics.mode(limits)))
+        middle = median_of(rates)
+        low, high = (end if math.isfinite(end) else None for end in median_interval(rates))
+        found.append(
+            ChainSeen(
+                pattern,
+                vnfs,
+                size,
+                middle.value,
+                low,
+                high,
+                statistics.mode(limits),
+                middle.bound == "at least",
+            )
+        )
     return found
 
 
@@ -187,16 +197,6 @@ def _by_goodput(streams: Mapping[str, Mapping[int, float]]) -> list[str]:
         return statistics.fmean(math.log(max(measured[plane][size], 1e-9)) for size in common)
 
     return sorted(measured, key=mean, reverse=True)
-
-
-def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """95 % interval of a mean by Student's t; none of a single value."""
-    count = len(values)
-    if count < 2:
-        return None, None
-    half = float(stdtrit(count - 1, 0.975)) * statistics.stdev(values) / math.sqrt(count)
-    mean = statistics.fmean(values)
-    return max(0.0, mean - half), mean + half
 
 
 def _rtt(trials: Iterable[TrialRecord], plane: str) -> list[TrialRecord]:

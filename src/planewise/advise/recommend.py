@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from planewise.advise.chains import recommend_chains
-from planewise.judge.curve import Curve
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.statistics import (
     Comparison,
@@ -22,7 +21,9 @@ from planewise.judge.statistics import (
     observe,
 )
 from planewise.judge.statistics.pairing import IDLE, OVERALL
-from planewise.judge.verdict import Verdict, judge
+from planewise.judge.statistics.ranking import best_first
+from planewise.judge.statistics.sentences import bound_text
+from planewise.judge.verdict import judge
 from planewise.store.models import Ranked, Recommendation, RunInfo, TrialRecord
 from planewise.units import percent_text, rate_text, time_text
 
@@ -44,20 +45,23 @@ def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     done = [trial for trial in trials if trial.status == "done" and "plane" in trial.cell]
     rankings = rankings_of(done, info)
     ranking = tuple(place for places in rankings.values() for place in places)
-    overall = [place for place in rankings["rtt_p50"] if place.load_type == ALL_LOADS]
+    lossy = lossy_planes(done, info)
+    left = rankings_of([one for one in done if str(one.cell["plane"]) not in lossy], info)
+    overall = [place for place in left["rtt_p50"] if place.load_type == ALL_LOADS]
     reservations = (*_limits_of_the_data(done, info), *_not_tried(info))
     if any(trial.kind in ("chain", "tcp") for trial in done):
         return recommend_chains(done, info, _limits_of_the_data(done, info))
-    if not overall:
+    if not rankings["rtt_p50"]:
         return Recommendation(
             plane=None,
             headline="There is no recommendation: no round-trip time was measured.",
             reservations=reservations,
             ranking=ranking,
         )
-    plane, headline = _choose(overall, rankings["forwarded"])
-    reasons = _reasons(plane or overall[0].plane, rankings)
-    verdicts = _verdict_reservations(done, plane or overall[0].plane)
+    plane, headline = _choose(overall, left["forwarded"], lossy)
+    shown_plane = plane or (overall or rankings["rtt_p50"])[0].plane
+    reasons = _reasons(shown_plane, rankings)
+    verdicts = _verdict_reservations(done, shown_plane)
     return Recommendation(
         plane=plane,
         headline=headline,
@@ -67,9 +71,22 @@ def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     )
 
 
-def verdicts_by_cell(trials: Iterable[TrialRecord]) -> list[tuple[Curve, Verdict]]:
-    """The judge's verdict of every load-loss curve in a run."""
-    return [(curve, judge(curve)) for _, curve in curves_from_trials(trials)]
+ENOUGH_BLOCKS = 8
+"""Blocks that tell a clear difference apart among a few planes and loads."""
+LOSS_VETO = 0.01
+"""A plane that surely loses more than this share of its probes is not recommended."""
+
+
+def lossy_planes(trials: Sequence[TrialRecord], info: RunInfo) -> dict[str, float]:
+    """Shares of lost probes of the planes that surely lose more than `LOSS_VETO`."""
+    observed = observe([RunSample("run", info, trials)], "loss")
+    if not observed.observations:
+        return {}
+    return {
+        str(one.level): one.value
+        for one in compare_levels(observed, "plane", by="").values
+        if one.low is not None and one.low > LOSS_VETO
+    }
 
 
 # --- rankings -----------------------------------------------------------------------------------
@@ -107,12 +124,12 @@ def _load_type(stratum: str) -> str:
 
 
 def _places(name: str, load: str, stratum: str, family: Family) -> list[Ranked]:
-    values = [value for value in family.values if value.stratum == stratum]
-    values.sort(key=lambda value: value.value, reverse=not family.metric.lower_is_better)
+    values = best_first(family, stratum)
     best = values[0]
     places = []
     for value in values:
         against = None if value is best else family.find(value.level, best.level, stratum)
+        effect = (None, None, None) if against is None else _effect(family, against, best.value)
         places.append(
             Ranked.model_validate(
                 {
@@ -122,66 +139,104 @@ def _places(name: str, load: str, stratum: str, family: Family) -> list[Ranked]:
                     "value": value.value,
                     "low": value.low,
                     "high": value.high,
-                    "effect": None if against is None else _effect(family, against, best.value),
+                    "effect": effect[0],
+                    "effect_low": effect[1],
+                    "effect_high": effect[2],
                     "note": "" if value is best else _note(against, str(best.level), value),
-                    "at_least": value.at_least,
+                    "bound": value.bound,
                 }
             )
         )
     return places
 
 
-def _effect(family: Family, against: Comparison, best: float) -> float:
-    """How much worse than the best, as a share of it."""
-    change = against.change
+def _effect(
+    family: Family, against: Comparison, best: float
+) -> tuple[float, float | None, float | None]:
+    """How much worse than the best, as a share of it, with its interval."""
+    ends = [against.change, against.low, against.high]
     if against.scale == "difference":
-        change = change / best if best else 0.0
-    return change if family.metric.lower_is_better else -change
+        ends = [end / best if best else 0.0 for end in ends]
+    if not family.metric.lower_is_better:
+        ends = [-ends[0], -ends[2], -ends[1]]
+    effect, low, high = (end if math.isfinite(end) else None for end in ends)
+    return effect or 0.0, low, high
 
 
 def _note(against: Comparison | None, best: str, value: LevelValue) -> str:
     if against is None:
         return f"not told apart from {best}: never measured side by side"
-    if value.at_least:
-        return f"not told apart from {best}: the generator was the limit"
     if against.outcome == "worse":
         return ""
     if against.outcome == "practically the same":
         return f"practically the same as {best}"
+    if value.bound != "exact":
+        return f"not told apart from {best}: only a bound of it is known"
     return f"not told apart from {best}"
 
 
 # --- words --------------------------------------------------------------------------------------
 
 
-def _choose(overall: Sequence[Ranked], forwarded: Sequence[Ranked]) -> tuple[str | None, str]:
-    """The plane (None when nothing decides) and the answer in one sentence."""
+def _choose(
+    overall: Sequence[Ranked], forwarded: Sequence[Ranked], lossy: Mapping[str, float]
+) -> tuple[str | None, str]:
+    """The plane (None when nothing decides) and the answer in one sentence.
+
+    Both rankings are those of the planes that are not `lossy`.
+    """
+    lost = _listed([f"{plane} {percent_text(share)}" for plane, share in lossy.items()])
+    if not overall:
+        return None, f"No plane is recommended: of their probes were lost {lost}."
     best = overall[0]
-    rivals = [place for place in overall[1:] if place.note]
+    left_out = f" (not considered, for lost probes: {lost})" if lossy else ""
     if len(overall) == 1:
+        if lossy:
+            return (
+                best.plane,
+                f"Use {best.plane}: the others lost too many of their probes, {lost}.",
+            )
         return best.plane, f"Only {best.plane} was measured: there is nothing to choose from."
+    rivals = [place for place in overall[1:] if place.note]
     if not rivals:
         second = overall[1]
-        below = percent_text(round(1 - best.value / second.value, 2))
         return best.plane, (
             f"Use {best.plane}: over all loads its median round-trip time is "
-            f"{time_text(best.value)}, {below} below that of "
-            f"{second.plane}, the next best."
+            f"{shown(best, time_text)}, {_below(second)} that of "
+            f"{second.plane}, the next best{left_out}."
         )
     tied = [best.plane, *(place.plane for place in rivals)]
     rates = [place for place in forwarded if place.load_type == ALL_LOADS and place.plane in tied]
     if len(rates) > 1 and not any(place.note for place in rates[1:]) and rates[0].effect is None:
         return rates[0].plane, (
             f"Use {rates[0].plane}: {_listed(tied)} are not told apart in round-trip time, and "
-            f"{rates[0].plane} forwards most, {shown(rates[0], rate_text)}."
+            f"{rates[0].plane} forwards most, {shown(rates[0], rate_text)}{left_out}."
         )
     same = all(place.note.startswith("practically") for place in rivals)
     if same:
         return None, (
             f"{_listed(tied)} are practically the same here: keep the one that you run, or choose "
-            "by features."
+            f"by features{left_out}."
         )
-    return None, (f"{_listed(tied)} cannot be told apart by this run; measure longer to decide.")
+    return None, (
+        f"{_listed(tied)} cannot be told apart by this run; measure longer to decide{left_out}."
+    )
+
+
+def _below(second: Ranked) -> str:
+    """By how much the best is below the second, with the interval of their comparison."""
+
+    def share(effect: float) -> str:
+        return percent_text(round(effect / (1 + effect), 2))
+
+    text = f"{share(second.effect or 0.0)} below"
+    if second.effect_low is None and second.effect_high is None:
+        return text
+    if second.effect_high is None and second.effect_low is not None:
+        return f"{text} (95 %: at least {share(second.effect_low)})"
+    assert second.effect_low is not None
+    assert second.effect_high is not None
+    return f"{text} (95 %: {share(second.effect_low)} to {share(second.effect_high)})"
 
 
 def _reasons(plane: str, rankings: Mapping[str, Sequence[Ranked]]) -> tuple[str, ...]:
@@ -212,12 +267,12 @@ def _reasons(plane: str, rankings: Mapping[str, Sequence[Ranked]]) -> tuple[str,
 
 
 def shown(place: Ranked, show: Callable[[float], str]) -> str:
-    """A place's value as people read it; a lower bound says so."""
-    return f"at least {show(place.value)}" if place.at_least else show(place.value)
+    """A place's value as people read it; a bound says so."""
+    return bound_text(place.bound, show(place.value))
 
 
 def _range(place: Ranked, show: Callable[[float], str]) -> str:
-    if place.low is None or place.high is None or not math.isfinite(place.high):
+    if place.low is None or place.high is None:
         return ""
     return f", 95 % interval {show(place.low)} to {show(place.high)}"
 
@@ -242,10 +297,10 @@ def _verdict_reservations(trials: Sequence[TrialRecord], plane: str) -> list[str
 def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[str]:
     words = []
     blocks = len({trial.block for trial in trials})
-    if blocks < 5:
+    if blocks < ENOUGH_BLOCKS:
         words.append(
-            f"it rests on {blocks} replicate{'s' if blocks != 1 else ''} of each cell: intervals "
-            "are wide; more --minutes of quick, or blocks of a design, narrow them"
+            f"it rests on {blocks} replicate{'s' if blocks != 1 else ''} of each cell: too few to "
+            "tell much apart; more --minutes of quick, or blocks of a design, help"
         )
     if info.emulated:
         words.append(f"times are not those of hardware: {info.emulated}")
@@ -254,15 +309,23 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
         for plane, found in sorted(info.differences.items())
         if found
     ]
-    lossy = sorted(
-        {
-            str(trial.cell["plane"])
-            for trial in trials
-            if trial.kind == "rtt" and trial.counts is not None and trial.counts.lost
-        }
-    )
+    lost: dict[str, tuple[int, int]] = {}
+    for trial in trials:
+        if trial.kind == "rtt" and trial.counts is not None:
+            before = lost.get(str(trial.cell["plane"]), (0, 0))
+            lost[str(trial.cell["plane"])] = (
+                before[0] + trial.counts.lost,
+                before[1] + trial.counts.sent,
+            )
+    lossy = [
+        f"{plane} ({percent_text(some / sent)})"
+        for plane, (some, sent) in sorted(lost.items())
+        if some
+    ]
     if lossy:
-        words.append(f"probe packets were lost on {_listed(lossy)}; their times are of the others")
+        words.append(
+            f"probe packets were lost on {_listed(lossy)}; a lost one counts as infinitely late"
+        )
     generator = sum("generator" in trial.limits for trial in trials if trial.kind == "load")
     if generator:
         words.append(

@@ -410,7 +410,9 @@ def _as_chain(seen: Evidence, chain: Chain) -> ChainSeen | None:
     if rate is None or chain.vnfs != 1 or seen.forwarded_bytes != chain.frame_bytes:
         return None
     limit = "generator" if rate.at_least else "kernel"
-    return ChainSeen(chain.pattern, 1, chain.frame_bytes, rate.value, rate.low, rate.high, limit)
+    return ChainSeen(
+        chain.pattern, 1, chain.frame_bytes, rate.value, rate.low, rate.high, limit, rate.at_least
+    )
 
 
 def _with_chain(one: Ranked, run: str, seen: ChainSeen, workload: Workload) -> Ranked:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planewise.judge.statistics import Family, Metric, RankingCheck, RunSample
-    from planewise.judge.statistics.bootstrap import Quantiles
     from planewise.judge.statistics.pooled import PooledTest
     from planewise.judge.statistics.runs import Difference
 
@@ -33,7 +32,6 @@ class _Found:
     families: tuple[Family, ...]
     rankings: tuple[RankingCheck | None, ...]
     """One a family."""
-    quantiles: dict[str, Quantiles]
     """By stratum; empty unless asked for."""
     pooled: tuple[PooledTest, ...] | None
     """None unless asked for."""
@@ -74,9 +72,7 @@ def compare(
     ] = 0.05,
     tails: Annotated[
         bool,
-        typer.Option(
-            "--tails", help="Median, p99 and p99.9 over all packets, with bootstrap intervals."
-        ),
+        typer.Option("--tails", help="The 99th and 99.9th percentile of RTT, too."),
     ] = False,
     kendall: Annotated[
         bool, typer.Option("--kendall", help="Kendall's tau-b of each level with the metric.")
@@ -102,7 +98,10 @@ def compare(
     # Thousands of small products: threads that wait for each other cost five times their work.
     # numpy reads this when it is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    found = _analyse(runs, factor, metric or [], by, baseline, margin, tails, as_published)
+    metrics = list(metric or [])
+    if tails:
+        metrics += ["rtt", "rtt_p99", "rtt_p999"]
+    found = _analyse(runs, factor, metrics, by, baseline, margin, as_published)
     if json:
         console.print_json(_as_json(found))
     else:
@@ -116,7 +115,6 @@ def _analyse(
     by: str | None,
     baseline: str | None,
     margin: float,
-    tails: bool,
     as_published: bool,
 ) -> _Found:
     from planewise.judge.statistics import check_ranking, compare_levels, metrics_in, observe
@@ -142,9 +140,8 @@ def _analyse(
         rankings.append(check_ranking(observed, factor, margin=margin))
     _check_levels(families, factor, samples, metrics_in(samples))
     notes = _notes(samples)
-    quantiles: dict[str, Quantiles] = {}
     pooled: tuple[PooledTest, ...] | None = None
-    if tails or as_published:
+    if as_published:
         from planewise.judge.statistics.metrics import Observation, cpu_metrics, rtt_source
         from planewise.judge.statistics.packets import Readings, ReadingTable, of_trials
         from planewise.store.packets import read_rtts
@@ -167,22 +164,20 @@ def _analyse(
         )
         if not packets:
             raise BadInputError(
-                "no packets were kept: quantiles and pooled tests need them",
+                "no packets were kept: pooled tests need them",
                 where=", ".join(str(path) for path in paths),
-                remedy="leave --tails and --as-published away; the comparison needs none",
+                remedy="leave --as-published away; the comparison needs none",
             )
         run_factors = {name for sample in samples for name in sample.extra}
         table = ReadingTable(packets, factor, by, run_factors)
-        quantiles = table.quantiles() if tails else {}
-        if as_published:
-            cpus = [observe(samples, name) for name in cpu_metrics(samples, modes=False)]
-            pooled = table.pooled("rtt") + tuple(
-                test
-                for cpu in cpus
-                for test in ReadingTable(of_trials(cpu), factor, by, cpu.run_factors).pooled(
-                    cpu.metric.name
-                )
+        cpus = [observe(samples, name) for name in cpu_metrics(samples, modes=False)]
+        pooled = table.pooled("rtt") + tuple(
+            test
+            for cpu in cpus
+            for test in ReadingTable(of_trials(cpu), factor, by, cpu.run_factors).pooled(
+                cpu.metric.name
             )
+        )
     labelled = {sample.label: sample.info for sample in samples}
     return _Found(
         samples,
@@ -190,7 +185,6 @@ def _analyse(
         differences(labelled),
         tuple(families),
         tuple(rankings),
-        quantiles,
         pooled,
         notes,
     )
@@ -302,8 +296,6 @@ def _print(found: _Found, *, kendall: bool) -> None:
         if place:
             out.print()
         _print_family(family, ranking, kendall=kendall)
-    if found.quantiles:
-        _print_quantiles(found.quantiles)
     if found.pooled is not None:
         _print_pooled(found.pooled)
     lines = [*_run_sentences(found), *found.notes]
@@ -357,8 +349,8 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
             "change",
             "95 % interval",
             "effect",
-            "p (Holm)",
-            "pairs",
+            "p (family)",
+            "blocks",
         )
         for one in family.comparisons:
             low, high = (change_text(end, one, family.metric) for end in (one.low, one.high))
@@ -367,17 +359,12 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
                 f"{one.a} – {one.b}",
                 one.outcome,
                 change_text(one.change, one, family.metric),
-                "too few pairs" if low == "unbounded" else f"{low} to {high}",
+                "too few blocks" if low == high == "unbounded" else f"{low} to {high}",
                 f"{one.rank_biserial:+.2f}",
-                _p_text(one.p_holm) + ("" if one.method == "signed-rank" else " t"),
-                str(one.pairs),
+                _p_text(one.p_family),
+                str(one.blocks),
             )
         table.print()
-        if any(one.method == "student" for one in family.comparisons):
-            out.print(
-                "t: too few pairs for signed ranks to pass the correction; Student's t instead.",
-                markup=False,
-            )
     if kendall:
         out.print()
         _print_kendall(family)
@@ -432,46 +419,6 @@ def _print_kendall(family: Family) -> None:
     table.print()
 
 
-def _print_quantiles(quantiles: dict[str, Quantiles]) -> None:
-    from planewise.units import time_text
-
-    out = console.out()
-    for stratum, found in quantiles.items():
-        names = sorted({one.quantile for one in found.estimates})
-        out.print()
-        table = _Rows(f"RTT of all packets, {stratum}", *(_quantile_name(q) for q in names))
-        for level in dict.fromkeys(one.level for one in found.estimates):
-            row = []
-            for q in names:
-                own = [o for o in found.estimates if (o.level, o.quantile) == (level, q)]
-                row.append(
-                    time_text(own[0].value) + _ends(own[0].low, own[0].high, time_text)
-                    if own
-                    else "too few packets"
-                )
-            table.add(str(level), *row)
-        for a, b in dict.fromkeys((one.a, one.b) for one in found.ratios):
-            row = []
-            for q in names:
-                ratio = [o for o in found.ratios if (o.a, o.b, o.quantile) == (a, b, q)]
-                row.append(
-                    f"{ratio[0].ratio:.3g}" + _ends(ratio[0].low, ratio[0].high, "{:.3g}".format)
-                    if ratio
-                    else "too few packets"
-                )
-            table.add(f"{a} / {b}", *row)
-        table.print()
-
-
-def _quantile_name(quantile: float) -> str:
-    return "median" if quantile == 0.5 else f"p{quantile * 100:g}"
-
-
-def _ends(low: float | None, high: float | None, show: object) -> str:
-    assert callable(show)
-    return "" if low is None or high is None else f" ({show(low)} to {show(high)})"
-
-
 def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
     from planewise.judge.statistics.pooled import WARNING
     from planewise.units import percent_text, time_text
@@ -516,9 +463,6 @@ def _as_json(found: _Found) -> dict[str, object]:
             _family_json(family, ranking)
             for family, ranking in zip(found.families, found.rankings, strict=True)
         ],
-        "quantiles": [
-            _quantiles_json(stratum, quantiles) for stratum, quantiles in found.quantiles.items()
-        ],
         "as_published": None
         if found.pooled is None
         else {
@@ -540,16 +484,6 @@ def _as_json(found: _Found) -> dict[str, object]:
             ],
         },
         "notes": [*_run_sentences(found), *found.notes],
-    }
-
-
-def _quantiles_json(stratum: str, quantiles: Quantiles) -> dict[str, object]:
-    from dataclasses import asdict
-
-    return {
-        "stratum": stratum,
-        "estimates": [asdict(one) for one in quantiles.estimates],
-        "ratios": [asdict(one) for one in quantiles.ratios],
     }
 
 

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import planewise
+from planewise.judge.statistics.sentences import bound_text
 from planewise.report import inference, renderer, svg, tables, theme
 from planewise.report.cells import common_factors, words
 from planewise.report.data import RunData
@@ -216,7 +217,7 @@ def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
         small.append("best")
     else:
         small.append(f"{theme.share(round(place.effect, 2))} worse than the best")
-    text = f"at least {show(place.value)}" if place.at_least else show(place.value)
+    text = bound_text(place.bound, show(place.value))
     return Value(text, place.value, small="; ".join(small))
 
 

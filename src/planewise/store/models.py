@@ -9,7 +9,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    model_validator,
+)
 
 FORMAT = 1
 
@@ -361,15 +368,34 @@ class Ranked(Record):
     block's load trials in packet/s; `cpu` kernel CPU time per forwarded packet in ns."""
     value: float
     low: float | None = None
-    """95 % interval, over replicates; None where there are too few."""
+    """95 % interval, over blocks; None where there are too few, and where it is open."""
     high: float | None = None
     effect: float | None = None
     """Relative difference to the best plane of this ranking: 0.25 is 25 % worse. None: it is
-    the best one."""
+    the best one. That of the comparison of the two, as its interval."""
+    effect_low: float | None = None
+    """95 % confidence sequence of `effect`; None where it is open."""
+    effect_high: float | None = None
     note: str = ""
     """What a reader should know of this place, one sentence: a tie, a limit, a verdict."""
-    at_least: bool = False
-    """The generator, not the plane, was the limit: the plane does `value` or more."""
+    bound: Literal["exact", "at least", "at most", "unbounded"] = "exact"
+    """Whether the plane does just `value`, or that or more (something else was the limit, or the
+    ladder ended before), or that or less."""
+
+    @property
+    def at_least(self) -> bool:
+        """Whether the plane may do more."""
+        return self.bound == "at least"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, data: object) -> object:
+        """Runs of before this field said `at_least`."""
+        if isinstance(data, dict) and "at_least" in data:
+            older = dict(data)
+            older.setdefault("bound", "at least" if older.pop("at_least") else "exact")
+            return older
+        return data
 
 
 class Recommendation(Record):

@@ -1,9 +1,8 @@
-"""Compares the levels of a factor on replicates, in pairs within blocks. Knows no file.
+"""Compares the levels of a factor, block by block. Knows no file.
 
-A *pair* is two levels of the factor in the same block with every other factor alike. Trials that
-differ in their traffic alone (frequency, size, protocol) are run within one visit to a cell and see
-the same state of the host: their shifts are averaged and count as one pair. The reasons, and what
-the figures mean, are in docs/concepts/statistics.md.
+The unit of inference is the block: the shifts of all replicates of two levels that have everything
+but the factor alike are averaged within it. The reasons, and what the figures mean, are in
+docs/concepts/statistics.md.
 """
 
 from __future__ import annotations
@@ -16,18 +15,29 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
+import numpy as np
+
 from planewise.errors import BadInputError
+from planewise.judge.bounded import (
+    Bound,
+    Bounded,
+    bound_of,
+    mapped,
+    mean_of,
+    median_of,
+    minus,
+)
 from planewise.judge.statistics.kendall import KendallBar, tau_b
 from planewise.judge.statistics.metrics import Metric, Observation, Observed
 from planewise.judge.statistics.paired import (
-    Interval,
-    Method,
+    Floats,
+    Shifts,
+    count_interval,
     exp,
-    geometric_mean,
-    holm,
-    least_signed_rank_p,
-    mean,
-    shift_of,
+    family_evidence,
+    least_blocks,
+    median_interval,
+    rank_biserial,
 )
 from planewise.judge.statistics.pairing import (
     OVERALL,
@@ -42,7 +52,14 @@ from planewise.store.models import Level
 MARGIN = 0.05
 """Two levels that surely differ by less than this share are practically the same."""
 ALPHA = 0.05
-"""False *better* or *worse* that are accepted in a family of comparisons."""
+"""False *better* or *worse*, and false *practically the same*, that are accepted in a family of
+comparisons, over all looks at a run that goes on."""
+OVERALL_SHARE = 0.75
+"""Of the error that is accepted, what the comparisons over all strata may spend: they are what is
+asked first. The rest is for single strata."""
+CLUMP = 8.0
+"""Packets that are taken to be lost together where too few were lost to tell: the overflow of a
+queue drops several in a row."""
 
 Outcome = Literal["better", "worse", "practically the same", "not known"]
 Scale = Literal["ratio", "difference"]
@@ -55,15 +72,16 @@ class LevelValue:
     level: Level
     stratum: str
     value: float
-    """Geometric mean over replicates where ratios are compared, else the mean."""
+    """Median over blocks; of a block the mean over its replicates, geometric where ratios are
+    compared."""
     low: float | None
     high: float | None
-    """95 % interval over blocks (Student's t), and what lies between two loads of a ladder; None
-    where there is one block."""
+    """95 % interval: order statistics over blocks, of loss by counts in clumps; None where it is
+    open, with too few blocks or bounds."""
     replicates: int
     blocks: int
-    at_least: bool
-    """A lower bound: the generator, or the end of the ladder, was the limit in a replicate."""
+    bound: Bound
+    """Whether at least half of the blocks have but a bound."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +95,22 @@ class Comparison:
     stratum: str
     """`overall`, or the level of the factor by which results are told apart (`idle` without
     load)."""
-    pairs: int
     blocks: int
+    """Units of inference."""
     scale: Scale
     change: float
     """Of a against b: with `ratio` a/b − 1 (−0.2: a is 20 % less), else a − b in the metric's
-    unit. Hodges–Lehmann estimate, or by `student` the mean."""
+    unit. Hodges-Lehmann estimate over blocks."""
     low: float
     high: float
-    """95 % interval of the change, of this comparison alone; infinite with too few pairs."""
+    """95 % confidence sequence of the change, of this comparison alone: it holds at all looks.
+    Infinite with too few blocks, and on the open side of a bound."""
     rank_biserial: float
-    """Matched-pairs rank-biserial correlation: −1 a is less in every pair, +1 more in every."""
+    """Matched-pairs rank-biserial correlation: −1 a is less in every block, +1 more in every."""
     p: float
-    p_holm: float
-    """Corrected for all comparisons of the family (Holm)."""
-    method: Method
+    """Of this comparison alone, valid at any time: the inverse of the greatest evidence."""
+    p_family: float
+    """The same for all comparisons of the family together."""
     margin: float
     """Change up to which the two are practically the same, in the unit of `change`."""
     outcome: Outcome
@@ -102,7 +121,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Family:
-    """All comparisons of one metric: one family for Holm's correction."""
+    """All comparisons of one metric: their errors are counted together."""
 
     metric: Metric
     factor: str
@@ -155,10 +174,15 @@ def turned(comparison: Comparison) -> Comparison:
 
 
 def _inverse(change: float) -> float:
-    """b/a − 1 of a/b − 1."""
-    if math.isinf(change):
-        return -1.0
-    return 1 / (1 + change) - 1 if change > -1 else math.inf
+    """The ratio turned round; an open end is then open on the other side."""
+    if change <= -1:
+        return math.inf
+    return -math.inf if change == math.inf else 1 / (1 + change) - 1
+
+
+def _as_change(shift: float) -> float:
+    """Of a difference of logarithms the change; an open end stays open."""
+    return shift if math.isinf(shift) else exp(shift) - 1
 
 
 def compare_levels(
@@ -243,14 +267,14 @@ class _Raw:
     a: Level
     b: Level
     stratum: str
-    shifts: list[float]
-    blocks: int
+    shifts: Shifts
+    blocks: tuple[Key, ...]
     resolution: float
     """On the scale of the shifts."""
     reference: float
     """Median of the values of b."""
-    a_bounds: bool
-    b_bounds: bool
+    extra: tuple[float, float]
+    """Least and greatest shift that counts leave open; infinite inwards where there are none."""
 
 
 class _Table:
@@ -282,38 +306,52 @@ class _Table:
             for key in by_key:
                 for stratum in {self._pairing.stratum[key], OVERALL}:
                     self._keys[level, stratum].append(key)
+        self.blocks = self._pairing.blocks
+        self._counted = all(one.counts is not None for one in observations)
+        self._dispersion = _dispersion(observations, factor) if self._counted else 1.0
 
     def shifts(self, a: Level, b: Level, stratum: str) -> _Raw | None:
-        """The shifts of a against b, one a pair; None where there is no pair."""
+        """The shifts of a against b, one a block; None where there is no pair."""
         of_a, of_b = self._values[a], self._values[b]
         common = [key for key in self._keys[a, stratum] if key in of_b]
         if not common:
             return None
-        units: dict[Key, list[float]] = defaultdict(list)
+        by_block: dict[Key, list[Bounded]] = defaultdict(list)
         resolutions, references = [], []
-        bounds = [False, False]
         for key in common:
             x, y = of_a[key], of_b[key]
             fine = max(x.resolution, y.resolution)
             if self.scale == "ratio":
-                shift = math.log(x.value) - math.log(y.value)
-                fine /= y.value
-            else:
-                shift = x.value - y.value
-            units[self._pairing.unit[key]].append(shift)
+                fine /= y.value.value
+            by_block[self._pairing.block[key]].append(
+                minus(self._scaled(x.value), self._scaled(y.value))
+            )
             resolutions.append(fine)
-            references.append(y.value)
-            bounds = [bounds[0] or x.at_least, bounds[1] or y.at_least]
+            references.append(y.value.value)
+        blocks = tuple(block for block in self.blocks if block in by_block)
+        extra = (math.inf, -math.inf)
+        if self._counted:
+            (low_a, high_a), (low_b, high_b) = (
+                self._count_interval([values[key] for key in common]) for values in (of_a, of_b)
+            )
+            extra = (low_a - high_b, high_a - low_b)
         return _Raw(
             a,
             b,
             stratum,
-            [math.fsum(shifts) / len(shifts) for shifts in units.values()],
-            len({self._pairing.block[key] for key in common}),
+            Shifts.of([mean_of(by_block[block]) for block in blocks]),
+            blocks,
             statistics.median(resolutions),
             statistics.median(references),
-            *bounds,
+            extra,
         )
+
+    def _scaled(self, value: Bounded) -> Bounded:
+        return mapped(value, math.log) if self.scale == "ratio" else value
+
+    def _count_interval(self, values: Iterable[_Value]) -> tuple[float, float]:
+        lost, sent = (sum(part) for part in zip(*(one.counts for one in values), strict=True))
+        return count_interval(lost, sent, self._dispersion)
 
     def level_values(self) -> Iterable[LevelValue]:
         """The typical value of each level in each stratum, with an interval over blocks."""
@@ -330,38 +368,39 @@ class _Table:
                     yield self._level_value(level, stratum, keys)
 
     def _level_value(self, level: Level, stratum: str, keys: Sequence[Key]) -> LevelValue:
-        found = self._values[level]
-        centre = geometric_mean if self.scale == "ratio" else mean
-        whole = centre([found[key].value for key in keys])
-        blocks: dict[Key, list[float]] = defaultdict(list)
+        values = self._values[level]
+        blocks: dict[Key, list[Bounded]] = defaultdict(list)
         for key in keys:
-            blocks[self._pairing.block[key]].append(found[key].value)
-        # A block that lacks a context would shift the mean: only whole ones make the interval.
-        size = max(len(values) for values in blocks.values())
-        full = [centre(values).estimate for values in blocks.values() if len(values) == size]
-        over: Interval | None = centre(full) if len(full) > 1 else None
-        headroom = statistics.median(found[key].headroom for key in keys)
+            blocks[self._pairing.block[key]].append(self._scaled(values[key].value))
+        # A block that lacks a context would shift the mean: only whole ones count.
+        size = max(len(group) for group in blocks.values())
+        whole = [mean_of(group) for group in blocks.values() if len(group) == size]
+        centre = median_of(whole)
+        ends = median_interval(whole)
+        if self._counted:
+            ends = self._count_interval([values[key] for key in keys])
+        unscaled = exp if self.scale == "ratio" else float
         return LevelValue(
             level=level,
             stratum=stratum,
-            value=whole.estimate,
-            low=over.low if over else None,
-            high=max(over.high, whole.estimate + headroom) if over else None,
+            value=unscaled(centre.value),
+            low=_known(unscaled(min(ends[0], centre.value)), ends[0]),
+            high=_known(unscaled(max(ends[1], centre.value)), ends[1]),
             replicates=len(keys),
             blocks=len(blocks),
-            at_least=any(found[key].at_least for key in keys),
+            bound=bound_of(centre.low, centre.high),
         )
 
     def bars(self) -> Iterable[KendallBar]:
         """Each level's correlation with the metric in each stratum, over all replicates."""
         for stratum in self.strata:
             cells = [
-                (level, key, self._values[level][key].value)
+                (level, key, self._values[level][key].value.value)
                 for level in self.levels
                 for key in self._keys[level, stratum]
             ]
             values = [value for _, _, value in cells]
-            clusters = [self._pairing.unit[key] for _, key, _ in cells]
+            clusters = [self._pairing.block[key] for _, key, _ in cells]
             for level in self.levels:
                 correlation = tau_b([one == level for one, _, _ in cells], values, clusters)
                 yield KendallBar(self.metric.name, self.factor, level, stratum, correlation)
@@ -388,92 +427,152 @@ class _Table:
                     )
 
 
+def _known(value: float, end: float) -> float | None:
+    return value if math.isfinite(end) else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Value:
-    value: float
+    value: Bounded
     resolution: float
-    at_least: bool
-    headroom: float
+    counts: tuple[int, int]
 
 
 def _merged(group: Sequence[Observation]) -> _Value:
-    if len(group) == 1:
-        one = group[0]
-        return _Value(one.value, one.resolution, one.at_least, one.headroom)
     return _Value(
-        statistics.median(one.value for one in group),
+        median_of([one.bounded for one in group]),
         statistics.median(one.resolution for one in group),
-        any(one.at_least for one in group),
-        statistics.median(one.headroom for one in group),
+        (sum(one.counts[0] for one in group if one.counts), _sent(group)),
     )
 
 
+def _sent(group: Iterable[Observation]) -> int:
+    return sum(one.counts[1] for one in group if one.counts)
+
+
+def _dispersion(observations: Sequence[Observation], factor: str) -> float:
+    """Variance over mean of the lost packets of like trials: Pearson's statistic by its degrees of
+    freedom (McCullagh and Nelder, section 6.2), `CLUMP` counting for as much as six trials."""
+    groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
+    for one in observations:
+        if one.counts is not None:
+            groups[tuple(sorted(one.cell.items(), key=str))].append(one.counts)
+    pearson, degrees = 6 * CLUMP, 6.0
+    for counts in groups.values():
+        share = sum(lost for lost, _ in counts) / sum(sent for _, sent in counts)
+        if share > 0 and len(counts) > 1:
+            pearson += sum((lost - share * sent) ** 2 / (share * sent) for lost, sent in counts)
+            degrees += len(counts) - 1
+    return max(1.0, pearson / degrees)
+
+
 def _decided(found: Sequence[_Raw], table: _Table, margin: float, alpha: float) -> list[Comparison]:
-    """The comparisons with Holm's correction over all of them, and their outcomes."""
-    strictest = alpha / max(1, len(found))
-    methods: list[Method] = [
-        "signed-rank" if least_signed_rank_p(len(raw.shifts)) <= strictest else "student"
-        for raw in found
+    """The comparisons, errors counted over all of them, with their outcomes."""
+    if not found:
+        return []
+    weights = family_weights([raw.stratum for raw in found])
+    margins = [_margin(raw, table.scale, margin) for raw in found]
+    alone = [raw.shifts.of_difference() for raw in found]
+    differ = family_evidence(_in_time(alone, found, table.blocks), weights)
+    alike = family_evidence(
+        _in_time(
+            [raw.shifts.of_equivalence(m) for raw, m in zip(found, margins, strict=True)],
+            found,
+            table.blocks,
+        ),
+        weights,
+    )
+    return [
+        _comparison(raw, table, same, float(one.max()), float(of_all), float(equal), alpha)
+        for raw, same, one, of_all, equal in zip(found, margins, alone, differ, alike, strict=True)
     ]
-    tested = [shift_of(raw.shifts, method) for raw, method in zip(found, methods, strict=True)]
-    adjusted = holm([shift.p for shift in tested])
-    result = []
-    for raw, shift, p_holm in zip(found, tested, adjusted, strict=True):
-        if table.scale == "ratio":
-            same = math.log1p(max(margin, raw.resolution))
-            change, low, high = (exp(v) - 1 for v in (shift.estimate, shift.low, shift.high))
-            shown = math.expm1(same)
-        else:
-            same = shown = max(margin * abs(raw.reference), raw.resolution)
-            change, low, high = shift.estimate, shift.low, shift.high
-        outcome, why = _outcome(raw, shift.low, shift.high, p_holm, same, alpha, table.metric)
-        result.append(
-            Comparison(
-                metric=table.metric.name,
-                factor=table.factor,
-                a=raw.a,
-                b=raw.b,
-                stratum=raw.stratum,
-                pairs=shift.n,
-                blocks=raw.blocks,
-                scale=table.scale,
-                change=change,
-                low=low,
-                high=high,
-                rank_biserial=shift.rank_biserial,
-                p=shift.p,
-                p_holm=p_holm,
-                method=shift.method,
-                margin=shown,
-                outcome=outcome,
-                why=why,
-            )
-        )
+
+
+def family_weights(strata: Sequence[str]) -> Floats:
+    """What share of the error each comparison may spend, sum 1."""
+    overall = np.array([stratum == OVERALL for stratum in strata])
+    if overall.all() or not overall.any():
+        return np.full(len(strata), 1 / len(strata))
+    share = np.where(overall, OVERALL_SHARE / overall.sum(), (1 - OVERALL_SHARE) / (~overall).sum())
+    return np.asarray(share)
+
+
+def _in_time(evidence: Sequence[Floats], found: Sequence[_Raw], blocks: Sequence[Key]) -> Floats:
+    """Evidence of all comparisons after each block of the run, shape (m, T): a block that lacks
+    a comparison leaves its evidence as it was."""
+    place = {block: index for index, block in enumerate(blocks)}
+    result = np.ones((len(found), len(blocks)))
+    for row, values, raw in zip(result, evidence, found, strict=True):
+        at = [place[block] for block in raw.blocks]
+        for value, begin, end in zip(values, at, [*at[1:], len(blocks)], strict=True):
+            row[begin:end] = value
     return result
 
 
-def _outcome(
+def _margin(raw: _Raw, scale: Scale, margin: float) -> float:
+    """Never finer than the instrument, on the scale of the shifts."""
+    if scale == "ratio":
+        return math.log1p(max(margin, raw.resolution))
+    return max(margin * abs(raw.reference), raw.resolution)
+
+
+def _comparison(
     raw: _Raw,
-    low: float,
-    high: float,
-    p_holm: float,
+    table: _Table,
     same: float,
+    evidence: float,
+    of_family: float,
+    of_equivalence: float,
     alpha: float,
-    metric: Metric,
+) -> Comparison:
+    low, high = raw.shifts.interval()
+    low, high = min(low, raw.extra[0]), max(high, raw.extra[1])
+    estimate = raw.shifts.estimate
+    p_family = 1 / max(1.0, of_family)
+    outcome, why = _outcome(
+        raw, low, high, same, table.metric, p_family <= alpha, of_equivalence >= 1 / alpha
+    )
+    if table.scale == "ratio":
+        change, low, high, shown = (_as_change(v) for v in (estimate, low, high, same))
+    else:
+        change, shown = estimate, same
+    return Comparison(
+        metric=table.metric.name,
+        factor=table.factor,
+        a=raw.a,
+        b=raw.b,
+        stratum=raw.stratum,
+        blocks=len(raw.blocks),
+        scale=table.scale,
+        change=change,
+        low=low,
+        high=high,
+        rank_biserial=rank_biserial(raw.shifts.centre),
+        p=1 / max(1.0, evidence),
+        p_family=p_family,
+        margin=shown,
+        outcome=outcome,
+        why=why,
+    )
+
+
+def _outcome(
+    raw: _Raw, low: float, high: float, same: float, metric: Metric, differ: bool, alike: bool
 ) -> tuple[Outcome, str]:
     """The word, and of *not known* the reason. All on the scale of the shifts."""
-    if -same <= low and high <= same and not (raw.a_bounds or raw.b_bounds):
+    counts_allow = raw.extra[0] >= -same and raw.extra[1] <= same
+    if alike and counts_allow:
         return "practically the same", ""
-    if p_holm <= alpha and (low > 0 or high < 0):
-        # A value that is a lower bound may be called greater, never less.
-        less_is_bound = raw.a_bounds if high < 0 else raw.b_bounds
-        if less_is_bound:
-            return "not known", "the lesser one is only a lower bound"
-        return ("better" if (high < 0) == metric.lower_is_better else "worse"), ""
-    if raw.a_bounds or raw.b_bounds:
-        return "not known", "at least one is only a lower bound"
-    if len(raw.shifts) < 2:
-        return "not known", "a single pair cannot tell"
+    if differ:
+        return ("worse" if raw.shifts.rises == metric.lower_is_better else "better"), ""
+    if not (np.isfinite(raw.shifts.low).all() and np.isfinite(raw.shifts.high).all()):
+        return "not known", "at least one is only a bound"
+    least = least_blocks(1)
+    if len(raw.blocks) < least:
+        blocks = f"{len(raw.blocks)} block{'s' if len(raw.blocks) != 1 else ''}"
+        return "not known", f"{blocks} cannot tell, it takes {least} at least"
+    if not counts_allow and not raw.shifts.centre.any():
+        return "not known", "too few packets were sent to tell so rare events apart"
     if low > 0 or high < 0:
         return "not known", "among so many comparisons this may be chance"
     return "not known", "the interval holds no change as well as one that matters"

@@ -6,13 +6,17 @@ quantile is compared, it is the quantile of one trial's packets.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Literal
+
+from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
+from planewise.judge.bounded import Bounded
 from planewise.store.models import Latency, Level, RunInfo, TrialRecord
 
 Unit = Literal["ns", "pps", "bps", "share"]
@@ -57,9 +61,20 @@ class Observation:
     resolution: float
     """Least difference that the instrument can tell, in the unit of the value."""
     at_least: bool = False
-    """The generator, or the end of the ladder, was the limit: the true value is this or more."""
+    """Something other than the SUT, or the end of the ladder, was the limit: the true value is
+    this or more."""
     headroom: float = 0.0
     """How much more it may be: nothing is known between two loads of a ladder."""
+    at_most: bool = False
+    """The ladder begins above it: the true value is this or less."""
+    counts: tuple[int, int] | None = None
+    """Packets lost and sent, where the value is their ratio."""
+
+    @property
+    def bounded(self) -> Bounded:
+        """The value with what is known of where the truth lies: what statistics use."""
+        low = -math.inf if self.at_most else self.value
+        return Bounded(self.value, low, math.inf if self.at_least else self.value + self.headroom)
 
 
 @dataclass(frozen=True)
@@ -163,9 +178,7 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
         title, quantile = _RTT[name]
         metric = Metric(name, title, "ns", True)
         source = rtt_source(samples)
-        return _of_rtt(
-            samples, metric, lambda trial: _quantile(trial.latency.get(source), quantile)
-        )
+        return _of_rtt(samples, metric, lambda trial: _quantile_of_sent(trial, source, quantile))
     if name in _PARTS:
         title, part = _PARTS[name]
         found = _of_rtt(
@@ -176,7 +189,7 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
         return replace(found, missing=_not_measurable(samples, part))
     if name == "jitter":
         source = rtt_source(samples)
-        return _of_rtt(samples, _OTHERS[name], lambda trial: _jitter(trial.latency.get(source)))
+        return _of_rtt(samples, _OTHERS[name], lambda trial: _jitter(trial, source))
     if name == "loss":
         return _of_rtt(samples, _OTHERS[name], _loss)
     if name in ("throughput", "ndr", "pdr"):
@@ -195,16 +208,29 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
     )
 
 
-def rtt_source(samples: Sequence[RunSample]) -> Literal["rtt_user", "rtt_kernel"]:
+RttSource = Literal["rtt_user", "rtt_kernel"]
+
+
+def rtt_source(samples: Sequence[RunSample]) -> RttSource:
     """RTT as the guest's program sees it; kernel stamps only where a trial has no others."""
     trials = [trial for sample in samples for trial in _done(sample) if trial.kind == "rtt"]
     return "rtt_user" if all("rtt_user" in trial.latency for trial in trials) else "rtt_kernel"
 
 
-Value = tuple[float, float]
-"""Value and resolution."""
-_OfBlock: TypeAlias = tuple[float, float, bool] | tuple[float, float, bool, float]
-"""Value, resolution, whether it is a lower bound; and the headroom where there is some."""
+@dataclass(frozen=True)
+class Value:
+    """What a trial, or the load trials of a block, measured: as the fields of `Observation`."""
+
+    value: float
+    resolution: float
+    at_least: bool = False
+    headroom: float = 0.0
+    at_most: bool = False
+    counts: tuple[int, int] | None = None
+
+
+def _observation(sample: RunSample, trial: TrialRecord, value: Value) -> Observation:
+    return Observation(sample.label, trial.block, sample.cell(trial), **vars(value))
 
 
 def _done(sample: RunSample) -> Iterable[TrialRecord]:
@@ -215,7 +241,7 @@ def _of_rtt(
     samples: Sequence[RunSample], metric: Metric, value: Callable[[TrialRecord], Value | None]
 ) -> Observed:
     found = [
-        Observation(sample.label, trial.block, sample.cell(trial), *measured)
+        _observation(sample, trial, measured)
         for sample in samples
         for trial in _done(sample)
         if trial.kind == "rtt" and (measured := value(trial)) is not None
@@ -238,27 +264,56 @@ def _quantile(latency: Latency | None, name: str) -> Value | None:
     if latency is None or not latency.count:
         return None
     value = float(getattr(latency, name))
-    return value, max(1.0, abs(value) * HISTOGRAM_SHARE)
+    return Value(value, max(1.0, abs(value) * HISTOGRAM_SHARE))
 
 
-def _jitter(latency: Latency | None) -> Value | None:
+_SHARES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "p999_ns": 0.999, "max_ns": 1.0}
+
+
+def _quantile_of_sent(trial: TrialRecord, source: RttSource, name: str) -> Value | None:
+    """A quantile of the times of all packets that were sent; a lost one is infinitely late.
+
+    By the trial's histogram; of a trial without one, what its quantiles leave open. A lower bound
+    where so many were lost that the quantile is among them.
+    """
+    latency = trial.latency.get(source)
+    plain = _quantile(latency, name)
+    lost = trial.counts.lost if trial.counts is not None else 0
+    if plain is None or latency is None or not lost:
+        return plain
+    share = _SHARES[name] * (latency.count + lost) / latency.count
+    if share > 1:
+        return Value(float(latency.max_ns), plain.resolution, at_least=True)
+    if latency.hdr is not None:
+        value = float(HdrHistogram.decode(latency.hdr).get_value_at_percentile(100 * share))
+        return Value(max(value, plain.value), plain.resolution)
+    above = next(other for other, known in _SHARES.items() if known >= share)
+    return replace(plain, headroom=max(0.0, float(getattr(latency, above)) - plain.value))
+
+
+def _jitter(trial: TrialRecord, source: RttSource) -> Value | None:
     """Packet delay variation (RFC 5481, section 4.2): 99th percentile less the smallest delay."""
-    if latency is None or not latency.count:
+    latest = _quantile_of_sent(trial, source, "p99_ns")
+    if latest is None:
         return None
-    value = latency.p99_ns - latency.min_ns
-    return value, max(1.0, latency.p99_ns * HISTOGRAM_SHARE)
+    return replace(
+        latest,
+        value=latest.value - trial.latency[source].min_ns,
+        resolution=max(1.0, latest.value * HISTOGRAM_SHARE),
+    )
 
 
 def _loss(trial: TrialRecord) -> Value | None:
     if trial.counts is None or not trial.counts.sent:
         return None
-    return trial.counts.lost / trial.counts.sent, 1 / trial.counts.sent
+    lost, sent = trial.counts.lost, trial.counts.sent
+    return Value(lost / sent, 1 / sent, counts=(lost, sent))
 
 
 def _of_load(
     samples: Sequence[RunSample],
     metric: Metric,
-    of_block: Callable[[Sequence[TrialRecord], RunInfo], _OfBlock | None],
+    of_block: Callable[[Sequence[TrialRecord], RunInfo], Value | None],
 ) -> Observed:
     """One value for all load trials of a cell in a block."""
     observations = []
@@ -270,10 +325,7 @@ def _of_load(
         for trials in groups.values():
             measured = of_block(trials, sample.info)
             if measured is not None:
-                first = trials[0]
-                observations.append(
-                    Observation(sample.label, first.block, sample.cell(first), *measured)
-                )
+                observations.append(_observation(sample, trials[0], measured))
     return Observed(metric, tuple(observations))
 
 
@@ -281,21 +333,24 @@ def _transmitted(trial: TrialRecord) -> Value | None:
     """Of all functions of a chain; a counter's step is one packet."""
     if trial.chain is None:
         return None
-    return trial.chain.tx_pps, 1 / trial.duration_s if trial.duration_s else 1.0
+    step_pps = 1 / trial.duration_s if trial.duration_s else 1.0
+    return Value(trial.chain.tx_pps, step_pps, at_least=not limited_by_plane(trial))
 
 
 def _transmitted_bits(trial: TrialRecord) -> Value | None:
     if trial.chain is None:
         return None
     packet_bits = 8 * trial.chain.frame_bytes
-    return trial.chain.tx_bps, packet_bits / trial.duration_s if trial.duration_s else 1.0
+    step_bps = packet_bits / trial.duration_s if trial.duration_s else 1.0
+    return Value(trial.chain.tx_bps, step_bps, at_least=not limited_by_plane(trial))
 
 
 def _goodput(trial: TrialRecord) -> Value | None:
     if trial.tcp is None:
         return None
     message_bits = 8 * trial.tcp.message_bytes
-    return trial.tcp.goodput_bps, message_bits / trial.duration_s if trial.duration_s else 1.0
+    step_bps = message_bits / trial.duration_s if trial.duration_s else 1.0
+    return Value(trial.tcp.goodput_bps, step_bps, at_least=is_limited(trial))
 
 
 _OF_TRIAL: Mapping[str, Callable[[TrialRecord], Value | None]] = {
@@ -311,13 +366,7 @@ def _of_trial(
 ) -> Observed:
     """One value a trial: there is one of each cell in a block."""
     found = [
-        Observation(
-            sample.label,
-            trial.block,
-            sample.cell(trial),
-            *measured,
-            at_least="generator" in trial.limits,
-        )
+        _observation(sample, trial, measured)
         for sample in samples
         for trial in _done(sample)
         if (measured := value(trial)) is not None
@@ -337,18 +386,32 @@ def is_limited(trial: TrialRecord) -> bool:
     return any(limit != "sut" for limit in trial.limits)
 
 
-def _highest(trials: Sequence[TrialRecord]) -> _OfBlock | None:
-    """The best forwarding rate; where its trial lost nothing, more is possible up to the next load
-    that lost something."""
+NOT_THE_PLANES = ("generator", "shared core", "link", "unknown")
+"""Limits of a chain that say nothing of its plane but that it carries at least so much."""
+
+
+def limited_by_plane(trial: TrialRecord) -> bool:
+    """Whether a chain's trial tells what its plane carries, not only that it carries so much."""
+    return not is_limited(trial) and (
+        trial.chain is None or trial.chain.limit not in NOT_THE_PLANES
+    )
+
+
+def _highest(trials: Sequence[TrialRecord]) -> Value | None:
+    """The best forwarding rate; where its trial lost nothing, more is possible: up to the next load
+    that lost something, and without limit where there is none."""
     rates = [(rate, is_limited(t), t) for t in trials if (rate := forwarded_pps(t)) is not None]
     if not rates:
         return None
     rate, limited, trial = max(rates, key=lambda item: item[:2])
-    headroom = 0.0
-    if trial.counts and not trial.counts.lost:
-        lossy = [t.load.intended_pps for t in trials if t.load and t.counts and t.counts.lost > 0]
-        headroom = max(min(lossy, default=rate) - rate, 0.0)
-    return rate, 1 / trial.duration_s if trial.duration_s else 1.0, limited, headroom
+    resolution = 1 / trial.duration_s if trial.duration_s else 1.0
+    if limited:
+        return Value(rate, resolution, at_least=True)
+    if trial.counts and trial.counts.lost:
+        return Value(rate, resolution)
+    lossy = [t.load.intended_pps for t in trials if t.load and t.counts and t.counts.lost > 0]
+    above = [load for load in lossy if load >= rate]
+    return Value(rate, resolution, at_least=not above, headroom=min(above, default=rate) - rate)
 
 
 def _ladder(trials: Sequence[TrialRecord]) -> list[tuple[float, float]]:
@@ -360,40 +423,46 @@ def _ladder(trials: Sequence[TrialRecord]) -> list[tuple[float, float]]:
     return [(load, statistics.fmean(lost)) for load, lost in sorted(losses.items()) if load > 0]
 
 
-def _ndr(trials: Sequence[TrialRecord]) -> _OfBlock | None:
-    """Highest load up to which nothing was lost; its resolution is the step that follows."""
-    ladder = _ladder(trials)
-    lossy = next((i for i, (_, plr) in enumerate(ladder) if plr > 0), len(ladder))
-    if lossy == 0:
-        return None
-    load = ladder[lossy - 1][0]
-    if lossy == len(ladder):
-        return load, 0.0, True, 0.0
-    step_pps = ladder[lossy][0] - load
-    return load, step_pps, False, step_pps
+def _ndr(trials: Sequence[TrialRecord]) -> Value | None:
+    """Highest load up to which nothing was lost; its resolution is the step that follows.
 
-
-def _pdr(trials: Sequence[TrialRecord]) -> _OfBlock | None:
-    """First crossing of 0.5 % loss, interpolated (docs/concepts/verdict.md); not below the ladder.
-
-    Its resolution is how far apart the lower and the upper reading between the two loads are.
+    Where the first load already lost packets: at most that load.
     """
     ladder = _ladder(trials)
+    if not ladder:
+        return None
+    lossy = next((i for i, (_, plr) in enumerate(ladder) if plr > 0), len(ladder))
+    if lossy == 0:
+        return Value(ladder[0][0], 0.0, at_most=True)
+    load = ladder[lossy - 1][0]
+    if lossy == len(ladder):
+        return Value(load, 0.0, at_least=True)
+    step_pps = ladder[lossy][0] - load
+    return Value(load, step_pps, headroom=step_pps)
+
+
+def _pdr(trials: Sequence[TrialRecord]) -> Value | None:
+    """First crossing of 0.5 % loss, interpolated (docs/concepts/verdict.md).
+
+    Its resolution is how far apart the lower and the upper reading between the two loads are.
+    Where the first load already loses more: at most that load.
+    """
+    ladder = _ladder(trials)
+    if not ladder:
+        return None
     over = next((i for i, (_, plr) in enumerate(ladder) if plr > PLR), len(ladder))
     if over == 0:
-        return None
+        return Value(ladder[0][0], 0.0, at_most=True)
     low, plr_low = ladder[over - 1]
     if over == len(ladder):
-        return low, 0.0, True
+        return Value(low, 0.0, at_least=True)
     high, plr_high = ladder[over]
     chord = low + (PLR - plr_low) / (plr_high - plr_low) * (high - low)
     knee = min(max(high * (1 - plr_high) / (1 - PLR), chord), high)
-    return chord, knee - chord, False
+    return Value(chord, knee - chord, headroom=knee - chord)
 
 
-def _kernel_ns_per_packet(
-    trials: Sequence[TrialRecord], info: RunInfo
-) -> tuple[float, float, bool] | None:
+def _kernel_ns_per_packet(trials: Sequence[TrialRecord], info: RunInfo) -> Value | None:
     """Median over a block's load trials of kernel CPU time per forwarded packet [ns]."""
     costs = []
     for trial in trials:
@@ -409,7 +478,7 @@ def _kernel_ns_per_packet(
         costs.append((busy_s / received * 1e9, 1e9 / USER_HZ / received))
     if not costs:
         return None
-    return statistics.median(c for c, _ in costs), statistics.median(r for _, r in costs), False
+    return Value(statistics.median(c for c, _ in costs), statistics.median(r for _, r in costs))
 
 
 def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:

@@ -1,4 +1,4 @@
-"""Quantiles and pooled tests of single readings, by the strata of a comparison. Reads no file."""
+"""Pooled tests of single readings, by the strata of a comparison. Reads no file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planewise.judge.statistics.bootstrap import Quantiles, Replicate, bootstrap_quantiles
 from planewise.judge.statistics.metrics import Observation, Observed
 from planewise.judge.statistics.pairing import (
     Key,
@@ -69,22 +68,6 @@ class ReadingTable:
             for level in level_order(parts)
         }
         self.strata = self._pairing.strata
-
-    def quantiles(self, seed: int = 1) -> dict[str, Quantiles]:
-        """Quantiles and their ratios by stratum."""
-        return {
-            stratum: bootstrap_quantiles(
-                {
-                    level: [
-                        Replicate(self._pairing.block[key], values) for key, values in found.items()
-                    ]
-                    for level, found in self._in(stratum).items()
-                },
-                stratum,
-                seed=seed,
-            )
-            for stratum in self.strata
-        }
 
     def pooled(self, metric: str) -> tuple[PooledTest, ...]:
         """The publications' tests, stratum by stratum; `metric` is what was read."""

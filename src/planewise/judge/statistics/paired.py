@@ -1,9 +1,16 @@
-"""Tests and intervals on paired replicates: numbers in, numbers out. Knows no metric and no run.
+"""Tests and intervals of block differences that hold whatever their distribution is, and however
+often one looks. Knows no metric and no run.
 
-A *shift* is the difference between two levels within one pair: of two logarithms where ratios are
-compared, of two values where differences are. Sources: Hollander, Wolfe and Chicken, Nonparametric
-Statistical Methods, 3rd edition, sections 3.1 to 3.3 (signed ranks, Hodges–Lehmann, interval);
-Kerby 2014, doi 10.2466/11.IT.3.1 (rank-biserial); Holm 1979.
+A *shift* is the difference between two levels within one block. The order within each block was
+drawn at random, so if the levels do not differ, exchanging them leaves the distribution alone: the
+sign of each shift is a fair coin, whatever its size. Betting against that coin makes a test
+martingale. Its value is evidence (1 at the start, 20 with a chance of at most 1/20, at whatever
+block one stops: Ville 1939), and the shifts that it does not refute make an interval.
+
+Sources: Ramdas, Grünwald, Vovk and Shafer 2023, doi 10.1214/23-STS894 (e-processes, section 4.2:
+symmetric variables); Vovk and Wang 2021, doi 10.1214/20-AOS2020 (averages of e-values, closed
+testing); Hollander, Wolfe and Chicken, 3rd edition, section 3.2 (Hodges-Lehmann); Kerby 2014, doi
+10.2466/11.IT.3.1 (rank-biserial).
 """
 
 from __future__ import annotations
@@ -12,108 +19,151 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
-import polars as pl
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import bdtr, gammaincinv
+
+from planewise.judge.bounded import Bounded
 
 Floats = NDArray[np.float64]
 
-Method = Literal["signed-rank", "student"]
-"""How a shift was tested: by signed ranks, or (too few pairs for those) by Student's t."""
-
-EXACT_UP_TO = 50
-"""Pairs up to which the signed-rank distribution is computed exactly, ties included."""
+BETS = np.array([0.6, 1.6, 4.0, 12.0])
+"""Bets, in multiples of the typical size of the shifts: from small effects over many blocks to
+large ones over few. The capital is split evenly, which costs at most a factor of four."""
+MOST_LOG = 300.0
+"""Logarithm of a capital beyond which more makes no difference."""
 MOST_WALSH = 3000
-"""Pairs from whose all averages of two an interval is made; of more, quantiles stand for them."""
+"""Shifts from whose averages of two an estimate is made; of more, quantiles stand for them."""
+_GRID = 33
+_REFINEMENTS = 4
 
 
 def mid_ranks(values: ArrayLike) -> Floats:
     """Ranks from 1, ties sharing the mean of theirs; shape (n,) as `values`.
 
-    By polars, which is there anyway: `scipy.stats` takes half a second to import.
+    `scipy.stats` has it, too, and takes half a second to import.
     """
-    return pl.Series(np.asarray(values, dtype=np.float64)).rank("average").to_numpy()
+    _, place, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
+
+
+def capital(shifts: Floats) -> Floats:
+    """Evidence that shifts are above 0 after each block, shape as `shifts`: (n,) or (n, …).
+
+    Before a sign is seen, tanh(bet · |shift| / typical size so far, at most 1) of the capital is
+    staked on plus: a stall that is a hundred times the usual cannot take more than a block of
+    usual size. The typical size is a power mean with exponent 1/4. It is a supermartingale from 1
+    if the shifts are symmetric about 0, or below. A shift of minus infinity (nothing is known
+    downwards) loses everything.
+    """
+    known = np.isfinite(shifts)
+    size = np.where(known, np.abs(shifts), 0.0)
+    blocks = np.arange(1, len(shifts) + 1).reshape((-1,) + (1,) * (shifts.ndim - 1))
+    typical = (np.cumsum(size**0.25, axis=0) / blocks) ** 4
+    relative = np.minimum(np.divide(size, typical, out=np.zeros_like(size), where=typical > 0), 1)
+    stake = np.tanh(BETS.reshape((-1,) + (1,) * shifts.ndim) * np.where(known, relative, np.inf))
+    with np.errstate(divide="ignore"):  # all is lost at a stake of 1
+        grown = np.cumsum(np.log1p(np.sign(shifts) * stake), axis=1)
+    return np.asarray(np.exp(np.minimum(grown, MOST_LOG)).mean(axis=0))
 
 
 @dataclass(frozen=True)
-class Interval:
-    """An estimate with its 95 % interval, in the unit of the data; open where n < 2."""
+class Shifts:
+    """The shifts of one comparison in the order of their blocks, shape (n,)."""
 
-    estimate: float
-    low: float
-    high: float
-    n: int
+    low: Floats
+    high: Floats
+    """The same as `low` where values are exact."""
+    centre: Floats
+
+    @classmethod
+    def of(cls, shifts: Sequence[Bounded]) -> Shifts:
+        """ValueError for none."""
+        if not shifts:
+            raise ValueError("no shifts")
+        ends = np.array([(one.low, one.high, one.value) for one in shifts], dtype=np.float64)
+        return cls(ends[:, 0], ends[:, 1], ends[:, 2])
+
+    def of_difference(self) -> Floats:
+        """Evidence after each block that the two levels differ, either way."""
+        return (capital(self.low) + capital(-self.high)) / 2
+
+    def of_equivalence(self, margin: float) -> Floats:
+        """Evidence after each block that they differ by less than `margin`, either way."""
+        return np.minimum(capital(self.low + margin), capital(margin - self.high))
+
+    @property
+    def rises(self) -> bool:
+        """Whether there is more evidence for a difference above 0 than for one below."""
+        return bool(capital(self.low).max() > capital(-self.high).max())
+
+    @property
+    def estimate(self) -> float:
+        """Hodges-Lehmann: the median of all averages of two shifts."""
+        values = self.centre
+        if values.size > MOST_WALSH:
+            values = np.quantile(values, (np.arange(MOST_WALSH) + 0.5) / MOST_WALSH)
+        i, j = np.triu_indices(values.size)
+        return float(np.median((values[i] + values[j]) / 2))
+
+    def interval(self, alpha: float = 0.05) -> tuple[float, float]:
+        """The shifts that were not refuted after any block, with two-sided error `alpha`.
+
+        A confidence sequence: it holds at all looks together. Infinite where nothing is refuted.
+        """
+        low, high = _lower_end(self.low, 2 / alpha), -_lower_end(-self.high, 2 / alpha)
+        estimate = self.estimate
+        return min(low, estimate), max(high, estimate)
 
 
-@dataclass(frozen=True)
-class Shift:
-    """What the shifts of n pairs say about the typical one."""
+def _lower_end(shifts: Floats, enough: float) -> float:
+    """The largest value up to which all are refuted from above; minus infinity for none."""
+    if not np.isfinite(shifts).all():
+        return -math.inf
+    least, most = float(shifts.min()), float(shifts.max())
+    span = most - least
+    if span == 0:
+        return least if capital(np.ones(shifts.size)).max() >= enough else -math.inf
+    low, high = least - 20 * span, most
+    for _ in range(_REFINEMENTS):
+        grid = np.linspace(low, high, _GRID)
+        open_ = np.flatnonzero(capital(shifts[:, None] - grid).max(axis=0) < enough)
+        if open_.size == 0:
+            return most
+        if open_[0] == 0:
+            return -math.inf
+        low, high = float(grid[open_[0] - 1]), float(grid[open_[0]])
+    return low
 
-    estimate: float
-    """Hodges–Lehmann: the median of all averages of two shifts; with `student` the mean."""
-    low: float
-    high: float
-    """95 % interval; infinite where there are too few pairs for one."""
-    p: float
-    """Of the test that the shift is 0, two-sided."""
-    rank_biserial: float
-    """Matched-pairs rank-biserial correlation: −1 every pair falls, +1 every pair rises."""
-    n: int
-    method: Method
+
+@lru_cache
+def least_blocks(comparisons: int, alpha: float = 0.05) -> int:
+    """Blocks with which the clearest difference passes among as many comparisons, all others
+    being true ties: fewer can decide nothing."""
+    blocks = 1
+    while capital(np.ones(blocks))[-1] / 2 < (1 / alpha) * comparisons:
+        blocks += 1
+    return blocks
 
 
-def shift_of(shifts: ArrayLike, method: Method, confidence: float = 0.95) -> Shift:
-    """The typical shift of `shifts`, shape (n,), n ≥ 1, with interval and test.
+def family_evidence(evidence: Floats, weights: Floats) -> Floats:
+    """Evidence of each comparison that holds for the whole family: shape (…, m).
 
-    ValueError for no shift, or one that is not finite.
+    `evidence` has shape (…, m, T): of m comparisons after T blocks; `weights` (m,). Closed testing
+    with weighted averages of e-values (Vovk and Wang 2021, section 5): comparison i is refuted at
+    level 1/c if for every set of comparisons with i the weighted average is at least c, that is
+    w_i (e_i − c) ≥ Σ w_j (c − e_j)⁺. The largest such c at any time is what counts; so the chance
+    of any false claim in the family, at any time, is at most 1/c.
     """
-    values = np.asarray(shifts, dtype=np.float64)
-    if values.ndim != 1 or not values.size:
-        raise ValueError("no pairs")
-    if not np.isfinite(values).all():
-        raise ValueError("a shift is not a finite number")
-    effect = rank_biserial(values)
-    if method == "student":
-        mean, half = _student(values, confidence)
-        p = _student_p(values)
-        return Shift(mean, mean - half, mean + half, p, effect, values.size, method)
-    walsh = _walsh(values)
-    low, high = _walsh_interval(walsh, min(values.size, MOST_WALSH), confidence)
-    estimate = _median_of_sorted(walsh)
-    return Shift(estimate, low, high, signed_rank_p(values), effect, values.size, method)
-
-
-def least_signed_rank_p(n: int) -> float:
-    """The smallest p that signed ranks of n pairs can reach: 2 of 2ⁿ signs, two-sided."""
-    return min(1.0, 2.0 ** (1 - n)) if n else 1.0
-
-
-def signed_rank_p(shifts: ArrayLike) -> float:
-    """Wilcoxon's signed-rank test, two-sided; zeros are left out, ties get their mean rank.
-
-    Up to `EXACT_UP_TO` pairs the distribution over all signs is exact (with ties, too); beyond,
-    it is the normal approximation with corrections for ties and continuity.
-    """
-    values = np.asarray(shifts, dtype=np.float64)
-    values = values[values != 0]
-    n = values.size
-    if n == 0:
-        return 1.0
-    ranks2 = _double_ranks(np.abs(values))
-    plus = int(ranks2[values > 0].sum())
-    total = n * (n + 1)
-    extreme = min(plus, total - plus)
-    if n <= EXACT_UP_TO:
-        untied = bool((np.diff(np.sort(ranks2)) > 0).all())
-        below = _null_untied(n) if untied else _null(tuple(sorted(ranks2.tolist())))
-        return min(1.0, 2 * float(below[extreme]))
-    variance = float((ranks2.astype(np.float64) ** 2).sum()) / 4
-    # In doubled ranks the continuity correction of one half is 1.
-    z = (extreme + 1 - total / 2) / math.sqrt(variance)
-    return min(1.0, 2 * float(ndtr(min(z, 0.0))))
+    low, high = np.zeros_like(evidence), np.maximum(evidence, 1e-300)
+    for _ in range(40):
+        middle = (low + high) / 2
+        missing = np.maximum(middle[..., :, None, :] - evidence[..., None, :, :], 0.0)
+        others = np.einsum("j,...ijt->...it", weights, missing)
+        passed = weights[:, None] * (evidence - middle) >= others
+        low, high = np.where(passed, middle, low), np.where(passed, high, middle)
+    return np.asarray(low.max(axis=-1))
 
 
 def rank_biserial(shifts: ArrayLike) -> float:
@@ -122,42 +172,37 @@ def rank_biserial(shifts: ArrayLike) -> float:
     values = values[values != 0]
     if not values.size:
         return 0.0
-    ranks2 = _double_ranks(np.abs(values))
-    return float((np.sign(values) * ranks2).sum() / ranks2.sum())
+    ranks = mid_ranks(np.abs(values))
+    return float((np.sign(values) * ranks).sum() / ranks.sum())
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p values, in the order given: reject where they are at most α."""
-    order = sorted(range(len(p)), key=lambda i: p[i])
-    adjusted = [1.0] * len(p)
-    worst = 0.0
-    for place, index in enumerate(order):
-        worst = max(worst, min(1.0, (len(p) - place) * p[index]))
-        adjusted[index] = worst
-    return adjusted
+def median_interval(values: Sequence[Bounded], alpha: float = 0.05) -> tuple[float, float]:
+    """Order statistics that hold the median of independent blocks; infinite with fewer than six.
 
-
-def geometric_mean(values: Sequence[float]) -> Interval:
-    """Geometric mean of positive replicates, with Student's t interval on their logarithms.
-
-    Times and rates are skewed and compared as ratios, hence the logarithm. ValueError when a value
-    is not positive and finite, or when there is none.
+    David and Nagaraja, Order Statistics, section 7.1: no distribution is assumed.
     """
-    if not len(values):
-        raise ValueError("no replicates")
-    for value in values:
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{value!r} is not a positive number")
-    centre, half = _student(np.log(values), 0.95)
-    return Interval(math.exp(centre), exp(centre - half), exp(centre + half), len(values))
+    n = len(values)
+    out = 0
+    while out < n // 2 and bdtr(out, n, 0.5) <= alpha / 2:
+        out += 1
+    if out == 0:
+        return -math.inf, math.inf
+    lows, highs = sorted(v.low for v in values), sorted(v.high for v in values)
+    return lows[out - 1], highs[n - out]
 
 
-def mean(values: Sequence[float]) -> Interval:
-    """Mean of replicates with Student's t interval. ValueError when there is none."""
-    if not len(values):
-        raise ValueError("no replicates")
-    centre, half = _student(np.asarray(values, dtype=np.float64), 0.95)
-    return Interval(centre, centre - half, centre + half, len(values))
+def count_interval(
+    lost: int, sent: int, dispersion: float, alpha: float = 0.05
+) -> tuple[float, float]:
+    """Interval of a loss ratio from counts that come in clumps (quasi-Poisson).
+
+    Garwood 1936 on lost/dispersion events; `dispersion` is the variance over the mean of counts
+    (McCullagh and Nelder, section 6.2), that is, about the packets in a clump.
+    """
+    events = lost / dispersion
+    low = gammaincinv(events, alpha / 2) if events else 0.0
+    high = gammaincinv(events + 1, 1 - alpha / 2)
+    return float(low * dispersion / sent), min(1.0, float(high * dispersion / sent))
 
 
 def exp(value: float) -> float:
@@ -166,89 +211,3 @@ def exp(value: float) -> float:
         return math.exp(value)
     except OverflowError:
         return math.inf
-
-
-def _student(values: Floats, confidence: float) -> tuple[float, float]:
-    """Mean and half width of its interval; infinite for a single value."""
-    n = values.size
-    centre = math.fsum(values) / n
-    if n < 2:
-        return centre, math.inf
-    deviation = math.sqrt(math.fsum((values - centre) ** 2) / (n - 1))
-    return centre, float(stdtrit(n - 1, (1 + confidence) / 2)) * deviation / math.sqrt(n)
-
-
-def _student_p(values: Floats) -> float:
-    n = values.size
-    centre, _ = _student(values, 0.95)
-    if n < 2:
-        return 1.0
-    error = math.sqrt(math.fsum((values - centre) ** 2) / (n - 1) / n)
-    if error == 0:
-        return 1.0 if centre == 0 else 0.0
-    return min(1.0, 2 * float(stdtr(n - 1, -abs(centre) / error)))
-
-
-def _double_ranks(magnitudes: Floats) -> NDArray[np.int64]:
-    """Twice the mean ranks, which are whole numbers: shape (n,)."""
-    order = np.argsort(magnitudes, kind="stable")
-    ordered = magnitudes[order]
-    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    ends = np.append(first[1:], ordered.size)
-    doubled = np.empty(ordered.size, dtype=np.int64)
-    doubled[order] = np.repeat(first + 1 + ends, ends - first)
-    return doubled
-
-
-@lru_cache(maxsize=128)
-def _null_untied(n: int) -> Floats:
-    """P(doubled W⁺ ≤ w) for w = 0, 1, …, n(n + 1), ranks without ties."""
-    return _cumulated(2 * np.arange(1, n + 1))
-
-
-@lru_cache(maxsize=4096)
-def _null(ranks2: tuple[int, ...]) -> Floats:
-    """The same for any doubled ranks, conditional on them."""
-    return _cumulated(np.array(ranks2))
-
-
-def _cumulated(ranks2: NDArray[np.int64]) -> Floats:
-    """Distribution of the sum of those doubled ranks whose sign is plus, each with chance ½."""
-    size = int(ranks2.sum()) + 1
-    mass = np.zeros(size)
-    mass[0] = 1.0
-    for rank in ranks2:
-        moved = mass.copy()
-        moved[rank:] += mass[: size - rank]
-        mass = moved / 2
-    return np.asarray(np.cumsum(mass))
-
-
-def _walsh(values: Floats) -> Floats:
-    """All averages of two (a value with itself, too), rising."""
-    if values.size > MOST_WALSH:
-        values = np.quantile(values, (np.arange(MOST_WALSH) + 0.5) / MOST_WALSH)
-    i, j = np.triu_indices(values.size)
-    return np.sort((values[i] + values[j]) / 2)
-
-
-def _median_of_sorted(values: Floats) -> float:
-    middle = values.size // 2
-    if values.size % 2:
-        return float(values[middle])
-    return float((values[middle - 1] + values[middle]) / 2)
-
-
-def _walsh_interval(walsh: Floats, n: int, confidence: float) -> tuple[float, float]:
-    """The interval that goes with the signed-rank test: order statistics of Walsh averages."""
-    alpha = 1 - confidence
-    if n <= EXACT_UP_TO:
-        below = _null_untied(n)[::2]  # P(W⁺ ≤ w), undoubled
-        # The largest c with P(W⁺ < c) ≤ α/2: the c-th smallest average is the lower end.
-        c = int(np.searchsorted(below, alpha / 2, side="right"))
-    else:
-        centre, variance = n * (n + 1) / 4, n * (n + 1) * (2 * n + 1) / 24
-        c = math.floor(centre + float(ndtri(alpha / 2)) * math.sqrt(variance))
-    if c < 1:
-        return -math.inf, math.inf
-    return float(walsh[c - 1]), float(walsh[walsh.size - c])

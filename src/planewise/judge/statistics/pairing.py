@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from planewise.judge.statistics.metrics import Observation
 from planewise.store.models import Level
 
-TRAFFIC_FACTORS = frozenset({"frequency_pps", "size_bytes", "protocol", "message_bytes"})
-"""Factors whose levels are run one after the other within a visit to a cell."""
 LOAD_FACTORS = frozenset({"load_type", "load_location", "background_guests"})
 """Factors that together make the background load; without load the others have no meaning."""
 SAME = "same"
@@ -92,11 +90,8 @@ class Pairing:
         self.factor, self.by = factor, by
         self._across_runs = factor in run_factors
         self._left_out = {factor, *(run_factors if self._across_runs else ())}
-        self._apart = TRAFFIC_FACTORS | (LOAD_FACTORS if factor in LOAD_FACTORS else frozenset())
         self._loads = {_load_of(one.cell) for one in observations if not is_idle(one.cell)}
         self._backgrounds = _Backgrounds(one.cell for one in observations)
-        self.unit: dict[Key, Key] = {}
-        """By key: what is one pair, as traffic factors share a visit to the cell."""
         self.stratum: dict[Key, str] = {}
         self.context: dict[Key, Key] = {}
         """By key: what a pair has alike beside its block."""
@@ -107,6 +102,10 @@ class Pairing:
         self._places: dict[tuple[Key, str, int], Key] = {}
         self.keys = {id(one): self._keys(one) for one in observations}
         """By identity of the observation: its keys (several where it stands for several cells)."""
+        first = {id(one): (run, one.block) for run, one in _in_order(observations)}
+        when = {self.block[k]: first[id(one)] for one in observations for k in self.keys[id(one)]}
+        self.blocks = tuple(sorted(when, key=lambda block: when[block]))
+        """In the order in which they were run: run by run as given, then by number."""
         present = level_order(_number(name) for name in set(self.stratum.values()) if by)
         names = tuple(str(part) for part in present)
         self.strata = (*names, OVERALL) if len(names) > 1 else (OVERALL,)
@@ -139,9 +138,6 @@ class Pairing:
                 block = (("#run", run), *block)
             parts = (*context, *block)
             key = self._places[number, run, one.block] = self._number(parts)
-            self.unit[key] = self._number(
-                tuple(part for part in parts if part[0] not in self._apart)
-            )
             self.stratum[key] = self._stratum_of(cell)
             self.context[key] = number
             self.block[key] = self._number(block)
@@ -161,6 +157,12 @@ class Pairing:
         if self.factor == "load_type":  # the cell without load stands at every location
             return str(cell.get(self.by, "none"))
         return stratum_of(cell, self.by)
+
+
+def _in_order(observations: Iterable[Observation]) -> list[tuple[int, Observation]]:
+    """Each observation with the place of its run among the runs."""
+    runs: dict[str, int] = {}
+    return [(runs.setdefault(one.run, len(runs)), one) for one in observations]
 
 
 def _number(name: str) -> Level:

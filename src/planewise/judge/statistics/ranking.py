@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from planewise.judge.statistics.comparison import ALPHA, MARGIN, Family, compare_levels
+from planewise.judge.statistics.comparison import (
+    ALPHA,
+    MARGIN,
+    Family,
+    LevelValue,
+    compare_levels,
+)
 from planewise.judge.statistics.metrics import Observed
 from planewise.judge.statistics.pairing import LOAD_FACTORS, OVERALL
 from planewise.store.models import Level
@@ -78,9 +85,30 @@ def check_ranking(
 
 
 def _order(family: Family, load: str) -> tuple[Level, ...]:
-    values = [value for value in family.values if value.stratum == load]
-    values.sort(key=lambda one: one.value, reverse=not family.metric.lower_is_better)
-    return tuple(value.level for value in values)
+    return tuple(value.level for value in best_first(family, load))
+
+
+def best_first(family: Family, stratum: str) -> list[LevelValue]:
+    """The levels by their comparisons: first by how many they are worse than, then by the mean of
+    their changes against the others. So the ranking cannot contradict a comparison."""
+
+    def place(value: LevelValue) -> tuple[int, float]:
+        against = [
+            found
+            for other in family.levels
+            if (found := family.find(value.level, other, stratum)) is not None
+        ]
+        changes = [
+            math.log1p(max(one.change, -1 + 1e-12)) if one.scale == "ratio" else one.change
+            for one in against
+        ]
+        mean = math.fsum(changes) / (len(changes) + 1)
+        return (
+            sum(one.outcome == "worse" for one in against),
+            mean if family.metric.lower_is_better else -mean,
+        )
+
+    return sorted((one for one in family.values if one.stratum == stratum), key=place)
 
 
 def _sentence(

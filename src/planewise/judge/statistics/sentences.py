@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from planewise.judge.bounded import Bound
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, turned
 from planewise.judge.statistics.metrics import Metric, Unit
 from planewise.judge.statistics.pairing import IDLE, OVERALL
@@ -19,10 +20,14 @@ def value_text(value: float, unit: Unit) -> str:
     return rate_text(value) if unit == "pps" else percent_text(value)
 
 
+def bound_text(bound: Bound, text: str) -> str:
+    """The text of a value with what it is: `at least 3 Mpps`; an exact one as it is."""
+    return text if bound == "exact" else f"{bound} {text}" if bound != "unbounded" else "not known"
+
+
 def level_text(value: LevelValue, metric: Metric) -> str:
-    """A level's typical value; a lower bound says so."""
-    text = value_text(value.value, metric.unit)
-    return f"at least {text}" if value.at_least else text
+    """A level's typical value; a bound says so."""
+    return bound_text(value.bound, value_text(value.value, metric.unit))
 
 
 def change_text(change: float, comparison: Comparison, metric: Metric) -> str:
@@ -61,9 +66,7 @@ def sentence(one: Comparison, family: Family) -> str:
     interval = ""
     if math.isfinite(one.low) and math.isfinite(one.high):
         interval = f"{change_text(one.low, one, metric)} to {change_text(one.high, one, metric)}"
-    evidence = f"{one.pairs} pair{'s' if one.pairs != 1 else ''} in {one.blocks} block" + (
-        "s" if one.blocks != 1 else ""
-    )
+    evidence = f"{one.blocks} block{'s' if one.blocks != 1 else ''}"
     if one.outcome in ("better", "worse"):
         how_much = change_text(abs(one.change), one, metric).removeprefix("+")
         direction = "lower" if one.change < 0 else "higher"

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from planewise.judge.statistics import Comparison, Family, Outcome
 from planewise.judge.statistics.pairing import OVERALL
+from planewise.judge.statistics.ranking import best_first
+from planewise.judge.statistics.sentences import bound_text
 from planewise.report import inference, theme
 from planewise.report.figures import base, grid
 from planewise.report.figures.base import Entry, Figure, Missing, Row, Spec, Table, Value
@@ -61,9 +63,9 @@ def figure(compared: Compared, *, name: str) -> Figure:
         lead=lead,
         caption=(
             "Dot: change of the first plane against the second (Hodges–Lehmann estimate over "
-            "pairs of replicates of one block with all else alike); line: its 95 % interval; grey "
-            f"band: up to {margin} apart is practically the same. The word at the right holds "
-            "after Holm's correction for all comparisons of this metric."
+            "blocks, all else alike); line: its 95 % interval, which holds however often one "
+            f"looks; grey band: up to {margin} apart is practically the same. The word at the "
+            "right holds for all comparisons of this metric together."
             + (f" {dropped} more comparisons are in the table." if dropped else "")
             + (f" {compared.ranking}" if compared.ranking else "")
         ),
@@ -99,11 +101,8 @@ def _in_order(one: Comparison, order: Sequence[Level]) -> tuple[Level, Level]:
 
 def _best_first(family: Family) -> list[Level]:
     """The levels by what is known of all conditions together."""
-    values = {one.level: one.value for one in family.values if one.stratum == OVERALL}
-    known = sorted(values, key=lambda level: values[level])
-    if not family.metric.lower_is_better:
-        known.reverse()
-    return [*known, *(level for level in family.levels if level not in values)]
+    known = [one.level for one in best_first(family, OVERALL)]
+    return [*known, *(level for level in family.levels if level not in known)]
 
 
 def stratum_words(stratum: str) -> str:
@@ -295,10 +294,10 @@ def table(all_compared: Sequence[Compared]) -> Table:
                     else Missing("unbounded"),
                     inference.interval_text(one)
                     if math.isfinite(one.low) and math.isfinite(one.high)
-                    else "too few pairs",
+                    else "too few blocks, or a bound",
                     Value(f"{one.rank_biserial:+.2f}".replace("-", "−"), one.rank_biserial),
-                    Value(p_text(one.p_holm), one.p_holm),
-                    Value(str(one.pairs), one.pairs),
+                    Value(p_text(one.p_family), one.p_family),
+                    Value(str(one.blocks), one.blocks),
                 )
             )
         for level, reason in family.not_measurable.items():
@@ -320,8 +319,8 @@ def table(all_compared: Sequence[Compared]) -> Table:
             "Change",
             "95 % interval",
             "Rank-biserial",
-            "p (Holm)",
-            "Pairs",
+            "p (family)",
+            "Blocks",
         ),
         rows=tuple(rows),
     )
@@ -333,13 +332,14 @@ def values(all_compared: Sequence[Compared]) -> Table:
     for compared in all_compared:
         family = compared.family
         for one in family.values:
-            bound = "at least " if one.at_least else ""
             rows.append(
                 (
                     family.metric.title,
                     stratum_words(one.stratum),
                     str(one.level),
-                    Value(bound + inference.value_text(family, one.value), one.value),
+                    Value(
+                        bound_text(one.bound, inference.value_text(family, one.value)), one.value
+                    ),
                     theme.interval(
                         inference.value_text(family, one.low),
                         inference.value_text(family, one.high),

@@ -1,0 +1,197 @@
+"""Adversaries of comparisons: how often is a difference claimed that is none, and one found.
+
+    python benches/adversaries.py                 400 families a case
+    python benches/adversaries.py --families 4000
+
+Each case is a world without any difference between planes (with `power`: one plane is 10 % slower)
+that breaks a test which assumes too much: drift, a state of each plane in each block, planes with
+two states, heavy tails, counts in clumps, ties. Three planes under three loads, as `planewise
+quick` compares them: twelve comparisons a family, decided together by the functions that
+`planewise compare` uses. `looks` counts a family as false if it claims a difference after any of
+2, 3, 5, 8, 12 and 20 blocks. Prints figures with Clopper-Pearson bounds and never fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv
+
+from planewise.judge.statistics.comparison import ALPHA, family_weights
+from planewise.judge.statistics.paired import capital, family_evidence
+from planewise.judge.statistics.pairing import OVERALL
+
+Floats = NDArray[np.float64]
+World = Callable[[np.random.Generator, int, int, bool], Floats]
+"""Draws values of shape (families, blocks, loads, planes): logarithms of times, or loss ratios."""
+
+PLANES, LOADS = 3, 3
+LOOKS = (2, 3, 5, 8, 12, 20)
+PAIRS = tuple(combinations(range(PLANES), 2))
+
+
+def in_order(
+    rng: np.random.Generator, families: int, blocks: int, grouped: bool, host: Floats
+) -> Floats:
+    """The host's states, shape (families, blocks · 9) in time, as the shuffled cells see them.
+
+    Grouped (`randomise: testbeds`): the loads of a plane stay together.
+    """
+    shape = (families, blocks, LOADS, PLANES)
+    if grouped:
+        of_planes = np.argsort(rng.random((families, blocks, 1, PLANES)), axis=-1)
+        of_loads = np.argsort(rng.random((families, blocks, LOADS, PLANES)), axis=2)
+        place = of_planes * LOADS + of_loads
+    else:
+        place = np.argsort(rng.random((families, blocks, LOADS * PLANES)), axis=-1).reshape(shape)
+    states = host.reshape(families, blocks, LOADS * PLANES)
+    return np.take_along_axis(states, place.reshape(families, blocks, -1), axis=-1).reshape(shape)
+
+
+def drift(rng: np.random.Generator, families: int, blocks: int, grouped: bool) -> Floats:
+    """A random walk, a wave and a trend of the host, and 3 % noise of each visit."""
+    visits = blocks * LOADS * PLANES
+    time_s = np.arange(visits) / (9 * 8)
+    host = np.cumsum(rng.normal(0, 0.01, (families, visits)), axis=1)
+    wave = rng.uniform(0.5, 3, (families, 1)) * time_s + rng.random((families, 1))
+    host += 0.04 * np.sin(2 * np.pi * wave) + 0.05 * rng.normal(size=(families, 1)) * time_s
+    host += rng.normal(0, 0.03, host.shape)
+    return in_order(rng, families, blocks, grouped, host)
+
+
+def interaction(size: float) -> World:
+    """Drift, and a state of each plane in each block: what a build of the testbed settles."""
+
+    def world(rng: np.random.Generator, families: int, blocks: int, grouped: bool) -> Floats:
+        states = rng.normal(0, size, (families, blocks, 1, PLANES))
+        return drift(rng, families, blocks, grouped) + states
+
+    return world
+
+
+def two_states(rng: np.random.Generator, families: int, blocks: int, grouped: bool) -> Floats:
+    """Every plane is 42 % slower in half of its blocks, with all loads."""
+    slow = rng.random((families, blocks, 1, PLANES)) < 0.5
+    return drift(rng, families, blocks, grouped) + 0.35 * slow
+
+
+def stalls(rng: np.random.Generator, families: int, blocks: int, grouped: bool) -> Floats:
+    """One visit in ten takes up to a thousand times as long."""
+    states = drift(rng, families, blocks, grouped)
+    return states + np.where(rng.random(states.shape) < 0.1, rng.exponential(3, states.shape), 0)
+
+
+def cauchy(rng: np.random.Generator, families: int, blocks: int, grouped: bool) -> Floats:
+    """Noise without a mean."""
+    states = drift(rng, families, blocks, grouped)
+    return states + 0.02 * rng.standard_cauchy(states.shape)
+
+
+def poisson(mean: float, clump: int = 1) -> World:
+    """Lost packets of 500, in clumps."""
+
+    def world(rng: np.random.Generator, families: int, blocks: int, grouped: bool) -> Floats:
+        shape = (families, blocks, LOADS, PLANES)
+        return np.asarray(rng.poisson(mean / clump, shape) * clump / 500)
+
+    return world
+
+
+def ties(rng: np.random.Generator, families: int, blocks: int, grouped: bool) -> Floats:
+    """Readings of an instrument with four steps."""
+    return np.round(drift(rng, families, blocks, grouped) * 20) / 20
+
+
+WORLDS: dict[str, World] = {
+    "drift": drift,
+    "plane x block 3 %": interaction(0.03),
+    "plane x block 10 %": interaction(0.10),
+    "two states": two_states,
+    "stalls": stalls,
+    "Cauchy": cauchy,
+    "loss, mean 1": poisson(1.0),
+    "loss, mean 3": poisson(3.0),
+    "loss, clumps of 20": poisson(3.0, 20),
+    "ties": ties,
+}
+
+
+def evidence(values: Floats) -> Floats:
+    """Evidence of the twelve comparisons after each block, shape (families, 12, blocks)."""
+    strata = [values.mean(axis=2), *(values[:, :, load] for load in range(LOADS))]
+    shifts = np.stack([s[..., a] - s[..., b] for s in strata for a, b in PAIRS], axis=-1)
+    in_time = np.moveaxis(shifts, 1, 0)
+    return np.moveaxis((capital(in_time) + capital(-in_time)) / 2, 0, -1)
+
+
+def claims(values: Floats) -> NDArray[np.bool_]:
+    """Whether a difference is claimed, shape (families, 12), looking after every block."""
+    weights = family_weights([OVERALL] * len(PAIRS) + ["one"] * (LOADS * len(PAIRS)))
+    return np.asarray(family_evidence(evidence(values), weights) >= 1 / ALPHA)
+
+
+def upper_bound(count: int, of: int) -> float:
+    """Clopper-Pearson, one-sided 95 %."""
+    return 1.0 if count == of else float(betaincinv(count + 1, of - count, 0.95))
+
+
+def false_claims(families: int, seed: int) -> None:
+    """A table of worlds without a difference."""
+    print("| world | order | looks | families | with a false claim | at most (95 %) |")
+    print("| --- | --- | --- | ---: | ---: | ---: |")
+    for name, world in WORLDS.items():
+        for grouped in (False, True):
+            rng = np.random.default_rng(seed)
+            values = world(rng, families, LOOKS[-1], grouped)
+            for blocks in (*LOOKS[:4], LOOKS[-1]):
+                # The first blocks of a longer run are a run of so many blocks.
+                count = int(claims(values[:, :blocks]).any(axis=1).sum())
+                looks = f"up to {blocks} blocks"
+                print(
+                    f"| {name} | {'grouped' if grouped else 'ungrouped'} | {looks} | {families} "
+                    f"| {count} ({100 * count / families:.1f} %) "
+                    f"| {100 * upper_bound(count, families):.1f} % |",
+                    flush=True,
+                )
+
+
+def power(families: int, seed: int) -> None:
+    """A table of worlds in which the last plane is 10 % slower."""
+    print("\n| world, one plane 10 % slower | blocks | families | seen overall, of two pairs |")
+    print("| --- | ---: | ---: | ---: |")
+    planted = [i for i, pair in enumerate(PAIRS) if PLANES - 1 in pair]
+    for name, world in (("3 % noise", None), *list(WORLDS.items())[:3]):
+        for blocks in (8, 12, 20):
+            rng = np.random.default_rng(seed)
+            shape = (families, blocks, LOADS, PLANES)
+            values = (
+                rng.normal(0, 0.03, shape) if world is None else world(rng, families, blocks, False)
+            )
+            values[..., -1] += np.log(1.1)
+            seen = int(claims(values)[:, planted].sum())
+            print(
+                f"| {name} | {blocks} | {families} "
+                f"| {seen} of {2 * families} ({50 * seen / families:.1f} %) |",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Reads the flags and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--families", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    begin = time.monotonic()
+    false_claims(given.families, given.seed)
+    power(given.families, given.seed)
+    print(f"\n{time.monotonic() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
