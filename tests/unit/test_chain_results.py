@@ -32,7 +32,7 @@ from planewise.store.rundir import KPIS_FILE, RunReader, RunWriter
 from planewise.units import bits_text
 
 STARTED = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
-BLOCKS = 6
+BLOCKS = 9
 WHY = {
     "PMD core": "the switch spent 99 % of its core's time on packets",
     "shared core": "CPU 1 was shared by vnf1 and vnf2, each of which polls",
@@ -128,10 +128,10 @@ def test_the_answer_tells_the_paths_apart_and_what_bounds_each_plane(run: RunRea
     assert "East-west: use vhost-user" in advice.headline
     assert "north-south: use bridge" in advice.headline
     assert (
-        "what bound vhost-user: the switch's polling core in 24, cores that were shared in 24"
+        "what bound vhost-user: the switch's polling core in 36, cores that were shared in 36"
         in (" ".join(advice.reasons))
     )
-    assert "in 48 of 96 trials tasks that poll shared a core" in advice.reservations[0]
+    assert "in 72 of 144 trials tasks that poll shared a core" in advice.reservations[0]
     assert not any("round-trip" in one for one in (advice.headline, *advice.reasons))
 
 

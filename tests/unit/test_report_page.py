@@ -83,7 +83,9 @@ def outline(page: str) -> Outline:
 
 def test_the_recommendation_is_the_first_sentence_and_its_reasons_follow(page: str) -> None:
     body = page[page.index("<header>") :]
-    assert body.index("Use veth") < body.index("Why</h2>") < body.index("What to keep in mind</h2>")
+    # Three blocks, however clear they look, tell nothing apart.
+    headline = body.index("cannot be told apart by this run")
+    assert headline < body.index("What to keep in mind</h2>")
     assert body.index("What to keep in mind</h2>") < body.index('id="rtt"')
 
 

@@ -316,6 +316,7 @@ class _Table:
         common = [key for key in self._keys[a, stratum] if key in of_b]
         if not common:
             return None
+        common = self._telling(common, of_a, of_b) or common
         by_block: dict[Key, list[Bounded]] = defaultdict(list)
         resolutions, references = [], []
         for key in common:
@@ -345,6 +346,20 @@ class _Table:
             statistics.median(references),
             extra,
         )
+
+    def _telling(
+        self, keys: Sequence[Key], of_a: Mapping[Key, _Value], of_b: Mapping[Key, _Value]
+    ) -> list[Key]:
+        """Without contexts in which, in every block, both levels are bounds of one kind: there
+        something else was measured (a generator, a shared core). Exchanging the levels leaves
+        this choice alone, so that it favours neither."""
+        context = self._pairing.context
+        telling = {
+            context[key]
+            for key in keys
+            if of_a[key].value.bound == "exact" or of_a[key].value.bound != of_b[key].value.bound
+        }
+        return [key for key in keys if context[key] in telling]
 
     def _scaled(self, value: Bounded) -> Bounded:
         return mapped(value, math.log) if self.scale == "ratio" else value
