@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from planewise.advise.model.capacity import Chain, Prediction, predict
-from planewise.advise.model.fit import Measured, fit
+from planewise.advise.model.fit import LeftOut, Measured, fit
 from planewise.advise.model.profile import Profile
 from planewise.advise.throughput import Row
+from planewise.units import percent_text
 
 _DIFFERENT = 0.10
 """Planes whose throughput differs by less are not asked to be told apart."""
@@ -42,8 +43,19 @@ class Calibration:
     profile: Profile
     rows: tuple[Measured, ...]
     fitted: Errors
-    held_out: Errors | None
-    """Rows that were not fitted."""
+    left_out: tuple[LeftOut, ...]
+    """Rows that a fit had not seen, by plane and by what was left out."""
+
+    def left_out_lines(self) -> list[str]:
+        """A sentence for each."""
+        return [
+            f"{part.plane}, each {part.kind} left out in turn: {len(part.errors)} rows off by "
+            f"{percent_text(statistics.median(part.errors))} in the median, "
+            f"{percent_text(statistics.fmean(part.errors))} in the mean, "
+            f"{percent_text(max(part.errors))} at worst; "
+            f"{percent_text(part.inside)} lie in the intervals that the others give"
+            for part in self.left_out
+        ]
 
 
 def calibrate_rows(
@@ -52,30 +64,24 @@ def calibrate_rows(
     *,
     source: str,
     name: str | None = None,
-    only_odd: bool = False,
     emulated: bool = False,
 ) -> Calibration:
     """Fits `start` to the rows of the planes that the model knows.
 
-    `only_odd` keeps even numbers of functions out of the fit, to be held against it. What is fitted
-    to an `emulated` host is emulated.
+    What is fitted to an `emulated` host is emulated.
 
     Raises:
         BadInputError: the rows do not suffice.
     """
     measured = tuple(_measured(rows))
-    chosen = [row for row in measured if not only_odd or row.chain.vnfs % 2]
-    profile = fit(start, chosen, source)
-    profile = profile.model_copy(
+    found = fit(start, measured, source)
+    profile = found.profile.model_copy(
         update={
             "name": name or f"{start.name}, fitted to {source}",
             "emulated": emulated or start.emulated,
         }
     )
-    rest = [row for row in measured if only_odd and not row.chain.vnfs % 2]
-    return Calibration(
-        profile, measured, errors(profile, chosen), errors(profile, rest) if rest else None
-    )
+    return Calibration(profile, measured, errors(profile, measured), found.left_out)
 
 
 def _measured(rows: Sequence[Row]) -> list[Measured]:

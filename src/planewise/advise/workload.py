@@ -310,8 +310,12 @@ def _bound(prediction: Prediction, profile: Profile) -> Statement:
         else f" at {rate_text(prediction.pps)} ({rate_text(prediction.low_pps)} to "
         f"{rate_text(prediction.high_pps)})"
     )
+    beyond = " and ".join(prediction.extrapolated)
+    extrapolated = f" Extrapolated: this {beyond} was not measured." if beyond else ""
     return Statement(
-        f"The {binds.name} binds{figures}: {binds.why}.", "model", f"parameters: {binds.basis}"
+        f"The {binds.name} binds{figures}: {binds.why}.{extrapolated}",
+        "model",
+        f"parameters: {binds.basis}",
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planewise.advise.demand import Statement
     from planewise.advise.evidence import Evidence
     from planewise.advise.model import Profile
-    from planewise.advise.workload import Advice, Ranked
+    from planewise.advise.workload import Advice
     from planewise.report.advice import Page, Said
 
 
@@ -144,7 +144,8 @@ def advise(
 
         write_file(page, render(_page(advice, host)).encode())
     if json_:
-        console.print_json(asdict(advice) | {"why_not": _why_not(advice, why_not)})
+        reason = None if why_not is None else room.why_not(advice, why_not)
+        console.print_json(asdict(advice) | {"why_not": reason})
         return
     if why_not is not None:
         print(room.why_not(advice, why_not))
@@ -180,19 +181,20 @@ def _evidence(runs: Iterable[Path]) -> list[Evidence]:
     from planewise.advise.evidence import gather
     from planewise.store.rundir import RunReader
 
-    found: list[Evidence] = []
+    evidence: list[Evidence] = []
     for path in dict.fromkeys(runs):
         reader = RunReader(path)
-        found += gather(str(path), reader.trials(), reader.info)
-    return found
+        evidence += gather(str(path), reader.trials(), reader.info)
+    return evidence
 
 
 def _page(advice: Advice, host: Profile | None) -> Page:
+    from planewise.advise import table
     from planewise.advise.workload import course
     from planewise.report import advice as report
 
     def said(statements: Iterable[Statement]) -> tuple[Said, ...]:
-        return tuple(report.Said(one.text, _basis(one.basis, one.source)) for one in statements)
+        return tuple(report.Said(one.text, table.basis(one)) for one in statements)
 
     chain = advice.workload.chain
     functions = f"{chain.vnfs} function{'s' if chain.vnfs > 1 else ''}"
@@ -201,10 +203,10 @@ def _page(advice: Advice, host: Profile | None) -> Page:
         sentence=advice.sentence,
         host=advice.profile or "no profile",
         measured=any(one.measured for one in advice.ranking),
-        notice=_EMULATED if advice.emulated else "",
-        columns=_COLUMNS,
+        notice=table.EMULATED if advice.emulated else "",
+        columns=table.COLUMNS,
         planes=tuple(
-            report.Plane(one.plane, one.possible, _cells(one)[1:], said(one.statements))
+            report.Plane(one.plane, one.possible, table.cells(one)[1:], said(one.statements))
             for one in advice.ranking
         ),
         changes=said(advice.changes),
@@ -219,76 +221,34 @@ def _page(advice: Advice, host: Profile | None) -> Page:
     )
 
 
-_EMULATED = (
-    "The profile is of an emulated host: its order of planes may hold, its figures say nothing of "
-    "a real one and are not shown."
-)
-_COLUMNS = ("plane", "Mpps", "95 %", "Gbit/s", "share", "p99 RTT", "cores", "what binds")
-_RIGHT = ("Mpps", "Gbit/s", "share", "p99 RTT", "cores")
-
-
-def _why_not(advice: Advice, plane: str | None) -> str | None:
-    from planewise.advise import workload as room
-
-    return None if plane is None else room.why_not(advice, plane)
-
-
 def _print(advice: Advice) -> None:
     from rich.table import Table
 
+    from planewise.advise import table
+
     print(advice.sentence)
     if advice.emulated:
-        print(_EMULATED)
+        print(table.EMULATED)
     for note in advice.notes:
         print(note.text)
     print()
-    table = Table(box=None, pad_edge=False)
-    for title in _COLUMNS:
-        table.add_column(
+    grid = Table(box=None, pad_edge=False)
+    for title in table.COLUMNS:
+        grid.add_column(
             title,
-            justify="right" if title in _RIGHT else "left",
+            justify="right" if title in table.NUMBERS else "left",
             no_wrap=title != "what binds",
         )
     for one in advice.ranking:
-        table.add_row(*_cells(one))
-    console.out().print(table)
+        grid.add_row(*table.cells(one))
+    console.out().print(grid)
     for one in advice.ranking:
         print()
         print(f"{one.plane}{'' if one.possible else ' (not possible here)'}:")
         for statement in one.statements:
-            print(f"  {statement.text} [{_basis(statement.basis, statement.source)}]")
+            print(f"  {statement.text} [{table.basis(statement)}]")
     if advice.changes:
         print()
         print("What would change the answer:")
         for statement in advice.changes:
             print(f"  {statement.text} [{statement.basis}]")
-
-
-def _basis(basis: str, source: str) -> str:
-    return f"{basis}; {source}" if source else basis
-
-
-def _cells(one: Ranked) -> tuple[str, ...]:
-    from planewise.units import percent_text, time_text
-
-    late = "–" if one.rtt_p99_ns is None else time_text(one.rtt_p99_ns)
-    if not one.possible:
-        return one.plane, "–", "–", "–", "–", late, str(one.host_cores), "not possible here"
-    low, high = one.low_pps, one.high_pps
-    between = (
-        "–"
-        if low is None
-        else f"{low / 1e6:.3g} or more"
-        if high is None
-        else f"{low / 1e6:.3g} to {high / 1e6:.3g}"
-    )
-    return (
-        one.plane,
-        "–" if one.pps is None else f"{one.pps / 1e6:.3g}",
-        between,
-        "–" if one.gbps is None else f"{one.gbps:.3g}",
-        "–" if one.share is None else percent_text(round(one.share, 3)),
-        late,
-        str(one.host_cores),
-        one.bottleneck,
-    )

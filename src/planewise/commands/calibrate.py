@@ -30,12 +30,6 @@ def calibrate(
         ),
     ] = "xl710-documents",
     name: Annotated[str | None, typer.Option("--name", help="Name of the new profile.")] = None,
-    odd: Annotated[
-        bool,
-        typer.Option(
-            "--odd", help="Fit odd numbers of functions alone, and hold even ones against it."
-        ),
-    ] = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Every row beside its prediction, as a table.")
     ] = False,
@@ -63,7 +57,6 @@ def calibrate(
         rows,
         source=measured.resolve().name,
         name=name,
-        only_odd=odd,
         emulated=bool(emulated),
     )
     if out is not None:
@@ -73,20 +66,23 @@ def calibrate(
             {
                 "profile": found.profile.model_dump(),
                 "fitted": found.fitted.as_json(),
-                "held_out": None if found.held_out is None else found.held_out.as_json(),
+                "unseen": [
+                    {"plane": part.plane, "left_out": part.kind, "groups": part.groups}
+                    for part in found.left_out
+                ],
                 "left_out": left_out,
             }
         )
         return
-    for words, errors in (("fitted to", found.fitted), ("held against", found.held_out)):
-        if errors is not None:
-            print(
-                f"{words} {errors.rows} rows: off by {percent_text(errors.median)} in the median, "
-                f"{percent_text(errors.mean)} in the mean, {percent_text(errors.worst)} at worst; "
-                f"{errors.inside} lie in their 95 % intervals; "
-                f"of {errors.pairs} pairs of planes that differ by more than 10 %, "
-                f"{errors.wrong} named the wrong way round"
-            )
+    errors = found.fitted
+    print(
+        f"fitted to {errors.rows} rows: off by {percent_text(errors.median)} in the median, "
+        f"{percent_text(errors.mean)} in the mean, {percent_text(errors.worst)} at worst; "
+        f"of {errors.pairs} pairs of planes that differ by more than 10 %, "
+        f"{errors.wrong} named the wrong way round"
+    )
+    for words in found.left_out_lines():
+        print(words)
     if emulated:
         print(f"emulated: {emulated}; `planewise advise` will give no figures from this profile")
     if markdown:

@@ -8,6 +8,7 @@ summed. In `north-south` each function gets its own share from the generator and
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,8 @@ from planewise.errors import BadInputError
 
 Pattern = Literal["north-south", "east-west"]
 Plane = Literal["vf-passthrough", "vhost-user"]
+Extrapolation = Literal["number of functions", "frame size", "pattern"]
+"""What of a chain was not among the measurements that a profile was fitted to."""
 
 LONGEST = 64
 _PLANES: tuple[Plane, ...] = ("vf-passthrough", "vhost-user")
@@ -80,6 +83,8 @@ class Prediction:
     """95 % interval; from 0 to the line's limit where the model was never held against data."""
     known: bool = True
     """Whether it was."""
+    extrapolated: tuple[Extrapolation, ...] = ()
+    """What of the chain was not measured: the interval is as wide as such chains lay off."""
 
     @property
     def pps(self) -> float:
@@ -109,19 +114,48 @@ def predict(profile: Profile, plane: Plane, chain: Chain) -> Prediction:
         )
     found = _vf_limits(profile, chain) if plane == "vf-passthrough" else _vhost(profile, chain)
     limits = tuple(sorted(found, key=lambda limit: limit.pps))
-    width = _width(profile, plane)
+    beyond = extrapolations(profile, chain)
+    width = _width(profile, plane, beyond)
     if width is None:
-        return Prediction(plane, chain, limits, 0.0, _line(profile, chain).pps, known=False)
-    factor = math.exp(width)
-    return Prediction(plane, chain, limits, limits[0].pps / factor, limits[0].pps * factor)
+        line = _line(profile, chain).pps
+        return Prediction(plane, chain, limits, 0.0, line, known=False, extrapolated=beyond)
+    low, high = (limits[0].pps * math.exp(sign * width) for sign in (-1, 1))
+    return Prediction(plane, chain, limits, low, high, extrapolated=beyond)
 
 
-def _width(profile: Profile, plane: Plane) -> float | None:
-    """Half of a prediction's interval, as a logarithm; None: never held against data."""
+def extrapolations(profile: Profile, chain: Chain) -> tuple[Extrapolation, ...]:
+    """What of a chain the profile's measurements did not have; nothing where it does not say."""
+    spread = profile.spread
+    if spread is None or spread.most_functions is None:
+        return ()
+    found: list[Extrapolation] = []
+    if chain.vnfs > spread.most_functions:
+        found.append("number of functions")
+    if chain.frame_bytes not in spread.frames_bytes:
+        found.append("frame size")
+    if chain.pattern not in spread.patterns:
+        found.append("pattern")
+    return tuple(found)
+
+
+def _width(profile: Profile, plane: Plane, beyond: Sequence[Extrapolation] = ()) -> float | None:
+    """Half of a prediction's interval, as a logarithm; None: never held against such data.
+
+    Of several extrapolations the squares add. For longer chains than were measured nothing was
+    left out, and the width of an unseen frame size stands in.
+    """
     spread = profile.spread
     if spread is None:
         return None
-    return spread.vf if plane == "vf-passthrough" else spread.vhost
+    short = "vf" if plane == "vf-passthrough" else "vhost"
+    fields = {"number of functions": f"{short}_frame", "frame size": f"{short}_frame"}
+    widths = [
+        getattr(spread, fields.get(kind, f"{short}_pattern")) for kind in dict.fromkeys(beyond)
+    ]
+    if not beyond:
+        widths = [getattr(spread, short)]
+    known = [float(width) for width in widths if width is not None]
+    return math.hypot(*known) if len(known) == len(widths) else None
 
 
 def _core_basis(profile: Profile, plane: Plane) -> Basis:

@@ -1,10 +1,14 @@
-"""Fits a host's profile to measured throughput. Parameters are the profile's, none a row's own."""
+"""Fits a host's profile to measured throughput, and holds it against rows that it has not seen.
+
+Parameters are the profile's, none a row's own. How far a prediction may lie off is known from whole
+groups of rows that were left out: each number of functions, each frame size, each pattern.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
-from planewise.advise.model.capacity import Chain, Plane, predict
+from planewise.advise.model.capacity import Chain, Extrapolation, Plane, predict
 from planewise.advise.model.profile import CoresPart, NicPart, Profile, SpreadPart
 from planewise.errors import BadInputError
 
@@ -42,7 +46,58 @@ class Measured:
     pps: float
 
 
-def fit(start: Profile, rows: Sequence[Measured], source: str) -> Profile:
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows of a plane, each predicted by a fit that saw no row of its group."""
+
+    plane: Plane
+    kind: Extrapolation
+    """What the rows of a group have in common."""
+    groups: tuple[tuple[float, ...], ...]
+    """ln(predicted / measured) of each row, by group."""
+
+    @property
+    def errors(self) -> list[float]:
+        """Of all rows, without sign."""
+        return [abs(error) for group in self.groups for error in group]
+
+    @property
+    def width(self) -> float | None:
+        """Half of the 95 % interval of a row of a new group; None without groups."""
+        return _width(self.groups)
+
+    @property
+    def inside(self) -> float:
+        """Share of rows within the width that the *other* groups give."""
+        held = []
+        for index, group in enumerate(self.groups):
+            width = _width(self.groups[:index] + self.groups[index + 1 :])
+            held += [width is not None and abs(error) <= width for error in group]
+        return statistics.fmean(held)
+
+
+def _width(groups: Sequence[tuple[float, ...]]) -> float | None:
+    """Student's t, with as many degrees of freedom as groups were left out, times the deviation;
+    or, where it is wider, the quantile of cross-conformal prediction by groups (CV+, Barber et al.,
+    Annals of Statistics 2021, section 3), which does not suppose that deviations are normal."""
+    errors = [abs(error) for group in groups for error in group]
+    if not errors:
+        return None
+    student = float(stdtrit(len(groups), (1 + _COVERED) / 2))
+    student *= math.sqrt(statistics.fmean(error**2 for error in errors))
+    rank = math.ceil((len(errors) + 1) * _COVERED)
+    return max(student, sorted(errors)[min(rank, len(errors)) - 1])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted profile, and how well it predicts what it has not seen."""
+
+    profile: Profile
+    left_out: tuple[LeftOut, ...]
+
+
+def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
     """`start` with the parameters of its NIC and cores that agree best with `rows`.
 
     Least squares of the logarithm of predicted over measured, with a soft loss. What no row tells
@@ -56,59 +111,70 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Profile:
             raise BadInputError(
                 "a throughput of no packets fits no model", remedy="leave such rows out"
             )
-    profile = start
-    widths: dict[Plane, float] = {}
+    profile, left_out = start, list[LeftOut]()
+    spread: dict[str, float | None] = {}
     for plane, names in (("vf-passthrough", (*_NIC, *_VF_CORE)), ("vhost-user", _VHOST)):
-        own = [row for row in rows if row.plane == plane]
-        if not own:
+        on_plane = [row for row in rows if row.plane == plane]
+        if not on_plane:
             continue
-        if len(own) <= len(names):
+        if len(on_plane) <= len(names):
             raise BadInputError(
-                f"{len(own)} rows of {plane} cannot tell {len(names)} parameters",
+                f"{len(on_plane)} rows of {plane} cannot tell {len(names)} parameters",
                 remedy="measure chains of several lengths, patterns and frame sizes",
             )
-        profile = _fitted(profile, own, names, source)
-        widths[own[0].plane] = _width(start, profile, own, names)
-    if not widths:
+        profile = _fitted(profile, on_plane, names, source)
+        own = [_leave_out(start, on_plane, names, kind) for kind in _GROUPS]
+        left_out += [part for part in own if part.groups]
+        widths = [part.width for part in own]
+        if widths[0] is None:
+            widths[0] = _in_sample_width(profile, on_plane, names)
+        suffix = "vf" if plane == "vf-passthrough" else "vhost"
+        spread |= dict(zip((suffix, f"{suffix}_frame", f"{suffix}_pattern"), widths, strict=True))
+    if not spread:
         raise BadInputError(
             "there is nothing to fit", remedy="rows of vf-passthrough or vhost-user"
         )
-    spread = SpreadPart(
-        vf=widths.get("vf-passthrough"),
-        vhost=widths.get("vhost-user"),
+    part = SpreadPart(
+        **spread,
+        most_functions=max(row.chain.vnfs for row in rows),
+        frames_bytes=tuple(sorted({row.chain.frame_bytes for row in rows})),
+        patterns=tuple(sorted({row.chain.pattern for row in rows})),
         basis="measurement",
         source=source,
     )
-    return profile.model_copy(update={"spread": spread})
+    return Fit(profile.model_copy(update={"spread": part}), tuple(left_out))
 
 
-def _width(
-    start: Profile, fitted: Profile, rows: Sequence[Measured], names: Sequence[str]
-) -> float:
-    """Half of the 95 % interval of a new row, as a logarithm of predicted over measured.
+_GROUPS: dict[Extrapolation, Callable[[Chain], object]] = {
+    "number of functions": lambda chain: chain.vnfs,
+    "frame size": lambda chain: chain.frame_bytes,
+    "pattern": lambda chain: chain.pattern,
+}
 
-    From how far rows lie off a fit that has not seen them: each number of functions is left out in
-    turn, as what is asked for is mostly a number that was not measured. The wider of Student's t
-    times the deviation, and of the quantile that split conformal prediction takes (Lei et al., JASA
-    2018, section 2.2), which does not suppose that deviations are normal.
+
+def _leave_out(
+    start: Profile, rows: Sequence[Measured], names: Sequence[str], kind: Extrapolation
+) -> LeftOut:
+    """Leaves each group out in turn, where enough rows remain to be fitted."""
+    group_of = _GROUPS[kind]
+    groups = []
+    for group in sorted({group_of(row.chain) for row in rows}, key=str):
+        rest = [row for row in rows if group_of(row.chain) != group]
+        if len(rest) > len(names):
+            without = _fitted(start, rest, names, "")
+            unseen = [row for row in rows if group_of(row.chain) == group]
+            groups.append(tuple(_errors(without, unseen).tolist()))
+    return LeftOut(rows[0].plane, kind, tuple(groups))
+
+
+def _in_sample_width(fitted: Profile, rows: Sequence[Measured], names: Sequence[str]) -> float:
+    """The width from the fitted rows, where no group can be left out.
+
+    Of a new row: its scatter, and that of the parameters, on average over the rows.
     """
-    unseen: list[float] = []
-    for number in {row.chain.vnfs for row in rows}:
-        rest = [row for row in rows if row.chain.vnfs != number]
-        if len(rest) <= len(names):
-            continue
-        without = _fitted(start, rest, names, "")
-        unseen += np.abs(
-            _errors(without, [row for row in rows if row.chain.vnfs == number])
-        ).tolist()
     freedom = len(rows) - len(names)
-    if len(unseen) < len(rows):  # too few numbers of functions: the fit's own rows must do
-        # Of a new row: its own scatter, and that of the parameters, on average over the rows.
-        scatter = float((_errors(fitted, rows) ** 2).sum()) / freedom
-        return float(stdtrit(freedom, 0.975)) * math.sqrt(scatter * (1 + len(names) / len(rows)))
-    student = float(stdtrit(freedom, 0.975)) * math.sqrt(statistics.fmean(e**2 for e in unseen))
-    rank = math.ceil((len(unseen) + 1) * _COVERED)
-    return max(student, sorted(unseen)[rank - 1]) if rank <= len(unseen) else student
+    scatter = float((_errors(fitted, rows) ** 2).sum()) / freedom
+    return float(stdtrit(freedom, 0.975)) * math.sqrt(scatter * (1 + len(names) / len(rows)))
 
 
 def _fitted(start: Profile, rows: Sequence[Measured], names: Sequence[str], source: str) -> Profile:

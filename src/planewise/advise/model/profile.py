@@ -104,12 +104,25 @@ class CoresPart(_Part):
 
 
 class SpreadPart(_Part):
-    """Half the width of a prediction's 95 % interval: ln(measured / predicted)."""
+    """Half the width of a prediction's 95 % interval: ln(measured / predicted); and for which
+    chains it stands. A width is None where nothing tells it."""
 
     vf: NotNegative | None = None
-    """None: no VF was measured."""
+    """On VFs, for numbers of functions up to `most_functions` …"""
+    vf_frame: NotNegative | None = None
+    """… for a frame size that was not measured …"""
+    vf_pattern: NotNegative | None = None
+    """… and for a pattern that was not."""
     vhost: NotNegative | None = None
-    """None: no vhost-user was measured."""
+    """The same on vhost-user."""
+    vhost_frame: NotNegative | None = None
+    vhost_pattern: NotNegative | None = None
+    most_functions: Annotated[int, Field(ge=1)] | None = None
+    """The longest chain that was measured; None in profiles that do not say what was."""
+    frames_bytes: tuple[int, ...] = ()
+    """The frame sizes that were measured."""
+    patterns: tuple[str, ...] = ()
+    """The patterns that were measured."""
 
 
 class Profile(BaseModel):

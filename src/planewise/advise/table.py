@@ -1,0 +1,46 @@
+"""An advice as a table and sentences: what terminal and page both show. Prints nothing."""
+
+from __future__ import annotations
+
+from planewise.advise.demand import Statement
+from planewise.advise.workload import Ranked
+from planewise.units import percent_text, time_text
+
+EMULATED = (
+    "The profile is of an emulated host: its order of planes may hold, its figures say nothing of "
+    "a real one and are not shown."
+)
+COLUMNS = ("plane", "Mpps", "95 %", "Gbit/s", "share", "p99 RTT", "cores", "what binds")
+NUMBERS = ("Mpps", "Gbit/s", "share", "p99 RTT", "cores")
+"""The columns that hold numbers."""
+
+
+def basis(statement: Statement) -> str:
+    """What a statement rests on."""
+    return f"{statement.basis}; {statement.source}" if statement.source else statement.basis
+
+
+def cells(ranked: Ranked) -> tuple[str, ...]:
+    """A plane's row, in the order of the columns."""
+    late = "–" if ranked.rtt_p99_ns is None else time_text(ranked.rtt_p99_ns)
+    cores = str(ranked.host_cores)
+    if not ranked.possible:
+        return ranked.plane, "–", "–", "–", "–", late, cores, "not possible here"
+    low, high = ranked.low_pps, ranked.high_pps
+    between = (
+        "–"
+        if low is None
+        else f"{low / 1e6:.3g} or more"
+        if high is None
+        else f"{low / 1e6:.3g} to {high / 1e6:.3g}"
+    )
+    return (
+        ranked.plane,
+        "–" if ranked.pps is None else f"{ranked.pps / 1e6:.3g}",
+        between,
+        "–" if ranked.gbps is None else f"{ranked.gbps:.3g}",
+        "–" if ranked.share is None else percent_text(round(ranked.share, 3)),
+        late,
+        cores,
+        ranked.bottleneck,
+    )
