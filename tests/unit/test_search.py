@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge import synthetic
+from planewise.judge.adversaries import Adversary, Factors
 from planewise.judge.curve import Run
 from planewise.measure.search import lossless, model
 from planewise.measure.search.goals import Goal, SearchResult
@@ -129,6 +130,32 @@ def test_repeated_searches_with_the_same_seeds_are_the_same():
     sut = synthetic.by_name("realistic-1pct")
     first, second = (run_search(sut.start(7)).to_json() for _ in range(2))
     assert first == second
+
+
+def test_what_a_queue_holds_is_not_taken_for_capacity():
+    system = Adversary("queue", 2e5, Factors(sd=0.002), ring_packets=8192)
+    held = []
+    for seed in range(6):
+        result = run_search(system.start(seed), [NDR, PDR])
+        for name, truth in (
+            ("pdr:0.005", system.truth().pdr_pps),
+            ("ndr", system.truth().ndr_pps),
+        ):
+            goal = result.goal(name)
+            held.append(goal.low_pps <= truth <= goal.high_pps)
+            # In trials of 0.25 s the queue would pass 16 % more.
+            assert goal.pps == pytest.approx(truth, rel=0.01)
+    # Of 12 intervals at 95 %, fewer than 9 would hold with probability 2e-3.
+    assert sum(held) >= 9
+
+
+def test_what_is_concluded_rests_on_trials_of_the_stated_duration():
+    turbo = Adversary("turbo", 1e6, Factors(sd=0.002), boost=0.2, boost_s=0.2)
+    result = run_search(turbo.start(4), [PDR])
+    # Its trials of 0.2 s run at 1.2 times the rate, those of 1 s at 1.04 times.
+    assert result.goal("pdr:0.005").pps == pytest.approx(1.04e6 / 0.995, rel=0.01)
+    assert result.final_duration_s == 1.0
+    assert result.to_json()["final_duration_s"] == 1.0
 
 
 # -- assumptions -------------------------------------------------------------------------------

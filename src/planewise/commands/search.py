@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +27,7 @@ from planewise.commands.sut import (
 from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
-    from planewise.measure.search.goals import Goal, GoalResult, SearchResult, Trial
-    from planewise.measure.search.run import Algorithm
+    from planewise.measure.search.goals import GoalResult, SearchResult, Trial
 
 _EXPECTED_S = {"planewise": 40.0, "mlrsearch": 120.0, "binary": 40.0}
 """About what a search takes, for the progress line."""
@@ -92,12 +92,19 @@ def search(
             raise BadInputError("--synthetic goes with none of --plane, --router, --tx, --rx")
         if out is not None:
             raise BadInputError("--synthetic measures nothing that --out could keep")
-        result = _simulate(synthetic, goal, algorithm, precision, budget_s, verdict, seed)
+        from planewise.judge.synthetic import by_name
+        from planewise.measure.search.run import goals_and_algorithm, run_search
+
+        system = by_name(synthetic)
+        goals, chosen = goals_and_algorithm(goal or (), algorithm, precision, seed)
+        result = run_search(
+            system.start(seed), goals, chosen, budget_s=budget_s, with_verdict=verdict
+        )
+        truth = {each.name: system.goal_pps(each.loss_ratio) for each in goals}
         if json:
-            truth = _truth(synthetic, tuple(found.goal for found in result.goals))
             print_json(result.to_json() | {"truth": truth})
         else:
-            _print(result, synthetic)
+            _print(result, truth)
     else:
         sut = choose_sut(
             plane, router, tx, rx, destination, next_hop_mac, ip_version, command="search"
@@ -111,8 +118,9 @@ def search(
         # Not before: these start threads, and a user namespace is entered without.
         from planewise import pipeline
         from planewise.measure.experiment import default_directory
+        from planewise.measure.search.run import goals_and_algorithm
 
-        goals, chosen = _asked(goal, algorithm, precision, seed)
+        goals, chosen = goals_and_algorithm(goal or (), algorithm, precision, seed)
         plan = pipeline.SearchPlan(
             sut=sut,
             goals=goals,
@@ -139,60 +147,13 @@ def search(
             where = {"run": str(searched.directory), "report": str(searched.report)}
             print_json(where | result.to_json())
         else:
-            _print(result, None)
+            _print(result, {})
             stdout().print(f"Report: {searched.report}", markup=False, soft_wrap=True)
     label = result.verdict.label if result.verdict else "UNDECIDED"
     if require_good and label != "GOOD":
         raise VerdictNotGoodError(
             f"the verdict is {label}: {result.verdict.reason if result.verdict else 'not asked'}"
         )
-
-
-def _asked(
-    goal: list[str] | None, algorithm: str, precision: float, seed: int
-) -> tuple[tuple[Goal, ...], Algorithm]:
-    """Goals and algorithm that the flags name; BadInputError for what is none."""
-    from planewise.measure.search.goals import Goal
-    from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
-    from planewise.measure.search.run import DEFAULT_GOALS, algorithm_named
-
-    goals = tuple(Goal.parse(text) for text in goal) if goal else DEFAULT_GOALS
-    chosen = algorithm_named(algorithm)
-    if algorithm == PlanewiseSearch.name:
-        chosen = PlanewiseSearch(PlanewiseOptions(precision=precision, seed=seed))
-    return goals, chosen
-
-
-def _simulate(
-    name: str,
-    goal: list[str] | None,
-    algorithm: str,
-    precision: float,
-    budget_s: float,
-    verdict: bool,
-    seed: int,
-) -> SearchResult:
-    """Searches a synthetic system."""
-    from planewise.judge.synthetic import by_name
-    from planewise.measure.search.run import run_search
-
-    goals, chosen = _asked(goal, algorithm, precision, seed)
-    measurer = by_name(name).start(seed)
-    return run_search(measurer, goals, chosen, budget_s=budget_s, with_verdict=verdict)
-
-
-def _truth(name: str, goals: tuple[object, ...]) -> dict[str, float | None]:
-    """What a perfect search would find, by goal."""
-    from planewise.judge.synthetic import by_name
-    from planewise.measure.search.goals import Goal
-
-    system = by_name(name)
-    found: dict[str, float | None] = {}
-    for goal in goals:
-        assert isinstance(goal, Goal)
-        truth = system.truth(goal.loss_ratio or 0.005)
-        found[goal.name] = truth.pdr_pps if goal.loss_ratio else truth.ndr_pps
-    return found
 
 
 def _print_catalogue(json: bool) -> None:
@@ -207,7 +168,7 @@ def _print_catalogue(json: bool) -> None:
         stdout().print(f"{name:{width}}  {summary}", markup=False)
 
 
-def _print(result: SearchResult, synthetic: str | None) -> None:
+def _print(result: SearchResult, truth: Mapping[str, float | None]) -> None:
     from rich.table import Table
 
     from planewise.units import rate_text
@@ -219,7 +180,6 @@ def _print(result: SearchResult, synthetic: str | None) -> None:
             f"{result.verdict.label}: {result.verdict.reason}", markup=False, style="bold"
         )
         console.print()
-    truth = _truth(synthetic, tuple(r.goal for r in result.goals)) if synthetic else {}
     title = "95 % interval" if result.goals[0].interval == "95%" else "bracket"
     table = Table("goal", "load", title, *(["truth"] if truth else []), box=None)
     for goal in result.goals:
@@ -232,7 +192,8 @@ def _print(result: SearchResult, synthetic: str | None) -> None:
     console.print()
     console.print(
         f"{len(result.trials)} trials, {result.trial_seconds_s:.1f} s of traffic, "
-        f"{result.total_seconds_s:.0f} s with pauses ({_STOPPED[result.stopped]})",
+        f"{result.total_seconds_s:.0f} s with pauses ({_STOPPED[result.stopped]}); "
+        f"the loads are those of trials of {result.final_duration_s:g} s",
         markup=False,
     )
     for finding in result.findings:

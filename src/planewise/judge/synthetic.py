@@ -309,6 +309,11 @@ class SyntheticSut:
             saturation_pps=around,
         )
 
+    def goal_pps(self, loss_ratio: float) -> float | None:
+        """The load of a search's goal: NDR where `loss_ratio` is 0, else PDR."""
+        truth = self.truth(loss_ratio or 0.005)
+        return truth.pdr_pps if loss_ratio else truth.ndr_pps
+
     def verdict(
         self,
         offered_pps: Sequence[float],

@@ -18,7 +18,7 @@ class BinarySearch:
     name = "binary"
 
     def __init__(self, *, trial_duration_s: float = 1.0, relative_width: float = 0.005) -> None:
-        self._duration_s = trial_duration_s
+        self.final_duration_s = trial_duration_s
         self._width = relative_width
 
     def search(
@@ -40,7 +40,9 @@ class BinarySearch:
                         load = low
                     else:
                         load = math.sqrt(low * high)
-                    good = session.measure(load, self._duration_s).loss_ratio <= goal.loss_ratio
+                    good = (
+                        session.measure(load, self.final_duration_s).loss_ratio <= goal.loss_ratio
+                    )
                     if load == high and not high_known:
                         high_known = True
                         if good:

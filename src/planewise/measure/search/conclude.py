@@ -10,7 +10,8 @@ from planewise.measure.search import model
 from planewise.measure.search.fits import Estimate, Fits
 from planewise.measure.search.goals import Finding, Goal, GoalResult
 from planewise.measure.search.locate import below_range
-from planewise.measure.search.particles import Array
+from planewise.measure.search.median import Readings, draw_median, sets_of
+from planewise.measure.search.particles import Array, Law
 from planewise.measure.search.residuals import Course, course, doubts
 from planewise.units import percent_text
 
@@ -26,7 +27,7 @@ def results(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...]:
         law, _, _, _ = fits.law(goal, fits.options.final_moves)
         if goal == loosest:
             order = _order(fits, estimate)
-        concluded[goal] = _result(fits, _final(fits, estimate, law.x, law.weight, order))
+        concluded[goal] = _result(fits, _final(fits, estimate, law, order))
     _watch_outliers(fits, fits.known[loosest])
     return tuple(concluded[goal] for goal in goals)
 
@@ -37,23 +38,44 @@ def unmeasured(goals: tuple[Goal, ...]) -> tuple[GoalResult, ...]:
     return tuple(GoalResult(goal, "undecided", None, note=note) for goal in goals)
 
 
-def _final(
-    fits: Fits, estimate: Estimate, x: Array, weight: Array, order: Course | None
-) -> Estimate:
-    """The last estimate of a goal, for what the order of its trials says."""
+def _final(fits: Fits, estimate: Estimate, law: Law, order: Course | None) -> Estimate:
+    """The last estimate of a goal, for what the order of its trials says.
+
+    A mixture of two laws: the model's, and that of a median of readings whatever their law; the
+    more weight on the latter, the less plausible it is that the readings are normal.
+    """
     tuning = fits.options.tuning
     random = np.random.default_rng(fits.options.seed)
-    chosen = np.searchsorted(np.cumsum(weight), random.random(tuning.draws))
-    draws = x[chosen.clip(0, x.size - 1)]
+    chosen = np.searchsorted(np.cumsum(law.weight), random.random(tuning.draws))
+    draws = law.x[chosen.clip(0, law.x.size - 1)]
     if order is not None:
         draws = draws + order.draw(random, tuning.draws, float(draws.std()))
+    middle = float(np.median(draws))
+    draws = middle + _caution(fits, estimate, order) * (draws - middle)
+    if not estimate.counted:
+        trending = 0.0 if order is None else order.trending
+        free = _distribution_free(fits, estimate.goal, random, trending)
+        if free is not None:
+            draws = np.where(random.random(tuning.draws) < free[1], draws, free[0])
     low, middle, high = (float(q) for q in np.quantile(draws, (0.025, 0.5, 0.975)))
-    factor = _caution(fits, estimate, order)
-    return replace(
-        estimate,
-        low=middle - factor * (middle - low),
-        middle=middle,
-        high=middle + factor * (high - middle),
+    return replace(estimate, low=low, middle=middle, high=high)
+
+
+def _distribution_free(
+    fits: Fits, goal: Goal, random: np.random.Generator, trending: float
+) -> tuple[Array, Array] | None:
+    """Draws of a goal's place as the median of what trials say, and the plausibility of a normal
+    law for each."""
+    seen, offered = fits.all_trials()
+    readings = model.readings(fits.posteriors[goal], seen)
+    time_s, at_s = fits.times_s()
+    usable = offered <= fits.ceiling_pps
+    return draw_median(
+        Readings(sets_of(readings.place[:, usable]), readings.bound[usable], time_s[usable]),
+        random,
+        fits.options.tuning.draws,
+        trending,
+        at_s,
     )
 
 
@@ -62,35 +84,29 @@ def _order(fits: Fits, estimate: Estimate) -> Course | None:
     session, tuning = fits.session, fits.options.tuning
     seen, offered = fits.all_trials()
     readings = model.readings(fits.posteriors[estimate.goal], seen)
-    standard = readings.y / readings.deviation
+    away, deviation = (np.median(part, axis=0) for part in (readings.away, readings.deviation))
+    standard = away / deviation
     near = readings.informative & (offered <= fits.ceiling_pps)
     near &= seen.x < estimate.middle + tuning.far + 6 * estimate.noise
     # A bad trial: it found far less capacity than the others.
-    bad = near & (standard < -tuning.outlying) & (readings.y < -tuning.outlying_least)
-    good = near & ~bad & (np.abs(readings.y) < tuning.outlying_least + 6 * estimate.noise)
-    ends_s = np.cumsum([trial.duration_s for trial in session.trials])
-    middle_s = ends_s - 0.5 * np.array([t.duration_s for t in session.trials])
+    bad = near & (standard < -tuning.outlying) & (away < -tuning.outlying_least)
+    good = near & ~bad & (np.abs(away) < tuning.outlying_least + 6 * estimate.noise)
+    losses = np.array([trial.loss_ratio for trial in fits.trials])
     if bad.any():
-        worst = int(np.flatnonzero(bad)[np.argmin(readings.y[bad])])
-        trial = session.trials[worst]
+        worst = int(np.flatnonzero(bad)[np.argmin(away[bad])])
         session.add_finding(
             Finding(
                 "outliers",
                 f"{int(bad.sum())} of {int(near.sum())} trials near the edge found far less "
-                f"capacity than the rest; one lost {percent_text(trial.loss_ratio)} at "
-                f"{trial.offered_pps:.0f} packet/s",
+                f"capacity than the rest; one lost {percent_text(losses[worst])} at "
+                f"{offered[worst]:.0f} packet/s",
             )
         )
-    losses = np.array([trial.loss_ratio for trial in session.trials])
     for finding in doubts(standard[near], losses[near]):
         session.add_finding(finding)
-    return course(
-        readings.y[good],
-        readings.deviation[good],
-        middle_s[good],
-        ends_s[-1] / 2,
-        np.flatnonzero(good).astype(np.float64),
-    )
+    time_s, at_s = fits.times_s()
+    order = np.flatnonzero(good).astype(np.float64)
+    return course(away[good], deviation[good], time_s[good], at_s, order)
 
 
 def _caution(fits: Fits, estimate: Estimate, order: Course | None) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planewise.measure.search import lossless, model
-from planewise.measure.search.goals import Goal
+from planewise.measure.search.goals import Goal, Trial
 from planewise.measure.search.particles import Array, Law, Observations
 from planewise.measure.search.session import Session
 from planewise.measure.search.tuning import Tuning
@@ -24,22 +24,21 @@ class PlanewiseOptions:
     precision: float = 0.0033
     """A goal is done when its half interval, relative to its estimate, is within this; NDR, which
     rests on single packets, when it is within twice this."""
-    trial_duration_s: float = 0.25
-    """Duration of the trials that measure, where the capacity's noise counts more than packets."""
     probe_duration_s: float = 0.2
-    """Duration of the trials that locate and check."""
+    """Duration of the trials that locate and check. They only steer: what a queue holds, or a
+    processor's turbo, counts for more the shorter a trial is."""
     goal_duration_s: float = 1.0
-    """Duration of the trials that goals are about, and of those that measure where loss rises
-    smoothly: there few packets, or few clumps of them, decide."""
-    min_trials: int = 8
-    """Trials near a goal's edge, at least; twice as many where the capacity wavers, as few trials
-    may agree by chance."""
-    max_trials: int = 34
+    """Duration of the trials that goals are about (CSIT's final trial duration), and of all from
+    which they are concluded."""
+    min_trials: int = 6
+    """Trials near a goal's edge, at least, as the range of five holds the median in 94 % only;
+    twice as many where the capacity wavers."""
+    max_trials: int = 14
     """Trials near a goal's edge after which it is done, where the capacity wavers by 1 %; more
-    where it wavers more, fewer where trials are long."""
-    particles: int = 256
+    where it wavers more."""
+    particles: int = 128
     moves: int = 2
-    final_moves: int = 8
+    final_moves: int = 6
     seed: int = 1
     tuning: Tuning = field(default_factory=Tuning)
 
@@ -93,9 +92,22 @@ class Fits:
         """The load at ln(load/reference)."""
         return self.reference_pps * math.exp(x)
 
+    @property
+    def trials(self) -> list[Trial]:
+        """Trials of the goals' duration, or longer."""
+        least_s = self.options.goal_duration_s * (1 - 1e-9)
+        return [trial for trial in self.session.trials if trial.duration_s >= least_s]
+
+    def times_s(self) -> tuple[Array, float]:
+        """The middles of these trials, and of the search, in seconds of traffic."""
+        durations = np.array([trial.duration_s for trial in self.session.trials])
+        middles = np.cumsum(durations) - 0.5 * durations
+        least_s = self.options.goal_duration_s * (1 - 1e-9)
+        return middles[durations >= least_s], float(durations.sum()) / 2
+
     def all_trials(self) -> tuple[Observations, Array]:
-        """All trials of the session, and the loads they were asked for [packet/s]."""
-        trials = self.session.trials
+        """These trials as arrays, and the loads they were asked for [packet/s]."""
+        trials = self.trials
         x = np.array([math.log(t.achieved_pps / self.reference_pps) for t in trials])
         sent = np.array([float(t.run.sent) for t in trials])
         lost = np.array([float(max(t.run.sent - t.run.received, 0)) for t in trials])
@@ -186,7 +198,7 @@ class Fits:
         tuning = self.options.tuning
         few = tuning.ndr_reach * self._strictest().clump() * self._one_packet()
         few = min(few, tuning.hard)
-        return sum(0 < trial.loss_ratio < few for trial in self.session.trials) >= 2
+        return sum(0 < trial.loss_ratio < few for trial in self.trials) >= 2
 
     def _counts_losses(self, goal: Goal) -> bool:
         """Whether a goal is NDR where loss rises smoothly."""
@@ -221,7 +233,7 @@ class Fits:
                 scope,
                 particles=options.particles,
                 moves=options.moves,
-                spread=0.05 if goal.loss_ratio > 0 else 0.3,
+                spread=tuning.spread if goal.loss_ratio > 0 else tuning.ndr_spread,
                 packets=self.reference_pps * options.goal_duration_s,
                 lossless=goal.loss_ratio == 0,
             )

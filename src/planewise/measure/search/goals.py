@@ -157,6 +157,9 @@ class SearchResult:
     verdict_trials: int = 0
     """How many of the last trials served the verdict only."""
     findings: tuple[Finding, ...] = field(default=())
+    final_duration_s: float = 1.0
+    """Duration of the trials that NDR and PDR are about: what a queue holds, or a processor's
+    turbo, counts for more the shorter trials are. Other durations have other NDR and PDR."""
 
     @property
     def trial_seconds_s(self) -> float:
@@ -197,6 +200,7 @@ class SearchResult:
             "trial_seconds_s": self.trial_seconds_s,
             "total_seconds_s": self.total_seconds_s,
             "overhead_s": self.overhead_s,
+            "final_duration_s": self.final_duration_s,
             "warnings": [{"code": f.code, "message": f.message} for f in self.findings],
             "trial_list": [
                 {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from planewise.measure.search.fits import Fits
-from planewise.measure.search.goals import Finding, Goal, GoalResult, Trial
+from planewise.measure.search.goals import Finding, Goal, GoalResult
 from planewise.units import percent_text
 
 _STEPS = 40
@@ -32,11 +32,8 @@ def locate(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None
         if loss <= min(goal.loss_ratio for goal in goals) and load >= high:
             return _whole_range_good(fits, goals)
         if tuning.tolerated < loss < tuning.located_loss:
-            again = _again(fits, trial)
-            if again is None:
-                fits.reference_pps = trial.offered_pps * (1 - loss)
-                return None
-            loss = again
+            fits.reference_pps = trial.offered_pps * (1 - loss)
+            return None
         if loss > tuning.tolerated:
             high = min(high, load)
             rate = trial.achieved_pps * (1 - loss) * tuning.step
@@ -54,13 +51,21 @@ def locate(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None
 
 
 def approach(fits: Fits, goal: Goal) -> int:
-    """A few trials toward a goal's load, so that "far below the edge" means something; how many."""
-    options, tuning = fits.options, fits.options.tuning
+    """Trials of the goal's duration until one loses a little: the reference moves to its rate.
+
+    What short trials located may be far off (a queue passes more in them). Returns how many.
+    """
+    session, options, tuning = fits.session, fits.options, fits.options.tuning
+    climb = tuning.climb
     for step in range(tuning.approach):
-        load = fits.load_pps(fits.estimate(goal).middle)
-        trial = fits.session.measure(load, options.trial_duration_s)
-        if step and trial.loss_ratio < 3 * max(goal.loss_ratio, tuning.tolerated):
-            return step + 1
+        trial = session.measure(fits.reference_pps, options.goal_duration_s)
+        if trial.loss_ratio > goal.loss_ratio:
+            fits.reference_pps = session.clamp(trial.achieved_pps * (1 - trial.loss_ratio))
+            if trial.loss_ratio < tuning.near_loss:
+                return step + 1
+        else:
+            fits.reference_pps = session.clamp(trial.achieved_pps * (1 + climb))
+            climb *= 2
     return tuning.approach
 
 
@@ -103,18 +108,6 @@ def below_range(goal: Goal, load_pps: float) -> GoalResult:
         interval="bracket",
         note="even the lowest load misses the goal",
     )
-
-
-def _again(fits: Fits, trial: Trial) -> float | None:
-    """What another trial at that load loses; None where one of two more loses as little: it
-    is the edge, then, and no bad trial."""
-    loss = 0.0
-    for _ in range(2):
-        again = fits.session.measure(trial.offered_pps, fits.options.probe_duration_s)
-        loss = again.loss_ratio
-        if loss > fits.options.tuning.tolerated and abs(loss - trial.loss_ratio) < 0.1:
-            return None
-    return loss
 
 
 def _whole_range_good(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None:

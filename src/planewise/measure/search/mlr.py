@@ -53,6 +53,7 @@ class MlrSearch:
     """
 
     name = "mlrsearch"
+    final_duration_s = 1.0
 
     def __init__(self, *, count_overhead: bool = False) -> None:
         self._count_overhead = count_overhead
@@ -66,8 +67,8 @@ class MlrSearch:
                 loss_ratio=goal.loss_ratio,
                 exceed_ratio=0.5,
                 relative_width=0.005,
-                initial_trial_duration=1.0,
-                final_trial_duration=1.0,
+                initial_trial_duration=self.final_duration_s,
+                final_trial_duration=self.final_duration_s,
                 duration_sum=21.0,
                 preceding_targets=2,
                 fail_fast=False,

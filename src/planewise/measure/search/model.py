@@ -448,44 +448,47 @@ class Posterior(Particles[_Trials]):
 
 @dataclass(frozen=True)
 class Readings:
-    """What each trial says of the place, on the average over the particles."""
+    """What each trial says of the place, by particle: shape (P, n)."""
 
-    y: Array
-    """Place that the trial alone would suggest; for trials on one side of the edge, the mean of
-    what it could be."""
+    place: Array
+    """Place that the trial alone suggests; where it lost too little, the lowest that it allows."""
+    away: Array
+    """The same minus the place that all trials suggest; of bounds, the mean of what they allow."""
     deviation: Array
+    bound: Bools
+    """Whether the trial says only that the place is at least this; shape (n,)."""
     informative: Bools
-    """Whether it says anything: trials far from the edge do not."""
+    """Whether it says anything of the middle: trials far from the edge do not; shape (n,)."""
 
 
 def readings(posterior: Posterior, seen: Observations) -> Readings:
-    """Each trial's reading of the place, minus the place; shape (n,)."""
+    """Each trial's reading of the place."""
     theta, scope = posterior.theta, posterior.scope
     curves = _Curves.of(theta)
     anchor = np.full((1, 1), scope.anchor)
     at_anchor, _ = curves.inverse(anchor, np.log(anchor))
     sigma2 = np.exp(2 * theta[:, SIGMA, None])
     clump = np.exp(theta[:, CLUMP, None])
-    z = loss_exponent(seen.lost, seen.sent)[None, :]
-    below = (z < scope.low) | (seen.lost <= 0)[None, :]
-    above = z > 1.0
+    z = loss_exponent(seen.lost, seen.sent)
+    bound, above = (z < scope.low) | (seen.lost <= 0), z > 1.0
     least = np.maximum(scope.low, math.log(2) * clump / seen.sent[None, :])
-    shown = np.where(below, least, np.minimum(z, 1.0))
-    skew = np.where(below, 0.0, scope.few * 0.5 * clump / np.maximum(seen.lost, 0.5))
+    shown = np.where(bound, least, np.minimum(z, 1.0))
+    skew = np.where(bound, 0.0, scope.few * 0.5 * clump / np.maximum(seen.lost, 0.5))
     u, steepness = curves.inverse(shown, np.log(shown), skew)
-    place = posterior.place_middles()[:, None]
-    y = seen.x[None, :] - u + at_anchor - place
+    place = seen.x[None, :] - u + at_anchor
+    y = place - posterior.place_middles()[:, None]
     deviation = np.sqrt(
         sigma2 + (2 * clump - 1) * np.expm1(shown) / seen.sent[None, :] / steepness**2
     )
     margin = -y / deviation
-    # A trial below: its own reading lies above y; the mean of a normal deviate cut off there.
+    # A bound: the trial's own reading lies above it; the mean of a normal deviate cut off there.
     cut = np.exp(-0.5 * np.minimum(margin**2, 200.0)) / math.sqrt(2 * math.pi)
-    beyond = deviation * cut / np.maximum(ndtr(margin), 1e-12)
-    value = np.where(below, beyond, y)
-    informative = np.where(below, margin < 2.5, ~above).mean(axis=0) > 0.5
+    away = np.where(bound, deviation * cut / np.maximum(ndtr(margin), 1e-12), y)
+    informative = np.where(bound, margin < 2.5, ~above).mean(axis=0) > 0.5
     return Readings(
-        np.median(value, axis=0),
-        np.median(np.broadcast_to(deviation, value.shape), axis=0),
-        informative & (np.median(value, axis=0) > -2.0),
+        place,
+        away,
+        np.broadcast_to(deviation, away.shape),
+        bound,
+        informative & (np.median(away, axis=0) > -2.0),
     )

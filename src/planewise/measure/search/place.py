@@ -38,12 +38,12 @@ def _most(fits: Fits, estimate: Estimate) -> int:
     wavering = max(estimate.noise / tuning.reference_noise, 1.0)
     if estimate.goal.loss_ratio == 0:
         if not estimate.soft:
-            return most // 5
-        share = 0.6 if fits.clump > tuning.clumped else 0.9
-        return int(most * share * (1.0 if estimate.noise > tuning.steady else 0.92))
-    if estimate.soft:
-        return int(most * 0.65 * min(wavering, 1.8))
-    return int(most * min(wavering, 1.4))
+            return round(most * tuning.hard_ndr_share)
+        clumped = fits.clump > tuning.clumped
+        return round(most * (tuning.clumped_ndr_share if clumped else tuning.soft_ndr_share))
+    return round(
+        most * (tuning.soft_share if estimate.soft else 1.0) * min(wavering, tuning.most_wavering)
+    )
 
 
 def _wants_trials(fits: Fits, estimate: Estimate, spent: int) -> bool:
@@ -62,7 +62,7 @@ def _wants_trials(fits: Fits, estimate: Estimate, spent: int) -> bool:
 def _next_trials(fits: Fits, estimate: Estimate, spent: int) -> list[tuple[float, float]]:
     """Load and duration of a goal's next batch: the more is known, the larger."""
     tuning, goal = fits.options.tuning, estimate.goal
-    duration_s = _duration_s(fits, estimate)
+    duration_s = fits.options.goal_duration_s
     if goal.loss_ratio == 0 and estimate.soft:
         between = _unbracketed(fits)
         if between is not None:
@@ -91,19 +91,6 @@ def _offsets(fits: Fits, estimate: Estimate) -> Offsets:
     if estimate.goal.loss_ratio > 0:
         return tuning.soft_places if estimate.soft else tuning.places
     return tuning.soft_ndr_places if estimate.soft else tuning.ndr_places
-
-
-def _duration_s(fits: Fits, estimate: Estimate) -> float:
-    options, tuning = fits.options, fits.options.tuning
-    duration_s = options.trial_duration_s
-    if not estimate.soft:
-        return duration_s
-    if estimate.goal.loss_ratio == 0 or fits.clump > tuning.clumped:
-        return options.goal_duration_s
-    counting = fits.posteriors[estimate.goal].counting()
-    if counting * options.goal_duration_s > tuning.counted * duration_s:
-        return options.goal_duration_s / 2
-    return duration_s
 
 
 def _unbracketed(fits: Fits) -> float | None:

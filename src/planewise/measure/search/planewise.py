@@ -28,6 +28,7 @@ class PlanewiseSearch:
 
     def __init__(self, options: PlanewiseOptions | None = None) -> None:
         self._options = options or PlanewiseOptions()
+        self.final_duration_s = self._options.goal_duration_s
 
     def search(
         self, session: Session, goals: tuple[Goal, ...]

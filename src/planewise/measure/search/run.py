@@ -11,7 +11,7 @@ from planewise.measure.search.binary import BinarySearch
 from planewise.measure.search.goals import Goal, GoalResult, SearchResult, StopReason
 from planewise.measure.search.measurer import Measurer
 from planewise.measure.search.mlr import MlrSearch
-from planewise.measure.search.planewise import PlanewiseSearch
+from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
 from planewise.measure.search.session import Limits, Progress, Session
 from planewise.measure.search.verdict import find_trashing, find_verdict
 
@@ -27,6 +27,11 @@ class Algorithm(Protocol):
     @property
     def name(self) -> str:
         """As it is chosen on the command line."""
+        ...
+
+    @property
+    def final_duration_s(self) -> float:
+        """Duration of the trials that its results are about."""
         ...
 
     def search(
@@ -50,6 +55,20 @@ def algorithm_named(name: str) -> Algorithm:
             f"there is no search algorithm '{name}'", remedy="known: " + ", ".join(ALGORITHMS)
         )
     return ALGORITHMS[name]()
+
+
+def goals_and_algorithm(
+    goals: Sequence[str], algorithm: str, precision: float, seed: int
+) -> tuple[tuple[Goal, ...], Algorithm]:
+    """Goals and algorithm by their names; no goal names the default ones.
+
+    Raises:
+        BadInputError: a name that is none.
+    """
+    chosen = algorithm_named(algorithm)
+    if algorithm == PlanewiseSearch.name:
+        chosen = PlanewiseSearch(PlanewiseOptions(precision=precision, seed=seed))
+    return tuple(Goal.parse(text) for text in goals) or DEFAULT_GOALS, chosen
 
 
 def run_search(
@@ -101,4 +120,5 @@ def run_search(
         stopped=stopped,
         overhead_s=overhead_s,
         findings=tuple(session.findings),
+        final_duration_s=chosen.final_duration_s,
     )

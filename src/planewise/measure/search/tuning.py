@@ -30,10 +30,21 @@ class Tuning:
     """Loads of the check for monotone loss, relative to the located edge. Cost: one short trial
     each; a bump narrower than their distance stays unseen."""
     approach: int = 6
-    """Trials on the way from the located load to the edge, at most; two at least. Cost."""
+    """Trials of the goals' duration on the way from the located load to the edge, at most. Cost."""
+    near_loss: float = 0.04
+    """The approach ends at a trial that loses less than this. As `high_share` for PDR at 0.5 %."""
+    climb: float = 0.03
+    """By so much, then twice, then four times as much the load grows where such a trial loses
+    nothing. Fit: a state of the capacity that is some per cent higher."""
     tolerated: float = 1e-3
     """Loss far below the edge that is taken for background, where the goals ask for less. A
     thousand times the early loss of PASTRAMI's curves (section IV-B, at most 1e-6)."""
+
+    spread: float = 0.2
+    """Prior deviation of a goal's load about the located one. The deepest state of a capacity that
+    PASTRAMI's recordings show lies 40 % below the others."""
+    ndr_spread: float = 0.3
+    """The same for NDR: PASTRAMI's curves lose single packets from 80 % of saturation on."""
 
     # -- which trials a fit uses ------------------------------------------------------------
     far: float = 0.1
@@ -63,10 +74,10 @@ class Tuning:
     Rule: counts above it tell the rate to 10 % and nothing of single packets."""
 
     # -- placing trials ---------------------------------------------------------------------
-    places: Offsets = ((0.9, 0.0), (-0.7, -1.0), (0.3, 1.0))
+    places: Offsets = ((1.2, 0.0), (-0.3, -0.5), (0.6, 0.5))
     """On both sides, so that the load is read off between trials whatever the curve's slope, and
-    far enough apart to tell slope from noise; somewhat more above the edge, where a trial tells how
-    much capacity there was. Fit."""
+    far enough apart to tell slope from noise; more above the edge, where a trial tells how much
+    capacity there was, than below, where it says only that there was enough. Fit."""
     soft_places: Offsets = ((0.3, 0.0), (-0.3, -1.0), (0.5, 1.0))
     """The same where loss rises smoothly, as the curve beside the goal's share is known less."""
     ndr_places: Offsets = ((0.0, -1.0), (0.8, 0.0), (0.0, -0.5))
@@ -84,13 +95,18 @@ class Tuning:
     """A goal whose interval is wider than this many precisions gets no more trials than at this."""
     reference_noise: float = 0.012
     """`max_trials` is meant for this deviation of the capacity; more noise gets more. Cost."""
-    steady: float = 0.003
-    """A capacity that wavers less than this needs fewer trials. As the default precision."""
+    most_wavering: float = 1.25
+    """… but at most so many times as many. Cost: a third of mlrsearch's."""
     clumped: float = 8.0
-    """Where losses come in larger clumps than this, trials are as long as the goal's. Fit."""
-    counted: float = 0.25
-    """A trial is long enough when counting packets adds no more than this to its reading's
-    variance, in units of the noise's. Rule: an interval 12 % wider."""
+    """Losses in larger clumps than this, in the mean, count as clumped. Fit."""
+    hard_ndr_share: float = 0.15
+    """Trials spent on NDR at a hard edge, as a share of `max_trials`; PDR's tell, too. Cost."""
+    soft_share: float = 0.9
+    """Trials near PDR where loss rises smoothly, as a share of `max_trials`. Cost."""
+    soft_ndr_share: float = 1.45
+    """Trials spent on NDR where loss rises smoothly … Cost."""
+    clumped_ndr_share: float = 1.2
+    """… and comes in clumps. Cost: mlrsearch spends less there, too."""
 
     # -- concluding -------------------------------------------------------------------------
     draws: int = 4000
