@@ -44,7 +44,10 @@ def needs(plane: str) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a chain needs two CPUs")
     chain = Chain(plane, "east-west", 2)
-    if reason := kernel.why_not() if plane == "bridge" else vhost_user.why_not(chain):
+    on_bridge = plane == "bridge"
+    if reason := (
+        kernel.unavailable_reason() if on_bridge else vhost_user.unavailable_reason(chain)
+    ):
         pytest.skip(f"{plane}: {reason}")
 
 

@@ -443,7 +443,7 @@ def test_too_little_memory_is_said_before_anything_is_taken(machine: Path, tmp_p
         pass
     assert pool.pages == 100
     assert not notes.exists()
-    assert "CONFIG_HUGETLBFS" in hugepages.why_not(1, Pool(tmp_path / "nowhere"))
+    assert "CONFIG_HUGETLBFS" in hugepages.unavailable_reason(1, Pool(tmp_path / "nowhere"))
 
 
 # --- designs ------------------------------------------------------------------------------------

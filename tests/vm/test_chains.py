@@ -39,7 +39,7 @@ blocks: 1
 
 @pytest.fixture(autouse=True)
 def _may_steer() -> None:
-    if reason := kernel.why_not():
+    if reason := kernel.unavailable_reason():
         pytest.skip(reason)
 
 

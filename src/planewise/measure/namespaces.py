@@ -18,8 +18,8 @@ from planewise.measure.rtt import RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
 from planewise.measure.stage import Place, TrialResult
 from planewise.store.models import KpiSample
+from planewise.testbed import counters
 from planewise.testbed.availability import try_plane
-from planewise.testbed.chains.kernel import parse_interfaces
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import LocalHost
 from planewise.testbed.load import BackgroundLoad
@@ -173,8 +173,8 @@ class _Station:
 
         def sent() -> Mapping[str, Passed]:
             text = client.host.read_text("/proc/net/dev", netns=client.netns)
-            own = parse_interfaces(text)[client.interface]
-            return {"": Passed(own.tx_packets, own.tx_bytes)}
+            own = counters.parse(text)[client.interface]
+            return {"": Passed(own["tx_packets"], own["tx_bytes"])}
 
         return beside(
             self._background,

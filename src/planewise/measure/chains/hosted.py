@@ -5,29 +5,34 @@ The VFs of both NICs are set up once, when a chain first needs them; chains come
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
-from typing import Self
 
-from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.errors import PlanewiseError
 from planewise.measure.cells import Cell
-from planewise.measure.chains.stage import SLACK_S, Build, ChainStation, chain_of, longest
+from planewise.measure.chains.stage import (
+    SLACK_S,
+    Build,
+    ChainStation,
+    RoutedStage,
+    chain_of,
+    longest,
+)
 from planewise.measure.design import Design
-from planewise.measure.stage import StageFacts
-from planewise.measure.vms import options_of
 from planewise.testbed.chains import hosted
+from planewise.testbed.chains.generator import generator_pps
 from planewise.testbed.chains.hosted import FUNCTIONS, PLANES, HostedChain, PassedThrough
 from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import Chain, Placement, take_turns
 from planewise.testbed.containers import Docker
+from planewise.testbed.host import Host
 from planewise.testbed.hosted import Resources, survey
 from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.pair import Pair
 from planewise.testbed.vfs import VfPool
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
-from planewise.testbed.vms.platform import Platform, platform_of, vm_mib
+from planewise.testbed.vms.platform import vm_mib
 from planewise.testbed.vms.resources import Resources as VmResources
 from planewise.testbed.vms.resources import look, memory_shortage, no_iommu
 
@@ -40,32 +45,26 @@ def builds(cells: Sequence[Cell], nic: str) -> dict[str, Build]:
     }
 
 
-class HostedChainStage:
+class HostedChainStage(RoutedStage):
     """Builds a chain for a visit and removes it after; see `planewise.measure.stage.Stage`."""
 
     def __init__(self, design: Design, pair: Pair) -> None:
-        self._wanted = {} if design.chain is None else design.chain.cpus.named()
-        self._offered_pps = None if design.chain is None else design.chain.offered_pps
-        self._tcp = design.tcp is not None
+        super().__init__(design)
         self._pair = pair
         self._resources: dict[HostRole, Resources] = {}
         self._cpus: tuple[int, ...] = ()
         self._pools: dict[HostRole, VfPool] = {}
         self._generator_pps = 0.0
-        self._options = options_of(design)
-        self._with_vms = False
         self._memory: VmResources | None = None
         self._docker: Docker | None = None
         self._passed: PassedThrough | None = None
         self._standing = ExitStack()
 
-    def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
-        """Which of these cells cannot be set up on these hosts, and why."""
-        lacking = {cell: reason for cell in cells if (reason := self._why_not(cell))}
-        self._with_vms |= any(cell.guest == "vm" and cell not in lacking for cell in cells)
-        return lacking
+    @property
+    def _functions_host(self) -> Host:
+        return self._pair.machines[FUNCTIONS].host
 
-    def _why_not(self, cell: Cell) -> str:
+    def _unavailable_reason(self, cell: Cell) -> str:
         if self._tcp:
             return "TCP through chains is measured on one machine: leave --lab, --sender and so on"
         if cell.plane not in PLANES:
@@ -81,11 +80,11 @@ class HostedChainStage:
             return reason
         try:
             self._place(chain)
-            return self._why_no_machines(chain) if chain.kind == "vm" else ""
+            return self._vm_shortage(chain) if chain.kind == "vm" else ""
         except PlanewiseError as error:
             return error.what
 
-    def _why_no_machines(self, chain: Chain) -> str:
+    def _vm_shortage(self, chain: Chain) -> str:
         machine = self._pair.machines[FUNCTIONS]
         if self._memory is None:
             self._memory = look(machine, with_vfs=True)
@@ -95,18 +94,10 @@ class HostedChainStage:
         there = self._memory
         return memory_shortage(chain.vnfs, vm_mib(self._options), there.place, there.free_mib)
 
-    @cached_property
-    def _platform(self) -> Platform:
-        return platform_of(self._pair.machines[FUNCTIONS].host)
-
     def _place(self, chain: Chain) -> Placement:
         if not self._cpus:
             self._cpus = hosted.cpus_of(self._pair.machines[FUNCTIONS].host)
         return take_turns(chain.names, self._cpus, self._wanted.get("vnf", ()))
-
-    def max_pps(self, cell: Cell, size_bytes: int) -> float:
-        """Chains are measured at overload: there is no ladder to be bounded."""
-        raise UnsupportedError("chains have no ladder of loads")
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[ChainStation]:
@@ -130,10 +121,6 @@ class HostedChainStage:
             machines_on=passed,
         ) as testbed:
             yield ChainStation(testbed, SLACK_S if passed is None else LAB_BOOT_LIMIT_S)
-
-    def facts(self) -> StageFacts:
-        """Whether the functions' CPUs are emulated."""
-        return StageFacts(self._platform.emulated if self._with_vms else "")
 
     def _make_room(self, functions: int) -> None:
         """Ends virtual machines that hold VFs which others are to have."""
@@ -163,7 +150,7 @@ class HostedChainStage:
         return self._passed
 
     def _set_up(self) -> None:
-        self._generator_pps = hosted.generator_pps(self._pair.machines[hosted.GENERATING].host)
+        self._generator_pps = generator_pps(self._pair.machines[hosted.GENERATING].host)
         pools = {}
         for role, machine in self._pair.machines.items():
             pool = VfPool(machine.host, machine.nic, self._pair.token)
@@ -171,9 +158,6 @@ class HostedChainStage:
             # A VF sends nothing before its PF is up.
             machine.host.run(["ip", "link", "set", machine.nic, "up"]).check()
         self._pools = pools
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._pools, self._docker, self._passed = {}, None, None

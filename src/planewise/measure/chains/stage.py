@@ -19,7 +19,7 @@ from planewise.measure.chains import evaluate
 from planewise.measure.chains.evaluate import Between
 from planewise.measure.chains.tcp import PROGRAM, End, Passed, measure_tcp
 from planewise.measure.design import Design
-from planewise.measure.schedule import ChainTrial, LoadTrial, RttTrial, TcpTrial
+from planewise.measure.schedule import ChainTrial, TcpTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.vms import options_of
 from planewise.store.models import ChainLimit, KpiSample, Limit, Load, TrialRecord
@@ -37,7 +37,7 @@ from planewise.testbed.chains.model import (
 )
 from planewise.testbed.chains.reading import Reading
 from planewise.testbed.chains.vhost_user import VhostChain
-from planewise.testbed.host import LocalHost
+from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.vms.platform import Platform, called, platform_of, vm_mib
 from planewise.testbed.vms.resources import free_mib, memory_shortage
 
@@ -81,8 +81,8 @@ class Build:
     steps: tuple[str, ...]
 
 
-class ChainStage:
-    """Builds a chain for a visit and removes it after: what polls takes its core as long as it is.
+class RoutedStage:
+    """What stages for chains have in common, wherever they build them.
 
     See `planewise.measure.stage.Stage`.
     """
@@ -93,13 +93,48 @@ class ChainStage:
         self._tcp = design.tcp is not None
         self._options = options_of(design)
         self._with_vms = False
-        self._here = LocalHost("this machine")
+
+    @property
+    def _functions_host(self) -> Host:
+        """The host that functions live on."""
+        raise NotImplementedError
+
+    def _unavailable_reason(self, cell: Cell) -> str:
+        """Why a cell cannot be set up; empty when it can."""
+        raise NotImplementedError
+
+    @cached_property
+    def _platform(self) -> Platform:
+        return platform_of(self._functions_host)
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
-        lacking = {cell: reason for cell in cells if (reason := self._why_not(cell))}
+        lacking = {cell: reason for cell in cells if (reason := self._unavailable_reason(cell))}
         self._with_vms |= any(cell.guest == "vm" and cell not in lacking for cell in cells)
         return lacking
+
+    def max_pps(self, cell: Cell, size_bytes: int) -> float:
+        """Chains are measured at overload: there is no ladder to be bounded."""
+        raise UnsupportedError("chains have no ladder of loads")
+
+    def facts(self) -> StageFacts:
+        """Whether the functions' CPUs are emulated."""
+        return StageFacts(self._platform.emulated if self._with_vms else "")
+
+    def __enter__(self) -> Self:
+        return self
+
+
+class ChainStage(RoutedStage):
+    """Builds a chain for a visit and removes it after: what polls takes its core that long."""
+
+    def __init__(self, design: Design) -> None:
+        super().__init__(design)
+        self._here = LocalHost("this machine")
+
+    @property
+    def _functions_host(self) -> Host:
+        return self._here
 
     def builds(self, cells: Sequence[Cell]) -> dict[str, Build]:
         """By plane, what makes its longest chain among `cells`, which can all be built here."""
@@ -117,7 +152,7 @@ class ChainStage:
             found[name] = Build(placement.tasks, tuple(map(str, steps)))
         return found
 
-    def _why_not(self, cell: Cell) -> str:
+    def _unavailable_reason(self, cell: Cell) -> str:
         if cell.plane in _ELSEWHERE:
             return _ELSEWHERE[cell.plane]
         if self._tcp and cell.plane != "bridge":
@@ -132,14 +167,14 @@ class ChainStage:
         except PlanewiseError as error:
             return error.what
         if chain.plane == "vhost-user":
-            return vhost_user.why_not(chain)
-        if reason := kernel.why_not():
+            return vhost_user.unavailable_reason(chain)
+        if reason := kernel.unavailable_reason():
             return reason
         if chain.kind == "container" and not shutil.which("dockerd", path=_SBIN):
             return "there is no Docker on this machine"
-        return self._why_no_machines(chain) if chain.kind == "vm" else ""
+        return self._vm_shortage(chain) if chain.kind == "vm" else ""
 
-    def _why_no_machines(self, chain: Chain) -> str:
+    def _vm_shortage(self, chain: Chain) -> str:
         try:
             _ = self._platform
         except PlanewiseError as error:
@@ -147,18 +182,10 @@ class ChainStage:
         there = free_mib(self._here)
         return memory_shortage(chain.vnfs, vm_mib(self._options), called(self._here), there)
 
-    @cached_property
-    def _platform(self) -> Platform:
-        return platform_of(self._here)
-
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is no task: its work is done where a frame comes from.
         first = SWITCH if chain.plane == "vhost-user" else GENERATOR
         return place((first, *chain.names), os.sched_getaffinity(0), self._wanted)
-
-    def max_pps(self, cell: Cell, size_bytes: int) -> float:
-        """Chains are measured at overload: there is no ladder to be bounded."""
-        raise UnsupportedError("chains have no ladder of loads")
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[ChainStation]:
@@ -177,13 +204,6 @@ class ChainStage:
             testbed = KernelChain(chain, placement, apart=self._tcp, offered_pps=pps)
         with testbed:
             yield ChainStation(testbed)
-
-    def facts(self) -> StageFacts:
-        """Whether the functions' CPUs are emulated."""
-        return StageFacts(self._platform.emulated if self._with_vms else "")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._here.close()
@@ -223,14 +243,6 @@ class ChainStation:
 
     testbed: ChainTestbed
     slack_s: float = SLACK_S
-
-    def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
-        """Not of a chain."""
-        raise UnsupportedError("round-trip times are not measured through chains")
-
-    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """Not of a chain."""
-        raise UnsupportedError("loads are not measured through chains")
 
     def chain(
         self, trial: ChainTrial, place: Place, tell: Callable[[KpiSample], None]

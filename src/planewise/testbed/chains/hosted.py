@@ -16,21 +16,13 @@ from functools import cached_property
 from typing import Self
 
 from planewise.errors import PlanewiseError
-from planewise.testbed import script
-from planewise.testbed.chains.kernel import (
-    SOURCE,
-    TARGET,
-    InterfaceCounters,
-    new_function,
-    parse_interfaces,
-    router_settings,
-    routing,
-    target,
-)
+from planewise.testbed import counters, script
+from planewise.testbed.chains.generator import MIXED, commands
 from planewise.testbed.chains.local_guests import contain
 from planewise.testbed.chains.machines import FunctionMachines, function_guest, told
 from planewise.testbed.chains.model import Chain, FrameSize, Placement, frames_of
-from planewise.testbed.chains.reading import Reading, Sent, cpu_times, ticks_s
+from planewise.testbed.chains.reading import Reading, cpu_times, ksoftirqd, sent_by, ticks_s
+from planewise.testbed.chains.routing import new_function, router_settings, routing
 from planewise.testbed.chains.streams import Streams
 from planewise.testbed.containers import Docker
 from planewise.testbed.host import Host
@@ -63,17 +55,12 @@ FUNCTIONS: HostRole = "responder"
 GENERATING: HostRole = "sender"
 
 _MTU_BYTES = 1500
-_PORT = 4862
-_RING_MIB = 8
 _OVERLOAD = 1.5
 """The generator is asked for so many times what it can send: as much as it can."""
-_MIXED = 0.7
-"""Share of what a generator sends of one size that several of them together keep up."""
 _BRIDGE_MAC = "02:70:77:0f:00:ff"
 _INDEX = 24_000
 _LOOK_S = 180.0
 """An emulated host that is flooded answers late."""
-_CALIBRATE_S = 120.0
 
 _MARK = "== "
 # All counters of a host by one command: each costs an emulated host a tenth of a second.
@@ -86,10 +73,6 @@ for name; do
     nsenter --net="/run/netns/$name" cat /proc/net/dev
 done
 """
-_KSOFTIRQD = (
-    "for one in /proc/[0-9]*; do read -r name <$one/comm && case $name in ksoftirqd/*) "
-    'echo "${name#*/} ${one#/proc/}";; esac; done 2>/dev/null; true'
-)
 
 
 @dataclass(frozen=True)
@@ -101,7 +84,7 @@ class Look:
     stat: str
     tasks_s: Mapping[int, float]
     """CPU time by process id."""
-    interfaces: Mapping[str, Mapping[str, InterfaceCounters]]
+    interfaces: Mapping[str, Mapping[str, Mapping[str, int]]]
     """By namespace and name."""
 
 
@@ -110,13 +93,13 @@ def parse_look(text: str) -> Look:
     first, *parts = text.split(f"\n{_MARK}")
     uptime, _, stat = first.partition("\n")
     spent: dict[int, float] = {}
-    interfaces: dict[str, Mapping[str, InterfaceCounters]] = {}
+    interfaces: dict[str, Mapping[str, Mapping[str, int]]] = {}
     for part in parts:
         name, _, content = part.partition("\n")
         if name.startswith("task "):
             spent[int(name.split()[1])] = ticks_s(content)
         else:
-            interfaces[name] = parse_interfaces(content)
+            interfaces[name] = counters.parse(content)
     return Look(float(uptime.split()[0]), stat, spent, interfaces)
 
 
@@ -393,29 +376,14 @@ class HostedChain:
     def start(self, size: FrameSize, limit_s: float) -> None:
         """See `KernelChain.start`."""
         self.stop()
-        frames = frames_of(size)
-        total = sum(count for _, count in frames)
-        entries = len(self.chain.entries)
         # Programs of one CPU share it by time, not by frames: a mix must be paced.
-        pps = self._offered_pps or self._generator_pps * (_OVERLOAD if len(frames) == 1 else _MIXED)
-        through = self.chain.pattern == "east-west"
-        for entry in range(1, entries + 1):
-            for frame_bytes, count in frames:
-                rate = f"{pps * count / total / entries:.0f}"
-                self._streams.add(
-                    self._source.start(
-                        [
-                            *(self._source.probe, "trial"),
-                            *("--tx", f"{GUEST_INTERFACE}@{self.netns('c')}"),
-                            *("--rx", f"{GUEST_INTERFACE}@{self.netns('d')}"),
-                            *("--src", SOURCE, "--dst", TARGET if through else target(entry)),
-                            *("--dst-port", str(_PORT + len(self._streams))),
-                            *("--dst-mac", self._macs[entry], "--size", str(frame_bytes)),
-                            *("--rate", rate, "--max-pps", rate, "--duration", f"{limit_s:g}"),
-                            *("--ring-mib", str(_RING_MIB)),
-                        ]
-                    )
-                )
+        share = _OVERLOAD if len(frames_of(size)) == 1 else MIXED
+        pps = self._offered_pps or self._generator_pps * share
+        ends = tuple(f"{GUEST_INTERFACE}@{self.netns(place)}" for place in ("c", "d"))
+        for arguments in commands(
+            self.chain, size, limit_s, pps, ends=(ends[0], ends[1]), macs=self._macs
+        ):
+            self._streams.add(self._source.start((self._source.probe, *arguments)))
 
     def stop(self) -> None:
         """Ends the generator's traffic. Idempotent."""
@@ -436,8 +404,7 @@ class HostedChain:
         functions, ends = here.result(), there.result()
         for number, name in zip(numbers, names, strict=False):
             own = functions.interfaces[name][GUEST_INTERFACE]
-            received = own.rx_packets if self.chain.on_vfs else None
-            counted[number] = Sent(own.tx_packets, own.tx_bytes, own.rx_dropped, received)
+            counted[number] = sent_by(own, own["rx_packets"] if self.chain.on_vfs else None)
         cpus = cpu_times(functions.stat)
         kernel_s = {
             cpu: spent.soft_s + functions.tasks_s.get(self._ksoftirqd.get(cpu, 0), 0.0)
@@ -450,8 +417,8 @@ class HostedChain:
             at_s=functions.up_s,
             ends_at_s=ends.up_s,
             vnfs={name: counted[number] for number, name in enumerate(self.chain.names, start=1)},
-            offered=ends.interfaces[self.netns("c")][GUEST_INTERFACE].tx_packets,
-            delivered=ends.interfaces[self.netns("d")][GUEST_INTERFACE].rx_packets,
+            offered=ends.interfaces[self.netns("c")][GUEST_INTERFACE]["tx_packets"],
+            delivered=ends.interfaces[self.netns("d")][GUEST_INTERFACE]["rx_packets"],
             cpus=cpus,
             kernel_s=kernel_s,
             host=FUNCTIONS,
@@ -467,9 +434,8 @@ class HostedChain:
     @cached_property
     def _ksoftirqd(self) -> dict[int, int]:
         """By CPU, the kernel thread that forwards where interrupts alone do not get done."""
-        said = self._functions.host.run(["sh", "-c", _KSOFTIRQD], timeout_s=_LOOK_S).stdout
-        found = (line.split() for line in said.splitlines())
-        return {int(cpu): int(pid) for cpu, pid in found if int(cpu) in self.placement.tasks}
+        threads = ksoftirqd(self._functions.host)
+        return {cpu: pid for cpu, pid in threads.items() if cpu in self.placement.tasks}
 
     def _remove(self, role: HostRole) -> None:
         """Brings VFs home, then removes namespaces, bridge and addresses."""
@@ -556,20 +522,6 @@ def _holder(role: HostRole, index: int, where: str) -> Guest:
         ipv4="",
         ipv6="",
     )
-
-
-def generator_pps(host: Host) -> float:
-    """What a host sends of the smallest frames where nothing limits it.
-
-    Raises:
-        PlanewiseError: it cannot be measured.
-    """
-    finished = host.run(
-        [host.probe, "trial", "--calibrate-only", "--size", "64"],
-        timeout_s=_CALIBRATE_S,
-        expected_s=1.0,
-    )
-    return float(finished.json()["max_pps"])
 
 
 def cpus_of(host: Host) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ class Pool:
         return self.pages
 
 
-def why_not(wanted_bytes: int, pool: Pool | None = None) -> str:
+def unavailable_reason(wanted_bytes: int, pool: Pool | None = None) -> str:
     """Why so much cannot be had here; empty when it probably can. Changes nothing."""
     pool = pool or Pool()
     if not pool.exists:
@@ -107,7 +107,7 @@ def taken(wanted_bytes: int, pool: Pool | None = None, notes: Path = NOTES) -> I
         UnsupportedError: they are not to be had.
     """
     pool = pool or Pool()
-    if reason := why_not(wanted_bytes, pool):
+    if reason := unavailable_reason(wanted_bytes, pool):
         raise UnsupportedError(reason, remedy="run as root on a machine with more free memory")
     pages = -(-wanted_bytes // pool.page_bytes)
     if not pool.writable:

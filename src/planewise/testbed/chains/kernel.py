@@ -9,13 +9,12 @@ after it is done there as well. Knows no measurement.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from planewise.testbed import counters
+from planewise.testbed.chains.generator import MIXED, commands, generator_pps
 from planewise.testbed.chains.model import (
     GENERATOR,
     Chain,
@@ -23,7 +22,26 @@ from planewise.testbed.chains.model import (
     Placement,
     frames_of,
 )
-from planewise.testbed.chains.reading import CpuTime, Reading, Sent, cpu_times, now_s, task_s
+from planewise.testbed.chains.reading import (
+    CpuTime,
+    Reading,
+    Sent,
+    cpu_times,
+    ksoftirqd,
+    now_s,
+    sent_by,
+    task_s,
+)
+from planewise.testbed.chains.routing import (
+    SOURCE,
+    SOURCES,
+    TARGET,
+    TARGETS,
+    address,
+    new_function,
+    router_settings,
+    routing,
+)
 from planewise.testbed.chains.streams import Streams
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
@@ -39,7 +57,6 @@ from planewise.testbed.plan import (
     Plan,
     SetAddress,
     SetMaster,
-    SetSysctl,
     SetUp,
     Step,
 )
@@ -47,19 +64,11 @@ from planewise.testbed.steering import may_steer, steer
 
 _MTU_BYTES = 1500
 _TX, _RX = "tx0", "rx0"
-SOURCE, TARGET = "198.18.0.2", "198.19.0.2"
-"""Addresses of the chain's two ends."""
-_SOURCES = "198.18.0.0/24"
-_TARGETS = "198.19.0.0/16"
-_PORT = 4862
 _OVERLOAD_PPS = 3_000_000
 """More than one CPU sends through packet sockets: as much as the generator can."""
-_MIXED = 0.7
-"""Share of what a generator sends of one size that several of them together keep up."""
-_RING_MIB = 8
 
 
-def why_not() -> str:
+def unavailable_reason() -> str:
     """Why this machine cannot build such a chain; empty when it can."""
     if not may_steer(Path("/proc/self/uid_map").read_text()):
         return "only root may move the functions' receive work to CPUs of their own"
@@ -76,16 +85,6 @@ def _mac(number: int) -> str:
 
 _ENDS = (_mac(0xF0), _mac(0xF1))
 _BRIDGE_MAC = _mac(0xFF)
-
-
-def address(number: int) -> str:
-    """Of the `number`th function, from 1."""
-    return f"198.18.1.{number}"
-
-
-def target(number: int) -> str:
-    """Where the generator sends what is for the `number`th function alone."""
-    return f"198.19.{number}.2"
 
 
 def plan(token: str, chain: Chain, *, apart: bool = False) -> Plan:
@@ -159,8 +158,8 @@ def plan_links(token: str, chain: Chain, *, apart: bool = False) -> Plan:
     if apart:
         first, last = 1, chain.vnfs if chain.pattern == "east-west" else 1
         for netns, interface, own, there, number in (
-            (ends[0], _TX, SOURCE, _TARGETS, first),
-            (ends[1], _RX, TARGET, _SOURCES, last),
+            (ends[0], _TX, SOURCE, TARGETS, first),
+            (ends[1], _RX, TARGET, SOURCES, last),
         ):
             steps += [
                 SetAddress(netns, interface, f"{own}/32"),
@@ -204,66 +203,6 @@ def _attach(
         SetUp(switch, port),
         SetUp(netns, interface),
         AddForwarding(switch, port, mac),
-    )
-
-
-def new_function(netns: str) -> tuple[Step, ...]:
-    """A namespace that routes, without an interface yet."""
-    return (*new_namespace(netns), *router_settings(netns))
-
-
-def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
-    """What has a kernel route; `interface` where there is one already."""
-    return (
-        SetSysctl(netns, "net/ipv4/ip_forward", "1"),
-        # It routes back to the link that a frame came from, and must not tell anybody so.
-        SetSysctl(netns, "net/ipv4/conf/all/send_redirects", "0"),
-        SetSysctl(netns, f"net/ipv4/conf/{interface}/send_redirects", "0"),
-        SetSysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
-        SetSysctl(netns, f"net/ipv4/conf/{interface}/rp_filter", "0"),
-    )
-
-
-def routing(
-    chain: Chain,
-    netns: Callable[[int], str],
-    macs: Mapping[int, str],
-    ends: Sequence[str],
-) -> tuple[Step, ...]:
-    """Addresses and routes of all functions, which share one segment with the two ends. Pure.
-
-    `netns` names the namespace of the `number`th function, from 1, and `macs` its MAC; `ends` are
-    the MACs of the chain's ends.
-    """
-    steps: list[Step] = []
-    for number in range(1, chain.vnfs + 1):
-        own = netns(number)
-        through = chain.pattern == "east-west"
-        onward = number + 1 if through and number < chain.vnfs else None
-        back = number - 1 if through and number > 1 else None
-        steps.append(SetAddress(own, GUEST_INTERFACE, f"{address(number)}/32"))
-        steps += _route(own, _TARGETS, onward, macs, ends[1], (TARGET, target(number)))
-        steps += _route(own, _SOURCES, back, macs, ends[0], (SOURCE,))
-    return tuple(steps)
-
-
-def _route(
-    netns: str,
-    there: str,
-    over: int | None,
-    macs: Mapping[int, str],
-    end_mac: str,
-    ends: Sequence[str],
-) -> tuple[Step, ...]:
-    """To `there` by another function; or straight to the end, which is known by its MAC."""
-    if over is not None:
-        return (
-            AddNeighbour(netns, GUEST_INTERFACE, address(over), macs[over]),
-            AddRoute(netns, there, GUEST_INTERFACE, address(over)),
-        )
-    return (
-        AddRoute(netns, there, GUEST_INTERFACE),
-        *(AddNeighbour(netns, GUEST_INTERFACE, one, end_mac) for one in ends),
     )
 
 
@@ -311,7 +250,7 @@ class KernelChain(_Testbed):
         try:
             self._populate()
             self._steer()
-            self._ksoftirqd = _ksoftirqd(self.placement.tasks)
+            self._ksoftirqd = ksoftirqd(self.host)
         except BaseException:
             self._tear_down()
             raise
@@ -347,49 +286,27 @@ class KernelChain(_Testbed):
         It keeps account of every frame of `limit_s`, and ends by itself after that.
         """
         self.stop()
-        cpu = str(self.placement.cpu(GENERATOR))
-        netns = self.netns("g")
-        frames = frames_of(size)
-        total = sum(count for _, count in frames)
-        entries = len(self.chain.entries)
         # Programs of one CPU share it by time, not by frames: a mix must be paced.
         pps = self._offered_pps or (
-            _OVERLOAD_PPS if len(frames) == 1 else _MIXED * self._generator_pps
+            _OVERLOAD_PPS if len(frames_of(size)) == 1 else MIXED * self._generator_pps
         )
-        through = self.chain.pattern == "east-west"
-        for entry in range(1, entries + 1):
-            for frame_bytes, count in frames:
-                port = str(_PORT + len(self._streams))
-                self._streams.add(
-                    self.host.start(
-                        [
-                            *(self.host.probe, "trial", "--with-parent"),
-                            *("--tx", f"{_TX}@{netns}", "--rx", f"{_RX}@{netns}"),
-                            *(
-                                "--src",
-                                SOURCE,
-                                "--dst",
-                                TARGET if through else target(entry),
-                                "--dst-port",
-                                port,
-                            ),
-                            *("--dst-mac", _mac(entry), "--size", str(frame_bytes)),
-                            *("--rate", f"{pps * count / total / entries:.0f}"),
-                            *("--max-pps", str(_OVERLOAD_PPS), "--duration", f"{limit_s:g}"),
-                            *("--tx-cpu", cpu, "--rx-cpu", cpu, "--ring-mib", str(_RING_MIB)),
-                        ]
-                    )
-                )
+        netns, cpu = self.netns("g"), str(self.placement.cpu(GENERATOR))
+        for arguments in commands(
+            self.chain,
+            size,
+            limit_s,
+            pps,
+            ends=(f"{_TX}@{netns}", f"{_RX}@{netns}"),
+            macs=_macs(self.chain),
+            max_pps=_OVERLOAD_PPS,
+            options=("--with-parent", "--tx-cpu", cpu, "--rx-cpu", cpu),
+        ):
+            self._streams.add(self.host.start((self.host.probe, *arguments)))
 
     @cached_property
     def _generator_pps(self) -> float:
         """What the generator sends of the smallest frames where nothing limits it."""
-        cpu = str(self.placement.cpu(GENERATOR))
-        finished = self.host.run(
-            [self.host.probe, "trial", "--calibrate-only", "--size", "64", "--tx-cpu", cpu],
-            timeout_s=60,
-        )
-        return float(finished.json()["max_pps"])
+        return generator_pps(self.host, ("--tx-cpu", str(self.placement.cpu(GENERATOR))))
 
     def stop(self) -> None:
         """Ends the generator's traffic. Idempotent."""
@@ -400,11 +317,11 @@ class KernelChain(_Testbed):
         self._streams.check()
         sent = self._sent()
         if self._apart:
-            offered = self._counters("c")[_TX].tx_packets
-            delivered = self._counters("d")[_RX].rx_packets
+            offered = self._counters("c")[_TX]["tx_packets"]
+            delivered = self._counters("d")[_RX]["rx_packets"]
         else:
             ends = self._counters("g")
-            offered, delivered = ends[_TX].tx_packets, ends[_RX].rx_packets
+            offered, delivered = ends[_TX]["tx_packets"], ends[_RX]["rx_packets"]
         cpus = cpu_times()
         return Reading(
             at_s=now_s(),
@@ -422,44 +339,11 @@ class KernelChain(_Testbed):
             self._counters(f"v{number}")[GUEST_INTERFACE]
             for number in range(1, self.chain.vnfs + 1)
         )
-        return [Sent(own.tx_packets, own.tx_bytes, own.rx_dropped) for own in counted]
+        return [sent_by(interface) for interface in counted]
 
-    def _counters(self, place: str) -> dict[str, InterfaceCounters]:
-        return parse_interfaces(self.host.read_text("/proc/net/dev", netns=self.netns(place)))
+    def _counters(self, place: str) -> dict[str, dict[str, int]]:
+        return counters.parse(self.host.read_text("/proc/net/dev", netns=self.netns(place)))
 
     def _kernel_s(self, cpu: int, spent: CpuTime) -> float:
         own = self._ksoftirqd.get(cpu)
         return spent.soft_s + (task_s(own) if own is not None else 0.0)
-
-
-@dataclass(frozen=True)
-class InterfaceCounters:
-    """What /proc/net/dev says of an interface (proc(5))."""
-
-    rx_packets: int
-    rx_dropped: int
-    tx_packets: int
-    tx_bytes: int
-
-
-def parse_interfaces(text: str) -> dict[str, InterfaceCounters]:
-    """The counters of every interface of a /proc/net/dev. Pure."""
-    found = {}
-    for line in text.splitlines()[2:]:
-        name, _, rest = line.partition(":")
-        fields = [int(field) for field in rest.split()]
-        found[name.strip()] = InterfaceCounters(fields[1], fields[3], fields[9], fields[8])
-    return found
-
-
-def _ksoftirqd(cpus: Iterable[int]) -> dict[int, int]:
-    """The kernel thread of each CPU that forwards where interrupts alone do not get done."""
-    wanted = {f"ksoftirqd/{cpu}": cpu for cpu in cpus}
-    found = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names only
-        if name.isdigit():
-            with suppress(OSError):
-                comm = Path(f"/proc/{name}/comm").read_text().strip()
-                if comm in wanted:
-                    found[wanted[comm]] = int(name)
-    return found

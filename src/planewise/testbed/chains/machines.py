@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import Self, TypeVar
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.chains.kernel import address, parse_interfaces, router_settings
-from planewise.testbed.chains.reading import Sent, now_s
+from planewise.testbed import counters
+from planewise.testbed.chains.reading import Sent, now_s, sent_by
+from planewise.testbed.chains.routing import address, router_settings
 from planewise.testbed.host import Host
 from planewise.testbed.model import GUEST_INTERFACE, Guest, HostRole
 from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
@@ -218,14 +219,8 @@ class FunctionMachines:
     def _read(self, number: int) -> Sent:
         began_s = now_s()
         text = self.guests.host.read_text("/proc/net/dev", netns=self._there[number].netns)
-        own = parse_interfaces(text)[GUEST_INTERFACE]
-        return Sent(
-            own.tx_packets,
-            own.tx_bytes,
-            own.rx_dropped,
-            own.rx_packets,
-            at_s=(began_s + now_s()) / 2,
-        )
+        interface = counters.parse(text)[GUEST_INTERFACE]
+        return sent_by(interface, interface["rx_packets"], at_s=(began_s + now_s()) / 2)
 
     def _pid_of(self, guest: Guest) -> int:
         deadline = time.monotonic() + _FIND_S

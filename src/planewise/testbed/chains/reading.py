@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from planewise.testbed.host import Host
+
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -27,6 +29,15 @@ class Sent:
     """Packets that reached it, where only NICs are between it and who sent them."""
     at_s: float | None = None
     """When this was read, by the monotonic clock of who asked; None: at the reading's time."""
+
+
+def sent_by(
+    interface: Mapping[str, int], received: int | None = None, at_s: float | None = None
+) -> Sent:
+    """What a function has sent by its interface's counters (`counters.parse`). Pure."""
+    return Sent(
+        interface["tx_packets"], interface["tx_bytes"], interface["rx_dropped"], received, at_s
+    )
 
 
 @dataclass(frozen=True)
@@ -122,3 +133,22 @@ def ticks_s(stat: str) -> float:
 def _ticks(stat: str) -> int:
     fields = stat.rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+_KSOFTIRQD = (
+    "for one in /proc/[0-9]*; do read -r name <$one/comm && case $name in ksoftirqd/*) "
+    'echo "${name#*/} ${one#/proc/}";; esac; done 2>/dev/null; true'
+)
+_LOOK_S = 180.0
+"""An emulated host that is flooded answers late."""
+
+
+def ksoftirqd(host: Host) -> dict[int, int]:
+    """By CPU, the process id of the kernel thread that forwards where interrupts alone do not get
+    done.
+
+    Raises:
+        PlanewiseError: the host does not answer.
+    """
+    lines = host.run(["sh", "-c", _KSOFTIRQD], timeout_s=_LOOK_S).stdout.splitlines()
+    return {int(cpu): int(pid) for cpu, pid in map(str.split, lines)}

@@ -50,7 +50,7 @@ def memory_bytes(chain: Chain) -> int:
     return SWITCH_BYTES + chain.vnfs * functions.MEMORY_BYTES
 
 
-def why_not(chain: Chain) -> str:
+def unavailable_reason(chain: Chain) -> str:
     """Why this machine cannot build the chain; empty when it can. Changes nothing."""
     missing = [
         name
@@ -64,7 +64,7 @@ def why_not(chain: Chain) -> str:
         return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here"
     if not may_steer(Path("/proc/self/uid_map").read_text()):
         return "only root of the machine may give huge pages to a switch and its functions"
-    return hugepages.why_not(memory_bytes(chain))
+    return hugepages.unavailable_reason(memory_bytes(chain))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class VhostChain(_Testbed):
         return [] if host is None else [host]
 
     def __enter__(self) -> Self:
-        if reason := why_not(self.chain):
+        if reason := unavailable_reason(self.chain):
             raise UnsupportedError(f"vhost-user: {reason}", remedy=switch.SETUP_REMEDY)
         super().__enter__()
         try:

@@ -46,6 +46,7 @@ from planewise.testbed.vms.hypervisor import Hypervisor
 from planewise.testbed.vms.planes import VF_PLANES, VmPlane, vm_plane
 from planewise.testbed.vms.platform import Platform, platform_of, vm_mib
 from planewise.testbed.vms.resources import SPARE_MIB, Resources, look, shortage
+from planewise.testbed.vms.saved import Saved
 
 
 @dataclass
@@ -114,7 +115,7 @@ class VmTestbed:
         self._platforms = {} if lent is None else dict.fromkeys(HOSTS, lent)
         self._resources: dict[HostRole, Resources] = {}
         self._with_vfs = False
-        self._booting = threading.Lock()
+        self._saved: dict[HostRole, Saved | None] = {}
 
     def expect(self, settings: Iterable[Setting]) -> dict[Setting, str]:
         """Why these settings cannot stand here; those that can are left out. Changes nothing.
@@ -250,6 +251,8 @@ class VmTestbed:
     ) -> tuple[Guest, ...]:
         """Starts and wakes guests, by the machine that they live on; gives those that had ended."""
         replaced: list[Guest] = []
+        for role in work:
+            self._saved_on(role)  # booted for all hosts together, and where it fails, once
 
         def prepare(role: HostRole) -> None:
             replaced.extend(self._prepare(self._states[role], work[role]))
@@ -422,10 +425,15 @@ class VmTestbed:
         with state.lock:
             if state.guests is None:
                 host, ours = state.machine.host, self.platform(state.role)
-                with self._booting:
-                    saved = booted.saved_for(host, ours, self.options)
-                state.guests = HostGuests(host, ours, self.options, saved=saved).__enter__()
+                guests = HostGuests(host, ours, self.options, saved=self._saved_on(state.role))
+                state.guests = guests.__enter__()
             return state.guests
+
+    def _saved_on(self, role: HostRole) -> Saved | None:
+        if role not in self._saved:
+            host = self._states[role].machine.host
+            self._saved[role] = booted.saved_for(host, self.platform(role), self.options)
+        return self._saved[role]
 
     def _vfs(self, state: _HostState) -> VfPool:
         with state.lock:

@@ -1,0 +1,86 @@
+"""How functions that route are addressed, and the steps that make a kernel one of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from planewise.testbed.chains.model import Chain
+from planewise.testbed.model import GUEST_INTERFACE
+from planewise.testbed.namespaces import new_namespace
+from planewise.testbed.plan import AddNeighbour, AddRoute, SetAddress, SetSysctl, Step
+
+SOURCE, TARGET = "198.18.0.2", "198.19.0.2"
+"""Addresses of the chain's two ends."""
+SOURCES = "198.18.0.0/24"
+TARGETS = "198.19.0.0/16"
+"""The networks that they stand for: the way back and the way there."""
+
+
+def address(number: int) -> str:
+    """Of the `number`th function, from 1."""
+    return f"198.18.1.{number}"
+
+
+def target(number: int) -> str:
+    """Where the generator sends what is for the `number`th function alone."""
+    return f"198.19.{number}.2"
+
+
+def new_function(netns: str) -> tuple[Step, ...]:
+    """A namespace that routes, without an interface yet."""
+    return (*new_namespace(netns), *router_settings(netns))
+
+
+def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
+    """What has a kernel route; `interface` where there is one already."""
+    return (
+        SetSysctl(netns, "net/ipv4/ip_forward", "1"),
+        # It routes back to the link that a frame came from, and must not tell anybody so.
+        SetSysctl(netns, "net/ipv4/conf/all/send_redirects", "0"),
+        SetSysctl(netns, f"net/ipv4/conf/{interface}/send_redirects", "0"),
+        SetSysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
+        SetSysctl(netns, f"net/ipv4/conf/{interface}/rp_filter", "0"),
+    )
+
+
+def routing(
+    chain: Chain,
+    netns: Callable[[int], str],
+    macs: Mapping[int, str],
+    ends: Sequence[str],
+) -> tuple[Step, ...]:
+    """Addresses and routes of all functions, which share one segment with the two ends. Pure.
+
+    `netns` names the namespace of the `number`th function, from 1, and `macs` its MAC; `ends` are
+    the MACs of the chain's ends.
+    """
+    steps: list[Step] = []
+    for number in range(1, chain.vnfs + 1):
+        own = netns(number)
+        through = chain.pattern == "east-west"
+        onward = number + 1 if through and number < chain.vnfs else None
+        back = number - 1 if through and number > 1 else None
+        steps.append(SetAddress(own, GUEST_INTERFACE, f"{address(number)}/32"))
+        steps += _route(own, TARGETS, onward, macs, ends[1], (TARGET, target(number)))
+        steps += _route(own, SOURCES, back, macs, ends[0], (SOURCE,))
+    return tuple(steps)
+
+
+def _route(
+    netns: str,
+    there: str,
+    over: int | None,
+    macs: Mapping[int, str],
+    end_mac: str,
+    ends: Sequence[str],
+) -> tuple[Step, ...]:
+    """To `there` by another function; or straight to the end, which is known by its MAC."""
+    if over is not None:
+        return (
+            AddNeighbour(netns, GUEST_INTERFACE, address(over), macs[over]),
+            AddRoute(netns, there, GUEST_INTERFACE, address(over)),
+        )
+    return (
+        AddRoute(netns, there, GUEST_INTERFACE),
+        *(AddNeighbour(netns, GUEST_INTERFACE, one, end_mac) for one in ends),
+    )
