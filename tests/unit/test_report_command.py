@@ -20,6 +20,7 @@ from planewise.report.figures import base
 from planewise.store.rundir import RunReader
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp
+from tests.unit.vega_schema import fits_schema
 
 SMALL = MadeUp(
     planes=("veth", "bridge"), load_types=("none",), blocks=2, load_blocks=3, packets=60, hidden=()
@@ -127,12 +128,12 @@ def curve() -> Curve:
     return Curve.from_runs("router", runs)
 
 
-def test_a_judged_curve_is_an_altair_chart_that_fits_its_schema_and_can_be_saved(
+def test_a_judged_curve_fits_vega_lites_schema_and_can_be_saved(
     tmp_path: Path,
 ) -> None:
     verdict = judge(curve())
     chart = figures.load_loss(curve(), verdict)
-    chart.to_dict(validate=True)
+    assert fits_schema(chart)
     files = figures.save(chart, tmp_path / "a.b", ("svg", "html"))
     assert [file.name for file in files] == ["a.b.svg", "a.b.html"]
     drawn = files[0].read_text()
@@ -153,7 +154,7 @@ def test_every_figure_of_a_report_fits_vega_lites_schema(run: Path) -> None:
     assert len(drawn) >= 15
     for figure in drawn:
         for width in (base.WIDE, base.NARROW):
-            base.chart_of(figure.titled(width)).to_dict(validate=True)
+            assert fits_schema(figure.titled(width))
 
 
 @pytest.mark.parametrize("runs", [1, 2])
@@ -163,5 +164,10 @@ def test_curves_with_few_runs_or_a_single_load_can_be_drawn(runs: int) -> None:
     all_lost = Curve.from_runs("all lost", {load: [Run(1000, 0)] * runs for load in (1e3, 1e4)})
     for drawn in (one, none, all_lost):
         for width in (base.WIDE, base.NARROW):
-            spec = figures.load_loss(drawn, judge(drawn), width=width).to_dict()
+            spec = figures.load_loss(drawn, judge(drawn), width=width)
             assert base.svg(spec).count("<path") > 3
+
+
+def test_both_panels_of_a_load_loss_curve_name_their_loads() -> None:
+    drawing = base.svg(figures.load_loss(curve(), judge(curve())))
+    assert drawing.count(">offered load<") == 2

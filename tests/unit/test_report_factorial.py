@@ -11,15 +11,17 @@ import pytest
 
 from planewise.report import facets, html, packets, renderer, summaries, svg, tables
 from planewise.report.cells import Naming
-from planewise.report.data import RttCell, RunData
+from planewise.report.data import RunData
 from planewise.report.facets import Item
-from planewise.report.figures import base, boxes, scatter
+from planewise.report.figures import base, boxes, scatter, vega
 from planewise.report.figures.base import Figure, Missing, Table, Value
 from planewise.report.renderer import Renderer
+from planewise.report.rtt_cell import RttCell
 from planewise.report.sections import choose
 from planewise.store.rundir import RunReader
 from tests.unit import made_up_run
 from tests.unit.made_up_run import HIDDEN_REASON, MadeUp
+from tests.unit.vega_schema import fits_schema
 
 DESIGN = MadeUp(
     planes=("bridge", "macvlan", "vf"),
@@ -199,7 +201,7 @@ def test_every_figure_says_that_its_host_is_virtual(drawn: dict[str, Figure]) ->
 def test_every_figure_of_an_experiment_fits_vega_lites_schema(drawn: dict[str, Figure]) -> None:
     for name in ("rtt-1", "overhead-1", "lost-1", "cpu-1", "tail", "scatter-1", "kendall"):
         for width in (base.WIDE, base.NARROW):
-            base.chart_of(drawn[name].titled(width)).to_dict(validate=True)
+            assert fits_schema(drawn[name].titled(width))
 
 
 def test_nothing_is_drawn_wider_than_it_may_be(drawn: dict[str, Figure]) -> None:
@@ -307,7 +309,7 @@ def test_signs_of_markdown_and_latex_in_names_are_text() -> None:
 
 
 def test_a_renderer_whose_process_died_draws_here() -> None:
-    figure = base.text(base.finish({"mark": "point", "data": {"values": [{}]}}))
+    figure = base.text(vega.finish({"mark": "point", "data": {"values": [{}]}}))
     with Renderer() as drawer:
         first = drawer.draw(figure)()
         assert first == renderer.svg(figure)

@@ -254,9 +254,12 @@ def test_what_changed_on_the_host_is_told_and_what_it_has_no_counter_for(tmp_pat
         "&#39;", "'"
     )
     assert "Watched around every trial: frequency governor, time that the hypervisor gave" in told
-    assert "Unsupported there, so nobody knows: clock of the CPUs, temperature, throttling" in told
+    assert (
+        "Not known, as this host has no counter for it: clock of the CPUs, temperature, throttling"
+        in told
+    )
     change_trials(run, lambda one: {"host": {"shared": HostState(steal=0.0)}})
-    assert "Nothing that was watched did." in machine(html.render(run))
+    assert "Nothing that was watched changed." in machine(html.render(run))
 
 
 def test_cells_that_could_not_run_are_named_with_their_reason(tmp_path: Path) -> None:

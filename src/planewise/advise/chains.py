@@ -69,7 +69,7 @@ def _told(family: Family, stratum: str, show: object) -> tuple[str | None, str]:
         return None, f"{where}{names} are not told apart by this run"
     return (
         str(best.level),
-        f"{where}use {best.level}, which carries {bound_text(best.bound, show(best.value))}, and "
+        f"{where}use {best.level}: it carries {bound_text(best.bound, show(best.value))}, "
         f"{second.level} {bound_text(second.bound, show(second.value))}",
     )
 

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-import altair as alt
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import planewise
 from planewise.report import renderer, svg, theme
-from planewise.report.figures import base
+from planewise.report.figures import base, vega
+from planewise.report.figures.vega import Look, Row, Span, Spec
 
 _HEIGHT = 260
-_LABEL_ROOM = 130
+_AXIS_ROOM = 72
 
 
 @dataclass(frozen=True)
@@ -109,63 +109,48 @@ def description(page: Page) -> str:
     return f"Lines of what each plane carries over the number of functions. Asked for: {told}."
 
 
-def chart(page: Page, width: int) -> base.Spec:
+def chart(page: Page, width: int) -> Spec:
     """What each plane carries over the number of functions, with its interval."""
-    planes = list(dict.fromkeys(point.plane for point in page.points))
-    colours = theme.colours_of(planes)
-    plot = width - _LABEL_ROOM - 60
+    colours = theme.colours_of(dict.fromkeys(point.plane for point in page.points))
+    room = vega.label_room(colours)
+    plot = width - _AXIS_ROOM - room - 12
     last = max(point.vnfs for point in page.points)
-    top = max(point.high_pps for point in page.points)
-    span = base.Span(0.0, top * 1.05, log=False)
-    rows = [
+    span = Span.of(
+        [pps for point in page.points for pps in (point.pps, point.high_pps)], log_from=12
+    )
+    rows: list[Row] = [
         {
             "plane": point.plane,
             "vnfs": point.vnfs,
-            "pps": point.pps,
-            "low": point.low_pps,
-            "high": point.high_pps,
+            "pps": span.inside(point.pps),
+            "low": span.inside(point.low_pps),
+            "high": span.inside(point.high_pps),
         }
         for point in page.points
     ]
-    counts = _ticks(last)
-    x = alt.X(
-        "vnfs:Q",
-        scale=alt.Scale(domain=[1, last], nice=False, zero=False),
-        axis=alt.Axis(title="network functions", values=counts, format="d", grid=False),
-    )
-
-    def y(field: str) -> alt.Y:
-        return alt.Y(
-            f"{field}:Q",
-            scale=span.scale(),
-            axis=alt.Axis(
-                title="sent by all functions together",
-                values=span.ticks(6),
-                labelExpr=base.with_unit("datum.value", "rate"),
-                titleAnchor="end",
-            ),
-        )
-
-    colour = alt.Color(
-        "plane:N",
-        scale=alt.Scale(domain=planes, range=[colours[plane] for plane in planes]),
-        legend=None,
-    )
-    whole = base.data(rows)
-    asked = base.data([{"vnfs": page.asked_vnfs}])
-    ends = base.data([row for row in rows if row["vnfs"] == last])
-    marks = [
-        alt.Chart(asked).mark_rule(color=theme.MUTED.light, strokeDash=[3, 3]).encode(x=x),
-        alt.Chart(whole).mark_area(opacity=0.15).encode(x=x, y=y("low"), y2="high:Q", color=colour),
-        alt.Chart(whole).mark_line(strokeWidth=2).encode(x=x, y=y("pps"), color=colour),
-        alt.Chart(whole)
-        .mark_point(filled=True, size=36, opacity=1)
-        .encode(x=x, y=y("pps"), color=colour),
-        alt.Chart(ends)
-        .mark_text(align="left", dx=8, fontSize=theme.FONT_SIZE)
-        .encode(x=x, y=y("pps"), text="plane:N", color=colour),
+    axis = {"title": "network functions", "values": _ticks(last), "format": "d", "grid": False}
+    x = vega.quantitative("vnfs", Span(1, max(last, 2), log=False), axis)
+    rate = vega.y_axis(span, "rate", _AXIS_ROOM, title="sent by all functions together", most=6)
+    y = {name: vega.quantitative(name, span, rate) for name in ("pps", "low")}
+    colour = {"color": vega.coloured("plane", colours)}
+    asked: Look = {"color": theme.MUTED.light, "strokeDash": [3, 3]}
+    ends = [
+        (str(row["plane"]), vega.height_of(float(row["pps"]), span, _HEIGHT))
+        for row in rows
+        if row["vnfs"] == last
     ]
-    return base.finish(base.layers(marks, width=plot, height=_HEIGHT))
+    marks = [
+        vega.mark("rule", [{"vnfs": page.asked_vnfs}], {"x": x}, **asked),
+        vega.mark(
+            "area", rows, {"x": x, "y": y["low"], "y2": {"field": "high"}, **colour}, opacity=0.15
+        ),
+        vega.mark("line", rows, {"x": x, "y": y["pps"], **colour}, strokeWidth=2),
+        vega.mark(
+            "point", rows, {"x": x, "y": y["pps"], **colour}, filled=True, size=36, opacity=1
+        ),
+        vega.end_labels(ends, colours, x=plot + 8, height=_HEIGHT, room=room - 8),
+    ]
+    return vega.finish(vega.layers(marks, width=plot, height=_HEIGHT))
 
 
 def _ticks(last: int) -> Sequence[int]:

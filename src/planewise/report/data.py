@@ -8,33 +8,27 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
-
-import numpy as np
-from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve
 from planewise.judge.drift import Drift, find_drift
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.verdict import Verdict, judge
+from planewise.report import left_out, theme
 from planewise.report import packets as packet_files
-from planewise.report import summaries, theme
-from planewise.report.cells import NO_PLANE, Factors, Naming, level_rank, rank, words
+from planewise.report.cells import NO_PLANE, Factors, Naming, level_rank, rank
+from planewise.report.left_out import LeftOut
 from planewise.report.packets import Packets, RttMetric, Unread
-from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
+from planewise.report.rtt_cell import RttCell, summarise
 from planewise.store.models import (
     ChainLimit,
     ChainResult,
     CoreUse,
-    Counts,
     HostState,
-    Latency,
     Level,
-    Metric,
     Recommendation,
     TcpResult,
     TrialRecord,
@@ -42,57 +36,6 @@ from planewise.store.models import (
 from planewise.store.rundir import RunReader
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
-
-TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
-"""Quantiles of the tail table, with the packets that each needs to mean anything."""
-
-
-@dataclass(frozen=True)
-class RttCell:
-    """RTT of one cell over all its replicates."""
-
-    plane: str
-    factors: Factors
-    replicates: int
-    packets: int
-    """Packets with an RTT."""
-    sent: int
-    lost: int
-    low_ns: float
-    q25_ns: float
-    median_ns: float
-    q75_ns: float
-    high_ns: float
-    tail_ns: Mapping[str, float | None]
-    """By name of `TAIL`; None where the packets are too few."""
-    medians_ns: tuple[float, ...]
-    """Median of each replicate."""
-    kernel_medians_ns: tuple[float, ...]
-    """The same between the guest's kernel stamps, of the replicates that have them."""
-    parts: Parts | None
-    no_parts: str
-    """Why there are no parts; empty when there are."""
-    overhead: Spread | str
-    """RTT at the guest minus RTT at the sender's NIC, or why it is not known."""
-    response: Spread | str
-    """NIC to NIC inside the responder, or why it is not known."""
-    distribution: Distribution | None
-    """None where only histograms or summaries were kept."""
-    counts: Counts
-    """Over all its trials."""
-
-    @property
-    def rtt(self) -> Spread:
-        """Its RTT as a box."""
-        return Spread(
-            self.low_ns,
-            self.q25_ns,
-            self.median_ns,
-            self.q75_ns,
-            self.high_ns,
-            self.packets,
-            self.medians_ns,
-        )
 
 
 @dataclass(frozen=True)
@@ -182,15 +125,6 @@ class Visit:
     where the cell has no other trial."""
     median_ns: float | None
     trial: TrialRecord
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Something that is not in the figures, and why."""
-
-    what: str
-    why: str
-    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -484,244 +418,13 @@ class RunData:
         _ = self.rtt, self.recommendation  # they add notes
         notes = list(self._notes)
         if self.is_cut:
-            notes.append(
-                LeftOut(
-                    "The last line of trials.jsonl",
-                    "it was cut short (a kill or a full disk): that trial is not here; "
-                    "--resume runs it again",
-                )
-            )
-        skipped = Counter((self.naming.series(one.cell), one.reason) for one in self.info.skipped)
-        notes += [
-            LeftOut(
-                f"{times} cell{'s' if times != 1 else ''} of {plane}", f"could not run here: {why}"
-            )
-            for (plane, why), times in skipped.items()
-        ]
-        for trial in self.trials:
-            if trial.status == "failed":
-                notes.append(LeftOut(f"Trial {trial.trial}", f"it failed: {trial.reason}"))
-        missing = Counter(
-            (self.key(trial)[0], metric, reason)
-            for trial in self.done
-            for metric, reason in trial.not_measurable.items()
-        )
-        notes += [
-            LeftOut(f"{METRICS[metric]} of {plane}", f"not measurable: {reason}", times)
-            for (plane, metric, reason), times in missing.items()
-        ]
-        limited = Counter(
-            (self.key(trial)[0], limit)
-            for trial in self.done
-            for limit in trial.limits
-            if limit != "sut"
-        )
-        notes += [
-            LeftOut(f"Load trials of {plane}", LIMITS[limit], times)
-            for (plane, limit), times in limited.items()
-        ]
-        warnings: dict[str, list[str]] = {}
-        for trial in self.done:
-            for warning in trial.warnings:
-                warnings.setdefault(_NUMBER.sub("#", warning), []).append(warning)
-        notes += [
-            LeftOut(
-                "Said during a trial" if len(set(said)) == 1 else "Said with varying figures",
-                said[0],
-                len(said),
-            )
-            for said in warnings.values()
-        ]
-        return notes
+            notes.append(left_out.CUT)
+        series = self.naming.series
+        notes += left_out.of_skipped((series(one.cell), one.reason) for one in self.info.skipped)
+        return notes + left_out.of_trials((self.key(trial)[0], trial) for trial in self.trials)
 
     def _summary(
         self, trials: Sequence[TrialRecord], packets: Packets | Unread
     ) -> tuple[RttCell | None, list[LeftOut]]:
         plane, factors = self.key(trials[0])
-        metric = self.rtt_metric
-        notes: list[LeftOut] = []
-        of_trials = [trial.latency[metric] for trial in trials if metric in trial.latency]
-        quantiles = [LOW, 0.25, 0.5, 0.75, HIGH, *(quantile for _, quantile, _ in TAIL)]
-        values: list[float] | None = None
-        n = 0
-        distribution = None
-        if isinstance(packets, Packets):
-            rtts = summaries.known(packets.rtt_ns)
-            n = len(rtts)
-            if n:
-                ordered = np.sort(rtts)
-                values = summaries.at(ordered, quantiles)
-                distribution = summaries.distribution(rtts, ordered)
-        else:
-            notes = _unread(packets)
-            values, n = _from_histograms(of_trials, quantiles)
-        if values is None:
-            if of_trials:
-                why = "neither its packets nor a histogram were kept"
-            else:
-                why = "no packet came back"
-            return None, [*notes, LeftOut(f"RTT of {plane}, {words(factors)}", why)]
-        parts, why = _parts(metric, trials, packets)
-        cell = RttCell(
-            plane=plane,
-            factors=factors,
-            replicates=len(trials),
-            packets=n,
-            sent=sum(trial.counts.sent for trial in trials if trial.counts),
-            lost=sum(trial.counts.lost for trial in trials if trial.counts),
-            low_ns=values[0],
-            q25_ns=values[1],
-            median_ns=values[2],
-            q75_ns=values[3],
-            high_ns=values[4],
-            tail_ns={
-                name: value if n >= needed else None
-                for (name, _, needed), value in zip(TAIL, values[5:], strict=True)
-            },
-            medians_ns=tuple(summary.p50_ns for summary in of_trials),
-            kernel_medians_ns=tuple(
-                trial.latency["rtt_kernel"].p50_ns
-                for trial in trials
-                if "rtt_kernel" in trial.latency
-            ),
-            parts=parts,
-            no_parts=why,
-            overhead=_spread("overhead", trials, packets),
-            response=_spread("response", trials, packets),
-            distribution=distribution,
-            counts=_added(trial.counts for trial in trials if trial.counts),
-        )
-        return cell, notes
-
-
-def _unread(unread: Unread) -> list[LeftOut]:
-    if not unread.file:
-        return []
-    return [
-        LeftOut(
-            f"The packets of {unread.file}",
-            f"{unread.why}; this cell's figures come from the trials' histograms",
-        )
-    ]
-
-
-METRICS: Mapping[Metric, str] = {
-    "rtt_user": "RTT between user-space stamps",
-    "rtt_kernel": "RTT between kernel stamps",
-    "overhead": "RTT overhead at the sender",
-    "response": "Response time at the responder",
-    "one_way": "One-way latency",
-}
-
-LIMITS: Mapping[str, str] = {
-    "generator": "the generator could not send as fast as intended, so they say nothing about "
-    "the plane and do not count",
-    "sink": "the sink could not receive as fast as frames arrived, so they say nothing about "
-    "the plane and do not count",
-    "clock": "a clock stepped or could not be trusted during them, so they do not count",
-}
-
-
-def _from_histograms(
-    summaries: Sequence[Latency], quantiles: Sequence[float]
-) -> tuple[list[float] | None, int]:
-    """Quantiles [ns] of the merged histograms, and their packets; None when one is missing."""
-    if not summaries or any(summary.hdr is None for summary in summaries):
-        return None, 0
-    merged = HdrHistogram(1, 3_600_000_000_000, 3)
-    for summary in summaries:
-        merged.add(HdrHistogram.decode(summary.hdr))
-    n = int(merged.total_count)
-    if n == 0:
-        return None, 0
-    return [float(merged.get_value_at_percentile(quantile * 100)) for quantile in quantiles], n
-
-
-_NO_CAPTURE = "no capture at the network cards in this run"
-
-
-def _unmeasurable(name: Metric, trials: Sequence[TrialRecord]) -> str:
-    """Why the metric does not exist for these trials; empty when nothing is said against it."""
-    return next(
-        (
-            f"not measurable: {trial.not_measurable[name]}"
-            for trial in trials
-            if name in trial.not_measurable
-        ),
-        "",
-    )
-
-
-def _parts(
-    metric: RttMetric, trials: Sequence[TrialRecord], packets: Packets | Unread
-) -> tuple[Parts | None, str]:
-    """Where the time goes, or the reason why that is not known."""
-    if why := _unmeasurable("overhead", trials) or _unmeasurable("response", trials):
-        return None, why
-    if isinstance(packets, Unread):
-        return _parts_from_summaries(metric, trials)
-    if np.isnan(packets.nic_ns).all() or np.isnan(packets.response_ns).all():
-        return None, _NO_CAPTURE
-    both = metric == "rtt_user" and not np.isnan(packets.kernel_ns).all()
-    found = summaries.parts(packets, rtt_has_instrument=both)
-    return found, "" if found is not None else "no packet was seen at all four capture points"
-
-
-def _spread(
-    name: Literal["overhead", "response"],
-    trials: Sequence[TrialRecord],
-    packets: Packets | Unread,
-) -> Spread | str:
-    if why := _unmeasurable(name, trials):
-        return why
-    of_trials = [trial.latency[name] for trial in trials if name in trial.latency]
-    medians = [summary.p50_ns for summary in of_trials]
-    if isinstance(packets, Unread):
-        quantiles, n = _from_histograms(of_trials, (LOW, 0.25, 0.5, 0.75, HIGH))
-        if quantiles is None:
-            return "neither its packets nor a histogram were kept" if of_trials else _NO_CAPTURE
-        low, q25, median, q75, high = quantiles
-        return Spread(low, q25, median, q75, high, n, tuple(medians))
-    values = packets.response_ns if name == "response" else packets.rtt_ns - packets.nic_ns
-    values = summaries.known(values)
-    return summaries.spread(np.sort(values), medians) if len(values) else _NO_CAPTURE
-
-
-def _added(counts: Iterable[Counts]) -> Counts:
-    totals = dict.fromkeys(Counts.model_fields, 0)
-    for one in counts:
-        for name in totals:
-            totals[name] += getattr(one, name)
-    return Counts(**totals)
-
-
-def _parts_from_summaries(
-    metric: RttMetric, trials: Sequence[TrialRecord]
-) -> tuple[Parts | None, str]:
-    """Means over all packets, from the trials' summaries: they add up, but outliers weigh in."""
-    sums: dict[str, float] = {}
-    n = 0
-    for trial in trials:
-        if not {"overhead", "response", metric} <= set(trial.latency):
-            return None, "no capture at the network cards in this run"
-        weight = trial.latency[metric].count
-        n += weight
-        for name, summary in trial.latency.items():
-            sums[name] = sums.get(name, 0.0) + summary.mean_ns * weight
-    mean = {name: total / n for name, total in sums.items()} if n else {}
-    if not mean:
-        return None, "no packet came back"
-    total = mean[metric]
-    both = metric == "rtt_user" and "rtt_kernel" in mean
-    instrument = total - mean["rtt_kernel"] if both else None
-    return (
-        Parts(
-            total_ns=total,
-            instrument_ns=instrument,
-            sender_ns=mean["overhead"] - (instrument or 0.0),
-            wire_ns=total - mean["overhead"] - mean["response"],
-            responder_ns=mean["response"],
-            packets=n,
-        ),
-        "",
-    )
+        return summarise(plane, factors, self.rtt_metric, trials, packets)

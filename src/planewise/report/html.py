@@ -152,6 +152,8 @@ def headline(data: RunData) -> str:
         )
     if data.curves:
         return "This run holds no recommendation; its load-loss curves are below."
+    if data.chains or data.tcp:
+        return "This run holds no recommendation; what it carried is below."
     return "This run holds no recommendation, and no trial that can be drawn."
 
 
@@ -216,7 +218,11 @@ def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
     elif place.effect is None:
         small.append("best")
     else:
-        small.append(f"{theme.share(round(place.effect, 2))} worse than the best")
+        small.append(
+            f"{1 + place.effect:.3g} times the best"
+            if place.effect >= 1
+            else f"{theme.share(round(place.effect, 2))} worse than the best"
+        )
     text = bound_text(place.bound, show(place.value))
     return Value(text, place.value, small="; ".join(small))
 

@@ -125,9 +125,9 @@ def sentence(compared: Compared) -> str:
     unknown = [f"{one.a} and {one.b}" for one in overall if one.outcome == "not known"]
     parts = [f"{first} is better than {_some(others)}" for first, others in told.items()]
     if same:
-        parts.append(f"practically the same are {_some(same)}")
+        parts.append(f"practically the same: {_some(same)}")
     if unknown:
-        parts.append(f"not known is {_some(unknown)}")
+        parts.append(f"not known: {_some(unknown)}")
     text = "; ".join(parts) or "nothing could be compared"
     return f"By {family.metric.title}, over all conditions: {text}."
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from planewise.report import facets, inference, sentences, theme
 from planewise.report.cells import common_factors, words
-from planewise.report.data import CpuCell, RttCell, RunData
+from planewise.report.data import CpuCell, RunData
 from planewise.report.facets import Item, Page
 from planewise.report.figures import (
     base,
@@ -20,7 +20,6 @@ from planewise.report.figures import (
     chains,
     comparison,
     cpu,
-    cpu_grid,
     distribution,
     kendall,
     loss_curve,
@@ -33,6 +32,7 @@ from planewise.report.figures import (
 )
 from planewise.report.figures.base import Figure, Table
 from planewise.report.inference import Compared
+from planewise.report.rtt_cell import RttCell
 
 _MOST_CONTEXTS = 6
 """Conditions that are drawn as rows of planes; more become small multiples along a factor."""
@@ -116,7 +116,7 @@ def _sections(data: RunData) -> Iterator[Section]:
                 "tcp",
                 "What TCP carries",
                 "The traditional stack: a kernel at both ends, a stream of messages between them.",
-                (chains.tcp(data.tcp, data.planes),),
+                (chains.tcp(data.tcp),),
                 virtual="rates",
             )
         packets.result()
@@ -159,9 +159,13 @@ def _chains(data: RunData) -> Section:
         "More is better. North-south, every function has traffic of its own and sends it back; "
         "east-west, all traffic goes through one function after the other.",
         tuple(chains.figures(data.chains, data.planes)),
-        (
-            ("What bounds them", chains.bounds(data.chains)),
-            ("What the CPUs did", chains.cores(data.chains)),
+        tuple(
+            (label, table)
+            for label, table in (
+                ("What bounds them", chains.bounds(data.chains)),
+                ("What the CPUs did", chains.cores(data.chains)),
+            )
+            if table.rows
         ),
         virtual="rates",
     )
@@ -435,7 +439,7 @@ def _cpu(data: RunData) -> Section:
 
 
 def _cpu_by_factor(data: RunData) -> Section:
-    hosts = cpu_grid.by_host(data.cpu)
+    hosts = len({cell.host for cell in data.cpu}) > 1
     items = [
         Item(
             cell.plane,
@@ -446,7 +450,7 @@ def _cpu_by_factor(data: RunData) -> Section:
     ]
     pages = facets.pages(items, data.naming, rows=("load_type", "host") if hosts else ())
     figures = tuple(
-        cpu_grid.figure(
+        cpu.by_factor(
             page,
             data.planes,
             name=_numbered("cpu", place, pages),

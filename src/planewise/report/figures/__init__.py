@@ -1,7 +1,7 @@
-"""The report's figures: one module a figure, each an Altair chart from plain summaries.
+"""The report's figures: one module a figure, drawn from plain summaries.
 
 Every figure is drawn twice from one function, wide and narrow (a phone), because a drawing that
-is merely shrunk cannot be read. `save` writes any chart as SVG, PDF, PNG or interactive HTML.
+is merely shrunk cannot be read. `save` writes a figure as SVG, PDF, PNG or interactive HTML.
 """
 
 from planewise.report.figures.base import Figure, Table, save

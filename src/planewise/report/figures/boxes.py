@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 from planewise.report import theme
 from planewise.report.cells import Factors, common_factors, words
-from planewise.report.data import RttCell
 from planewise.report.facets import Page
-from planewise.report.figures import base, grid
-from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
+from planewise.report.figures import grid, vega
+from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.figures.grid import Plot, Slot
+from planewise.report.figures.vega import Row, Span, Spec
+from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import Spread
 from planewise.units import time_text
 
@@ -53,7 +54,7 @@ def figure(
         return _marks(slots, plot, time)
 
     def draw(width: int) -> Spec:
-        notes = [base.note(f"× {text}", grid.room_above(width)) for text in missing]
+        notes = [vega.note(f"× {text}", grid.room_above(width)) for text in missing]
         return grid.draw(page, planes, span, "duration", marks, width, more_keys=notes)
 
     return Figure(
@@ -64,7 +65,7 @@ def figure(
             f"{what} Box: the middle half of all packets; thick line: median; whiskers: "
             "5th to 95th percentile; dark line along the middle: from the lowest to the highest "
             "median of a replicate, the unit of inference. "
-            + ("The axis is logarithmic." if span.log else "The axis is linear.")
+            f"The axis is {span.word}."
             + (
                 " Without background guests there is no load: that one measurement is shown "
                 "beside every load."
@@ -84,8 +85,7 @@ def figure(
 def _span(known: Sequence[Spread]) -> Span:
     low = min((spread.low_ns for spread in known), default=0.0)
     high = max((spread.high_ns for spread in known), default=1000.0)
-    span = Span.of_times(low, high)
-    return Span(low * 1.1, span.high, log=False) if low < 0 else span
+    return Span.of([low, high]) if low >= 0 else Span(low * 1.1, high * 1.05, log=False)
 
 
 def _missing(cells: Sequence[RttCell], time: Time) -> list[str]:
@@ -102,101 +102,68 @@ def _marks(slots: Sequence[Slot[RttCell]], plot: Plot, time: Time) -> list[Spec]
     crosses: list[Row] = []
     for slot in slots:
         spread = time(slot.item.content)
-        if isinstance(spread, str):
-            crosses.append(
-                {
-                    "series": slot.series,
-                    "centre": slot.centre,
-                    "said": f"{slot.series}: {spread}",
-                }
-            )
-            continue
-        left, right = slot.inner(0.78)
-        boxes.append(
-            {
-                "series": slot.series,
-                "left": left,
-                "right": right,
-                "centre": slot.centre,
-                "low": spread.low_ns,
-                "q25": spread.q25_ns,
-                "median": spread.median_ns,
-                "q75": spread.q75_ns,
-                "high": spread.high_ns,
-                "least": plot.inside(min(spread.medians_ns, default=spread.median_ns)),
-                "most": plot.inside(max(spread.medians_ns, default=spread.median_ns)),
-                "said": f"{slot.series}, {words(slot.item.factors)}: median "
-                f"{time_text(spread.median_ns)}, middle half {time_text(spread.q25_ns)} to "
-                f"{time_text(spread.q75_ns)}, 5th to 95th percentile {time_text(spread.low_ns)} "
-                f"to {time_text(spread.high_ns)}",
-            }
-        )
-    colour = plot.colour()
-    layers = []
-    if boxes:
-        layers = [
-            grid.mark(
-                boxes,
-                "rule",
-                {
-                    "x": plot.x("centre"),
-                    "y": plot.y("low"),
-                    "y2": {"field": "high"},
-                    "color": colour,
-                },
-                strokeWidth=1.2,
-            ),
-            grid.mark(
-                boxes,
-                "rect",
-                {
-                    "x": plot.x("left"),
-                    "x2": {"field": "right"},
-                    "y": plot.y("q25"),
-                    "y2": {"field": "q75"},
-                    "color": colour,
-                    "description": grid.said(),
-                },
-                opacity=0.4,
-            ),
-            grid.mark(
-                boxes,
-                "rule",
-                {
-                    "x": plot.x("left"),
-                    "x2": {"field": "right"},
-                    "y": plot.y("median"),
-                    "color": colour,
-                },
-                strokeWidth=2.5,
-            ),
-            grid.mark(
-                boxes,
-                "rule",
-                {"x": plot.x("centre"), "y": plot.y("least"), "y2": {"field": "most"}},
-                strokeWidth=1.5,
-                color=theme.INK.light,
-            ),
-        ]
-    if crosses:
-        layers.append(
-            grid.mark(
-                crosses,
-                "point",
-                {
-                    "x": plot.x("centre"),
-                    "y": {"value": grid.HEIGHT - 8},
-                    "color": colour,
-                    "description": grid.said(),
-                },
-                shape="cross",
-                angle=45,
-                size=36,
-                filled=True,
-                opacity=1,
-            )
-        )
-    return layers
+        if isinstance(spread, Spread):
+            boxes.append(_box(slot, spread, plot))
+        else:
+            hover = f"{slot.series}: {spread}"
+            crosses.append({"series": slot.series, "centre": slot.centre, "hover": hover})
+    colour = {"color": plot.colour()}
+    centre, across = plot.x("centre"), {"x": plot.x("left"), "x2": {"field": "right"}}
+    return [
+        vega.mark(
+            "rule",
+            boxes,
+            {"x": centre, "y": plot.y("low"), "y2": {"field": "high"}, **colour},
+            strokeWidth=1.2,
+        ),
+        vega.mark(
+            "rect",
+            boxes,
+            {**plot.box("left", "right", "q25", "q75"), **colour},
+            hover=True,
+            opacity=0.4,
+        ),
+        vega.mark("rule", boxes, {**across, "y": plot.y("median"), **colour}, strokeWidth=2.5),
+        vega.mark(
+            "rule",
+            boxes,
+            {"x": centre, "y": plot.y("least"), "y2": {"field": "most"}},
+            strokeWidth=1.5,
+            color=theme.INK.light,
+        ),
+        vega.mark(
+            "point",
+            crosses,
+            {"x": centre, "y": vega.px(grid.HEIGHT - 8), **colour},
+            hover=True,
+            shape="cross",
+            angle=45,
+            size=36,
+            filled=True,
+            opacity=1,
+        ),
+    ]
+
+
+def _box(slot: Slot[RttCell], spread: Spread, plot: Plot) -> Row:
+    left, right = slot.inner(0.78)
+    return {
+        "series": slot.series,
+        "left": left,
+        "right": right,
+        "centre": slot.centre,
+        "low": spread.low_ns,
+        "q25": spread.q25_ns,
+        "median": spread.median_ns,
+        "q75": spread.q75_ns,
+        "high": spread.high_ns,
+        "least": plot.span.inside(min(spread.medians_ns, default=spread.median_ns)),
+        "most": plot.span.inside(max(spread.medians_ns, default=spread.median_ns)),
+        "hover": f"{slot.series}, {words(slot.item.factors)}: median "
+        f"{time_text(spread.median_ns)}, middle half {time_text(spread.q25_ns)} to "
+        f"{time_text(spread.q75_ns)}, 5th to 95th percentile {time_text(spread.low_ns)} "
+        f"to {time_text(spread.high_ns)}",
+    }
 
 
 def table(cells: Sequence[RttCell], time: Time, common: Factors, *, share_of_rtt: bool) -> Table:

@@ -3,99 +3,103 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-
-import altair as alt
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from planewise.report import theme
 from planewise.report.data import ChainCell, TcpCell
-from planewise.report.figures import base
-from planewise.report.figures.base import Figure, Row, Span, Spec, Table, Value
+from planewise.report.figures import base, vega
+from planewise.report.figures.base import Figure, Table, Value
+from planewise.report.figures.vega import Quantity, Row, Span, Spec
 from planewise.units import bits_text, percent_text, rate_text
 
 _HEIGHT = 150
+_AXIS_ROOM = 72
+_LOG_FROM = 12
+"""Rates further apart than this factor get a logarithmic axis: else low lines lie on zero."""
 _DASHES = {"north-south": [1, 0], "east-west": [5, 3]}
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What is drawn of a chain."""
+
+    name: str
+    title: str
+    quantity: Quantity
+    values: Callable[[ChainCell], tuple[float, ...]]
+    show: Callable[[float], str]
+
+
+_MEASURES = (
+    _Measure(
+        "chains-pps",
+        "Packets that all functions transmit",
+        "rate",
+        lambda cell: cell.pps,
+        rate_text,
+    ),
+    _Measure(
+        "chains-bps",
+        "Bits that all functions transmit",
+        "bits",
+        lambda cell: cell.bps,
+        bits_text,
+    ),
+)
 
 
 def figures(cells: Sequence[ChainCell], planes: Sequence[str]) -> list[Figure]:
     """Packets, then bits. `planes` are those of the run, in order."""
     labels = {cell.plane for cell in cells}
     if not labels <= set(planes):  # functions of several kinds on a plane
-        planes = [one for plane in planes for one in sorted(labels) if _is_on(one, plane)]
-    return [
-        _figure(
-            cells,
-            planes,
-            name="chains-pps",
-            title="Packets that all functions transmit",
-            value=lambda cell: cell.pps,
-            show=rate_text,
-            quantity="rate",
-        ),
-        _figure(
-            cells,
-            planes,
-            name="chains-bps",
-            title="Bits that all functions transmit",
-            value=lambda cell: cell.bps,
-            show=bits_text,
-            quantity="bits",
-        ),
-    ]
+        planes = [
+            label
+            for plane in planes
+            for label in sorted(labels)
+            if label.partition(", ")[0] == plane
+        ]
+    return [_figure(cells, planes, measure) for measure in _MEASURES]
 
 
-def _is_on(label: str, plane: str) -> bool:
-    return label.partition(", ")[0] == plane
-
-
-def _figure(
-    cells: Sequence[ChainCell],
-    planes: Sequence[str],
-    *,
-    name: str,
-    title: str,
-    value: Callable[[ChainCell], tuple[float, ...]],
-    show: Callable[[float], str],
-    quantity: base.Quantity,
-) -> Figure:
+def _figure(cells: Sequence[ChainCell], planes: Sequence[str], measure: _Measure) -> Figure:
     """A line a plane and path over the number of functions, a small multiple a frame size."""
     sizes = list(dict.fromkeys(cell.size for cell in cells))
-    lengths = sorted({cell.vnfs for cell in cells})
+    here = {cell.plane for cell in cells}
+    colours = {plane: colour for plane, colour in theme.colours_of(planes).items() if plane in here}
+    span = Span.of((v for cell in cells for v in measure.values(cell)), log_from=_LOG_FROM)
 
     def draw(width: int) -> Spec:
-        columns = 2 if width >= base.WIDE else 1
-        plot = (width - 24 * (columns - 1)) // columns - 78
+        columns = 2 if width >= base.WIDE and len(sizes) > 1 else 1
+        plot = (width - 24 * (columns - 1)) // columns - _AXIS_ROOM - 12
         charts = [
-            _panel([cell for cell in cells if cell.size == size], size, planes, lengths, plot,
-                   value, show, quantity)
+            _panel([cell for cell in cells if cell.size == size], colours, measure, span, plot)
             for size in sizes
-        ]  # fmt: skip
-        colours = theme.colours_of(planes)
-        shown = {plane: colours[plane] for plane in planes}
+        ]
         rows = [
-            base.beside(charts[at : at + columns]) if columns > 1 else charts[at]
+            vega.beside(charts[at : at + columns]) if columns > 1 else charts[at]
             for at in range(0, len(charts), columns)
         ]
-        paths = {cell.path for cell in cells}
-        parts = [base.key(shown, width - 10)]
-        if len(paths) > 1:
-            said = "Solid: north-south, each sends back. Dashed: east-west, each sends to the next."
-            parts.append(base.note(said, width - 10))
-        return base.finish(base.below([*parts, *rows], spacing=14))
+        parts = [vega.key(colours, width - 10)]
+        if len({cell.path for cell in cells}) > 1:
+            dashes = "Solid: north-south, each sends back. Dashed: east-west, each to the next."
+            parts.append(vega.note(dashes, width - 10))
+        return vega.finish(vega.below([*parts, *rows], spacing=14))
 
-    top = max(cells, key=lambda cell: _mean(value(cell)))
-    said = (
+    top = max(cells, key=lambda cell: _mean(measure.values(cell)))
+    most = (
         f"{top.plane}, {top.path}, {_functions(top.vnfs)}, {_size(top.size)}: "
-        f"{show(_mean(value(top)))}"
+        f"{measure.show(_mean(measure.values(top)))}"
     )
     return Figure(
-        name=name,
-        title=title,
-        lead=f"Most: {said}.",
+        name=measure.name,
+        title=measure.title,
+        lead=f"Most: {most}.",
         caption="Summed over all functions of the chain, as publication N counts: in a chain each "
         "packet counts once a function. Points are replicates, lines their mean; generators offer "
-        "more than is carried. Bits are those of frames without their 4-byte FCS.",
-        alt=f"Lines of throughput over the number of functions. Most: {said}.",
+        f"more than is carried. The axis is {span.word}. Bits are those of frames without their "
+        "4-byte FCS.",
+        alt=f"Lines of throughput over the number of functions. Most: {most}.",
         draw=draw,
         table=table(cells),
     )
@@ -103,62 +107,62 @@ def _figure(
 
 def _panel(
     cells: Sequence[ChainCell],
-    size: int | str,
-    planes: Sequence[str],
-    lengths: Sequence[int],
+    colours: Mapping[str, str],
+    measure: _Measure,
+    span: Span,
     plot: int,
-    value: Callable[[ChainCell], tuple[float, ...]],
-    show: Callable[[float], str],
-    quantity: base.Quantity,
 ) -> Spec:
     points: list[Row] = []
     means: list[Row] = []
+    paths = dict.fromkeys(cell.path for cell in cells)
     for cell in cells:
-        common = {"plane": cell.plane, "path": cell.path, "vnfs": cell.vnfs}
-        for one in value(cell):
-            words = f"{cell.plane}, {cell.path}, {_functions(cell.vnfs)}: {show(one)}"
-            points.append({**common, "value": one, "said": words})
+        common = {"label": cell.plane, "x": cell.vnfs}
+        for value in measure.values(cell):
+            what = f"{cell.plane}, {cell.path}, {_functions(cell.vnfs)}"
+            hover = f"{what}: {measure.show(value)}"
+            points.append({**common, "value": span.inside(value), "hover": hover})
         # A single function has no neighbour: it begins the lines of both paths.
-        paths = dict.fromkeys(one.path for one in cells) if cell.vnfs == 1 else (cell.path,)
-        for path in paths:
-            means.append({**common, "path": path, "value": _mean(value(cell))})
-    most = max((row["value"] for row in points), default=1.0)
-    span = Span(0.0, most * 1.08 or 1.0, log=False)
-    x = alt.X(
-        "vnfs:O",
-        scale=alt.Scale(domain=list(lengths), paddingOuter=0.3),
-        axis=alt.Axis(title="functions", labelAngle=0, grid=False),
-    )
-    y = alt.Y(
-        "value:Q",
-        scale=span.scale(),
-        axis=alt.Axis(
-            title=None,
-            values=span.ticks(4),
-            labelExpr=base.with_unit("datum.value", quantity),
-            minExtent=66,
-            maxExtent=66,
-        ),
-    )
-    colour = alt.Color("plane:N", scale=base.plane_colour(planes), legend=None)
-    dash = alt.StrokeDash(
-        "path:N",
-        scale=alt.Scale(domain=list(_DASHES), range=list(_DASHES.values())),
-        legend=None,
-    )
-    return base.layers(
-        [
-            alt.Chart(base.data(means))
-            .mark_line(strokeWidth=2, aria=False)
-            .encode(x=x, y=y, color=colour, strokeDash=dash),
-            alt.Chart(base.data(points))
-            .mark_circle(size=42, opacity=0.85)
-            .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
-        ],
+        for path in paths if cell.vnfs == 1 else (cell.path,):
+            mean = span.inside(_mean(measure.values(cell)))
+            means.append({**common, "path": path, "value": mean})
+    dash = {
+        "field": "path",
+        "type": "nominal",
+        "scale": {"domain": list(_DASHES), "range": list(_DASHES.values())},
+        "legend": None,
+    }
+    return vega.layers(
+        _lines(means, points, colours, span, measure.quantity, "functions", {"strokeDash": dash}),
         width=plot,
         height=_HEIGHT,
-        title=base.heading(_size(size), plot),
+        title=vega.heading(_size(cells[0].size), plot),
     )
+
+
+def _lines(
+    means: Sequence[Row],
+    points: Sequence[Row],
+    colours: Mapping[str, str],
+    span: Span,
+    quantity: Quantity,
+    axis: str,
+    more: Mapping[str, vega.Channel],
+) -> list[Spec]:
+    """A line through `means`, a dot for each of `points`: `value` over `x`, coloured by `label`."""
+    encoding = {
+        "x": {
+            "field": "x",
+            "type": "ordinal",
+            "scale": {"domain": sorted({row["x"] for row in means}), "paddingOuter": 0.3},
+            "axis": {"title": axis, "labelAngle": 0, "grid": False, "labelOverlap": True},
+        },
+        "y": vega.quantitative("value", span, vega.y_axis(span, quantity, _AXIS_ROOM)),
+        "color": vega.coloured("label", colours),
+    }
+    return [
+        vega.mark("line", means, {**encoding, **more}, strokeWidth=2),
+        vega.mark("circle", points, encoding, hover=True, size=42, opacity=0.85),
+    ]
 
 
 def table(cells: Sequence[ChainCell]) -> Table:
@@ -249,83 +253,50 @@ def cores(cells: Sequence[ChainCell]) -> Table:
     )
 
 
-def tcp(cells: Sequence[TcpCell], planes: Sequence[str]) -> Figure:
+def tcp(cells: Sequence[TcpCell]) -> Figure:
     """Goodput over message size, a line a plane and number of functions."""
-    names = list(dict.fromkeys(cell.label for cell in cells))
-    sizes = sorted({cell.message_bytes for cell in cells})
-    most = max(max(cell.bps) for cell in cells)
-    span = Span(0.0, most * 1.08 or 1.0, log=False)
+    colours = theme.colours_of(dict.fromkeys(cell.label for cell in cells))
+    span = Span.of((value for cell in cells for value in cell.bps), log_from=_LOG_FROM)
+    means: list[Row] = []
+    points: list[Row] = []
+    for cell in cells:
+        common = {"label": cell.label, "x": cell.message_bytes}
+        means.append({**common, "value": span.inside(_mean(cell.bps))})
+        for value in cell.bps:
+            hover = f"{cell.label}, {cell.message_bytes} bytes: {bits_text(value)}"
+            points.append({**common, "value": span.inside(value), "hover": hover})
 
     def draw(width: int) -> Spec:
-        plot = width - 88
-        rows: list[Row] = [
-            {"label": cell.label, "size": cell.message_bytes, "value": one,
-             "said": f"{cell.label}, {cell.message_bytes} bytes: {bits_text(one)}"}
-            for cell in cells
-            for one in cell.bps
-        ]  # fmt: skip
-        means: list[Row] = [
-            {"label": cell.label, "size": cell.message_bytes, "value": _mean(cell.bps)}
-            for cell in cells
-        ]
-        colours = theme.colours_of(names)
-        colour = alt.Color(
-            "label:N",
-            scale=alt.Scale(domain=names, range=[colours[name] for name in names]),
-            legend=None,
-        )
-        x = alt.X(
-            "size:O",
-            scale=alt.Scale(domain=sizes, paddingOuter=0.3),
-            axis=alt.Axis(title="bytes of a message", labelAngle=0, grid=False),
-        )
-        y = alt.Y(
-            "value:Q",
-            scale=span.scale(),
-            axis=alt.Axis(
-                title=None,
-                values=span.ticks(5),
-                labelExpr=base.with_unit("datum.value", "bits"),
-                minExtent=72,
-                maxExtent=72,
-            ),
-        )
-        chart = base.layers(
-            [
-                alt.Chart(base.data(means))
-                .mark_line(strokeWidth=2, aria=False)
-                .encode(x=x, y=y, color=colour),
-                alt.Chart(base.data(rows))
-                .mark_circle(size=42, opacity=0.85)
-                .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
-            ],
-            width=plot,
-            height=220,
-        )
-        key = base.key({name: colours[name] for name in names}, width - 10)
-        return base.finish(base.below([key, chart], spacing=14))
+        lines = _lines(means, points, colours, span, "bits", "bytes of a message", {})
+        chart = vega.layers(lines, width=width - _AXIS_ROOM - 16, height=220)
+        return vega.finish(vega.below([vega.key(colours, width - 10), chart], spacing=14))
 
     top = max(cells, key=lambda cell: _mean(cell.bps))
-    said = f"{top.label} with messages of {top.message_bytes} bytes: {bits_text(_mean(top.bps))}"
+    most = f"{top.label} with messages of {top.message_bytes} bytes: {bits_text(_mean(top.bps))}"
     return Figure(
         name="tcp",
         title="Goodput of TCP by message size",
-        lead=f"Most: {said}.",
+        lead=f"Most: {most}.",
         caption="Payload that the receiver gets, by iperf3. Points are replicates, lines their "
-        "mean. Small messages cost a system call each; large ones are segmented late.",
-        alt=f"Lines of goodput over message size. Most: {said}.",
+        f"mean. The axis is {span.word}. Small messages cost a system call each; large ones are "
+        "segmented late.",
+        alt=f"Lines of goodput over message size. Most: {most}.",
         draw=draw,
-        table=Table(
-            columns=("Plane", "Message", "Goodput", "Retransmitted segments"),
-            rows=tuple(
-                (
-                    cell.label,
-                    Value(f"{cell.message_bytes} bytes", cell.message_bytes),
-                    _value(cell.bps, bits_text),
-                    Value(theme.count(cell.retransmits), cell.retransmits),
-                )
-                for cell in cells
-            ),
+        table=_tcp_table(cells),
+    )
+
+
+def _tcp_table(cells: Sequence[TcpCell]) -> Table:
+    return Table(
+        columns=("Plane", "Message", "Goodput", "Retransmitted segments"),
+        rows=tuple(
+            (
+                cell.label,
+                Value(f"{cell.message_bytes} bytes", cell.message_bytes),
+                _value(cell.bps, bits_text),
+                Value(theme.count(cell.retransmits), cell.retransmits),
+            )
+            for cell in cells
         ),
     )
 

@@ -10,12 +10,14 @@ from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text
 from planewise.report import inference, theme
-from planewise.report.figures import base, grid
-from planewise.report.figures.base import Entry, Figure, Missing, Row, Spec, Table, Value
+from planewise.report.figures import vega
+from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.vega import Channel, Look, Row, Span, Spec
 from planewise.report.inference import Compared
 from planewise.store.models import Level
 
-_ROW = 34
+_LINE = 15
+"""Height of a line of text [px]."""
 _MOST_PAIRS = 6
 """Pairs of a stratum that are drawn; of more, the best plane against each other one."""
 
@@ -54,7 +56,7 @@ def figure(compared: Compared, *, name: str) -> Figure:
             _panel(family, stratum, pairs, width - 24, last=place == len(drawn) - 1)
             for place, (stratum, pairs) in enumerate(drawn)
         ]
-        return base.finish(base.below(panels, spacing=10))
+        return vega.finish(vega.below(panels))
 
     dropped = len(family.comparisons) - sum(len(pairs) for _, pairs in drawn)
     return Figure(
@@ -64,8 +66,8 @@ def figure(compared: Compared, *, name: str) -> Figure:
         caption=(
             "Dot: change of the first plane against the second (Hodges–Lehmann estimate over "
             "blocks, all else alike); line: its 95 % interval, which holds however often one "
-            f"looks; grey band: up to {margin} apart is practically the same. The word at the "
-            "right holds for all comparisons of this metric together."
+            f"looks; grey band: up to {margin} apart is practically the same. The coloured word "
+            "holds for all comparisons of this metric together."
             + (f" {dropped} more comparisons are in the table." if dropped else "")
             + (f" {compared.ranking}" if compared.ranking else "")
         ),
@@ -114,133 +116,117 @@ def _panel(
     family: Family, stratum: str, pairs: Sequence[Comparison], width: int, *, last: bool
 ) -> Spec:
     ratio = family.scale == "ratio"
-    low, high = _ends(family)
+    span = Span(*_ends(family), log=ratio)
+    texts = [(f"{pair.a} against {pair.b}", _outcome(pair)) for pair in pairs]
+    two_lines = any(vega.text_width(pair + outcome) > width - 24 for pair, outcome in texts)
+    lines = 2 if two_lines else 1
+    height = _LINE * (lines + 1) * len(pairs) + 8
+    margin = pairs[0].margin
+    rows = [_row(pair, number, stratum, span, lines) for number, pair in enumerate(pairs)]
+    axis = _axis(span, last=last)
+    band = {
+        "low": span.inside(1 / (1 + margin) if ratio else -margin),
+        "high": span.inside(1 + margin if ratio else margin),
+    }
+
+    def along(field: str, end: str = "") -> dict[str, Channel]:
+        to = {"x2": {"field": end}} if end else {}
+        return {"x": vega.quantitative(field, span, axis), **to}
+
+    full_height = {"y": vega.px(0), "y2": vega.px(height)}
+    line = {"y": vega.literal("y"), "color": vega.literal("colour")}
+    pair_text = {"x": vega.px(2), "y": vega.literal("pair_y"), "text": vega.nominal("pair")}
+    outcome_text = {
+        "x": vega.px(2 if two_lines else width - 2),
+        "y": vega.literal("outcome_y"),
+        "text": vega.nominal("outcome"),
+        "color": vega.literal("colour"),
+    }
+    return vega.layers(
+        [
+            vega.mark(
+                "rect",
+                [band],
+                {**along("low", "high"), **full_height},
+                color=theme.GRID.light,
+                opacity=0.8,
+            ),
+            vega.mark(
+                "rule",
+                [{"none": 1.0 if ratio else 0.0}],
+                {**along("none"), **full_height},
+                color=theme.MUTED.light,
+            ),
+            vega.mark("rule", rows, {**along("low", "high"), **line}, strokeWidth=2),
+            vega.mark(
+                "point",
+                rows,
+                {**along("change"), **line},
+                hover=True,
+                filled=True,
+                size=52,
+                opacity=1,
+            ),
+            vega.mark("text", rows, pair_text, limit=width, **_LEFT, color=theme.INK.light),
+            vega.mark(
+                "text",
+                rows,
+                outcome_text,
+                **{**_LEFT, "align": "left" if two_lines else "right"},
+                fontWeight=600,
+            ),
+        ],
+        width=width,
+        height=height,
+        title=vega.heading(stratum_words(stratum), width),
+    )
+
+
+_LEFT: Look = {"align": "left", "baseline": "middle"}
+
+
+def _outcome(pair: Comparison) -> str:
+    return f"{pair.outcome}, {inference.change_text(pair, pair.change)}"
+
+
+def _row(pair: Comparison, number: int, stratum: str, span: Span, lines: int) -> Row:
+    """What is drawn of the pair: one or two `lines` of text, and below them the interval."""
 
     def place(change: float) -> float:
-        value = 1 + change if ratio else change
-        return min(max(value, low), high)
+        return span.inside(1 + change if span.log else change)
 
-    rows: list[Row] = []
-    for number, one in enumerate(pairs):
-        words = inference.change_text(one, one.change)
-        top = number * _ROW
-        rows.append(
-            {
-                "change": place(one.change),
-                "low": place(one.low),
-                "high": place(one.high),
-                "text_y": top + 9,
-                "y": top + 23,
-                "pair": f"{one.a} against {one.b}",
-                "said": f"{one.outcome}, {words}",
-                "colour": OUTCOMES[one.outcome].light,
-                "hover": f"{one.a} against {one.b}, {stratum_words(stratum)}: {one.outcome}, "
-                f"{words} ({inference.interval_text(one)})",
-            }
-        )
-    height = _ROW * len(pairs) + 2
-    margin = pairs[0].margin
-    x: dict[str, object] = {
-        "type": "quantitative",
-        "scale": {
-            "type": "log" if ratio else "linear",
-            "domain": [low, high],
-            "nice": False,
-            "zero": False,
-        },
-        "axis": {
-            "values": _ticks(low, high, ratio=ratio),
-            "labelExpr": "format(datum.value, '~r') + '×'"
-            if ratio
-            else "format(datum.value * 100, '+~r') + ' points'",
-            "title": ("times the second plane's" if ratio else "difference") if last else None,
-            "titleAnchor": "start",
-            "labels": last,
-            "ticks": last,
-            "domain": last,
-            "labelOverlap": True,
-        },
+    names = f"{pair.a} against {pair.b}"
+    outcome = _outcome(pair)
+    top = number * _LINE * (lines + 1) + 9
+    return {
+        "change": place(pair.change),
+        "low": place(pair.low),
+        "high": place(pair.high),
+        "pair_y": top,
+        "outcome_y": top + _LINE * (lines - 1),
+        "y": top + _LINE * lines,
+        "pair": names,
+        "outcome": outcome,
+        "colour": OUTCOMES[pair.outcome].light,
+        "hover": f"{names}, {stratum_words(stratum)}: {outcome} ({inference.interval_text(pair)})",
     }
-    y = {"type": "quantitative", "scale": None, "axis": None}
-    colour = {"color": {"field": "colour", "type": "nominal", "scale": None}}
-    band = {
-        "low": max(low, 1 / (1 + margin) if ratio else -margin),
-        "high": min(high, 1 + margin if ratio else margin),
+
+
+def _axis(span: Span, *, last: bool) -> Spec:
+    title = "times the second plane's" if span.log else "difference"
+    return {
+        "values": _ticks(span.low, span.high, ratio=span.log),
+        "labelExpr": "format(datum.value, '~r') + '×'"
+        if span.log
+        else "format(datum.value * 100, '+~r') + ' points'",
+        "title": title if last else None,
+        "titleAnchor": "start",
+        "labels": last,
+        "ticks": last,
+        "domain": last,
+        "labelOverlap": "greedy",
+        "labelSeparation": 18,
     }
-    none = 1.0 if ratio else 0.0
-    marks = [
-        grid.mark(
-            [band],
-            "rect",
-            {
-                "x": {"field": "low", **x},
-                "x2": {"field": "high"},
-                "y": {"value": 0},
-                "y2": {"value": height},
-            },
-            color=theme.GRID.light,
-            opacity=0.8,
-        ),
-        grid.mark(
-            [{"none": none}],
-            "rule",
-            {"x": {"field": "none", **x}, "y": {"value": 0}, "y2": {"value": height}},
-            color=theme.MUTED.light,
-        ),
-        grid.mark(
-            rows,
-            "rule",
-            {
-                "x": {"field": "low", **x},
-                "x2": {"field": "high"},
-                "y": {"field": "y", **y},
-                **colour,
-            },
-            strokeWidth=2,
-        ),
-        grid.mark(
-            rows,
-            "point",
-            {
-                "x": {"field": "change", **x},
-                "y": {"field": "y", **y},
-                **colour,
-                "description": grid.said("hover"),
-            },
-            filled=True,
-            size=52,
-            opacity=1,
-        ),
-        grid.mark(
-            rows,
-            "text",
-            {
-                "x": {"value": 2},
-                "y": {"field": "text_y", **y},
-                "text": {"field": "pair", "type": "nominal"},
-            },
-            align="left",
-            baseline="middle",
-            limit=width * 0.6,
-            color=theme.INK.light,
-        ),
-        grid.mark(
-            rows,
-            "text",
-            {
-                "x": {"value": width - 2},
-                "y": {"field": "text_y", **y},
-                "text": {"field": "said", "type": "nominal"},
-                **colour,
-            },
-            align="right",
-            baseline="middle",
-            fontWeight=600,
-        ),
-    ]
-    return base.layers(
-        marks, width=width, height=height, title=base.heading(stratum_words(stratum), width)
-    )
 
 
 def _ends(family: Family) -> tuple[float, float]:

@@ -1,19 +1,18 @@
-"""CPU time by plane, load and mode. Knows summaries only."""
+"""CPU time of both hosts by mode: as bars by plane, or along a factor. Knows summaries only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import altair as alt
-
-from planewise.report import theme
+from planewise.report import sentences, theme
 from planewise.report.cells import Factors, common_factors, words
 from planewise.report.data import CPU_GROUPS, CpuCell
-from planewise.report.figures import base
-from planewise.report.figures.base import Figure, Row, Span, Spec, Table, Value
-
-_ROW = 28
-_TOTAL_ROOM = 60
+from planewise.report.facets import Page
+from planewise.report.figures import grid, stacked, vega
+from planewise.report.figures.base import Figure, Table, Value
+from planewise.report.figures.grid import Plot, Slot
+from planewise.report.figures.stacked import Bar, Layout
+from planewise.report.figures.vega import Row, Span, Spec
 
 NAMES = {
     "programs": "programs",
@@ -23,60 +22,131 @@ NAMES = {
     "waiting": "waiting for disks",
 }
 
+SHADES: Mapping[str, float] = {
+    "programs": 1.0,
+    "kernel": 0.66,
+    "interrupts": 0.36,
+    "waiting": 0.14,
+    "stolen": 1.0,
+}
+"""How much of a plane's colour a mode has along a factor; stolen time has a colour of its own."""
+
+_WHAT = "Share of all CPUs' time that is spent while RTT is measured, mean over the replicates"
+
 
 def figure(cells: Sequence[CpuCell], *, name: str, title: str) -> Figure:
     """Stacked bars of busy time by plane, one row of small multiples a load and host."""
     common = common_factors(cell.factors for cell in cells)
-    hosts = sorted({cell.host for cell in cells})
-    groups: dict[tuple[Factors, str], list[CpuCell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.factors, cell.host), []).append(cell)
-    span = Span(0.0, 1.0, log=False)
+    one_machine = {cell.host for cell in cells} == {"shared"}
     shown = [group for group in CPU_GROUPS if any(cell.shares[group] >= 0.0005 for cell in cells)]
+    layout = Layout(
+        {NAMES[group]: theme.MODES[group].light for group in shown},
+        quantity="share",
+        axis="share of all CPUs' time",
+        whole=1.0,
+    )
 
-    def label(factors: Factors, host: str) -> str:
-        said = words(factors, common)
-        return said if hosts == ["shared"] else f"{said} · {host} host"
+    def label(cell: CpuCell) -> str:
+        condition = words(cell.factors, common)
+        return condition if one_machine else f"{condition} · {cell.host} host"
 
-    def draw(width: int) -> Spec:
-        room = base.label_room((cell.plane for cell in cells), most=130)
-        plot = width - room - _TOTAL_ROOM - 12
-        charts = [
-            _context(
-                group,
-                label(factors, host),
-                span,
-                shown,
-                plot,
-                room,
-                last=place == len(groups) - 1,
-            )
-            for place, ((factors, host), group) in enumerate(groups.items())
-        ]
-        key = base.key({NAMES[one]: theme.MODES[one].light for one in shown}, plot + _TOTAL_ROOM)
-        return base.finish(base.below([key, *charts], spacing=10))
-
+    bars = [_bar(cell, label(cell), shown) for cell in cells]
     most = max(cells, key=lambda cell: cell.busy)
+    both_ends = ", and both ends of the testbed are in it: they are one machine"
     return Figure(
         name=name,
         title=title,
-        caption=(
-            "Share of all CPUs' time that is spent while RTT is measured, mean over the "
-            "replicates; the number at the right is their sum, the rest is idle. Background "
-            "load is in it"
-            + (
-                ", and both ends of the testbed are in it: they are one machine."
-                if hosts == ["shared"]
-                else "."
-            )
-        ),
+        caption=f"{_WHAT}; the number at the right is their sum, the rest is idle. Background "
+        f"load is in it{both_ends if one_machine else ''}.",
         alt=(
             "Stacked bars of CPU time by mode. Most busy: "
-            f"{most.plane}, {label(most.factors, most.host)}, {theme.share(most.busy)}."
+            f"{most.plane}, {label(most)}, {theme.share(most.busy)}."
         ),
-        draw=draw,
+        draw=lambda width: stacked.draw(bars, layout, width),
         table=table(cells, common),
     )
+
+
+def _bar(cell: CpuCell, condition: str, shown: Sequence[str]) -> Bar:
+    return Bar(
+        cell.plane,
+        condition,
+        {NAMES[group]: cell.shares[group] for group in shown},
+        theme.share(cell.busy),
+        {
+            NAMES[group]: f"{cell.plane}, {condition}, {NAMES[group]}: "
+            f"{theme.share(cell.shares[group])}"
+            for group in shown
+        },
+    )
+
+
+def by_factor(page: Page[CpuCell], planes: Sequence[str], *, name: str, title: str) -> Figure:
+    """Bars of busy time by series and band; shades are modes."""
+    cells = [item.content for item in page.items]
+    span = Span(0.0, min(1.0, max(0.05, *(cell.busy for cell in cells)) * 1.08), log=False)
+    shown = [mode for mode in SHADES if any(cell.shares[mode] >= 0.0005 for cell in cells)]
+
+    def marks(slots: Sequence[Slot[CpuCell]], plot: Plot) -> list[Spec]:
+        return _marks(slots, plot, shown)
+
+    def draw(width: int) -> Spec:
+        colours = {
+            NAMES[mode]: (theme.MODES["stolen"] if mode == "stolen" else theme.INK).light
+            for mode in shown
+        }
+        shades = {NAMES[mode]: SHADES[mode] for mode in shown}
+        modes = vega.key(colours, grid.room_above(width), shades)
+        return grid.draw(page, planes, span, "share", marks, width, more_keys=[modes])
+
+    lead = sentences.of_cpu(cells)
+    return Figure(
+        name=name,
+        title=title,
+        lead=lead,
+        caption=(
+            f"{_WHAT}; the rest is idle. The load of the background guests is in it. A bar has "
+            "its plane's colour; its shades, from the axis up, are "
+            f"{', '.join(NAMES[mode] for mode in shown)}."
+        ),
+        alt=f"Bars of CPU time by mode in {sum(len(row) for row in page.panels)} panels. {lead}",
+        draw=draw,
+        table=table(cells, common_factors(cell.factors for cell in cells)),
+    )
+
+
+def _marks(slots: Sequence[Slot[CpuCell]], plot: Plot, shown: Sequence[str]) -> list[Spec]:
+    bars: list[Row] = []
+    for slot in slots:
+        cell = slot.item.content
+        left, right = slot.inner(0.82)
+        start = 0.0
+        for mode in shown:
+            share = cell.shares[mode]
+            if share < 0.0002:
+                continue
+            bars.append(
+                {
+                    "series": slot.series,
+                    "left": left,
+                    "right": right,
+                    "from": start,
+                    "to": start + share,
+                    "shade": SHADES[mode],
+                    "stolen": mode == "stolen",
+                    "hover": f"{slot.series}, {words(slot.item.factors)}, {NAMES[mode]}: "
+                    f"{theme.share(share)} of {theme.share(cell.busy)}",
+                }
+            )
+            start += share
+    place = plot.box("left", "right", "from", "to")
+    shade = {"opacity": vega.literal("shade"), "color": plot.colour()}
+    stolen = [bar for bar in bars if bar["stolen"]]
+    used = [bar for bar in bars if not bar["stolen"]]
+    return [
+        vega.mark("rect", used, {**place, **shade}, hover=True),
+        vega.mark("rect", stolen, place, hover=True, color=theme.MODES["stolen"].light),
+    ]
 
 
 def table(cells: Sequence[CpuCell], common: Factors) -> Table:
@@ -105,54 +175,4 @@ def table(cells: Sequence[CpuCell], common: Factors) -> Table:
             )
             for cell in cells
         ),
-    )
-
-
-def _context(
-    cells: Sequence[CpuCell],
-    label: str,
-    span: Span,
-    shown: Sequence[str],
-    plot: int,
-    room: int,
-    *,
-    last: bool,
-) -> Spec:
-    bars: list[Row] = []
-    for cell in cells:
-        start = 0.0
-        for group in shown:
-            value = cell.shares[group]
-            bars.append(
-                {
-                    "plane": cell.plane,
-                    "group": group,
-                    "from": start,
-                    "to": start + value,
-                    "said": f"{cell.plane}, {label}, {NAMES[group]}: {theme.share(value)}",
-                }
-            )
-            start += value
-    sums: list[Row] = [{"plane": cell.plane, "text": theme.share(cell.busy)} for cell in cells]
-    y = base.plane_axis([cell.plane for cell in cells], room)
-    axis = base.x_axis("share of all CPUs' time", span, "share", plot, labels=last)
-    colours = alt.Scale(domain=list(shown), range=[theme.MODES[one].light for one in shown])
-    return base.layers(
-        [
-            alt.Chart(base.data(bars))
-            .mark_bar(height=16)
-            .encode(
-                x=alt.X("from:Q", scale=span.scale(), axis=axis),
-                x2=alt.X2("to"),
-                y=y,
-                color=alt.Color("group:N", scale=colours, legend=None),
-                description=alt.Description("said:N"),
-            ),
-            alt.Chart(base.data(sums))
-            .mark_text(align="right")
-            .encode(x=base.x_px(plot + _TOTAL_ROOM), y=y, text=alt.Text("text:N")),
-        ],
-        width=plot,
-        height=_ROW * len(cells),
-        title=base.heading(label, plot + room),
     )

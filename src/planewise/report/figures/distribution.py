@@ -8,19 +8,11 @@ from dataclasses import dataclass
 
 from planewise.report import sentences, theme
 from planewise.report.cells import common_factors, words
-from planewise.report.data import RttCell
 from planewise.report.facets import Page
-from planewise.report.figures import base, grid
-from planewise.report.figures.base import (
-    Entry,
-    Figure,
-    Missing,
-    Row,
-    Span,
-    Spec,
-    Table,
-    Value,
-)
+from planewise.report.figures import vega
+from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.vega import Row, Span, Spec
+from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import meaningful
 from planewise.units import time_text
 
@@ -28,8 +20,8 @@ MOST_CONTEXTS = 4
 """Conditions that are drawn; the table of the tail has all."""
 _HEIGHT = 150
 _AXIS_ROOM = 58
-_LEAST_LINE = 13
-"""Distance of two labels at the right [px]."""
+_HALF = math.log10(2)
+"""Where the tail begins: one packet in two takes longer."""
 _SHOWN = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 0.9999)
 
 
@@ -76,15 +68,13 @@ def figure(
     """Cumulative curve, then tail, a row a condition (on a phone one below the other)."""
     cells = [cell for condition in conditions for cell in condition.cells.values()]
     spans = [cell.distribution for cell in cells if cell.distribution is not None]
-    span = Span.of_times(
-        min(one.quantiles_ns[0] for one in spans), max(one.quantiles_ns[-1] for one in spans)
-    )
+    span = Span.of([ns for one in spans for ns in (one.quantiles_ns[0], one.quantiles_ns[-1])])
     furthest = max(_far(one.packets) for one in spans)
     colours = theme.colours_of(planes)
 
     def draw(width: int) -> Spec:
         names = [series for condition in conditions for series in condition.cells]
-        label_room = base.label_room(names, most=130)
+        label_room = vega.label_room(names)
         both = width >= 600
         each = (
             (width - 2 * _AXIS_ROOM - label_room - 40) / 2
@@ -98,8 +88,8 @@ def figure(
                 _cumulative(condition, colours, span, each, title=last or not both),
                 _tail(condition, colours, span, furthest, each, label_room, title=last or not both),
             ]
-            rows += [base.beside(pair, spacing=20)] if both else pair
-        return base.finish(base.below(rows, spacing=14))
+            rows += [vega.beside(pair, spacing=20)] if both else pair
+        return vega.finish(vega.below(rows, spacing=14))
 
     lead = sentences.of_tail(cells)
     return Figure(
@@ -128,12 +118,7 @@ def _far(packets: int) -> float:
 
 
 def _cumulative(
-    condition: Condition,
-    colours: dict[str, str],
-    span: Span,
-    width: float,
-    *,
-    title: bool,
+    condition: Condition, colours: dict[str, str], span: Span, width: float, *, title: bool
 ) -> Spec:
     rows: list[Row] = []
     for series, cell in condition.cells.items():
@@ -142,43 +127,20 @@ def _cumulative(
         shares = meaningful(cell.distribution.packets)
         for share, value in zip(shares, cell.distribution.quantiles_ns, strict=True):
             rows.append({"series": series, "share": share, "rtt": value})
-    x = _time(
-        "rtt",
-        span,
-        {
-            "title": "RTT" if title else None,
-            "titleAnchor": "start",
-            "values": span.ticks(max(3, int(width) // 70)),
-            "labelFlush": False,
-            "labelOverlap": "greedy",
-        },
-    )
-    y = {
-        "field": "share",
-        "type": "quantitative",
-        "scale": {"domain": [0, 1], "nice": False},
-        "axis": {
-            "title": None,
-            "values": [0, 0.25, 0.5, 0.75, 1],
-            "labelExpr": base.with_unit("datum.value", "share"),
-            "ticks": False,
-            "domain": False,
-            "minExtent": _AXIS_ROOM,
-            "maxExtent": _AXIS_ROOM,
-        },
+    x = {**vega.x_axis("RTT", span, "duration", width), "domain": False, "ticks": False}
+    whole = Span(0.0, 1.0, log=False)
+    y = vega.y_axis(whole, "share", _AXIS_ROOM, values=[0, 0.25, 0.5, 0.75, 1])
+    place = {
+        "x": vega.quantitative("rtt", span, x if title else {**x, "title": None}),
+        "y": vega.quantitative("share", whole, y),
+        "color": vega.coloured("series", colours),
+        "order": {"field": "share", "type": "quantitative"},
     }
-    line = grid.mark(
-        rows,
-        "line",
-        {"x": x, "y": y, "color": _colour(colours), "order": _order("share")},
-        strokeWidth=1.8,
-        clip=True,
-    )
-    return base.layers(
-        [line],
+    return vega.layers(
+        [vega.mark("line", rows, place, strokeWidth=1.8, clip=True)],
         width=round(width),
         height=_HEIGHT,
-        title=base.heading(condition.label, width + _AXIS_ROOM),
+        title=vega.heading(condition.label, width + _AXIS_ROOM),
     )
 
 
@@ -193,135 +155,58 @@ def _tail(
     title: bool,
 ) -> Spec:
     rows: list[Row] = []
-    ends: list[dict[str, object]] = []
+    ends: list[Row] = []
     for series, cell in condition.cells.items():
         if cell.distribution is None:
             continue
         shares = meaningful(cell.distribution.packets)
-        own = [
+        line = [
             {"series": series, "beyond": -math.log10(1 - share), "rtt": value}
             for share, value in zip(shares, cell.distribution.quantiles_ns, strict=True)
             if share >= 0.5
         ]
-        rows += own
-        ends.append({**own[-1], "said": f"{series}, {condition.label}: {_said(cell)}"})
-    labels = _apart(ends, span)
-    marks = [(0.30103, "1 in 2"), *((float(n), f"1 in {10**n}") for n in range(1, 7))]
+        rows += line
+        ends.append({**line[-1], "hover": f"{series}, {condition.label}: {_quantiles(cell)}"})
+    axis = _beyond_axis(furthest, width)
+    beyond = Span(_HALF, max(furthest, 0.5), log=False)
+    place = {
+        "x": vega.quantitative("beyond", beyond, axis if title else {**axis, "title": None}),
+        "y": vega.quantitative("rtt", span, vega.y_axis(span, "duration", _AXIS_ROOM, most=6)),
+        "color": vega.coloured("series", colours),
+    }
+    order = {"order": {"field": "beyond", "type": "quantitative"}}
+    heights = [(end["series"], vega.height_of(end["rtt"], span, _HEIGHT)) for end in ends]
+    return vega.layers(
+        [
+            vega.mark("line", rows, {**place, **order}, strokeWidth=1.8, clip=True),
+            vega.mark("circle", ends, place, hover=True, size=26, opacity=1),
+            vega.end_labels(heights, colours, x=width + 6, height=_HEIGHT, room=room - 8),
+        ],
+        width=round(width),
+        height=_HEIGHT,
+        resolve={"scale": {"y": "shared"}},
+    )
+
+
+def _beyond_axis(furthest: float, width: float) -> Spec:
+    """Says which packets take longer: one of 2, of 10, of 100, as far as `furthest`."""
+    marks = [(_HALF, "1 in 2"), *((float(n), f"1 in {10**n}") for n in range(1, 7))]
     shown = [(place, text) for place, text in marks if place <= furthest + 0.01]
     step = max(1, math.ceil(len(shown) * 62 / width))
     shown = shown[::-1][::step][::-1]
     names = "{" + ",".join(f"'{place:.2f}': '{text}'" for place, text in shown) + "}"
-    x = {
-        "field": "beyond",
-        "type": "quantitative",
-        "scale": {"domain": [0.30103, max(furthest, 0.5)], "nice": False, "zero": False},
-        "axis": {
-            "title": "packets that take longer" if title else None,
-            "titleAnchor": "start",
-            "values": [place for place, _ in shown],
-            "labelExpr": f"{names}[format(datum.value, '.2f')]",
-            "labelFlush": True,
-        },
+    return {
+        "title": "packets that take longer",
+        "titleAnchor": "start",
+        "values": [place for place, _ in shown],
+        "labelExpr": f"{names}[format(datum.value, '.2f')]",
+        "labelFlush": True,
     }
-    y = _time(
-        "rtt",
-        span,
-        {
-            "title": None,
-            "values": span.ticks(6),
-            "ticks": False,
-            "domain": False,
-            "minExtent": _AXIS_ROOM,
-            "maxExtent": _AXIS_ROOM,
-        },
-    )
-    line = grid.mark(
-        rows,
-        "line",
-        {"x": x, "y": y, "color": _colour(colours), "order": _order("beyond")},
-        strokeWidth=1.8,
-        clip=True,
-    )
-    dots = grid.mark(
-        ends,
-        "circle",
-        {"x": x, "y": y, "color": _colour(colours), "description": grid.said()},
-        size=26,
-        opacity=1,
-    )
-    text = grid.mark(
-        labels,
-        "text",
-        {
-            "x": {"value": width + 6},
-            "y": {"field": "px", "type": "quantitative", "scale": None, "axis": None},
-            "text": {"field": "series", "type": "nominal"},
-            "color": _colour(colours),
-        },
-        align="left",
-        baseline="middle",
-        limit=room - 8,
-    )
-    return base.layers(
-        [line, dots, text], width=round(width), height=_HEIGHT, resolve={"scale": {"y": "shared"}}
-    )
 
 
-def _said(cell: RttCell) -> str:
+def _quantiles(cell: RttCell) -> str:
     known = [(name, value) for name, value in cell.tail_ns.items() if value is not None]
     return ", ".join(f"{name} {time_text(value)}" for name, value in known)
-
-
-def _apart(ends: Sequence[dict[str, object]], span: Span) -> list[Row]:
-    """Labels at the height of their line's end [px], moved apart where they would touch."""
-
-    def height(value: float) -> float:
-        if span.log:
-            share = math.log(value / span.low) / math.log(span.high / span.low)
-        else:
-            share = (value - span.low) / (span.high - span.low)
-        return _HEIGHT * (1 - share)
-
-    placed = sorted(
-        ((height(float(str(end["rtt"]))), str(end["series"])) for end in ends), reverse=True
-    )
-    result: list[Row] = []
-    below = _HEIGHT + _LEAST_LINE / 2
-    for place, series in placed:
-        here = min(place, below - _LEAST_LINE)
-        result.append({"series": series, "px": here})
-        below = here
-    over = -min((float(row["px"]) for row in result), default=0.0)
-    if over > 0:
-        result = [{**row, "px": float(row["px"]) + over} for row in result]
-    return result
-
-
-def _colour(colours: dict[str, str]) -> dict[str, object]:
-    return {
-        "field": "series",
-        "type": "nominal",
-        "scale": {"domain": list(colours), "range": list(colours.values())},
-        "legend": None,
-    }
-
-
-def _order(field: str) -> dict[str, str]:
-    return {"field": field, "type": "quantitative"}
-
-
-def _time(field: str, span: Span, axis: dict[str, object]) -> dict[str, object]:
-    return {
-        "field": field,
-        "type": "quantitative",
-        "scale": {
-            "type": "log" if span.log else "linear",
-            "domain": [span.low, span.high],
-            "nice": False,
-            "zero": False,
-        },
-        "axis": axis | {"labelExpr": base.with_unit("datum.value", "duration")},
-    }
 
 
 def _table(cells: Sequence[RttCell]) -> Table:

@@ -10,12 +10,12 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Generic
 
 from planewise.report import theme
 from planewise.report.facets import Band, C, Item, Page, Panel
-from planewise.report.figures import base
-from planewise.report.figures.base import Quantity, Row, Span, Spec
+from planewise.report.figures import vega
+from planewise.report.figures.vega import Channel, Quantity, Span, Spec
 
 HEIGHT = 170
 """Of a panel [px]."""
@@ -56,66 +56,33 @@ class Plot:
     colours: Mapping[str, str]
     width: float
     bands: int
-    axis_x: Mapping[str, Any]
-    axis_y: Mapping[str, Any]
+    axis_x: Spec
+    axis_y: Spec
 
-    def x(self, field: str) -> dict[str, Any]:
+    def x(self, field: str) -> Channel:
         """A place along the axis, as an encoding."""
-        return {
-            "field": field,
-            "type": "quantitative",
-            "scale": {"domain": [-0.5, self.bands - 0.5], "nice": False, "zero": False},
-            "axis": self.axis_x,
-        }
+        return vega.quantitative(field, Span(-0.5, self.bands - 0.5, log=False), self.axis_x)
 
-    def y(self, field: str) -> dict[str, Any]:
+    def y(self, field: str) -> Channel:
         """A value, as an encoding."""
-        return {
-            "field": field,
-            "type": "quantitative",
-            "scale": {
-                "type": "log" if self.span.log else "linear",
-                "domain": [self.span.low, self.span.high],
-                "nice": False,
-                "zero": False,
-            },
-            "axis": self.axis_y,
-        }
+        return vega.quantitative(field, self.span, self.axis_y)
 
-    def colour(self) -> dict[str, Any]:
+    def colour(self) -> Channel:
         """A row's `series`, as an encoding."""
-        return {
-            "field": "series",
-            "type": "nominal",
-            "scale": {"domain": list(self.colours), "range": list(self.colours.values())},
-            "legend": None,
-        }
+        return vega.coloured("series", self.colours)
 
-    def inside(self, value: float) -> float:
-        """`value`, moved to the nearest end of the axis where it lies beyond."""
-        return min(max(value, self.span.low), self.span.high)
+    def box(self, left: str, right: str, low: str, high: str) -> dict[str, Channel]:
+        """A rectangle between four fields, as encodings."""
+        return {
+            "x": self.x(left),
+            "x2": {"field": right},
+            "y": self.y(low),
+            "y2": {"field": high},
+        }
 
 
 Marks = Callable[[Sequence[Slot[C]], Plot], list[Spec]]
 """Draws what lies in the slots of one panel."""
-
-
-def mark(rows: Sequence[Row], kind: str, encoding: Mapping[str, Any], **look: Any) -> Spec:
-    """One kind of mark at every row. Plain, because a large report has hundreds of them.
-
-    Without a `description` it says nothing on hover.
-    """
-    silent = {} if "description" in encoding else {"aria": False}
-    return {
-        "data": {"values": [dict(row) for row in rows]},
-        "mark": {"type": kind, **silent, **look},
-        "encoding": dict(encoding),
-    }
-
-
-def said(field: str = "said") -> dict[str, Any]:
-    """What a mark says on hover, as an encoding."""
-    return {"field": field, "type": "nominal"}
 
 
 def draw(
@@ -156,9 +123,9 @@ def draw(
                 for column, chunks in enumerate(parts)
                 if level < len(chunks)
             ]
-            rows.append(base.beside(charts, spacing=_GAP) if len(charts) > 1 else charts[0])
-    key = base.key(colours, room_above(width))
-    return base.finish(base.below([key, *more_keys, *rows], spacing=12))
+            rows.append(vega.beside(charts, spacing=_GAP) if len(charts) > 1 else charts[0])
+    key = vega.key(colours, room_above(width))
+    return vega.finish(vega.below([key, *more_keys, *rows], spacing=12))
 
 
 def room_above(width: int) -> int:
@@ -221,53 +188,50 @@ def _panel(
     labels: bool,
     title: str,
 ) -> Spec:
-    names = json.dumps([band.label for band in panel.bands])
     room = _AXIS_ROOM if labels else 0
     plot = Plot(
         span,
         colours,
         width,
         len(panel.bands),
-        axis_x={
-            "values": list(range(len(panel.bands))),
-            "labelExpr": f"{names}[datum.value]",
-            "title": title or None,
-            "titleAnchor": "start",
-            "grid": False,
-            "ticks": False,
-            "labelFlush": False,
-            "labelOverlap": True,
-            "labels": any(band.label for band in panel.bands),
-        },
-        axis_y={
-            "values": span.ticks(6),
-            "labelExpr": base.with_unit("datum.value", quantity),
-            "title": None,
-            "labels": labels,
-            "ticks": False,
-            "domain": False,
-            "minExtent": room,
-            "maxExtent": room,
-        },
+        axis_x=_band_axis(panel, title),
+        axis_y=vega.y_axis(span, quantity, room, most=6, labels=labels),
     )
-    frame = mark(
-        [{"place": 0, "value": span.low}],
+    # An invisible point gives a panel without any mark its axes.
+    frame = vega.mark(
         "point",
+        [{"place": 0, "value": span.low}],
         {"x": plot.x("place"), "y": plot.y("value")},
         opacity=0,
         size=0,
         color=theme.GRID.light,
     )
-    between = mark(
-        [{"place": place + 0.5} for place in range(len(panel.bands) - 1)],
+    between = vega.mark(
         "rule",
-        {"x": plot.x("place"), "y": {"value": 0}, "y2": {"value": HEIGHT}},
+        [{"place": place + 0.5} for place in range(len(panel.bands) - 1)],
+        {"x": plot.x("place"), "y": vega.px(0), "y2": vega.px(HEIGHT)},
         color=theme.GRID.light,
     )
     drawn = marks(slots(panel.bands, tuple(colours)), plot)
-    return base.layers(
+    return vega.layers(
         [frame, *([between] if len(panel.bands) > 1 else []), *drawn],
         width=round(width),
         height=HEIGHT,
-        **({"title": base.heading(panel.label, width + room)} if panel.label else {}),
+        **({"title": vega.heading(panel.label, width + room)} if panel.label else {}),
     )
+
+
+def _band_axis(panel: Panel[C], title: str) -> Spec:
+    """The levels along a panel; a `title` only where it is the lowest panel."""
+    names = json.dumps([band.label for band in panel.bands])
+    return {
+        "values": list(range(len(panel.bands))),
+        "labelExpr": f"{names}[datum.value]",
+        "title": title or None,
+        "titleAnchor": "start",
+        "grid": False,
+        "ticks": False,
+        "labelFlush": False,
+        "labelOverlap": True,
+        "labels": any(band.label for band in panel.bands),
+    }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planewise.judge.statistics import KendallBar
+from planewise.judge.statistics import Family, KendallBar
 from planewise.report import theme
-from planewise.report.figures import base, grid
-from planewise.report.figures.base import Entry, Figure, Missing, Row, Spec, Table, Value
+from planewise.report.figures import vega
+from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.figures.comparison import stratum_words
+from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.inference import Compared
 
 _ROW = 20
@@ -23,7 +24,6 @@ def figure(all_compared: Sequence[Compared], planes: Sequence[str], *, name: str
     ]
     if not shown:
         return None
-    colours = theme.colours_of(planes)
     known = [
         (bar, bar.correlation)
         for compared in shown
@@ -41,32 +41,9 @@ def figure(all_compared: Sequence[Compared], planes: Sequence[str], *, name: str
 
     def draw(width: int) -> Spec:
         rows: list[Spec] = []
-        for place, compared in enumerate(shown):
-            family = compared.family
-            strata = [name for name in family.strata if _has(family.kendall, name)]
-            across = len(strata) if width >= 600 and len(strata) <= 4 else 1
-            levels = [str(level) for level in planes if level in family.levels]
-            room = base.label_room(levels, most=120)
-            each = (width - 20 - room - (across - 1) * 16) / across
-            rows.append(
-                base.note(
-                    family.metric.title[:1].upper() + family.metric.title[1:], width - room - 20
-                )
-            )
-            panels = [
-                _panel(
-                    [bar for bar in family.kendall if bar.stratum == stratum],
-                    levels,
-                    colours,
-                    stratum_words(stratum),
-                    each,
-                    room if number % across == 0 else 0,
-                    last=place == len(shown) - 1 and (across > 1 or number == len(strata) - 1),
-                )
-                for number, stratum in enumerate(strata)
-            ]
-            rows += [base.beside(panels, spacing=16)] if across > 1 else panels
-        return base.finish(base.below(rows, spacing=6))
+        for compared in shown:
+            rows += _rows(compared.family, planes, width, last=compared is shown[-1])
+        return vega.finish(vega.below(rows, spacing=6))
 
     return Figure(
         name=name,
@@ -92,84 +69,79 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
+def _rows(family: Family, planes: Sequence[str], width: int, *, last: bool) -> list[Spec]:
+    """One metric: its name, then a panel a stratum, beside each other where there is room."""
+    strata = [name for name in family.strata if _has(family.kendall, name)]
+    across = len(strata) if width >= 600 and len(strata) <= 4 else 1
+    levels = [str(level) for level in planes if level in family.levels]
+    room = vega.label_room(levels)
+    each = (width - 20 - room - (across - 1) * 16) / across
+    title = family.metric.title[:1].upper() + family.metric.title[1:]
+    colours = theme.colours_of(planes)
+    panels = [
+        _panel(
+            [bar for bar in family.kendall if bar.stratum == stratum and str(bar.level) in levels],
+            {level: colours[level] for level in levels},
+            stratum_words(stratum),
+            each,
+            room if number % across == 0 else 0,
+            labels=last and (across > 1 or number == len(strata) - 1),
+        )
+        for number, stratum in enumerate(strata)
+    ]
+    metric = vega.note(title, width - room - 20)
+    return [metric, *([vega.beside(panels, spacing=16)] if across > 1 else panels)]
+
+
 def _panel(
     bars: Sequence[KendallBar],
-    levels: Sequence[str],
     colours: dict[str, str],
     label: str,
     width: float,
     room: int,
     *,
-    last: bool,
+    labels: bool,
 ) -> Spec:
     rows: list[Row] = [
         {
             "plane": str(bar.level),
             "zero": 0,
-            "tau": one.tau,
-            "low": one.low,
-            "high": one.high,
-            "colour": colours[str(bar.level)],
-            "said": f"{bar.level}, {label}: τ-b {_signed(one.tau)} "
-            f"({_signed(one.low)} to {_signed(one.high)}), {one.n} replicates",
+            "tau": tau.tau,
+            "low": tau.low,
+            "high": tau.high,
+            "hover": f"{bar.level}, {label}: τ-b {_signed(tau.tau)} "
+            f"({_signed(tau.low)} to {_signed(tau.high)}), {tau.n} replicates",
         }
         for bar in bars
-        if (one := bar.correlation) is not None and str(bar.level) in levels
+        if (tau := bar.correlation) is not None
     ]
-    x = {
-        "type": "quantitative",
-        "scale": {"domain": [-1, 1], "nice": False},
-        "axis": {
-            "values": [-1, -0.5, 0, 0.5, 1],
-            "labelExpr": "format(datum.value, '+~r')",
-            "title": None,
-            "labels": last,
-            "ticks": last,
-            "domain": False,
-            "labelOverlap": True,
-        },
+    span = Span(-1.0, 1.0, log=False)
+    axis = {
+        "values": [-1, -0.5, 0, 0.5, 1],
+        "labelExpr": "format(datum.value, '+~r')",
+        "title": None,
+        "labels": labels,
+        "ticks": labels,
+        "domain": False,
+        "labelOverlap": True,
     }
-    y = {
-        "field": "plane",
-        "type": "nominal",
-        "scale": {"domain": list(levels)},
-        "axis": {
-            "title": None,
-            "domain": False,
-            "ticks": False,
-            "labels": room > 0,
-            "labelPadding": 6,
-            "labelLimit": max(1, room - 6),
-            "minExtent": room,
-            "maxExtent": room,
-        },
-    }
-    colour = {"color": {"field": "colour", "type": "nominal", "scale": None}}
-    return base.layers(
+    y = vega.plane_axis(list(colours), room)
+    bar = {"x": vega.quantitative("zero", span, axis), "x2": {"field": "tau"}, "y": y}
+    interval = {"x": vega.quantitative("low", span, axis), "x2": {"field": "high"}, "y": y}
+    return vega.layers(
         [
-            grid.mark(
-                rows,
+            vega.mark(
                 "bar",
-                {
-                    "x": {"field": "zero", **x},
-                    "x2": {"field": "tau"},
-                    "y": y,
-                    **colour,
-                    "description": grid.said(),
-                },
+                rows,
+                {**bar, "color": vega.coloured("plane", colours)},
+                hover=True,
                 height=11,
             ),
-            grid.mark(
-                rows,
-                "rule",
-                {"x": {"field": "low", **x}, "x2": {"field": "high"}, "y": y},
-                strokeWidth=1.3,
-                color=theme.INK.light,
-            ),
+            vega.mark("rule", rows, interval, strokeWidth=1.3, color=theme.INK.light),
         ],
         width=round(width),
-        height=_ROW * len(levels),
-        title=base.heading(label, width + room),
+        height=_ROW * len(colours),
+        title=vega.heading(label, width + room),
     )
 
 

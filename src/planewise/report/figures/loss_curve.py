@@ -6,36 +6,29 @@ in which a curve shows whether its PDR can be trusted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
-
-import altair as alt
 
 from planewise.judge.curve import Curve, LoadPoint
 from planewise.judge.verdict import Estimate, Verdict
 from planewise.report import theme
 from planewise.report.cells import Factors, words
 from planewise.report.data import JudgedCurve
-from planewise.report.figures import base
-from planewise.report.figures.base import Entry, Figure, Missing, Row, Span, Spec, Table, Value
+from planewise.report.figures import base, vega
+from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.vega import Channel, Look, Row, Span, Spec
 from planewise.units import rate_text
 
 FLOOR = 1e-6
 _BENDS = 24
 """Points by which a segment is bent on the log axis."""
-_CROSS: dict[str, Any] = {
-    "filled": False,
-    "shape": "cross",
-    "size": 60,
-    "strokeWidth": 1.5,
-    "fill": "transparent",
-}
-"""The mark of a load at which only the generator's limit was seen."""
 _HEIGHT = 210
 _LOSS_ROOM = 78
 """Left of the plot, for labels such as `≤ 0.0001 %`."""
+_DELIVERY_ROOM = 56
+"""The same for `100 %`."""
+_LOSSES = Span(FLOOR, 1.0, log=True)
+_ORDER: Channel = {"field": "load", "type": "quantitative"}
 _MARK_ROOM = 34
 """Above the plot, for the names of its vertical lines."""
 
@@ -46,16 +39,10 @@ def load_loss(
     *,
     colour: str = theme.PLANES["veth"].light,
     width: int = base.WIDE,
-) -> alt.TopLevelMixin:
+) -> Spec:
     """One curve for a file: as `panels`, with its name, the verdict and the reason above."""
-    return base.chart_of(
-        base.with_title(
-            panels(curve, verdict, colour=colour, width=width),
-            f"{curve.name}: {verdict.verdict}",
-            verdict.reason,
-            width,
-        )
-    )
+    drawn = panels(curve, verdict, colour=colour, width=width)
+    return vega.with_title(drawn, f"{curve.name}: {verdict.verdict}", verdict.reason, width)
 
 
 def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Spec:
@@ -64,7 +51,7 @@ def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Spec:
     `colour` is one of the theme's, `width` in px: below 560 the two panels lie below each other.
     """
     narrow = width < 560
-    span = _loads(curve.offered_pps.tolist())
+    span = Span.of(curve.offered_pps.tolist(), log_from=30)
     if narrow:
         plot, side = width - _LOSS_ROOM - 12, width - _LOSS_ROOM - 12
     else:
@@ -73,7 +60,7 @@ def panels(curve: Curve, verdict: Verdict, *, colour: str, width: int) -> Spec:
     loss = _loss_panel(curve, verdict, span, colour, plot)
     delivered = _delivery_panel(curve, span, colour, side)
     both = [loss, delivered]
-    return base.finish(base.below(both, spacing=18) if narrow else base.beside(both))
+    return vega.finish(vega.below(both, spacing=18) if narrow else vega.beside(both))
 
 
 def figure(item: JudgedCurve, planes: Sequence[str], common: Factors) -> Figure:
@@ -126,63 +113,25 @@ def overview(
 ) -> Figure:
     """The curves of several planes under one load in one panel."""
     limit = items[0].verdict.plr
-    span = _loads([load for item in items for load in item.curve.offered_pps.tolist()])
+    span = Span.of(
+        [load for item in items for load in item.curve.offered_pps.tolist()], log_from=30
+    )
     colours = theme.colours_of(planes)
 
     def draw(width: int) -> Spec:
-        room = base.label_room((item.plane for item in items), most=130 if width > 560 else 84)
+        room = vega.label_room((item.plane for item in items), most=130 if width > 560 else 84)
         plot = width - _LOSS_ROOM - room - 16
-        rows: list[Row] = [
-            {
-                "plane": item.plane,
-                "load": point.offered_pps,
-                "plr": max(FLOOR, point.plr),
-                "limited": _limited(point),
-                "said": f"{item.plane} at {rate_text(point.offered_pps)}: "
-                f"{theme.share(point.plr)} lost",
-            }
-            for item in items
-            for point in item.curve.points
-        ]
-        lines = [{"plane": item.plane, **row} for item in items for row in line(item.curve)]
-        colour = alt.Color("plane:N", scale=base.plane_colour(planes), legend=None)
-        x = alt.X(
-            "load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot)
-        )
-        y = _loss_axis()
-        chart = alt.Chart(base.data(rows))
-        ends = _ends(items, colours)
-        names = (
-            alt.Chart(base.data(ends))
-            .mark_text(align="left", fontWeight=600, limit=room - 4)
-            .encode(
-                x=base.x_px(plot + 6),
-                y=alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[_HEIGHT, 0])),
-                text=alt.Text("plane:N"),
-                color=alt.Color("colour:N", scale=None),
-            )
-        )
-        curves = base.layers(
-            [
-                _limit_line(limit),
-                alt.Chart(base.data(lines))
-                .mark_line(strokeWidth=2)
-                .encode(x=x, y=y, color=colour, order=alt.Order("load:Q")),
-                chart.transform_filter("!datum.limited")
-                .mark_point(filled=True, size=28, opacity=1)
-                .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
-                chart.transform_filter("datum.limited")
-                .mark_point(**_CROSS)
-                .encode(x=x, y=y, color=colour, description=alt.Description("said:N")),
-                *_limit_name(limit),
-            ]
-        )
-        return base.finish(
-            base.layers(
-                [curves, names],
+        ends = [(item.plane, _height(item.curve.points[-1].plr)) for item in items]
+        return vega.finish(
+            vega.layers(
+                [
+                    _limit_line(limit),
+                    *_lines(items, colours, span, plot),
+                    *_limit_name(limit),
+                    vega.end_labels(ends, colours, x=plot + 6, height=_HEIGHT, room=room - 4),
+                ],
                 width=plot,
                 height=_HEIGHT,
-                resolve={"scale": {"y": "independent"}},
             )
         )
 
@@ -205,6 +154,44 @@ def overview(
         draw=draw,
         table=verdict_table(items, ()),
     )
+
+
+def _lines(
+    items: Sequence[JudgedCurve], colours: Mapping[str, str], span: Span, plot: int
+) -> list[Spec]:
+    """A line a curve, with a mark at every load."""
+    points: list[Row] = []
+    crosses: list[Row] = []
+    lines: list[Row] = []
+    for item in items:
+        lines += [{"plane": item.plane, **row} for row in line(item.curve)]
+        for point in item.curve.points:
+            load = rate_text(point.offered_pps)
+            row = {
+                "plane": item.plane,
+                "load": point.offered_pps,
+                "plr": max(FLOOR, point.plr),
+                "hover": f"{item.plane} at {load}: {theme.share(point.plr)} lost",
+            }
+            (crosses if _limited(point) else points).append(row)
+    place = {**_place(span, plot), "color": vega.coloured("plane", colours)}
+    return [
+        vega.mark("line", lines, {**place, "order": _ORDER}, strokeWidth=2),
+        vega.mark("point", points, place, hover=True, filled=True, size=28, opacity=1),
+        _crosses(crosses, place),
+    ]
+
+
+def _place(span: Span, plot: int) -> dict[str, Channel]:
+    """Offered load along the plot, loss upwards."""
+    axis = vega.x_axis("offered load", span, "rate", plot)
+    return {"x": vega.quantitative("load", span, axis), "y": _loss("plr")}
+
+
+def _crosses(rows: Sequence[Row], encoding: Mapping[str, Channel], **look: str) -> Spec:
+    """Loads at which only the generator's limit was seen."""
+    cross: Look = {"filled": False, "shape": "cross", "size": 60, "strokeWidth": 1.5}
+    return vega.mark("point", rows, encoding, hover=True, fill="transparent", **cross, **look)
 
 
 def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
@@ -284,157 +271,118 @@ def _limited(point: LoadPoint) -> bool:
     return point.limited == len(point.runs)
 
 
-def _loads(loads: Sequence[float]) -> Span:
-    low, high = min(loads), max(loads)
-    if high / low > 30:
-        return Span(low / 1.1, high * 1.1, log=True)
-    return Span(0.0, high * 1.04, log=False)
-
-
-def _loss_axis(field: str = "plr") -> alt.Y:
-    return alt.Y(
-        f"{field}:Q",
-        scale=alt.Scale(type="log", domain=[FLOOR, 1.0], clamp=True, nice=False),
-        axis=alt.Axis(
-            title="packets lost (PLR)",
-            titleAngle=0,
-            titleAlign="left",
-            titleAnchor="start",
-            titleX=-_LOSS_ROOM + 8,
-            titleY=-8,
-            titleBaseline="bottom",
-            values=[10.0**power for power in range(-6, 1)],
-            labelExpr="datum.value < 1.5e-6 ? '≤ 0.0001 %' "
-            f": {base.with_unit('datum.value', 'share')}",
-            minExtent=_LOSS_ROOM,
-            maxExtent=_LOSS_ROOM,
-            domain=False,
-            ticks=False,
-        ),
+def _loss(field: str) -> Channel:
+    """The share lost, on the axis that ends at `FLOOR`."""
+    axis = vega.y_axis(
+        _LOSSES,
+        "share",
+        _LOSS_ROOM,
+        title="packets lost (PLR)",
+        most=7,
+        labelExpr=f"datum.value < 1.5e-6 ? '≤ 0.0001 %' : {vega.with_unit('share')}",
     )
+    channel = vega.quantitative(field, _LOSSES, axis)
+    channel["scale"]["clamp"] = True
+    return channel
 
 
-def _limit_line(limit: float) -> alt.Chart:
-    chart = alt.Chart(base.data([{"plr": limit}])).mark_rule(strokeDash=[5, 4], strokeWidth=1.2)
-    line: alt.Chart = chart.encode(y=_loss_axis(), color=alt.ColorValue(theme.ALERT.light))
-    return line
+def _height(plr: float) -> float:
+    """Where a share lost lies [px from the plot's upper edge]."""
+    return vega.height_of(_LOSSES.inside(plr), _LOSSES, _HEIGHT)
 
 
-def _limit_name(limit: float) -> list[alt.Chart | Spec]:
+def _limit_line(limit: float) -> Spec:
+    look: Look = {"strokeDash": [5, 4], "strokeWidth": 1.2, "color": theme.ALERT.light}
+    return vega.mark("rule", [{"plr": limit}], {"y": _loss("plr")}, **look)
+
+
+def _limit_name(limit: float) -> list[Spec]:
     """What the limit is: below its line, where points seldom lie, on a rim of paper."""
-    chart = alt.Chart(base.data([{"plr": limit, "text": f"{theme.share(limit)} lost"}]))
-    place = {"x": base.x_px(4), "y": _loss_axis(), "text": alt.Text("text:N")}
-    rim = chart.mark_text(
-        align="left", dy=9, stroke=theme.PAPER.light, strokeWidth=3, strokeJoin="round"
-    )
+    rows = [{"plr": limit, "text": f"{theme.share(limit)} lost"}]
+    place = {"x": vega.px(4), "y": _loss("plr"), "text": vega.nominal("text")}
+    text: Look = {"align": "left", "dy": 9}
+    rim: Look = {"stroke": theme.PAPER.light, "strokeWidth": 3, "strokeJoin": "round"}
     return [
-        rim.encode(**place, color=alt.ColorValue(theme.PAPER.light)),
-        chart.mark_text(align="left", dy=9).encode(
-            **place, color=alt.ColorValue(theme.ALERT.light)
-        ),
+        vega.mark("text", rows, place, **text, **rim, color=theme.PAPER.light),
+        vega.mark("text", rows, place, **text, color=theme.ALERT.light),
     ]
 
 
 def _loss_panel(curve: Curve, verdict: Verdict, span: Span, colour: str, plot: int) -> Spec:
-    rows: list[Row] = []
-    band: list[tuple[float, Mapping[str, float]]] = []
+    points: list[Row] = []
+    rings: list[Row] = []
+    crosses: list[Row] = []
     for point in curve.points:
-        interval = point.interval95
-        rows.append(
-            {
-                "load": point.offered_pps,
-                "plr": max(FLOOR, point.plr),
-                "floored": point.plr <= FLOOR,
-                "limited": _limited(point),
-                "said": f"{rate_text(point.offered_pps)}: {theme.share(point.plr)} lost, "
-                f"{point.count} runs"
-                + (f", {point.limited} limited by the generator" if point.limited else ""),
-            }
-        )
-        if interval is not None:
-            band.append((point.offered_pps, {"low": interval[0], "high": interval[1]}))
-    x = alt.X("load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot))
-    y = _loss_axis()
-    chart = alt.Chart(base.data(rows))
-    layers: list[alt.Chart | Spec] = []
-    if len(band) > 1:
-        layers.append(
-            alt.Chart(base.data(_bent(band)))
-            .mark_area(opacity=0.22)
-            .encode(
-                x=x,
-                y=_loss_axis("low"),
-                y2=alt.Y2("high"),
-                color=alt.ColorValue(colour),
-            )
-        )
-    layers.append(_limit_line(verdict.plr))
-    layers += _marks(verdict, span, plot)
-    layers += [
-        alt.Chart(base.data(line(curve)))
-        .mark_line(strokeWidth=2)
-        .encode(x=x, y=y, order=alt.Order("load:Q"), color=alt.ColorValue(colour)),
-        chart.transform_filter("!datum.floored && !datum.limited")
-        .mark_point(filled=True, size=36, opacity=1)
-        .encode(x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")),
-        chart.transform_filter("datum.floored && !datum.limited")
-        .mark_point(filled=False, size=36, strokeWidth=1.5, fill="transparent")
-        .encode(x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")),
-        chart.transform_filter("datum.limited")
-        .mark_point(**_CROSS)
-        .encode(
-            x=x, y=y, color=alt.ColorValue(theme.MUTED.light), description=alt.Description("said:N")
-        ),
+        limited = f", {point.limited} limited by the generator" if point.limited else ""
+        row = {
+            "load": point.offered_pps,
+            "plr": max(FLOOR, point.plr),
+            "hover": f"{rate_text(point.offered_pps)}: {theme.share(point.plr)} lost, "
+            f"{point.count} runs{limited}",
+        }
+        if _limited(point):
+            crosses.append(row)
+        else:
+            (rings if point.plr <= FLOOR else points).append(row)
+    place = _place(span, plot)
+    dot: Look = {"size": 36, "color": colour}
+    return vega.layers(
+        [
+            *_band(curve, place, colour),
+            _limit_line(verdict.plr),
+            *_marks(verdict, span, plot, place["x"]),
+            vega.mark("line", line(curve), {**place, "order": _ORDER}, strokeWidth=2, color=colour),
+            vega.mark("point", points, place, hover=True, filled=True, opacity=1, **dot),
+            vega.mark(
+                "point", rings, place, hover=True, strokeWidth=1.5, fill="transparent", **dot
+            ),
+            _crosses(crosses, place, color=theme.MUTED.light),
+            *_limit_name(verdict.plr),
+        ],
+        width=plot,
+        height=_HEIGHT,
+    )
+
+
+def _band(curve: Curve, place: Mapping[str, Channel], colour: str) -> list[Spec]:
+    """The 95 % interval of the mean, where at least two loads have one."""
+    points = [
+        (point.offered_pps, {"low": interval[0], "high": interval[1]})
+        for point in curve.points
+        if (interval := point.interval95) is not None
     ]
-    layers += _limit_name(verdict.plr)
-    return base.layers(layers, width=plot, height=_HEIGHT)
+    if len(points) < 2:
+        return []
+    band = {**place, "y": _loss("low"), "y2": {"field": "high"}}
+    return [vega.mark("area", _bent(points), band, opacity=0.22, color=colour)]
 
 
-def _marks(verdict: Verdict, span: Span, plot: int) -> list[alt.Chart | Spec]:
+def _marks(verdict: Verdict, span: Span, plot: int, x: Channel) -> list[Spec]:
     """Vertical lines at PDR and saturation, with their names above the plot."""
-    marks: list[tuple[str, float, int]] = []
-    layers: list[alt.Chart | Spec] = []
+    layers: list[Spec] = []
+    ink: Look = {"color": theme.INK.light}
     pdr, saturation = verdict.pdr, verdict.saturation
+    lines: list[tuple[str, float, int]] = []
     if pdr is not None and pdr.bounded and pdr.pps <= span.high:
-        marks.append((f"PDR {rate_text(pdr.pps)}", pdr.pps, -_MARK_ROOM + 24))
-        shade = alt.Chart(
-            base.data([{"from": max(pdr.low_pps, span.low), "to": min(pdr.high_pps, span.high)}])
-        )
-        layers.append(
-            shade.mark_rect(opacity=0.12).encode(
-                x=alt.X("from:Q", scale=span.scale()),
-                x2=alt.X2("to"),
-                color=alt.ColorValue(theme.INK.light),
-            )
-        )
+        lines.append((f"PDR {rate_text(pdr.pps)}", pdr.pps, -_MARK_ROOM + 24))
+        ends = {"from": span.inside(pdr.low_pps), "to": span.inside(pdr.high_pps)}
+        shade = {"x": {**x, "field": "from"}, "x2": {"field": "to"}}
+        layers.append(vega.mark("rect", [ends], shade, opacity=0.12, **ink))
     if saturation is not None and saturation.offered_pps <= span.high:
-        marks.append(
-            (
-                f"saturation {rate_text(saturation.offered_pps)}",
-                saturation.offered_pps,
-                -_MARK_ROOM + 8,
-            )
-        )
-    for text, load, place in marks:
-        chart = alt.Chart(base.data([{"load": load, "text": text}]))
-        x = alt.X("load:Q", scale=span.scale())
+        name = f"saturation {rate_text(saturation.offered_pps)}"
+        lines.append((name, saturation.offered_pps, -_MARK_ROOM + 8))
+    for text, load, height in lines:
         # PDR's name lies left of its line and saturation's right of its own, a row higher: the two
         # lines are often close, and so neither crosses the other's name.
-        room, at = base.text_width(text) + 6, _position(load, span) * plot
+        room, at = vega.text_width(text) + 6, vega.place_of(load, span) * plot
         left = at > room if text.startswith("PDR") else at > plot - room
+        rows = [{"load": load, "text": text}]
+        rule = {"x": x, "y": vega.px(height - 6), "y2": vega.px(_HEIGHT)}
+        name_at = {"x": x, "y": vega.px(height), "text": vega.nominal("text")}
+        align: Look = {"align": "right" if left else "left", "dx": -4 if left else 4}
         layers += [
-            chart.mark_rule(strokeWidth=1.2).encode(
-                x=x,
-                y=base.y_px(place - 6),
-                y2=base.y2_px(_HEIGHT),
-                color=alt.ColorValue(theme.INK.light),
-            ),
-            chart.mark_text(align="right" if left else "left", dx=-4 if left else 4).encode(
-                x=x,
-                y=base.y_px(place),
-                text=alt.Text("text:N"),
-                color=alt.ColorValue(theme.INK.light),
-            ),
+            vega.mark("rule", rows, rule, strokeWidth=1.2, **ink),
+            vega.mark("text", rows, name_at, **align, **ink),
         ]
     return layers
 
@@ -476,73 +424,36 @@ def line(curve: Curve) -> list[Row]:
     return _bent([(point.offered_pps, {"plr": point.plr}) for point in curve.points])
 
 
-def _position(value: float, span: Span) -> float:
-    if span.log:
-        return math.log(value / span.low) / math.log(span.high / span.low)
-    return (value - span.low) / (span.high - span.low)
-
-
 def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Spec:
     rows: list[Row] = [
         {
             "load": point.offered_pps,
             "dr": point.dr,
-            "said": f"{rate_text(point.offered_pps)}: {theme.share(point.dr)} delivered",
+            "hover": f"{rate_text(point.offered_pps)}: {theme.share(point.dr)} delivered",
         }
         for point in curve.points
     ]
-    x = alt.X("load:Q", scale=span.scale(), axis=base.x_axis("offered load", span, "rate", plot))
-    y = alt.Y(
-        "dr:Q",
-        scale=alt.Scale(domain=[0, 1], nice=False),
-        axis=alt.Axis(
-            title="packets delivered (DR)",
-            titleAngle=0,
-            titleAlign="left",
-            titleAnchor="start",
-            titleX=-48,
-            titleY=-8,
-            titleBaseline="bottom",
-            values=[0, 0.25, 0.5, 0.75, 1],
-            labelExpr=base.with_unit("datum.value", "share"),
-            minExtent=44,
-            domain=False,
-            ticks=False,
-        ),
+    shares = Span(0.0, 1.0, log=False)
+    axis = vega.y_axis(
+        shares,
+        "share",
+        _DELIVERY_ROOM,
+        title="packets delivered (DR)",
+        values=[0, 0.25, 0.5, 0.75, 1],
     )
-    chart = alt.Chart(base.data(rows))
-    return base.layers(
+    place = {
+        "x": vega.quantitative("load", span, vega.x_axis("offered load", span, "rate", plot)),
+        "y": vega.quantitative("dr", shares, axis),
+    }
+    look: Look = {"filled": True, "size": 36, "opacity": 1}
+    return vega.layers(
         [
-            chart.mark_line(strokeWidth=2).encode(x=x, y=y, color=alt.ColorValue(colour)),
-            chart.mark_point(filled=True, size=36, opacity=1).encode(
-                x=x, y=y, color=alt.ColorValue(colour), description=alt.Description("said:N")
-            ),
+            vega.mark("line", rows, place, strokeWidth=2, color=colour),
+            vega.mark("point", rows, place, hover=True, color=colour, **look),
         ],
         width=plot,
         height=_HEIGHT,
     )
-
-
-def _ends(items: Sequence[JudgedCurve], colours: dict[str, str]) -> list[Row]:
-    """Names beside the ends of the lines, moved apart where they would overlap [px]."""
-    ends = sorted(
-        (
-            -math.log10(max(FLOOR, min(1.0, item.curve.points[-1].plr))) / 6 * _HEIGHT,
-            item.plane,
-        )
-        for item in items
-    )
-    places: list[float] = []
-    for place, _ in ends:
-        places.append(max(place, places[-1] + 15) if places else place)
-    excess = max(0.0, places[-1] - _HEIGHT)
-    for at in range(len(places) - 1, -1, -1):
-        limit = _HEIGHT if at == len(places) - 1 else places[at + 1] - 15
-        places[at] = min(places[at], limit) if excess else places[at]
-    return [
-        {"place": place, "plane": plane, "colour": colours[plane]}
-        for place, (_, plane) in zip(places, ends, strict=True)
-    ]
 
 
 def _pdr_said(verdict: Verdict) -> str:

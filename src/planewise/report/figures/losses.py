@@ -6,31 +6,35 @@ from collections.abc import Sequence
 
 from planewise.report import sentences, theme
 from planewise.report.cells import common_factors, words
-from planewise.report.data import RttCell
 from planewise.report.facets import Page
-from planewise.report.figures import grid
-from planewise.report.figures.base import Figure, Row, Span, Spec, Table, Value
+from planewise.report.figures import grid, vega
+from planewise.report.figures.base import Figure, Table, Value
 from planewise.report.figures.grid import Plot, Slot
+from planewise.report.figures.vega import Row, Span, Spec
+from planewise.report.rtt_cell import RttCell
 
 
 def figure(page: Page[RttCell], planes: Sequence[str], *, name: str, title: str) -> Figure:
-    """Bars of the share lost by series and band."""
+    """The share lost by series and band: bars, or dots where shares lie far apart."""
     cells = [item.content for item in page.items]
-    most = max((cell.lost / cell.sent for cell in cells if cell.sent), default=0.0)
-    span = Span(0.0, (most or 0.01) * 1.08, log=False)
+    shares = [cell.lost / cell.sent for cell in cells if cell.sent]
+    span = Span.of([share for share in shares if share > 0] or [0.01], log_from=20)
 
     def draw(width: int) -> Spec:
         return grid.draw(page, planes, span, "share", _marks, width)
 
     lead = sentences.of_losses(cells)
+    far_apart = (
+        " The axis is logarithmic; where nothing was lost there is no dot." if span.log else ""
+    )
     return Figure(
         name=name,
         title=title,
         lead=lead,
         caption="Lost probe packets as a share of those sent, over all replicates. A trial with "
         "losses is kept and counted like any other: to repeat it until none is lost would hide "
-        "what the plane does.",
-        alt=f"Bars of the share of lost packets. {lead}",
+        f"what the plane does.{far_apart}",
+        alt=f"The share of lost packets. {lead}",
         draw=draw,
         table=table(cells),
     )
@@ -76,36 +80,29 @@ def _count(number: int) -> Value:
 
 
 def _marks(slots: Sequence[Slot[RttCell]], plot: Plot) -> list[Spec]:
-    bars: list[Row] = []
+    rows: list[Row] = []
     for slot in slots:
         cell = slot.item.content
-        if not cell.sent:
+        if not cell.sent or (plot.span.log and not cell.lost):
             continue
         left, right = slot.inner(0.8)
-        bars.append(
+        share = cell.lost / cell.sent
+        rows.append(
             {
                 "series": slot.series,
                 "left": left,
                 "right": right,
+                "centre": slot.centre,
                 "from": 0.0,
-                "to": cell.lost / cell.sent,
-                "said": f"{slot.series}, {words(slot.item.factors)}: {theme.count(cell.lost)} of "
-                f"{theme.count(cell.sent)} lost ({theme.share(cell.lost / cell.sent)})",
+                "to": share,
+                "hover": f"{slot.series}, {words(slot.item.factors)}: {theme.count(cell.lost)} of "
+                f"{theme.count(cell.sent)} lost ({theme.share(share)})",
             }
         )
-    if not bars:
-        return []
+    colour = {"color": plot.colour()}
+    if plot.span.log:  # the length of a bar would mean nothing
+        place = {"x": plot.x("centre"), "y": plot.y("to"), **colour}
+        return [vega.mark("circle", rows, place, hover=True, size=42, opacity=1)]
     return [
-        grid.mark(
-            bars,
-            "rect",
-            {
-                "x": plot.x("left"),
-                "x2": {"field": "right"},
-                "y": plot.y("from"),
-                "y2": {"field": "to"},
-                "color": plot.colour(),
-                "description": grid.said(),
-            },
-        )
+        vega.mark("rect", rows, {**plot.box("left", "right", "from", "to"), **colour}, hover=True)
     ]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-import altair as alt
-
 from planewise.report import theme
 from planewise.report.cells import Factors, common_factors, words
-from planewise.report.data import RttCell
-from planewise.report.figures import base
-from planewise.report.figures.base import Figure, Missing, Row, Span, Spec, Table, Value
+from planewise.report.figures import base, vega
+from planewise.report.figures.base import Figure, Missing, Table, Value
+from planewise.report.figures.vega import Channel, Row, Span, Spec
+from planewise.report.rtt_cell import RttCell
 from planewise.units import time_text
 
 _ROW = 34
@@ -27,13 +26,12 @@ def figure(
     """
     common = common_factors(cell.factors for cell in cells)
     groups = base.by_context(cells)
-    span = Span.of_times(min(cell.low_ns for cell in cells), max(cell.high_ns for cell in cells))
-    scale = "logarithmic" if span.log else "linear"
+    span = Span.of([ns for cell in cells for ns in (cell.low_ns, cell.high_ns)])
     best = min(cells, key=lambda cell: cell.median_ns)
     worst = max(cells, key=lambda cell: cell.median_ns)
 
     def draw(width: int) -> Spec:
-        room = base.label_room((cell.plane for cell in cells), most=130)
+        room = vega.label_room(cell.plane for cell in cells)
         plot = width - room - _MEDIAN_ROOM - 12
         charts = [
             _context(
@@ -47,7 +45,7 @@ def figure(
             )
             for place, (factors, group) in enumerate(groups)
         ]
-        return base.finish(base.below(charts, spacing=10))
+        return vega.finish(vega.below(charts))
 
     return Figure(
         name=name,
@@ -55,7 +53,7 @@ def figure(
         caption=(
             f"Round-trip time {where}. Box: the middle half of all packets; thick line: median, "
             "also printed at the right; whiskers: 5th to 95th percentile; small rings: the median "
-            f"of each replicate, whose mean the ranking takes. The axis is {scale}."
+            f"of each replicate, whose mean the ranking takes. The axis is {span.word}."
         ),
         alt=(
             f"Boxplots of round-trip time. Lowest median {time_text(best.median_ns)} with "
@@ -78,64 +76,53 @@ def _context(
     *,
     last: bool,
 ) -> Spec:
-    here = [cell.plane for cell in cells]
-    rows: list[Row] = [
-        {
-            "plane": cell.plane,
-            "low": cell.low_ns,
-            "q25": cell.q25_ns,
-            "median": cell.median_ns,
-            "q75": cell.q75_ns,
-            "high": cell.high_ns,
-            "text": time_text(cell.median_ns),
-            "said": f"{cell.plane}, {label}: median {time_text(cell.median_ns)}, "
-            f"middle half {time_text(cell.q25_ns)} to {time_text(cell.q75_ns)}, "
-            f"5th to 95th percentile {time_text(cell.low_ns)} to "
-            f"{time_text(cell.high_ns)}",
-        }
-        for cell in cells
-    ]
-    rings: list[Row] = [
+    axis = vega.x_axis("RTT", span, "duration", plot, labels=last)
+    y = vega.plane_axis([cell.plane for cell in cells], room)
+    colour = vega.coloured("plane", theme.colours_of(planes))
+    boxes = [_box(cell, label) for cell in cells]
+    replicates: list[Row] = [
         {
             "plane": cell.plane,
             "median": median,
-            "said": f"{cell.plane}: median of one replicate {time_text(median)}",
+            "hover": f"{cell.plane}: median of one replicate {time_text(median)}",
         }
         for cell in cells
         for median in cell.medians_ns
     ]
-    axis = base.x_axis("RTT", span, "duration", plot, labels=last)
-    y = base.plane_axis(here, room)
-    colour = alt.Color("plane:N", scale=base.plane_colour(planes), legend=None)
-    said = alt.Description("said:N")
-    chart = alt.Chart(base.data(rows))
 
-    def x(field: str) -> alt.X:
-        return alt.X(f"{field}:Q", scale=span.scale(), axis=axis)
+    def along(field: str, end: str = "") -> dict[str, Channel]:
+        to = {"x2": {"field": end}} if end else {}
+        return {"x": vega.quantitative(field, span, axis), **to, "y": y, "color": colour}
 
-    whiskers = chart.mark_rule(strokeWidth=1.5).encode(
-        x=x("low"), x2=alt.X2("high"), y=y, color=colour
-    )
-    boxes = chart.mark_bar(height=15, opacity=0.35).encode(
-        x=x("q25"), x2=alt.X2("q75"), y=y, color=colour, description=said
-    )
-    medians = chart.mark_tick(thickness=3, height=19).encode(
-        x=x("median"), y=y, color=colour, description=said
-    )
-    replicates = (
-        alt.Chart(base.data(rings))
-        .mark_point(size=16, yOffset=14, strokeWidth=1, opacity=0.9, fill="transparent")
-        .encode(x=x("median"), y=y, color=colour, description=said)
-    )
-    numbers = chart.mark_text(align="right").encode(
-        x=base.x_px(plot + _MEDIAN_ROOM), y=y, text=alt.Text("text:N")
-    )
-    return base.layers(
-        [whiskers, boxes, medians, replicates, numbers],
+    ring = {"size": 16, "yOffset": 14, "strokeWidth": 1, "opacity": 0.9, "fill": "transparent"}
+    median_text = {"x": vega.px(plot + _MEDIAN_ROOM), "y": y, "text": vega.nominal("text")}
+    return vega.layers(
+        [
+            vega.mark("rule", boxes, along("low", "high"), strokeWidth=1.5),
+            vega.mark("bar", boxes, along("q25", "q75"), hover=True, height=15, opacity=0.35),
+            vega.mark("tick", boxes, along("median"), hover=True, thickness=3, height=19),
+            vega.mark("point", replicates, along("median"), hover=True, **ring),
+            vega.mark("text", boxes, median_text, align="right"),
+        ],
         width=plot,
-        height=_ROW * len(here),
-        title=base.heading(label, plot + room),
+        height=_ROW * len(cells),
+        title=vega.heading(label, plot + room),
     )
+
+
+def _box(cell: RttCell, label: str) -> Row:
+    return {
+        "plane": cell.plane,
+        "low": cell.low_ns,
+        "q25": cell.q25_ns,
+        "median": cell.median_ns,
+        "q75": cell.q75_ns,
+        "high": cell.high_ns,
+        "text": time_text(cell.median_ns),
+        "hover": f"{cell.plane}, {label}: median {time_text(cell.median_ns)}, "
+        f"middle half {time_text(cell.q25_ns)} to {time_text(cell.q75_ns)}, "
+        f"5th to 95th percentile {time_text(cell.low_ns)} to {time_text(cell.high_ns)}",
+    }
 
 
 def table(cells: Sequence[RttCell], common: Factors) -> Table:

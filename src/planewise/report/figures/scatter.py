@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from planewise.report import theme
 from planewise.report.cells import common_factors, words
-from planewise.report.data import RttCell
 from planewise.report.facets import Page
-from planewise.report.figures import grid
-from planewise.report.figures.base import Figure, Row, Span, Spec, Table, Value
+from planewise.report.figures import grid, vega
+from planewise.report.figures.base import Figure, Table, Value
 from planewise.report.figures.grid import Plot, Slot
+from planewise.report.figures.vega import Row, Span, Spec
+from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import MOST_POINTS, Distribution
 from planewise.units import time_text
 
@@ -25,8 +26,7 @@ def figure(page: Page[RttCell], planes: Sequence[str], *, name: str, title: str)
     if not kept:
         return None
     each = max(10, min(MOST_POINTS, MOST // len(kept)))
-    low = min(min(one.points_ns) for _, one in kept)
-    span = Span.of_times(low, max(one.max_ns for _, one in kept))
+    span = Span.of([ns for _, one in kept for ns in (min(one.points_ns), one.max_ns)])
     packets = sum(one.packets for _, one in kept)
     dots = sum(min(each, len(one.points_ns)) for _, one in kept)
     slowest, extreme = max(kept, key=lambda pair: pair[1].max_ns)
@@ -55,7 +55,7 @@ def figure(page: Page[RttCell], planes: Sequence[str], *, name: str, title: str)
         caption=(
             f"Round-trip times of single packets. {thinned}; a ring marks the slowest packet of "
             "each cell. Within a column packets lie from left to right in the order of sending, "
-            f"replicate after replicate. The axis is {'logarithmic' if span.log else 'linear'}."
+            f"replicate after replicate. The axis is {span.word}."
         ),
         alt=f"Scatter of round-trip times. {lead} {thinned}.",
         draw=draw,
@@ -81,23 +81,15 @@ def _marks(slots: Sequence[Slot[RttCell]], plot: Plot, each: int) -> list[Spec]:
                 "series": slot.series,
                 "x": slot.centre,
                 "rtt": one.max_ns,
-                "said": f"{slot.series}, {words(slot.item.factors)}: slowest of "
+                "hover": f"{slot.series}, {words(slot.item.factors)}: slowest of "
                 f"{theme.count(one.packets)} packets {time_text(one.max_ns)}",
             }
         )
-    if not dots:
-        return []
     place_of = {"x": plot.x("x"), "y": plot.y("rtt"), "color": plot.colour()}
+    ring = {"size": 28, "strokeWidth": 1.2, "opacity": 1}
     return [
-        grid.mark(dots, "circle", place_of, size=5, opacity=0.55),
-        grid.mark(
-            rings,
-            "point",
-            place_of | {"description": grid.said()},
-            size=28,
-            strokeWidth=1.2,
-            opacity=1,
-        ),
+        vega.mark("circle", dots, place_of, size=5, opacity=0.55),
+        vega.mark("point", rings, place_of, hover=True, **ring),
     ]
 
 

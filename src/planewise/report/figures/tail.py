@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from planewise.report import theme
 from planewise.report.cells import common_factors, words
-from planewise.report.data import TAIL, RttCell
 from planewise.report.figures.base import Entry, Missing, Table, Value
+from planewise.report.rtt_cell import TAIL, RttCell
 from planewise.units import time_text
 
 

@@ -1,0 +1,94 @@
+"""What a report does not show, and why. Knows trials, no figures."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from planewise.store.models import Metric, TrialRecord
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Something that is not in the figures, and why."""
+
+    what: str
+    why: str
+    times: int = 1
+
+
+METRICS: Mapping[Metric, str] = {
+    "rtt_user": "RTT between user-space stamps",
+    "rtt_kernel": "RTT between kernel stamps",
+    "overhead": "RTT overhead at the sender",
+    "response": "Response time at the responder",
+    "one_way": "One-way latency",
+}
+
+LIMITS: Mapping[str, str] = {
+    "generator": "the generator could not send as fast as intended, so they say nothing about "
+    "the plane and do not count",
+    "sink": "the sink could not receive as fast as frames arrived, so they say nothing about "
+    "the plane and do not count",
+    "clock": "a clock stepped or could not be trusted during them, so they do not count",
+}
+
+CUT = LeftOut(
+    "The last line of trials.jsonl",
+    "it was cut short (a kill or a full disk): that trial is not here; --resume runs it again",
+)
+
+
+def of_skipped(skipped: Iterable[tuple[str, str]]) -> list[LeftOut]:
+    """Cells that could not run here, as (plane, reason)."""
+    return [
+        LeftOut(f"{times} cell{'s' if times != 1 else ''} of {plane}", f"could not run here: {why}")
+        for (plane, why), times in Counter(skipped).items()
+    ]
+
+
+def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
+    """Trials, each with its plane, that failed, lack a metric, count for nothing or warn."""
+    trials = list(trials)
+    failed = [trial for _, trial in trials if trial.status == "failed"]
+    done = [(plane, trial) for plane, trial in trials if trial.status == "done"]
+    missing = Counter(
+        (plane, metric, reason)
+        for plane, trial in done
+        for metric, reason in trial.not_measurable.items()
+    )
+    limited = Counter(
+        (plane, limit) for plane, trial in done for limit in trial.limits if limit != "sut"
+    )
+    return [
+        *(LeftOut(f"Trial {trial.trial}", f"it failed: {trial.reason}") for trial in failed),
+        *(
+            LeftOut(f"{METRICS[metric]} of {plane}", f"not measurable: {reason}", times)
+            for (plane, metric, reason), times in missing.items()
+        ),
+        *(
+            LeftOut(f"Load trials of {plane}", LIMITS[limit], times)
+            for (plane, limit), times in limited.items()
+        ),
+        *_warnings(trial for _, trial in done),
+    ]
+
+
+def _warnings(trials: Iterable[TrialRecord]) -> list[LeftOut]:
+    """What was said during trials; sentences that differ in their figures alone count as one."""
+    groups: dict[str, list[str]] = {}
+    for trial in trials:
+        for warning in trial.warnings:
+            groups.setdefault(_NUMBER.sub("#", warning), []).append(warning)
+    return [
+        LeftOut(
+            "Said during a trial" if len(set(texts)) == 1 else "Said with varying figures",
+            texts[0],
+            len(texts),
+        )
+        for texts in groups.values()
+    ]
