@@ -10,13 +10,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from planewise.errors import BadInputError
-from planewise.store.importers.text import mapping, number, read_text, values
+from planewise.store.importers.fields import Fields, LooseText, Number, at, check
+from planewise.store.importers.text import read_text, values
 from planewise.store.loads import LoadTrials, TrialColumns
 
 NAME = "csit"
 TITLE = "FD.io CSIT: a test case's .info.json (bounds without trials)"
 
-_INFO = ("test_id", "dut_type", "dut_version", "test_type", "tg_type", "start_time")
+
+class _Case(Fields):
+    type: LooseText = at("result", "type", default=None)
+    test_id: LooseText = None
+    dut_type: LooseText = None
+    dut_version: LooseText = None
+    test_type: LooseText = None
+    tg_type: LooseText = None
+    start_time: LooseText = None
+
+
+class _Bounds(Fields):
+    ndr_pps: Number = at("result", "ndr", "lower", "rate", "value")
+    ndr_unit: object = at("result", "ndr", "lower", "rate", "unit", default=None)
+    pdr_pps: Number = at("result", "pdr", "lower", "rate", "value")
+    pdr_unit: object = at("result", "pdr", "lower", "rate", "unit", default=None)
 
 
 def recognise(head: bytes, path: Path) -> float:
@@ -38,29 +54,18 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     curves = []
     for line, value in values(text, path):
         where = f"{path}:{line}"
-        test = mapping(value, "a test case", where)
-        result = mapping(test.get("result"), "result", where)
-        kind = result.get("type")
-        if kind != "ndrpdr":
-            raise BadInputError(
-                f"a test case of type {kind!r}: only searches (ndrpdr) say anything of loss"
-                if isinstance(kind, str)
-                else "no result.type: not a test case of CSIT's model 1.x",
-                where=where,
-                remedy="give the .info.json of an ndrpdr test, or the search's trials "
-                "(format mlrsearch)",
-            )
-        reported = {
-            "ndr_pps": _lower(result.get("ndr"), "ndr", where),
-            "pdr_pps": _lower(result.get("pdr"), "pdr", where),
-        }
-        info = {key: str(test[key]) for key in _INFO if isinstance(test.get(key), str)}
+        case = check(_Case, value, "a test case", where)
+        _require_search(case.type, where)
+        bounds = check(_Bounds, value, "a test case", where)
+        _require_pps("ndr", bounds.ndr_unit, where)
+        _require_pps("pdr", bounds.pdr_unit, where)
+        info = case.model_dump(exclude={"type"}, exclude_none=True)
         curves.append(
             TrialColumns(path).finish(
                 format_name=NAME,
                 curve=info.get("test_id", ""),
                 info=info,
-                reported=reported,
+                reported={"ndr_pps": bounds.ndr_pps, "pdr_pps": bounds.pdr_pps},
                 notes=[
                     "CSIT's model keeps the bounds that the search found and none of its trials: "
                     "the numbers are as reported (lower bounds) and nothing can be judged"
@@ -72,16 +77,22 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     return curves
 
 
-def _lower(bounds: object, name: str, where: str) -> float:
-    rate = mapping(
-        mapping(mapping(bounds, name, where).get("lower"), f"{name}.lower", where).get("rate"),
-        f"{name}.lower.rate",
-        where,
+def _require_search(kind: str | None, where: str) -> None:
+    if kind == "ndrpdr":
+        return
+    raise BadInputError(
+        "no result.type: not a test case of CSIT's model 1.x"
+        if kind is None
+        else f"a test case of type {kind!r}: only searches (ndrpdr) say anything of loss",
+        where=where,
+        remedy="give the .info.json of an ndrpdr test, or the search's trials (format mlrsearch)",
     )
-    if rate.get("unit") != "pps":
+
+
+def _require_pps(name: str, unit: object, where: str) -> None:
+    if unit != "pps":
         raise BadInputError(
-            f"{name} is given in {str(rate.get('unit'))[:20]}, not in pps",
+            f"{name} is given in {str(unit)[:20]}, not in pps",
             where=where,
             remedy="only packet rates can be judged",
         )
-    return number(rate.get("value"), f"{name}.lower.rate.value", where)

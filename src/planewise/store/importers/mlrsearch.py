@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from planewise.errors import BadInputError
-from planewise.store.importers.text import lines, mapping, number, read_text, values
+from planewise.store.importers.fields import Fields, LooseNumber, Number, check
+from planewise.store.importers.text import lines, mapping, read_text, values
 from planewise.store.loads import LoadTrials, TrialColumns
 
 NAME = "mlrsearch"
@@ -23,6 +24,16 @@ TITLE = "MLRsearch: lists of MeasurementResult, as JSON or in a log"
 _REPR = re.compile(r"\b(?:MeasurementResult|DiscreteResult)\((intended_duration=[^()]*)")
 _LISTS = ("trials", "results", "measurements")
 _COUNTS = ("offered_count", "loss_count", "forwarding_count")
+
+
+class _Trial(Fields):
+    intended_load: Number
+    intended_duration: Number | None = None
+    offered_duration: Number | None = None
+    offered_count: Number | None = None
+    loss_count: Number | None = None
+    forwarding_count: Number | None = None
+    intended_count: LooseNumber = None
 
 
 def recognise(head: bytes, path: Path) -> float:
@@ -104,28 +115,23 @@ def _fields(text: str, where: str) -> dict[str, object]:
 
 def _add(columns: TrialColumns, fields: Mapping[str, object], line: int, where: str) -> bool:
     """Adds a trial; whether the generator sent less than it should. Two counts give the third."""
-    counts = {
-        name: number(fields[name], name, where) for name in _COUNTS if fields.get(name) is not None
-    }
-    if len(counts) < 2:
+    trial = check(_Trial, fields, "a trial", where)
+    sent, lost, received = trial.offered_count, trial.loss_count, trial.forwarding_count
+    if sent is None and lost is not None and received is not None:
+        sent = received + lost
+    if received is None and lost is not None and sent is not None:
+        received = sent - lost
+    if sent is None or received is None:
         raise BadInputError(
             "a trial needs two of offered_count, loss_count and forwarding_count",
             where=where,
             remedy="export the trials with all fields of MeasurementResult",
         )
-    sent = counts.get("offered_count")
-    received = counts.get("forwarding_count")
-    if sent is None:
-        sent = counts["forwarding_count"] + counts["loss_count"]
-    if received is None:
-        received = sent - counts["loss_count"]
-    duration = fields.get("offered_duration") or fields.get("intended_duration")
     columns.add(
         line=line,
-        offered_pps=number(fields.get("intended_load"), "intended_load", where),
+        offered_pps=trial.intended_load,
         sent=sent,
         received=received,
-        duration_s=number(duration, "the duration", where) if duration is not None else -1.0,
+        duration_s=trial.offered_duration or trial.intended_duration or -1.0,
     )
-    intended = fields.get("intended_count")
-    return isinstance(intended, int | float) and intended > sent * 1.001
+    return trial.intended_count is not None and trial.intended_count > sent * 1.001

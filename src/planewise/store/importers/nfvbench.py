@@ -10,15 +10,51 @@ for a fixed rate, `stats.overall` and `run_config.direction-total.orig.rate_pps`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from planewise.errors import BadInputError
-from planewise.store.importers.text import mapping, number, parse_json, read_text
+from planewise.store.importers.fields import Fields, LooseNumber, LooseText, Number, at, check
+from planewise.store.importers.text import parse_json, read_text
 from planewise.store.loads import LoadTrials, TrialColumns
 
 NAME = "nfvbench"
 TITLE = "NFVbench: results written with --json"
+
+
+class _File(Fields):
+    chains: dict[str, object] = at("benchmarks", "network", "service_chain")
+    date: LooseText = None
+    nfvbench_version: LooseText = None
+
+
+class _Chain(Fields):
+    sizes: dict[str, object] = at("result", "result")
+    flow_count: object = at("result", "flow_count", default=None)
+    service_chain_count: object = at("result", "service_chain_count", default=None)
+    bidirectional: object = at("result", "bidirectional", default=None)
+
+
+class _Analysis(Fields):
+    ndr_pps: Number | None = at("ndr", "rate_pps", default=None)
+    ndr_s: Number | None = at("ndr", "duration_sec", default=None)
+    pdr_pps: Number | None = at("pdr", "rate_pps", default=None)
+    pdr_s: Number | None = at("pdr", "duration_sec", default=None)
+    iteration_stats: dict[str, object] | None = None
+
+
+class _Iteration(Fields):
+    tx_pps: Number
+    tx_pkts: Number
+    rx_pkts: Number
+    total_tx_pps: LooseNumber = None
+    warning: LooseText = None
+
+
+class _FixedRate(Fields):
+    offered_pps: Number = at("run_config", "direction-total", "orig", "rate_pps")
+    sent: Number = at("stats", "overall", "tx", "total_pkts")
+    received: Number = at("stats", "overall", "rx", "total_pkts")
+    warning: LooseText = at("run_config", "warning", default=None)
 
 
 def recognise(head: bytes, path: Path) -> float:
@@ -38,31 +74,17 @@ def read(path: Path) -> list[LoadTrials]:
 def parse(text: str, path: Path) -> list[LoadTrials]:
     """The same from the file's text; `path` only names it."""
     where = str(path)
-    result = mapping(parse_json(text, path), "the file's content", where)
-    benchmarks = mapping(result.get("benchmarks"), "benchmarks", where)
-    network = mapping(benchmarks.get("network"), "benchmarks.network", where)
-    chains = mapping(network.get("service_chain"), "service_chain", where)
-    info = {
-        key: value
-        for key in ("date", "nfvbench_version")
-        if isinstance(value := result.get(key), str)
-    }
+    result = check(_File, parse_json(text, path), "the file's content", where)
+    info = result.model_dump(include={"date", "nfvbench_version"}, exclude_none=True)
     curves = []
-    for chain, benchmark in chains.items():
+    for chain, benchmark in result.chains.items():
         place = f"service_chain.{chain}"
-        outer = mapping(mapping(benchmark, place, where).get("result"), f"{place}.result", where)
-        sizes = mapping(outer.get("result"), f"{place}.result.result", where)
-        for size, analysis in sizes.items():
-            if size == "warning" or not isinstance(analysis, dict):
-                continue
-            curves.append(
-                _curve(
-                    analysis,
-                    path,
-                    f"{chain} {size}",
-                    {**info, "chain": str(chain), "frame_size": str(size), **_common(outer)},
-                )
-            )
+        outer = check(_Chain, benchmark, place, where, f"{place}.")
+        common = {**info, "chain": chain, **_common(outer)}
+        for size, analysis in outer.sizes.items():
+            if size != "warning" and isinstance(analysis, dict):
+                named = {**common, "frame_size": size}
+                curves.append(_curve(analysis, path, f"{chain} {size}", named))
     if not curves:
         raise BadInputError(
             "no frame size was measured: there are no trials in it",
@@ -72,13 +94,16 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     return curves
 
 
-def _common(outer: Mapping[str, object]) -> dict[str, str | int | float]:
-    common: dict[str, str | int | float] = {}
-    for key in ("flow_count", "service_chain_count", "bidirectional"):
-        value = outer.get(key)
-        if isinstance(value, str | int | float):
-            common[key] = str(value).lower() if isinstance(value, bool) else value
-    return common
+def _common(outer: _Chain) -> dict[str, str | int | float]:
+    values = (
+        (name, getattr(outer, name))
+        for name in ("flow_count", "service_chain_count", "bidirectional")
+    )
+    return {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in values
+        if isinstance(value, str | int | float)
+    }
 
 
 def _curve(
@@ -86,26 +111,24 @@ def _curve(
 ) -> LoadTrials:
     columns = TrialColumns(path)
     notes = []
-    reported = {}
-    duration = None
-    for tag in ("ndr", "pdr"):
-        found = analysis.get(tag)
-        if isinstance(found, dict):
-            place = f"{curve}: {tag}"
-            rate = found.get("rate_pps")
-            if rate is not None:
-                reported[f"{tag}_pps"] = number(rate, f"{place}.rate_pps", str(path))
-            duration = duration or found.get("duration_sec")
-    if "iteration_stats" in analysis:
-        place = f"{curve}: iteration_stats"
-        stats = mapping(analysis["iteration_stats"], place, str(path))
-        for name, records in stats.items():
-            if not isinstance(records, list):
-                continue
-            for index, record in enumerate(records, start=1):
-                _iteration(columns, record, duration, f"{place}.{name}, iteration {index}", path)
+    parts = check(_Analysis, analysis, curve, str(path), f"{curve}: ")
+    reported = parts.model_dump(include={"ndr_pps", "pdr_pps"}, exclude_none=True)
+    duration = parts.ndr_s or parts.pdr_s
+    if parts.iteration_stats is not None:
+        for name, records in parts.iteration_stats.items():
+            for index, record in enumerate(records if isinstance(records, list) else (), start=1):
+                place = f"{curve}: iteration_stats.{name}, iteration {index}"
+                iteration = check(_Iteration, record, place, str(path), f"{place}: ")
+                _add_iteration(columns, iteration, duration)
     elif "stats" in analysis:
-        _fixed_rate(columns, analysis, curve, path)
+        fixed = check(_FixedRate, analysis, curve, str(path), f"{curve}: ")
+        columns.add(
+            line=0,
+            offered_pps=fixed.offered_pps,
+            sent=fixed.sent,
+            received=fixed.received,
+            limited=fixed.warning is not None,
+        )
     else:
         notes.append(
             "NFVbench kept no iterations of the search (an older version): the numbers are as "
@@ -118,43 +141,14 @@ def _curve(
     return columns.finish(format_name=NAME, curve=curve, info=info, notes=notes, reported=reported)
 
 
-def _iteration(
-    columns: TrialColumns, value: object, duration: object, place: str, path: Path
-) -> None:
-    record = mapping(value, place, str(path))
-
-    def field(name: str) -> float:
-        return number(record.get(name), f"{place}: {name}", str(path))
-
-    sent = field("tx_pkts")
-    rate = record.get("total_tx_pps")
-    measured_s = sent / rate if isinstance(rate, int | float) and rate > 0 else 0.0
-    duration_s = number(duration, "duration_sec", str(path)) if duration else measured_s
+def _add_iteration(columns: TrialColumns, record: _Iteration, duration: float | None) -> None:
+    rate = record.total_tx_pps or 0.0
+    duration_s = duration or (record.tx_pkts / rate if rate > 0 else 0.0)
     columns.add(
         line=0,
-        offered_pps=field("tx_pps"),
-        sent=sent,
-        received=field("rx_pkts"),
+        offered_pps=record.tx_pps,
+        sent=record.tx_pkts,
+        received=record.rx_pkts,
         duration_s=duration_s if duration_s > 0 else float("nan"),
-        limited=isinstance(record.get("warning"), str),
-    )
-
-
-def _fixed_rate(
-    columns: TrialColumns, analysis: Mapping[str, object], curve: str, path: Path
-) -> None:
-    where = str(path)
-    stats = mapping(analysis["stats"], f"{curve}: stats", where)
-    overall = mapping(stats.get("overall"), f"{curve}: stats.overall", where)
-    sent = mapping(overall.get("tx"), f"{curve}: stats.overall.tx", where).get("total_pkts")
-    received = mapping(overall.get("rx"), f"{curve}: stats.overall.rx", where).get("total_pkts")
-    config = mapping(analysis.get("run_config"), f"{curve}: run_config", where)
-    total = mapping(config.get("direction-total"), f"{curve}: direction-total", where)
-    offered = mapping(total.get("orig"), f"{curve}: direction-total.orig", where).get("rate_pps")
-    columns.add(
-        line=0,
-        offered_pps=number(offered, f"{curve}: run_config…orig.rate_pps", where),
-        sent=number(sent, f"{curve}: stats.overall.tx.total_pkts", where),
-        received=number(received, f"{curve}: stats.overall.rx.total_pkts", where),
-        limited=isinstance(config.get("warning"), str),
+        limited=record.warning is not None,
     )

@@ -203,7 +203,7 @@ def number(value: object, what: str, where: str) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadInputError(
-            f"{what} is {_shown(value)}, not a number",
+            f"{what} is {shown(value)}, not a number",
             where=where,
             remedy="correct it, or delete that trial",
         )
@@ -217,14 +217,15 @@ def mapping(value: object, what: str, where: str) -> dict[str, object]:
     """`value` as a JSON object; BadInputError naming `what` otherwise."""
     if not isinstance(value, dict):
         raise BadInputError(
-            f"{what} is {_shown(value)}, not an object",
+            f"{what} is {shown(value)}, not an object",
             where=where,
             remedy="this file is not of that format, or damaged: try another with --from",
         )
     return value
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """`value` as an error shows it."""
     if value is None:
         return "missing"
     if isinstance(value, dict):

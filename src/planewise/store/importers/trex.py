@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from planewise.errors import BadInputError
-from planewise.store.importers.text import mapping, number, read_text, values
+from planewise.store.importers.fields import Fields, LooseNumber, LooseText, Number, at, check
+from planewise.store.importers.text import read_text, values
 from planewise.store.loads import LoadTrials, TrialColumns
 
 NAME = "trex"
@@ -29,6 +32,46 @@ _MULTIPLIER = re.compile(r"\s*([\d.]+(?:[eE][+]?\d+)?)\s*([kmg]?)pps\s*", re.IGN
 _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 QUEUE_FULL_SHARE = 0.01
 """More attempts to send that met a full queue than this: the generator was at its limit."""
+
+
+_MEASURED = (
+    "the loads are measured rates (total.tx_pps): the statistics hold no intended load; add "
+    "rate_pps and duration_s to each trial to be exact"
+)
+_ONE_ITERATION = (
+    "the NDR benchmark keeps only the iteration that it settled on; give the outputs of several "
+    "rates to have a curve"
+)
+
+
+class _Statistics(Fields):
+    sent: Number = at("total", "opackets")
+    received: Number = at("total", "ipackets")
+    tx_pps: Number | None = at("total", "tx_pps", default=None)
+    queue_full: LooseNumber = at("global", "queue_full", default=None)
+    tx_expected_pps: LooseNumber = at("global", "tx_expected_pps", default=None)
+
+
+class _Trial(Fields):
+    rate_pps: Number | None = None
+    offered_pps: Number | None = None
+    intended_pps: Number | None = None
+    mult: LooseText = None
+    duration_s: Number | None = None
+    duration: Number | None = None
+    stats: Annotated[
+        dict[str, object] | None,
+        BeforeValidator(lambda value: value if isinstance(value, dict) else None),
+    ] = None
+
+
+class _Benchmark(Fields):
+    tx_pps: Number = at("results", "tx_pps")
+    lost_percent: Number = at("results", "drop_rate_percentage")
+    queue_full_percent: Number = at("results", "queue_full_percentage", default=0.0)
+    title: LooseText = at("results", "title", default=None)
+    iteration_s: Number = at("config", "iteration_duration")
+    allowed_percent: LooseNumber = at("config", "pdr", default=None)
 
 
 def recognise(head: bytes, path: Path) -> float:
@@ -54,12 +97,21 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     measured = False
     for line, value in values(text, path):
         where = f"{path}:{line}"
-        trial = mapping(value, "a trial", where)
-        if isinstance(trial.get("results"), dict):
-            _benchmark(columns, trial, line, where, notes, reported, info)
+        if isinstance(value, dict) and isinstance(value.get("results"), dict):
+            benchmark = check(_Benchmark, value, "a trial", where)
+            _benchmark(columns, benchmark, line, where)
+            _keep_result(benchmark, reported, info)
+            notes[_ONE_ITERATION] = None
             measured = True
-        else:
-            measured |= _statistics(columns, trial, line, where, notes)
+            continue
+        trial = check(_Trial, value, "a trial", where)
+        stats = value if trial.stats is None else trial.stats
+        statistics = check(_Statistics, stats, "stats", where)
+        intended = _intended_pps(trial, statistics)
+        if intended is None:
+            notes[_MEASURED] = None
+            measured = True
+        _add(columns, trial, statistics, intended, line, where)
     return [
         columns.finish(
             format_name=NAME,
@@ -71,96 +123,71 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     ]
 
 
-def _statistics(
+def _add(
     columns: TrialColumns,
-    trial: Mapping[str, object],
+    trial: _Trial,
+    statistics: _Statistics,
+    intended: float | None,
     line: int,
     where: str,
-    notes: dict[str, None],
-) -> bool:
-    """Adds one trial; whether its load is a measured rate."""
-    stats = trial
-    if isinstance(trial.get("stats"), dict):
-        stats = mapping(trial["stats"], "stats", where)
-    total = mapping(stats.get("total"), "total", where)
-    sent = number(total.get("opackets"), "total.opackets", where)
-    everywhere = stats.get("global")
-    everywhere = everywhere if isinstance(everywhere, dict) else {}
-    intended = _intended_pps(trial, everywhere, where)
-    if intended is None:
-        offered = number(total.get("tx_pps"), "total.tx_pps", where)
-        notes["the loads are measured rates (total.tx_pps): the statistics hold no intended "
-              "load; add rate_pps and duration_s to each trial to be exact"] = None  # fmt: skip
-    else:
-        offered = intended
-    full = everywhere.get("queue_full")
-    limited = isinstance(full, int | float) and full > QUEUE_FULL_SHARE * sent > 0
-    duration = next(
-        (trial[key] for key in ("duration_s", "duration") if trial.get(key) is not None), None
-    )
+) -> None:
+    offered = statistics.tx_pps if intended is None else intended
+    if offered is None:
+        raise BadInputError(
+            "total.tx_pps is missing, and there is no intended load",
+            where=where,
+            remedy="add rate_pps and duration_s to each trial",
+        )
+    duration_s = trial.duration_s if trial.duration_s is not None else trial.duration
+    full = statistics.queue_full or 0
     columns.add(
         line=line,
         offered_pps=offered,
-        sent=sent,
-        received=number(total.get("ipackets"), "total.ipackets", where),
-        duration_s=math.nan if duration is None else number(duration, "the duration", where),
-        limited=limited,
+        sent=statistics.sent,
+        received=statistics.received,
+        duration_s=math.nan if duration_s is None else duration_s,
+        limited=full > QUEUE_FULL_SHARE * statistics.sent > 0,
     )
-    return intended is None
 
 
-def _intended_pps(
-    trial: Mapping[str, object], everywhere: Mapping[str, object], where: str
-) -> float | None:
-    for key in ("rate_pps", "offered_pps", "intended_pps"):
-        if trial.get(key) is not None:
-            return number(trial[key], key, where)
-    multiplier = trial.get("mult")
-    if isinstance(multiplier, str) and (match := _MULTIPLIER.fullmatch(multiplier)):
+def _intended_pps(trial: _Trial, statistics: _Statistics) -> float | None:
+    for given in (trial.rate_pps, trial.offered_pps, trial.intended_pps):
+        if given is not None:
+            return given
+    if trial.mult is not None and (match := _MULTIPLIER.fullmatch(trial.mult)):
         try:
             return float(match[1]) * _SCALE[match[2].lower()]
         except ValueError:
             return None
-    expected = everywhere.get("tx_expected_pps")
-    if isinstance(expected, int | float) and expected > 0:
-        return number(expected, "global.tx_expected_pps", where)
-    return None
+    expected = statistics.tx_expected_pps
+    return expected if expected is not None and expected > 0 else None
 
 
-def _benchmark(
-    columns: TrialColumns,
-    trial: Mapping[str, object],
-    line: int,
-    where: str,
-    notes: dict[str, None],
-    reported: dict[str, float],
-    info: dict[str, str | int | float],
-) -> None:
-    results = mapping(trial["results"], "results", where)
-    config = mapping(trial.get("config"), "config", where)
+def _benchmark(columns: TrialColumns, trial: _Benchmark, line: int, where: str) -> None:
     # ndr_bench.py doubles the duration it is given and sleeps for half of it.
-    duration_s = number(config.get("iteration_duration"), "config.iteration_duration", where) / 2
-    rate = number(results.get("tx_pps"), "results.tx_pps", where)
-    lost = number(results.get("drop_rate_percentage"), "results.drop_rate_percentage", where)
+    duration_s = trial.iteration_s / 2
+    lost = trial.lost_percent
     if not 0 <= lost <= 100:
         raise BadInputError(
             f"results.drop_rate_percentage is {lost:g}: it must be between 0 and 100", where=where
         )
-    full = number(results.get("queue_full_percentage", 0), "results.queue_full_percentage", where)
-    limited = full > 100 * QUEUE_FULL_SHARE
+    sent = trial.tx_pps * duration_s
     columns.add(
         line=line,
-        offered_pps=rate,
-        sent=float(round(rate * duration_s)) if math.isfinite(rate * duration_s) else math.inf,
-        received=rate * duration_s * (1 - lost / 100),
+        offered_pps=trial.tx_pps,
+        sent=float(round(sent)) if math.isfinite(sent) else math.inf,
+        received=sent * (1 - lost / 100),
         duration_s=duration_s,
-        limited=limited,
+        limited=trial.queue_full_percent > 100 * QUEUE_FULL_SHARE,
     )
-    allowed = config.get("pdr")
-    if isinstance(allowed, int | float):
-        reported["ndr_pps" if allowed == 0 else "pdr_pps"] = rate
+
+
+def _keep_result(
+    trial: _Benchmark, reported: dict[str, float], info: dict[str, str | int | float]
+) -> None:
+    allowed = trial.allowed_percent
+    if allowed is not None:
+        reported["ndr_pps" if allowed == 0 else "pdr_pps"] = trial.tx_pps
         info["allowed_loss_percent"] = allowed
-    if isinstance(results.get("title"), str):
-        info["title"] = str(results["title"])
-    notes["the NDR benchmark keeps only the iteration that it settled on; give the outputs of "
-          "several rates to have a curve"] = None  # fmt: skip
+    if trial.title is not None:
+        info["title"] = trial.title
