@@ -15,8 +15,8 @@ from planewise.boot.process import Seen, processes
 from planewise.errors import PlanewiseError
 from planewise.measure.vms import SECOND_WIRE
 from planewise.testbed.host import LocalHost
-from planewise.testbed.hosted import Setting
 from planewise.testbed.pair import local_pair
+from planewise.testbed.setting import Setting
 from planewise.testbed.vms.guests import Started
 from planewise.testbed.vms.platform import Platform, platform_of
 from planewise.testbed.vms.testbed import VmTestbed

@@ -31,7 +31,6 @@ from planewise.measure.experiment import (
     run,
     schedule_for,
 )
-from planewise.measure.hosts import on_pair
 from planewise.measure.meter import Meter
 from planewise.measure.pause import Pauses
 from planewise.measure.schedule import Schedule, ladder_around, make_schedule
@@ -125,7 +124,7 @@ class Elsewhere:
 
 
 def _stages(design: Design, elsewhere: Elsewhere | None) -> Stages:
-    return Stages(design) if elsewhere is None else Stages(design, on_pair(elsewhere.pair))
+    return Stages(design, None if elsewhere is None else elsewhere.pair)
 
 
 def _watch(elsewhere: Elsewhere | None) -> HostWatch | None:

@@ -211,14 +211,15 @@ def test_a_container_that_ends_while_its_vf_is_inside_is_said_and_its_vf_comes_h
     hosts: dict[str, LabHost],
 ) -> None:
     from planewise.errors import PlanewiseError
-    from planewise.testbed.hosted import HostedTestbed, Setting
     from planewise.testbed.pair import Targets, remote_pair
+    from planewise.testbed.setting import Setting
+    from planewise.testbed.testbed import Testbed
 
     before = states(hosts)
     setting = Setting("container", "vf", "vf", 0, "north-south")
     with (
         remote_pair(Targets("lab:t/a", "lab:t/b")) as pair,
-        HostedTestbed(pair.machines, pair.token, 1500) as testbed,
+        Testbed(pair, 1500) as testbed,
     ):
         assert testbed.expect([setting]) == {}
         victim = ""

@@ -15,8 +15,8 @@ import pytest
 from planewise.store.rundir import RunReader
 from planewise.testbed.gauges import Gauge, Gauges
 from planewise.testbed.host import LocalHost
-from planewise.testbed.model import HOSTS, TestbedSpec
-from planewise.testbed.namespaces import NamespaceTestbed
+from planewise.testbed.model import HOSTS
+from tests.linux.testbeds import here
 
 DESIGN = """
 title: A live look
@@ -90,18 +90,18 @@ def test_a_run_is_shown_by_the_second_while_it_goes_on_and_kept(
 
 def test_other_hosts_are_read_as_this_machine_is() -> None:
     """By commands instead of by a thread in the namespace; here this machine stands for both."""
-    with NamespaceTestbed(TestbedSpec("veth", None, 1)) as testbed:
+    with here("veth", None, 1) as testbed:
         guests = [
             guest for host in HOSTS for guest in (testbed.main(host), *testbed.background(host))
         ]
         watched = [Gauge(one.name, one.host, one.netns, one.interface) for one in guests]
         watched.append(Gauge("gone", "sender", "pw-nowhere", "eth0"))
-        here = Gauges(watched)
+        local = Gauges(watched)
         there = Gauges(watched, {role: LocalHost(role) for role in HOSTS})
         try:
-            before, remote, after = here.read(), there.read(), here.read()
+            before, remote, after = local.read(), there.read(), local.read()
         finally:
-            here.close()
+            local.close()
     assert set(remote.sent) == set(before.sent) == {one.name for one in guests}
     for name, (packets, size) in remote.sent.items():
         assert before.sent[name][0] <= packets <= after.sent[name][0]

@@ -21,8 +21,7 @@ from planewise.measure.stage import Place
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, scratch
 from planewise.testbed.host import LocalHost
-from planewise.testbed.model import TestbedSpec
-from planewise.testbed.namespaces import NamespaceTestbed
+from tests.linux.testbeds import here
 
 DESIGN = """\
 title: tiny
@@ -202,7 +201,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_keeps_the_finished_trials(tmp_pa
 
 
 def test_an_interface_that_vanishes_during_a_trial_is_named() -> None:
-    with NamespaceTestbed(TestbedSpec("veth")) as testbed:
+    with here("veth") as testbed:
         host = LocalHost("generator")
         try:
             generator = Generator(host)

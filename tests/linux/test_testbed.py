@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,13 @@ from planewise.testbed.availability import try_plane
 from planewise.testbed.host import LocalHost, LocalProcess, ProcessTimeoutError, find_probe
 from planewise.testbed.ledger import STATE, leftovers, sweep, token_of
 from planewise.testbed.load import BackgroundLoad, LoadSpec
-from planewise.testbed.model import HOSTS, CounterPoint, Guest, TestbedSpec
-from planewise.testbed.namespaces import NamespaceTestbed, RouterTestbed
-from planewise.testbed.planes import NAMESPACE_PLANES
+from planewise.testbed.model import HOSTS, CounterPoint, Guest
+from planewise.testbed.namespaces import RouterTestbed
+from planewise.testbed.planes import plane as plane_called
+from planewise.testbed.setting import Arrangement
+from tests.linux.testbeds import PLANES, here
 
 pytestmark = pytest.mark.linux
-
-PLANES = [plane.name for plane in NAMESPACE_PLANES]
 
 ECHO = """
 import socket, sys
@@ -52,18 +53,20 @@ print("answered")
 
 
 def need(plane: str) -> None:
-    answer = try_plane(next(one for one in NAMESPACE_PLANES if one.name == plane))
+    answer = try_plane(plane_called(plane))
     if not answer.available:
         pytest.skip(f"{answer.reason}; {answer.remedy}")
 
 
-def reaches(testbed: NamespaceTestbed, guest: Guest, peer: Guest, ip_version: int) -> bool:
+def reaches(testbed: Arrangement, guest: Guest, peer: Guest, ip_version: int) -> bool:
     """Whether `peer` answers three datagrams of `guest`."""
     address = peer.ipv4 if ip_version == 4 else peer.ipv6
-    there, here = testbed.hosts[peer.host], testbed.hosts[guest.host]
+    there, asking = testbed.hosts[peer.host], testbed.hosts[guest.host]
     with there.start([sys.executable, "-c", ECHO, address, "3"], netns=peer.netns) as echo:
         echo.wait_ready("ready", 10)
-        asked = here.run([sys.executable, "-c", ASK, address, "3"], netns=guest.netns, timeout_s=20)
+        asked = asking.run(
+            [sys.executable, "-c", ASK, address, "3"], netns=guest.netns, timeout_s=20
+        )
     return asked.stdout == "answered\n"
 
 
@@ -71,7 +74,7 @@ def ours(token: str) -> list[str]:
     return [name for name in netns.names() if token_of(name) == token]
 
 
-def token_in(testbed: NamespaceTestbed) -> str:
+def token_in(testbed: Arrangement) -> str:
     token = token_of(testbed.main("sender").netns)
     assert token
     return token
@@ -80,7 +83,7 @@ def token_in(testbed: NamespaceTestbed) -> str:
 @pytest.mark.parametrize("plane", PLANES)
 def test_main_guests_reach_each_other_and_nothing_is_left(plane: str) -> None:
     need(plane)
-    with NamespaceTestbed(TestbedSpec(plane)) as testbed:
+    with here(plane) as testbed:
         token = token_in(testbed)
         sender, responder = testbed.main("sender"), testbed.main("responder")
         for ip_version in (4, 6):
@@ -93,7 +96,7 @@ def test_main_guests_reach_each_other_and_nothing_is_left(plane: str) -> None:
 @pytest.mark.parametrize("plane", PLANES)
 def test_a_big_packet_passes_where_the_mtu_is_big(plane: str) -> None:
     need(plane)
-    with NamespaceTestbed(TestbedSpec(plane, mtu_bytes=9000)) as testbed:
+    with here(plane, mtu_bytes=9000) as testbed:
         for host in HOSTS:
             guest = testbed.main(host)
             text = testbed.hosts[host].run(
@@ -108,7 +111,7 @@ def test_a_big_packet_passes_where_the_mtu_is_big(plane: str) -> None:
 @pytest.mark.parametrize("plane", PLANES)
 def test_capture_and_counter_points_see_the_packets_pass(plane: str) -> None:
     need(plane)
-    with NamespaceTestbed(TestbedSpec(plane)) as testbed:
+    with here(plane) as testbed:
         names = [point.name for point in testbed.capture_points]
         assert [name for name in names if name.endswith("nic")] == ["sender_nic", "responder_nic"]
         points = [
@@ -129,19 +132,20 @@ def test_capture_and_counter_points_see_the_packets_pass(plane: str) -> None:
 def test_the_planes_that_have_a_host_side_have_a_capture_point_there() -> None:
     expected = {
         "veth": ["sender_guest", "sender_nic", "responder_nic", "responder_guest"],
+        "routed": ["sender_guest", "sender_nic", "responder_nic", "responder_guest"],
         "bridge": ["sender_guest", "sender_nic", "responder_nic", "responder_guest"],
         "macvlan": ["sender_nic", "responder_nic"],
     }
     for plane, names in expected.items():
         need(plane)
-        with NamespaceTestbed(TestbedSpec(plane)) as testbed:
+        with here(plane) as testbed:
             assert [point.name for point in testbed.capture_points] == names
 
 
 @pytest.mark.parametrize("plane", PLANES)
 def test_eight_background_guests_a_side_reach_their_peers(plane: str) -> None:
     need(plane)
-    with NamespaceTestbed(TestbedSpec(plane, None, 8)) as testbed:
+    with here(plane, None, 8) as testbed:
         pairs = list(
             zip(testbed.background("sender"), testbed.background("responder"), strict=True)
         )
@@ -157,7 +161,7 @@ def test_eight_background_guests_a_side_reach_their_peers(plane: str) -> None:
 def test_main_and_background_guests_may_have_different_planes(plane: str, background: str) -> None:
     need(plane)
     need(background)
-    with NamespaceTestbed(TestbedSpec(plane, background, 1)) as testbed:
+    with here(plane, background, 1) as testbed:
         for ip_version in (4, 6):
             assert reaches(testbed, testbed.main("sender"), testbed.main("responder"), ip_version)
             assert reaches(
@@ -171,8 +175,10 @@ def test_main_and_background_guests_may_have_different_planes(plane: str, backgr
 @pytest.mark.parametrize("plane", PLANES)
 def test_the_next_hop_of_a_trial_is_where_the_guests_frames_really_go(plane: str) -> None:
     need(plane)
-    with NamespaceTestbed(TestbedSpec(plane)) as testbed:
+    with here(plane) as testbed:
         path = testbed.trial_path()
+        # A guest may ask for its gateway before it knows it.
+        assert reaches(testbed, testbed.main("sender"), testbed.main("responder"), 4)
         # The neighbour that the guest's own kernel uses for the destination.
         ask = (
             "from pyroute2 import IPRoute\n"
@@ -244,22 +250,23 @@ print("forwarded", hops)
 
 def test_two_testbeds_at_once_do_not_see_each_other() -> None:
     with (
-        NamespaceTestbed(TestbedSpec("bridge")) as one,
-        NamespaceTestbed(TestbedSpec("veth")) as two,
+        here("bridge") as one,
+        ExitStack() as stack,
     ):
+        two = stack.enter_context(here("veth"))
         assert token_in(one) != token_in(two)
         assert not {token_in(one), token_in(two)} & {found.token for found in leftovers()}
         assert reaches(one, one.main("sender"), one.main("responder"), 4)
         assert reaches(two, two.main("sender"), two.main("responder"), 4)
         gone = token_in(two)
-        two.__exit__()
+        stack.close()
         assert ours(gone) == []
         assert reaches(one, one.main("sender"), one.main("responder"), 6)
 
 
 def test_an_error_inside_tears_down_and_passes_on() -> None:
     def build_and_fail() -> None:
-        with NamespaceTestbed(TestbedSpec("veth", None, 2)) as testbed:
+        with here("veth", None, 2) as testbed:
             tokens.append(token_in(testbed))
             processes.append(testbed.hosts["sender"].start(["sleep", "600"]))
             raise ValueError("mine")
@@ -277,14 +284,14 @@ def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
     def fail(self: netns.NamespaceThread, name: str) -> None:
         tokens.append(str(token_of(name)))
-        if name.endswith("-rm0"):
+        if name.endswith("-rm1"):
             raise OSError(28, "No space left on device")
         self._create(name)
 
     monkeypatch.setattr(netns.NamespaceThread, "create_here", fail)
     with (
         pytest.raises(PlanewiseError, match="No space left"),
-        NamespaceTestbed(TestbedSpec("veth")),
+        here("veth"),
     ):
         pytest.fail("it was built")
     assert len(set(tokens)) == 1
@@ -292,7 +299,7 @@ def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_vanished_interface_is_named() -> None:
-    with NamespaceTestbed(TestbedSpec("veth")) as testbed:
+    with here("veth") as testbed:
         guest, host = testbed.main("sender"), testbed.hosts["sender"]
         remove = "from pyroute2 import IPRoute; IPRoute().link('del', ifname='eth0')"
         host.run([sys.executable, "-c", remove], netns=guest.netns).check()
@@ -301,7 +308,7 @@ def test_a_vanished_interface_is_named() -> None:
 
 
 def test_a_vanished_namespace_is_named() -> None:
-    with NamespaceTestbed(TestbedSpec("veth")) as testbed:
+    with here("veth") as testbed:
         guest = testbed.main("sender")
         netns.remove(guest.netns)
         with pytest.raises(PlanewiseError, match=f"{guest.netns} is gone"):
@@ -309,7 +316,7 @@ def test_a_vanished_namespace_is_named() -> None:
 
 
 def test_a_process_runs_in_its_guest_and_ends_with_the_host() -> None:
-    with NamespaceTestbed(TestbedSpec("veth")) as testbed:
+    with here("veth") as testbed:
         host, guest = testbed.hosts["responder"], testbed.main("responder")
         process = host.start(["sleep", "600"], netns=guest.netns)
         time.sleep(0.05)
@@ -333,10 +340,11 @@ def test_a_process_deaf_to_sigint_is_stopped_all_the_same() -> None:
 
 BUILD_AND_WAIT = """
 import sys, time
-from planewise.testbed.model import TestbedSpec
-from planewise.testbed.namespaces import NamespaceTestbed
+from planewise.testbed.setting import Setting
+from planewise.testbed.testbed import stand_here
 print("building", flush=True)
-with NamespaceTestbed(TestbedSpec("bridge", None, int(sys.argv[1]))) as testbed:
+setting = Setting("namespace", "bridge", "bridge", int(sys.argv[1]), "north-south")
+with stand_here(setting) as testbed:
     testbed.hosts["sender"].start(["sleep", "600"], netns=testbed.main("sender").netns)
     print(testbed.main("sender").netns, flush=True)
     time.sleep(600)
@@ -475,7 +483,7 @@ def need_probe() -> None:
 def test_cpu_load_burns_in_every_background_guest(location: str) -> None:
     need_probe()
     spec = LoadSpec("cpu", location, cpu_share=0.2)  # type: ignore[arg-type]
-    with NamespaceTestbed(TestbedSpec("bridge", None, 8)) as testbed:
+    with here("bridge", None, 8) as testbed:
         with BackgroundLoad(testbed, spec) as load:
             guests = testbed.background(spec.location)
             busy = netns.processes_in([guest.netns for guest in guests])
@@ -495,7 +503,7 @@ def test_network_load_arrives_at_its_location(plane: str) -> None:
     need(plane)
     need_probe()
     spec = LoadSpec("network", "sender", rate_pps=4000, burst=20, payload_bytes=200)
-    with NamespaceTestbed(TestbedSpec(plane, None, 4)) as testbed:
+    with here(plane, None, 4) as testbed:
         with BackgroundLoad(testbed, spec) as load:
             points = [
                 CounterPoint("sender", guest.netns, guest.interface)
@@ -514,7 +522,7 @@ def test_network_load_arrives_at_its_location(plane: str) -> None:
 
 def test_a_load_that_died_is_noticed() -> None:
     need_probe()
-    with NamespaceTestbed(TestbedSpec("veth", None, 2)) as testbed:
+    with here("veth", None, 2) as testbed:
         with BackgroundLoad(testbed, LoadSpec("cpu", "sender", limit_s=0.2)) as load:
             time.sleep(0.6)
             with pytest.raises(PlanewiseError, match="ended by itself"):
@@ -525,7 +533,7 @@ def test_a_load_that_died_is_noticed() -> None:
 
 def test_a_load_without_guests_is_refused() -> None:
     with (
-        NamespaceTestbed(TestbedSpec("veth")) as testbed,
+        here("veth") as testbed,
         pytest.raises(BadInputError, match="needs background guests"),
         BackgroundLoad(testbed, LoadSpec("cpu")),
     ):
@@ -538,11 +546,11 @@ PLAIN = """
 import os, sys
 from planewise.testbed import privilege
 privilege.ensure()
-from planewise.testbed.model import TestbedSpec
-from planewise.testbed.namespaces import NamespaceTestbed
+from planewise.testbed.setting import Setting
+from planewise.testbed.testbed import stand_here
 from planewise.testbed import netns
 print("ready", flush=True)
-with NamespaceTestbed(TestbedSpec("macvlan", None, 2)) as testbed:
+with stand_here(Setting("namespace", "macvlan", "macvlan", 2, "north-south")) as testbed:
     host = testbed.hosts["sender"]
     print(len(netns.names()), host.run(["id", "-u"]).stdout.strip(), flush=True)
     print(testbed.main("sender").netns, flush=True)

@@ -520,7 +520,7 @@ def test_a_chain_of_one_function_is_one_cell_whatever_its_path() -> None:
             1,
             "1518",
         ),
-        ("factors: {plane: docker-bridge, guest: container}\ntcp: {}", 1, "between containers"),
+        ("factors: {plane: bridge, guest: container, vnfs: 1}\ntcp: {}", 1, "between containers"),
         ("factors: {plane: bridge}\nchain:\n  cpus: {vfn: 1}", 3, "unknown key `vfn`"),
     ],
 )

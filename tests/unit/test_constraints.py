@@ -13,7 +13,7 @@ from planewise.errors import BadInputError
 from planewise.measure.cells import Cell, RttTraffic, cells_of, expand
 from planewise.measure.design import Design, load_design
 from planewise.measure.sense import find_problem
-from planewise.testbed.planes.kinds import GUESTS_OF, planes_of
+from planewise.testbed.planes import GUESTS_OF, planes_of
 
 DOCKER = """\
 factors:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from planewise import doctor
 from planewise.store.models import Disturbance
-from planewise.testbed.availability import explain_elsewhere, missing
-from planewise.testbed.planes import ELSEWHERE
+from planewise.testbed.availability import explain_needs, missing
+from planewise.testbed.planes import PLANES
 from planewise.testbed.privilege import capable, explain_refusal
 
 CPU = "sys/devices/system/cpu"
@@ -304,17 +304,17 @@ def test_receive_offloads_are_a_remark() -> None:
 
 def test_a_plane_that_needs_hardware_says_what_is_missing(tmp_path: Path) -> None:
     lacking = missing(tmp_path, which=lambda name: None)
-    for plane in ELSEWHERE:
-        answer = explain_elsewhere(plane, lacking)
+    for plane in (one for one in PLANES if one.needs):
+        answer = explain_needs(plane, lacking)
         assert not answer.available
         assert answer.reason
         assert answer.remedy
-    (vf,) = (plane for plane in ELSEWHERE if plane.name == "vf")
-    assert explain_elsewhere(vf, lacking).reason == "no NIC with SR-IOV"
+    (vf,) = (plane for plane in PLANES if plane.name == "vf")
+    assert explain_needs(vf, lacking).reason == "no NIC with SR-IOV"
     (tmp_path / "sys/class/net/eno1/device").mkdir(parents=True)
     (tmp_path / "sys/class/net/eno1/device/sriov_totalvfs").write_text("63\n")
     assert "sriov" not in missing(tmp_path, which=lambda name: None)
-    assert not explain_elsewhere(vf, missing(tmp_path, which=lambda name: None)).available
+    assert not explain_needs(vf, missing(tmp_path, which=lambda name: None)).available
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import errno
 import io
 import tarfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ import pytest
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.testbed import ledger, script
 from planewise.testbed.containers import Container, cgroup_files, image, join_command, last_words
-from planewise.testbed.crew import Crew, Member
+from planewise.testbed.crew import CrewKind, Member, ShellCrew
 from planewise.testbed.host import Finished, LocalHost
-from planewise.testbed.hosted import Resources, Setting, attachment_for, shortage
 from planewise.testbed.ledger import HostNote, Ownership
+from planewise.testbed.machine import Resources
+from planewise.testbed.model import Guest
 from planewise.testbed.pair import Targets
 from planewise.testbed.plan import (
     AcceptAddress,
@@ -26,6 +28,8 @@ from planewise.testbed.plan import (
     SetSysctl,
     SetUp,
 )
+from planewise.testbed.setting import Setting
+from planewise.testbed.testbed import impossible, shortage
 
 LAB = Resources("lab:a", "pf0", "igb", vfs=7, free_mib=1200, dockerd=True)
 
@@ -68,11 +72,13 @@ def test_a_host_without_sriov_or_docker_is_told_from_one_with_too_little() -> No
     assert shortage(namespace, bare, with_vfs=False) == "eth1 of ssh://one has no SR-IOV"
 
 
-def test_the_nic_goes_to_the_bridge_that_a_setting_needs() -> None:
-    assert attachment_for(frozenset({"vf"})) == "nic"
-    assert attachment_for(frozenset({"macvlan", "vf"})) == "nic"
-    assert attachment_for(frozenset({"macvlan", "bridge"})) == "bridge"
-    assert attachment_for(frozenset({"docker-bridge", "vf"})) == "docker-bridge"
+def test_two_switches_cannot_both_have_the_nic() -> None:
+    assert setting("vf", "vf", 1).switches == ()
+    assert setting("macvlan", "bridge", 1).switches == ("bridge",)
+    assert setting("docker-bridge", "vf", 1).switches == ("docker-bridge",)
+    both = setting("bridge", "docker-bridge", 1)
+    assert impossible(both) == "bridge and docker-bridge cannot both have the NIC"
+    assert impossible(setting("bridge", "docker-bridge", 0)) == ""
 
 
 def test_steps_of_one_namespace_go_to_one_process() -> None:
@@ -148,14 +154,24 @@ def test_dockerds_last_words_are_the_reason(logged: str, words: str) -> None:
     assert last_words(Finished(("dockerd",), 1, "", logged)) == words
 
 
+NOBODY = Guest("n", "sender", "background", 0, "veth", "", "lo", "", "", "")
+
+
+class NoGuests(LocalHost):
+    """This machine, whose guests are itself."""
+
+    def entering(self, argv: Sequence[str], netns: str) -> list[str]:
+        return list(argv)
+
+
 def test_a_crew_starts_ends_and_tells_what_each_member_left() -> None:
-    host = LocalHost("here")
+    host = NoGuests("here")
     try:
         talk = "trap 'echo done $0; exit 3' TERM; while :; do sleep 0.05; done"
-        members = [Member(("sh", "-c", talk, str(n)), ("talk",)) for n in range(3)]
-        crew = Crew(host, members, "talk", "eth0")
+        members = [Member(NOBODY, ("sh", "-c", talk, str(n))) for n in range(3)]
+        crew = ShellCrew(host, members, "talk")  # type: ignore[arg-type]
         crew.await_ready(60)
-        assert crew.running
+        assert crew.ended == 0
         # A member that has not set its trap yet would end without a word.
         host.run(["sleep", "0.5"])
         crew.interrupt()
@@ -167,17 +183,17 @@ def test_a_crew_starts_ends_and_tells_what_each_member_left() -> None:
         host.close()
 
 
-def _crew_at_work(host: LocalHost, kind: str) -> Crew:
+def _crew_at_work(host: LocalHost, kind: CrewKind) -> ShellCrew:
     # A shell of its own name, so that the crew never takes it for a probe that got to work.
     busy = ("sh", "-c", "trap 'exit 0' TERM; while :; do :; done")
-    crew = Crew(host, [Member(busy, busy), Member(busy, busy)], kind, "lo")
+    crew = ShellCrew(host, [Member(NOBODY, busy), Member(NOBODY, busy)], kind, "lo")
     wanted = f"{host.directory}/{kind}/pids"
     host.run(["timeout", "60", "sh", "-c", f"until [ -s {wanted} ]; do sleep 0.05; done"]).check()
     return crew
 
 
 def test_a_burning_crew_tells_the_cpu_time_that_its_members_got_so_far() -> None:
-    host = LocalHost("here")
+    host = NoGuests("here")
     try:
         crew = _crew_at_work(host, "burn")
         first = crew.done()
@@ -194,7 +210,7 @@ def test_a_burning_crew_tells_the_cpu_time_that_its_members_got_so_far() -> None
 
 
 def test_a_sending_crew_tells_the_packets_that_left_its_members_guests() -> None:
-    host = LocalHost("here")
+    host = NoGuests("here")
 
     def sent() -> int:
         lines = Path("/proc/net/dev").read_text().splitlines()

@@ -14,7 +14,7 @@ from planewise.measure.chains.evaluate import Between, result
 from planewise.testbed.chains import hosted
 from planewise.testbed.chains.model import Chain, Pattern, Placement, take_turns
 from planewise.testbed.chains.reading import CpuTime, Reading, Sent
-from planewise.testbed.hosted import Resources
+from planewise.testbed.machine import Resources
 from planewise.testbed.model import HOSTS, Guest, HostRole
 from planewise.testbed.plan import AddNeighbour, AddRoute
 from planewise.testbed.vfs import Config, Vf

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from planewise.boot.model import Accelerator
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.testbed.hosted import Setting
 from planewise.testbed.model import HOSTS, Guest, HostRole
+from planewise.testbed.setting import Setting
 from planewise.testbed.vms import image
 from planewise.testbed.vms.agent import GuestAgent, Why
 from planewise.testbed.vms.arrangement import guest_in, wanted

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from planewise.errors import PlanewiseError
 from planewise.measure.design import Design
 from planewise.measure.vms import lost_guest_first, options_of
-from planewise.testbed.hosted import Setting
 from planewise.testbed.model import Guest, Site, make_guest
 from planewise.testbed.plan import AddMacvtap, AwaitUp, Plan
 from planewise.testbed.script import grouped
+from planewise.testbed.setting import Setting
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import Passthrough, nic_xml
 from planewise.testbed.vms.planes import VF_PLANES, VM_PLANES, vm_plane

@@ -22,10 +22,10 @@ from planewise.measure.stage import Place
 from planewise.measure.vms import SECOND_WIRE, load_path_of
 from planewise.testbed import ledger, netns
 from planewise.testbed.host import Host
-from planewise.testbed.hosted import TrafficPath
 from planewise.testbed.load import BackgroundLoad, LoadSpec
 from planewise.testbed.model import HOSTS
 from planewise.testbed.pair import local_pair
+from planewise.testbed.setting import TrafficPath
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.hypervisor import GuestGoneError, HypervisorGoneError
 from planewise.testbed.vms.platform import Platform

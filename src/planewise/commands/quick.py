@@ -43,7 +43,7 @@ def quick(
     # Not before: these start threads, and a user namespace is entered without.
     from planewise import pipeline
     from planewise.measure.experiment import default_directory
-    from planewise.testbed.planes.kinds import planes_of
+    from planewise.testbed.planes import planes_of
 
     quickly = planes_of("namespace")
     planes = [one.plane for one in host.planes if one.available and one.plane in quickly]

@@ -72,7 +72,7 @@ def choose_sut(
     """The SUT that the flags name; BadInputError when they name none or several."""
     from planewise.measure.sut import InterfacesUnderTest, PlaneUnderTest, RouterUnderTest
     from planewise.testbed.model import TrialPath
-    from planewise.testbed.planes import namespace_plane
+    from planewise.testbed.planes import plane_for
 
     if ip_version not in (4, 6):
         raise BadInputError(f"there is no IP version {ip_version}", where="--ip", remedy="4 or 6")
@@ -83,7 +83,7 @@ def choose_sut(
             remedy=f"planewise {command} --plane bridge",
         )
     if plane is not None:
-        namespace_plane(plane)
+        plane_for(plane, "namespace")
         return PlaneUnderTest(plane, version)
     if router:
         return RouterUnderTest(version)

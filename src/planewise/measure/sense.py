@@ -20,13 +20,8 @@ from planewise.measure.design import (
     has_level,
 )
 from planewise.store.models import Level
-from planewise.testbed.planes.kinds import (
-    FUNCTIONS_OF,
-    GUEST_WORDS,
-    GUESTS_OF,
-    GuestKind,
-    planes_of,
-)
+from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, planes_of
+from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 STAMP_BYTES = 90
 """The smallest frame, with FCS, that carries a STAMP packet over IPv4 (RFC 8762, section 4.2)."""
@@ -298,7 +293,7 @@ def _impossible_cell(design: Design) -> Problem | None:
         if levels["vnfs"] and kind not in FUNCTIONS_OF.get(own, ()):
             return _no_function(design, kind, own)
         if design.tcp is not None:
-            if kind in ("container", "vm"):
+            if kind == "vm" or (kind == "container" and levels["vnfs"]):
                 return Problem(
                     ("factors", "guest", design.factors.guest.index(kind)),
                     f"TCP is not measured between {GUEST_WORDS[kind][1]} yet",

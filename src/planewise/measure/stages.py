@@ -1,32 +1,48 @@
 """One stage for all kinds of guest: each kind's own is made when a cell first needs it.
 
-To add a kind of guest, write a stage for it and name it in `FACTORIES`.
+To add a kind of guest, write a stage for it and name it in `stage_makers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Self
 
 from planewise.measure.cells import Cell
+from planewise.measure.chains.hosted import HostedChainStage
 from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import Design
-from planewise.measure.hosts import local_stage
-from planewise.measure.namespaces import NamespaceStage
 from planewise.measure.stage import FactualStage, Stage, StageFacts, Station
-from planewise.measure.vms import local_vms
+from planewise.measure.station import GuestStage
+from planewise.measure.vms import VmStage, local_vms
+from planewise.testbed.model import IpVersion
+from planewise.testbed.pair import Pair
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
-FACTORIES: Mapping[GuestKind, Callable[[Design], Stage]] = MappingProxyType(
-    {"namespace": NamespaceStage, "container": local_stage, "vm": local_vms, "process": ChainStage}
-)
+_FAMILY: Mapping[GuestKind, GuestKind] = MappingProxyType({"container": "namespace"})
+"""Guests that share a stage with another kind."""
+
+
+def stage_makers(
+    pair: Pair | None, ip_version: IpVersion = 4
+) -> Mapping[GuestKind, Callable[[Design], Stage]]:
+    """By kind of guest, what makes its stage on a pair of hosts; None is this machine."""
+    guests = partial(GuestStage, pair=pair, ip_version=ip_version)
+    if pair is None:
+        return {"namespace": guests, "vm": local_vms, "process": ChainStage}
+    return {
+        "namespace": guests,
+        "vm": lambda design: VmStage(design, nullcontext(pair), alone=True),
+        "process": partial(HostedChainStage, pair=pair),
+    }
 
 
 def _kind(cell: Cell) -> GuestKind:
     """Whose stage a cell is sent to: chains have one, whatever their functions are."""
-    return "process" if cell.vnfs else cell.guest
+    return "process" if cell.vnfs else _FAMILY.get(cell.guest, cell.guest)
 
 
 class Stages:
@@ -35,10 +51,13 @@ class Stages:
     def __init__(
         self,
         design: Design,
-        factories: Mapping[GuestKind, Callable[[Design], Stage]] = FACTORIES,
+        pair: Pair | None = None,
+        makers: Mapping[GuestKind, Callable[[Design], Stage]] | None = None,
+        *,
+        ip_version: IpVersion = 4,
     ) -> None:
         self._design = design
-        self._factories = factories
+        self._makers = makers if makers is not None else stage_makers(pair, ip_version)
         self._stages: dict[GuestKind, Stage] = {}
         self._built = ExitStack()
 
@@ -49,7 +68,7 @@ class Stages:
             kinds.setdefault(_kind(cell), []).append(cell)
         reasons: dict[Cell, str] = {}
         for kind, own in kinds.items():
-            if kind in self._factories:
+            if kind in self._makers:
                 reasons |= self._stage(kind).unavailable(own)
             else:
                 why = f"guests that are {GUEST_WORDS[kind][1]} cannot be started on this testbed"
@@ -66,7 +85,9 @@ class Stages:
 
     def facts(self) -> StageFacts:
         """What there is to know of the stages in use."""
-        facts = [one.facts() for one in self._stages.values() if isinstance(one, FactualStage)]
+        facts = [
+            stage.facts() for stage in self._stages.values() if isinstance(stage, FactualStage)
+        ]
         return StageFacts(
             emulated="; ".join(dict.fromkeys(one.emulated for one in facts if one.emulated)),
             differences={plane: words for one in facts for plane, words in one.differences.items()},
@@ -74,7 +95,7 @@ class Stages:
 
     def _stage(self, kind: GuestKind) -> Stage:
         if kind not in self._stages:
-            self._stages[kind] = self._built.enter_context(self._factories[kind](self._design))
+            self._stages[kind] = self._built.enter_context(self._makers[kind](self._design))
         return self._stages[kind]
 
     def __enter__(self) -> Self:

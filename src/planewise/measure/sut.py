@@ -1,29 +1,69 @@
 """What a sweep or a search sends through: a plane, a router, or two interfaces of the user's.
 
-Gives searches the `Measurer` that they know, and keeps every trial's record.
+Gives searches the `Measurer` that they know, and keeps every trial's record. A plane is measured on
+the station of a cell, as a design's is: whatever kind its guests are, here or on two servers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.curve import Run
+from planewise.measure.cells import Cell
+from planewise.measure.design import Design
 from planewise.measure.load import Generator, LoadPath, measure_load
-from planewise.measure.schedule import LoadTrial
-from planewise.measure.stage import Place
+from planewise.measure.schedule import LoadStation, LoadTrial
+from planewise.measure.stage import Place, TrialResult
+from planewise.measure.stages import Stages
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.host import LocalHost
-from planewise.testbed.model import IpVersion, TestbedSpec, TrialPath, mtu_for
-from planewise.testbed.namespaces import NamespaceTestbed, RouterTestbed
+from planewise.testbed.model import IpVersion, TrialPath, mtu_for
+from planewise.testbed.namespaces import RouterTestbed
+from planewise.testbed.pair import Pair
+from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.setting import TrafficPath
 from planewise.testbed.steering import split_cpus, steer
 
 MIN_LOAD_PPS = 100.0
 """Below this a short trial has too few packets to tell a loss ratio."""
+
+
+class Target(Protocol):
+    """A SUT that stands."""
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        """Runs one load trial."""
+
+    def max_pps(self, size_bytes: int) -> float:
+        """The generator's own maximum [packet/s]."""
+
+
+class Sut(Protocol):
+    """A system under test, before it stands."""
+
+    @property
+    def ip_version(self) -> IpVersion:
+        """Of the frames that are sent."""
+
+    @property
+    def cell(self) -> dict[str, Level]:
+        """As trial records name it."""
+
+    def build(self, size_bytes: int, built: ExitStack) -> Target:
+        """Makes it stand until `built` is closed.
+
+        Raises:
+            UnsupportedError: it cannot stand here.
+            PlanewiseError: it could not be built.
+        """
+
+    def check(self) -> None:
+        """BadInputError when something that the user named is not there (any more)."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +72,49 @@ class PlaneUnderTest:
 
     plane: str
     ip_version: IpVersion = 4
+    guest: GuestKind = "namespace"
+    path: TrafficPath = "north-south"
+    pair: Pair | None = field(default=None, compare=False)
+    """The two servers to use; None: this machine."""
 
     @property
     def cell(self) -> dict[str, Level]:
-        """As trial records name it."""
-        return {"plane": self.plane, "ip_version": self.ip_version}
+        """See `Sut.cell`; what runs had before other guests could be swept stays as it was."""
+        beyond: dict[str, Level] = {}
+        if self.guest != "namespace":
+            beyond["guest"] = self.guest
+        if self.path != "north-south":
+            beyond["path"] = self.path
+        return {"plane": self.plane, **beyond, "ip_version": self.ip_version}
+
+    def build(self, size_bytes: int, built: ExitStack) -> Target:
+        """See `Sut.build`."""
+        cell = Cell(plane=self.plane, guest=self.guest, path=self.path)
+        design = Design.model_validate(
+            {
+                "factors": {
+                    "plane": self.plane,
+                    "guest": self.guest,
+                    "path": self.path,
+                    "size_bytes": size_bytes,
+                },
+                "sweep": {},
+            }
+        )
+        stages = built.enter_context(Stages(design, self.pair, ip_version=self.ip_version))
+        if reason := stages.unavailable([cell]).get(cell):
+            raise UnsupportedError(
+                reason,
+                remedy="`planewise doctor --matrix` lists what can be measured, and where",
+            )
+        max_pps = stages.max_pps(cell, size_bytes)
+        station = built.enter_context(stages.station(cell))
+        if not isinstance(station, LoadStation):
+            raise UnsupportedError(f"no load trial can be run on the plane {self.plane}")
+        return _StationTarget(station, max_pps)
+
+    def check(self) -> None:
+        """See `Sut.check`: nothing of it is the user's."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +125,21 @@ class RouterUnderTest:
 
     @property
     def cell(self) -> dict[str, Level]:
-        """As trial records name it."""
+        """See `Sut.cell`."""
         return {"plane": "router", "ip_version": self.ip_version}
+
+    def build(self, size_bytes: int, built: ExitStack) -> Target:
+        """See `Sut.build`."""
+        target = _PathTarget(built, self.ip_version)
+        router = built.enter_context(RouterTestbed(self.ip_version, mtu_for([size_bytes])))
+        if target.cpus is not None:
+            receivers = target.cpus.receivers
+            steer(router.hosts["router"], router.router_netns, router.entrances, receivers)
+        target.path = LoadPath(router.trial_path(), router.counter_points, self.ip_version)
+        return target
+
+    def check(self) -> None:
+        """See `Sut.check`: nothing of it is the user's."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +151,81 @@ class InterfacesUnderTest:
 
     @property
     def cell(self) -> dict[str, Level]:
-        """As trial records name it."""
+        """See `Sut.cell`."""
         between = f"{self.path.tx_interface}-{self.path.rx_interface}"
         return {"plane": between, "ip_version": self.ip_version}
 
+    def build(self, size_bytes: int, built: ExitStack) -> Target:
+        """See `Sut.build`."""
+        self.check()
+        target = _PathTarget(built, self.ip_version)
+        target.path = LoadPath(self.path, (), self.ip_version)
+        return target
 
-Sut = PlaneUnderTest | RouterUnderTest | InterfacesUnderTest
+    def check(self) -> None:
+        """See `Sut.check`."""
+        path = self.path
+        host = LocalHost("generator")
+        try:
+            for flag, netns, interface in (
+                ("--tx", path.tx_netns, path.tx_interface),
+                ("--rx", path.rx_netns, path.rx_interface),
+            ):
+                try:
+                    there = host.has_interface(interface, netns=netns or None)
+                except PlanewiseError as error:
+                    raise BadInputError(error.what, where=flag, remedy=error.remedy) from error
+                if not there:
+                    raise BadInputError(
+                        f"there is no interface {interface}{f' in {netns}' if netns else ''}",
+                        where=flag,
+                        remedy="`ip link` lists the interfaces; IF@NETNS names one in a namespace",
+                    )
+        finally:
+            host.close()
+
+
+class _StationTarget:
+    """See `Target`: the station of a cell."""
+
+    def __init__(self, station: LoadStation, max_pps: float) -> None:
+        self._station = station
+        self._max_pps = max_pps
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        """See `Target.load`."""
+        return self._station.load(trial, place)
+
+    def max_pps(self, size_bytes: int) -> float:
+        """See `Target.max_pps`."""
+        return self._max_pps
+
+
+class _PathTarget:
+    """See `Target`: two interfaces of this machine."""
+
+    path: LoadPath
+
+    def __init__(self, built: ExitStack, ip_version: IpVersion) -> None:
+        self.cpus = split_cpus()
+        host = LocalHost("generator")
+        built.callback(host.close)
+        self._generator = Generator(host, self.cpus.generator if self.cpus else None)
+        self._ip_version: IpVersion = ip_version
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        """See `Target.load`."""
+        return measure_load(self.path, trial, place, self._generator)
+
+    def max_pps(self, size_bytes: int) -> float:
+        """See `Target.max_pps`."""
+        return self._generator.max_pps(size_bytes, self._ip_version)
 
 
 class SutMeasurer:
     """Measures one SUT with frames of one size; a context manager that builds what is needed.
 
-    It is the `Measurer` of measure/search. `on_record` is told every trial's record.
+    It is the `Measurer` of measure/search. `on_record` receives every trial's record.
     """
 
     def __init__(
@@ -82,10 +236,7 @@ class SutMeasurer:
         self._on_record = on_record
         self._built = ExitStack()
         self._trials = 0
-        self._cpus = split_cpus()
-        self._host = LocalHost("generator")
-        self._generator = Generator(self._host, self._cpus.generator if self._cpus else None)
-        self._path: LoadPath | None = None
+        self._target: Target | None = None
 
     @property
     def cell(self) -> dict[str, Level]:
@@ -100,19 +251,17 @@ class SutMeasurer:
     @property
     def max_load_pps(self) -> float:
         """The generator's own maximum."""
-        return self._generator.max_pps(self.size_bytes, self.sut.ip_version)
+        return self._standing.max_pps(self.size_bytes)
 
     def trial(self, offered_pps: float, duration_s: float) -> Run:
         """Runs one trial. PlanewiseError when it could not be run."""
-        if self._path is None:
-            raise RuntimeError("use it in a with block")
         name = f"load:{','.join(str(level) for level in self.cell.values())}#{self._trials}"
         trial = LoadTrial(f"{name}@{offered_pps:.0f}", offered_pps, self.size_bytes, duration_s)
         place = Place(trial.name, self.cell, 0, self._trials)
         try:
-            record = measure_load(self._path, trial, place, self._generator).record
+            record = self._standing.load(trial, place).record
         except PlanewiseError:
-            self._check_interfaces()
+            self.sut.check()
             raise
         self._trials += 1
         if self._on_record is not None:
@@ -133,52 +282,19 @@ class SutMeasurer:
             busy=record.busy,
         )
 
+    @property
+    def _standing(self) -> Target:
+        if self._target is None:
+            raise RuntimeError("use it in a with block")
+        return self._target
+
     def __enter__(self) -> Self:
         try:
-            self._path = self._build()
+            self._target = self.sut.build(self.size_bytes, self._built)
         except BaseException:
-            self._tear_down()
+            self._built.close()
             raise
         return self
-
-    def _build(self) -> LoadPath:
-        version = self.sut.ip_version
-        if isinstance(self.sut, InterfacesUnderTest):
-            self._check_interfaces()
-            return LoadPath(self.sut.path, (), version)
-        if isinstance(self.sut, RouterUnderTest):
-            router = self._built.enter_context(RouterTestbed(version, mtu_for([self.size_bytes])))
-            self._steer(router.hosts["router"], router.router_netns, router.entrances)
-            return LoadPath(router.trial_path(), router.counter_points, version)
-        spec = TestbedSpec(self.sut.plane, mtu_bytes=mtu_for([self.size_bytes]))
-        testbed = self._built.enter_context(NamespaceTestbed(spec))
-        for role, interfaces in testbed.entrances.items():
-            self._steer(testbed.hosts[role], testbed.topology.sites[role].netns, interfaces)
-        return LoadPath(testbed.trial_path(), testbed.counter_points, version)
-
-    def _check_interfaces(self) -> None:
-        """BadInputError when an interface that the user named is not there (any more)."""
-        if not isinstance(self.sut, InterfacesUnderTest):
-            return
-        path = self.sut.path
-        for flag, netns, interface in (
-            ("--tx", path.tx_netns, path.tx_interface),
-            ("--rx", path.rx_netns, path.rx_interface),
-        ):
-            try:
-                found = self._host.has_interface(interface, netns=netns or None)
-            except PlanewiseError as error:
-                raise BadInputError(error.what, where=flag, remedy=error.remedy) from error
-            if not found:
-                raise BadInputError(
-                    f"there is no interface {interface}{f' in {netns}' if netns else ''}",
-                    where=flag,
-                    remedy="`ip link` lists the interfaces; IF@NETNS names one in a namespace",
-                )
-
-    def _steer(self, host: LocalHost, netns: str, interfaces: tuple[str, ...]) -> None:
-        if self._cpus is not None:
-            steer(host, netns, interfaces, self._cpus.receivers)
 
     def __exit__(
         self,
@@ -186,11 +302,5 @@ class SutMeasurer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._tear_down()
-
-    def _tear_down(self) -> None:
-        self._path = None
-        try:
-            self._built.close()
-        finally:
-            self._host.close()
+        self._target = None
+        self._built.__exit__(kind, error, trace)

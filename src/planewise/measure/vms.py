@@ -24,10 +24,10 @@ from planewise.measure.schedule import LoadTrial, RttTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
-from planewise.testbed.hosted import Setting
 from planewise.testbed.load import BackgroundLoad
 from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, mtu_for
 from planewise.testbed.pair import Pair, local_pair
+from planewise.testbed.setting import Setting
 from planewise.testbed.vms import platform as vms
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import VmOptions

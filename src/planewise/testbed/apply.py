@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections import OrderedDict
@@ -36,7 +37,11 @@ from planewise.testbed.plan import (
     DeleteLink,
     Plan,
     ReleaseMaster,
+    RemoveAddress,
+    RemoveRoute,
+    RunProgram,
     SetAddress,
+    SetLinkAddress,
     SetMaster,
     SetMtu,
     SetSysctl,
@@ -55,6 +60,7 @@ _OPEN_SOCKETS = 4
 _IFF_UP = 1
 _FORWARDING = 3
 _UP_S = 10.0
+_RUN_S = 60.0
 _TUNSETIFF, _TUNSETPERSIST = 0x400454CA, 0x400454CB
 _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x0002, 0x1000, 0x0100
 
@@ -68,8 +74,8 @@ _KERNEL_FEATURE = {
 }
 
 
-def apply(plan: Plan, thread: NamespaceThread) -> None:
-    """Performs every step of `plan` in order, on `thread`.
+def apply(plan: Plan, thread: NamespaceThread, home: str | None = None) -> None:
+    """Performs every step of `plan` in order, on `thread`; an empty namespace in it is `home`.
 
     When interrupted or failed, what was made until then stands; the caller removes the namespaces.
 
@@ -78,7 +84,7 @@ def apply(plan: Plan, thread: NamespaceThread) -> None:
         PlanewiseError: a name is taken, or an interface or namespace vanished.
     """
     stop = threading.Event()
-    future = thread.submit(None, _perform, plan, thread, stop)
+    future = thread.submit(None, _perform, plan, thread, home, stop)
     try:
         future.result()
     except BaseException:
@@ -87,8 +93,8 @@ def apply(plan: Plan, thread: NamespaceThread) -> None:
         raise
 
 
-def _perform(plan: Plan, thread: NamespaceThread, stop: threading.Event) -> None:
-    with _Links(thread) as links:
+def _perform(plan: Plan, thread: NamespaceThread, home: str | None, stop: threading.Event) -> None:
+    with _Links(thread, home) as links:
         for step in plan.steps:
             if stop.is_set():
                 return
@@ -103,8 +109,9 @@ def _perform(plan: Plan, thread: NamespaceThread, stop: threading.Event) -> None
 class _Links:
     """Netlink sockets by namespace, the few most recent ones, with what is known of interfaces."""
 
-    def __init__(self, thread: NamespaceThread) -> None:
+    def __init__(self, thread: NamespaceThread, home: str | None) -> None:
         self.thread = thread
+        self._home = home
         self._open: OrderedDict[str, Any] = OrderedDict()
         self._index: dict[tuple[str, str], int] = {}
 
@@ -115,12 +122,16 @@ class _Links:
         while self._open:
             self._open.popitem()[1].close()
 
+    def enter(self, name: str) -> None:
+        """Moves the thread into namespace `name`; empty: into the host's own."""
+        self.thread.enter(name or self._home)
+
     def route(self, name: str) -> Any:
         """The rtnetlink socket of namespace `name`."""
         if name in self._open:
             self._open.move_to_end(name)
             return self._open[name]
-        self.thread.enter(name)
+        self.enter(name)
         self._open[name] = IPRoute()
         if len(self._open) > _OPEN_SOCKETS:
             self._open.popitem(last=False)[1].close()
@@ -130,7 +141,7 @@ class _Links:
         """Index of an interface; looked up once."""
         key = (name, interface)
         if key not in self._index:
-            self.thread.enter(name)
+            self.enter(name)
             try:
                 self._index[key] = socket.if_nametoindex(interface)
             except OSError as error:  # without an errno
@@ -139,7 +150,9 @@ class _Links:
 
     def descriptor(self, name: str) -> Any:
         """The namespace as an open file."""
-        return (netns.RUN / name).open("rb")
+        if not (name or self._home):
+            return Path("/proc/self/ns/net").open("rb")
+        return (netns.RUN / (name or self._home or "")).open("rb")
 
 
 def _add_namespace(links: _Links, step: AddNamespace) -> None:
@@ -205,7 +218,7 @@ def _add_ipvlan(links: _Links, step: AddIpvlan) -> None:
 
 
 def _add_tap(links: _Links, step: AddTap) -> None:
-    links.thread.enter(step.netns)
+    links.enter(step.netns)
     several = _IFF_MULTI_QUEUE if step.queues > 1 else 0
     request = struct.pack("16sH22x", step.name.encode(), _IFF_TAP | _IFF_NO_PI | several)
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
@@ -258,6 +271,21 @@ def _set_address(links: _Links, step: SetAddress) -> None:
     )
 
 
+def _remove_address(links: _Links, step: RemoveAddress) -> None:
+    address, _, prefix = step.address.partition("/")
+    links.route(step.netns).addr(
+        "delete",
+        index=links.index(step.netns, step.interface),
+        address=address,
+        prefixlen=int(prefix),
+    )
+
+
+def _set_link_address(links: _Links, step: SetLinkAddress) -> None:
+    index = links.index(step.netns, step.interface)
+    links.route(step.netns).link("set", index=index, address=step.mac)
+
+
 def _set_up(links: _Links, step: SetUp) -> None:
     links.route(step.netns).link("set", index=links.index(step.netns, step.interface), state="up")
 
@@ -273,6 +301,19 @@ def _add_route(links: _Links, step: AddRoute) -> None:
     links.route(step.netns).route(
         "add", dst=step.destination, oif=links.index(step.netns, step.interface), **via
     )
+
+
+def _remove_route(links: _Links, step: RemoveRoute) -> None:
+    links.route(step.netns).route(
+        "delete", dst=step.destination, oif=links.index(step.netns, step.interface)
+    )
+
+
+def _run_program(links: _Links, step: RunProgram) -> None:
+    links.enter(step.netns)
+    done = subprocess.run(step.argv, capture_output=True, text=True, check=False, timeout=_RUN_S)
+    if done.returncode:
+        raise PlanewiseError(f"`{step}` failed: {(done.stderr.strip() or 'it said nothing')}")
 
 
 def _add_neighbour(links: _Links, step: AddNeighbour) -> None:
@@ -306,7 +347,7 @@ def _accept_address(links: _Links, step: AcceptAddress) -> None:
 
 
 def _set_sysctl(links: _Links, step: SetSysctl) -> None:
-    links.thread.enter(step.netns)
+    links.enter(step.netns)
     (Path("/proc/sys") / step.key).write_text(step.value)
 
 
@@ -350,9 +391,13 @@ _ACTIONS: dict[type[Step], Callable[[_Links, Any], None]] = {
     ReleaseMaster: _release_master,
     DeleteLink: _delete_link,
     SetAddress: _set_address,
+    RemoveAddress: _remove_address,
+    SetLinkAddress: _set_link_address,
     SetUp: _set_up,
     SetMtu: _set_mtu,
     AddRoute: _add_route,
+    RemoveRoute: _remove_route,
+    RunProgram: _run_program,
     AddNeighbour: _add_neighbour,
     AddForwarding: _add_forwarding,
     AcceptAddress: _accept_address,

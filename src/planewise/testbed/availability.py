@@ -9,9 +9,9 @@ from pathlib import Path
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.store.models import PlaneAvailability
 from planewise.testbed.host import LocalHost
-from planewise.testbed.model import TestbedSpec
-from planewise.testbed.namespaces import NamespaceTestbed
-from planewise.testbed.planes import ELSEWHERE, NAMESPACE_PLANES, Elsewhere, Plane
+from planewise.testbed.planes import PLANES, Plane
+from planewise.testbed.setting import Setting
+from planewise.testbed.testbed import stand_here
 from planewise.testbed.vms import platform as vms
 from planewise.testbed.vms.planes import VM_PLANES
 
@@ -23,17 +23,17 @@ def try_planes(
 
     `lacking` is what `missing` says; `refused` why there is no privilege to try: then nothing is.
     """
-    tried = []
-    for plane in NAMESPACE_PLANES:
-        tried.append(_refusal(plane.name, refused) if refused else try_plane(plane))
     vm = {plane.name for plane in VM_PLANES}
-    why = None if "vm" in lacking else _why_no_vms()
-    for other in ELSEWHERE:
-        if other.name in vm and "vm" not in lacking:
-            found = PlaneAvailability(plane=other.name, available=True)
-            tried.append(_refusal(other.name, why) if why else found)
+    no_vms = None if "vm" in lacking else _why_no_vms()
+    tried = []
+    for plane in PLANES:
+        if "namespace" in plane.guests and not any(need in lacking for need in plane.needs):
+            tried.append(_refusal(plane.name, refused) if refused else try_plane(plane))
+        elif plane.name in vm and "vm" not in lacking:
+            built = PlaneAvailability(plane=plane.name, available=True)
+            tried.append(_refusal(plane.name, no_vms) if no_vms else built)
         else:
-            tried.append(explain_elsewhere(other, lacking))
+            tried.append(explain_needs(plane, lacking))
     return tuple(tried)
 
 
@@ -50,27 +50,26 @@ def _why_no_vms() -> UnsupportedError | None:
 
 
 def try_plane(plane: Plane) -> PlaneAvailability:
-    """Builds the smallest testbed with this plane, and takes it down again."""
+    """Builds the smallest testbed of namespaces with this plane, and takes it down again."""
+    setting = Setting("namespace", plane.name, plane.name, 0, "north-south")
     try:
-        with NamespaceTestbed(TestbedSpec(plane.name)):
+        with stand_here(setting):
             return PlaneAvailability(plane=plane.name, available=True)
     except PlanewiseError as error:
         return _refusal(plane.name, error)
 
 
-def explain_elsewhere(plane: Elsewhere, lacking: Mapping[str, str]) -> PlaneAvailability:
+def explain_needs(plane: Plane, lacking: Mapping[str, str]) -> PlaneAvailability:
     """Why a plane that namespaces cannot use is not available. Pure.
 
     `lacking` says, by need, what this machine has not.
     """
     reasons = [lacking[need] for need in plane.needs if need in lacking]
     if not reasons:
-        return PlaneAvailability(
-            plane=plane.name,
-            available=False,
-            reason=f"this machine may have what it needs, but {plane.why}",
-            remedy=plane.remedy,
-        )
+        reasons = [
+            f"this machine may have what it needs, but {plane.refusal('namespace')}, and guests "
+            "here are namespaces"
+        ]
     return PlaneAvailability(
         plane=plane.name, available=False, reason="; ".join(reasons), remedy=plane.remedy
     )
@@ -94,6 +93,7 @@ def missing(
         lacking["iommu"] = "no IOMMU"
     if not which("ovs-vswitchd"):
         lacking["dpdk"] = "no Open vSwitch with DPDK"
+        lacking["ovs"] = "no Open vSwitch"
     return lacking
 
 

@@ -1,20 +1,30 @@
-"""Many processes of one host, started and ended together by one shell. Knows guests, no load.
+"""The processes of a background load on one host, one a guest, started and ended together.
 
-On a host that is reached by ssh each process that is started by itself costs a channel; thirty
-background guests would take longer to start than to measure.
+`ProcessCrew` starts each by itself: on this machine, where they die with planewise. `ShellCrew`
+has one shell start all: on a host that is reached by ssh each process costs a channel, and thirty
+guests would take longer to start than to measure.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.host import Finished, Host, HostProcess
+from planewise.testbed import counters
+from planewise.testbed.host import Finished, Host, HostProcess, ProcessTimeoutError
+from planewise.testbed.model import GUEST_INTERFACE, CounterPoint, Guest
 
 STOP_S = 60.0
 """How long a crew may take to end: its members print what they did."""
+
+_GRACE_S = 5.0
+_POLL_S = 0.005
 
 _READY = "pw-ready"
 _RECEIVING = "pw-receiving"
@@ -78,49 +88,33 @@ rm -f pids
 
 @dataclass(frozen=True)
 class Member:
-    """One process of a crew."""
+    """One process of a crew, in a guest."""
 
+    guest: Guest
     argv: tuple[str, ...]
-    """Entering the guest included."""
-    program: tuple[str, ...]
-    """What runs there."""
 
 
-class Crew:
-    """Processes that one shell started. Leaving its `with` block ends them.
+CrewKind = Literal["burn", "sink", "blast"]
+"""What pw-probe does in the guests."""
 
-    `kind` is what pw-probe does there: `burn` is ready when each has got CPU time, `sink` when
-    each says so, and then awaited to have received on `interface`.
-    """
 
-    def __init__(self, host: Host, members: Sequence[Member], kind: str, interface: str) -> None:
-        self._host = host
-        self._members = members
-        self._kind = kind
-        self._interface = interface
-        self._directory = f"{host.directory}/{kind}"
-        self._process: HostProcess = host.start(
-            ["sh", "-s", self._directory],
-            stdin=_script(members, kind, interface).encode(),
-        )
+class Crew(Protocol):
+    """Processes that were started together."""
 
     @property
-    def running(self) -> bool:
-        """Whether its shell runs: it ends when all members have ended."""
-        return self._process.running
+    def ended(self) -> int:
+        """How many of them have ended, as far as that can be told."""
 
     def await_ready(self, timeout_s: float) -> None:
-        """Waits until every member is at work (burning) or listens.
+        """Waits until every member is at work (`burn`) or listens (`sink`).
 
         Raises:
             ProcessTimeoutError: that did not come in time.
-            PlanewiseError: the members ended.
+            PlanewiseError: a member ended.
         """
-        self._process.wait_ready(_READY, timeout_s)
 
     def await_receiving(self, timeout_s: float) -> None:
         """Waits until every member's guest has received something; errors as `await_ready`."""
-        self._process.wait_ready(_RECEIVING, timeout_s)
 
     def done(self) -> int:
         """What all members together have done so far: CPU time [ns], or packets that they sent.
@@ -128,6 +122,154 @@ class Crew:
         Raises:
             PlanewiseError: one of them ended.
         """
+
+    def interrupt(self) -> None:
+        """Asks all to end, without waiting."""
+
+    def kill(self) -> None:
+        """Ends all now."""
+
+    def end(self) -> list[Finished]:
+        """Waits for the end of all that were asked to; returns what each left.
+
+        Raises:
+            PlanewiseError: they were ended by somebody else.
+        """
+
+
+class StartCrew(Protocol):
+    """Starts a crew on a host."""
+
+    def __call__(self, host: Host, members: Sequence[Member], kind: CrewKind, /) -> Crew: ...
+
+
+class ProcessCrew:
+    """See `Crew`; each member is a process of its own of the host."""
+
+    def __init__(self, host: Host, members: Sequence[Member], kind: CrewKind) -> None:
+        self._host = host
+        self._members = members
+        self._kind = kind
+        self._received = [self._counter(one, "rx_packets") for one in members if kind == "sink"]
+        self._processes: list[HostProcess] = []
+        try:
+            for member in members:
+                self._processes.append(host.start(member.argv, netns=member.guest.netns))
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def ended(self) -> int:
+        """See `Crew.ended`."""
+        return sum(not process.running for process in self._processes)
+
+    def await_ready(self, timeout_s: float) -> None:
+        """See `Crew.await_ready`."""
+        for process in self._processes:
+            process.wait_ready("ready", timeout_s)
+        if self._kind == "burn":  # beyond what the start itself takes
+            self._await([partial(self._burnt, n) for n in range(len(self._members))], timeout_s)
+
+    def await_receiving(self, timeout_s: float) -> None:
+        """See `Crew.await_receiving`."""
+        self._await([partial(self._reached, n) for n in range(len(self._members))], timeout_s)
+
+    def done(self) -> int:
+        """See `Crew.done`."""
+        if self._kind == "burn":
+            return sum(map(self._ran_ns, range(len(self._members))))
+        return sum(self._counter(member, "tx_packets") for member in self._members)
+
+    def interrupt(self) -> None:
+        """See `Crew.interrupt`."""
+        for process in self._processes:
+            process.interrupt()
+
+    def kill(self) -> None:
+        """See `Crew.kill`."""
+        for process in self._processes:
+            process.kill()
+
+    def end(self) -> list[Finished]:
+        """See `Crew.end`."""
+        with suppress(ProcessTimeoutError):
+            for process in self._processes:
+                process.wait(_GRACE_S)
+        return [process.stop() for process in self._processes]
+
+    def _burnt(self, number: int) -> bool:
+        return self._ran_ns(number) > 2_000_000
+
+    def _reached(self, number: int) -> bool:
+        return self._counter(self._members[number], "rx_packets") > self._received[number]
+
+    def _ran_ns(self, number: int) -> int:
+        """CPU time that a member has had; a virtual machine counts its own processes."""
+        pid, guest = self._processes[number].pid, self._members[number].guest
+        return int(self._host.read_text(f"/proc/{pid}/schedstat", netns=guest.netns).split()[0])
+
+    def _counter(self, member: Member, name: str) -> int:
+        guest = member.guest
+        point = CounterPoint(guest.host, guest.netns, guest.interface)
+        return counters.read(self._host, point).counters[name]
+
+    def _await(self, signs: Sequence[Callable[[], bool]], timeout_s: float) -> None:
+        """Waits until every guest shows a sign of work."""
+        deadline = time.monotonic() + timeout_s
+        waiting = list(signs)
+        while True:
+            for process in self._processes:
+                if not process.running:
+                    process.wait().check()
+                    raise PlanewiseError("a part of the background load ended by itself")
+            waiting = [sign for sign in waiting if not sign()]
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                raise ProcessTimeoutError(
+                    f"{len(waiting)} of {len(signs)} background guests did not get to work "
+                    f"within {timeout_s:g} s",
+                    remedy="use fewer background guests, or end other work on this machine",
+                )
+            time.sleep(_POLL_S)
+
+
+class ShellCrew:
+    """See `Crew`; one shell starts all."""
+
+    def __init__(
+        self,
+        host: Host,
+        members: Sequence[Member],
+        kind: CrewKind,
+        interface: str = GUEST_INTERFACE,
+    ) -> None:
+        self._host = host
+        self._members = members
+        self._kind = kind
+        self._interface = interface
+        self._directory = f"{host.directory}/{kind}"
+        self._process: HostProcess = host.start(
+            ["sh", "-s", self._directory],
+            stdin=_script(host, members, kind, interface).encode(),
+        )
+
+    @property
+    def ended(self) -> int:
+        """See `Crew.ended`: the shell ends when all members have."""
+        return 0 if self._process.running else len(self._members)
+
+    def await_ready(self, timeout_s: float) -> None:
+        """See `Crew.await_ready`."""
+        self._process.wait_ready(_READY, timeout_s)
+
+    def await_receiving(self, timeout_s: float) -> None:
+        """See `Crew.await_receiving`."""
+        self._process.wait_ready(_RECEIVING, timeout_s)
+
+    def done(self) -> int:
+        """See `Crew.done`."""
         look = _SO_FAR[self._kind].replace("INTERFACE", self._interface)
         script = f'pids=$(cat "$1/pids") || exit; sum=0; for pid in $pids; do {look} || exit; '
         script += "sum=$((sum + now)); done; echo $sum"
@@ -140,19 +282,15 @@ class Crew:
         return int(asked.stdout)
 
     def interrupt(self) -> None:
-        """Asks all to end, without waiting."""
+        """See `Crew.interrupt`."""
         self._process.interrupt()
 
     def kill(self) -> None:
-        """Ends all now."""
+        """See `Crew.kill`."""
         self._process.kill()
 
     def end(self) -> list[Finished]:
-        """Waits for the end of all that were asked to; gives what each left.
-
-        Raises:
-            PlanewiseError: the shell was ended by somebody else.
-        """
+        """See `Crew.end`."""
         done = self._process.wait(STOP_S)
         parts = done.stdout.split(_MARK)[1:]
         if len(parts) != 2 * len(self._members):
@@ -163,15 +301,16 @@ class Crew:
         ended = []
         for number, member in enumerate(self._members):
             code, _, output = parts[2 * number].partition("\n")
-            ended.append(Finished(member.program, int(code), output, parts[2 * number + 1]))
+            ended.append(Finished(member.argv, int(code), output, parts[2 * number + 1]))
         return ended
 
 
-def _script(members: Sequence[Member], kind: str, interface: str) -> str:
+def _script(host: Host, members: Sequence[Member], kind: str, interface: str) -> str:
     """The shell script that runs them. Pure."""
+    commands = [shlex.join(host.entering(one.argv, one.guest.netns)) for one in members]
     starts = [
-        f'{shlex.join(member.argv)} </dev/null >{number}.out 2>{number}.err & pids="$pids $!"'
-        for number, member in enumerate(members)
+        f'{command} </dev/null >{number}.out 2>{number}.err & pids="$pids $!"'
+        for number, command in enumerate(commands)
     ]
     awaits = {"burn": _BURNING, "sink": _LISTENING}.get(kind, "echo READY >&2\n")
     text = "\n".join((_HEAD, *starts, "echo $pids >pids", awaits, _TAIL))

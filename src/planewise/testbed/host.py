@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.apply import apply
 from planewise.testbed.netns import NamespaceThread
+from planewise.testbed.plan import Plan
 from planewise.testbed.scratch import scratch
 
 GRACE_S = 3.0
@@ -172,6 +174,9 @@ class Host(Protocol):
             ProcessTimeoutError: it took too long.
         """
 
+    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
+        """The command that enters a namespace of the host and becomes `argv`. Pure."""
+
     def read_text(self, path: str, *, netns: str | None = None) -> str:
         """A file of the host; below /proc/net and /proc/sys/net, that of the namespace.
 
@@ -228,6 +233,14 @@ class Host(Protocol):
 
         Raises:
             PlanewiseError: it cannot be copied.
+        """
+
+    def perform(self, plan: Plan) -> None:
+        """Performs every step of a plan; an empty namespace in it is the host's own.
+
+        Raises:
+            UnsupportedError: no privilege, or the kernel lacks a feature that a step needs.
+            PlanewiseError: a step failed.
         """
 
     def close(self) -> None:
@@ -397,6 +410,10 @@ class LocalHost:
         with self.start(argv, netns=netns, stdin=stdin) as process:
             return process.wait(timeout_s)
 
+    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
+        """See `Host.entering`."""
+        return enter_command(argv, netns)
+
     def read_text(self, path: str, *, netns: str | None = None) -> str:
         """See `Host.read_text`."""
         if self._thread is None:
@@ -436,6 +453,12 @@ class LocalHost:
         """See `Host.fetch`."""
         _copy(Path(remote), local)
 
+    def perform(self, plan: Plan) -> None:
+        """See `Host.perform`: through netlink."""
+        if self._thread is None:
+            self._thread = NamespaceThread(f"host {self._name}")
+        apply(plan, self._thread, self._home)
+
     def close(self) -> None:
         """See `Host.close`."""
         for process in self._processes:
@@ -448,6 +471,11 @@ class LocalHost:
         if self._thread is not None:
             self._thread.close()
             self._thread = None
+
+
+def enter_command(argv: Sequence[str], netns: str) -> list[str]:
+    """`nsenter` into a named namespace, then `argv`. Pure."""
+    return ["nsenter", f"--net=/run/netns/{netns}", "--", *argv]
 
 
 def find_probe() -> str:

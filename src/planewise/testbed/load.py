@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, Protocol
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.testbed import counters
-from planewise.testbed.host import Finished, Host, HostProcess, ProcessTimeoutError
-from planewise.testbed.model import CounterPoint, Guest, HostRole
+from planewise.testbed.crew import Crew, Member, ProcessCrew, StartCrew
+from planewise.testbed.host import Finished, Host
+from planewise.testbed.model import Guest, HostRole
 from planewise.units import percent_text
 
 LoadType = Literal["none", "cpu", "network"]
@@ -25,7 +23,6 @@ MAX_CPU_SHARE = 0.9
 MAX_RATE_PPS = 1_000_000
 _PORT = 47_000
 _START_S = 120.0
-_POLL_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,6 @@ class LoadReport:
     refused: int = 0
     """Datagrams that the senders' own sockets did not take."""
     warnings: tuple[str, ...] = ()
-
-    @property
-    def sent_pps(self) -> float:
-        """Datagrams sent per second."""
-        return self.sent / self.duration_s if self.duration_s > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -167,15 +159,21 @@ class BackgroundLoad:
         PlanewiseError: a guest did not get to work.
     """
 
-    def __init__(self, testbed: Loadable, spec: LoadSpec) -> None:
+    def __init__(
+        self, testbed: Loadable, spec: LoadSpec, start_crew: StartCrew = ProcessCrew
+    ) -> None:
         self.spec = spec
         self.report: LoadReport | None = None
         self._testbed = testbed
+        self._start_crew = start_crew
         self._cpus = 1
-        self._sources: Sequence[Guest] = ()
-        self._sinks: list[HostProcess] = []
-        self._workers: list[HostProcess] = []
+        self._workers: Crew | None = None
+        self._sinks: Crew | None = None
         self._started = 0.0
+
+    @property
+    def _crews(self) -> list[Crew]:
+        return [crew for crew in (self._workers, self._sinks) if crew is not None]
 
     def __enter__(self) -> BackgroundLoad:
         self.report = None
@@ -191,144 +189,86 @@ class BackgroundLoad:
                 self._start_burning()
             else:
                 self._start_sending()
-            self._started = time.monotonic()
         except BaseException:
-            for process in (*self._workers, *self._sinks):
-                process.kill()
+            for crew in self._crews:
+                crew.kill()
             raise
+        self._started = time.monotonic()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self.spec.type == "none":
+        if self._workers is None:
             self.report = LoadReport(self.spec, 0, 0.0)
             return
-        early = [one for one in self._workers if not one.running]
         duration_s = time.monotonic() - self._started
-        workers = _end(self._workers)
-        sinks = _end(self._sinks)
-        if kind is None:
-            self.report = account(self.spec, workers, sinks, duration_s, len(early), self._cpus)
+        early = self._workers.ended
+        for crew in self._crews:
+            crew.interrupt()
+        if kind is not None:
+            for crew in self._crews:
+                crew.kill()
+            return
+        workers = self._workers.end()
+        sinks = [] if self._sinks is None else self._sinks.end()
+        self.report = account(self.spec, workers, sinks, duration_s, early, self._cpus)
 
     def check(self) -> None:
         """See `Load.check`."""
-        for process in (*self._workers, *self._sinks):
-            if not process.running:
-                process.wait().check()
-                raise PlanewiseError(
-                    f"the background load ended by itself after {self.spec.limit_s:g} s",
-                    remedy="raise its limit_s above the duration of the measurement",
-                )
+        if any(crew.ended for crew in self._crews):
+            raise PlanewiseError(
+                "a part of the background load ended by itself",
+                remedy=f"it lasts {self.spec.limit_s:g} s: raise its limit_s, or see whether "
+                "something ended its guests",
+            )
 
     def work(self) -> Work:
         """See `Load.work`."""
-        return Work(time.monotonic(), self._done())
+        done = 0.0 if self._workers is None else float(self._workers.done())
+        return Work(time.monotonic(), done / 1e9 if self.spec.type == "cpu" else done)
 
     def shortfall(self, since: Work) -> tuple[str, ...]:
         """See `Load.shortfall`."""
-        return shortfall(self.spec, since, self.work(), len(self._workers), self._cpus)
-
-    def _done(self) -> float:
-        if self.spec.type == "cpu":
-            host = self._testbed.hosts[self.spec.location]
-            guests = self._testbed.background(self.spec.location)
-            pairs = zip(guests, self._workers, strict=True)
-            return math.fsum(_ran_s(host, process, guest) for guest, process in pairs)
-        return float(sum(self._transmitted(guest) for guest in self._sources))
+        guests = len(self._testbed.background(self.spec.location))
+        return shortfall(self.spec, since, self.work(), guests, self._cpus)
 
     def _start_burning(self) -> None:
         host = self._testbed.hosts[self.spec.location]
         guests = self._testbed.background(self.spec.location)
         self._cpus = host.read_text("/proc/cpuinfo").count("\nprocessor") + 1
         share = min(1.0, self.spec.cpu_share * self._cpus / len(guests))
-        argv = (
-            host.probe,
-            "burn",
-            "--load",
-            f"{share:.6f}",
-            "--duration",
-            f"{self.spec.limit_s:g}",
-        )
-        self._workers = [host.start(argv, netns=guest.netns) for guest in guests]
-        for worker in self._workers:
-            worker.wait_ready("ready", _START_S)
-
-        def burning(guest: Guest, process: HostProcess) -> bool:
-            return _ran_s(host, process, guest) > 2e-3  # beyond what the start itself takes
-
-        pairs = zip(guests, self._workers, strict=True)
-        self._await([partial(burning, *pair) for pair in pairs])
+        argv = (host.probe, "burn", "--load", f"{share:.6f}", "--duration", self._limit)
+        self._workers = self._start_crew(host, [Member(guest, argv) for guest in guests], "burn")
+        self._workers.await_ready(_START_S)
 
     def _start_sending(self) -> None:
         receiver = self.spec.location
         sender: HostRole = "responder" if receiver == "sender" else "sender"
         here, there = self._testbed.hosts[receiver], self._testbed.hosts[sender]
         targets, sources = self._testbed.background(receiver), self._testbed.background(sender)
-        self._sources = sources
-        self._sinks = [
-            here.start((here.probe, "sink", "--listen", f"{guest.ipv4}:{_PORT}"), netns=guest.netns)
-            for guest in targets
-        ]
-        for sink in self._sinks:
-            sink.wait_ready("ready", _START_S)
-        before = [self._received(guest) for guest in targets]
+        self._sinks = self._start_crew(
+            here,
+            [
+                Member(guest, (here.probe, "sink", "--listen", f"{guest.ipv4}:{_PORT}"))
+                for guest in targets
+            ],
+            "sink",
+        )
+        self._sinks.await_ready(_START_S)
         rate = self.spec.rate_pps / len(sources)
-        for source, target in zip(sources, targets, strict=True):
-            argv = (there.probe, "blast", "--to", f"{target.ipv4}:{_PORT}", "--rate", f"{rate:.6f}",
-                    "--burst", str(self.spec.burst), "--size", str(self.spec.payload_bytes),
-                    "--duration", f"{self.spec.limit_s:g}")  # fmt: skip
-            self._workers.append(there.start(argv, netns=source.netns))
-
-        def reached(guest: Guest, start: int) -> bool:
-            return self._received(guest) > start
-
-        self._await([partial(reached, *pair) for pair in zip(targets, before, strict=True)])
-
-    def _received(self, guest: Guest) -> int:
-        return self._counter(guest, "rx_packets")
-
-    def _transmitted(self, guest: Guest) -> int:
-        return self._counter(guest, "tx_packets")
-
-    def _counter(self, guest: Guest, name: str) -> int:
-        point = CounterPoint(guest.host, guest.netns, guest.interface)
-        return counters.read(self._testbed.hosts[guest.host], point).counters[name]
-
-    def _await(self, signs: Sequence[Callable[[], bool]]) -> None:
-        """Waits until every guest shows a sign of work."""
+        blasts = [
+            Member(source, (there.probe, "blast", "--to", f"{target.ipv4}:{_PORT}",
+                            "--rate", f"{rate:.6f}", "--burst", str(self.spec.burst),
+                            "--size", str(self.spec.payload_bytes), "--duration", self._limit))
+            for source, target in zip(sources, targets, strict=True)
+        ]  # fmt: skip
+        self._workers = self._start_crew(there, blasts, "blast")
         # A slow rate's first burst may be a while away.
-        gap_s = self.spec.burst * len(signs) / self.spec.rate_pps if self.spec.type != "cpu" else 0
-        deadline = time.monotonic() + _START_S + 2 * gap_s
-        waiting = list(signs)
-        while True:
-            self.check()
-            waiting = [sign for sign in waiting if not sign()]
-            if not waiting:
-                return
-            if time.monotonic() > deadline:
-                raise PlanewiseError(
-                    f"{len(waiting)} of {len(signs)} background guests did not get to work "
-                    f"within {_START_S:g} s",
-                    remedy="use fewer background guests, or end other work on this machine",
-                )
-            time.sleep(_POLL_S)
+        gap_s = self.spec.burst * len(sources) / self.spec.rate_pps
+        self._sinks.await_receiving(_START_S + 2 * gap_s)
 
-
-def _ran_s(host: Host, process: HostProcess, guest: Guest) -> float:
-    """CPU time that a process in a guest has had; a virtual machine counts its own processes."""
-    text = host.read_text(f"/proc/{process.pid}/schedstat", netns=guest.netns)
-    return int(text.split()[0]) / 1e9
-
-
-def _end(processes: list[HostProcess]) -> list[Finished]:
-    """Asks all to end before it waits for the first: they end together."""
-    for process in processes:
-        process.interrupt()
-    with suppress(ProcessTimeoutError):
-        for process in processes:
-            process.wait(5.0)
-    ended = [process.stop() for process in processes]
-    processes.clear()
-    return ended
+    @property
+    def _limit(self) -> str:
+        return f"{self.spec.limit_s:g}"
 
 
 def account(

@@ -8,7 +8,7 @@ live in their first half, the responder's in the second.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planewise.errors import BadInputError
@@ -20,6 +20,7 @@ IpVersion = Literal[4, 6]
 HOSTS: tuple[HostRole, HostRole] = ("sender", "responder")
 WIRE = "wire0"
 BRIDGE = "br0"
+DOCKER_BRIDGE = "docker0"
 GUEST_INTERFACE = "eth0"
 WIRE_INDEX = 500
 """Index of the wire's end in the sender (see `plan.AddVeth`)."""
@@ -155,6 +156,15 @@ class Site:
     nic: str = WIRE
     """The interface that leaves the host."""
     bridge: str = BRIDGE
+    docker_bridge: str = DOCKER_BRIDGE
+    nic_mac: str = ""
+    """MAC of the NIC; empty: that of a wire of ours."""
+    peer_nic_mac: str = ""
+    """The same of the other host's NIC."""
+
+    def on(self, uplink: str) -> Site:
+        """The same host with another uplink."""
+        return replace(self, uplink=uplink)
 
     @property
     def number(self) -> int:
@@ -188,8 +198,8 @@ class Site:
 
     @property
     def wire_mac(self) -> str:
-        """MAC of the wire's end in this host."""
-        return f"02:70:77:2{self.number}:00:00"
+        """MAC of the NIC."""
+        return self.nic_mac or f"02:70:77:2{self.number}:00:00"
 
     @property
     def bridge_mac(self) -> str:
@@ -199,12 +209,14 @@ class Site:
     @property
     def uplink_mac(self) -> str:
         """MAC of the uplink."""
-        return self.wire_mac if self.uplink == WIRE else self.bridge_mac
+        return self.wire_mac if self.uplink == self.nic else self.bridge_mac
 
     @property
     def other(self) -> Site:
         """The other host; only what follows from its role can be asked of it."""
-        return Site(HOSTS[1 - self.number], "", self.uplink, self.mtu_bytes)
+        return replace(
+            self, host=HOSTS[1 - self.number], netns="", nic_mac=self.peer_nic_mac, peer_nic_mac=""
+        )
 
     def port_index(self, guest: Guest) -> int:
         """Index of the host side of a guest's attachment, far from those that guests use."""

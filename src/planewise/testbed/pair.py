@@ -1,4 +1,4 @@
-"""Two hosts for a hosted testbed: servers reached by ssh, or two namespaces of this machine.
+"""Two hosts for a testbed: servers reached by ssh, or two namespaces of this machine.
 
 Opens and closes them, writes down what is lent, and removes what killed runs left on servers.
 """
@@ -18,15 +18,13 @@ from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab.state import state_root
 from planewise.testbed import ledger, netns, signals
-from planewise.testbed.apply import apply
 from planewise.testbed.containers import REMOVE_CGROUPS, STANDARD_SOCKET, remove_ours
 from planewise.testbed.host import Host, LocalHost
-from planewise.testbed.hosted import Machine, remove_traces, survey
 from planewise.testbed.ledger import HostNote, Leftover, Ownership
-from planewise.testbed.model import HOSTS, WIRE, WIRE_INDEX, HostRole
-from planewise.testbed.namespaces import new_namespace
-from planewise.testbed.netns import NamespaceThread
-from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp, Step
+from planewise.testbed.machine import Machine, remove_traces, survey
+from planewise.testbed.model import BRIDGE, DOCKER_BRIDGE, HOSTS, WIRE, WIRE_INDEX, HostRole
+from planewise.testbed.namespaces import remove_owned
+from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp, Step, new_namespace
 from planewise.testbed.remote import SshHost, open_host, parse_lab
 from planewise.testbed.vfs import Tool, restore
 from planewise.testbed.vms.cleanup import remove_guests
@@ -153,36 +151,28 @@ def local_pair(mtu_bytes: int, second_wire: str = "") -> Iterator[Pair]:
     """
     netns.prepare_run()
     before = signals.raise_on_signals()
-    ownership = Ownership.take("two hosts with containers")
+    ownership = Ownership.take("two hosts and their guests")
+    names = {role: ownership.name(role[0]) for role in HOSTS}
     hosts: dict[HostRole, LocalHost] = {}
     try:
-        names = {role: ownership.name(role[0]) for role in HOSTS}
-        thread = NamespaceThread("apply")
-        try:
-            apply(plan_pair(names, mtu_bytes, second_wire), thread)
-        finally:
-            thread.close()
-        hosts = {role: LocalHost(role, names[role]) for role in HOSTS}
+        hosts = {role: LocalHost(role, name) for role, name in names.items()}
+        hosts["sender"].perform(plan_pair(names, mtu_bytes, second_wire))
         yield Pair(
             {
-                role: Machine(host, WIRE, role[0], "br0", "docker0", second_wire, names[role])
+                role: Machine(host, WIRE, role[0], BRIDGE, DOCKER_BRIDGE, second_wire, names[role])
                 for role, host in hosts.items()
             },
             ownership.token,
             separate=False,
         )
     finally:
-        with signals.uninterrupted():
-            for host in hosts.values():
-                with suppress(PlanewiseError):
-                    remove_traces(host, WIRE, ownership.token)
-                host.close()
-            mine = [name for name in netns.names() if name.startswith(f"pw-{ownership.token}-")]
-            netns.end_processes_in(mine)
-            for name in mine:
-                netns.remove(name)
-            ownership.release()
-        signals.restore(before)
+        try:
+            with signals.uninterrupted():
+                for host in hosts.values():
+                    host.close()
+                remove_owned(ownership)
+        finally:
+            signals.restore(before)
 
 
 def plan_pair(names: Mapping[HostRole, str], mtu_bytes: int, second_wire: str = "") -> Plan:

@@ -6,6 +6,7 @@ does the same, so that `--dry-run` can be read, and pasted, by anyone who knows 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -197,6 +198,30 @@ class SetAddress:
 
 
 @dataclass(frozen=True)
+class RemoveAddress:
+    """Takes an address with its prefix length off an interface."""
+
+    netns: str
+    interface: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} address delete {self.address} dev {self.interface}"
+
+
+@dataclass(frozen=True)
+class SetLinkAddress:
+    """The MAC address of an interface that something else made."""
+
+    netns: str
+    interface: str
+    mac: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} link set {self.interface} address {self.mac}"
+
+
+@dataclass(frozen=True)
 class SetUp:
     """Brings an interface up."""
 
@@ -232,6 +257,30 @@ class AddRoute:
         via = f"via {self.via} " if self.via else ""
         onlink = " onlink" if self.via else ""
         return f"{_ip(self.netns)} route add {self.destination} {via}dev {self.interface}{onlink}"
+
+
+@dataclass(frozen=True)
+class RemoveRoute:
+    """Removes a route."""
+
+    netns: str
+    destination: str
+    interface: str
+
+    def __str__(self) -> str:
+        return f"{_ip(self.netns)} route delete {self.destination} dev {self.interface}"
+
+
+@dataclass(frozen=True)
+class RunProgram:
+    """Runs a program on the host, where iproute2 does not do: `ovs-vsctl add-port …`."""
+
+    netns: str
+    argv: tuple[str, ...]
+
+    def __str__(self) -> str:
+        inside = f"ip netns exec {self.netns} " if self.netns else ""
+        return f"{inside}{shlex.join(self.argv)}"
 
 
 @dataclass(frozen=True)
@@ -316,9 +365,13 @@ Step = (
     | ReleaseMaster
     | DeleteLink
     | SetAddress
+    | RemoveAddress
+    | SetLinkAddress
     | SetUp
     | SetMtu
     | AddRoute
+    | RemoveRoute
+    | RunProgram
     | AddNeighbour
     | AddForwarding
     | AcceptAddress
@@ -340,3 +393,12 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(str(step) for step in self.steps)
+
+
+def new_namespace(name: str) -> tuple[Step, ...]:
+    """A namespace that says nothing by itself: no link-local addresses, no router solicitations."""
+    return (
+        AddNamespace(name),
+        SetSysctl(name, "net/ipv6/conf/default/addr_gen_mode", "1"),
+        SetSysctl(name, "net/ipv6/conf/default/accept_ra", "0"),
+    )

@@ -25,7 +25,9 @@ import asyncssh
 from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab import host as lab_host
-from planewise.testbed.host import GRACE_S, Finished, ProcessTimeoutError, find_probe
+from planewise.testbed import script
+from planewise.testbed.host import GRACE_S, Finished, ProcessTimeoutError, enter_command, find_probe
+from planewise.testbed.plan import Plan
 from planewise.testbed.scratch import scratch
 
 CONNECT_TIMEOUT_S = 30.0
@@ -465,6 +467,14 @@ class SshHost:
                     self.call(self.shell(f"kill -s INT -- -{stream.pid}"))
             except asyncssh.Error as error:
                 raise self._explain(error) from error
+
+    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
+        """See `Host.entering`."""
+        return enter_command(argv, netns)
+
+    def perform(self, plan: Plan) -> None:
+        """See `Host.perform`: by one shell script."""
+        script.perform(plan, self)
 
     def close(self) -> None:
         """See `Host.close`; removes what was copied, and ends the connection."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.apply import explain
 from planewise.testbed.host import Finished, Host
-from planewise.testbed.plan import AddNamespace, AwaitUp, Plan, SetSysctl, SetUp, Step
+from planewise.testbed.plan import AddNamespace, AwaitUp, Plan, RunProgram, SetSysctl, SetUp, Step
 
 TIMEOUT_S = 180.0
 """An emulated host that is busy takes its time."""
@@ -65,6 +65,8 @@ def _lines(step: Step) -> tuple[tuple[str, str], ...]:
         write = f"echo {shlex.quote(step.value)} >/proc/sys/{shlex.quote(step.key)}"
         inside = f"ip netns exec {step.netns} sh -c {shlex.quote(write)}" if step.netns else write
         return (("", inside),)
+    if isinstance(step, RunProgram):
+        return (("", str(step)),)
     if isinstance(step, AwaitUp):
         ip = f"ip -n {step.netns}" if step.netns else "ip"
         only = f" dev {step.interface}" if step.interface else ""

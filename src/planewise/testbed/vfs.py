@@ -220,7 +220,7 @@ class VfPool:
             self.tool.run("restore", vf.address, "--owner", self._owner)
             self._free.append(self._held.pop(vf.index))
 
-    def bring_home(self, index: int) -> None:
+    def return_to_pool(self, index: int) -> None:
         """Takes a VF back from a guest, alive or not.
 
         Raises:

@@ -26,7 +26,7 @@ from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import Chain, Placement, take_turns
 from planewise.testbed.containers import Docker
 from planewise.testbed.host import Host
-from planewise.testbed.hosted import Resources, survey
+from planewise.testbed.machine import Resources, survey
 from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.pair import Pair
 from planewise.testbed.vfs import VfPool

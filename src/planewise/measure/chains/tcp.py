@@ -91,10 +91,10 @@ def measure_tcp(
         with client.host.start(_command(server, trial), netns=client.netns) as sending:
             _sample(sending, trial.warmup_s, lambda: None)
             started = datetime.now(UTC)
-            begin_s, before = now_s(), cpu_times()
-            watch = _Watch(place, tell, counters)
+            begin_s, before = now_s(), _cpu_times(client)
+            watch = _Watch(place, tell, counters, client)
             _sample(sending, trial.duration_s, watch.look)
-            spent_s, after = now_s() - begin_s, cpu_times()
+            spent_s, after = now_s() - begin_s, _cpu_times(client)
             finished = sending.wait(trial.duration_s + _SLACK_S)
     report = _report(finished)
     return TrialResult(
@@ -154,6 +154,11 @@ def _sample(process: HostProcess, seconds: float, look: Callable[[], None]) -> N
         look()
 
 
+def _cpu_times(end: End) -> dict[int, CpuTime]:
+    """Of every CPU of the end's host."""
+    return cpu_times(end.host.read_text("/proc/stat"))
+
+
 class _Watch:
     """Tells what went by since it last looked."""
 
@@ -162,13 +167,18 @@ class _Watch:
         place: Place,
         tell: Callable[[KpiSample], None],
         counters: Counters,
+        client: End,
     ) -> None:
-        self._place, self._tell, self._counters = place, tell, counters
-        self._last = now_s(), counters(), cpu_times()
+        self._place, self._tell, self._counters, self._client = place, tell, counters, client
+        self._last = now_s(), counters(), _cpu_times(client)
 
     def look(self) -> None:
         before_s, before, cpus_before = self._last
-        self._last = after_s, after, cpus_after = now_s(), self._counters(), cpu_times()
+        self._last = after_s, after, cpus_after = (
+            now_s(),
+            self._counters(),
+            _cpu_times(self._client),
+        )
         seconds = max(after_s - before_s, 1e-9)
         rates = {
             name: Throughput(

@@ -26,9 +26,8 @@ from planewise.testbed.chains.routing import new_function, router_settings, rout
 from planewise.testbed.chains.streams import Streams
 from planewise.testbed.containers import Docker
 from planewise.testbed.host import Host
-from planewise.testbed.hosted import Machine, Resources, remove_traces
+from planewise.testbed.machine import Machine, Resources, remove_traces
 from planewise.testbed.model import GUEST_INTERFACE, HOSTS, Guest, HostRole
-from planewise.testbed.namespaces import new_namespace
 from planewise.testbed.plan import (
     AcceptAddress,
     AddBridge,
@@ -40,6 +39,7 @@ from planewise.testbed.plan import (
     SetMaster,
     SetUp,
     Step,
+    new_namespace,
 )
 from planewise.testbed.steering import bind_interrupts, steer
 from planewise.testbed.vfs import Vf, VfPool
@@ -446,7 +446,7 @@ class HostedChain:
             if role == FUNCTIONS and self.chain.plane == "bridge":
                 last.callback(self._release_nic)
             for index in held:
-                last.callback(self._pools[role].bring_home, index)
+                last.callback(self._pools[role].return_to_pool, index)
 
     def _release_nic(self) -> None:
         with suppress(PlanewiseError):  # it is no port of it yet

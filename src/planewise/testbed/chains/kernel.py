@@ -45,7 +45,7 @@ from planewise.testbed.chains.routing import (
 from planewise.testbed.chains.streams import Streams
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
-from planewise.testbed.namespaces import _Testbed, new_namespace
+from planewise.testbed.namespaces import _Testbed
 from planewise.testbed.plan import (
     AddBridge,
     AddForwarding,
@@ -59,6 +59,7 @@ from planewise.testbed.plan import (
     SetMaster,
     SetUp,
     Step,
+    new_namespace,
 )
 from planewise.testbed.steering import may_steer, steer
 

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from planewise.errors import BadInputError, UnsupportedError
-from planewise.testbed.planes.kinds import FUNCTIONS_OF, GUEST_WORDS, GuestKind
+from planewise.testbed.planes import FUNCTIONS_OF
+from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 Pattern = Literal["north-south", "east-west"]
 FrameSize = int | Literal["imix"]

@@ -30,8 +30,8 @@ from planewise.testbed.chains.model import (
 from planewise.testbed.chains.reading import Reading, Sent, cpu_times, now_s, task_s
 from planewise.testbed.chains.switch import Port, Switch
 from planewise.testbed.host import LocalHost
-from planewise.testbed.namespaces import _Testbed, new_namespace
-from planewise.testbed.plan import Plan
+from planewise.testbed.namespaces import _Testbed
+from planewise.testbed.plan import Plan, new_namespace
 from planewise.testbed.scratch import scratch
 from planewise.testbed.steering import may_steer
 

@@ -1,46 +1,92 @@
-"""The planes: one file each, all with the interface of `plane.Plane`. This file only lists them."""
+"""The planes: each file of this package that defines `PLANE` (or `PLANES`) is found by itself."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from collections.abc import Mapping
 from difflib import get_close_matches
+from types import MappingProxyType
 
 from planewise.errors import BadInputError, UnsupportedError
-from planewise.testbed.planes.bridge import BridgePlane
-from planewise.testbed.planes.elsewhere import ELSEWHERE, Elsewhere
-from planewise.testbed.planes.ipvlan import IpvlanPlane
-from planewise.testbed.planes.macvlan import MacvlanPlane
+from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 from planewise.testbed.planes.plane import Plane
-from planewise.testbed.planes.veth import VethPlane
 
-NAMESPACE_PLANES: tuple[Plane, ...] = (VethPlane(), BridgePlane(), MacvlanPlane(), IpvlanPlane())
-"""Planes that can attach a namespace."""
+
+def _find() -> tuple[Plane, ...]:
+    planes: list[Plane] = []
+    for module in pkgutil.iter_modules(__path__):
+        content = importlib.import_module(f"{__name__}.{module.name}")
+        planes += getattr(content, "PLANES", ())
+        planes += (content.PLANE,) if hasattr(content, "PLANE") else ()
+    return tuple(sorted(planes, key=lambda plane: (plane.rank, plane.name)))
+
+
+PLANES: tuple[Plane, ...] = _find()
+"""All planes that Planewise knows, as they are listed."""
+
+_BY_NAME: Mapping[str, Plane] = MappingProxyType({plane.name: plane for plane in PLANES})
+
+GUESTS_OF: Mapping[str, tuple[GuestKind, ...]] = MappingProxyType(
+    {plane.name: plane.guests for plane in PLANES}
+)
+"""Every plane, with the kinds of guest that it exists for."""
+
+FUNCTIONS_OF: Mapping[str, tuple[GuestKind, ...]] = MappingProxyType(
+    {plane.name: plane.functions for plane in PLANES if plane.functions}
+)
+"""Every plane that a chain can have, with what its functions can be."""
 
 
 def known() -> tuple[str, ...]:
     """Names of all planes that Planewise knows."""
-    return (*(one.name for one in NAMESPACE_PLANES), *(one.name for one in ELSEWHERE))
+    return tuple(_BY_NAME)
 
 
-def namespace_plane(name: str) -> Plane:
-    """The plane called `name`, for guests that are namespaces.
+def planes_of(kind: GuestKind) -> tuple[str, ...]:
+    """Names of the planes that guests of this kind can have."""
+    return tuple(plane.name for plane in PLANES if kind in plane.guests)
+
+
+def plane_for(name: str, kind: GuestKind) -> Plane:
+    """The plane called `name`, for guests of this kind.
 
     Raises:
         BadInputError: there is no such plane.
-        UnsupportedError: there is, but not for namespaces.
+        UnsupportedError: there is, but not for these guests.
     """
-    for plane in NAMESPACE_PLANES:
-        if plane.name == name:
-            return plane
-    for other in ELSEWHERE:
-        if other.name == name:
-            raise UnsupportedError(
-                f"the plane {name} cannot attach a namespace: {other.why}", remedy=other.remedy
-            )
-    close = get_close_matches(name, known(), n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    raise BadInputError(
-        f"there is no plane called {name!r}", remedy=f"{hint}planes: {', '.join(known())}"
-    )
+    plane = _BY_NAME.get(name)
+    if plane is None:
+        close = get_close_matches(name, known(), n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise BadInputError(
+            f"there is no plane called {name!r}", remedy=f"{hint}planes: {', '.join(known())}"
+        )
+    if kind not in plane.guests:
+        raise UnsupportedError(
+            f"the plane {name} cannot attach {GUEST_WORDS[kind][0]}: {plane.refusal(kind)}",
+            remedy=plane.remedy
+            or f"planes of {GUEST_WORDS[kind][1]}: {', '.join(planes_of(kind))}",
+        )
+    return plane
 
 
-__all__ = ["ELSEWHERE", "NAMESPACE_PLANES", "Elsewhere", "Plane", "known", "namespace_plane"]
+def plane(name: str) -> Plane:
+    """The plane called `name`.
+
+    Raises:
+        BadInputError: there is no such plane.
+    """
+    return _BY_NAME[name] if name in _BY_NAME else plane_for(name, "namespace")
+
+
+__all__ = [
+    "FUNCTIONS_OF",
+    "GUESTS_OF",
+    "PLANES",
+    "Plane",
+    "known",
+    "plane",
+    "plane_for",
+    "planes_of",
+]

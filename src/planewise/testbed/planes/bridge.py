@@ -1,33 +1,53 @@
-"""Plane `bridge`: a veth pair whose host end is a port of a Linux bridge, with the wire another."""
+"""Plane `bridge`: a veth pair whose host end is a port of a Linux bridge, with the NIC another."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from planewise.store.models import Metric
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddForwarding, AddVeth, SetMaster, SetUp, Step
-from planewise.testbed.planes.plane import neighbours, on_link
+from planewise.testbed.plan import (
+    AddBridge,
+    AddForwarding,
+    AddVeth,
+    ReleaseMaster,
+    SetMaster,
+    SetUp,
+    Step,
+)
+from planewise.testbed.planes.plane import Plane, Switch, neighbours, on_link
 
 
-class BridgePlane:
+class LinuxBridge(Switch):
+    """A bridge of the host's kernel."""
+
+    name = "bridge"
+
+    def steps(self, site: Site) -> tuple[Step, ...]:
+        """See `Switch.steps`."""
+        return (
+            AddBridge(site.netns, site.bridge, site.bridge_mac, site.mtu_bytes),
+            SetUp(site.netns, site.bridge),
+        )
+
+    def add_nic(self, site: Site) -> tuple[Step, ...]:
+        """See `Switch.add_nic`."""
+        return (SetMaster(site.netns, site.nic, self.interface(site)),)
+
+    def release_nic(self, site: Site) -> tuple[Step, ...]:
+        """See `Switch.release_nic`."""
+        return (ReleaseMaster(site.netns, site.nic),)
+
+
+class BridgePlane(Plane):
     """The Linux bridge switches by MAC address: what Docker and libvirt do by default."""
 
     name = "bridge"
     description = "a veth pair into a Linux bridge that has the NIC as a port"
-    bridged = True
-    not_measurable: Mapping[Metric, str] = {}
-
-    def adopt(self, site: Site, guest: Guest) -> Guest:
-        """Unchanged."""
-        return guest
-
-    def prepare(self, site: Site) -> tuple[Step, ...]:
-        """Nothing beyond the bridge itself."""
-        return ()
+    guests = ("namespace", "container", "process")
+    functions = ("process", "container")
+    rank = 20
+    switch = LinuxBridge()
 
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
-        """The pair, its host end enslaved, and the guest's addresses on the shared segment."""
+        """The pair, its host end a port, and the guest's addresses on the shared segment."""
         port = self.host_interface(guest)
         return (
             AddVeth(
@@ -45,18 +65,18 @@ class BridgePlane:
             *on_link(guest),
         )
 
-    def acquaint(self, site: Site, guest: Guest, peer: Guest) -> tuple[Step, ...]:
+    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
         """Static neighbours, and static forwarding entries: no frame is ever flooded."""
+        away = () if within else (AddForwarding(site.netns, site.nic, peer.mac),)
         return (
             *neighbours(guest, peer, peer.mac),
             AddForwarding(site.netns, self.host_interface(guest), guest.mac),
-            AddForwarding(site.netns, site.nic, peer.mac),
+            *away,
         )
 
     def host_interface(self, guest: Guest) -> str:
         """The bridge port."""
         return guest.port or f"veth-{guest.label}"
 
-    def next_hop_mac(self, site: Site, guest: Guest, peer: Guest) -> str:
-        """The peer itself."""
-        return peer.mac
+
+PLANE = BridgePlane()

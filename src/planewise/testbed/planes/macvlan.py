@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from planewise.store.models import Metric
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import AddMacvlan, SetMtu, Step
-from planewise.testbed.planes.plane import neighbours, on_link
+from planewise.testbed.planes.plane import Plane, on_link
 
 
-class MacvlanPlane:
+class MacvlanPlane(Plane):
     """The NIC's driver hands frames to the guest's interface by MAC; the host has no port of it."""
 
     name = "macvlan"
     description = "a macvlan interface (bridge mode) on the NIC, moved into the guest"
-    bridged = False
-    not_measurable: Mapping[Metric, str] = {}
-
-    def adopt(self, site: Site, guest: Guest) -> Guest:
-        """Unchanged."""
-        return guest
-
-    def prepare(self, site: Site) -> tuple[Step, ...]:
-        """Nothing: the uplink is there."""
-        return ()
+    guests = ("namespace", "container")
+    rank = 30
+    on_uplink = True
 
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The macvlan, made right inside the guest."""
@@ -34,14 +24,5 @@ class MacvlanPlane:
             *on_link(guest),
         )
 
-    def acquaint(self, site: Site, guest: Guest, peer: Guest) -> tuple[Step, ...]:
-        """Static neighbours."""
-        return neighbours(guest, peer, peer.mac)
 
-    def host_interface(self, guest: Guest) -> None:
-        """There is none."""
-        return
-
-    def next_hop_mac(self, site: Site, guest: Guest, peer: Guest) -> str:
-        """The peer itself."""
-        return peer.mac
+PLANE = MacvlanPlane()

@@ -1,51 +1,139 @@
-"""What every plane says of itself. Knows no kernel: planes return steps, others apply them."""
+"""What every plane says of itself: one subclass of `Plane` a file. Knows no kernel.
+
+A plane returns steps, which a host performs. Where steps do not do (a VF is moved by planewised, a
+network is made by Docker), it acts on the `MachineState` that it is given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from planewise.store.models import Metric
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import AddNeighbour, SetAddress, SetUp, Step
+from planewise.testbed.planes.kinds import GuestKind
+
+if TYPE_CHECKING:
+    from planewise.testbed.machine import MachineState, PlacedGuest
+
+Need = Literal["sriov", "vm", "docker", "iommu", "dpdk", "ovs"]
+"""What a plane may need of a host beside its kernel."""
 
 
-class Plane(Protocol):
+class Switch:
+    """What the NIC becomes a port of, for the planes that name it."""
+
+    name: ClassVar[str]
+
+    def interface(self, site: Site) -> str:
+        """The switch's own interface on the host: the uplink of whatever else lives there."""
+        return site.bridge
+
+    def steps(self, site: Site) -> tuple[Step, ...]:
+        """What makes the switch, without the NIC, where steps do."""
+        return ()
+
+    def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
+        """Makes the switch, without the NIC; the steps returned are still to be done."""
+        return self.steps(site)
+
+    def add_nic(self, site: Site) -> tuple[Step, ...]:
+        """Makes the NIC a port of it."""
+        raise NotImplementedError
+
+    def release_nic(self, site: Site) -> tuple[Step, ...]:
+        """Takes the NIC out of it."""
+        raise NotImplementedError
+
+
+class Plane:
     """A way for a guest's frames to reach the NIC."""
 
-    @property
-    def name(self) -> str:
-        """As it is written on the command line."""
+    name: ClassVar[str]
+    """As it is written in designs."""
+    description: ClassVar[str]
+    """One sentence."""
+    guests: ClassVar[tuple[GuestKind, ...]]
+    """The kinds of guest that it exists for."""
+    functions: ClassVar[tuple[GuestKind, ...]] = ()
+    """Of these, the kinds that can be functions of a chain on it."""
+    rank: ClassVar[int] = 100
+    """Its place where planes are listed."""
+    switch: ClassVar[Switch | None] = None
+    """What the NIC must be a port of; None: it works on the NIC, and beside any switch."""
+    on_uplink: ClassVar[bool] = False
+    """Whether its interfaces sit on the uplink, and end when the NIC changes its switch."""
+    vfs: ClassVar[int] = 0
+    """VFs of the NIC that each guest holds."""
+    nic_within_host: ClassVar[bool] = False
+    """Whether frames between guests of one host pass the NIC."""
+    container_network: ClassVar[bool] = False
+    """Whether Docker makes and owns the guest's interface."""
+    by_steps: ClassVar[bool] = True
+    """Whether `plug` only returns steps; else it acts, and the guests must exist."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    remedy: ClassVar[str] = ""
+    """The way out where the host has not what it needs."""
+    not_measurable: ClassVar[Mapping[Metric, str]] = {}
+    """Metrics that do not exist for this plane, with the reason."""
 
     @property
-    def description(self) -> str:
-        """One sentence."""
+    def preparation(self) -> str:
+        """What `prepare` makes; planes that prepare the same name the same."""
+        return self.name
 
-    @property
-    def bridged(self) -> bool:
-        """Whether the host needs a bridge with the wire as a port."""
-
-    @property
-    def not_measurable(self) -> Mapping[Metric, str]:
-        """Metrics that do not exist for this plane, with the reason."""
+    def refusal(self, kind: GuestKind) -> str:
+        """Why guests of this kind cannot have it, as the rest of a sentence. Pure."""
+        return "" if kind in self.guests else f"it exists for {' and '.join(self.guests)} guests"
 
     def adopt(self, site: Site, guest: Guest) -> Guest:
         """The guest as this plane makes it (a plane may impose its MAC)."""
+        return guest
 
     def prepare(self, site: Site) -> tuple[Step, ...]:
-        """Once a host, before its guests."""
+        """Once a host and uplink, before its guests."""
+        return ()
+
+    def withdraw(self, site: Site) -> tuple[Step, ...]:
+        """Undoes `prepare`, before the uplink changes."""
+        return ()
 
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """Once a guest, whose namespace exists: gives it its interface, addresses and routes."""
+        raise NotImplementedError
 
-    def acquaint(self, site: Site, guest: Guest, peer: Guest) -> tuple[Step, ...]:
-        """Makes addresses of `peer` (on the other host) known, so that none is looked up later."""
+    def plug(
+        self, here: MachineState, site: Site, placed: Sequence[PlacedGuest]
+    ) -> tuple[Step, ...]:
+        """Gives guests of one host their interfaces; the steps returned are still to be done."""
+        return tuple(step for one in placed for step in self.attach(site, one.guest))
 
-    def host_interface(self, guest: Guest) -> str | None:
-        """The host side of the guest's attachment; None where the host has none."""
+    def unplug(self, here: MachineState, placed: PlacedGuest) -> None:
+        """Takes back what a guest that goes would take along."""
+
+    def port(self, here: MachineState, guest: Guest) -> str:
+        """The host side of a guest that is plugged in; empty where the host has none."""
+        return self.host_interface(guest)
+
+    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+        """Makes addresses of `peer` known, so that none is looked up later.
+
+        `within`: the peer lives on the same host.
+        """
+        return neighbours(guest, peer, peer.mac)
+
+    def host_interface(self, guest: Guest) -> str:
+        """The host side of the guest's attachment; empty where the host has none."""
+        return ""
+
+    def nic_point(self, site: Site, guest: Guest) -> tuple[str, str]:
+        """Namespace and name of the interface where frames pass the NIC."""
+        return site.netns, site.nic
 
     def next_hop_mac(self, site: Site, guest: Guest, peer: Guest) -> str:
         """Destination MAC of the guest's frames to `peer`."""
+        return peer.mac
 
 
 def on_link(guest: Guest) -> tuple[Step, ...]:

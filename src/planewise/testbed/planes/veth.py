@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from planewise.store.models import Metric
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import (
     AddNeighbour,
     AddRoute,
     AddVeth,
+    RemoveAddress,
+    RemoveRoute,
     SetAddress,
     SetSysctl,
     SetUp,
     Step,
 )
+from planewise.testbed.planes.plane import Plane
 
 _GATEWAY_IPV6 = "fe80::1"
 
 
-class VethPlane:
+class VethPlane(Plane):
     """Routed: the guest's default route points at the host, the host has a route to each guest."""
 
     name = "veth"
-    description = "a veth pair into the host, which routes by IP (as Calico and Cilium do)"
-    bridged = False
-    not_measurable: Mapping[Metric, str] = {}
+    description = "a veth pair into the host, which routes by IP; neighbours are static"
+    guests = ("namespace", "container")
+    rank = 10
 
-    def adopt(self, site: Site, guest: Guest) -> Guest:
-        """Unchanged."""
-        return guest
+    @property
+    def preparation(self) -> str:
+        """See `Plane.preparation`."""
+        return "routing"
 
     def prepare(self, site: Site) -> tuple[Step, ...]:
         """Forwarding on, and routes to the guests of the other host over the uplink."""
         other, link = site.other, (site.netns, site.uplink)
         return (
-            SetSysctl(site.netns, "net/ipv4/ip_forward", "1"),
-            SetSysctl(site.netns, "net/ipv6/conf/all/forwarding", "1"),
+            *_forwarding(site, site.uplink),
             SetAddress(*link, f"{site.gateway_ipv4}/32"),
             SetAddress(*link, f"{site.gateway_ipv6}/128"),
             SetAddress(*link, f"{site.link_local}/64"),
@@ -46,45 +46,81 @@ class VethPlane:
             AddRoute(site.netns, other.guests_ipv6, site.uplink, via=other.link_local),
         )
 
-    def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
-        """The pair, host routes to the guest, the guest's default routes, all neighbours known."""
+    def withdraw(self, site: Site) -> tuple[Step, ...]:
+        """Routes and addresses go; neighbours and forwarding say nothing without them."""
+        other, link = site.other, (site.netns, site.uplink)
+        return (
+            RemoveRoute(site.netns, other.guests_ipv4, site.uplink),
+            RemoveRoute(site.netns, other.guests_ipv6, site.uplink),
+            RemoveAddress(*link, f"{site.gateway_ipv4}/32"),
+            RemoveAddress(*link, f"{site.gateway_ipv6}/128"),
+            RemoveAddress(*link, f"{site.link_local}/64"),
+        )
+
+    def pair(self, site: Site, guest: Guest) -> tuple[Step, ...]:
+        """The pair, up, and the host's routes to the guest."""
         port = self.host_interface(guest)
-        inside, outside = (guest.netns, guest.interface), (site.netns, port)
-        host_mac = site.port_mac(guest)
         return (
             AddVeth(
                 site.netns,
                 port,
                 site.port_index(guest),
-                host_mac,
+                site.port_mac(guest),
                 guest.netns,
                 guest.interface,
                 guest.mac,
                 site.mtu_bytes,
             ),
-            SetUp(*outside),
-            SetUp(*inside),
-            SetAddress(*outside, f"{_GATEWAY_IPV6}/64"),
+            *(() if site.netns else _forwarding(site, port)),
+            SetUp(site.netns, port),
+            SetUp(guest.netns, guest.interface),
+            SetAddress(site.netns, port, f"{_GATEWAY_IPV6}/64"),
             AddRoute(site.netns, f"{guest.ipv4}/32", port),
             AddRoute(site.netns, f"{guest.ipv6}/128", port),
+            SetAddress(guest.netns, guest.interface, f"{guest.ipv4}/32"),
+            SetAddress(guest.netns, guest.interface, f"{guest.ipv6}/128"),
+        )
+
+    def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
+        """The pair, the guest's default routes, all neighbours known."""
+        inside, outside = (guest.netns, guest.interface), (site.netns, self.host_interface(guest))
+        host_mac = site.port_mac(guest)
+        return (
+            *self.pair(site, guest),
             AddNeighbour(*outside, guest.ipv4, guest.mac),
             AddNeighbour(*outside, guest.ipv6, guest.mac),
-            SetAddress(*inside, f"{guest.ipv4}/32"),
-            SetAddress(*inside, f"{guest.ipv6}/128"),
             AddRoute(guest.netns, "0.0.0.0/0", guest.interface, via=site.gateway_ipv4),
             AddRoute(guest.netns, "::/0", guest.interface, via=_GATEWAY_IPV6),
             AddNeighbour(*inside, site.gateway_ipv4, host_mac),
             AddNeighbour(*inside, _GATEWAY_IPV6, host_mac),
         )
 
-    def acquaint(self, site: Site, guest: Guest, peer: Guest) -> tuple[Step, ...]:
+    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
         """Nothing to do: the guest only ever talks to its host."""
         return ()
 
     def host_interface(self, guest: Guest) -> str:
         """The host's end of the pair."""
-        return f"veth-{guest.label}"
+        return guest.port or f"veth-{guest.label}"
 
     def next_hop_mac(self, site: Site, guest: Guest, peer: Guest) -> str:
         """The host's end of the pair."""
         return site.port_mac(guest)
+
+
+def _forwarding(site: Site, interface: str) -> tuple[Step, ...]:
+    """Has the host forward what comes in by an interface.
+
+    In a namespace of ours for all interfaces. A server's other interfaces are none of ours: there
+    IPv4 is forwarded by interface, and IPv6, which Linux forwards for the whole machine or not at
+    all (`net.ipv6.conf.all.forwarding`), is not.
+    """
+    if not site.netns:
+        return (SetSysctl("", f"net/ipv4/conf/{interface}/forwarding", "1"),)
+    return (
+        SetSysctl(site.netns, "net/ipv4/ip_forward", "1"),
+        SetSysctl(site.netns, "net/ipv6/conf/all/forwarding", "1"),
+    )
+
+
+PLANE = VethPlane()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from planewise.store.models import Metric
 from planewise.testbed.host import Host
-from planewise.testbed.hosted import Setting
 from planewise.testbed.model import (
     GUEST_INTERFACE,
     HOSTS,
@@ -17,6 +16,7 @@ from planewise.testbed.model import (
     GuestRole,
     HostRole,
 )
+from planewise.testbed.setting import Setting
 from planewise.testbed.vms.planes import vm_plane
 
 

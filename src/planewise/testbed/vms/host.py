@@ -10,6 +10,7 @@ from pathlib import Path
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.host import Finished, Host, HostProcess
+from planewise.testbed.plan import Plan
 from planewise.testbed.vms import image
 from planewise.testbed.vms.agent import GuestAgent
 
@@ -104,6 +105,14 @@ class VmHost:
     def fetch(self, remote: str, local: Path) -> None:
         """See `Host.fetch`."""
         self._host.fetch(remote, local)
+
+    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
+        """See `Host.entering`."""
+        return self._host.entering(argv, netns)
+
+    def perform(self, plan: Plan) -> None:
+        """See `Host.perform`."""
+        self._host.perform(plan)
 
     def close(self) -> None:
         """See `Host.close`."""

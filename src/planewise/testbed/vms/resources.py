@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from planewise.testbed.host import Host
-from planewise.testbed.hosted import MAC_FILTERS, Machine, Setting, survey
+from planewise.testbed.machine import MAC_FILTERS, Machine, survey
+from planewise.testbed.setting import Setting
 from planewise.testbed.vfs import look_at_vfs
 from planewise.testbed.vms.planes import vm_plane
 from planewise.testbed.vms.platform import VM_MIB, called

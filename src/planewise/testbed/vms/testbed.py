@@ -16,7 +16,7 @@ from typing import Self
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.testbed import script
-from planewise.testbed.hosted import Machine, Setting, remove_traces
+from planewise.testbed.machine import Machine, remove_traces
 from planewise.testbed.model import (
     GUEST_INTERFACE,
     HOSTS,
@@ -36,6 +36,7 @@ from planewise.testbed.plan import (
     SetUp,
     Step,
 )
+from planewise.testbed.setting import Setting
 from planewise.testbed.vfs import Vf, VfPool
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.arrangement import VmArrangement, Want, guest_in, on_nic, wanted

@@ -1,0 +1,270 @@
+"""The stage and station of guests: namespaces and containers, here or on two servers.
+
+One testbed serves all cells of a pair of hosts: guests stay from cell to cell, loads come and go.
+On this machine hosts cost nothing, so that each switch that a NIC can be a port of has a pair of
+its own, and going from cell to cell builds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Self
+
+from planewise.measure.beside import beside, load_of
+from planewise.measure.cells import Cell
+from planewise.measure.chains.tcp import End, Passed, measure_tcp
+from planewise.measure.design import Design
+from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
+from planewise.measure.meter import Visible
+from planewise.measure.rtt import RttPath, measure_rtt
+from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
+from planewise.measure.stage import OnSample, Place, TrialResult
+from planewise.testbed import counters
+from planewise.testbed.crew import ProcessCrew, ShellCrew
+from planewise.testbed.gauges import Gauge
+from planewise.testbed.host import Host, LocalHost
+from planewise.testbed.load import BackgroundLoad
+from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, IpVersion, mtu_for
+from planewise.testbed.pair import Pair, local_pair
+from planewise.testbed.setting import Arrangement, Setting
+from planewise.testbed.steering import CpuSplit, split_cpus, steer
+from planewise.testbed.testbed import Testbed
+
+_A_DAY_S = 86_400.0
+"""A visit may last long; that its load dies with planewise is seen to elsewhere."""
+
+
+class Testbeds:
+    """The testbeds of a run, each made when a setting first needs it, and their generators.
+
+    `pair` are the two servers to use; None: this machine.
+    """
+
+    __test__ = False  # not a test class, whatever its name says to pytest
+
+    def __init__(self, mtu_bytes: int, pair: Pair | None = None) -> None:
+        self._mtu_bytes = mtu_bytes
+        self._pair = pair
+        self._built = ExitStack()
+        self._testbeds: dict[tuple[str, ...], Testbed] = {}
+        self._generator: Generator | None = None
+        self._here = LocalHost("generator")
+        self.cpus: CpuSplit | None = None if pair is not None else split_cpus()
+        """Which CPUs generate and receive, where both hosts are this machine."""
+
+    def of(self, setting: Setting) -> Testbed:
+        """The testbed that a setting stands on."""
+        key = () if self._pair is not None else setting.switches
+        if key not in self._testbeds:
+            pair = self._pair
+            if pair is None:
+                pair = self._built.enter_context(local_pair(self._mtu_bytes))
+            self._testbeds[key] = self._built.enter_context(Testbed(pair, self._mtu_bytes))
+        return self._testbeds[key]
+
+    def expect(self, settings: Sequence[Setting]) -> dict[Setting, str]:
+        """See `Testbed.expect`."""
+        together: dict[int, tuple[Testbed, list[Setting]]] = {}
+        for setting in settings:
+            testbed = self.of(setting)
+            together.setdefault(id(testbed), (testbed, []))[1].append(setting)
+        return {
+            setting: reason
+            for testbed, asked in together.values()
+            for setting, reason in testbed.expect(asked).items()
+        }
+
+    @property
+    def generator(self) -> Generator:
+        """What generates frames: this machine, or the sender's host."""
+        if self._generator is None:
+            host: Host = self._here if self._pair is None else self._pair.machines["sender"].host
+            self._generator = Generator(host, None if self.cpus is None else self.cpus.generator)
+        return self._generator
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._testbeds.clear()
+        try:
+            self._built.close()
+        finally:
+            self._here.close()
+
+
+class GuestStage:
+    """Sets cells up on the testbeds of a run. See `planewise.measure.stage.Stage`."""
+
+    def __init__(self, design: Design, pair: Pair | None = None, ip_version: IpVersion = 4) -> None:
+        self._background = design.background
+        self._ip_version: IpVersion = ip_version
+        self._testbeds = Testbeds(mtu_for(design.frame_sizes()), pair)
+
+    def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
+        """Which of these cells cannot be set up here, and why."""
+        settings = {cell: setting_of(cell) for cell in cells}
+        lacking = self._testbeds.expect(list(dict.fromkeys(settings.values())))
+        return {cell: lacking[one] for cell, one in settings.items() if one in lacking}
+
+    def max_pps(self, cell: Cell, size_bytes: int) -> float:
+        """The generator's own maximum [packet/s]."""
+        return self._testbeds.generator.max_pps(size_bytes, self._ip_version)
+
+    @contextmanager
+    def station(self, cell: Cell) -> Iterator[GuestStation]:
+        """The cell's guests, with their background load running."""
+        setting = setting_of(cell)
+        testbed = self._testbeds.of(setting)
+        spec = replace(load_of(cell, self._background), limit_s=_A_DAY_S)
+        crew = ShellCrew if testbed.pair.separate else ProcessCrew
+        with (
+            testbed.arrange(setting) as arrangement,
+            BackgroundLoad(arrangement, spec, crew) as load,
+            GuestStation(
+                arrangement, self._testbeds, testbed.pair.separate, load, self._ip_version
+            ) as station,
+        ):
+            yield station
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._testbeds.__exit__(*error)
+
+
+class GuestStation:
+    """One setting that stands: what can be measured between its main guests.
+
+    `two_hosts`: whether the pair is two machines. `load` runs beside every trial.
+    """
+
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        testbeds: Testbeds,
+        two_hosts: bool,
+        load: BackgroundLoad,
+        ip_version: IpVersion = 4,
+    ) -> None:
+        self._arrangement = arrangement
+        self._testbeds = testbeds
+        self._two_hosts = two_hosts
+        self._separate = two_hosts and not arrangement.shared
+        self._background = load
+        self._ip_version: IpVersion = ip_version
+        self._steered = False
+
+    def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
+        """Runs one RTT trial, with each frame received by the CPU where it arrives."""
+        self._steer(False)
+        standing = self._arrangement
+        path = RttPath(
+            hosts=standing.hosts,
+            sender=standing.main("sender"),
+            responder=standing.main("responder"),
+            capture_points=standing.capture_points,
+            not_measurable=standing.not_measurable,
+            separate=self._separate,
+        )
+        return beside(self._background, lambda: measure_rtt(path, trial, place))
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        """Runs one load trial; with a process on each machine where there are two, else with the
+        hosts' receive work on CPUs of its own."""
+        self._steer(True)
+        generator = self._testbeds.generator
+        if self._separate:
+            apart = self._apart_path()
+            return beside(
+                self._background, lambda: measure_load_apart(apart, trial, place, generator)
+            )
+        standing = self._arrangement
+        path = LoadPath(standing.trial_path(), standing.counter_points, self._ip_version)
+        return beside(self._background, lambda: measure_load(path, trial, place, generator))
+
+    def tcp(self, trial: TcpTrial, place: Place, on_sample: OnSample) -> TrialResult:
+        """Runs one TCP trial between the main guests."""
+        self._steer(False)
+        standing = self._arrangement
+        ends = {
+            role: End(standing.hosts[role], guest.netns, guest.ipv4, guest.interface)
+            for role, guest in standing.mains.items()
+        }
+        client = ends["sender"]
+        point = CounterPoint("sender", client.netns, client.interface)
+
+        def sent() -> Mapping[str, Passed]:
+            now = counters.read(client.host, point).counters
+            return {"": Passed(now["tx_packets"], now["tx_bytes"])}
+
+        return beside(
+            self._background,
+            lambda: measure_tcp(client, ends["responder"], trial, place, on_sample, sent),
+        )
+
+    def visible(self) -> Visible:
+        """See `meter.VisibleStation`: every guest's own interface."""
+        standing = self._arrangement
+        gauges = [
+            Gauge(guest.name, self._role_of(guest), guest.netns, guest.interface)
+            for role in HOSTS
+            for guest in (standing.main(role), *standing.background(role))
+        ]
+        if not self._two_hosts:
+            return Visible(gauges)
+        roles: Sequence[HostRole] = ("sender",) if standing.shared else HOSTS
+        return Visible(gauges, {role: standing.hosts[role] for role in roles})
+
+    def _role_of(self, guest: Guest) -> str:
+        """The host that a guest lives on: within one host it is the sender's."""
+        return "sender" if self._two_hosts and self._arrangement.shared else guest.host
+
+    def _apart_path(self) -> ApartPath:
+        standing = self._arrangement
+        path = standing.trial_path()
+        sender, responder = standing.main("sender"), standing.main("responder")
+        return ApartPath(
+            LoadEnd(standing.hosts["sender"], sender.name, f"{sender.interface}@{sender.netns}"),
+            LoadEnd(
+                standing.hosts["responder"],
+                responder.name,
+                f"{responder.interface}@{responder.netns}",
+            ),
+            source=path.source(self._ip_version),
+            destination=path.destination(self._ip_version),
+            next_hop_mac=path.next_hop_mac,
+            counters=counters_between(
+                standing.hosts, standing.counter_points, (sender.netns, responder.netns)
+            ),
+        )
+
+    def _steer(self, wanted: bool) -> None:
+        cpus = self._testbeds.cpus
+        if cpus is None or wanted == self._steered:
+            return
+        for role, interfaces in self._arrangement.entrances.items():
+            netns = self._arrangement.sites[role].netns
+            if interfaces:
+                steer(
+                    self._arrangement.hosts[role],
+                    netns,
+                    interfaces,
+                    cpus.receivers if wanted else (),
+                )
+        self._steered = wanted
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._steer(False)
+
+
+def setting_of(cell: Cell) -> Setting:
+    """What a cell asks of a testbed. Pure."""
+    return Setting(cell.guest, cell.plane, cell.background, cell.background_guests, cell.path)

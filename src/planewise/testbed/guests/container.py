@@ -1,0 +1,160 @@
+"""Guests that are Docker containers; a name in /run/netns makes their network a namespace's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from planewise.testbed.containers import GUEST_MIB, Container, join_command
+from planewise.testbed.host import Finished, Host, HostProcess
+from planewise.testbed.machine import MachineState, PlacedGuest, Resources
+from planewise.testbed.model import Guest
+from planewise.testbed.plan import Plan, Step
+from planewise.testbed.planes import plane
+from planewise.testbed.together import together
+
+_WORKERS = 2
+"""Containers that a host starts at a time."""
+
+
+class ContainerMaker:
+    """See `GuestMaker`."""
+
+    memory_mib = GUEST_MIB
+    waits = True
+
+    def lacking(self, found: Resources) -> str:
+        """See `GuestMaker.lacking`."""
+        return "" if found.dockerd else f"there is no Docker on {found.place}"
+
+    def steps(self, guest: Guest) -> tuple[Step, ...]:
+        """None: Docker makes it."""
+        return ()
+
+    def create(self, here: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
+        """Starts containers and gives their networks names."""
+        docker = here.docker
+
+        def start(guest: Guest) -> None:
+            if plane(guest.plane).container_network:
+                address = {"ipv4_address": guest.ipv4}
+                docker.run(guest.netns, network=here.network, interface=address)
+            else:
+                docker.run(guest.netns)
+
+        together([partial(start, guest) for guest in guests], _WORKERS)
+        located = docker.locate([guest.netns for guest in guests])
+        attach = "".join(f"ip netns attach {one.name} {one.pid}\n" for one in located)
+        here.host.run(["sh", "-es"], stdin=attach.encode(), timeout_s=120).check()
+        return [
+            PlacedGuest(
+                replace(guest, mac=container.mac or guest.mac), "container", container=container
+            )
+            for guest, container in zip(guests, located, strict=True)
+        ]
+
+    def remove(self, here: MachineState, placed: PlacedGuest) -> None:
+        """Ends the container and removes its network's name."""
+        if placed.container is not None:
+            here.docker.remove(placed.container.name)
+        here.host.run(["ip", "netns", "delete", placed.guest.netns])
+
+
+class JoiningHost:
+    """A host whose processes join the control groups of the container whose network they enter.
+
+    They are in the container as far as its network and its share of CPU and memory go; their files
+    are the host's, as results are written there.
+    """
+
+    def __init__(self, host: Host, containers: Mapping[str, Container]) -> None:
+        self._host = host
+        self._containers = containers
+
+    def start(
+        self, argv: Sequence[str], *, netns: str | None = None, stdin: bytes | None = None
+    ) -> HostProcess:
+        """See `Host.start`."""
+        argv, netns = self.command(argv, netns)
+        return self._host.start(argv, netns=netns, stdin=stdin)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        timeout_s: float = 60.0,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
+    ) -> Finished:
+        """See `Host.run`."""
+        argv, netns = self.command(argv, netns)
+        return self._host.run(
+            argv, netns=netns, timeout_s=timeout_s, stdin=stdin, expected_s=expected_s
+        )
+
+    def command(self, argv: Sequence[str], netns: str | None) -> tuple[Sequence[str], str | None]:
+        """What is really started, and where, for `argv` in a namespace."""
+        if netns is None or netns not in self._containers:
+            return argv, netns
+        return join_command(self._containers[netns], netns, argv), None
+
+    # All else is the host's own.
+
+    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
+        """See `Host.entering`."""
+        joined, left = self.command(argv, netns)
+        return joined if left is None else self._host.entering(argv, netns)
+
+    def perform(self, plan: Plan) -> None:
+        """See `Host.perform`."""
+        self._host.perform(plan)
+
+    @property
+    def name(self) -> str:
+        """See `Host.name`."""
+        return self._host.name
+
+    @property
+    def place(self) -> str:
+        """See `Host.place`."""
+        return self._host.place
+
+    @property
+    def probe(self) -> str:
+        """See `Host.probe`."""
+        return self._host.probe
+
+    @property
+    def directory(self) -> str:
+        """See `Host.directory`."""
+        return self._host.directory
+
+    def program(self, local: str) -> str:
+        """See `Host.program`."""
+        return self._host.program(local)
+
+    def socket(self, path: str) -> str:
+        """See `Host.socket`."""
+        return self._host.socket(path)
+
+    def read_text(self, path: str, *, netns: str | None = None) -> str:
+        """See `Host.read_text`."""
+        return self._host.read_text(path, netns=netns)
+
+    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
+        """See `Host.take`."""
+        return self._host.take(remote, into, netns=netns)
+
+    def put(self, local: Path, remote: str) -> None:
+        """See `Host.put`."""
+        self._host.put(local, remote)
+
+    def fetch(self, remote: str, local: Path) -> None:
+        """See `Host.fetch`."""
+        self._host.fetch(remote, local)
+
+    def close(self) -> None:
+        """Nothing: the host is another's."""

@@ -1,0 +1,39 @@
+"""What every kind of guest says of itself. Knows no plane but by its description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from planewise.testbed.machine import MachineState, PlacedGuest, Resources
+from planewise.testbed.model import Guest
+from planewise.testbed.plan import Step
+
+
+class GuestMaker(Protocol):
+    """Makes guests of one kind, not yet plugged in."""
+
+    @property
+    def memory_mib(self) -> int:
+        """What an idle guest takes."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether `create` waits for another program."""
+
+    def lacking(self, found: Resources) -> str:
+        """Why a machine cannot have such guests, as a sentence; empty when it can. Pure."""
+
+    def steps(self, guest: Guest) -> tuple[Step, ...]:
+        """What makes a guest, where steps do."""
+
+    def create(self, here: MachineState, guests: Sequence[Guest]) -> list[PlacedGuest]:
+        """Makes guests on a machine, where steps do not do; all are placed then.
+
+        Raises:
+            UnsupportedError: the machine lacks something.
+            PlanewiseError: one could not be made.
+        """
+
+    def remove(self, here: MachineState, placed: PlacedGuest) -> None:
+        """Ends a guest, alive or not."""

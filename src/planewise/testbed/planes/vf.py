@@ -1,0 +1,56 @@
+"""Plane `vf`: the network device of an SR-IOV virtual function, moved into the guest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from planewise.testbed.model import Guest, Site
+from planewise.testbed.plan import Step
+from planewise.testbed.planes.plane import Plane, on_link
+
+if TYPE_CHECKING:
+    from planewise.testbed.machine import MachineState, PlacedGuest
+
+
+class VfPlane(Plane):
+    """The NIC switches by itself; the host's kernel sees no frame of the guest's."""
+
+    name = "vf"
+    description = "the network device of an SR-IOV virtual function, moved into the guest"
+    guests = ("namespace", "container", "process")
+    functions = ("process", "container")
+    rank = 60
+    vfs = 1
+    nic_within_host = True
+    by_steps = False
+    needs = ("sriov",)
+    remedy = "use a NIC with SR-IOV"
+
+    def plug(
+        self, here: MachineState, site: Site, placed: Sequence[PlacedGuest]
+    ) -> tuple[Step, ...]:
+        """Moves a VF into each guest, with the VF's own MAC: another would mean that its driver
+        is bound anew."""
+        steps: list[Step] = []
+        moved = here.vfs.move([one.guest for one in placed], site.mtu_bytes)
+        for one in placed:
+            vf = moved[one.guest.netns]
+            one.vf = vf.index
+            one.guest = replace(one.guest, mac=vf.config.mac)
+            steps += on_link(one.guest)
+        return tuple(steps)
+
+    def unplug(self, here: MachineState, placed: PlacedGuest) -> None:
+        """Takes the VF back, the guest alive or not."""
+        if placed.vf is not None:
+            here.vfs.return_to_pool(placed.vf)
+            placed.vf = None
+
+    def nic_point(self, site: Site, guest: Guest) -> tuple[str, str]:
+        """The VF is the guest's NIC: its netdev is the point."""
+        return guest.netns, guest.interface
+
+
+PLANE = VfPlane()

@@ -1,0 +1,197 @@
+"""What a measurement wants to find on a testbed, and what it is told once that stands. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from planewise.store.models import Metric
+from planewise.testbed.host import Host
+from planewise.testbed.model import (
+    HOSTS,
+    CapturePoint,
+    CounterPoint,
+    Guest,
+    GuestRole,
+    HostRole,
+    Site,
+    TrialPath,
+)
+from planewise.testbed.planes import plane
+from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes.plane import Plane
+
+TrafficPath = Literal["north-south", "east-west"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Main guests on one plane, background guests on another."""
+
+    kind: GuestKind
+    plane: str
+    background_plane: str
+    background_guests: int
+    path: TrafficPath
+
+    @property
+    def planes(self) -> frozenset[str]:
+        """Names of the planes in use."""
+        used = {self.plane}
+        if self.background_guests:
+            used.add(self.background_plane)
+        return frozenset(used)
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The switches that the NIC must be a port of; more than one cannot be."""
+        wanted = (plane(name).switch for name in sorted(self.planes))
+        return tuple(sorted({switch.name for switch in wanted if switch is not None}))
+
+    @property
+    def within_host(self) -> bool:
+        """Whether both main guests live on one host."""
+        return self.path == "east-west"
+
+    def guests_a_host(self) -> int:
+        """Guests on a host that has any."""
+        return sum(1 for _ in self._planes_a_host())
+
+    def vfs_a_host(self) -> int:
+        """VFs that a host needs."""
+        return sum(one.vfs for one in self._planes_a_host())
+
+    def addresses_behind_nic(self) -> int:
+        """MAC addresses of guests that the NIC of a host must receive for."""
+        return sum(one.switch is not None for one in self._planes_a_host())
+
+    def _planes_a_host(self) -> Iterator[Plane]:
+        """The plane of each guest of a host."""
+        for _ in range(2 if self.within_host else 1):
+            yield plane(self.plane)
+            for _ in range(self.background_guests):
+                yield plane(self.background_plane)
+
+    def wanted(self, role: HostRole) -> Iterator[WantedGuest]:
+        """The guests of a role."""
+        yield WantedGuest(role, "main", 0, self.kind, self.plane)
+        for index in range(self.background_guests):
+            yield WantedGuest(role, "background", index, self.kind, self.background_plane)
+
+
+@dataclass(frozen=True)
+class WantedGuest:
+    """A guest as a setting asks for it: who asks for the same finds the same guest again."""
+
+    role: HostRole
+    use: GuestRole
+    index: int
+    kind: GuestKind
+    plane: str
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A setting that stands: what measurements and loads need to know of it."""
+
+    setting: Setting
+    hosts: Mapping[HostRole, Host]
+    mains: Mapping[HostRole, Guest]
+    backgrounds: Mapping[HostRole, tuple[Guest, ...]]
+    sites: Mapping[HostRole, Site]
+    ports: Mapping[HostRole, str]
+    """The host side of the main guests; empty where there is none."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether both main guests live on one host."""
+        return self.setting.within_host
+
+    def main(self, host: HostRole) -> Guest:
+        """The measured guest of a role."""
+        return self.mains[host]
+
+    def background(self, host: HostRole) -> tuple[Guest, ...]:
+        """The background guests of a role."""
+        return self.backgrounds[host]
+
+    @property
+    def _plane(self) -> Plane:
+        return plane(self.setting.plane)
+
+    @property
+    def _at_nic(self) -> bool:
+        """Whether frames between the main guests pass a NIC."""
+        return not self.shared or self._plane.nic_within_host
+
+    @property
+    def capture_points(self) -> tuple[CapturePoint, ...]:
+        """Where probe packets can be seen, along their way from the sender.
+
+        `…_guest` is missing for a plane without a host side, `…_nic` within one host for a plane
+        whose frames then reach no NIC.
+        """
+        points: list[CapturePoint] = []
+        for role in HOSTS:
+            guest, site, here = self.mains[role], self.sites[role], []
+            if self.ports[role]:
+                here.append(CapturePoint(f"{role}_guest", role, site.netns, self.ports[role]))
+            if self._at_nic:
+                here.append(CapturePoint(f"{role}_nic", role, *self._plane.nic_point(site, guest)))
+            points += here if role == "sender" else reversed(here)
+        return tuple(points)
+
+    @property
+    def counter_points(self) -> tuple[CounterPoint, ...]:
+        """Every interface of the hosts on the way between the main guests."""
+        points: list[CounterPoint] = []
+        for role in HOSTS:
+            guest, site = self.mains[role], self.sites[role]
+            nic = self._plane.nic_point(site, guest)
+            here = [CounterPoint(role, guest.netns, guest.interface)]
+            if self.ports[role]:
+                here.append(CounterPoint(role, site.netns, self.ports[role]))
+            if not self.shared and nic != (guest.netns, guest.interface):
+                if site.uplink != site.nic:
+                    here.append(CounterPoint(role, site.netns, site.uplink))
+                here.append(CounterPoint(role, *nic))
+            points += here if role == "sender" else reversed(here)
+        return tuple(points)
+
+    @property
+    def entrances(self) -> Mapping[HostRole, tuple[str, ...]]:
+        """By role, the host's own interfaces where frames of the main guests enter it."""
+        return {
+            role: tuple(
+                point.interface
+                for point in self.capture_points
+                if point.host == role and point.netns == self.sites[role].netns
+            )
+            for role in HOSTS
+        }
+
+    @property
+    def not_measurable(self) -> Mapping[Metric, str]:
+        """Metrics that do not exist for the main guests' plane, with the reason."""
+        if self._at_nic:
+            return self._plane.not_measurable
+        why = "between guests of one host no frame reaches the NIC"
+        return {**self._plane.not_measurable, "overhead": why, "response": why}
+
+    def trial_path(self, sender: HostRole = "sender") -> TrialPath:
+        """From the main guest of `sender` to the other role's."""
+        receiver: HostRole = "responder" if sender == "sender" else "sender"
+        guest, peer = self.mains[sender], self.mains[receiver]
+        return TrialPath(
+            tx_netns=guest.netns,
+            tx_interface=guest.interface,
+            rx_netns=peer.netns,
+            rx_interface=peer.interface,
+            source_mac=guest.mac,
+            next_hop_mac=self._plane.next_hop_mac(self.sites[sender], guest, peer),
+            source_ipv4=guest.ipv4,
+            destination_ipv4=peer.ipv4,
+            source_ipv6=guest.ipv6,
+            destination_ipv6=peer.ipv6,
+        )

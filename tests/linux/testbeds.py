@@ -1,0 +1,25 @@
+"""Testbeds of namespaces for tests."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from planewise.testbed.planes import PLANES as ALL
+from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.setting import Arrangement, Setting
+from planewise.testbed.testbed import stand_here
+
+PLANES = [plane.name for plane in ALL if "namespace" in plane.guests and not plane.needs]
+"""Planes that a kernel builds by itself."""
+
+
+def here(
+    plane: str,
+    background: str | None = None,
+    guests: int = 0,
+    mtu_bytes: int = 1500,
+    kind: GuestKind = "namespace",
+) -> AbstractContextManager[Arrangement]:
+    """Main guests on a plane, background guests on another, on this machine."""
+    setting = Setting(kind, plane, background or plane, guests, "north-south")
+    return stand_here(setting, mtu_bytes)

@@ -1,0 +1,43 @@
+"""Testbeds on hosts that only record what they are asked to perform."""
+
+from __future__ import annotations
+
+from planewise.testbed.host import LocalHost
+from planewise.testbed.machine import Machine
+from planewise.testbed.model import HOSTS
+from planewise.testbed.pair import Pair
+from planewise.testbed.plan import Plan, Step
+from planewise.testbed.setting import Arrangement, Setting
+from planewise.testbed.testbed import Testbed
+
+TOKEN = "0badcafe"
+
+
+class RecordingHost(LocalHost):
+    """Performs nothing."""
+
+    def __init__(self, name: str, steps: list[Step]) -> None:
+        super().__init__(name)
+        self._steps = steps
+
+    def perform(self, plan: Plan) -> None:
+        self._steps += plan.steps
+
+    def read_text(self, path: str, *, netns: str | None = None) -> str:
+        return "MemAvailable: 99999999 kB"
+
+
+def build(wanted: Setting, times: int = 1) -> tuple[Arrangement, list[Step]]:
+    """The setting as it would stand, and all steps that make it."""
+    steps: list[Step] = []
+    machines = {
+        role: Machine(
+            RecordingHost(role, steps), "wire0", role[0], "br0", "docker0", f"pw-{TOKEN}-{role[0]}"
+        )
+        for role in HOSTS
+    }
+    testbed = Testbed(Pair(machines, TOKEN, separate=False), 1500)
+    for _ in range(times):
+        with testbed.arrange(wanted) as standing:
+            pass
+    return standing, steps
