@@ -224,7 +224,7 @@ def resume(
                     f"the run cannot be continued here: {'; '.join(left_out(lacking))}",
                     remedy="continue it on the system that it began on",
                 )
-            changed = differences(info.hosts.get("shared"), host)
+            changed = changed_hosts(info.hosts, _by_role(host, elsewhere))
             for what in changed:
                 progress.note(f"not as it was when the run began: {what}")
             session = Session(
@@ -233,6 +233,20 @@ def resume(
             sessions = (*info.sessions, session)
             writer.finish(writer.info.model_copy(update={"sessions": sessions}))
             return _measure(design, schedule, stage, writer, progress, _watch(elsewhere), watched)
+
+
+def changed_hosts(
+    before: Mapping[str, Fingerprint], now: Mapping[str, Fingerprint]
+) -> tuple[str, ...]:
+    """What of the hosts of a run is not as it was, by role: `responder: kernel: …`. Pure.
+
+    Where one machine is both hosts there is no role to name.
+    """
+    return tuple(
+        what if role == "shared" else f"{role}: {what}"
+        for role, host in now.items()
+        for what in differences(before.get(role), host)
+    )
 
 
 def differences(before: Fingerprint | None, now: Fingerprint) -> tuple[str, ...]:
@@ -312,6 +326,36 @@ def _measure(
     return Finished(writer.path, report, outcome, advice, drift)
 
 
+def _begin(
+    title: str,
+    design: dict[str, object],
+    seed: int,
+    host: Fingerprint,
+    elsewhere: Elsewhere | None,
+    facts: StageFacts,
+) -> RunInfo:
+    """What is known of every run when it begins."""
+    now = datetime.now(UTC)
+    return RunInfo(
+        run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        title=title,
+        planewise=__version__,
+        design=design,
+        seed=seed,
+        hosts=_by_role(host, elsewhere),
+        testbed={} if elsewhere is None else dict(elsewhere.testbed),
+        emulated=_emulated(facts, elsewhere),
+        differences=dict(facts.differences),
+        started=now,
+        sessions=(Session(started=now, first_order=0),),
+    )
+
+
+def _by_role(host: Fingerprint, elsewhere: Elsewhere | None) -> dict[str, Fingerprint]:
+    """The hosts of a run: this machine is both."""
+    return {"shared": host} if elsewhere is None else dict(elsewhere.hosts)
+
+
 def _info(
     design: Design,
     ladders: Mapping[Cell, Sequence[float]],
@@ -320,25 +364,13 @@ def _info(
     elsewhere: Elsewhere | None,
     facts: StageFacts,
 ) -> RunInfo:
-    now = datetime.now(UTC)
     stored = design.model_dump(mode="json")
     stored[LADDERS_KEY] = {cell.name: list(ladder) for cell, ladder in ladders.items()}
-    return RunInfo(
-        run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
-        title=design.title,
-        planewise=__version__,
-        design=stored,
-        seed=design.seed,
-        hosts={"shared": host} if elsewhere is None else dict(elsewhere.hosts),
-        testbed={} if elsewhere is None else dict(elsewhere.testbed),
-        emulated=_emulated(facts, elsewhere),
-        differences=dict(facts.differences),
-        started=now,
-        trials_planned=schedule.trials,
-        sessions=(Session(started=now, first_order=0),),
-        skipped=tuple(
-            SkippedCell(cell=one.cell.levels(), reason=one.reason) for one in schedule.skipped
-        ),
+    skipped = tuple(
+        SkippedCell(cell=one.cell.levels(), reason=one.reason) for one in schedule.skipped
+    )
+    return _begin(design.title, stored, design.seed, host, elsewhere, facts).model_copy(
+        update={"trials_planned": schedule.trials, "skipped": skipped}
     )
 
 
@@ -404,14 +436,21 @@ class Swept:
     stopped: str
 
 
-def sweep(plan: SweepPlan, out: Path, host: Fingerprint, progress: Progress) -> Swept:
+def sweep(
+    plan: SweepPlan,
+    out: Path,
+    host: Fingerprint,
+    progress: Progress,
+    elsewhere: Elsewhere | None = None,
+) -> Swept:
     """Measures one load-loss curve into the new run directory `out`, judges and reports it."""
     check_free(out)
     records: list[TrialRecord] = []
-    with SutMeasurer(plan.sut, plan.size_bytes, records.append) as measurer:
+    sut = plan.sut if elsewhere is None else plan.sut.on(elsewhere.pair)
+    with SutMeasurer(sut, plan.size_bytes, records.append) as measurer:
         loads = plan.loads_pps or _pilot_ladder(measurer, plan)
         records.clear()
-        info = _sweep_info(plan, loads, host)
+        info = _sweep_info(plan, loads, host, elsewhere, measurer.facts)
         each_s = plan.duration_s + TRIAL_OVERHEAD_S
         progress.begin("sweeping", each_s * plan.runs * len(loads))
         with RunWriter.create(out, info) as writer:
@@ -481,28 +520,25 @@ def _pilot_ladder(measurer: SutMeasurer, plan: SweepPlan) -> tuple[float, ...]:
     return ladder_around(forwarded, plan.steps, most)
 
 
-def _sweep_info(plan: SweepPlan, loads: Sequence[float], host: Fingerprint) -> RunInfo:
-    now = datetime.now(UTC)
+def _sweep_info(
+    plan: SweepPlan,
+    loads: Sequence[float],
+    host: Fingerprint,
+    elsewhere: Elsewhere | None,
+    facts: StageFacts,
+) -> RunInfo:
     cell = plan.sut.cell
-    return RunInfo(
-        run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
-        title=f"Load and loss of {cell['plane']}, IPv{cell['ip_version']}",
-        planewise=__version__,
-        design={
-            "sweep": {
-                "cell": dict(cell),
-                "offered_pps": list(loads),
-                "runs": plan.runs,
-                "duration_s": plan.duration_s,
-                "size_bytes": plan.size_bytes,
-                "until_verdict": plan.until_verdict,
-            }
-        },
-        seed=plan.seed,
-        hosts={"shared": host},
-        started=now,
-        trials_planned=plan.runs * len(loads),
-    )
+    asked: dict[str, object] = {
+        "cell": dict(cell),
+        "offered_pps": list(loads),
+        "runs": plan.runs,
+        "duration_s": plan.duration_s,
+        "size_bytes": plan.size_bytes,
+        "until_verdict": plan.until_verdict,
+    }
+    title = f"Load and loss of {cell['plane']}, IPv{cell['ip_version']}"
+    info = _begin(title, {"sweep": asked}, plan.seed, host, elsewhere, facts)
+    return info.model_copy(update={"trials_planned": plan.runs * len(loads)})
 
 
 @dataclass(frozen=True)
@@ -534,6 +570,7 @@ def search(
     host: Fingerprint,
     progress: Progress,
     on_trial: Callable[[Trial, int, float], None],
+    elsewhere: Elsewhere | None = None,
 ) -> Searched:
     """Searches NDR and PDR into the new run directory `out`, and reports the trials as a curve.
 
@@ -541,8 +578,9 @@ def search(
     """
     check_free(out)
     records: list[TrialRecord] = []
-    with SutMeasurer(plan.sut, plan.size_bytes, records.append) as measurer:
-        info = _search_info(plan, host)
+    sut = plan.sut if elsewhere is None else plan.sut.on(elsewhere.pair)
+    with SutMeasurer(sut, plan.size_bytes, records.append) as measurer:
+        info = _search_info(plan, host, elsewhere, measurer.facts)
         with RunWriter.create(out, info) as writer:
 
             def keep(trial: Trial, count: int, spent_s: float) -> None:
@@ -566,24 +604,17 @@ def search(
     return Searched(out, report, result)
 
 
-def _search_info(plan: SearchPlan, host: Fingerprint) -> RunInfo:
-    now = datetime.now(UTC)
+def _search_info(
+    plan: SearchPlan, host: Fingerprint, elsewhere: Elsewhere | None, facts: StageFacts
+) -> RunInfo:
     cell = plan.sut.cell
-    return RunInfo(
-        run=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
-        title=f"NDR and PDR of {cell['plane']}, IPv{cell['ip_version']}",
-        planewise=__version__,
-        design={
-            "search": {
-                "cell": dict(cell),
-                "goals": [goal.name for goal in plan.goals],
-                "algorithm": plan.algorithm.name,
-                "budget_s": plan.budget_s if math.isfinite(plan.budget_s) else None,
-                "with_verdict": plan.with_verdict,
-                "size_bytes": plan.size_bytes,
-            }
-        },
-        seed=plan.seed,
-        hosts={"shared": host},
-        started=now,
-    )
+    asked: dict[str, object] = {
+        "cell": dict(cell),
+        "goals": [goal.name for goal in plan.goals],
+        "algorithm": plan.algorithm.name,
+        "budget_s": plan.budget_s if math.isfinite(plan.budget_s) else None,
+        "with_verdict": plan.with_verdict,
+        "size_bytes": plan.size_bytes,
+    }
+    title = f"NDR and PDR of {cell['plane']}, IPv{cell['ip_version']}"
+    return _begin(title, {"search": asked}, plan.seed, host, elsewhere, facts)

@@ -32,7 +32,12 @@ def build(wanted: Setting, times: int = 1) -> tuple[Arrangement, list[Step]]:
     steps: list[Step] = []
     machines = {
         role: Machine(
-            RecordingHost(role, steps), "wire0", role[0], "br0", "docker0", f"pw-{TOKEN}-{role[0]}"
+            RecordingHost(role, steps),
+            "wire0",
+            role[0],
+            "br0",
+            "docker0",
+            netns=f"pw-{TOKEN}-{role[0]}",
         )
         for role in HOSTS
     }

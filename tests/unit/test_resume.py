@@ -13,6 +13,7 @@ from planewise.measure.cells import cells_of
 from planewise.measure.design import Design
 from planewise.measure.experiment import run, schedule_for
 from planewise.measure.schedule import Schedule
+from planewise.pipeline import changed_hosts
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_experiment import MadeUpStage, Silent, names
 from tests.unit.test_run_directory import make_info
@@ -141,3 +142,13 @@ def test_failed_trials_of_a_finished_run_are_tried_again(tmp_path: Path) -> None
     check_whole(path, schedule)
     again = [json.loads(line)["trial"] for line in (path / "trials.jsonl").open()]
     assert again.count(names(schedule)[2]) == 2  # what failed is kept in the file
+
+
+def test_a_host_that_changed_is_noticed_by_its_role_on_two_servers_too() -> None:
+    before = make_info().hosts["shared"]
+    now = before.model_copy(update={"kernel": "7.0.0"})
+    said = f"kernel: {before.kernel} is now 7.0.0"
+    assert changed_hosts({"shared": before}, {"shared": now}) == (said,)
+    two = {"sender": before, "responder": before}
+    assert changed_hosts(two, {"sender": before, "responder": now}) == (f"responder: {said}",)
+    assert changed_hosts(two, two) == ()

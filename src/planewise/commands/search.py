@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planewise.commands import targets
 from planewise.commands.console import Verbosity, print_json
 from planewise.commands.console import out as stdout
 from planewise.commands.progress import ProgressLine
 from planewise.commands.sut import (
     DestinationOption,
+    GuestOption,
     IpOption,
     NextHopOption,
+    NicOption,
+    PathOption,
     PlaneOption,
+    ResponderOption,
     RouterOption,
     RxOption,
+    SenderOption,
     SizeOption,
     TxOption,
     choose_sut,
@@ -42,6 +48,11 @@ def search(
     destination: DestinationOption = "",
     next_hop_mac: NextHopOption = "",
     ip_version: IpOption = 4,
+    guest: GuestOption = "namespace",
+    path: PathOption = "north-south",
+    sender: SenderOption = None,
+    responder: ResponderOption = None,
+    nic: NicOption = "",
     size_bytes: SizeOption = None,
     synthetic: Annotated[
         str | None,
@@ -106,15 +117,27 @@ def search(
         else:
             _print(result, truth)
     else:
+        servers = targets.chosen(sender, responder, nic, False, None)
         sut = choose_sut(
-            plane, router, tx, rx, destination, next_hop_mac, ip_version, command="search"
+            plane,
+            router,
+            tx,
+            rx,
+            destination,
+            next_hop_mac,
+            ip_version,
+            command="search",
+            guest=guest,
+            path=path,
+            elsewhere=servers is not None,
         )
         size_bytes = frame_size(size_bytes, sut.ip_version)
         from planewise import doctor
         from planewise.testbed import privilege
 
         host = doctor.diagnose()
-        privilege.ensure()
+        if servers is None:
+            privilege.ensure()
         # Not before: these start threads, and a user namespace is entered without.
         from planewise import pipeline
         from planewise.measure.experiment import default_directory
@@ -131,7 +154,10 @@ def search(
             seed=seed,
         )
         expected_s = min(budget_s, _EXPECTED_S[algorithm])
-        with ProgressLine(context.obj or Verbosity()) as progress:
+        with (
+            ProgressLine(context.obj or Verbosity()) as progress,
+            targets.opened(servers, progress) as elsewhere,
+        ):
             progress.begin(f"search ({algorithm})", expected_s)
 
             def tell(trial: Trial, count: int, spent_s: float) -> None:
@@ -141,7 +167,8 @@ def search(
                 what = f"trial {count}: {rate_text(trial.offered_pps)}, {lost} lost"
                 progress.step(what, min(spent_s, expected_s))
 
-            searched = pipeline.search(plan, out or default_directory(), host, progress, tell)
+            directory = out or default_directory()
+            searched = pipeline.search(plan, directory, host, progress, tell, elsewhere)
         result = searched.result
         if json:
             where = {"run": str(searched.directory), "report": str(searched.report)}

@@ -16,6 +16,8 @@ from planewise.errors import BadInputError
 if TYPE_CHECKING:
     from planewise.measure.sut import Sut
     from planewise.testbed.model import IpVersion
+    from planewise.testbed.planes.kinds import GuestKind
+    from planewise.testbed.setting import TrafficPath
 
 PlaneOption = Annotated[
     str | None, typer.Option("--plane", help="Through this plane, in a testbed of its own.")
@@ -36,6 +38,23 @@ NextHopOption = Annotated[
     str, typer.Option("--dst-mac", metavar="MAC", help="Next hop; else the kernel resolves it.")
 ]
 IpOption = Annotated[int, typer.Option("--ip", help="4 or 6.")]
+GuestOption = Annotated[
+    str, typer.Option("--guest", help="What sends and receives: namespace, container or vm.")
+]
+PathOption = Annotated[
+    str,
+    typer.Option("--path", help="north-south: between two hosts; east-west: within one host."),
+]
+SenderOption = Annotated[
+    str | None,
+    typer.Option("--sender", metavar="HOST", help="ssh://server or lab:a, not this machine."),
+]
+ResponderOption = Annotated[
+    str | None, typer.Option("--responder", metavar="HOST", help="The same for the responder.")
+]
+NicOption = Annotated[
+    str, typer.Option("--nic", help="The interface to use on both (a lab's: pf0).")
+]
 SizeOption = Annotated[
     int | None, typer.Option("--size", help="Frame with FCS; default the smallest.")
 ]
@@ -68,8 +87,14 @@ def choose_sut(
     ip_version: int,
     *,
     command: str,
+    guest: str = "namespace",
+    path: str = "north-south",
+    elsewhere: bool = False,
 ) -> Sut:
-    """The SUT that the flags name; BadInputError when they name none or several."""
+    """The SUT that the flags name; BadInputError when they name none or several.
+
+    `elsewhere`: on other hosts than this machine.
+    """
     from planewise.measure.sut import InterfacesUnderTest, PlaneUnderTest, RouterUnderTest
     from planewise.testbed.model import TrialPath
     from planewise.testbed.planes import plane_for
@@ -83,8 +108,14 @@ def choose_sut(
             remedy=f"planewise {command} --plane bridge",
         )
     if plane is not None:
-        plane_for(plane, "namespace")
-        return PlaneUnderTest(plane, version)
+        kind, way = _guest_kind(guest), _path(path)
+        plane_for(plane, kind)
+        return PlaneUnderTest(plane, version, kind, way)
+    if elsewhere or guest != "namespace" or path != "north-south":
+        raise BadInputError(
+            "--guest, --path, --sender and --responder go with --plane",
+            remedy=f"planewise {command} --plane bridge --guest container",
+        )
     if router:
         return RouterUnderTest(version)
     if not (tx and rx and destination):
@@ -109,6 +140,24 @@ def choose_sut(
             destination_ipv6=destination if version == 6 else "",
         ),
         version,
+    )
+
+
+def _guest_kind(guest: str) -> GuestKind:
+    for kind in ("namespace", "container", "vm"):
+        if guest == kind:
+            return kind
+    raise BadInputError(
+        f"there is no guest called {guest!r}", where="--guest", remedy="namespace, container or vm"
+    )
+
+
+def _path(path: str) -> TrafficPath:
+    for way in ("north-south", "east-west"):
+        if path == way:
+            return way
+    raise BadInputError(
+        f"there is no path called {path!r}", where="--path", remedy="north-south or east-west"
     )
 
 

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planewise.commands import targets
 from planewise.commands.console import Verbosity, print_json
 from planewise.commands.console import out as stdout
 from planewise.commands.progress import ProgressLine
 from planewise.commands.sut import (
     DestinationOption,
+    GuestOption,
     IpOption,
     NextHopOption,
+    NicOption,
+    PathOption,
     PlaneOption,
+    ResponderOption,
     RouterOption,
     RxOption,
+    SenderOption,
     SizeOption,
     TxOption,
     choose_sut,
@@ -39,6 +45,11 @@ def sweep(
     destination: DestinationOption = "",
     next_hop_mac: NextHopOption = "",
     ip_version: IpOption = 4,
+    guest: GuestOption = "namespace",
+    path: PathOption = "north-south",
+    sender: SenderOption = None,
+    responder: ResponderOption = None,
+    nic: NicOption = "",
     loads: Annotated[
         str, typer.Option("--loads", help="`auto`, or offered loads: 100k,200k,300k.")
     ] = "auto",
@@ -66,7 +77,20 @@ def sweep(
     Give one of --plane, --router, or --tx and --rx. Only interfaces that you name, or that
     planewise makes, carry any traffic.
     """
-    sut = choose_sut(plane, router, tx, rx, destination, next_hop_mac, ip_version, command="sweep")
+    where = targets.chosen(sender, responder, nic, False, None)
+    sut = choose_sut(
+        plane,
+        router,
+        tx,
+        rx,
+        destination,
+        next_hop_mac,
+        ip_version,
+        command="sweep",
+        guest=guest,
+        path=path,
+        elsewhere=where is not None,
+    )
     size_bytes = frame_size(size_bytes, sut.ip_version)
     ladder = None if loads == "auto" else parse_loads(loads)
     for option, value, low in (("--runs", runs, 1), ("--steps", steps, 3)):
@@ -83,7 +107,8 @@ def sweep(
 
     verbosity: Verbosity = context.obj
     host = doctor.diagnose()
-    privilege.ensure()
+    if where is None:
+        privilege.ensure()
     # Not before: these start threads, and a user namespace is entered without.
     from planewise import pipeline
     from planewise.measure.experiment import default_directory
@@ -98,8 +123,8 @@ def sweep(
         until_verdict=until_verdict,
         seed=seed,
     )
-    with ProgressLine(verbosity) as progress:
-        swept = pipeline.sweep(plan, out or default_directory(), host, progress)
+    with ProgressLine(verbosity) as progress, targets.opened(where, progress) as elsewhere:
+        swept = pipeline.sweep(plan, out or default_directory(), host, progress, elsewhere)
     _print(swept, host, json)
     if require_good and swept.verdict.verdict != "GOOD":
         raise VerdictNotGoodError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -18,7 +18,7 @@ from planewise.measure.cells import Cell
 from planewise.measure.design import Design
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.schedule import LoadStation, LoadTrial
-from planewise.measure.stage import Place, TrialResult
+from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.stages import Stages
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.host import LocalHost
@@ -35,6 +35,10 @@ MIN_LOAD_PPS = 100.0
 
 class Target(Protocol):
     """A SUT that stands."""
+
+    @property
+    def facts(self) -> StageFacts:
+        """What a reader of its figures must know."""
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial."""
@@ -53,6 +57,13 @@ class Sut(Protocol):
     @property
     def cell(self) -> dict[str, Level]:
         """As trial records name it."""
+
+    def on(self, pair: Pair) -> Sut:
+        """The same on two servers.
+
+        Raises:
+            UnsupportedError: it cannot be there.
+        """
 
     def build(self, size_bytes: int, built: ExitStack) -> Target:
         """Makes it stand until `built` is closed.
@@ -87,6 +98,10 @@ class PlaneUnderTest:
             beyond["path"] = self.path
         return {"plane": self.plane, **beyond, "ip_version": self.ip_version}
 
+    def on(self, pair: Pair) -> Sut:
+        """See `Sut.on`."""
+        return replace(self, pair=pair)
+
     def build(self, size_bytes: int, built: ExitStack) -> Target:
         """See `Sut.build`."""
         cell = Cell(plane=self.plane, guest=self.guest, path=self.path)
@@ -111,7 +126,7 @@ class PlaneUnderTest:
         station = built.enter_context(stages.station(cell))
         if not isinstance(station, LoadStation):
             raise UnsupportedError(f"no load trial can be run on the plane {self.plane}")
-        return _StationTarget(station, max_pps)
+        return _StationTarget(station, max_pps, stages.facts())
 
     def check(self) -> None:
         """See `Sut.check`: nothing of it is the user's."""
@@ -127,6 +142,13 @@ class RouterUnderTest:
     def cell(self) -> dict[str, Level]:
         """See `Sut.cell`."""
         return {"plane": "router", "ip_version": self.ip_version}
+
+    def on(self, pair: Pair) -> Sut:
+        """See `Sut.on`."""
+        raise UnsupportedError(
+            "the router under test has two ports of its own, and two servers share one cable",
+            remedy="measure a chain of one function there: `planewise run` with `factors.vnfs: 1`",
+        )
 
     def build(self, size_bytes: int, built: ExitStack) -> Target:
         """See `Sut.build`."""
@@ -154,6 +176,10 @@ class InterfacesUnderTest:
         """See `Sut.cell`."""
         between = f"{self.path.tx_interface}-{self.path.rx_interface}"
         return {"plane": between, "ip_version": self.ip_version}
+
+    def on(self, pair: Pair) -> Sut:
+        """See `Sut.on`."""
+        raise UnsupportedError("--tx and --rx name interfaces of this machine")
 
     def build(self, size_bytes: int, built: ExitStack) -> Target:
         """See `Sut.build`."""
@@ -188,7 +214,8 @@ class InterfacesUnderTest:
 class _StationTarget:
     """See `Target`: the station of a cell."""
 
-    def __init__(self, station: LoadStation, max_pps: float) -> None:
+    def __init__(self, station: LoadStation, max_pps: float, facts: StageFacts) -> None:
+        self.facts = facts
         self._station = station
         self._max_pps = max_pps
 
@@ -205,6 +232,7 @@ class _PathTarget:
     """See `Target`: two interfaces of this machine."""
 
     path: LoadPath
+    facts = StageFacts()
 
     def __init__(self, built: ExitStack, ip_version: IpVersion) -> None:
         self.cpus = split_cpus()
@@ -242,6 +270,11 @@ class SutMeasurer:
     def cell(self) -> dict[str, Level]:
         """The factor levels of every trial."""
         return self.sut.cell | {"size_bytes": self.size_bytes}
+
+    @property
+    def facts(self) -> StageFacts:
+        """What a reader of its figures must know."""
+        return self._standing.facts
 
     @property
     def min_load_pps(self) -> float:

@@ -458,6 +458,7 @@ class LocalHost:
         if self._thread is None:
             self._thread = NamespaceThread(f"host {self._name}")
         apply(plan, self._thread, self._home)
+        self._thread.call(self._home, int)  # back: a namespace that goes is then told from one here
 
     def close(self) -> None:
         """See `Host.close`."""
