@@ -6,8 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from planewise.testbed.chains.model import Chain
 from planewise.testbed.model import GUEST_INTERFACE
-from planewise.testbed.namespaces import new_namespace
-from planewise.testbed.plan import AddNeighbour, AddRoute, SetAddress, SetSysctl, Step
+from planewise.testbed.plan import (
+    AddNeighbour,
+    AddRoute,
+    SetAddress,
+    SetSysctl,
+    Step,
+    new_namespace,
+)
 
 SOURCE, TARGET = "198.18.0.2", "198.19.0.2"
 """Addresses of the chain's two ends."""
