@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from planewise import procfs
 from planewise.errors import UnsupportedError
 from planewise.store.models import Disturbance, Fingerprint, PlaneAvailability
 from planewise.testbed.host import Host
@@ -54,15 +55,6 @@ _VENDORS = (
 
 
 @dataclass(frozen=True)
-class CpuTimes:
-    """Clock ticks since boot, over all CPUs, from /proc/stat."""
-
-    busy: int
-    steal: int
-    total: int
-
-
-@dataclass(frozen=True)
 class Activity:
     """What the CPUs did during a short look."""
 
@@ -89,9 +81,9 @@ def examine(
         hostname=_read(root / "proc/sys/kernel/hostname") or "unknown",
         kernel=_read(root / "proc/sys/kernel/osrelease") or "unknown",
         distribution=os_name(_read(root / "etc/os-release")),
-        cpu_model=cpu_model(cpuinfo),
-        cpus=count_cpus(_read(root / _CPU / "online"), cpuinfo),
-        memory_bytes=memory_bytes(_read(root / "proc/meminfo")),
+        cpu_model=procfs.cpu_model(cpuinfo),
+        cpus=procfs.count_online(_read(root / _CPU / "online"), cpuinfo),
+        memory_bytes=procfs.memory(_read(root / "proc/meminfo")).get("MemTotal", 0),
         virtualisation=hypervisor(
             cpuinfo,
             " ".join(
@@ -193,33 +185,6 @@ def os_name(os_release: str) -> str:
     return match[2] if match else ""
 
 
-def cpu_model(cpuinfo: str) -> str:
-    """The first CPU's name in /proc/cpuinfo, whose label differs between architectures."""
-    for label in ("model name", "Model", "cpu model", "Processor", "cpu", "uarch", "CPU part"):
-        match = re.search(rf"^{label}\s*:\s*(\S.*)$", cpuinfo, re.MULTILINE)
-        if match:
-            return match[1].strip()
-    return "unknown"
-
-
-def count_cpus(online: str, cpuinfo: str = "") -> int:
-    """CPUs in a kernel list like `0-3,8`; else processors in /proc/cpuinfo."""
-    count = 0
-    for part in filter(None, online.strip().split(",")):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            count = 0
-            break
-        count += int(last or first) - int(first) + 1
-    return count or len(re.findall(r"^processor\s*:", cpuinfo, re.MULTILINE))
-
-
-def memory_bytes(meminfo: str) -> int:
-    """MemTotal of /proc/meminfo."""
-    match = re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
-
-
 def hypervisor(cpuinfo: str, vendor: str, kind: str, clocksources: str) -> str:
     """`none`, or the hypervisor's name as far as the machine tells it."""
     flagged = re.search(r"^flags\s*:.*\bhypervisor\b", cpuinfo, re.MULTILINE) is not None
@@ -244,26 +209,18 @@ def smt_state(active: str, control: str) -> str:
     return "off" if active == "0" else "unknown"
 
 
-def cpu_times(stat: str) -> CpuTimes | None:
-    """The sum line of /proc/stat (proc(5)); None when there is none."""
-    match = re.search(r"^cpu\s+(.+)$", stat, re.MULTILINE)
-    if not match:
-        return None
-    ticks = [int(value) for value in match[1].split()[:8]]
-    ticks += [0] * (8 - len(ticks))
-    idle, iowait, steal = ticks[3], ticks[4], ticks[7]
-    total = sum(ticks)
-    return CpuTimes(busy=total - idle - iowait - steal, steal=steal, total=total)
+def _busy(ticks: procfs.CpuTicks) -> int:
+    return ticks.not_idle - ticks.steal
 
 
 def activity_between(before: str, after: str, busiest: Iterable[str] = ()) -> Activity:
     """What happened between two readings of /proc/stat."""
-    first, last = cpu_times(before), cpu_times(after)
+    first, last = (procfs.cpu_ticks(stat).get(procfs.ALL) for stat in (before, after))
     if first is None or last is None or last.total <= first.total:
         return Activity(0, 0)
     total = last.total - first.total
     return Activity(
-        busy_share=max(0.0, (last.busy - first.busy) / total),
+        busy_share=max(0.0, (_busy(last) - _busy(first)) / total),
         steal_share=max(0.0, (last.steal - first.steal) / total),
         busiest=tuple(busiest),
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise import doctor
+from planewise import doctor, procfs
 from planewise.store.models import Disturbance
 from planewise.testbed.availability import explain_needs, missing
 from planewise.testbed.planes import PLANES
@@ -203,16 +203,16 @@ def test_no_text_of_proc_stat_breaks_the_doctor(before: str, after: str) -> None
 
 @given(st.sets(st.integers(0, 500), min_size=1))
 def test_a_kernel_list_of_cpus_is_counted(cpus: set[int]) -> None:
-    assert doctor.count_cpus(",".join(str(cpu) for cpu in sorted(cpus))) == len(cpus)
+    assert procfs.count_online(",".join(str(cpu) for cpu in sorted(cpus))) == len(cpus)
 
 
 @pytest.mark.parametrize(("text", "count"), [("0-3", 4), ("0", 1), ("0-1,4-7\n", 6)])
 def test_ranges_of_cpus_are_counted(text: str, count: int) -> None:
-    assert doctor.count_cpus(text) == count
+    assert procfs.count_online(text) == count
 
 
 def test_without_a_list_the_processors_are_counted() -> None:
-    assert doctor.count_cpus("", "processor\t: 0\n\nprocessor\t: 1\n") == 2
+    assert procfs.count_online("", "processor\t: 0\n\nprocessor\t: 1\n") == 2
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from planewise.procfs import mean_mhz
 from planewise.testbed.host_state import (
     LocalWatch,
     cpu_use,
-    mean_mhz,
     process_ticks,
     shares,
 )

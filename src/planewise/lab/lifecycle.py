@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from planewise import procfs
 from planewise.boot import accelerator, kernel, packages, process, tools
 from planewise.boot import qemu as boot_qemu
 from planewise.boot.model import Accelerator, Kernel
@@ -665,10 +666,8 @@ def check_memory(spec: LabSpec) -> None:
     Raises:
         UnsupportedError: they do not.
     """
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next(line for line in lines if line.startswith("MemAvailable:"))
-        free_mib = int(available.split()[1]) >> 10
+    with suppress(OSError, KeyError):
+        free_mib = procfs.memory(Path("/proc/meminfo").read_text())["MemAvailable"] >> 20
         needed_mib = len(HOSTS) * spec.memory_mib
         if needed_mib > free_mib:
             raise UnsupportedError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from planewise import procfs
 from planewise.errors import PlanewiseError
 from planewise.testbed import counters
 from planewise.testbed.host import Host
@@ -125,14 +126,11 @@ def _sent(gauges: Sequence[Gauge], texts: Mapping[str, str]) -> dict[str, tuple[
 
 def cpu_ticks(stat: str) -> dict[str, tuple[int, int]]:
     """Ticks that were not idle, and all, by number of the CPU, from /proc/stat (proc(5)). Pure."""
-    found = {}
-    for line in stat.splitlines():
-        name, *ticks = line.split()[:9] or [""]
-        whole = len(ticks) >= 5 and all(one.isascii() and one.isdigit() for one in ticks)
-        if name.startswith("cpu") and name != "cpu" and whole:
-            values = [int(value) for value in ticks]
-            found[name.removeprefix("cpu")] = (sum(values) - values[3] - values[4], sum(values))
-    return found
+    return {
+        name.removeprefix("cpu"): (ticks.not_idle, ticks.total)
+        for name, ticks in procfs.cpu_ticks(stat).items()
+        if name != procfs.ALL
+    }
 
 
 def throughput(before: Reading, after: Reading) -> dict[str, tuple[float, float]]:

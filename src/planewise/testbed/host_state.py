@@ -6,13 +6,13 @@ What the texts of /proc and /sys say is judged by pure functions; `LocalWatch` r
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from planewise import procfs
 from planewise.store.models import HostState
 
 _CPU = "sys/devices/system/cpu"
@@ -42,15 +42,10 @@ class CpuUse:
 
 def cpu_use(stat: str, own: int) -> CpuUse | None:
     """Reads /proc/stat; None when it has no line for all CPUs. Pure."""
-    match = re.search(r"^cpu +([0-9 ]+)$", stat, re.MULTILINE)
-    if match is None:
+    ticks = procfs.cpu_ticks(stat).get(procfs.ALL)
+    if ticks is None:
         return None
-    # Guest time, behind the eighth, is part of user time.
-    user, nice, system, idle, iowait, irq, soft, steal = (
-        [int(ticks) for ticks in match[1].split()] + [0] * 8
-    )[:8]
-    total = user + nice + system + idle + iowait + irq + soft + steal
-    return CpuUse(user + nice + system, steal, total, own)
+    return CpuUse(ticks.user + ticks.nice + ticks.system, ticks.steal, ticks.total, own)
 
 
 def shares(before: CpuUse, after: CpuUse) -> tuple[float | None, float | None]:
@@ -71,12 +66,6 @@ def process_ticks(stat: str) -> int:
     # The name, in brackets, may hold anything.
     fields = stat.rpartition(")")[2].split()
     return sum(int(value) for value in fields[11:15])
-
-
-def mean_mhz(cpuinfo: str) -> float | None:
-    """Mean of the clocks in /proc/cpuinfo [MHz]; None where it names none. Pure."""
-    clocks = [float(value) for value in re.findall(r"^cpu MHz\s*:\s*([0-9.]+)", cpuinfo, re.M)]
-    return round(sum(clocks) / len(clocks), 1) if clocks else None
 
 
 def offloads_of(interface: str) -> str:
@@ -181,7 +170,7 @@ class LocalWatch:
                 clocks.append(int(self._text(path)) / 1000)
         if clocks:
             return round(sum(clocks) / len(clocks), 1)
-        return mean_mhz(self._read("proc/cpuinfo"))
+        return procfs.mean_mhz(self._read("proc/cpuinfo"))
 
     def _temperature(self) -> float | None:
         zones = []

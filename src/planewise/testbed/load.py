@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from planewise import procfs
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed.crew import Crew, Member, ProcessCrew, StartCrew
 from planewise.testbed.host import Finished, Host
@@ -234,7 +235,7 @@ class BackgroundLoad:
     def _start_burning(self) -> None:
         host = self._testbed.hosts[self.spec.location]
         guests = self._testbed.background(self.spec.location)
-        self._cpus = host.read_text("/proc/cpuinfo").count("\nprocessor") + 1
+        self._cpus = procfs.count_cpus(host.read_text("/proc/cpuinfo"))
         share = min(1.0, self.spec.cpu_share * self._cpus / len(guests))
         argv = (host.probe, "burn", "--load", f"{share:.6f}", "--duration", self._limit)
         self._workers = self._start_crew(host, [Member(guest, argv) for guest in guests], "burn")

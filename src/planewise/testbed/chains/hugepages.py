@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from planewise import procfs
 from planewise.errors import PlanewiseError, UnsupportedError
 
 NOTES = Path("/run/planewise/hugepages")
@@ -48,11 +49,7 @@ class Pool:
         return int(self._file.read_text())
 
     def _meminfo(self, key: str) -> int:
-        for line in (self.root / "proc/meminfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == key:
-                return int(value.split()[0])
-        return 0
+        return procfs.memory((self.root / "proc/meminfo").read_text()).get(key, 0)
 
     @property
     def free(self) -> int:
@@ -62,12 +59,12 @@ class Pool:
     @property
     def page_bytes(self) -> int:
         """Size of a page."""
-        return self._meminfo("Hugepagesize") * 1024
+        return self._meminfo("Hugepagesize")
 
     @property
     def available_bytes(self) -> int:
         """Memory that could become huge pages, at most."""
-        return self._meminfo("MemAvailable") * 1024
+        return self._meminfo("MemAvailable")
 
     def resize(self, pages: int) -> int:
         """Asks for `pages`; returns how many the pool has then."""

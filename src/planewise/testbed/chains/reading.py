@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from planewise import procfs
 from planewise.testbed.host import Host
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -97,20 +98,15 @@ def now_s() -> float:
 def cpu_times(stat: str | None = None) -> dict[int, CpuTime]:
     """Of every CPU, from /proc/stat (proc(5)). Pure where `stat` is given."""
     text = Path("/proc/stat").read_text() if stat is None else stat
-    found = {}
-    for line in text.splitlines():
-        name, *values = line.split() or [""]
-        if name.startswith("cpu") and (number := name.removeprefix("cpu")):
-            # guest and guest_nice, the last two, are in user and nice already.
-            user, nice, system, idle, wait, hard, soft, steal = (
-                int(value) / _TICKS_A_SECOND for value in values[:8]
-            )
-            found[int(number)] = CpuTime(
-                total_s=user + nice + system + idle + wait + hard + soft + steal,
-                idle_s=idle + wait,
-                soft_s=hard + soft,
-            )
-    return found
+    return {
+        int(name.removeprefix("cpu")): CpuTime(
+            total_s=ticks.total / _TICKS_A_SECOND,
+            idle_s=(ticks.idle + ticks.iowait) / _TICKS_A_SECOND,
+            soft_s=(ticks.irq + ticks.softirq) / _TICKS_A_SECOND,
+        )
+        for name, ticks in procfs.cpu_ticks(text).items()
+        if name != procfs.ALL
+    }
 
 
 def task_s(pid: int, thread: str = "") -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from planewise import procfs
 from planewise.testbed.host import Host
 from planewise.testbed.machine import MAC_FILTERS, Machine, survey
 from planewise.testbed.setting import Setting
@@ -43,7 +44,7 @@ def look(machine: Machine, with_vfs: bool, hosts: int = 1) -> Resources:
         PlanewiseError: it has no such NIC, or somebody uses it.
     """
     seen = survey(machine)
-    cpus = machine.host.read_text("/proc/cpuinfo").count("\nprocessor") + 1
+    cpus = procfs.count_cpus(machine.host.read_text("/proc/cpuinfo"))
     place = called(machine.host)
     plain = Resources(place, seen.nic, seen.driver, cpus, seen.free_mib, hosts=hosts)
     if not with_vfs or not seen.vfs:
@@ -111,10 +112,7 @@ def free_mib(host: Host) -> int:
     Raises:
         PlanewiseError: the host does not say.
     """
-    for line in host.read_text("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) >> 10
-    return 0
+    return procfs.memory(host.read_text("/proc/meminfo")).get("MemAvailable", 0) >> 20
 
 
 def no_iommu(place: str) -> str:
