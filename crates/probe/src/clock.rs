@@ -171,6 +171,11 @@ impl Schedule {
         (burst as f64 * self.period_ns + place as f64 * self.gap_ns).round() as i64
     }
 
+    /// Packets in a burst, time between them [ns], time between the first ones of bursts [ns].
+    pub fn parts(&self) -> (u64, f64, f64) {
+        (self.burst, self.gap_ns, self.period_ns)
+    }
+
     /// Packets per second over a long time.
     pub fn mean_pps(&self) -> f64 {
         self.burst as f64 * NANOS_PER_SECOND as f64 / self.period_ns

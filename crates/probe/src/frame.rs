@@ -60,6 +60,20 @@ pub struct Template {
     constant_sum: u32,
 }
 
+/// What a program needs to stamp a copy of a template as [`Template::stamp`] does.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    /// Where the UDP header begins [bytes].
+    pub udp_at: usize,
+    /// UDP source port of the first flow.
+    pub first_source_port: u16,
+    /// Number of flows.
+    pub flows: u16,
+    /// One's complement sum of what the UDP checksum covers, without source port, sequence number
+    /// and time.
+    pub constant_sum: u32,
+}
+
 impl Template {
     /// Builds the template.
     ///
@@ -135,6 +149,16 @@ impl Template {
     /// The template itself: what a buffer must hold before [`stamp`](Self::stamp).
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// What changes from frame to frame, and where.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            udp_at: self.udp_at,
+            first_source_port: self.first_source_port,
+            flows: self.flows,
+            constant_sum: self.constant_sum,
+        }
     }
 
     /// The flow of a sequence number: flows take turns.

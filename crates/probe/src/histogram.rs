@@ -11,6 +11,19 @@ pub const HIGHEST_NS: u64 = 3_600_000_000_000;
 /// Significant decimal digits of the histograms.
 pub const DIGITS: u8 = 3;
 
+/// Buckets of a histogram in its own order: those of HdrHistogram with these bounds.
+pub const BUCKETS: usize = 33_792;
+
+/// The smallest value of bucket `index` [ns].
+fn bucket_ns(index: usize) -> u64 {
+    const HALF: u64 = 1 << 10;
+    let index = index as u64;
+    match (index / HALF).checked_sub(1) {
+        Some(shift) => (index % HALF + HALF) << shift,
+        None => index,
+    }
+}
+
 /// One metric's distribution (docs/reference/formats.md, `Latency` of the run directory).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LatencySummary {
@@ -74,6 +87,30 @@ impl LatencyRecorder {
             max_ns: i64::MIN,
             sum_ns: 0,
         }
+    }
+
+    /// A distribution that was counted elsewhere, in the buckets of this one: samples from 0 on,
+    /// magnitudes of negative ones, and exact sum, smallest and largest sample [ns].
+    pub fn from_buckets(
+        positive: &[u64],
+        negative: &[u64],
+        (sum_ns, min_ns, max_ns): (i64, i64, i64),
+    ) -> Self {
+        let filled = |counts: &[u64]| {
+            let mut samples = histogram();
+            for (index, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+                samples.saturating_record_n(bucket_ns(index), count);
+            }
+            samples
+        };
+        let mut recorder = Self::new();
+        recorder.positive = filled(positive);
+        recorder.negative = negative.iter().any(|&count| count > 0).then(|| filled(negative));
+        if recorder.count() > 0 {
+            (recorder.sum_ns, recorder.min_ns, recorder.max_ns) =
+                (i128::from(sum_ns), min_ns, max_ns);
+        }
+        recorder
     }
 
     /// Adds one sample [ns]. It may be negative (a difference of two intervals).
@@ -240,6 +277,36 @@ mod tests {
             assert_eq!(summary.max_ns, sorted[sorted.len() - 1]);
             let percentiles = [summary.p50_ns, summary.p90_ns, summary.p99_ns, summary.p999_ns];
             assert!(percentiles.windows(2).all(|pair| pair[0] <= pair[1]));
+        });
+    }
+
+    #[test]
+    fn counts_by_bucket_make_the_same_distribution_as_samples() {
+        let bucket = |ns: u64| {
+            let last = BUCKETS - 1;
+            (0..=last).rev().find(|&index| bucket_ns(index) <= ns).unwrap_or(0)
+        };
+        bolero::check!().with_iterations(50).with_type::<Vec<(u32, u8)>>().for_each(|samples| {
+            let samples: Vec<i64> = samples
+                .iter()
+                .map(|&(value, shift)| {
+                    let ns = i64::from(value) << (shift % 9);
+                    if shift > 200 { -ns } else { ns }
+                })
+                .collect();
+            let recorded: LatencyRecorder = samples.iter().copied().collect();
+            let (mut positive, mut negative) = (vec![0; BUCKETS], vec![0; BUCKETS]);
+            for ns in &samples {
+                let counts = if *ns < 0 { &mut negative } else { &mut positive };
+                counts[bucket(ns.unsigned_abs())] += 1;
+            }
+            let exact = (
+                samples.iter().sum(),
+                samples.iter().copied().min().unwrap_or(0),
+                samples.iter().copied().max().unwrap_or(0),
+            );
+            let counted = LatencyRecorder::from_buckets(&positive, &negative, exact);
+            assert_eq!(counted.summary(), recorded.summary());
         });
     }
 }

@@ -163,6 +163,8 @@ def record(
         ),
         latency={} if output.latency is None else {"one_way": output.latency},
         cpu=cpu,
+        generator=output.generator.backend,
+        sink=output.sink.backend,
         limits=limits_of(output),
         warnings=tuple(warnings),
     )

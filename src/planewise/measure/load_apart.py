@@ -15,7 +15,6 @@ from typing import Literal, cast
 from planewise.errors import PlanewiseError
 from planewise.measure.load import Generator, record
 from planewise.measure.probe import (
-    GeneratorOutput,
     LossOutput,
     ReceiveOutput,
     SendOutput,
@@ -202,7 +201,8 @@ def combine(
         loss=tuple(loss),
         unexplained=left,
         limits=tuple(limits),
-        generator=GeneratorOutput(max_pps=sent.generator.max_pps),
+        generator=sent.generator,
+        sink=got.sink,
     )
 
 

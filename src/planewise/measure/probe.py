@@ -96,7 +96,16 @@ class GeneratorOutput(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
+    backend: str = "af_packet"
     max_pps: float | None = None
+
+
+class SinkOutput(BaseModel):
+    """The sink of a trial."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    backend: str = "af_packet"
 
 
 class TrialOutput(ProbeOutput):
@@ -117,6 +126,7 @@ class TrialOutput(ProbeOutput):
     unexplained: int = 0
     limits: tuple[str, ...] = ()
     generator: GeneratorOutput
+    sink: SinkOutput = SinkOutput()
     latency: Latency | None = None
     cpu: CpuUsage | None = None
     error: Failure | None = None
@@ -145,6 +155,7 @@ class ReceiveOutput(ProbeOutput):
     duplicate: NonNegativeInt = 0
     reordered: NonNegativeInt = 0
     drops: tuple[LossOutput, ...] = ()
+    sink: SinkOutput = SinkOutput()
     cpu: CpuUsage | None = None
     error: Failure | None = None
 

@@ -223,6 +223,10 @@ class TrialRecord(Record):
     """Of a trial of kind `chain`."""
     tcp: TcpResult | None = None
     """Of a trial of kind `tcp`."""
+    generator: str | None = None
+    """Of a load trial, which backend of pw-probe sent; None in runs from when there was one."""
+    sink: str | None = None
+    """Of a load trial, which backend of pw-probe counted."""
     limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()
     packets: str | None = None

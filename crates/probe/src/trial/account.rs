@@ -1,20 +1,13 @@
 //! Accounts for every frame of a trial: received, lost, duplicate, reordered, late. Knows nothing
 //! of where the frames come from.
 
+use super::order::Expectation;
 use crate::frame::Stamped;
 use crate::histogram::LatencyRecorder;
 
-/// Counts the frames of one trial as they arrive.
-#[derive(Debug)]
-pub struct Account {
-    first_sequence: u64,
-    planned: u64,
-    /// None: the sender's clock is another, so that no frame's time is known.
-    late_after_ns: Option<i64>,
-    /// One bit a frame: seen already.
-    seen: Vec<u64>,
-    /// By flow: one more than the largest index that has arrived.
-    next_of_flow: Vec<u64>,
+/// What a sink counted.
+#[derive(Debug, Clone, Default)]
+pub struct Counted {
     /// Frames that arrived in time, each counted once.
     pub received: u64,
     /// Further copies of frames that had arrived.
@@ -25,66 +18,82 @@ pub struct Account {
     pub late: u64,
     /// Frames on our port that are none of this trial.
     pub foreign: u64,
+    /// Frames with the number before the first: they warm up the path.
+    pub warmup: u64,
     /// From handing over to the kernel's receive stamp, of the frames in `received` [ns].
     pub latency: LatencyRecorder,
 }
 
+impl Counted {
+    /// Frames that have arrived, in time or late.
+    pub fn arrived(&self) -> u64 {
+        self.received + self.late
+    }
+}
+
+/// Counts the frames of one trial as they arrive.
+#[derive(Debug)]
+pub struct Account {
+    first_sequence: u64,
+    planned: u64,
+    late_after_ns: Option<i64>,
+    /// One bit a frame: seen already.
+    seen: Vec<u64>,
+    /// By flow: one more than the largest index that has arrived.
+    next_of_flow: Vec<u64>,
+    /// The result so far.
+    pub counted: Counted,
+}
+
 impl Account {
-    /// Starts an account of `planned` frames from `first_sequence` on, which take turns in
-    /// `flows` flows. Frames are late after `late_after_ns`; without it, for a sender with another
-    /// clock, none is, and there is no latency.
-    pub fn new(first_sequence: u64, planned: u64, flows: u16, late_after_ns: Option<i64>) -> Self {
+    /// Starts an account of the expected frames.
+    pub fn new(expected: &Expectation) -> Self {
         Self {
-            first_sequence,
-            planned,
-            late_after_ns,
-            seen: vec![0; planned.div_ceil(64) as usize],
-            next_of_flow: vec![0; usize::from(flows.max(1))],
-            received: 0,
-            duplicates: 0,
-            reordered: 0,
-            late: 0,
-            foreign: 0,
-            latency: LatencyRecorder::new(),
+            first_sequence: expected.first_sequence,
+            planned: expected.planned,
+            late_after_ns: expected.late_after_ns,
+            seen: vec![0; expected.planned.div_ceil(64) as usize],
+            next_of_flow: vec![0; usize::from(expected.flows.max(1))],
+            counted: Counted::default(),
         }
     }
 
     /// Counts one frame that arrived at `rx_ns` [CLOCK_REALTIME].
     #[inline]
     pub fn record(&mut self, frame: Stamped, rx_ns: i64) {
+        let counted = &mut self.counted;
         let index = frame.sequence.wrapping_sub(self.first_sequence);
         if index >= self.planned {
-            self.foreign += 1;
+            if index == u64::MAX {
+                counted.warmup += 1;
+            } else {
+                counted.foreign += 1;
+            }
             return;
         }
         let (word, bit) = ((index / 64) as usize, 1_u64 << (index % 64));
         if self.seen[word] & bit != 0 {
-            self.duplicates += 1;
+            counted.duplicates += 1;
             return;
         }
         self.seen[word] |= bit;
         let flow = (frame.sequence % self.next_of_flow.len() as u64) as usize;
         if index < self.next_of_flow[flow] {
-            self.reordered += 1;
+            counted.reordered += 1;
         } else {
             self.next_of_flow[flow] = index + 1;
         }
         let Some(late_after_ns) = self.late_after_ns else {
-            self.received += 1;
+            counted.received += 1;
             return;
         };
         let latency_ns = rx_ns - frame.tx_ns;
         if latency_ns > late_after_ns {
-            self.late += 1;
+            counted.late += 1;
         } else {
-            self.received += 1;
-            self.latency.record(latency_ns);
+            counted.received += 1;
+            counted.latency.record(latency_ns);
         }
-    }
-
-    /// Frames that have arrived, in time or late.
-    pub fn arrived(&self) -> u64 {
-        self.received + self.late
     }
 }
 
@@ -94,13 +103,24 @@ mod tests {
 
     use super::*;
 
+    fn account(first_sequence: u64, planned: u64, flows: u16, late: Option<i64>) -> Account {
+        Account::new(&Expectation {
+            first_sequence,
+            planned,
+            flows,
+            late_after_ns: late,
+            ipv6: false,
+            port: 9,
+        })
+    }
+
     fn frame(sequence: u64) -> Stamped {
         Stamped { sequence, tx_ns: 1_000, source_port: 1, destination_port: 9 }
     }
 
     #[test]
     fn duplicates_reordered_late_and_foreign_frames_are_told_apart() {
-        let mut account = Account::new(100, 10, 1, Some(5_000));
+        let mut account = account(100, 10, 1, Some(5_000));
         for (sequence, rx_ns) in [
             (100, 1_500),
             (102, 1_500),
@@ -112,44 +132,53 @@ mod tests {
         ] {
             account.record(frame(sequence), rx_ns);
         }
-        assert_eq!((account.received, account.duplicates, account.reordered), (3, 1, 1));
-        assert_eq!((account.late, account.foreign), (1, 2));
-        let latency = account.latency.summary().expect("three samples");
+        assert_eq!(
+            (account.counted.received, account.counted.duplicates, account.counted.reordered),
+            (3, 1, 1)
+        );
+        assert_eq!(
+            (account.counted.late, account.counted.foreign, account.counted.warmup),
+            (1, 1, 1)
+        );
+        let latency = account.counted.latency.summary().expect("three samples");
         assert_eq!((latency.count, latency.min_ns, latency.max_ns), (3, 500, 600));
     }
 
     #[test]
     fn of_a_sender_with_another_clock_no_frame_is_late_and_none_has_a_latency() {
-        let mut account = Account::new(100, 10, 1, None);
+        let mut account = account(100, 10, 1, None);
         for (sequence, rx_ns) in [(100, i64::MAX), (101, i64::MIN), (101, 0), (103, 0), (102, 0)] {
             account.record(frame(sequence), rx_ns);
         }
-        assert_eq!((account.received, account.duplicates, account.reordered), (4, 1, 1));
-        assert_eq!((account.late, account.latency.count()), (0, 0));
+        assert_eq!(
+            (account.counted.received, account.counted.duplicates, account.counted.reordered),
+            (4, 1, 1)
+        );
+        assert_eq!((account.counted.late, account.counted.latency.count()), (0, 0));
     }
 
     #[test]
     fn flows_may_overtake_each_other() {
-        let mut account = Account::new(0, 10, 2, Some(5_000));
+        let mut account = account(0, 10, 2, Some(5_000));
         for sequence in [0, 2, 4, 1, 3, 5] {
             account.record(frame(sequence), 2_000);
         }
-        assert_eq!(account.reordered, 0);
+        assert_eq!(account.counted.reordered, 0);
     }
 
     #[test]
     fn each_frame_counts_once_in_any_order() {
         bolero::check!().with_type::<(u64, Vec<u8>)>().for_each(|(first, arrivals)| {
-            let mut account = Account::new(*first, 200, 3, Some(i64::MAX));
+            let mut account = account(*first, 200, 3, Some(i64::MAX));
             for &index in arrivals {
                 account.record(frame(first.wrapping_add(u64::from(index))), 2_000);
             }
             let ours = arrivals.iter().filter(|&&index| index < 200);
             let distinct = ours.clone().collect::<BTreeSet<_>>().len() as u64;
-            assert_eq!(account.received, distinct);
-            assert_eq!(account.duplicates, ours.count() as u64 - distinct);
+            assert_eq!(account.counted.received, distinct);
+            assert_eq!(account.counted.duplicates, ours.count() as u64 - distinct);
             assert_eq!(
-                account.foreign,
+                account.counted.foreign,
                 arrivals.iter().filter(|&&index| index >= 200).count() as u64
             );
         });

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::DEFAULT_PORT;
+use super::choose::GeneratorChoice;
 use super::resolve::Route;
+use crate::clock::Schedule;
 use crate::error::{Error, Result};
 use crate::frame::{self, FrameSpec, Template};
 use crate::netns::IfSpec;
@@ -33,10 +35,13 @@ pub struct FrameOptions {
     /// CPU for the generator
     #[arg(long, value_name = "CPU")]
     pub tx_cpu: Option<usize>,
-    /// Most frames handed to the kernel in one call; only frames that are due are
-    #[arg(long, value_name = "N", default_value = "64",
-        value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub batch: u16,
+    /// Most frames that leave together; only frames that are due do. Without it 64 by af_packet,
+    /// and by the kernel as few as carry the rate
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub batch: Option<u16>,
+    /// Which generator sends; the result names it
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub backend: GeneratorChoice,
 }
 
 impl FrameOptions {
@@ -80,11 +85,60 @@ impl FrameOptions {
 /// Frames that one trial accounts for at most: each takes a bit of memory, all of them 2 GiB.
 pub const MOST_FRAMES: f64 = (1_u64 << 34) as f64;
 
+/// How many frames a trial sends, and when.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// Number of frames.
+    pub count: u64,
+    /// When each is due.
+    pub schedule: Schedule,
+}
+
+/// When frames are due.
+#[derive(Debug, clap::Args)]
+pub struct LoadOptions {
+    /// How long to send [s]
+    #[arg(long, value_name = "S", value_parser = crate::units::seconds, default_value = "1")]
+    pub duration: Duration,
+    /// Send bursts of N frames, each at --rate
+    #[arg(long, value_name = "N", requires = "interval",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub burst: Option<u32>,
+    /// Time from one burst to the next [s]
+    #[arg(long, value_name = "S", requires = "burst", value_parser = crate::units::seconds)]
+    pub interval: Option<Duration>,
+}
+
+impl LoadOptions {
+    /// The load at this rate [packets/s].
+    ///
+    /// # Errors
+    /// More frames than can be accounted for, or bursts longer than the time between them.
+    pub fn load(&self, rate_pps: f64) -> Result<Load> {
+        let schedule = match (self.burst, self.interval) {
+            (Some(burst), Some(interval)) => {
+                let length_s = f64::from(burst) / rate_pps;
+                if length_s > interval.as_secs_f64() {
+                    return Err(Error::bad_input(
+                        format!(
+                            "a burst of {burst} frames takes {length_s} s, longer than --interval"
+                        ),
+                        format!("give --interval {length_s} or more"),
+                    ));
+                }
+                Schedule::bursts(burst.into(), rate_pps, interval)
+            }
+            _ => Schedule::steady(rate_pps),
+        };
+        Ok(Load { count: frames(schedule.mean_pps(), self.duration)?, schedule })
+    }
+}
+
 /// How many frames a trial sends.
 ///
 /// # Errors
 /// More than can be accounted for.
-pub fn frames(rate_pps: f64, duration: Duration) -> Result<u64> {
+fn frames(rate_pps: f64, duration: Duration) -> Result<u64> {
     let frames = rate_pps * duration.as_secs_f64();
     if frames > MOST_FRAMES {
         return Err(Error::bad_input(

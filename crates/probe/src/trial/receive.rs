@@ -5,18 +5,15 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::account::Account;
-use super::backend::Receiver;
+use super::choose::SinkChoice;
 use super::counters::{Change, Explained, Places, Role};
-use super::discard::Discard;
+use super::ends::{Failure, ReceivingEnd, ReceivingReport, explained};
 use super::options::MOST_FRAMES;
-use super::{DEFAULT_PORT, Failure, SinkReport, explained, generator, ring_options};
-use crate::capture::{Ring, RingStats};
+use super::order::{Expectation, Sink};
+use super::{DEFAULT_PORT, placement};
 use crate::clock;
 use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::Result;
-use crate::filter;
-use crate::frame;
 use crate::netns::IfSpec;
 use crate::output::Output;
 use crate::stop::{self, Lifetime};
@@ -61,7 +58,10 @@ pub struct Args {
     /// CPU for the sink
     #[arg(long, value_name = "CPU")]
     pub rx_cpu: Option<usize>,
-    /// Size of the sink's ring [MiB]
+    /// Which sink counts; the result names it
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub sink: SinkChoice,
+    /// Size of the sink's ring [MiB], where it has one
     #[arg(long, value_name = "MIB", default_value = "32",
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ring_mib: u32,
@@ -72,21 +72,16 @@ pub struct Args {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    rx: IfSpec,
+    #[serde(flatten)]
+    receiving: ReceivingReport,
     ip: u8,
     started_ns: i64,
     duration_s: f64,
     first_sequence: u64,
     planned: u64,
-    received: u64,
-    duplicate: u64,
-    reordered: u64,
-    /// Frames on this port that are none of this trial.
-    foreign: u64,
     warmup_received: u64,
     /// What this end lost, and by which counter it knows.
     drops: Vec<Explained>,
-    sink: SinkReport,
     counters: Vec<Change>,
     /// From the first frame to the last.
     cpu: Option<CpuUsage>,
@@ -132,42 +127,34 @@ fn count(text: &str) -> std::result::Result<u64, String> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
-    generator::check_cpu(args.rx_cpu)?;
-    let (rx, ipv6) = (&args.rx, args.ip == 6);
-    let mut ring =
-        Ring::open(rx, &filter::to_sink(ipv6, args.dst_port), ring_options(args.ring_mib))?;
-    let discard = Discard::begin(rx, ipv6, args.dst_port)?;
+    placement::check_cpu(args.rx_cpu)?;
+    let rx = &args.rx;
+    let expected = Expectation {
+        first_sequence: args.first,
+        planned: args.count,
+        flows: args.flows,
+        late_after_ns: None,
+        ipv6: args.ip == 6,
+        port: args.dst_port,
+    };
+    let mut receiving = ReceivingEnd::open(rx, &expected, args.sink, args.ring_mib)?;
     let mut at = vec![(rx.clone(), Role::Rx)];
     at.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
     let places = Places::of(at);
-    let mut account = Account::new(args.first, args.count, args.flows, None);
-    generator::pin(args.rx_cpu)?;
+    placement::pin(args.rx_cpu)?;
     let before = places.read()?;
-    let ring_before = ring.stats();
+    receiving.begin();
     let mut watch = Watch::default();
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
     eprintln!("ready");
 
-    let mut warmup_received = 0;
-    let error = listen(args, &mut ring, start_ns, &mut watch, &mut |stamped| {
-        if stamped.sequence == args.first - 1 {
-            warmup_received += 1;
-        } else {
-            // The time of sending is another clock's.
-            account.record(stamped, 0);
-        }
-    })
-    .err();
+    let error = listen(args, receiving.sink.as_mut(), start_ns, &mut watch).err();
     let duration_s = (clock::monotonic_ns() - start_ns).max(1) as f64 / 1e9;
-    let ring_after = ring.stats();
-    let ring = RingStats {
-        packets: ring_after.packets - ring_before.packets,
-        dropped: ring_after.dropped - ring_before.dropped,
-    };
+    let (receiving, counted, ring_dropped) = receiving.report();
     let mut drops = Vec::new();
-    if ring.dropped > 0 {
-        drops.push(explained("sink", "ring_dropped", ring.dropped));
+    if ring_dropped > 0 {
+        drops.push(explained("sink", "ring_dropped", ring_dropped));
     }
     let (changes, counter_error) = match places.read() {
         Ok(after) => {
@@ -178,19 +165,14 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let error = error.or(counter_error);
     let report = Report {
-        rx: rx.clone(),
+        receiving,
         ip: args.ip,
         started_ns,
         duration_s,
         first_sequence: args.first,
         planned: args.count,
-        received: account.received,
-        duplicate: account.duplicates,
-        reordered: account.reordered,
-        foreign: account.foreign,
-        warmup_received,
+        warmup_received: counted.warmup,
         drops,
-        sink: SinkReport { ring, ends_at_interface: discard.is_early() },
         counters: changes,
         cpu: watch.usage,
         interrupted: args.duration.is_some() && stop::requested(),
@@ -200,22 +182,12 @@ pub fn run(args: &Args) -> Result<()> {
     error.map_or(Ok(()), Err)
 }
 
-/// Gives every frame to `each` until this is ended, and then those that had arrived.
-fn listen(
-    args: &Args,
-    ring: &mut impl Receiver,
-    start_ns: i64,
-    watch: &mut Watch,
-    each: &mut dyn FnMut(frame::Stamped),
-) -> Result<()> {
+/// Counts until this is ended, and then what had arrived.
+fn listen(args: &Args, sink: &mut dyn Sink, start_ns: i64, watch: &mut Watch) -> Result<()> {
     let limit_ns = args.duration.map(|duration| start_ns + duration.as_nanos() as i64);
     let mut ended_ns = None;
     loop {
-        let count = ring.poll(Duration::from_millis(20), &mut |captured| {
-            if let Some(stamped) = frame::read(captured.network) {
-                each(stamped);
-            }
-        })?;
+        let count = sink.poll(Duration::from_millis(20))?;
         watch.seen(count);
         let now = clock::monotonic_ns();
         match ended_ns {

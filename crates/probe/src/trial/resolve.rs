@@ -120,7 +120,7 @@ pub fn resolve(
             if clock::monotonic_ns() > deadline_ns || stop::requested() {
                 break;
             }
-            super::generator::pause(Duration::from_millis(2));
+            super::placement::pause(Duration::from_millis(2));
         }
         let protocol = if dst.is_ipv4() { "ARP" } else { "neighbour discovery" };
         Err(Error::failed(

@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//
+// The generator and the sink of a trial inside the kernel (Linux 6.6 or newer).
+// Knows nothing of interfaces, namespaces and results: trial/kernel/ loads it and reads its maps.
+// The committed object is made from this file by `make -C crates/probe/bpf`.
+//
+// The generator is run by BPF_PROG_RUN with BPF_F_TEST_XDP_LIVE_FRAMES, over and over. A run before
+// the next frame is due drops its page, which the kernel gives back at once: that is the wait. A
+// run at or after that moment makes the page the next frame. Pages come back with what the last
+// receiver left in them, so that all headers are written anew each time.
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define ETHERNET 14
+#define UDP 8
+#define PAYLOAD 18
+#define TAIL (UDP + PAYLOAD)
+#define MAGIC 0x5750 // "PW" as a little-endian number
+#define IPV4 20
+#define IPV6 40
+
+// Fixed point: times in units of 2^-20 ns.
+#define POINT 20
+
+// HdrHistogram with three significant digits from 1 ns to an hour: src/histogram.rs.
+#define SUB_BITS 10
+#define BUCKETS 33792
+#define SATURATED (1ULL << 42)
+
+#ifndef TCX_NEXT
+// From linux/bpf.h of Linux 6.6.
+#define TCX_NEXT -1
+#define TCX_DROP 2
+#endif
+
+enum histogram { SLIP, DEPARTURE, DELAY, DELAY_NEGATIVE, HISTOGRAMS };
+
+// What the generator is to do, and how far it is. Mapped into the process.
+struct order {
+	__u64 start_ns;		 // CLOCK_MONOTONIC
+	__s64 realtime_offset_ns; // CLOCK_REALTIME - CLOCK_MONOTONIC
+	__u64 first_sequence;
+	__u64 count;	   // 0 stops it
+	__u64 gap;	   // between frames of a burst [2^-20 ns]
+	__u64 burst_period; // between first frames of bursts [2^-20 ns]
+	__u32 burst;	   // frames
+	__u32 flows;
+	__u32 ifindex;
+	__u32 header_bytes; // up to the UDP header: 34 or 54
+	__u32 constant_sum; // of the UDP checksum, without port, sequence number and time
+	__u16 source_port;
+	__u16 pass;	   // hand frames to the stack of the loopback interface, not to the devmap
+	__u32 sample_mask; // departures are measured of 1 frame in mask + 1
+	__u32 reserved;
+	__u8 headers[80];
+
+	__u64 next;	   // index of the next frame
+	__u64 due;	   // its time after start_ns [2^-20 ns]
+	__u64 burst_start; // [2^-20 ns]
+	__u64 in_burst;
+	__u64 last_ns; // when the last frame was made, CLOCK_MONOTONIC
+	__u64 refused; // frames that the interface could not be given
+	__u64 slip_sum_ns, slip_min_ns, slip_max_ns;
+	__u64 departures, departure_sum_ns, departure_min_ns, departure_max_ns;
+};
+
+// Which frames the sink counts. Mapped into the process.
+struct expected {
+	__u64 first_sequence;
+	__u64 planned;
+	__s64 late_after_ns;
+	__s64 realtime_offset_ns;
+	__u32 flows;
+	__u16 port; // network byte order
+	__u8 ipv6;
+	__u8 timed; // sender and sink share a clock
+};
+
+// What one CPU counted.
+struct counts {
+	__u64 received, duplicates, reordered, late, foreign, warmup;
+	__u64 timed; // frames with a delay
+	__s64 sum_ns, min_ns, max_ns;
+	__u64 reserved[6];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct order);
+} orders SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, HISTOGRAMS * BUCKETS);
+	__type(key, __u32);
+	__type(value, __u64);
+} buckets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct bpf_devmap_val));
+} port SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct expected);
+} expectation SEC(".maps");
+
+// By CPU number; the loader sets how many there are.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct counts);
+} counted SEC(".maps");
+
+// One bit a frame: seen already.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} seen SEC(".maps");
+
+// By flow: one more than the largest index that has arrived.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} next_of_flow SEC(".maps");
+
+static __always_inline __u32 log2_of(__u64 value)
+{
+	__u32 log = 0;
+
+	if (value >> 32) { log += 32; value >>= 32; }
+	if (value >> 16) { log += 16; value >>= 16; }
+	if (value >> 8) { log += 8; value >>= 8; }
+	if (value >> 4) { log += 4; value >>= 4; }
+	if (value >> 2) { log += 2; value >>= 2; }
+	return log + (value >> 1);
+}
+
+static __always_inline void record(enum histogram histogram, __u64 ns)
+{
+	__u32 key = BUCKETS - 1;
+	__u64 *bucket;
+
+	if (ns < SATURATED) {
+		__u32 shift = log2_of(ns | ((2 << SUB_BITS) - 1)) - SUB_BITS;
+
+		key = (shift << SUB_BITS) + (__u32)(ns >> shift);
+	}
+	key += histogram * BUCKETS;
+	bucket = bpf_map_lookup_elem(&buckets, &key);
+	if (bucket)
+		__sync_fetch_and_add(bucket, 1);
+}
+
+static __always_inline __u32 words(__u64 value)
+{
+	return (value & 0xffff) + ((value >> 16) & 0xffff) + ((value >> 32) & 0xffff) + (value >> 48);
+}
+
+// Makes the page the frame `sequence`, as Template::stamp of src/frame.rs does.
+static __always_inline int write_frame(void *data, void *end, struct order *order, const __u32 ip,
+				       __u64 sequence, __u64 tx_ns)
+{
+	__u8 *udp = data + ETHERNET + ip;
+	__u16 source_port = order->source_port;
+	__u32 sum;
+
+	if (data + ETHERNET + ip + TAIL > end)
+		return -1;
+	if (order->flows > 1)
+		source_port += sequence % order->flows;
+	sum = order->constant_sum + source_port + words(sequence) + words(tx_ns);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = ~sum & 0xffff;
+	__builtin_memcpy(data, order->headers, ETHERNET + IPV4);
+	if (ip == IPV6)
+		__builtin_memcpy(data + ETHERNET + IPV4, order->headers + ETHERNET + IPV4, IPV6 - IPV4);
+	*(__u16 *)udp = bpf_htons(source_port);
+	*(__u16 *)(udp + 2) = *(__u16 *)(order->headers + ETHERNET + ip + 2);
+	*(__u16 *)(udp + 4) = *(__u16 *)(order->headers + ETHERNET + ip + 4);
+	*(__u16 *)(udp + 6) = bpf_htons(sum ? sum : 0xffff);
+	*(__u16 *)(udp + 8) = MAGIC;
+	*(__u64 *)(udp + 10) = bpf_cpu_to_be64(sequence);
+	*(__u64 *)(udp + 18) = bpf_cpu_to_be64(tx_ns);
+	return 0;
+}
+
+SEC("xdp")
+int generate(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u32 zero = 0;
+	struct order *order = bpf_map_lookup_elem(&orders, &zero);
+	__u64 now, index, slip;
+	__s64 since;
+	int failed, action;
+
+	if (!order)
+		return XDP_ABORTED;
+	index = order->next;
+	if (index >= order->count)
+		return XDP_DROP;
+	now = bpf_ktime_get_ns();
+	since = now - order->start_ns;
+	if (since < (__s64)(order->due >> POINT))
+		return XDP_DROP;
+	slip = since - (order->due >> POINT);
+	if (order->header_bytes == ETHERNET + IPV6)
+		failed = write_frame(data, end, order, IPV6, order->first_sequence + index,
+				     now + order->realtime_offset_ns);
+	else
+		failed = write_frame(data, end, order, IPV4, order->first_sequence + index,
+				     now + order->realtime_offset_ns);
+	if (failed)
+		return XDP_ABORTED;
+	order->last_ns = now;
+	order->in_burst += 1;
+	if (order->in_burst >= order->burst) {
+		order->in_burst = 0;
+		order->burst_start += order->burst_period;
+		order->due = order->burst_start;
+	} else {
+		order->due += order->gap;
+	}
+	order->slip_sum_ns += slip;
+	if (slip < order->slip_min_ns)
+		order->slip_min_ns = slip;
+	if (slip > order->slip_max_ns)
+		order->slip_max_ns = slip;
+	record(SLIP, slip);
+	order->next = index + 1;
+	if (order->pass)
+		return XDP_PASS;
+	action = bpf_redirect_map(&port, 0, XDP_ABORTED);
+	if (action != XDP_REDIRECT)
+		order->refused += 1;
+	return action;
+}
+
+// How long after it was due a frame leaves, and not only when it was stamped: frames of a batch
+// leave together.
+static __always_inline void measure_departure(struct order *order, void *data, void *end)
+{
+	__u64 index, due;
+	__s64 late;
+	void *udp;
+
+	if (order->header_bytes == ETHERNET + IPV6)
+		udp = data + ETHERNET + IPV6;
+	else
+		udp = data + ETHERNET + IPV4;
+	if (udp + TAIL > end || *(__u16 *)(udp + 8) != MAGIC)
+		return;
+	index = bpf_be64_to_cpu(*(__u64 *)(udp + 10)) - order->first_sequence;
+	if (index >= order->count ||
+	    ((((__u32)index * 0x9e3779b1U) >> 16) & order->sample_mask))
+		return;
+	if (order->burst > 1)
+		due = index / order->burst * order->burst_period + index % order->burst * order->gap;
+	else
+		due = index * order->burst_period;
+	late = bpf_ktime_get_ns() - order->start_ns - (due >> POINT);
+	if (late < 0)
+		late = 0;
+	order->departures += 1;
+	order->departure_sum_ns += late;
+	if ((__u64)late < order->departure_min_ns)
+		order->departure_min_ns = late;
+	if ((__u64)late > order->departure_max_ns)
+		order->departure_max_ns = late;
+	record(DEPARTURE, late);
+}
+
+SEC("xdp/devmap")
+int depart(struct xdp_md *ctx)
+{
+	__u32 zero = 0;
+	struct order *order = bpf_map_lookup_elem(&orders, &zero);
+
+	if (order)
+		measure_departure(order, (void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	return XDP_PASS;
+}
+
+// For interfaces that take no XDP frames: the frames arrive at the loopback interface of the
+// namespace, and leave it here by the interface's ordinary way out. Its other traffic is let pass.
+SEC("classifier")
+int forward(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	__u32 zero = 0;
+	struct order *order = bpf_map_lookup_elem(&orders, &zero);
+
+	if (!order || data + ETHERNET + IPV4 + TAIL > end)
+		return TCX_NEXT;
+	// Both MAC addresses: frames of the loopback interface itself have none.
+	if (*(__u64 *)data != *(__u64 *)order->headers ||
+	    *(__u32 *)(data + 8) != *(__u32 *)(order->headers + 8))
+		return TCX_NEXT;
+	measure_departure(order, data, end);
+	return bpf_redirect(order->ifindex, 0);
+}
+
+// Account::record of src/trial/account.rs. Returns whether the frame is one of a trial on this port:
+// what is not goes on to the stack.
+static __always_inline int account(void *data, void *end, struct expected *expected, const __u32 ip)
+{
+	__u8 *udp = data + ETHERNET + ip;
+	__u64 sequence, index, *word, bit, *next;
+	__u32 cpu = bpf_get_smp_processor_id(), key;
+	struct counts *counts;
+	__s64 delay_ns;
+
+	if (data + ETHERNET + ip + TAIL > end)
+		return 0;
+	if (*(__u16 *)(udp + 2) != expected->port || *(__u16 *)(udp + 8) != MAGIC)
+		return 0;
+	counts = bpf_map_lookup_elem(&counted, &cpu);
+	if (!counts)
+		return 0;
+	sequence = bpf_be64_to_cpu(*(__u64 *)(udp + 10));
+	index = sequence - expected->first_sequence;
+	if (index >= expected->planned) {
+		if (index == ~0ULL)
+			counts->warmup += 1;
+		else
+			counts->foreign += 1;
+		return 1;
+	}
+	key = index >> 6;
+	bit = 1ULL << (index & 63);
+	word = bpf_map_lookup_elem(&seen, &key);
+	if (!word)
+		return 1;
+	// Queues of one interface may be served by several CPUs at once.
+	if (__sync_fetch_and_or(word, bit) & bit) {
+		counts->duplicates += 1;
+		return 1;
+	}
+	key = expected->flows > 1 ? sequence % expected->flows : 0;
+	next = bpf_map_lookup_elem(&next_of_flow, &key);
+	if (!next)
+		return 1;
+	if (index < *next)
+		counts->reordered += 1;
+	else
+		*next = index + 1;
+	if (!expected->timed) {
+		counts->received += 1;
+		return 1;
+	}
+	delay_ns = bpf_ktime_get_ns() + expected->realtime_offset_ns -
+		   bpf_be64_to_cpu(*(__u64 *)(udp + 18));
+	if (delay_ns > expected->late_after_ns) {
+		counts->late += 1;
+		return 1;
+	}
+	counts->received += 1;
+	if (!counts->timed || delay_ns < counts->min_ns)
+		counts->min_ns = delay_ns;
+	if (!counts->timed || delay_ns > counts->max_ns)
+		counts->max_ns = delay_ns;
+	counts->timed += 1;
+	counts->sum_ns += delay_ns;
+	if (delay_ns < 0)
+		record(DELAY_NEGATIVE, -delay_ns);
+	else
+		record(DELAY, delay_ns);
+	return 1;
+}
+
+static __always_inline int is_ours(void *data, void *end)
+{
+	__u32 zero = 0;
+	struct expected *expected = bpf_map_lookup_elem(&expectation, &zero);
+
+	// No IPv4 options, no IPv6 extension headers, no VLAN tag: as this tool sends them.
+	if (!expected || data + ETHERNET + IPV4 + TAIL > end)
+		return 0;
+	if (expected->ipv6) {
+		if (*(__u16 *)(data + 12) != bpf_htons(0x86dd) || *(__u8 *)(data + ETHERNET) >> 4 != 6 ||
+		    *(__u8 *)(data + ETHERNET + 6) != 17)
+			return 0;
+		return account(data, end, expected, IPV6);
+	}
+	if (*(__u16 *)(data + 12) != bpf_htons(0x0800) || *(__u8 *)(data + ETHERNET) != 0x45 ||
+	    *(__u8 *)(data + ETHERNET + 9) != 17 ||
+	    *(__u16 *)(data + ETHERNET + 6) & bpf_htons(0x1fff))
+		return 0;
+	return account(data, end, expected, IPV4);
+}
+
+SEC("xdp")
+int sink(struct xdp_md *ctx)
+{
+	return is_ours((void *)(long)ctx->data, (void *)(long)ctx->data_end) ? XDP_DROP : XDP_PASS;
+}
+
+// For interfaces that take no native XDP. Generic XDP would not do: it lets frames pass that were
+// redirected on their way, as those of `forward` are.
+SEC("classifier")
+int sink_skb(struct __sk_buff *skb)
+{
+	// Headers may lie in fragments.
+	if (skb->data + ETHERNET + IPV6 + TAIL > skb->data_end)
+		bpf_skb_pull_data(skb, skb->len < ETHERNET + IPV6 + TAIL ? skb->len :
+									   ETHERNET + IPV6 + TAIL);
+	return is_ours((void *)(long)skb->data, (void *)(long)skb->data_end) ? TCX_DROP : TCX_NEXT;
+}
+
+// bpf_ktime_get_ns is for programs under a licence that the GPL goes with.
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,413 @@
+//! The two halves of a trial: the end that sends and the end that receives, each with its part of
+//! the result. `trial` has both, `send` and `receive` one each.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::account::Counted;
+use super::choose::{self, Chosen, GeneratorChoice, SinkChoice};
+use super::counters::{Change, Explained, Places, Snapshot};
+use super::discard::Discard;
+use super::options::{FrameOptions, Load};
+use super::order::{Expectation, Generated, Generator, Order, Refusals, Sink};
+use super::{placement, resolve};
+use crate::capture::RingStats;
+use crate::clock::{self, ClockStep, StepDetector, SystemClock};
+use crate::cpu::{CpuMeter, CpuUsage};
+use crate::error::{Error, Result};
+use crate::frame::Template;
+use crate::histogram::LatencySummary;
+use crate::netns::IfSpec;
+use crate::stop;
+
+/// Achieved counts as intended down to this share of it.
+const RATE_TOLERANCE: f64 = 0.999;
+
+/// What went wrong, in the JSON beside the results so far.
+#[derive(Debug, Serialize)]
+pub struct Failure {
+    what: String,
+    remedy: String,
+}
+
+impl Failure {
+    /// As users read it.
+    pub fn of(error: &Error) -> Self {
+        Self { what: error.what.clone(), remedy: error.remedy.clone() }
+    }
+}
+
+/// A part of the loss.
+pub fn explained(place: impl std::fmt::Display, counter: &str, count: u64) -> Explained {
+    Explained { place: place.to_string(), counter: counter.into(), count }
+}
+
+/// The generator of a trial.
+#[derive(Debug, Serialize)]
+pub struct GeneratorReport {
+    backend: &'static str,
+    /// Why it is none of the faster ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_faster: Option<String>,
+    /// Most frames that left together.
+    batch: u16,
+    /// The CPU that it was bound to.
+    cpu: Option<usize>,
+    /// Its own maximum, or none when that could not be measured.
+    max_pps: Option<f64>,
+    /// `private veth pair`, `private loopback` or `--max-pps`.
+    max_pps_from: Option<&'static str>,
+    max_pps_error: Option<String>,
+    /// Times that the interface had no room.
+    refused: u64,
+    /// From due to stamped [ns].
+    slip: Option<LatencySummary>,
+    /// From due to leaving by the interface, of all frames or a sample [ns].
+    departure: Option<LatencySummary>,
+}
+
+/// What the sending end knows.
+#[derive(Debug, Serialize)]
+pub struct SendingReport {
+    tx: IfSpec,
+    source: IpAddr,
+    destination: IpAddr,
+    destination_mac: String,
+    flows: u16,
+    size_bytes: usize,
+    size_includes_fcs: bool,
+    started_ns: i64,
+    duration_s: f64,
+    first_sequence: u64,
+    intended_pps: f64,
+    achieved_pps: f64,
+    planned: u64,
+    generator: GeneratorReport,
+}
+
+/// The end that sends.
+pub struct SendingEnd<'a> {
+    tx: &'a IfSpec,
+    route: resolve::Route,
+    frames: &'a FrameOptions,
+    dst: IpAddr,
+    load: Load,
+    first_sequence: u64,
+    generator: Box<dyn Generator>,
+    not_faster: Option<String>,
+    maximum: std::result::Result<(f64, &'static str), String>,
+}
+
+impl<'a> SendingEnd<'a> {
+    /// Resolves the way to `dst`, opens the generator, and measures its maximum unless that is
+    /// given.
+    ///
+    /// # Errors
+    /// No way there, or no generator can send these frames.
+    pub fn open(
+        tx: &'a IfSpec,
+        rx: Option<&IfSpec>,
+        (dst, dst_mac): (IpAddr, Option<resolve::MacChoice>),
+        frames: &'a FrameOptions,
+        load: Load,
+        (first_sequence, max_pps): (u64, Option<f64>),
+    ) -> Result<Self> {
+        let route = resolve::resolve(tx, rx, frames.src, dst, frames.dst_port, dst_mac)?;
+        let template = frames.template(tx, &route, dst)?;
+        let Chosen { chosen: generator, not_faster } =
+            choose::generator(tx, &template, frames, &load.schedule, load.count)?;
+        let maximum = match max_pps {
+            Some(pps) => Ok((pps, "--max-pps")),
+            None => {
+                let choice = choose::generator_named(generator.backend());
+                maximum_of(choice, &template, frames)
+                    .map(|maximum| (maximum.pps, maximum.measured_on))
+                    .map_err(|error| error.what)
+            }
+        };
+        Ok(Self { tx, route, frames, dst, load, first_sequence, generator, not_faster, maximum })
+    }
+
+    /// Sends one frame with the number before the first.
+    ///
+    /// # Errors
+    /// The interface vanished, is down, or cannot take the frame.
+    pub fn warm_up(&mut self) -> Result<u64> {
+        self.generator.send_one(self.first_sequence - 1)
+    }
+
+    /// Sends all frames. `sent` counts them for other threads.
+    pub fn run(&mut self, refusals: Refusals, sent: &AtomicU64) -> Generated {
+        let order = Order {
+            first_sequence: self.first_sequence,
+            count: self.load.count,
+            schedule: self.load.schedule,
+            refusals,
+        };
+        self.generator.run(&order, sent)
+    }
+
+    /// Whether it sent less than it was to; not when it was told to stop.
+    pub fn limits(&self, generated: &Generated) -> bool {
+        !stop::requested()
+            && generated.achieved_pps() < self.load.schedule.mean_pps() * RATE_TOLERANCE
+    }
+
+    /// Its part of the result.
+    pub fn report(self, generated: &Generated, started_ns: i64) -> SendingReport {
+        let (max_pps, max_pps_error) = match self.maximum {
+            Ok(maximum) => (Some(maximum), None),
+            Err(error) => (None, Some(error)),
+        };
+        SendingReport {
+            tx: self.tx.clone(),
+            source: self.route.source,
+            destination: self.dst,
+            destination_mac: resolve::mac_text(self.route.destination_mac),
+            flows: self.frames.flows,
+            size_bytes: self.frames.size_bytes(self.dst.is_ipv6()),
+            size_includes_fcs: true,
+            started_ns,
+            duration_s: generated.elapsed_ns.max(1) as f64 / 1e9,
+            first_sequence: self.first_sequence,
+            intended_pps: self.load.schedule.mean_pps(),
+            achieved_pps: generated.achieved_pps(),
+            planned: self.load.count,
+            generator: GeneratorReport {
+                backend: self.generator.backend(),
+                not_faster: self.not_faster,
+                batch: self.generator.batch(),
+                cpu: self.frames.tx_cpu,
+                max_pps: max_pps.map(|(pps, _)| pps),
+                max_pps_from: max_pps.map(|(_, from)| from),
+                max_pps_error,
+                refused: generated.refused,
+                slip: generated.slip.summary(),
+                departure: generated.departure.summary(),
+            },
+        }
+    }
+}
+
+/// What a generator can do by itself.
+#[derive(Debug)]
+pub struct Maximum {
+    /// Which one [`Generator::backend`].
+    pub backend: &'static str,
+    /// With frames in batches of.
+    pub batch: u16,
+    /// Packets per second.
+    pub pps: f64,
+    /// `private veth pair` or `private loopback`.
+    pub measured_on: &'static str,
+}
+
+/// The maximum of a generator by itself.
+///
+/// # Errors
+/// It cannot run, or no namespace may be made for it.
+pub fn maximum_of(
+    choice: GeneratorChoice,
+    template: &Template,
+    frames: &FrameOptions,
+) -> Result<Maximum> {
+    let mut named = (super::packet::AF_PACKET, 0);
+    let (pps, measured_on) = placement::maximum_pps(template.frame_bytes(), |interface| {
+        let generator = choose::private_generator(interface, template, frames, choice)?;
+        named = (generator.backend(), generator.batch());
+        Ok(generator)
+    })?;
+    Ok(Maximum { backend: named.0, batch: named.1, pps, measured_on })
+}
+
+/// The sink of a trial.
+#[derive(Debug, Serialize)]
+pub struct SinkReport {
+    backend: &'static str,
+    /// Why it is none of the faster ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_faster: Option<String>,
+    #[serde(flatten)]
+    stats: RingStats,
+    /// Whether the frames end at the interface, before the IP stack.
+    ends_at_interface: bool,
+}
+
+/// What the receiving end knows.
+#[derive(Debug, Serialize)]
+pub struct ReceivingReport {
+    rx: IfSpec,
+    received: u64,
+    duplicate: u64,
+    reordered: u64,
+    foreign: u64,
+    sink: SinkReport,
+}
+
+/// The end that receives.
+pub struct ReceivingEnd<'a> {
+    rx: &'a IfSpec,
+    /// Accounts for the frames.
+    pub sink: Box<dyn Sink>,
+    not_faster: Option<String>,
+    discard: Discard,
+    before: RingStats,
+}
+
+impl<'a> ReceivingEnd<'a> {
+    /// Opens the sink, and lets nothing behind it answer the frames.
+    ///
+    /// # Errors
+    /// There is no such interface, the port is taken, or the user may not receive.
+    pub fn open(
+        rx: &'a IfSpec,
+        expected: &Expectation,
+        choice: SinkChoice,
+        ring_mib: u32,
+    ) -> Result<Self> {
+        let Chosen { chosen: sink, not_faster } = choose::sink(rx, expected, choice, ring_mib)?;
+        let discard = Discard::begin(rx, expected.ipv6, expected.port)?;
+        Ok(Self { rx, sink, not_faster, discard, before: RingStats::default() })
+    }
+
+    /// What was seen until now is none of the trial.
+    pub fn begin(&mut self) {
+        self.before = self.sink.stats();
+    }
+
+    /// Its part of the result; what was counted, and how many frames the sink had no room for.
+    pub fn report(mut self) -> (ReceivingReport, Counted, u64) {
+        let after = self.sink.stats();
+        let stats = RingStats {
+            packets: after.packets - self.before.packets,
+            dropped: after.dropped - self.before.dropped,
+        };
+        let counted = self.sink.counted();
+        let in_kernel = self.sink.backend() != super::packet::AF_PACKET;
+        let report = ReceivingReport {
+            rx: self.rx.clone(),
+            received: counted.received,
+            duplicate: counted.duplicates,
+            reordered: counted.reordered,
+            foreign: counted.foreign,
+            sink: SinkReport {
+                backend: self.sink.backend(),
+                not_faster: self.not_faster,
+                stats,
+                ends_at_interface: in_kernel || self.discard.is_early(),
+            },
+        };
+        (report, counted, stats.dropped)
+    }
+
+    /// Counts until the generator is done and the drain time is over, or all has arrived and
+    /// nothing more comes.
+    pub fn receive(
+        &mut self,
+        (sent, done): (&AtomicU64, &AtomicBool),
+        drain_ns: i64,
+    ) -> Result<()> {
+        /// With every frame there, only a duplicate can still come: wait less for it.
+        const QUIET_NS: i64 = 50_000_000;
+        let mut ended_ns = None;
+        let mut last_ns = clock::monotonic_ns();
+        loop {
+            let count = self.sink.poll(Duration::from_millis(20))?;
+            let now = clock::monotonic_ns();
+            if count > 0 {
+                last_ns = now;
+            }
+            if !done.load(Ordering::Acquire) {
+                continue;
+            }
+            let ended_ns = *ended_ns.get_or_insert(now);
+            let complete = self.sink.arrived() >= sent.load(Ordering::Acquire);
+            let quiet = now - last_ns.max(ended_ns) > QUIET_NS.min(drain_ns);
+            if now - ended_ns > drain_ns || (complete && quiet) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Counters, CPUs and clock, before and after.
+pub struct Surroundings {
+    places: Places,
+    before: Snapshot,
+    steps: StepDetector,
+    cpu: Option<CpuMeter>,
+    /// When the trial began [CLOCK_REALTIME, ns].
+    pub started_ns: i64,
+}
+
+/// What changed around a trial.
+#[derive(Debug, Serialize)]
+pub struct Changes {
+    counters: Vec<Change>,
+    /// Use of the CPUs meanwhile.
+    pub cpu: Option<CpuUsage>,
+    /// Steps of the wall clock.
+    pub clock_steps: Vec<ClockStep>,
+}
+
+impl Surroundings {
+    /// Reads the counters of all places.
+    ///
+    /// # Errors
+    /// One of them does not exist.
+    pub fn begin(places: Places) -> Result<Self> {
+        let before = places.read()?;
+        let steps = StepDetector::new(&SystemClock);
+        Ok(Self {
+            places,
+            before,
+            steps,
+            cpu: CpuMeter::start().ok(),
+            started_ns: clock::realtime_ns(),
+        })
+    }
+
+    /// What becomes of frames that the sending interface has no room for, by its kind.
+    pub fn refusals(&self) -> Refusals {
+        if self.before.is_virtual_tx() { Refusals::Lost } else { Refusals::SentAgain }
+    }
+
+    /// What changed, the drop counters that rose, and why they could not be read. An interface
+    /// that is gone has no counters; what was counted until then is kept.
+    pub fn end(
+        mut self,
+        tx: &IfSpec,
+        generated: &Generated,
+        refusals: Refusals,
+    ) -> (Changes, Vec<Explained>, Option<Error>) {
+        let cpu = self.cpu.and_then(|meter| meter.usage().ok());
+        self.steps.check(&SystemClock);
+        let sent_again = if refusals == Refusals::SentAgain { generated.refused } else { 0 };
+        let (counters, mut drops, error) = match self.places.read() {
+            Ok(after) => (
+                self.places.changes(&self.before, &after),
+                self.places.drops(&self.before, &after, sent_again),
+                None,
+            ),
+            Err(error) => (Vec::new(), Vec::new(), Some(error)),
+        };
+        if refusals == Refusals::Lost {
+            // Virtual interfaces count these by themselves; drivers of NICs do not.
+            let place = tx.to_string();
+            let counted: u64 = drops
+                .iter()
+                .filter(|part| part.place == place && part.counter == "tx_dropped")
+                .map(|part| part.count)
+                .sum();
+            let uncounted = generated.refused.saturating_sub(counted);
+            if uncounted > 0 {
+                drops.push(explained(tx, "refused", uncounted));
+            }
+        }
+        let clock_steps = self.steps.steps().to_vec();
+        (Changes { counters, cpu, clock_steps }, drops, error)
+    }
+}

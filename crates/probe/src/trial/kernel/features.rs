@@ -1,0 +1,82 @@
+//! What an interface can do with XDP frames, as the kernel's `netdev` family of generic netlink
+//! says it (Documentation/netlink/specs/netdev.yaml, Linux 6.3).
+
+use netlink_sys::protocols::NETLINK_GENERIC;
+use netlink_sys::{Socket, SocketAddr};
+
+const GENL_ID_CTRL: u16 = 0x10;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+const NETDEV_CMD_DEV_GET: u8 = 1;
+const NETDEV_A_DEV_IFINDEX: u16 = 1;
+const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
+const NDO_XMIT: u64 = 4;
+const FLAG_REQUEST: u16 = 1;
+/// Length of the netlink and the generic netlink header [bytes].
+const HEADERS: usize = 20;
+
+/// Whether the interface of the calling thread's namespace sends XDP frames now; none when this
+/// kernel does not say. A veth does while its peer has a native XDP program or GRO.
+pub fn sends_xdp_frames(index: u32) -> Option<bool> {
+    let mut socket = Socket::new(NETLINK_GENERIC).ok()?;
+    socket.bind_auto().ok()?;
+    socket.connect(&SocketAddr::new(0, 0)).ok()?;
+    let name = (CTRL_ATTR_FAMILY_NAME, b"netdev\0".as_slice());
+    let answer = ask(&socket, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, name)?;
+    let family = attribute(&answer, CTRL_ATTR_FAMILY_ID)?;
+    let family = u16::from_ne_bytes(family.get(..2)?.try_into().ok()?);
+    let interface = index.to_ne_bytes();
+    let answer =
+        ask(&socket, family, NETDEV_CMD_DEV_GET, (NETDEV_A_DEV_IFINDEX, interface.as_slice()))?;
+    let features = attribute(&answer, NETDEV_A_DEV_XDP_FEATURES)?;
+    Some(u64::from_ne_bytes(features.get(..8)?.try_into().ok()?) & NDO_XMIT != 0)
+}
+
+/// One request with one attribute; its answer, none when that is an error.
+fn ask(socket: &Socket, kind: u16, command: u8, (name, value): (u16, &[u8])) -> Option<Vec<u8>> {
+    let mut request = vec![0; 4];
+    request.extend(kind.to_ne_bytes());
+    request.extend(FLAG_REQUEST.to_ne_bytes());
+    request.extend([0; 8]);
+    request.extend([command, 1, 0, 0]);
+    request.extend((value.len() as u16 + 4).to_ne_bytes());
+    request.extend(name.to_ne_bytes());
+    request.extend(value);
+    request.resize(request.len().next_multiple_of(4), 0);
+    let length = request.len() as u32;
+    request[..4].copy_from_slice(&length.to_ne_bytes());
+    socket.send(&request, 0).ok()?;
+    let (answer, _) = socket.recv_from_full().ok()?;
+    let answered = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
+    (answered == kind).then_some(answer)
+}
+
+/// The contents of the first attribute of this type.
+fn attribute(answer: &[u8], name: u16) -> Option<&[u8]> {
+    let mut rest = answer.get(HEADERS..)?;
+    loop {
+        let length = usize::from(u16::from_ne_bytes(rest.get(..2)?.try_into().ok()?));
+        let kind = u16::from_ne_bytes(rest.get(2..4)?.try_into().ok()?);
+        if kind & 0x3fff == name {
+            return rest.get(4..length);
+        }
+        rest = rest.get(length.max(4).next_multiple_of(4)..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_of_any_bytes_is_read_or_left() {
+        bolero::check!().with_type::<(Vec<u8>, u16)>().for_each(|(answer, name)| {
+            let _ = attribute(answer, *name);
+        });
+        let mut answer = vec![0; HEADERS];
+        answer.extend([5, 0, 9, 0, 1, 0, 0, 0, 6, 0, 1, 0, 7, 7, 0, 0]);
+        assert_eq!(attribute(&answer, 1), Some([7, 7].as_slice()));
+        assert_eq!(attribute(&answer, 2), None);
+    }
+}

@@ -1,0 +1,444 @@
+//! The generator inside the kernel: BPF_PROG_RUN with live frames, paced by the program itself.
+//!
+//! A thread is in one system call for the whole trial; another one looks after it from time to
+//! time, on another CPU, and ends it by a signal. Calls that end by themselves would cost 8 to
+//! 24 ms each.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use aya::Ebpf;
+use aya::maps::xdp::DevMap;
+use aya::programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+use super::{Distribution, Mapped, absent, attach_to_ingress, features, load, refused};
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::frame::Template;
+use crate::netlink::Netlink;
+use crate::netns::{IfSpec, run_in};
+use crate::stop;
+use crate::trial::order::{GRACE_NS, Generated, Generator, Order};
+use crate::trial::packet::down_or_gone;
+use crate::trial::placement;
+
+/// Frames that leave by the interface's function for XDP frames.
+pub const LIVE: &str = "live";
+/// Frames that leave by the interface's ordinary way, as socket buffers.
+pub const LIVE_SKB: &str = "live-skb";
+
+/// The longest frame that fits into a page of BPF_PROG_RUN [bytes without FCS]: a page of 4096 less
+/// headroom, the page's own data and `skb_shared_info` (net/bpf/test_run.c).
+pub const MOST_BYTES: usize = 3_300;
+/// The longest trial that the program's clock of 2⁻²⁰ ns counts [ns].
+pub const MOST_NS: i64 = 1 << 43;
+/// Batches above it overrun the ring of a veth, which has 256 places.
+pub const MOST_BATCH: u16 = 64;
+/// One call of BPF_PROG_RUN makes as many runs as a signed 32-bit number can say.
+const REPEAT: u32 = i32::MAX as u32;
+/// Time for the thread to come up and the kernel to make its pages [ns].
+const START_NS: i64 = 20_000_000;
+
+/// `struct order` of the C source.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct RawOrder {
+    start_ns: i64,
+    realtime_offset_ns: i64,
+    first_sequence: u64,
+    count: u64,
+    gap: u64,
+    burst_period: u64,
+    burst: u32,
+    flows: u32,
+    ifindex: u32,
+    header_bytes: u32,
+    constant_sum: u32,
+    source_port: u16,
+    pass: u16,
+    sample_mask: u32,
+    reserved: u32,
+    headers: [u8; 80],
+    next: u64,
+    due: u64,
+    burst_start: u64,
+    in_burst: u64,
+    last_ns: i64,
+    refused: u64,
+    slip_ns: [i64; 3],
+    departures: u64,
+    departure_ns: [i64; 3],
+}
+
+/// How frames get out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Redirected to the interface as XDP frames.
+    Redirect,
+    /// By the loopback interface of its namespace, whose ingress hook sends them on: for
+    /// interfaces that take no XDP frames, and planes whose own path shall not change.
+    Stack,
+}
+
+/// Sends live frames.
+#[derive(Debug)]
+pub struct LiveGenerator {
+    ebpf: Ebpf,
+    orders: Mapped<RawOrder>,
+    buckets: Mapped<u64>,
+    template: Template,
+    tx: IfSpec,
+    index: u32,
+    way: Way,
+    cpu: Option<usize>,
+    given_batch: Option<u16>,
+    batch: u16,
+}
+
+impl LiveGenerator {
+    /// Loads the programs for the interface `tx`.
+    ///
+    /// # Errors
+    /// The user may not, the kernel or the interface cannot, the frame is too long.
+    pub fn open(
+        tx: &IfSpec,
+        template: &Template,
+        way: Way,
+        batch: Option<u16>,
+        cpu: Option<usize>,
+    ) -> Result<Self> {
+        if template.frame_bytes() > MOST_BYTES {
+            return Err(Error::bad_input(
+                format!("frames of {} bytes do not fit into a page", template.frame_bytes()),
+                "the backend af_packet sends longer ones",
+            ));
+        }
+        run_in(tx.netns.as_ref(), || {
+            let link = Netlink::open()?.link_at(&tx.interface, tx)?;
+            if !link.up {
+                return Err(Error::failed(
+                    format!("the interface {tx} is down"),
+                    format!("set it up: ip link set {} up", tx.interface),
+                ));
+            }
+            if way == Way::Redirect && features::sends_xdp_frames(link.index) != Some(true) {
+                return Err(Error::failed(
+                    format!("{tx} takes no XDP frames now: its peer has neither XDP nor GRO"),
+                    "ethtool -K PEER gro on, or a native XDP sink there; or the backend live-skb",
+                ));
+            }
+            let mut ebpf = load(&[])?;
+            xdp(&mut ebpf, "generate")?.load().map_err(refused)?;
+            match way {
+                Way::Redirect => {
+                    let depart = xdp(&mut ebpf, "depart")?;
+                    depart.load().map_err(refused)?;
+                    let depart = depart.fd().map_err(refused)?.try_clone().map_err(refused)?;
+                    let map = ebpf.map_mut("port").ok_or_else(|| absent("port"))?;
+                    let mut port = DevMap::try_from(map).map_err(refused)?;
+                    port.set(0, link.index, Some(&depart), 0).map_err(refused)?;
+                }
+                Way::Stack => attach_to_ingress(&mut ebpf, "forward", "lo")?,
+            }
+            let orders = Mapped::of(&ebpf, "orders", 1)?;
+            let buckets = Mapped::buckets(&ebpf)?;
+            Ok(Self {
+                ebpf,
+                orders,
+                buckets,
+                template: template.clone(),
+                tx: tx.clone(),
+                index: link.index,
+                way,
+                cpu,
+                given_batch: batch,
+                batch: batch.unwrap_or(1).min(MOST_BATCH),
+            })
+        })
+    }
+
+    fn raw(&self, order: &Order, start_ns: i64) -> RawOrder {
+        let (burst, gap_ns, period_ns) = order.schedule.parts();
+        let fixed = |ns: f64| (ns * f64::from(1 << 20)).round() as u64;
+        let shape = self.template.shape();
+        let mut headers = [0; 80];
+        let length = headers.len().min(self.template.frame_bytes());
+        headers[..length].copy_from_slice(&self.template.bytes()[..length]);
+        RawOrder {
+            start_ns,
+            realtime_offset_ns: clock::realtime_offset(&clock::SystemClock).0,
+            first_sequence: order.first_sequence,
+            count: order.count,
+            gap: fixed(gap_ns),
+            burst_period: fixed(period_ns),
+            burst: burst.min(u64::from(u32::MAX)) as u32,
+            flows: u32::from(shape.flows),
+            ifindex: self.index,
+            header_bytes: shape.udp_at as u32,
+            constant_sum: shape.constant_sum,
+            source_port: shape.first_source_port,
+            pass: u16::from(self.way == Way::Stack),
+            // All departures are measured while that costs nothing, one of sixteen at high rates.
+            sample_mask: if order.schedule.mean_pps() > 2e5 || burst > 1 { 15 } else { 0 },
+            reserved: 0,
+            headers,
+            next: 0,
+            due: 0,
+            burst_start: 0,
+            in_burst: 0,
+            last_ns: start_ns,
+            refused: 0,
+            slip_ns: [0, i64::MAX, 0],
+            departures: 0,
+            departure_ns: [0, i64::MAX, 0],
+        }
+    }
+
+    /// Runs the program until `done` holds and a signal comes.
+    fn drive(&self, repeat: u32, done: &AtomicBool, thread: &AtomicI32) -> Result<()> {
+        let program = self.ebpf.program("generate").ok_or_else(|| absent("generate"))?;
+        let program: &Xdp = program.try_into().map_err(refused)?;
+        run_in(self.tx.netns.as_ref(), || {
+            placement::pin(self.cpu)?;
+            // SAFETY: takes nothing and touches no memory.
+            thread.store(unsafe { libc::gettid() }, Ordering::Release);
+            while !done.load(Ordering::Acquire) {
+                let run = program.test_run(TestRunOptions {
+                    data_in: Some(self.template.bytes()),
+                    repeat,
+                    attrs: TestRunAttrs::new().xdp_live_frames(u32::from(self.batch)),
+                    ..TestRunOptions::new()
+                });
+                match run {
+                    Ok(_) if repeat == 1 => break,
+                    Ok(_) => {}
+                    Err(ProgramError::SyscallError(error))
+                        if error.io_error.raw_os_error() == Some(libc::EINTR) => {}
+                    Err(error) => return Err(no_live_frames(error)),
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Looks after the generator until it has sent everything, is out of time or told to stop.
+    fn watch(
+        &self,
+        order: &Order,
+        end_ns: i64,
+        sent: &AtomicU64,
+        ended: impl Fn() -> bool,
+    ) -> Result<()> {
+        const LOOK_NS: i64 = 50_000_000;
+        let mut netlink = run_in(self.tx.netns.as_ref(), Netlink::open)?;
+        let mut look_ns = clock::monotonic_ns() + LOOK_NS;
+        loop {
+            let next = self.orders.read(0).next;
+            sent.store(next, Ordering::Release);
+            let now = clock::monotonic_ns();
+            if next >= order.count || now > end_ns + GRACE_NS || stop::requested() || ended() {
+                return Ok(());
+            }
+            if now > look_ns {
+                look_ns = now + LOOK_NS;
+                let link = netlink.link(&self.tx.interface)?;
+                if !link.is_some_and(|link| link.up && link.index == self.index) {
+                    return Err(down_or_gone(&self.tx.to_string()));
+                }
+            }
+            let nap_ns = ((end_ns - now) / 2).clamp(1_000_000, 20_000_000);
+            clock::sleep_until(now + nap_ns);
+        }
+    }
+}
+
+fn xdp<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+    ebpf.program_mut(name).ok_or_else(|| absent(name))?.try_into().map_err(refused)
+}
+
+fn no_live_frames(error: ProgramError) -> Error {
+    match super::os_reason(&error) {
+        // The kernel's own ENOTSUPP, which the C library does not know.
+        Some(libc::EINVAL | libc::EOPNOTSUPP | 524) => Error::failed(
+            "this kernel's BPF_PROG_RUN has no live frames",
+            "Linux 5.18 or newer has them; the backend af_packet works everywhere",
+        ),
+        _ => refused(error),
+    }
+}
+
+const WAKE: Signal = Signal::SIGUSR1;
+
+extern "C" fn nothing(_signal: libc::c_int) {}
+
+/// Ends the system call that the thread is in.
+fn interrupt(thread: i32) {
+    if thread != 0 {
+        // SAFETY: sends a signal that has a handler to a thread of this process; touches no memory.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, WAKE as libc::c_int) };
+    }
+}
+
+/// Batch by rate: as small as carries the rate on an ordinary core. Larger ones leave later.
+fn batch_for(way: Way, rate_pps: f64) -> u16 {
+    match (way, rate_pps) {
+        (Way::Redirect, rate) if rate <= 1.0e6 => 1,
+        (Way::Redirect, rate) if rate <= 2.5e6 => 8,
+        (Way::Redirect, rate) if rate <= 3.2e6 => 16,
+        (Way::Redirect, _) => 32,
+        (Way::Stack, rate) if rate <= 3.0e5 => 1,
+        (Way::Stack, _) => 8,
+    }
+}
+
+impl Generator for LiveGenerator {
+    fn backend(&self) -> &'static str {
+        if self.way == Way::Redirect { LIVE } else { LIVE_SKB }
+    }
+
+    fn batch(&self) -> u16 {
+        self.batch
+    }
+
+    fn send_one(&mut self, sequence: u64) -> Result<u64> {
+        let order = Order {
+            first_sequence: sequence,
+            count: 1,
+            schedule: clock::Schedule::steady(1.0),
+            refusals: crate::trial::order::Refusals::Lost,
+        };
+        self.orders.write(0, self.raw(&order, clock::monotonic_ns()));
+        self.drive(1, &AtomicBool::new(false), &AtomicI32::new(0))?;
+        Ok(self.orders.read(0).next)
+    }
+
+    fn run(&mut self, order: &Order, sent: &AtomicU64) -> Generated {
+        // SAFETY: the handler does nothing, which is async-signal-safe.
+        let installed = unsafe {
+            sigaction(
+                WAKE,
+                &SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty()),
+            )
+        };
+        if let Err(errno) = installed {
+            let error = Error::failed(format!("cannot handle {WAKE}: {errno}"), "");
+            return Generated { error: Some(error), ..Generated::default() };
+        }
+        let (burst, gap_ns, period_ns) = order.schedule.parts();
+        let rate_pps = 1e9 / if burst > 1 { gap_ns } else { period_ns };
+        self.batch =
+            self.given_batch.unwrap_or_else(|| batch_for(self.way, rate_pps)).min(MOST_BATCH);
+        let start_ns = clock::monotonic_ns() + START_NS;
+        let end_ns = start_ns + order.schedule.due_ns(order.count);
+        self.buckets.clear();
+        self.orders.write(0, self.raw(order, start_ns));
+        let (done, thread) = (AtomicBool::new(false), AtomicI32::new(0));
+        let this = &*self;
+        let error = std::thread::scope(|scope| {
+            let worker = scope.spawn(|| this.drive(REPEAT, &done, &thread));
+            if let Some(cpu) = this.cpu {
+                placement::keep_off(cpu);
+            }
+            let watched = this.watch(order, end_ns, sent, || worker.is_finished());
+            // SAFETY: inside the mapping; the program reads this field and does not write it.
+            unsafe { (&raw mut (*this.orders.at(0)).count).write_volatile(0) };
+            done.store(true, Ordering::Release);
+            while !worker.is_finished() {
+                interrupt(thread.load(Ordering::Acquire));
+                placement::pause(Duration::from_millis(1));
+            }
+            let driven = match worker.join() {
+                Ok(driven) => driven,
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+            driven.and(watched).err()
+        });
+        let raw = self.orders.read(0);
+        sent.store(raw.next, Ordering::Release);
+        let whole = raw.next >= order.count;
+        let last_ns = if whole { raw.last_ns.max(end_ns) } else { clock::monotonic_ns() };
+        let distribution = |which, parts: [i64; 3]| {
+            self.buckets.distribution(which, None, (parts[0], parts[1], parts[2]))
+        };
+        Generated {
+            sent: raw.next,
+            refused: raw.refused,
+            elapsed_ns: last_ns - start_ns,
+            slip: distribution(Distribution::Slip, raw.slip_ns),
+            departure: distribution(Distribution::Departure, raw.departure_ns),
+            error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Schedule;
+    use crate::frame::FrameSpec;
+    use crate::trial::order::Refusals;
+
+    fn template(ipv6: bool, flows: u16) -> Template {
+        let (source, destination) =
+            if ipv6 { ("2001:2::1", "2001:2::2") } else { ("198.18.0.1", "198.18.0.2") };
+        Template::new(&FrameSpec {
+            source_mac: [2, 0, 0, 0, 0, 1],
+            destination_mac: [2, 0, 0, 0, 0, 2],
+            source: source.parse().expect("address"),
+            destination: destination.parse().expect("address"),
+            first_source_port: 49_152,
+            destination_port: 9,
+            size_bytes: 100,
+            flows,
+        })
+        .expect("possible")
+    }
+
+    /// None, and the reason on stderr, where this user may not load programs.
+    fn generator(ipv6: bool, flows: u16) -> Option<LiveGenerator> {
+        let tx = IfSpec { interface: "lo".into(), netns: None };
+        match LiveGenerator::open(&tx, &template(ipv6, flows), Way::Stack, None, None) {
+            Ok(generator) => Some(generator),
+            Err(error) => {
+                eprintln!("skipped: {error}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernels_frames_are_those_of_the_template() {
+        for (ipv6, flows) in [(false, 1), (false, 7), (true, 7)] {
+            let Some(generator) = generator(ipv6, flows) else { return };
+            let order = Order {
+                first_sequence: 0xfedc_ba98_7654_3210,
+                count: 50,
+                schedule: Schedule::steady(1e9),
+                refusals: Refusals::Lost,
+            };
+            generator.orders.write(0, generator.raw(&order, clock::monotonic_ns() - 1_000_000));
+            let program: &Xdp =
+                generator.ebpf.program("generate").expect("there").try_into().expect("XDP");
+            for index in 0..order.count {
+                // What a receiver left in the page is overwritten.
+                let (page, mut out) = ([0xaa_u8; 96], [0_u8; 96]);
+                let result = program
+                    .test_run(TestRunOptions {
+                        data_in: Some(&page),
+                        data_out: Some(&mut out),
+                        ..TestRunOptions::new()
+                    })
+                    .expect("runs");
+                assert_eq!(result.return_value, 2, "XDP_PASS");
+                let at = generator.template.shape().udp_at + 8;
+                let (sequence, tx_ns) =
+                    crate::frame::read_payload(&out[at..]).expect("a trial's payload");
+                assert_eq!(sequence, order.first_sequence.wrapping_add(index));
+                let mut expected = generator.template.bytes().to_vec();
+                generator.template.stamp(&mut expected, sequence, tx_ns);
+                assert_eq!(out[..at + 18], expected[..at + 18]);
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Generator and sink inside the kernel: loads bpf/trial.bpf.o and maps its arrays. Knows nothing of
+//! trials' results.
+//!
+//! Nothing is pinned: programs, maps and what attaches them belong to file descriptors of this
+//! process, so that they go when it goes, however it ends.
+
+pub mod features;
+pub mod live;
+pub mod xdp;
+
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+use aya::maps::Map;
+use aya::programs::tc::TcAttachOptions;
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use aya::{Ebpf, EbpfLoader};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::error::{Error, Result};
+use crate::histogram::{BUCKETS, LatencyRecorder};
+
+/// What bpf/trial.bpf.c is compiled to.
+pub const OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/trial.bpf.o");
+
+/// The histograms of the map `buckets`, in its order.
+#[derive(Debug, Clone, Copy)]
+enum Distribution {
+    Slip,
+    Departure,
+    Delay,
+    NegativeDelay,
+}
+
+const DISTRIBUTIONS: usize = 4;
+
+/// Loads the object with these sizes of its maps.
+fn load(sizes: &[(&'static str, u32)]) -> Result<Ebpf> {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None);
+    for (name, entries) in sizes {
+        loader.map_max_entries(name, *entries);
+    }
+    loader.load(OBJECT).map_err(refused)
+}
+
+/// The operating system's reason, where there is one among the error's causes.
+fn os_reason(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return io.raw_os_error();
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// Why the kernel does not take a program or a map, in one sentence with the way out.
+fn refused(error: impl std::error::Error + 'static) -> Error {
+    match os_reason(&error) {
+        Some(libc::EPERM | libc::EACCES) => Error::failed(
+            "this user may not load BPF programs",
+            "as root the generator sends several times as fast; a user namespace does not help",
+        ),
+        Some(libc::ENOMEM) => Error::failed(
+            "the kernel has no memory left for the trial's BPF maps",
+            "measure for a shorter time: each frame takes a bit; on Linux before 5.11 raise \
+             RLIMIT_MEMLOCK (ulimit -l)",
+        ),
+        Some(libc::EOPNOTSUPP) => Error::failed(
+            "the interface's driver does not support this kind of XDP",
+            "the sinks tc-ingress and af_packet do without",
+        ),
+        Some(libc::EBUSY | libc::EEXIST) => Error::failed(
+            "another XDP program is attached to the interface",
+            "detach it (ip link set IF xdp off), or wait until the other trial has ended",
+        ),
+        _ => Error::failed(
+            format!("the kernel does not take the trial's BPF program: {}", chain(&error)),
+            "Linux 6.6 or newer is needed; AF_PACKET works everywhere",
+        ),
+    }
+}
+
+/// An error and its causes, without the verifier's log.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    let line = text.lines().next().unwrap_or_default();
+    line.chars().take(200).collect()
+}
+
+/// Attaches the classifier `name` to the ingress hook of an interface of the calling thread's
+/// namespace, by a link that ends with this process (TCX). The older way, a queueing discipline,
+/// would outlive it.
+fn attach_to_ingress(ebpf: &mut Ebpf, name: &str, interface: &str) -> Result<()> {
+    let program = ebpf.program_mut(name).ok_or_else(|| absent(name))?;
+    let classifier: &mut SchedClassifier = program.try_into().map_err(refused)?;
+    classifier.load().map_err(refused)?;
+    let by_link = TcAttachOptions::TcxOrder(LinkOrder::default());
+    classifier.attach_with_options(interface, TcAttachType::Ingress, by_link).map_err(refused)?;
+    Ok(())
+}
+
+/// A part of the object that is not there: the object and this code are of different versions.
+fn absent(name: &str) -> Error {
+    Error::failed(format!("the BPF object has no {name}"), "this is a bug; report it")
+}
+
+/// The values of a BPF array, mapped into this process. The kernel's programs write to them at the
+/// same time: each access is volatile, and a value read may be half of one moment and half of the
+/// next.
+#[derive(Debug)]
+struct Mapped<T> {
+    at: NonNull<T>,
+    entries: usize,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is memory that all threads of the process may reach; accesses are volatile.
+unsafe impl<T: Send> Send for Mapped<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Mapped<T> {}
+
+impl<T: Copy> Mapped<T> {
+    /// Maps the array `name`, whose values are `T` of the C source.
+    fn of(ebpf: &Ebpf, name: &str, entries: usize) -> Result<Self> {
+        let Some(Map::Array(map)) = ebpf.map(name) else { return Err(absent(name)) };
+        let page = 4096;
+        let bytes = (entries * size_of::<T>()).next_multiple_of(page);
+        let failed =
+            |what: &str| Error::failed(format!("cannot map the BPF array {name}: {what}"), "");
+        let length = NonZeroUsize::new(bytes).ok_or_else(|| failed("it is empty"))?;
+        // SAFETY: a new mapping, which nothing else lies in; the kernel refuses one that is longer
+        // than the array.
+        let at = unsafe {
+            mmap(
+                None,
+                length,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED,
+                map.fd().as_fd(),
+                0,
+            )
+        }
+        .map_err(|errno| failed(errno.desc()))?;
+        Ok(Self { at: at.cast(), entries, bytes })
+    }
+
+    /// Where value `index` is.
+    fn at(&self, index: usize) -> *mut T {
+        assert!(index < self.entries, "array index {index} of {}", self.entries);
+        // SAFETY: the mapping has `entries` values, and the index is below that.
+        unsafe { self.at.as_ptr().add(index) }
+    }
+
+    fn read(&self, index: usize) -> T {
+        // SAFETY: `at` is inside the mapping and aligned as the kernel's arrays are, to 8 bytes.
+        unsafe { self.at(index).read_volatile() }
+    }
+
+    fn write(&self, index: usize, value: T) {
+        // SAFETY: as in `read`; the mapping is writable.
+        unsafe { self.at(index).write_volatile(value) }
+    }
+}
+
+impl<T> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's alone, and no pointer into it outlives the value.
+        let _ = unsafe { munmap(self.at.cast(), self.bytes) };
+    }
+}
+
+impl Mapped<u64> {
+    fn buckets(ebpf: &Ebpf) -> Result<Self> {
+        Self::of(ebpf, "buckets", DISTRIBUTIONS * BUCKETS)
+    }
+
+    fn clear(&self) {
+        (0..self.entries).for_each(|index| self.write(index, 0));
+    }
+
+    /// The samples of one histogram, from exact sum, smallest and largest.
+    fn distribution(
+        &self,
+        positive: Distribution,
+        negative: Option<Distribution>,
+        (sum_ns, min_ns, max_ns): (i64, i64, i64),
+    ) -> LatencyRecorder {
+        let counts = |which: Distribution| {
+            let first = which as usize * BUCKETS;
+            (0..BUCKETS).map(move |index| self.read(first + index)).collect::<Vec<_>>()
+        };
+        let negative = negative.map(counts).unwrap_or_default();
+        LatencyRecorder::from_buckets(&counts(positive), &negative, (sum_ns, min_ns, max_ns))
+    }
+}

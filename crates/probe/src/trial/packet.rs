@@ -1,0 +1,274 @@
+//! Generator and sink in user space, on AF_PACKET: what every user may run in a namespace of his
+//! own, and every interface takes.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::account::{Account, Counted};
+use super::order::{Expectation, GRACE_NS, Generated, Generator, Order, Refusals, Sink};
+use super::placement;
+use crate::capture::{self, Ring, RingOptions, RingStats};
+use crate::clock::{self, NANOS_PER_SECOND};
+use crate::error::{Error, Result};
+use crate::filter;
+use crate::frame::{self, Template};
+use crate::netlink::Netlink;
+use crate::netns::IfSpec;
+use crate::stop;
+
+/// The backend's name in results.
+pub const AF_PACKET: &str = "af_packet";
+
+/// What became of a batch.
+struct Sent {
+    /// Frames that the kernel took, from the first on.
+    accepted: usize,
+    /// Whether the interface dropped the frame after them for lack of room.
+    refused: bool,
+}
+
+/// Sends with sendmmsg, past the queueing discipline. Captures on the sending interface do not
+/// see its frames.
+#[derive(Debug)]
+pub struct PacketGenerator {
+    template: Template,
+    cpu: Option<usize>,
+    socket: OwnedFd,
+    buffers: Vec<u8>,
+    /// Point into `iovecs`, which point into `buffers`; neither vector changes its length.
+    messages: Vec<libc::mmsghdr>,
+    #[expect(dead_code, reason = "kept alive for `messages`")]
+    iovecs: Vec<libc::iovec>,
+    place: String,
+}
+
+// SAFETY: the raw pointers point into vectors that this value owns and moves along with.
+unsafe impl Send for PacketGenerator {}
+
+impl PacketGenerator {
+    /// Opens the generator on an interface of the calling thread's namespace. `place` is what the
+    /// user calls it.
+    ///
+    /// # Errors
+    /// There is no such interface, it is down, or the user may not send frames.
+    pub fn open(
+        interface: &str,
+        place: &dyn std::fmt::Display,
+        template: &Template,
+        batch: u16,
+        cpu: Option<usize>,
+    ) -> Result<Self> {
+        let link = Netlink::open()?.link_at(interface, place)?;
+        if !link.up {
+            return Err(Error::failed(
+                format!("the interface {place} is down"),
+                format!("set it up: ip link set {interface} up"),
+            ));
+        }
+        let failed = |error: std::io::Error| {
+            Error::failed(format!("cannot send frames on {place}: {error}"), "")
+        };
+        let socket = capture::packet_socket()?;
+        let one: libc::c_int = 1;
+        capture::set_option(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &one)
+            .map_err(failed)?;
+        // Room for several batches that a NIC has not sent yet.
+        let room: libc::c_int = 4 << 20;
+        let _ = capture::set_option(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &room);
+        // Protocol 0: this socket receives nothing.
+        capture::bind_packet_socket(&socket, link.index, 0).map_err(failed)?;
+        let (bytes, batch) = (template.bytes(), usize::from(batch));
+        let mut buffers = bytes.repeat(batch);
+        let base = buffers.as_mut_ptr();
+        let mut iovecs: Vec<libc::iovec> = (0..batch)
+            .map(|index| libc::iovec {
+                // SAFETY: `buffers` holds `batch` frames of the template's length.
+                iov_base: unsafe { base.add(index * bytes.len()) }.cast(),
+                iov_len: bytes.len(),
+            })
+            .collect();
+        let messages = iovecs
+            .iter_mut()
+            .map(|iovec| {
+                // SAFETY: an all-zero mmsghdr is valid: no address, no control data.
+                let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+                message.msg_hdr.msg_iov = iovec;
+                message.msg_hdr.msg_iovlen = 1;
+                message
+            })
+            .collect();
+        let (template, place) = (template.clone(), place.to_string());
+        Ok(Self { template, cpu, socket, buffers, messages, iovecs, place })
+    }
+
+    /// Stamps `count` frames from `sequence` on and hands them over in order.
+    fn send(&mut self, sequence: u64, count: usize) -> Result<Sent> {
+        let tx_ns = clock::realtime_ns();
+        let frames = self.buffers.chunks_exact_mut(self.template.frame_bytes()).take(count);
+        for (index, frame) in frames.enumerate() {
+            self.template.stamp(frame, sequence + index as u64, tx_ns);
+        }
+        let count = count.min(self.messages.len());
+        // SAFETY: `messages` holds at least `count` headers whose pointers lead into vectors that
+        // this value owns.
+        let accepted = unsafe {
+            libc::sendmmsg(self.socket.as_raw_fd(), self.messages.as_mut_ptr(), count as u32, 0)
+        };
+        if accepted >= 0 {
+            // sendmmsg tells the error of a first message only: a frame refused later ends the
+            // batch early.
+            let accepted = accepted as usize;
+            return Ok(Sent { accepted, refused: accepted < count });
+        }
+        let error = std::io::Error::last_os_error();
+        match error.raw_os_error() {
+            // The socket's own buffer is full: no interface has seen the frame.
+            Some(libc::EINTR | libc::EAGAIN) => Ok(Sent { accepted: 0, refused: false }),
+            Some(libc::ENOBUFS) => Ok(Sent { accepted: 0, refused: true }),
+            _ => Err(self.error(&error)),
+        }
+    }
+
+    fn error(&self, error: &std::io::Error) -> Error {
+        match error.raw_os_error() {
+            Some(libc::ENXIO | libc::ENODEV) => Error::failed(
+                format!("the interface {} vanished while frames were sent", self.place),
+                "look who removes it (`ip monitor link`), then measure again",
+            ),
+            Some(libc::ENETDOWN) => down_or_gone(&self.place),
+            Some(libc::EMSGSIZE) => Error::bad_input(
+                format!(
+                    "frames of {} bytes (with FCS) exceed the MTU of {}",
+                    self.template.frame_bytes() + frame::FCS_BYTES,
+                    self.place
+                ),
+                "give a smaller --size or raise the MTU: ip link set IF mtu N",
+            ),
+            _ => Error::failed(format!("cannot send frames on {}: {error}", self.place), ""),
+        }
+    }
+}
+
+/// The interface can send no more.
+pub fn down_or_gone(place: &str) -> Error {
+    Error::failed(
+        format!("the interface {place} vanished or was set down during the trial"),
+        "look who changes it (`ip monitor link`), then measure again",
+    )
+}
+
+impl Generator for PacketGenerator {
+    fn backend(&self) -> &'static str {
+        AF_PACKET
+    }
+
+    fn batch(&self) -> u16 {
+        self.messages.len() as u16
+    }
+
+    fn send_one(&mut self, sequence: u64) -> Result<u64> {
+        Ok(self.send(sequence, 1)?.accepted as u64)
+    }
+
+    /// When it is behind it sends what is due in batches, so that the rate over the whole trial is
+    /// kept where it can be.
+    fn run(&mut self, order: &Order, sent_so_far: &AtomicU64) -> Generated {
+        let mut result = Generated::default();
+        if let Err(error) = placement::pin(self.cpu) {
+            result.error = Some(error);
+            return result;
+        }
+        // Time for the sink's thread to come up.
+        let start_ns = clock::monotonic_ns() + 2_000_000;
+        let due_ns = |index: u64| start_ns + order.schedule.due_ns(index);
+        let end_ns = due_ns(order.count);
+        let batch = self.messages.len() as u64;
+        let mut now = clock::wait_until(start_ns);
+        while result.sent < order.count && now < end_ns + GRACE_NS && !stop::requested() {
+            let first = result.sent;
+            if due_ns(first) > now {
+                now = clock::wait_until(due_ns(first).min(now + NANOS_PER_SECOND / 10));
+                continue;
+            }
+            let most = batch.min(order.count - first);
+            let due = (1..most).find(|&more| due_ns(first + more) > now).unwrap_or(most);
+            match self.send(order.first_sequence + first, due as usize) {
+                Ok(sent) => {
+                    let lost = sent.refused && order.refusals == Refusals::Lost;
+                    result.refused += u64::from(sent.refused);
+                    result.sent += sent.accepted as u64 + u64::from(lost);
+                    for index in first..result.sent {
+                        result.slip.record((now - due_ns(index)).max(0));
+                    }
+                    sent_so_far.store(result.sent, Ordering::Relaxed);
+                }
+                Err(error) => {
+                    result.error = Some(error);
+                    break;
+                }
+            }
+            now = clock::monotonic_ns();
+        }
+        // A schedule that was kept lasts one period beyond its last frame.
+        let whole = result.sent == order.count;
+        result.elapsed_ns = if whole { now.max(end_ns) } else { now } - start_ns;
+        result
+    }
+}
+
+/// Counts the frames of a capture ring.
+#[derive(Debug)]
+pub struct RingSink {
+    ring: Ring,
+    account: Account,
+}
+
+impl RingSink {
+    /// Opens the sink on `rx` with a ring of `ring_mib` MiB.
+    ///
+    /// # Errors
+    /// There is no such interface, or the user may not capture.
+    pub fn open(rx: &IfSpec, expected: &Expectation, ring_mib: u32) -> Result<Self> {
+        const BLOCK_BYTES: u32 = 256 << 10;
+        let options = RingOptions {
+            block_bytes: BLOCK_BYTES,
+            blocks: (ring_mib << 20) / BLOCK_BYTES,
+            retire_ms: 5,
+            incoming_only: true,
+        };
+        let ring = Ring::open(rx, &filter::to_sink(expected.ipv6, expected.port), options)?;
+        Ok(Self { ring, account: Account::new(expected) })
+    }
+}
+
+impl Sink for RingSink {
+    fn backend(&self) -> &'static str {
+        AF_PACKET
+    }
+
+    fn poll(&mut self, timeout: Duration) -> Result<u64> {
+        let account = &mut self.account;
+        self.ring.poll(timeout, |captured| {
+            if let Some(stamped) = frame::read(captured.network) {
+                account.record(stamped, captured.stamp_ns);
+            }
+        })
+    }
+
+    fn arrived(&self) -> u64 {
+        self.account.counted.arrived()
+    }
+
+    fn warmed_up(&self) -> u64 {
+        self.account.counted.warmup
+    }
+
+    fn stats(&mut self) -> RingStats {
+        self.ring.stats()
+    }
+
+    fn counted(&self) -> Counted {
+        self.account.counted.clone()
+    }
+}
