@@ -13,6 +13,7 @@ from planewise.measure.search.locate import below_range
 from planewise.measure.search.median import Readings, draw_median, sets_of
 from planewise.measure.search.particles import Array, Law
 from planewise.measure.search.residuals import Course, course, doubts
+from planewise.measure.search.sides import Sides
 from planewise.units import percent_text
 
 
@@ -57,6 +58,20 @@ def _final(fits: Fits, estimate: Estimate, law: Law, order: Course | None) -> Es
         free = _distribution_free(fits, estimate.goal, random, trending)
         if free is not None:
             draws = np.where(random.random(tuning.draws) < free[1], draws, free[0])
+    seen, offered = fits.all_trials()
+    usable = offered <= fits.ceiling_pps
+    if usable.any():
+        met = seen.lost <= estimate.goal.loss_ratio * seen.sent
+        sides = Sides.of(seen.x[usable], met[usable])
+        if sides.support(draws) < tuning.contradicted:
+            draws = sides.draw(random, tuning.draws)
+            fits.session.add_finding(
+                Finding(
+                    "misfit",
+                    f"which trials met {estimate.goal.name} contradicts the curve that was fitted "
+                    "to their losses: its interval rests on the former alone",
+                )
+            )
     low, middle, high = (float(q) for q in np.quantile(draws, (0.025, 0.5, 0.975)))
     return replace(estimate, low=low, middle=middle, high=high)
 

@@ -421,11 +421,6 @@ class Posterior(Particles[_Trials]):
             np.median(np.sqrt(np.exp(2 * self.theta[:, SIGMA]) + self._counting_variance()))
         )
 
-    def counting(self) -> float:
-        """Median of what counting packets adds to a reading's variance, in units of σ², for a
-        trial of the duration that the goal is about."""
-        return float(np.median(self._counting_variance() / np.exp(2 * self.theta[:, SIGMA])))
-
     def _counting_variance(self) -> Array:
         curves = _Curves.of(self.theta)
         anchor = np.full((1, 1), self.scope.anchor)

@@ -24,8 +24,8 @@ class Tuning:
     """The edge is located when an overloaded trial loses less than this share. Cost: the curve is
     fitted to losses up to this (`widest_reach`), so a trial that loses more would not count."""
     step: float = 1.03
-    """The next load on the way down: this times the forwarding rate just seen. Fit: reaches the
-    edge of a system with constant throughput from above with 1 % noise in two trials."""
+    """The next load on the way down: this times the forwarding rate just seen, so that it is
+    slightly overloaded where throughput is constant. Not fitted."""
     checked: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85)
     """Loads of the check for monotone loss, relative to the located edge. Cost: one short trial
     each; a bump narrower than their distance stays unseen."""
@@ -35,16 +35,16 @@ class Tuning:
     """The approach ends at a trial that loses less than this. As `high_share` for PDR at 0.5 %."""
     climb: float = 0.03
     """By so much, then twice, then four times as much the load grows where such a trial loses
-    nothing. Fit: a state of the capacity that is some per cent higher."""
+    nothing: enough to leave a low state of the capacity that short trials saw. Not fitted."""
     tolerated: float = 1e-3
     """Loss far below the edge that is taken for background, where the goals ask for less. A
     thousand times the early loss of PASTRAMI's curves (section IV-B, at most 1e-6)."""
-
     spread: float = 0.2
-    """Prior deviation of a goal's load about the located one. The deepest state of a capacity that
-    PASTRAMI's recordings show lies 40 % below the others."""
+    """Prior deviation of a goal's load about the located one: two of it reach a state of the
+    capacity that is a third lower. Not fitted."""
     ndr_spread: float = 0.3
-    """The same for NDR: PASTRAMI's curves lose single packets from 80 % of saturation on."""
+    """The same for NDR: a loss that grows with the 40th power of the load, as PASTRAMI's realistic
+    curve in `synthetic`, is a millionth at 80 % of saturation."""
 
     # -- which trials a fit uses ------------------------------------------------------------
     far: float = 0.1
@@ -91,8 +91,6 @@ class Tuning:
     """NDR is located where a trial with and one without loss are so near to each other. Fit."""
 
     # -- when a goal is done ----------------------------------------------------------------
-    most_need: float = 3.0
-    """A goal whose interval is wider than this many precisions gets no more trials than at this."""
     reference_noise: float = 0.012
     """`max_trials` is meant for this deviation of the capacity; more noise gets more. Cost."""
     most_wavering: float = 1.25
@@ -111,6 +109,9 @@ class Tuning:
     # -- concluding -------------------------------------------------------------------------
     draws: int = 4000
     """Draws of the goal's load. Rule: ends at 2.5 % are then known to 0.25 % of probability."""
+    contradicted: float = 0.05
+    """A law is given up whose places have less than this share of the likelihood of the best place,
+    by which trials met the goal alone: odds of 20 are strong (Kass and Raftery, 1995)."""
     caution_soft: float = 1.15
     """Factor of the interval where loss rises smoothly. Fit."""
     caution_clumped: float = 1.25
