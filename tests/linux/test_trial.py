@@ -252,6 +252,120 @@ def test_an_interrupted_trial_prints_what_it_has(netns_pair: Network) -> None:
     assert done.output["unexplained"] == 0
 
 
+KERNEL = ("--backend", "live", "--sink", "xdp-native")
+
+
+def needs_kernel_backends(network: Network) -> None:
+    """Skips where this user or kernel may not run them."""
+    done = trial(network, "--rate", "100", "--duration", "0.1", *KERNEL)
+    if done.code:
+        pytest.skip(f"no generator in the kernel: {done.stderr.strip()}")
+
+
+def attached(network: Network) -> str:
+    """The programs on the ends' interfaces, as `ip link` prints them."""
+    ends = (network.a, network.b)
+    return "".join(end.run("ip", "-d", "link", "show", end.interface) for end in ends)
+
+
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize(
+    ("generator", "sink"),
+    [("live", "xdp-native"), ("live-skb", "tc-ingress"), ("af_packet", "tc-ingress")],
+)
+def test_every_backend_accounts_for_every_frame(
+    netns_pair: Network, generator: str, sink: str, ipv6: bool
+) -> None:
+    needs_kernel_backends(netns_pair)
+    load = ("--rate", "20k", "--duration", "0.5", "--flows", "7")
+    done = trial(netns_pair, *load, "--backend", generator, "--sink", sink, ipv6=ipv6)
+    assert done.code == 0, done.stderr
+    output = done.output
+    check_account(output)
+    assert (output["generator"]["backend"], output["sink"]["backend"]) == (generator, sink)
+    assert output["unexplained"] == 0
+    assert (output["duplicate"], output["reordered"], output["foreign"]) == (0, 0, 0)
+    assert output["latency"]["count"] == output["received"] > 0
+    assert output["latency"]["min_ns"] > 0
+
+
+def test_the_kernels_account_of_a_forwarder_is_exact(netns_relay: Network) -> None:
+    with forwarder(netns_relay.middle, drop=3, twice=5, hold=7):
+        load = ("--rate", "500", "--duration", "1", "--drain", "10")
+        done = trial(netns_relay, *load, "--backend", "live-skb", "--sink", "xdp-native")
+    if "may not load BPF" in done.stderr or "Linux 6.6" in done.stderr:
+        pytest.skip(f"no generator in the kernel: {done.stderr.strip()}")
+    assert done.code == 0, done.stderr
+    output = done.output
+    sent = output["sent"]
+    kept = 1 if sent % 10 == 8 else 0
+    assert output["lost"] == len(range(3, sent, 10)) + kept
+    assert output["duplicate"] == len(range(5, sent, 10))
+    assert output["reordered"] == len(range(7, sent, 10)) - kept
+
+
+def test_bursts_leave_at_their_rate_and_as_many_as_are_due(netns_pair: Network) -> None:
+    needs_kernel_backends(netns_pair)
+    bursts = ("--rate", "1M", "--burst", "100", "--interval", "0.01", "--duration", "0.5")
+    output = trial(netns_pair, *bursts, *KERNEL).output
+    assert output["planned"] == 5000
+    assert output["intended_pps"] == pytest.approx(10_000)
+    check_account(output)
+    assert output["unexplained"] == 0
+
+
+def test_nothing_of_the_kernels_backends_survives_a_kill(netns_pair: Network) -> None:
+    needs_kernel_backends(netns_pair)
+    path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
+    with Running("trial", *path, *KNOWN_MAX, *KERNEL, "--rate", "1k", "--duration", "20") as live:
+        eventually(lambda: "xdp" in attached(netns_pair))
+        live.process.kill()
+        live.process.wait()
+    eventually(lambda: "xdp" not in attached(netns_pair))
+
+
+def test_an_interface_that_goes_down_under_the_kernels_generator_is_named(
+    netns_pair: Network,
+) -> None:
+    needs_kernel_backends(netns_pair)
+    path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
+    with Running("trial", *path, *KNOWN_MAX, *KERNEL, "--rate", "3M", "--duration", "20") as live:
+        eventually(lambda: "xdp" in attached(netns_pair))
+        ip("-n", netns_pair.a.netns, "link", "set", netns_pair.a.interface, "down")
+        done = live.finish()
+    assert done.code == 1
+    assert "down" in done.stderr
+
+
+def test_a_second_sink_on_an_interface_is_refused_in_one_sentence(netns_pair: Network) -> None:
+    needs_kernel_backends(netns_pair)
+    listen = ("--rx", netns_pair.b.spec, "--first", "7000", "--count", "10")
+    with Running("receive", *listen, "--sink", "xdp-native") as first:
+        first.wait_ready()
+        other = ("--dst-port", "4863", "--duration", "0.1", "--sink", "xdp-native")
+        second = run("receive", *listen, *other)
+        first.stop()
+    assert second.code == 1
+    assert "another XDP program is attached" in second.stderr
+
+
+def test_a_peer_that_takes_no_xdp_frames_is_refused_before_anything_is_sent(
+    netns_pair: Network,
+) -> None:
+    needs_kernel_backends(netns_pair)
+    load = ("--rate", "1k", "--duration", "0.1")
+    done = trial(netns_pair, *load, "--backend", "live", "--sink", "tc-ingress")
+    assert done.code == 1
+    assert "takes no XDP frames" in done.stderr
+    assert "gro on" in done.stderr
+
+
+def test_bursts_longer_than_their_interval_are_refused(netns_pair: Network) -> None:
+    done = trial(netns_pair, "--rate", "1k", "--burst", "100", "--interval", "0.01")
+    assert done.code == 2
+    assert "--interval 0.1" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
