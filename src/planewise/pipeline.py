@@ -74,7 +74,7 @@ class Finished:
 def quick_design(planes: Sequence[str], minutes: float) -> Design:
     """The built-in design of `planewise quick`: every plane × idle, CPU load, network load.
 
-    `minutes` sets the number of blocks; a block takes about 35 s for three planes.
+    `minutes` sets the number of blocks, and how much one of them measures.
 
     Raises:
         UnsupportedError: this host has no plane.
@@ -84,26 +84,61 @@ def quick_design(planes: Sequence[str], minutes: float) -> Design:
             "this host can build none of the planes that Planewise knows",
             remedy="`planewise doctor` says why, plane by plane",
         )
-    design = Design.model_validate(
+    budget_s = minutes * 60 - _AROUND_S
+    for shape in _QUICK_SHAPES:
+        design = _quick(planes, shape)
+        made_up = dict.fromkeys(cells_of(design), tuple(range(1, shape.loads + 1)))
+        blocks = int(budget_s / estimate_s(schedule_for(design, made_up, {})))
+        if blocks >= QUICK_BLOCKS:
+            break
+    return design.model_copy(update={"blocks": max(1, blocks)})
+
+
+QUICK_BLOCKS = 8
+"""Blocks that tell a difference of 10 % apart at 3 % noise (docs/concepts/statistics.md)."""
+
+
+@dataclass(frozen=True)
+class _QuickShape:
+    """How much a block of `quick` measures."""
+
+    packets: int
+    loads: int
+    duration_s: float
+    under_load: bool
+    """Whether throughput is measured under background load, too."""
+
+
+_QUICK_SHAPES = (
+    _QuickShape(500, 7, 0.25, under_load=True),
+    _QuickShape(300, 6, 0.2, under_load=True),
+    _QuickShape(300, 6, 0.15, under_load=False),
+    _QuickShape(200, 4, 0.1, under_load=False),
+    _QuickShape(100, 3, 0.1, under_load=False),
+)
+"""The first with room for `QUICK_BLOCKS` blocks is taken: more blocks tell more than long ones."""
+
+
+def _quick(planes: Sequence[str], shape: _QuickShape) -> Design:
+    factors = {
+        "plane": list(planes),
+        "load_type": ["none", "cpu", "network"],
+        "load_location": ["responder"],
+        "background_guests": [4],
+    }
+    sweep = {"offered_pps": "auto", "loads": shape.loads, "duration_s": shape.duration_s}
+    if not shape.under_load:
+        sweep["load_types"] = ["none"]
+    return Design.model_validate(
         {
             "title": "Which data plane should the guests of this host use?",
-            "factors": {
-                "plane": list(planes),
-                "load_type": ["none", "cpu", "network"],
-                "load_location": ["responder"],
-                "background_guests": [4],
-            },
-            "rtt": {"packets": 500},
-            "sweep": {"offered_pps": "auto", "loads": 7, "duration_s": 0.25},
+            "factors": factors,
+            "rtt": {"packets": shape.packets},
+            "sweep": sweep,
             "blocks": 1,
             "seed": secrets.randbelow(2**31),
         }
     )
-    made_up = dict.fromkeys(cells_of(design), tuple(range(1, 8)))
-    block_s = estimate_s(schedule_for(design, made_up, {}))
-    budget_s = minutes * 60 - _AROUND_S
-    blocks = max(1, int(budget_s / block_s))
-    return design.model_copy(update={"blocks": blocks})
 
 
 _AROUND_S = 25.0

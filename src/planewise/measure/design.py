@@ -219,6 +219,8 @@ class SweepPart(Part):
     """Duration of a load trial."""
     max_pps: Rate = 10_000_000.0
     """No more than this is ever offered."""
+    load_types: Levels[LoadType] | None = None
+    """Background loads under which the ladder is run; by default all of the design."""
     warmup_s: Annotated[float, Field(ge=0, le=600)] = 0.0
     """A load trial of this length is thrown away before the first of a cell in a block."""
 

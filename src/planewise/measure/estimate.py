@@ -29,7 +29,8 @@ BUILD_S: Mapping[GuestKind, tuple[float, float]] = MappingProxyType(
 for each function of a chain."""
 
 KEPT: frozenset[GuestKind] = frozenset({"namespace"})
-"""Guests that idle without a cost: their testbeds stay up side by side, and each is built once."""
+"""Guests that idle without a cost: their testbeds stay up side by side, and each is built once a
+block."""
 
 
 def estimate_s(schedule: Schedule, finished: frozenset[str] = frozenset()) -> float:
@@ -44,7 +45,10 @@ def visit_costs_s(
     yet, in seconds; 0 where nothing is left to do."""
     costs = []
     standing: set[Testbed] = set()
+    block = -1
     for visit in visits:
+        if visit.block != block:
+            block, standing = visit.block, {one for one in standing if one.guest not in KEPT}
         cost = visit_s(visit, finished)
         testbed = visit.cell.testbed
         if cost and testbed not in standing:

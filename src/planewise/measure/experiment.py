@@ -33,7 +33,7 @@ from planewise.measure.schedule import (
     ladder_around,
     make_schedule,
 )
-from planewise.measure.stage import Place, Stage, Station, Trial, TrialResult
+from planewise.measure.stage import Place, RebuildingStage, Stage, Station, Trial, TrialResult
 from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter
 from planewise.testbed.host_state import HostWatch
@@ -220,6 +220,8 @@ class _Runner:
                     left_out += 1
                     continue
             begun += 1
+            if isinstance(self.stage, RebuildingStage):
+                self.stage.new_block()
             for number, (visit, cost_s) in enumerate(planned, start=1):
                 self.visit(visit, cost_s, f"block {block + 1}, cell {number} of {len(visits)}")
         return left_out

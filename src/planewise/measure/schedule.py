@@ -293,6 +293,8 @@ def _load_trials(
 ) -> list[LoadTrial]:
     if design.sweep is None:
         return []
+    if design.sweep.load_types and cell.load_type not in design.sweep.load_types:
+        return []
     return [
         LoadTrial(
             name=f"load:{cell.name},{size}B#r{block}@{offered:.0f}",

@@ -104,6 +104,15 @@ class StageFacts:
 
 
 @runtime_checkable
+class RebuildingStage(Protocol):
+    """A stage that can build anew what it keeps, cheaply enough to do so for every block."""
+
+    def new_block(self) -> None:
+        """Ends what stands, so that a block is a build of its own: what chance settles when a
+        testbed is built then differs from block to block, as noise does."""
+
+
+@runtime_checkable
 class FactualStage(Protocol):
     """A stage of which there is something to know."""
 

@@ -15,7 +15,7 @@ from planewise.measure.cells import Cell
 from planewise.measure.chains.hosted import HostedChainStage
 from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import Design
-from planewise.measure.stage import FactualStage, Stage, StageFacts, Station
+from planewise.measure.stage import FactualStage, RebuildingStage, Stage, StageFacts, Station
 from planewise.measure.station import GuestStage
 from planewise.measure.vms import VmStage, local_vms
 from planewise.testbed.model import IpVersion
@@ -82,6 +82,12 @@ class Stages:
     def station(self, cell: Cell) -> AbstractContextManager[Station]:
         """Sets `cell` up and starts its background load."""
         return self._stage(_kind(cell)).station(cell)
+
+    def new_block(self) -> None:
+        """Has stages that can do so cheaply build anew."""
+        for stage in self._stages.values():
+            if isinstance(stage, RebuildingStage):
+                stage.new_block()
 
     def facts(self) -> StageFacts:
         """What there is to know of the stages in use."""

@@ -52,6 +52,7 @@ class Testbeds:
         self._testbeds: dict[tuple[str, ...], Testbed] = {}
         self._generator: Generator | None = None
         self._here = LocalHost("generator")
+        self._with_vfs = False
         self.cpus: CpuSplit | None = None if pair is not None else split_cpus()
         """Which CPUs generate and receive, where both hosts are this machine."""
 
@@ -67,6 +68,7 @@ class Testbeds:
 
     def expect(self, settings: Sequence[Setting]) -> dict[Setting, str]:
         """See `Testbed.expect`."""
+        self._with_vfs = any(setting.vfs_a_host() for setting in settings)
         together: dict[int, tuple[Testbed, list[Setting]]] = {}
         for setting in settings:
             testbed = self.of(setting)
@@ -76,6 +78,15 @@ class Testbeds:
             for testbed, asked in together.values()
             for setting, reason in testbed.expect(asked).items()
         }
+
+    def new_block(self) -> None:
+        """Ends what stands on this machine, so that a block is a build of its own.
+
+        Not on other hosts, and not where a NIC has been given VFs: that takes too long.
+        """
+        if self._pair is None and not self._with_vfs:
+            self._testbeds.clear()
+            self._built.close()
 
     @property
     def generator(self) -> Generator:
@@ -113,6 +124,10 @@ class GuestStage:
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The generator's own maximum [packet/s]."""
         return self._testbeds.generator.max_pps(size_bytes, self._ip_version)
+
+    def new_block(self) -> None:
+        """See `Testbeds.new_block`."""
+        self._testbeds.new_block()
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[GuestStation]:
