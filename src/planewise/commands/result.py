@@ -12,9 +12,8 @@ from planewise.units import rate_text, time_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from planewise.judge.statistics.sentences import bound_text
     from planewise.pipeline import Finished
-from planewise.store.models import Ranked
+    from planewise.store.models import Ranked
 
 _METRIC_TITLES = {
     "rtt_p50": "median RTT",
@@ -120,6 +119,8 @@ def _print_ranking(title: str, metric: str, places: Sequence[Ranked]) -> None:
 
 
 def _value(metric: str, place: Ranked) -> str:
+    from planewise.judge.statistics.sentences import bound_text
+
     show = rate_text if metric == "forwarded" else time_text
     text = bound_text(place.bound, show(place.value))
     if place.low is not None and place.high is not None:
