@@ -394,15 +394,15 @@ def test_a_boot_that_is_interrupted_leaves_nothing(
 HANGS_FIRST = """
 import sys
 from planewise.cli import main
-from planewise.lab import lifecycle
+from planewise.lab import lifecycle, watch
 from planewise.lab.diagnose import Finding
-begun, start, look = [], lifecycle._start, lifecycle.diagnose
+begun, start, look = [], lifecycle._start, watch.diagnose
 def start_and_count(*arguments):
     begun.append(start(*arguments))
     return begun[-1]
 def find_stalled_first(**seen):
     return Finding("hung", "rcu_preempt detected stalls") if len(begun) == 1 else look(**seen)
-lifecycle._start, lifecycle.diagnose = start_and_count, find_stalled_first
+lifecycle._start, watch.diagnose = start_and_count, find_stalled_first
 try:
     main()
 finally:

@@ -25,7 +25,7 @@ from planewise.boot.model import Accelerator, Kernel
 from planewise.boot.process import look
 from planewise.errors import BadInputError, PlanewiseError, StorageError, UnsupportedError
 from planewise.lab import initramfs, lifecycle, qemu, state
-from planewise.lab.diagnose import diagnose, last_lines
+from planewise.lab.diagnose import diagnose, last_lines, refusal
 from planewise.lab.model import LabPaths, LabSpec, Platform
 from planewise.lab.state import HostRecord, Record
 from planewise.testbed import ledger
@@ -550,7 +550,7 @@ def test_a_dead_host_is_said_with_the_end_of_its_log(state_directory: Path) -> N
     ],
 )
 def test_what_qemu_complains_of_becomes_a_sentence(said: str, sentence: str, way_out: str) -> None:
-    error = lifecycle.refusal(said, LabSpec("t", memory_mib=9000), 22)
+    error = refusal(said, LabSpec("t", memory_mib=9000), 22)
     with pytest.raises(PlanewiseError, match=sentence):
         raise error
     assert way_out in error.remedy

@@ -4,8 +4,6 @@ Knows no testbed and no measurement: `testbed` asks it for the addresses of its 
 """
 
 from planewise.lab.lifecycle import (
-    HostStatus,
-    LabStatus,
     Leftover,
     down,
     leftovers,
@@ -18,6 +16,7 @@ from planewise.lab.lifecycle import (
 )
 from planewise.lab.model import HOSTS, HostId, LabSpec
 from planewise.lab.state import names
+from planewise.lab.watch import HostStatus, LabStatus
 
 __all__ = [
     "HOSTS",

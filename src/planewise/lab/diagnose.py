@@ -6,9 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.lab.initramfs import FAILED, READY
+from planewise.lab.model import LabSpec
 
 State = Literal["booting", "running", "hung", "dead"]
+
+PORT_ATTEMPTS = 5
+"""How often a start is tried whose port somebody took meanwhile."""
 
 LAST_LINES = 8
 """How much of a log an error shows."""
@@ -90,3 +95,22 @@ def diagnose(
         return Finding("booting")
     how_far = "its sshd never answered" if READY in log else "its boot did not end"
     return Finding("hung", stuck or f"{how_far} within {boot_limit_s:.0f} s")
+
+
+def refusal(said: str, spec: LabSpec, port: int) -> PlanewiseError:
+    """What QEMU complained of, as a sentence. Pure."""
+    line = said.splitlines()[-1].removeprefix("qemu-system-x86_64: ")
+    if "host forwarding rule" in said:
+        return PlanewiseError(
+            f"port {port} of 127.0.0.1 was taken before QEMU could have it, {PORT_ATTEMPTS} times",
+            remedy="run it again",
+        )
+    if "memory" in said:
+        return UnsupportedError(
+            f"QEMU does not get {spec.memory_mib} MiB of memory: {line}",
+            remedy="ask for less with --memory",
+        )
+    return PlanewiseError(
+        f"QEMU does not start: {line}",
+        remedy="`planewise lab up --dry-run` prints its command line",
+    )

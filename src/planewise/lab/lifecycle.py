@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -25,23 +25,26 @@ from planewise.boot.model import Accelerator, Kernel
 from planewise.boot.process import Seen
 from planewise.errors import BadInputError, PlanewiseError, StorageError, UnsupportedError
 from planewise.lab import initramfs, qemu, state
-from planewise.lab.diagnose import Finding, diagnose, last_lines
+from planewise.lab.diagnose import PORT_ATTEMPTS, refusal
 from planewise.lab.model import (
     HOSTS,
     PREFIX,
-    HostId,
     LabPaths,
     LabSpec,
     Platform,
     process_name,
 )
 from planewise.lab.state import HostRecord, Record
+from planewise.lab.watch import (
+    HostStatus,
+    LabStatus,
+    look,
+    look_at,
+    processes_of,
+)
 
 BOOT_LIMIT_S = 120.0
 """A boot that takes longer hangs. Under TCG on two cores it takes a tenth of it."""
-
-ANSWER_TIMEOUT_S = 10.0
-"""How long a running host's sshd may take to greet."""
 
 _POLL_S = 0.1
 _FORK_S = 0.3
@@ -49,7 +52,6 @@ _ROUNDS = 5
 _FIRST_GUESS_S = 20.0
 _FETCH_S = 60.0
 _TRIAL_S = 3.0
-_PORT_ATTEMPTS = 5
 
 
 class Progress(Protocol):
@@ -60,37 +62,6 @@ class Progress(Protocol):
 
     def step(self, what: str, done_s: float) -> None:
         """So much of the estimate is worked off."""
-
-
-@dataclass(frozen=True)
-class HostStatus:
-    """How one host fares."""
-
-    host: HostId
-    finding: Finding
-    pid: int | None
-    started_s: float | None
-    """When its QEMU process started [seconds since the epoch]."""
-    port: int
-    answers: bool
-    """Whether its sshd greets."""
-    serial_log: Path
-    last_lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class LabStatus:
-    """How a lab fares."""
-
-    record: Record
-    directory: Path
-    hosts: tuple[HostStatus, ...]
-
-    @property
-    def state(self) -> str:
-        """`running` when both hosts run, else the worse host's state."""
-        states = [host.finding.state for host in self.hosts]
-        return next(one for one in ("dead", "hung", "booting", "running") if one in states)
 
 
 @dataclass(frozen=True)
@@ -183,14 +154,14 @@ def up(spec: LabSpec, progress: Progress, boot_limit_s: float = BOOT_LIMIT_S) ->
             _end_hosts(spec.name, where)
             _remove(where)
             raise
-        return _look(state.read(where) or record, where)
+        return look(state.read(where) or record, where)
 
 
 def status(name: str) -> LabStatus | None:
     """How the lab of this name fares, or None where there is none."""
     where = state.paths(name)
     record = state.read(where)
-    return _look(record, where) if record is not None else None
+    return look(record, where) if record is not None else None
 
 
 def statuses() -> tuple[LabStatus, ...]:
@@ -397,13 +368,13 @@ def _boot(
 
 
 def _start(record: Record, where: LabPaths, platform: Platform) -> Record:
-    for attempt in range(1, _PORT_ATTEMPTS + 1):
+    for attempt in range(1, PORT_ATTEMPTS + 1):
         for host in HOSTS:
             port = record.hosts[host].port
             said = _launch(qemu.command_line(platform, record.spec, where, host, port))
             if not said:
                 continue
-            if "host forwarding rule" not in said or attempt == _PORT_ATTEMPTS:
+            if "host forwarding rule" not in said or attempt == PORT_ATTEMPTS:
                 raise refusal(said, record.spec, port)
             # Somebody took the port between our look and QEMU's: other ports, once more.
             _end_hosts(record.name, where)
@@ -431,25 +402,6 @@ def _launch(argv: Sequence[str]) -> str:
     return done.stderr.strip() or f"exit code {done.returncode}"
 
 
-def refusal(said: str, spec: LabSpec, port: int) -> PlanewiseError:
-    """What QEMU complained of, as a sentence. Pure."""
-    line = said.splitlines()[-1].removeprefix("qemu-system-x86_64: ")
-    if "host forwarding rule" in said:
-        return PlanewiseError(
-            f"port {port} of 127.0.0.1 was taken before QEMU could have it, {_PORT_ATTEMPTS} times",
-            remedy="run it again",
-        )
-    if "memory" in said:
-        return UnsupportedError(
-            f"QEMU does not get {spec.memory_mib} MiB of memory: {line}",
-            remedy="ask for less with --memory",
-        )
-    return PlanewiseError(
-        f"QEMU does not start: {line}",
-        remedy="`planewise lab up --dry-run` prints its command line",
-    )
-
-
 def _wait_until_running(record: Record, where: LabPaths, progress: Progress) -> None:
     guess_s = _usual_boot_s()
     begun = time.monotonic()
@@ -457,7 +409,7 @@ def _wait_until_running(record: Record, where: LabPaths, progress: Progress) -> 
     waiting = set(HOSTS)
     while waiting:
         for host in sorted(waiting):
-            found = _look_at(record, where, host, timeout_s=1.0)
+            found = look_at(record, where, host, timeout_s=1.0)
             if found.finding.state == "running":
                 waiting.discard(host)
                 hosts = record.hosts | {
@@ -472,47 +424,6 @@ def _wait_until_running(record: Record, where: LabPaths, progress: Progress) -> 
         progress.step(f"booting: waiting for {left}", min(elapsed_s, 0.95 * guess_s))
         time.sleep(_POLL_S if waiting else 0)
     _remember_boot_s(time.monotonic() - begun)
-
-
-def _look(record: Record, where: LabPaths) -> LabStatus:
-    hosts = tuple(_look_at(record, where, host, ANSWER_TIMEOUT_S) for host in HOSTS)
-    return LabStatus(record, where.directory, hosts)
-
-
-def _look_at(record: Record, where: LabPaths, host: HostId, timeout_s: float) -> HostStatus:
-    own, known = where.host(host), record.hosts[host]
-    seen = next((one for one in _hosts_of(record.name, where) if _is(one, record.name, host)), None)
-    log = _read_log(own.serial_log)
-    booted = initramfs.READY in log
-    answers = seen is not None and booted and greets(known.port, timeout_s)
-    finding = diagnose(
-        alive=seen is not None,
-        answers=answers,
-        log=log,
-        age_s=time.time() - (seen.started_at_s if seen else record.created_s),
-        boot_limit_s=record.boot_limit_s,
-        was_ready=known.ready_s is not None,
-    )
-    return HostStatus(
-        host=host,
-        finding=finding,
-        pid=seen.pid if seen else None,
-        started_s=seen.started_at_s if seen else None,
-        port=known.port,
-        answers=answers,
-        serial_log=own.serial_log,
-        last_lines=last_lines(log),
-    )
-
-
-def greets(port: int, timeout_s: float) -> bool:
-    """Whether an ssh server greets on this port of 127.0.0.1."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as stream:
-            stream.settimeout(timeout_s)
-            return stream.recv(8).startswith(b"SSH-")
-    except OSError:
-        return False
 
 
 def _ailing(name: str, host: HostStatus) -> PlanewiseError:
@@ -533,31 +444,7 @@ def _with_kept_log(name: str, host: HostStatus) -> HostStatus:
         shutil.copyfile(host.serial_log, kept)
     except OSError:
         return host
-    return HostStatus(
-        host.host,
-        host.finding,
-        host.pid,
-        host.started_s,
-        host.port,
-        host.answers,
-        kept,
-        host.last_lines,
-    )
-
-
-def _hosts_of(name: str, where: LabPaths) -> tuple[Seen, ...]:
-    """The QEMU processes of a lab: by name and by the file that they were told to write."""
-    return tuple(
-        seen
-        for seen in process.processes()
-        for host in HOSTS
-        if _is(seen, name, host) and seen.option("-pidfile") == str(where.host(host).pidfile)
-    )
-
-
-def _is(seen: Seen, name: str, host: HostId) -> bool:
-    program = seen.argv[0].rsplit("/", 1)[-1]
-    return program.startswith("qemu-system-") and seen.option("-name") == process_name(name, host)
+    return replace(host, serial_log=kept)
 
 
 def _orphans() -> tuple[Leftover, ...]:
@@ -580,7 +467,7 @@ def _orphans() -> tuple[Leftover, ...]:
 
 def _leftover(name: str, where: LabPaths) -> Leftover:
     record = state.read(where)
-    pids = tuple(seen.pid for seen in _hosts_of(name, where))
+    pids = tuple(seen.pid for seen in processes_of(name, where))
     if record is None:
         return Leftover(name, pids, str(where.directory), "lab that was not written down", "")
     started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(record.created_s))
@@ -591,7 +478,7 @@ def _end_hosts(name: str, where: LabPaths) -> tuple[Seen, ...]:
     ended: tuple[Seen, ...] = ()
     # More than once: one that is just being started forks into the background.
     for _ in range(_ROUNDS):
-        found = _hosts_of(name, where)
+        found = processes_of(name, where)
         if not found:
             return ended
         _end(found)
@@ -639,13 +526,6 @@ def _storage_errors(place: Path) -> Iterator[None]:
             f"{error.filename or place} cannot be used: {error.strerror or error}",
             remedy="make room, and make sure that you may write there",
         ) from error
-
-
-def _read_log(log: Path) -> str:
-    try:
-        return log.read_bytes()[-(1 << 20) :].decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _free_ports(count: int) -> tuple[int, ...]:
