@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from planewise.boot.model import Accelerator
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed.model import HOSTS, Guest, HostRole
+from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms import image
 from planewise.testbed.vms.agent import GuestAgent, Why
@@ -25,9 +26,11 @@ from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml
 from planewise.testbed.vms.guests import last_words
 from planewise.testbed.vms.hypervisor import AgentSilentError, GuestGoneError
 from planewise.testbed.vms.image import GuestImage
-from planewise.testbed.vms.planes import VM_PLANES, vm_plane
 from planewise.testbed.vms.platform import Platform, differences
 from planewise.testbed.vms.resources import Resources, shortage
+
+HOST_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane) and not plane.vfs]
+"""Planes that attach a virtual machine without help from hardware."""
 
 NIC = Nic("virtio", "02:70:77:00:00:00", "tap-m0", vhost=False, queues=1, offloads=False)
 DOMAIN = DomainSpec(
@@ -111,7 +114,7 @@ def guests(token: str, plane: str, count: int) -> list[Guest]:
     ]
 
 
-@pytest.mark.parametrize("plane", [plane.name for plane in VM_PLANES])
+@pytest.mark.parametrize("plane", HOST_PLANES)
 def test_no_two_ports_share_a_name_on_a_host_or_an_index_on_the_machine(plane: str) -> None:
     made = guests("0123abcd", plane, 1000)
     ports = {vm_plane(plane).host_interface(guest) for guest in made}

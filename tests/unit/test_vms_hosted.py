@@ -17,13 +17,15 @@ from planewise.measure.design import Design
 from planewise.measure.vms import lost_guest_first, options_of
 from planewise.testbed.model import Guest, Site, make_guest
 from planewise.testbed.plan import AddMacvtap, AwaitUp, Plan
+from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.script import grouped
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import Passthrough, nic_xml
-from planewise.testbed.vms.planes import VF_PLANES, VM_PLANES, vm_plane
 from planewise.testbed.vms.resources import Resources, shortage
 from planewise.testbed.vms.saved import head_for, read
+
+VM_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane)]
 
 HOST = Resources("ssh://a", "eth4", "ixgbe", cpus=8, free_mib=32_000, vfs=63)
 SITE = Site("sender", "", "eth4", 1500, "eth4", "pw-0-b")
@@ -37,7 +39,7 @@ def guest(plane: str) -> Guest:
     return replace(make_guest("0" * 8, "sender", "main", 0, plane), port="pw00000000001")
 
 
-@pytest.mark.parametrize("plane", [plane.name for plane in (*VM_PLANES, *VF_PLANES)])
+@pytest.mark.parametrize("plane", VM_PLANES)
 def test_a_host_that_has_all_lacks_nothing(plane: str) -> None:
     assert shortage(setting(plane, plane, 8), HOST, True) == ""
 

@@ -27,11 +27,11 @@ from planewise.testbed.host import Host
 from planewise.testbed.load import BackgroundLoad
 from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, mtu_for
 from planewise.testbed.pair import Pair, local_pair
+from planewise.testbed.planes import vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms import platform as vms
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import VmOptions
-from planewise.testbed.vms.planes import vm_plane
 from planewise.testbed.vms.testbed import VmTestbed
 
 SECOND_WIRE = "wire1"
@@ -268,7 +268,7 @@ def gauges_of(netns: str, guests: Iterable[Guest], host: HostRole | None = None)
     gauges = []
     for guest in guests:
         plane = vm_plane(guest.plane)
-        counts: Literal["tx", "rx"] = "rx" if plane.port == "tap" else "tx"
+        counts: Literal["tx", "rx"] = "rx" if plane.device == "tap" else "tx"
         if port := plane.host_interface(guest):
             gauges.append(Gauge(guest.name, host or guest.host, netns, port, counts))
     return gauges

@@ -9,11 +9,10 @@ from pathlib import Path
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.store.models import PlaneAvailability
 from planewise.testbed.host import LocalHost
-from planewise.testbed.planes import PLANES, Plane
+from planewise.testbed.planes import PLANES, Plane, VmPlane
 from planewise.testbed.setting import Setting
 from planewise.testbed.testbed import stand_here
 from planewise.testbed.vms import platform as vms
-from planewise.testbed.vms.planes import VM_PLANES
 
 
 def try_planes(
@@ -23,13 +22,12 @@ def try_planes(
 
     `lacking` is what `missing` says; `refused` why there is no privilege to try: then nothing is.
     """
-    vm = {plane.name for plane in VM_PLANES}
     no_vms = None if "vm" in lacking else _why_no_vms()
     tried = []
     for plane in PLANES:
         if "namespace" in plane.guests and not any(need in lacking for need in plane.needs):
             tried.append(_refusal(plane.name, refused) if refused else try_plane(plane))
-        elif plane.name in vm and "vm" not in lacking:
+        elif isinstance(plane, VmPlane) and plane.needs == ("vm",) and "vm" not in lacking:
             built = PlaneAvailability(plane=plane.name, available=True)
             tried.append(_refusal(plane.name, no_vms) if no_vms else built)
         else:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from planewise.errors import BadInputError, UnsupportedError
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 from planewise.testbed.planes.plane import Plane
+from planewise.testbed.planes.vm import VmPlane
 
 
 def _find() -> tuple[Plane, ...]:
@@ -80,13 +81,30 @@ def plane(name: str) -> Plane:
     return _BY_NAME[name] if name in _BY_NAME else plane_for(name, "namespace")
 
 
+def vm_plane(name: str) -> VmPlane:
+    """The plane called `name`, for guests that are virtual machines.
+
+    Raises:
+        BadInputError: there is no such plane for them.
+    """
+    plane = _BY_NAME.get(name)
+    if isinstance(plane, VmPlane):
+        return plane
+    theirs = ", ".join(plane.name for plane in PLANES if isinstance(plane, VmPlane))
+    raise BadInputError(
+        f"virtual machines have no plane {name} on a testbed", remedy=f"theirs are: {theirs}"
+    )
+
+
 __all__ = [
     "FUNCTIONS_OF",
     "GUESTS_OF",
     "PLANES",
     "Plane",
+    "VmPlane",
     "known",
     "plane",
     "plane_for",
     "planes_of",
+    "vm_plane",
 ]

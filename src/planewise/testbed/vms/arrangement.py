@@ -16,8 +16,8 @@ from planewise.testbed.model import (
     GuestRole,
     HostRole,
 )
+from planewise.testbed.planes import vm_plane
 from planewise.testbed.setting import Setting
-from planewise.testbed.vms.planes import vm_plane
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class VmArrangement:
         for role in HOSTS if not plane.passed_through else ():
             port = plane.host_interface(self.mains[role])
             here = [CapturePoint(f"{role}_guest", role, "", port)]
-            if plane.takes_vf or not self.shared:
+            if plane.nic_within_host or not self.shared:
                 here.append(CapturePoint(f"{role}_nic", role, "", self.nics[role]))
             points += here if role == "sender" else reversed(here)
         return tuple(points)
@@ -74,7 +74,7 @@ class VmArrangement:
     def not_measurable(self) -> Mapping[Metric, str]:
         """Metrics that do not exist for the main guests' plane, with the reason."""
         plane = vm_plane(self.setting.plane)
-        if self.shared and not plane.takes_vf:
+        if self.shared and not plane.nic_within_host:
             why = "between guests of one host no frame reaches the NIC"
             return {"overhead": why, "response": why}
         return plane.not_measurable
@@ -129,15 +129,15 @@ def guest_in(
 def on_nic(want: Want) -> bool:
     """Whether a guest's port sits on the NIC itself."""
     plane = vm_plane(want.plane)
-    return plane.port == "macvtap" and not plane.takes_vf and not want.on_bridge
+    return plane.on_uplink and not want.on_bridge
 
 
 def wanted(setting: Setting, role: HostRole) -> Iterator[Want]:
     """The guests of a role that a setting asks for, the main one first. Pure."""
-    bridge = any(vm_plane(name).bridged for name in setting.planes)
+    bridge = any(vm_plane(name).switch is not None for name in setting.planes)
 
     def on_bridge(name: str) -> bool:
-        return bridge and not vm_plane(name).takes_vf
+        return bridge and not vm_plane(name).vfs
 
     yield Want(role, "main", 0, setting.plane, on_bridge(setting.plane))
     for index in range(setting.background_guests):

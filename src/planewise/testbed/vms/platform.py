@@ -9,11 +9,11 @@ from planewise.boot import accelerator, initramfs, kernel, packages, qemu, tools
 from planewise.boot.model import Accelerator, Kernel
 from planewise.errors import UnsupportedError
 from planewise.testbed.host import Host, LocalHost, ProcessTimeoutError, find_probe
+from planewise.testbed.planes import vm_plane
 from planewise.testbed.scratch import scratch
 from planewise.testbed.vms import hypervisor, image
 from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.image import GuestImage
-from planewise.testbed.vms.planes import vm_plane
 
 _TRIAL_TIMEOUT_S = 60.0
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from planewise import procfs
 from planewise.testbed.host import Host
 from planewise.testbed.machine import MAC_FILTERS, Machine, survey
+from planewise.testbed.planes import vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vfs import look_at_vfs
-from planewise.testbed.vms.planes import vm_plane
 from planewise.testbed.vms.platform import VM_MIB, called
 
 SPARE_MIB = 416
@@ -68,12 +68,11 @@ def shortage(setting: Setting, there: Resources, with_vfs: bool, guest_mib: int 
 
     `with_vfs`: its NIC has VFs at that time. `guest_mib`: memory of the host that a guest takes.
     """
-    main, others = (vm_plane(name) for name in (setting.plane, setting.background_plane))
+    main, others = vm_plane(setting.plane), vm_plane(setting.background_plane)
     count = setting.background_guests
-    roles = setting.guests_a_host() // (1 + count)
-    needed = roles * (main.takes_vf + count * others.takes_vf)
+    needed = setting.vfs_a_host()
     if needed and there.hosts == 2:
-        name = next(plane.name for plane in (main, others) if plane.takes_vf)
+        name = next(plane.name for plane in (main, others) if plane.vfs)
         return f"the plane {name} needs a NIC with SR-IOV, and the wire here is virtual"
     if needed and not (there.vfs or there.used):
         return f"{there.nic} of {there.place} has no SR-IOV"
@@ -84,7 +83,7 @@ def shortage(setting: Setting, there: Resources, with_vfs: bool, guest_mib: int 
     if (main.passed_through or (count and others.passed_through)) and not there.iommu:
         return no_iommu(there.place)
     filters = MAC_FILTERS.get(there.driver)
-    bridged = roles * (main.bridged + count * others.bridged)
+    bridged = setting.addresses_behind_nic()
     if with_vfs and filters and bridged > filters - 1 - there.vfs:
         return (
             f"needs {bridged} MAC addresses behind {there.nic} of {there.place}, and "

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Self
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.testbed import script
 from planewise.testbed.machine import Machine, remove_traces
 from planewise.testbed.model import (
     GUEST_INTERFACE,
@@ -36,6 +35,7 @@ from planewise.testbed.plan import (
     SetUp,
     Step,
 )
+from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vfs import Vf, VfPool
 from planewise.testbed.vms import booted
@@ -44,7 +44,6 @@ from planewise.testbed.vms.cleanup import remove_guests
 from planewise.testbed.vms.domain import Nic, Passthrough, VmOptions
 from planewise.testbed.vms.guests import HostGuests, Started, nic_of
 from planewise.testbed.vms.hypervisor import Hypervisor
-from planewise.testbed.vms.planes import VF_PLANES, VmPlane, vm_plane
 from planewise.testbed.vms.platform import Platform, platform_of, vm_mib
 from planewise.testbed.vms.resources import SPARE_MIB, Resources, look, shortage
 from planewise.testbed.vms.saved import Saved
@@ -127,7 +126,7 @@ class VmTestbed:
         asked = tuple(settings)
         self._resources.clear()
         names = {name for setting in asked for name in setting.planes}
-        self._with_vfs = any(plane.takes_vf for plane in VF_PLANES if plane.name in names)
+        self._with_vfs = any(plane.vfs for plane in PLANES if plane.name in names)
         reasons = {setting: self._unavailable_reason(setting) for setting in asked}
         return {setting: reason for setting, reason in reasons.items() if reason}
 
@@ -297,7 +296,7 @@ class VmTestbed:
         idle = [want for want in state.placed if want not in wants]
 
         def lacks_vfs() -> bool:
-            needed = sum(vm_plane(want.plane).takes_vf for want in missing)
+            needed = sum(vm_plane(want.plane).vfs for want in missing)
             return needed > 0 and self._vfs(state).free < needed
 
         def lacks_memory() -> bool:
@@ -345,7 +344,7 @@ class VmTestbed:
         if steps:
             state.bridge_made = state.bridge_made or in_bridge
             awaited = machine.bridge_nic if in_bridge else machine.nic
-            script.perform(Plan((*steps, AwaitUp("", awaited))), machine.host)
+            machine.host.perform(Plan((*steps, AwaitUp("", awaited))))
         state.nic_in_bridge, state.ready = in_bridge, True
 
     def _place(self, state: _HostState, want: Want) -> None:
@@ -354,7 +353,7 @@ class VmTestbed:
         guest = self._guest(state, want)
         site = self._site(state, want)
         vf = None
-        if plane.takes_vf:
+        if plane.vfs:
             vf = self._vfs(state).take()
             # The VF's own address: its driver in a guest takes no other.
             guest = replace(guest, mac=vf.config.mac)
@@ -362,7 +361,7 @@ class VmTestbed:
         steps: list[Step] = []
         if vf is None:
             steps += plane.attach(site, guest, self.options.queues)
-            if self._with_vfs and plane.bridged:
+            if self._with_vfs and plane.switch is not None:
                 # With VFs, a NIC's promiscuous mode may not do.
                 steps.append(AcceptAddress("", state.machine.bridge_nic, guest.mac))
         elif plane.passed_through:
@@ -372,7 +371,7 @@ class VmTestbed:
             interface = _interface(vf)
             steps += plane.attach(site, guest, self.options.queues, interface)
             steps.append(AwaitUp("", interface))
-        script.perform(Plan(tuple(steps)), state.machine.host)
+        state.machine.host.perform(Plan(tuple(steps)))
 
     def _boot_all(self, setting: Setting, state: _HostState) -> None:
         """Starts those that were placed and do not run yet, some at a time."""
@@ -472,9 +471,10 @@ class VmTestbed:
                 told = ["arp", "-i", GUEST_INTERFACE, "-s", *name]
                 self._guests(state).host.run(told, netns=placed.guest.netns).check()
                 placed.told = name
-            if placed.known != name and setting.path == "north-south":
-                known = plane.acquaint(self._site(state, want[role]), placed.guest, peer)
-                script.perform(Plan(known), state.machine.host)
+            if placed.known != name:
+                site = self._site(state, want[role])
+                known = plane.introduce(site, placed.guest, peer, setting.within_host)
+                state.machine.host.perform(Plan(known))
                 placed.known = name
 
 

@@ -1,0 +1,45 @@
+"""Plane `macvtap-bridge`: a macvtap (bridge mode) on the NIC, opened by a virtual machine."""
+
+from __future__ import annotations
+
+from planewise.testbed.model import Guest, Site
+from planewise.testbed.plan import AddForwarding, AddMacvtap, SetMtu, SetUp, Step
+from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes.vm import VM_REMEDY, VmPlane
+
+
+class MacvtapBridgePlane(VmPlane):
+    """The NIC's driver hands frames to the tap by MAC; no bridge is between."""
+
+    name = "macvtap-bridge"
+    description = "a macvtap (bridge mode) on the NIC, opened as a tap by a virtual machine"
+    rank = 72
+    remedy = f"{VM_REMEDY}; macvlan is the same path for namespaces"
+    on_uplink = True
+    model = "virtio"
+    device = "macvtap"
+    differences = ("frames go from the NIC to the macvtap by MAC address, past any bridge",)
+
+    def refusal(self, kind: GuestKind) -> str:
+        """See `Plane.refusal`."""
+        return "" if kind in self.guests else "it ends in a tap that a virtual machine opens"
+
+    def attach(
+        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
+    ) -> tuple[Step, ...]:
+        """The macvtap, on the uplink."""
+        port = self.host_interface(guest)
+        return (
+            AddMacvtap(site.netns, site.uplink, port, guest.port_index, guest.mac),
+            SetMtu(site.netns, port, site.mtu_bytes),
+            SetUp(site.netns, port),
+        )
+
+    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+        """Where it sits on a bridge, that knows where the peer is."""
+        if within or site.uplink == site.nic:
+            return ()
+        return (AddForwarding(site.netns, site.nic, peer.mac),)
+
+
+PLANE = MacvtapBridgePlane()

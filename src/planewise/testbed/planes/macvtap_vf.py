@@ -1,0 +1,39 @@
+"""Plane `macvtap-vf`: a macvtap (passthrough mode) on a VF, opened by a virtual machine."""
+
+from __future__ import annotations
+
+from planewise.testbed.model import Guest, Site
+from planewise.testbed.plan import AddMacvtap, SetMtu, SetUp, Step
+from planewise.testbed.planes.vm import VF_REMEDY, VmPlane
+
+
+class MacvtapVfPlane(VmPlane):
+    """The NIC switches; the host's kernel carries frames between the VF and the guest."""
+
+    name = "macvtap-vf"
+    description = "a macvtap (passthrough mode) on a virtual function, opened by a virtual machine"
+    rank = 73
+    vfs = 1
+    nic_within_host = True
+    needs = ("sriov", "vm")
+    remedy = VF_REMEDY
+    model = "virtio"
+    device = "macvtap"
+    differences = (
+        "frames go from the macvtap to a virtual function, past any bridge of the host",
+        "its MAC address is the virtual function's",
+    )
+
+    def attach(
+        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
+    ) -> tuple[Step, ...]:
+        """The macvtap, which has all of the VF's interface, and so its address."""
+        port = self.host_interface(guest)
+        return (
+            AddMacvtap(site.netns, vf_interface, port, guest.port_index, "", "passthru"),
+            SetMtu(site.netns, port, site.mtu_bytes),
+            SetUp(site.netns, port),
+        )
+
+
+PLANE = MacvtapVfPlane()

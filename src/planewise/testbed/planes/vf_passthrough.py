@@ -1,0 +1,41 @@
+"""Plane `vf-passthrough`: a virtual function given to a virtual machine whole (VFIO)."""
+
+from __future__ import annotations
+
+from planewise.testbed.model import Guest, Site
+from planewise.testbed.plan import Step
+from planewise.testbed.planes.vm import VF_REMEDY, VmPlane
+
+UNSEEN = "the guest drives the VF itself: its frames pass the host by, which cannot see them"
+"""Why a host cannot capture what a guest sends through a VF that is passed through."""
+
+
+class VfPassthroughPlane(VmPlane):
+    """The guest's own driver drives the VF; the host sees nothing of it."""
+
+    name = "vf-passthrough"
+    description = "a virtual function given to a virtual machine whole (VFIO)"
+    functions = ("vm",)
+    rank = 74
+    vfs = 1
+    nic_within_host = True
+    needs = ("sriov", "iommu", "vm")
+    remedy = f"{VF_REMEDY} and an IOMMU"
+    not_measurable = {"overhead": UNSEEN, "response": UNSEEN}  # noqa: RUF012 - a ClassVar's value
+    model = None
+    device = ""
+    differences = (
+        "the guest's own driver drives the virtual function, with the queues, interrupts and "
+        "offloads that it has",
+        "its MAC address is the virtual function's",
+        "all of the guest's memory is pinned, as the NIC writes into it",
+    )
+
+    def attach(
+        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
+    ) -> tuple[Step, ...]:
+        """Nothing: QEMU is given the function's address."""
+        return ()
+
+
+PLANE = VfPassthroughPlane()

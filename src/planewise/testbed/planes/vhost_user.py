@@ -1,0 +1,27 @@
+"""Plane `vhost-user`: memory shared with a switch in user space; `testbed.chains` builds it."""
+
+from __future__ import annotations
+
+from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes.plane import Plane
+
+
+class VhostUserPlane(Plane):
+    """A DPDK switch polls; no kernel sees a frame."""
+
+    name = "vhost-user"
+    description = "a DPDK switch (Open vSwitch) that shares memory with a virtual machine"
+    guests = ("vm", "process")
+    functions = ("process",)
+    rank = 75
+    needs = ("dpdk", "vm")
+    remedy = (
+        "install openvswitch-switch-dpdk and set hugepages aside, on hosts with virtual machines"
+    )
+
+    def refusal(self, kind: GuestKind) -> str:
+        """See `Plane.refusal`."""
+        return "" if kind in self.guests else "it attaches a virtual machine"
+
+
+PLANE = VhostUserPlane()

@@ -1,0 +1,18 @@
+"""Plane `virtio-bridge`: a paravirtual NIC (virtio) of a virtual machine, on a bridge."""
+
+from __future__ import annotations
+
+from planewise.testbed.planes.vm import TapPlane
+
+
+class VirtioBridgePlane(TapPlane):
+    """The guest knows that its NIC is QEMU's: what libvirt does by default."""
+
+    name = "virtio-bridge"
+    description = "a paravirtual NIC (virtio) of a virtual machine, on a bridge"
+    functions = ("vm",)
+    rank = 71
+    model = "virtio"
+
+
+PLANE = VirtioBridgePlane()

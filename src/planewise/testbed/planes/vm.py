@@ -1,0 +1,87 @@
+"""What planes of virtual machines have in common. Knows no libvirt.
+
+The host's side (a tap or macvtap) is made by a plan, as for all other guests; the virtual machine
+opens what is there. So a guest that is replaced finds its port as it was.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from planewise.testbed.model import Guest, Site
+from planewise.testbed.plan import AddForwarding, AddTap, SetMaster, SetUp, Step
+from planewise.testbed.planes.bridge import LinuxBridge
+from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes.plane import Need, Plane
+
+VM_REMEDY = "compare it on hosts with virtual machines"
+VF_REMEDY = "use a NIC with SR-IOV, on hosts with virtual machines"
+
+
+class VmPlane(Plane):
+    """A way for a virtual machine's frames to reach the NIC."""
+
+    guests: ClassVar[tuple[GuestKind, ...]] = ("vm",)
+    needs: ClassVar[tuple[Need, ...]] = ("vm",)
+    remedy = VM_REMEDY
+    model: ClassVar[Literal["e1000", "virtio"] | None]
+    """What QEMU shows the guest; None: nothing, it sees the function that is passed through."""
+    device: ClassVar[Literal["tap", "macvtap", ""]]
+    """What the virtual machine opens on the host; empty: nothing."""
+    differences: ClassVar[tuple[str, ...]] = ()
+    """What differs from the other planes of virtual machines and cannot be made alike."""
+
+    @property
+    def passed_through(self) -> bool:
+        """Whether the guest drives a VF itself, past the host."""
+        return self.model is None
+
+    def refusal(self, kind: GuestKind) -> str:
+        """See `Plane.refusal`."""
+        return "" if kind in self.guests else "it attaches a virtual machine"
+
+    def attach(
+        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
+    ) -> tuple[Step, ...]:
+        """The host side, for the virtual machine to open; it carries frames once that is done.
+
+        Args:
+            site: the host.
+            guest: the virtual machine.
+            queues: queue pairs of its NIC.
+            vf_interface: that of the guest's VF, where the plane is on one.
+        """
+        raise NotImplementedError
+
+    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+        """Static forwarding entries: no frame is ever flooded. (Neighbours are the guest's own.)"""
+        return ()
+
+    def host_interface(self, guest: Guest) -> str:
+        """The tap or macvtap; empty where there is none."""
+        if not self.device:
+            return ""
+        return guest.port or f"{'tap' if self.device == 'tap' else 'mvt'}-{guest.label}"
+
+
+class TapPlane(VmPlane):
+    """A tap that is a port of the host's bridge."""
+
+    switch = LinuxBridge()
+    device = "tap"
+
+    def attach(
+        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
+    ) -> tuple[Step, ...]:
+        """The tap, a port of the bridge."""
+        port = self.host_interface(guest)
+        return (
+            AddTap(site.netns, port, site.port_mac(guest), site.mtu_bytes, queues),
+            SetMaster(site.netns, port, site.uplink),
+            SetUp(site.netns, port),
+        )
+
+    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+        """Both guests' addresses are known to the bridge."""
+        away = () if within else (AddForwarding(site.netns, site.nic, peer.mac),)
+        return (AddForwarding(site.netns, self.host_interface(guest), guest.mac), *away)
