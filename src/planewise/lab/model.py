@@ -13,9 +13,6 @@ from planewise.errors import BadInputError
 HostId = Literal["a", "b"]
 HOSTS: tuple[HostId, HostId] = ("a", "b")
 
-VFS_PER_PF = 7
-"""What QEMU's 82576 offers (its sriov_totalvfs)."""
-
 MAX_PFS = 8
 """Each PF takes a PCIe root port of the machine."""
 
