@@ -21,13 +21,13 @@ pytestmark = pytest.mark.timeout(600)
 DESIGN = """
 factors:
   guest: container
-  plane: [bridge, macvlan, docker-bridge]
+  plane: [veth, bridge, macvlan, docker-bridge]
   background_plane: same
   background_guests: [0, 2]
   load_type: [cpu, network]
   path: [north-south, east-west]
 constraints:
-  - when: {plane: [bridge, macvlan]}
+  - when: {plane: [veth, bridge, macvlan]}
     require: {background_guests: 0}
   - when: {path: east-west}
     require: {background_guests: 0, plane: bridge}
@@ -81,7 +81,7 @@ def test_containers_are_measured_on_every_plane_and_nothing_is_left(tmp_path: Pa
         assert running.wait(500) == 0, (tmp_path / "said").read_text()
     trials = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
     assert {trial.get("reason", "") for trial in trials} == {""}
-    assert len(trials) == 6
+    assert len(trials) == 7
     assert all(trial["counts"]["received"] > 0 for trial in trials)
     assert traces(token) == []
 

@@ -14,11 +14,20 @@ if TYPE_CHECKING:
 
 def doctor(
     json_: Annotated[bool, typer.Option("--json", help="Print the fingerprint as JSON.")] = False,
+    matrix: Annotated[
+        bool,
+        typer.Option(
+            "--matrix", help="List what can be measured: guest, plane, here or on two hosts."
+        ),
+    ] = False,
 ) -> None:
     """Say which data planes this host can build, and what would disturb a measurement on it.
 
     Each plane is tried, in namespaces that are gone again afterwards.
     """
+    if matrix:
+        _print_matrix(json_)
+        return
     from planewise.doctor import diagnose
 
     host = diagnose()
@@ -26,6 +35,28 @@ def doctor(
         print_json(host.model_dump(mode="json"))
         return
     _print(host)
+
+
+def _print_matrix(json: bool) -> None:
+    """Prints the table of what can be measured at all; nothing is built for it."""
+    from dataclasses import asdict
+
+    from rich.markup import escape
+    from rich.table import Table
+
+    from planewise.measure import matrix
+
+    cells = list(matrix.matrix())
+    if json:
+        print_json([asdict(cell) for cell in cells])
+        return
+    table = Table("guest", "plane", "where", "works", "cannot", "needs", box=None)
+    for guest, plane, place, works, cannot, needs in matrix.rows(cells):
+        table.add_row(guest, plane, place, works, escape(cannot), needs)
+    console = out()
+    working = sum(not cell.reason for cell in cells)
+    console.print(f"{working} of {len(cells)} cells can be measured on hosts that have the needs.")
+    console.print(table)
 
 
 def _print(host: Fingerprint) -> None:

@@ -20,6 +20,7 @@ from planewise.measure.station import GuestStage
 from planewise.measure.vms import VmStage, local_vms
 from planewise.testbed.model import IpVersion
 from planewise.testbed.pair import Pair
+from planewise.testbed.planes import refusal
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 _FAMILY: Mapping[GuestKind, GuestKind] = MappingProxyType({"container": "namespace"})
@@ -57,6 +58,7 @@ class Stages:
         ip_version: IpVersion = 4,
     ) -> None:
         self._design = design
+        self._here = pair is None
         self._makers = makers if makers is not None else stage_makers(pair, ip_version)
         self._stages: dict[GuestKind, Stage] = {}
         self._built = ExitStack()
@@ -64,9 +66,12 @@ class Stages:
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
         kinds: dict[GuestKind, list[Cell]] = {}
-        for cell in cells:
-            kinds.setdefault(_kind(cell), []).append(cell)
         reasons: dict[Cell, str] = {}
+        for cell in cells:
+            if reason := self._refusal(cell):
+                reasons[cell] = reason
+            else:
+                kinds.setdefault(_kind(cell), []).append(cell)
         for kind, own in kinds.items():
             if kind in self._makers:
                 reasons |= self._stage(kind).unavailable(own)
@@ -74,6 +79,14 @@ class Stages:
                 why = f"guests that are {GUEST_WORDS[kind][1]} cannot be started on this testbed"
                 reasons |= dict.fromkeys(own, why)
         return reasons
+
+    def _refusal(self, cell: Cell) -> str:
+        """Why no hosts of this sort can have a cell's guests; empty where some can."""
+        if cell.vnfs:
+            return ""
+        names = [cell.plane, cell.background] if cell.background_guests else [cell.plane]
+        reasons = (refusal(name, cell.guest, here=self._here) for name in names)
+        return next(filter(None, reasons), "")
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The generator's own maximum [packet/s]."""

@@ -1,8 +1,8 @@
 """The stage and station of guests: namespaces and containers, here or on two servers.
 
 One testbed serves all cells of a pair of hosts: guests stay from cell to cell, loads come and go.
-On this machine hosts cost nothing, so that each switch that a NIC can be a port of has a pair of
-its own, and going from cell to cell builds nothing.
+On this machine the hosts of namespaces cost nothing, so that each switch that a NIC can be a port
+of has a pair of its own, and going from cell to cell builds nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from planewise.measure.stage import OnSample, Place, TrialResult
 from planewise.testbed import counters
 from planewise.testbed.crew import ProcessCrew, ShellCrew
 from planewise.testbed.gauges import Gauge
+from planewise.testbed.guests import MAKERS
 from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.load import BackgroundLoad
 from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, IpVersion, mtu_for
@@ -58,7 +59,9 @@ class Testbeds:
 
     def of(self, setting: Setting) -> Testbed:
         """The testbed that a setting stands on."""
-        key = () if self._pair is not None else setting.switches
+        # A host with guests that another program makes has that program, too (Docker's daemon).
+        cheap = self._pair is None and not MAKERS[setting.kind].waits
+        key = setting.switches if cheap else (setting.kind,) if self._pair is None else ()
         if key not in self._testbeds:
             pair = self._pair
             if pair is None:

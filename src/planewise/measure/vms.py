@@ -102,7 +102,7 @@ class VmStage:
         )
 
     @contextmanager
-    def station(self, cell: Cell) -> Iterator[_Station]:
+    def station(self, cell: Cell) -> Iterator[VmStation]:
         """The cell's guests, awake, with their background load running."""
         testbed, setting = self._testbed_now(), _setting(cell)
         check = partial(testbed.check, setting)
@@ -114,7 +114,7 @@ class VmStage:
             assert self._pair is not None
             emulated = any(testbed.platform(role).emulated for role in HOSTS)
             generator = self._generator(arrangement)
-            yield _Station(arrangement, self._pair, load, check, generator, emulated)
+            yield VmStation(arrangement, self._pair, load, check, generator, emulated)
 
     def _testbed_now(self) -> VmTestbed:
         if self._testbed is None:
@@ -161,7 +161,7 @@ def lost_guest_first(check: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-class _Station:
+class VmStation:
     """One cell of the stage."""
 
     def __init__(

@@ -36,7 +36,7 @@ from planewise.testbed.plan import (
     Step,
     new_namespace,
 )
-from planewise.testbed.planes import GUESTS_OF, known, plane
+from planewise.testbed.planes import known, plane, refusal
 from planewise.testbed.planes.kinds import GUEST_WORDS
 from planewise.testbed.planes.plane import Plane, Switch
 from planewise.testbed.setting import Arrangement, Setting, WantedGuest
@@ -93,7 +93,7 @@ class Testbed:
 
     def unavailable_reason(self, setting: Setting) -> str:
         """Why this setting cannot stand here; empty when it can. What is tried is removed again."""
-        if reason := impossible(setting):
+        if reason := impossible(setting, here=not self.pair.separate):
             return reason
         roles: tuple[HostRole, ...] = ("sender",) if setting.within_host else HOSTS
         for role in roles:
@@ -375,21 +375,23 @@ def stand_here(setting: Setting, mtu_bytes: int = 1500) -> Iterator[Arrangement]
         PlanewiseError: it could not be built.
     """
     with local_pair(mtu_bytes) as pair, Testbed(pair, mtu_bytes) as testbed:
-        reason = impossible(setting) or shortage(setting, testbed.resources("sender"), False)
+        reason = impossible(setting, here=True) or shortage(
+            setting, testbed.resources("sender"), False
+        )
         if reason:
             raise UnsupportedError(reason, remedy=plane(setting.plane).remedy)
         with testbed.arrange(setting) as standing:
             yield standing
 
 
-def impossible(setting: Setting) -> str:
-    """Why no pair of hosts can have a setting, as a sentence; empty when one can. Pure."""
+def impossible(setting: Setting, *, here: bool = False) -> str:
+    """Why no pair of hosts can have a setting, as a sentence; empty when one can. Pure.
+
+    `here`: a pair of namespaces of this machine.
+    """
     for name in sorted(setting.planes):
-        if name not in GUESTS_OF:
-            return f"there is no plane called {name!r} (planes: {', '.join(known())})"
-        if setting.kind not in GUESTS_OF[name]:
-            many = GUEST_WORDS[setting.kind][1]
-            return f"the plane {name} cannot attach {many}: {plane(name).refusal(setting.kind)}"
+        if reason := refusal(name, setting.kind, here=here):
+            return reason
     if setting.kind not in MAKERS:
         return f"guests that are {GUEST_WORDS[setting.kind][1]} cannot be started on this testbed"
     if len(setting.switches) > 1:

@@ -72,6 +72,24 @@ def plane_for(name: str, kind: GuestKind) -> Plane:
     return plane
 
 
+def refusal(name: str, kind: GuestKind, *, here: bool) -> str:
+    """Why no hosts can have guests of this kind on a plane, as a sentence; empty where some can.
+
+    `here`: on a pair of namespaces of this machine.
+    """
+    if name not in _BY_NAME:
+        return f"there is no plane called {name!r} (planes: {', '.join(known())})"
+    one = _BY_NAME[name]
+    if kind not in one.guests:
+        many = GUEST_WORDS[kind][1]
+        return f"the plane {name} cannot attach {many}: {one.refusal(kind)}"
+    if one.chains_only:
+        return f"the plane {name} is measured in chains: {one.chains_only}"
+    if here and one.not_here:
+        return f"the plane {name} cannot be built on one machine: {one.not_here}"
+    return ""
+
+
 def plane(name: str) -> Plane:
     """The plane called `name`.
 
@@ -106,5 +124,6 @@ __all__ = [
     "plane",
     "plane_for",
     "planes_of",
+    "refusal",
     "vm_plane",
 ]

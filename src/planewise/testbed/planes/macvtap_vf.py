@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import AddMacvtap, SetMtu, SetUp, Step
-from planewise.testbed.planes.vm import VF_REMEDY, VmPlane
+from planewise.testbed.planes.vm import VF_REMEDY, VIRTUAL_WIRE, VmPlane
 
 
 class MacvtapVfPlane(VmPlane):
@@ -15,6 +15,7 @@ class MacvtapVfPlane(VmPlane):
     rank = 73
     vfs = 1
     nic_within_host = True
+    not_here = VIRTUAL_WIRE
     needs = ("sriov", "vm")
     remedy = VF_REMEDY
     model = "virtio"

@@ -72,6 +72,10 @@ class Plane:
     """Whether Docker makes and owns the guest's interface."""
     by_steps: ClassVar[bool] = True
     """Whether `plug` only returns steps; else it acts, and the guests must exist."""
+    not_here: ClassVar[str] = ""
+    """Why no pair of namespaces of one machine can have it; empty where one can."""
+    chains_only: ClassVar[str] = ""
+    """Why it is measured in chains of functions alone; empty where it is not."""
     needs: ClassVar[tuple[Need, ...]] = ()
     remedy: ClassVar[str] = ""
     """The way out where the host has not what it needs."""

@@ -25,6 +25,7 @@ class VfPlane(Plane):
     vfs = 1
     nic_within_host = True
     by_steps = False
+    not_here = "its virtual functions belong to a real NIC, and the wire here is virtual"
     needs = ("sriov",)
     remedy = "use a NIC with SR-IOV"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import Step
-from planewise.testbed.planes.vm import VF_REMEDY, VmPlane
+from planewise.testbed.planes.vm import VF_REMEDY, VIRTUAL_WIRE, VmPlane
 
 UNSEEN = "the guest drives the VF itself: its frames pass the host by, which cannot see them"
 """Why a host cannot capture what a guest sends through a VF that is passed through."""
@@ -19,6 +19,7 @@ class VfPassthroughPlane(VmPlane):
     rank = 74
     vfs = 1
     nic_within_host = True
+    not_here = VIRTUAL_WIRE
     needs = ("sriov", "iommu", "vm")
     remedy = f"{VF_REMEDY} and an IOMMU"
     not_measurable = {"overhead": UNSEEN, "response": UNSEEN}  # noqa: RUF012 - a ClassVar's value

@@ -14,6 +14,7 @@ class VhostUserPlane(Plane):
     guests = ("vm", "process")
     functions = ("process",)
     rank = 75
+    chains_only = "its switch polls on cores of its own, as functions of a chain have them"
     needs = ("dpdk", "vm")
     remedy = (
         "install openvswitch-switch-dpdk and set hugepages aside, on hosts with virtual machines"

@@ -15,6 +15,8 @@ from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Need, Plane
 
 VM_REMEDY = "compare it on hosts with virtual machines"
+VIRTUAL_WIRE = "its virtual function belongs to a real NIC, and the wire here is virtual"
+"""Why one machine alone has no VF."""
 VF_REMEDY = "use a NIC with SR-IOV, on hosts with virtual machines"
 
 
