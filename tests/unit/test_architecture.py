@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,45 @@ def test_only_the_testbed_and_the_doctor_touch_sysfs_or_netlink() -> None:
         text = file.read_text()
         assert "pyroute2" not in text, file.name
         assert "/sys/class" not in text, file.name
+
+
+def imports_at_load(file: Path, modules: Mapping[str, Path]) -> set[str]:
+    """Modules of planewise that a module imports when it is loaded itself.
+
+    `from planewise.lab import qemu` asks the package for a module, not for what its own file has.
+    """
+    found: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & modules.keys()
+            found |= {str(node.module)} if names - modules.keys() else set()
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & modules.keys()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    files = {
+        ".".join(("planewise", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): file
+        for file in ROOT.rglob("*.py")
+    }
+    graph = {name: imports_at_load(file, files) - {name} for name, file in files.items()}
+    order: list[str] = []
+    state: dict[str, int] = {}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if state.get(name) == 2:
+            return
+        assert state.get(name) != 1, f"circle: {' -> '.join((*path[path.index(name) :], name))}"
+        state[name] = 1
+        for other in sorted(graph[name]):
+            visit(other, (*path, name))
+        state[name] = 2
+        order.append(name)
+
+    for name in graph:
+        visit(name, ())
+    assert len(order) == len(files)

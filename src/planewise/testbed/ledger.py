@@ -43,6 +43,9 @@ class HostNote:
     nic: str
     up: bool
     mtu_bytes: int
+    forwarding: str = ""
+    """Whether it forwarded what came in by the NIC (`net.ipv4.conf.NIC.forwarding`); empty where
+    that was not noted."""
     labs: str = ""
     """Where the lab of a host of a lab keeps its files."""
 

@@ -141,7 +141,9 @@ def _give_back(hosts: Iterable[SshHost], notes: Iterable[HostNote], ownership: O
 
 
 @contextmanager
-def local_pair(mtu_bytes: int, second_wire: str = "") -> Iterator[Pair]:
+def local_pair(
+    mtu_bytes: int, second_wire: str = "", what: str = "two hosts and their guests"
+) -> Iterator[Pair]:
     """Two namespaces of this machine, joined by a veth pair, as hosts.
 
     `second_wire` names the interfaces of a second pair, for a bridge beside the NIC.
@@ -151,7 +153,7 @@ def local_pair(mtu_bytes: int, second_wire: str = "") -> Iterator[Pair]:
     """
     netns.prepare_run()
     before = signals.raise_on_signals()
-    ownership = Ownership.take("two hosts and their guests")
+    ownership = Ownership.take(what)
     names = {role: ownership.name(role[0]) for role in HOSTS}
     hosts: dict[HostRole, LocalHost] = {}
     try:
@@ -307,7 +309,12 @@ def _note(host: Host, nic: str) -> HostNote:
     (link,) = host.run(["ip", "-json", "link", "show", "dev", nic]).json()
     target = host.place
     labs = str(state_root()) if target.startswith("lab:") else ""
-    return HostNote(target, nic, "UP" in link["flags"], int(link["mtu"]), labs)
+    forwarding = host.read_text(_forwarding_of(nic)).strip()
+    return HostNote(target, nic, "UP" in link["flags"], int(link["mtu"]), forwarding, labs)
+
+
+def _forwarding_of(nic: str) -> str:
+    return f"/proc/sys/net/ipv4/conf/{nic}/forwarding"
 
 
 def _return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
@@ -315,3 +322,8 @@ def _return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
         state = "up" if note.up else "down"
         argv = ["ip", "link", "set", note.nic, "mtu", str(note.mtu_bytes), state]
         host.run(argv).check()
+        if note.forwarding:
+            # Planes that route switch it on (testbed/planes/veth.py).
+            write = 'echo "$1" >"$2"'
+            path = _forwarding_of(note.nic)
+            host.run(["sh", "-c", write, "sh", note.forwarding, path]).check()

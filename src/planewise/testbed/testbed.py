@@ -374,7 +374,8 @@ def stand_here(setting: Setting, mtu_bytes: int = 1500) -> Iterator[Arrangement]
         UnsupportedError: this machine lacks something.
         PlanewiseError: it could not be built.
     """
-    with local_pair(mtu_bytes) as pair, Testbed(pair, mtu_bytes) as testbed:
+    what = f"testbed {setting.plane}, {setting.background_guests} background guests"
+    with local_pair(mtu_bytes, what=what) as pair, Testbed(pair, mtu_bytes) as testbed:
         reason = impossible(setting, here=True) or shortage(
             setting, testbed.resources("sender"), False
         )
