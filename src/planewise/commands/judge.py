@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -246,6 +246,9 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
         "reason": verdict.reason if verdict else _NOTHING_TO_JUDGE,
         "probability_good": verdict.probability_good if verdict else None,
         "probability_open": verdict.probability_open if verdict else None,
+        "open": verdict.open if verdict else None,
+        "headroom": asdict(verdict.headroom) if verdict and verdict.headroom else None,
+        "disturbed_at_most": verdict.disturbed_at_most if verdict else None,
         **_interval("pdr", verdict.pdr if verdict else reported.get("pdr_pps")),
         **_interval("ndr", verdict.ndr if verdict else reported.get("ndr_pps")),
         **_interval("first_crossing", verdict.first_crossing if verdict else None),

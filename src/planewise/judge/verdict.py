@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from scipy.special import betaincinv
 
 from planewise.errors import BadInputError
 from planewise.judge import probability
@@ -24,6 +25,8 @@ GOOD_AT = 0.95
 """Probability of GOOD from which the verdict is GOOD."""
 BAD_AT = 0.05
 """Probability of GOOD up to which the verdict is BAD."""
+BORDER = 0.1
+"""A mean loss within this share of the limit is on the border: more runs would hardly tell."""
 _BEYOND = (1.1, 1.25)
 """Loads to try next where the ladder ends too early, as multiples of its last load."""
 
@@ -69,6 +72,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Headroom:
+    """How much more than at PDR comes through at most: (highest throughput − that at PDR) / that at
+    PDR. Unlike TIR it does not depend on how far apart the loads of the ladder are."""
+
+    share: float
+    low: float
+    high: float
+    """95 % interval."""
+
+
+Open = Literal["", "ladder too short", "borderline", "drift", "other"]
+"""What an UNDECIDED verdict wants: other loads, a decision of the reader's, more runs."""
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the judge says about one curve."""
 
@@ -76,6 +94,12 @@ class Verdict:
     rule: Rule
     reason: str
     """One plain sentence."""
+    open: Open
+    """Of UNDECIDED: which kind; else empty."""
+    headroom: Headroom | None
+    """None where the ladder does not go from below PDR to beyond it."""
+    disturbed_at_most: float
+    """Share of runs that may be disturbed for all that was seen at the loads that decide (95 %)."""
     probability_good: float
     """That the curve's true means fulfil the written rule, whatever `rule` decided; what the
     ladder is too short to show counts half."""
@@ -149,7 +173,7 @@ def judge(
         word, reason = _published(rule, curve, plr)
     else:
         word = "GOOD" if good >= good_at else "BAD" if good <= bad_at else "UNDECIDED"
-        erratic = word == "BAD" and not _rise_is_shown(drawn, ladder, eta, 1 - bad_at)
+        erratic = word == "BAD" and not rise_is_shown(drawn, ladder, eta, 1 - bad_at)
         if erratic or (drift is not None and drift.material):
             word = "UNDECIDED"
         reason = _reason(word, drawn, ladder, plr, eta, drift, erratic=erratic)
@@ -157,12 +181,16 @@ def judge(
             word, reason = "UNDECIDED", f"{reason}; but {busy[0].text}"
         if curve.untested:
             word, reason = "UNDECIDED", _UNTESTED
+    seen, runs = deciding_runs(ladder, plr)
     warnings = (*_loads_left_out(whole, curve), *diagnose(curve, ladder, drawn, plr, drift))
     tested = not curve.untested
     return Verdict(
         verdict=word,
         rule=rule,
         reason=reason,
+        open=_open(word, ladder, drawn, drift, plr),
+        headroom=_headroom(ladder, drawn, plr) if tested else None,
+        disturbed_at_most=disturbed_at_most(seen, runs),
         probability_good=good if tested else 0.5,
         probability_open=drawn.share(OPEN) if tested else 1.0,
         pdr=_pdr(ladder, drawn, plr) if tested else None,
@@ -178,7 +206,54 @@ def judge(
     )
 
 
-def _rise_is_shown(drawn: Draws, ladder: Moments, eta: float, at: float) -> bool:
+def deciding_runs(ladder: Moments, plr: float) -> tuple[int, int]:
+    """Disturbed runs and all runs at the loads that decide GOOD: the last one below the limit and
+    all beyond."""
+    over = np.flatnonzero(ladder.mean > plr)
+    start = max(0, int(over[0]) - 1) if over.size else 0
+    return int(ladder.disturbed[start:].sum()), int(ladder.count[start:].sum())
+
+
+def disturbed_at_most(seen: int, runs: int) -> float:
+    """The largest share of disturbed runs that `seen` among `runs` leave possible: one-sided 95 %
+    bound of Clopper and Pearson (1934)."""
+    return float(betaincinv(seen + 1, runs - seen, 0.95)) if runs > seen else 1.0
+
+
+def _open(word: Word, ladder: Moments, drawn: Draws, drift: Drift | None, plr: float) -> Open:
+    if word != "UNDECIDED":
+        return ""
+    if drift is not None and drift.material:
+        return "drift"
+    if drawn.share(OPEN) > max(drawn.share(GOOD), drawn.share(BAD)):
+        return "ladder too short"
+    if (np.abs(ladder.mean - plr) <= BORDER * plr).any():
+        return "borderline"
+    return "other"
+
+
+def _headroom(ladder: Moments, drawn: Draws, plr: float) -> Headroom | None:
+    """From the same draws as the verdict; throughput at PDR is PDR · (1 − limit)."""
+    size = ladder.offered_pps.size
+    inner = (drawn.first_over > 0) & (drawn.first_over < size)
+    mean = ladder.mean[None, :]
+    at_pdr = float(_crossings(ladder.offered_pps, mean, plr)[0][0]) * (1 - plr)
+    if inner.mean() < 0.95 or not 0 < at_pdr < math.inf:
+        return None
+    means, forwarded = drawn.plr[inner], drawn.forwarded_pps[inner]
+    lower, upper = (ends * (1 - plr) for ends in _crossings(ladder.offered_pps, means, plr))
+    beyond = np.arange(size) >= drawn.first_over[inner][:, None]
+    highest = np.where(beyond, forwarded, -np.inf).max(axis=1)
+    least = np.maximum(highest - upper, 0) / upper
+    most = np.maximum(highest - lower, 0) / lower
+    over = np.flatnonzero(ladder.mean > plr)
+    best = float((ladder.offered_pps * (1 - ladder.mean))[over].max()) if over.size else at_pdr
+    share = max(0.0, best - at_pdr) / at_pdr
+    low, high = float(np.quantile(least, 0.025)), float(np.quantile(most, 0.975))
+    return Headroom(share, min(low, share), max(high, share))
+
+
+def rise_is_shown(drawn: Draws, ladder: Moments, eta: float, at: float) -> bool:
     """Whether throughput rises between some two loads beyond PDR, with probability `at`.
 
     That some step of many rises is probable wherever the runs vary much, too: every draw of an

@@ -18,7 +18,7 @@ from planewise.judge import probability
 from planewise.judge.curve import Bools, Curve, Floats, Ints, LoadPoint, Run, RunTable
 from planewise.judge.probability import BAD, GOOD, OPEN
 from planewise.judge.rules import ETA
-from planewise.judge.verdict import Verdict, judge
+from planewise.judge.verdict import BAD_AT, Verdict, judge, rise_is_shown
 from planewise.measure.search.measurer import ExhaustedError, Measurer
 
 Stopped = Literal["decided", "ladder too short", "drifting", "budget spent", "no more runs"]
@@ -139,6 +139,8 @@ class Planner:
         moments, draws = self._look()
         shares = [draws.share(outcome) for outcome in (GOOD, BAD, OPEN)]
         sure = max(shares) >= self.plan.stop_at
+        if sure and shares[BAD] == max(shares):  # the verdict wants its proof, so there is no stop
+            sure = rise_is_shown(draws, moments, self.plan.eta, 1 - BAD_AT)
         if sure:
             good = shares[GOOD] == max(shares)
             missing = self._missing(moments, count, free, good=good)[: max(0, left)]
