@@ -4,6 +4,7 @@
 
 pub mod allocator;
 pub mod error;
+pub mod evidence;
 pub mod execute;
 pub mod gain;
 pub mod history;

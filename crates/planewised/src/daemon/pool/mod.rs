@@ -6,6 +6,7 @@ pub mod machine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use pw_alloc::evidence::User;
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::Reading;
@@ -37,8 +38,11 @@ pub struct PoolVf {
     pub mac: Mac,
     /// Its driver.
     pub driver: Option<String>,
-    /// Is it with the host: not in another namespace, not with a process through VFIO?
-    pub at_home: bool,
+    /// Who uses it.
+    pub user: User,
+    /// It is away from the host as a guest of ours leaves it behind: its interface is in another
+    /// namespace under the name that it has in guests, or in none that can be seen.
+    pub strayed: bool,
     /// What the PF counts for it.
     pub counters: Reading,
 }
@@ -50,6 +54,8 @@ pub struct PoolView {
     pub pfs: BTreeMap<PfId, PoolPf>,
     /// Their VFs.
     pub vfs: BTreeMap<VfId, PoolVf>,
+    /// PFs of the configuration that this host does not have, or not at the moment.
+    pub missing: Vec<PfId>,
 }
 
 /// The VFs of a host.
@@ -60,7 +66,8 @@ pub trait Pool: Send {
     /// The kernel does not answer.
     fn read(&mut self) -> Result<PoolView>;
 
-    /// Reads only what changes all the time, into `view`: counters and links.
+    /// Reads only what changes all the time, into `view`: counters, links, and whether VFs are with
+    /// the host. What the host itself does with a VF, `read` tells.
     ///
     /// # Errors
     /// The kernel does not answer.
@@ -75,8 +82,9 @@ pub trait Pool: Send {
         Ok(())
     }
 
-    /// Does one step about a VF that is in no guest: `SetMac`, `ClearMac`, `Recall`, `Reset` or
-    /// `Release`. May be done twice.
+    /// Does one step about a VF that is in no guest: `Reserve`, `SetMac`, `ClearMac`, `Recall`,
+    /// `Reset` or `Release`. May be done twice. All but `Recall` look first, and refuse a VF of which
+    /// it is not certain that nobody uses it.
     ///
     /// # Errors
     /// Why it is not done.

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use pw_alloc::evidence::User;
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::{Counters, Reading};
@@ -38,6 +39,8 @@ pub struct Machine {
     /// Its guest makes a bond itself: the NIC is no half of a pair.
     pub joins_itself: bool,
     pub runs: bool,
+    /// How often it was started.
+    pub starts: i32,
     pub tap_works: bool,
     pub manner: Manner,
     /// It brings a VF up after so many looks; none: never.
@@ -52,7 +55,7 @@ pub struct Machine {
 #[derive(Debug, Clone)]
 pub struct Attached {
     pub address: PciAddress,
-    alias: String,
+    pub alias: String,
     looks: u32,
     /// Asked to release it, and looked at so often since.
     asked: Option<u32>,
@@ -124,7 +127,8 @@ impl Simulated {
                 address: address(index),
                 mac: Mac::ZERO,
                 driver: Some("igbvf".into()),
-                at_home: true,
+                user: User::Nobody,
+                strayed: false,
                 counters: Reading::Unsupported,
             };
             world.vfs.insert(vf(index), pooled);
@@ -199,6 +203,7 @@ pub fn machine(n: u16) -> Machine {
         marked: true,
         joins_itself: false,
         runs: true,
+        starts: 1,
         tap_works: true,
         manner: Manner::Releases(0),
         drives_after: Some(1),
@@ -268,7 +273,11 @@ impl Libvirt for Simulated {
         let world = self.call()?;
         let running = world.machines.iter().filter(|(_, machine)| machine.runs);
         Ok(running
-            .map(|(uuid, machine)| Domain { uuid: *uuid, name: machine.name.clone(), id: 1 })
+            .map(|(uuid, machine)| Domain {
+                uuid: *uuid,
+                name: machine.name.clone(),
+                id: machine.starts,
+            })
             .collect())
     }
 
@@ -438,7 +447,9 @@ impl Pool for Simulated {
         let mut vfs = world.vfs.clone();
         for vf in vfs.values_mut() {
             let held = |machine: &Machine| machine.vfs.iter().any(|one| one.address == vf.address);
-            vf.at_home = !world.machines.values().any(held);
+            if let Some(machine) = world.machines.values().find(|machine| held(machine)) {
+                vf.user = User::Guest(format!("the process of {} holds it", machine.name));
+            }
         }
         let pf = PoolPf {
             index: 3,
@@ -447,7 +458,7 @@ impl Pool for Simulated {
             link_up: true,
             bridge: Some("br0".into()),
         };
-        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs })
+        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs, missing: Vec::new() })
     }
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {
