@@ -363,7 +363,6 @@ impl<'a> Draft<'a> {
             if !policy::displaces(
                 (&contender.standing, contender.history),
                 &contenders[holder].standing,
-                &self.histories.switch,
                 self.settings,
             ) {
                 continue;

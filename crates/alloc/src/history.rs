@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::model::{GuestId, Health, Snapshot, Stance, VfId};
+use crate::patience::Advantages;
 use crate::policy::{self, Standing};
 use crate::settings::{PolicyKind, Settings};
 
@@ -14,8 +15,25 @@ const LAG_TURNS: f64 = 10.0;
 /// The debt of a guaranteed share is at most so long [ms].
 const MOST_OWED_MS: f64 = 3_600_000.0;
 
-/// What is remembered of one guest.
+/// A guest's lead over a rival, from its beginning until it has shrunk by a price.
 #[derive(Debug, Clone, PartialEq, Default)]
+struct Advantage {
+    /// The most that it came to [prices].
+    most: f64,
+    /// What it comes to now, once the VF is taken [prices].
+    sum: f64,
+    /// The price of the switch, when it was last known [µs].
+    price_us: f64,
+    /// Whose VF it took.
+    rival: Option<GuestId>,
+}
+
+impl Advantage {
+    const NONE: Self = Self { most: 0.0, sum: 0.0, price_us: 0.0, rival: None };
+}
+
+/// What is remembered of one guest.
+#[derive(Debug, Clone, PartialEq)]
 pub struct History {
     /// When it was first seen [ms].
     pub arrived_ms: u64,
@@ -31,13 +49,26 @@ pub struct History {
     pub owed_ms: f64,
     /// Its guaranteed share is being paid.
     pub owing: bool,
-    /// What waiting has cost it since its last change, beyond what it would have cost others [µs].
-    pub regret_us: f64,
+    /// What it has forgone since it began to gain more than the holder whose VF it would take [prices
+    /// of that switch].
+    pub regret: f64,
+    /// With that regret it takes the VF (`patience`).
+    pub threshold: f64,
+    /// Its past advantages.
+    pub advantages: Advantages,
+    /// The advantage that is going on.
+    advantage: Advantage,
     /// How often in a row it could not be given a VF.
     pub undone: u32,
     /// Not before this moment is it tried again [ms].
     pub retry_ms: u64,
     holds: Option<VfId>,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl History {
@@ -51,7 +82,10 @@ impl History {
             changed_ms: None,
             owed_ms: 0.0,
             owing: false,
-            regret_us: 0.0,
+            regret: 0.0,
+            threshold: 2.0,
+            advantages: Advantages::new(),
+            advantage: Advantage::NONE,
             undone: 0,
             retry_ms: 0,
             holds: None,
@@ -110,6 +144,8 @@ pub struct Histories {
     given_ms: VecDeque<u64>,
     /// How often in a row a VF could not be given to anybody.
     refused: BTreeMap<VfId, u32>,
+    /// Past advantages of all guests.
+    advantages: Advantages,
     /// What switches cost.
     pub switch: SwitchCost,
 }
@@ -132,15 +168,45 @@ impl Histories {
         changes: impl Iterator<Item = (&'a GuestId, Option<&'a VfId>)>,
         now_ms: u64,
     ) {
+        // Whose VF a guest takes: it was taken from that one in the same plan.
+        let mut lost: BTreeMap<VfId, GuestId> = BTreeMap::new();
         for (id, holds) in changes {
             let history = self.guests.entry(id.clone()).or_default();
             history.changed_ms = Some(now_ms);
-            history.regret_us = 0.0;
-            history.holds = holds.cloned();
-            if holds.is_some() {
-                self.given_ms.push_back(now_ms);
+            let before = std::mem::replace(&mut history.holds, holds.cloned());
+            match holds {
+                None => {
+                    if let Some(vf) = before {
+                        lost.insert(vf, id.clone());
+                    }
+                    self.end_advantage(id);
+                }
+                Some(vf) => {
+                    // A VF that nobody held tells nothing of a lead.
+                    history.advantage = lost.get(vf).map_or(Advantage::NONE, |rival| {
+                        let most = history.advantage.most;
+                        Advantage {
+                            rival: Some(rival.clone()),
+                            sum: most,
+                            ..history.advantage.clone()
+                        }
+                    });
+                    self.given_ms.push_back(now_ms);
+                }
+            }
+            if let Some(history) = self.guests.get_mut(id) {
+                history.regret = 0.0;
             }
         }
+    }
+
+    /// A lead is over: its guest and all learn from it.
+    fn end_advantage(&mut self, id: &GuestId) {
+        let Some(history) = self.guests.get_mut(id) else { return };
+        let ended = std::mem::take(&mut history.advantage);
+        history.advantages.ended(ended.most, ended.price_us, history.threshold);
+        self.advantages.ended(ended.most, ended.price_us, history.threshold);
+        history.threshold = history.advantages.threshold(&self.advantages);
     }
 
     /// How often in a row this VF could not be given to anybody.
@@ -195,7 +261,7 @@ impl Histories {
                 history.held_ms += elapsed_ms;
                 history.turns_ms += elapsed_ms;
                 history.owed_ms -= elapsed_ms as f64;
-                history.regret_us = 0.0;
+                history.regret = 0.0;
             }
             let most = if share > 0.0 { MOST_OWED_MS } else { 0.0 };
             history.owed_ms = history.owed_ms.clamp(-most, most);
@@ -207,7 +273,7 @@ impl Histories {
             if history.holds.as_ref() != holds {
                 history.holds = holds.cloned();
                 history.changed_ms = Some(now.now_ms);
-                history.regret_us = 0.0;
+                history.regret = 0.0;
             }
         }
         self.guests.retain(|_, history| history.seen_ms + REMEMBERED_MS >= now.now_ms);
@@ -251,9 +317,10 @@ impl Histories {
 
     /// Adds what waiting cost in the last seconds: the best waiter is held against the holder that
     /// gains least, the second against the second, and so on. It falls again while the holder gains
-    /// more, and never below zero.
+    /// more, and never below zero. Leads that ended are learned from.
     fn regret(&mut self, now: &Snapshot, settings: &Settings, seconds: f64) {
         let blank = History::default();
+        let mut values: BTreeMap<&GuestId, f64> = BTreeMap::new();
         let mut waiters: Vec<(Standing, &GuestId)> = Vec::new();
         let mut holders: Vec<(Standing, &GuestId)> = Vec::new();
         for guest in &now.guests {
@@ -261,16 +328,61 @@ impl Histories {
                 continue;
             }
             let standing = policy::standing(guest, &blank, settings);
+            values.insert(&guest.id, standing.value);
             let side = if guest.holds.is_some() { &mut holders } else { &mut waiters };
             side.push((standing, &guest.id));
         }
         waiters.sort_by(|a, b| b.0.compare(&a.0).then(a.1.cmp(b.1)));
         holders.sort_by(|a, b| a.0.compare(&b.0).then(a.1.cmp(b.1)));
-        for (at, (standing, id)) in waiters.iter().enumerate() {
+        let switch = self.switch;
+        // A rate over the time between two samples is on average half of it old.
+        let lag_s = seconds / 2.0 + settings.signal.smoothing.lag_s();
+        let mut ended = Vec::new();
+        for (at, (waiter, id)) in waiters.iter().enumerate() {
             let Some(history) = self.guests.get_mut(*id) else { continue };
             let Some((holder, _)) = holders.get(at).or(holders.last()) else { continue };
-            let forgone = (standing.value - holder.value) * seconds;
-            history.regret_us = (history.regret_us + forgone).max(0.0);
+            let lead_us_per_s = waiter.value - holder.value;
+            // Who sees a lead late also sees its end late: a switch costs that much, too.
+            let price_us = switch.price_us(waiter.value, holder.value, settings)
+                + lag_s * lead_us_per_s.max(0.0);
+            let lead = in_prices(lead_us_per_s * seconds, price_us);
+            history.regret = (history.regret + lead).max(0.0);
+            if history.regret > history.advantage.most {
+                (history.advantage.most, history.advantage.price_us) = (history.regret, price_us);
+            }
+            if history.regret == 0.0 && history.advantage.most > 0.0 {
+                ended.push((*id).clone());
+            }
         }
+        for (holder, id) in &holders {
+            let Some(Advantage { rival: Some(rival), .. }) =
+                self.guests.get(*id).map(|history| &history.advantage)
+            else {
+                continue;
+            };
+            let rival = values.get(rival).copied();
+            let Some(history) = self.guests.get_mut(*id) else { continue };
+            let advantage = &mut history.advantage;
+            let lead = rival.map_or(f64::NEG_INFINITY, |value| {
+                in_prices((holder.value - value) * seconds, advantage.price_us)
+            });
+            advantage.sum += lead;
+            advantage.most = advantage.most.max(advantage.sum);
+            if advantage.sum <= advantage.most - 1.0 {
+                ended.push((*id).clone());
+            }
+        }
+        for id in &ended {
+            self.end_advantage(id);
+        }
+    }
+}
+
+/// An amount in prices. What is free is worth any amount.
+fn in_prices(amount_us: f64, price_us: f64) -> f64 {
+    if amount_us == 0.0 {
+        0.0
+    } else {
+        (amount_us / price_us.max(f64::MIN_POSITIVE)).clamp(-1e6, 1e6)
     }
 }

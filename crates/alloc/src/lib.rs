@@ -11,6 +11,8 @@ pub mod history;
 pub mod journal;
 mod matching;
 pub mod model;
+pub mod optimum;
+pub mod patience;
 pub mod plan;
 pub mod policy;
 pub mod recover;
@@ -18,6 +20,7 @@ pub mod settings;
 pub mod signal;
 pub mod simulate;
 pub mod step;
+pub mod traffic;
 pub mod world;
 
 pub use allocator::{Allocator, Decision};

@@ -3,7 +3,7 @@
 
 use std::cmp::Ordering;
 
-use crate::history::{History, SwitchCost};
+use crate::history::History;
 use crate::model::{GuestView, Origin};
 use crate::settings::{PolicyKind, Settings};
 
@@ -84,7 +84,6 @@ pub fn standing(guest: &GuestView, history: &History, settings: &Settings) -> St
 pub fn displaces(
     (waiter, waiting): (&Standing, &History),
     holder: &Standing,
-    switch: &SwitchCost,
     settings: &Settings,
 ) -> bool {
     if settings.policy == PolicyKind::Static || waiter.compare(holder) != Ordering::Greater {
@@ -97,12 +96,6 @@ pub fn displaces(
         PolicyKind::Static => false,
         PolicyKind::Activity => true,
         PolicyKind::Fair => waiter.value - holder.value >= settings.fair_turn_s * 1e3,
-        // To rent (stay and forgo) until the rent has reached the price of going and coming back is
-        // at most three times as dear as knowing the future (Borodin, Linial, Saks: An optimal
-        // on-line algorithm for metrical task systems, J. ACM 39, 1992, for two states).
-        PolicyKind::Benefit => {
-            waiting.regret_us >= 2.0 * switch.price_us(waiter.value, holder.value, settings)
-                && waiting.regret_us > 0.0
-        }
+        PolicyKind::Benefit => waiting.regret > 0.0 && waiting.regret >= waiting.threshold,
     }
 }

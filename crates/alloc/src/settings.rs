@@ -50,7 +50,7 @@ pub struct BenefitSettings {
 
 impl Default for BenefitSettings {
     fn default() -> Self {
-        Self { curve: GainCurve::default(), penalty_s: 5.0, fixed_us: 0.0, loss_us: 200_000.0 }
+        Self { curve: GainCurve::default(), penalty_s: 0.0, fixed_us: 0.0, loss_us: 200_000.0 }
     }
 }
 
@@ -85,9 +85,9 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             policy: PolicyKind::default(),
-            interval_s: 10.0,
-            max_moves: Some(8),
-            min_residency_s: 30.0,
+            interval_s: 1.0,
+            max_moves: Some(2),
+            min_residency_s: 5.0,
             fair_turn_s: 300.0,
             idle_pps: 1.0,
             blind_half_life_s: 300.0,

@@ -53,6 +53,16 @@ pub enum Smoothing {
     Window(f64),
 }
 
+impl Smoothing {
+    /// How old the traffic is, on average, that a rate tells of [s].
+    pub const fn lag_s(self) -> f64 {
+        match self {
+            Self::Ewma(over_s) => over_s,
+            Self::Window(over_s) => over_s / 2.0,
+        }
+    }
+}
+
 /// How counters become rates.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -69,7 +79,7 @@ pub struct SignalSettings {
 impl Default for SignalSettings {
     fn default() -> Self {
         // 3e8: 200 Gbit/s of minimum frames.
-        Self { smoothing: Smoothing::Ewma(10.0), fastest_pps: 3e8, fresh_s: 10.0 }
+        Self { smoothing: Smoothing::Ewma(1.0), fastest_pps: 3e8, fresh_s: 10.0 }
     }
 }
 

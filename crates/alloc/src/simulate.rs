@@ -6,46 +6,19 @@ use serde::{Deserialize, Serialize};
 use crate::allocator::Allocator;
 use crate::error::{Error, Result};
 use crate::gain::{GainCurve, Point};
-use crate::history::SwitchCost;
 use crate::model::{
     GuestId, GuestView, Health, Holding, Origin, Snapshot, VfId, VfState, VfView, Wish,
 };
+use crate::optimum::{Best, Gains, best};
 use crate::plan::Direction;
 use crate::settings::{PolicyKind, Settings};
 use crate::signal::{Counters, Reading, Sample, Tracker};
+use crate::traffic::{Flow, Random, Traffic};
 
 /// Guests that a simulation has at most.
 const MOST_GUESTS: usize = 100_000;
 /// Seconds that a simulation lasts at most.
 const MOST_S: u32 = 1_000_000;
-
-/// How much a guest sends.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Traffic {
-    /// Always the same [packets per second].
-    Constant(f64),
-    /// High and low in turns, starting at a random moment of the period.
-    Flap {
-        /// In the low half [packets per second].
-        low_pps: f64,
-        /// In the high half [packets per second].
-        high_pps: f64,
-        /// High and low together [s].
-        period_s: f64,
-    },
-    /// Low, with bursts that begin at random and last for random times (both memoryless).
-    Bursts {
-        /// Between bursts [packets per second].
-        low_pps: f64,
-        /// In bursts [packets per second].
-        high_pps: f64,
-        /// Mean time between bursts [s].
-        apart_s: f64,
-        /// Mean time of a burst [s].
-        burst_s: f64,
-    },
-}
 
 /// Guests with the same traffic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -72,12 +45,20 @@ pub struct Scenario {
     /// For what is random.
     #[serde(default)]
     pub seed: u64,
+    /// How long a VF carries nothing after it was given: unplug and plug [s].
+    #[serde(default = "default_switch_s")]
+    pub switch_s: f64,
     /// A packet's latency on a VF [µs].
     #[serde(default = "default_vf_us")]
     pub vf_us: f64,
     /// How much longer it takes on the paravirtual path, by packet rate.
     #[serde(default = "default_curve")]
     pub curve: GainCurve,
+}
+
+/// FlexVF's figures (section 6): 56 ms to unplug, 640 ms to plug.
+const fn default_switch_s() -> f64 {
+    0.696
 }
 
 const fn default_vf_us() -> f64 {
@@ -92,12 +73,15 @@ fn default_curve() -> GainCurve {
 }
 
 /// Names of the built-in scenarios, each with a line that says what it is.
-pub const SCENARIOS: [(&str, &str); 5] = [
+pub const SCENARIOS: [(&str, &str); 8] = [
     ("flexvf", "100 guests in 4 groups of 20, 40, 80 and 100 kpps, 63 VFs (FlexVF, section 6.4)"),
     ("flexvf-ftp-quiet", "the same and a file server whose packet rate is the lowest"),
     ("flexvf-ftp-busy", "the same and a file server whose packet rate is the highest"),
     ("flapping", "20 guests, 4 VFs; half of them go above and below the cut every minute"),
+    ("crossing", "20 guests, 4 VFs; rates go above and below the cut every two seconds"),
     ("bursts", "40 guests, 8 VFs; quiet guests with bursts of about 20 s"),
+    ("heavy-tail", "40 guests, 8 VFs; bursts of which most are short and few very long"),
+    ("diurnal", "40 guests, 8 VFs; rates that rise and fall over an hour, each at its own time"),
 ];
 
 impl Scenario {
@@ -121,6 +105,11 @@ impl Scenario {
                 let flapping = Group { name: "flapping".into(), guests: 10, traffic: flap };
                 (4, vec![constant("steady", 10, 10_000.0), flapping])
             }
+            "crossing" => {
+                let flap = Traffic::Flap { low_pps: 5_000.0, high_pps: 15_000.0, period_s: 4.0 };
+                let crossing = Group { name: "crossing".into(), guests: 10, traffic: flap };
+                (4, vec![constant("steady", 10, 10_000.0), crossing])
+            }
             "bursts" => {
                 let traffic = Traffic::Bursts {
                     low_pps: 500.0,
@@ -130,6 +119,22 @@ impl Scenario {
                 };
                 let bursts = Group { name: "bursts".into(), guests: 30, traffic };
                 (8, vec![constant("steady", 10, 5_000.0), bursts])
+            }
+            "heavy-tail" => {
+                let traffic = Traffic::HeavyTail {
+                    low_pps: 500.0,
+                    high_pps: 50_000.0,
+                    apart_s: 120.0,
+                    least_s: 5.0,
+                    shape: 1.3,
+                };
+                let bursts = Group { name: "heavy-tail".into(), guests: 30, traffic };
+                (8, vec![constant("steady", 10, 5_000.0), bursts])
+            }
+            "diurnal" => {
+                let traffic =
+                    Traffic::Diurnal { low_pps: 500.0, high_pps: 50_000.0, period_s: 3_600.0 };
+                (8, vec![Group { name: "diurnal".into(), guests: 40, traffic }])
             }
             _ => {
                 let names: Vec<&str> = SCENARIOS.iter().map(|(name, _)| *name).collect();
@@ -144,6 +149,7 @@ impl Scenario {
             groups,
             duration_s: 7_200,
             seed: 1,
+            switch_s: default_switch_s(),
             vf_us: default_vf_us(),
             curve: default_curve(),
         })
@@ -165,19 +171,16 @@ impl Scenario {
             ));
         }
         for group in &self.groups {
-            let numbers = match group.traffic {
-                Traffic::Constant(pps) => [pps, 1.0, 1.0, 1.0],
-                Traffic::Flap { low_pps, high_pps, period_s } => [low_pps, high_pps, period_s, 1.0],
-                Traffic::Bursts { low_pps, high_pps, apart_s, burst_s } => {
-                    [low_pps, high_pps, apart_s, burst_s]
-                }
-            };
-            if !numbers.iter().all(|n| (0.0..=1e8).contains(n)) || numbers[2] * numbers[3] <= 0.0 {
-                return Err(Error::new(
-                    format!("the traffic of group {:?} is out of range", group.name),
-                    "give rates from 0 to 1e8 packets per second, and times above zero",
-                ));
+            if let Some(remedy) = group.traffic.fault() {
+                let what = format!("the traffic of group {:?} is out of range", group.name);
+                return Err(Error::new(what, remedy));
             }
+        }
+        if !(0.0..=3600.0).contains(&self.switch_s) {
+            return Err(Error::new(
+                format!("switch_s = {} is out of range", self.switch_s),
+                "give a number of seconds from 0 to 3600",
+            ));
         }
         if !(0.0..=1e9).contains(&self.vf_us) {
             return Err(Error::new(
@@ -273,171 +276,230 @@ pub struct Outcome {
     pub mean_latency_us: f64,
     /// Time that VFs saved all packets, by second [µs/s].
     pub saved_us_per_s: f64,
-    /// The same as a share of what the best holders at each second would have saved, had switches
-    /// been free and the future known.
-    pub share_of_best: f64,
+    /// The same as a share of the most that could have been saved with the future known, switches
+    /// paid; none when that is not known.
+    pub share_of_optimum: Option<f64>,
+    /// Jain's index of the guests' times on a VF, from 1/guests to 1; none when nobody had one.
+    pub fairness: Option<f64>,
     /// VFs given, by hour.
     pub moves_per_h: f64,
     /// The longest that any guest went without a VF [s].
     pub longest_wait_s: u32,
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// In [0, 1).
-    fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-}
-
+/// One guest of a simulation: its traffic, and how it fares.
 struct Source {
     group: usize,
-    traffic: Traffic,
-    phase_s: f64,
-    bursting: bool,
+    flow: Flow,
     packets: f64,
     on_vf_s: f64,
-    sent: f64,
     latency_us: f64,
     waited_s: u32,
     longest_wait_s: u32,
+    /// For so long a VF that it was given carries nothing yet [s].
+    switching_s: f64,
 }
 
 impl Source {
-    fn pps(&mut self, second: u32, random: &mut Random) -> f64 {
-        match self.traffic {
-            Traffic::Constant(pps) => pps,
-            Traffic::Flap { low_pps, high_pps, period_s } => {
-                let place = (f64::from(second) + self.phase_s).rem_euclid(period_s);
-                if place < period_s / 2.0 { high_pps } else { low_pps }
-            }
-            Traffic::Bursts { low_pps, high_pps, apart_s, burst_s } => {
-                let lasts_s = if self.bursting { burst_s } else { apart_s };
-                self.bursting ^= random.share() < 1.0 - (-1.0 / lasts_s).exp();
-                if self.bursting { high_pps } else { low_pps }
-            }
-        }
+    fn all(scenario: &Scenario) -> Vec<Self> {
+        let mut seeds = Random::new(scenario.seed);
+        let members = |(group, made): (usize, &Group)| {
+            std::iter::repeat_n((group, made.traffic), made.guests).collect::<Vec<_>>()
+        };
+        let guests = scenario.groups.iter().enumerate().flat_map(members);
+        guests
+            .map(|(group, traffic)| Self {
+                group,
+                flow: Flow::new(traffic, seeds.next()),
+                packets: 0.0,
+                on_vf_s: 0.0,
+                latency_us: 0.0,
+                waited_s: 0,
+                longest_wait_s: 0,
+                switching_s: 0.0,
+            })
+            .collect()
     }
+
+    /// Lives through one second; returns what the VF that it holds saves [µs].
+    fn live(&mut self, second: u32, held: bool, scenario: &Scenario) -> f64 {
+        let pps = self.flow.pps(f64::from(second), f64::from(second + 1));
+        let gain = scenario.curve.gain_us_per_s(pps);
+        let on_vf_s = if held { 1.0 - self.switching_s.min(1.0) } else { 0.0 };
+        self.switching_s = (self.switching_s - 1.0).max(0.0);
+        self.packets += pps;
+        self.on_vf_s += on_vf_s;
+        self.latency_us += pps * scenario.vf_us + gain * (1.0 - on_vf_s);
+        self.waited_s = if held { 0 } else { self.waited_s + 1 };
+        self.longest_wait_s = self.longest_wait_s.max(self.waited_s);
+        gain * on_vf_s
+    }
+}
+
+/// Guest-seconds beyond which the optimum is not looked for: it takes about 100 bytes for each.
+const MOST_CELLS: usize = 20_000_000;
+
+/// The most that anybody who knows the future could save with the scenario's traffic, switches paid
+/// [µs]; none when the scenario is too large to tell.
+pub fn optimum(scenario: &Scenario) -> Result<Option<Best>> {
+    scenario.check()?;
+    let mut sources = Source::all(scenario);
+    let seconds = scenario.duration_s as usize;
+    if sources.len().saturating_mul(seconds) > MOST_CELLS {
+        return Ok(None);
+    }
+    let rows: Vec<Vec<f64>> = (0..scenario.duration_s)
+        .map(|second| {
+            let pps =
+                |source: &mut Source| source.flow.pps(f64::from(second), f64::from(second + 1));
+            sources.iter_mut().map(|source| scenario.curve.gain_us_per_s(pps(source))).collect()
+        })
+        .collect();
+    let mut gains = Gains::new(sources.len());
+    for at in 0..seconds {
+        // What the switch costs of this second and of those after it.
+        let mut price = vec![0.0; sources.len()];
+        let mut left_s = scenario.switch_s;
+        for row in rows.iter().skip(at).take(left_s.ceil() as usize) {
+            let part = left_s.min(1.0);
+            price.iter_mut().zip(row).for_each(|(price, gain)| *price += part * gain);
+            left_s -= part;
+        }
+        gains.push(&rows[at], &price);
+    }
+    Ok(Some(best(&gains, usize::from(scenario.vfs))))
 }
 
 /// Plays a scenario second by second.
 pub fn simulate(scenario: &Scenario, player: Player, settings: &Settings) -> Result<Outcome> {
     scenario.check()?;
-    let mut random = Random(scenario.seed);
-    let mut sources = Vec::new();
-    for (group, made) in scenario.groups.iter().enumerate() {
-        for _ in 0..made.guests {
-            let period_s =
-                if let Traffic::Flap { period_s, .. } = made.traffic { period_s } else { 0.0 };
-            sources.push(Source {
-                group,
-                traffic: made.traffic,
-                phase_s: random.share() * period_s,
-                bursting: false,
-                packets: 0.0,
-                on_vf_s: 0.0,
-                sent: 0.0,
-                latency_us: 0.0,
-                waited_s: 0,
-                longest_wait_s: 0,
-            });
-        }
-    }
+    let mut sources = Source::all(scenario);
     let mut now = Snapshot {
         now_ms: 0,
-        guests: (0..sources.len())
-            .map(|at| GuestView {
-                id: GuestId::from(format!("guest{at}")),
-                rate: None,
-                wish: Wish::default(),
-                holds: None,
-                health: Health::Ready,
-                paravirtual_up: true,
-            })
-            .collect(),
+        guests: (0..sources.len()).map(idle_guest).collect(),
         vfs: (0..scenario.vfs)
             .map(|index| VfView { id: VfId::new("pf0", index), numa: None, state: VfState::Usable })
             .collect(),
     };
-    let policy = if let Player::Policy(policy) = player { policy } else { settings.policy };
-    let mut chosen = Settings { policy, ..settings.clone() };
-    chosen.benefit.curve = scenario.curve.clone();
-    let mut allocator = Allocator::new(chosen)?;
-    let switch = SwitchCost::default();
-    let mut trackers = vec![Tracker::default(); sources.len()];
-    // A sequence of its own, so that the traffic is the same for all players.
-    let mut lots = Random(!scenario.seed);
-    if player == Player::Random {
-        let mut order: Vec<usize> = (0..sources.len()).collect();
-        for at in (1..order.len()).rev() {
-            order.swap(at, (lots.next() % (at as u64 + 1)) as usize);
+    let mut decider = match player {
+        Player::Paravirtual => None,
+        Player::Random => {
+            give_at_random(scenario, &mut now, &mut sources);
+            None
         }
-        for (guest, vf) in order.into_iter().zip(&now.vfs) {
-            now.guests[guest].holds = Some(Holding { vf: vf.id.clone(), since_ms: 0 });
+        Player::Policy(policy) => {
+            Some(Decider::new(scenario, Settings { policy, ..settings.clone() }, sources.len())?)
         }
-    }
-    let (mut moves, mut saved_us, mut best_us) = (0_usize, 0.0, 0.0);
-    let mut next_decision_s = 0.0;
-    let mut lost_s = vec![0.0_f64; sources.len()];
+    };
+    let mut saved_us = 0.0;
     for second in 0..scenario.duration_s {
         now.now_ms = u64::from(second) * 1000;
-        if matches!(player, Player::Policy(_)) {
-            for ((guest, tracker), source) in now.guests.iter_mut().zip(&mut trackers).zip(&sources)
-            {
-                let counters =
-                    Counters { tx_packets: source.packets as u64, ..Counters::default() };
-                let sample = Sample {
-                    at_ms: now.now_ms,
-                    source: u64::from(guest.holds.is_some()),
-                    origin: Origin::HostSide,
-                    reading: Reading::Counted(counters),
-                };
-                tracker.feed(&sample, &settings.signal);
-                guest.rate = tracker.rate(now.now_ms, &settings.signal);
-            }
-            allocator.observe(&now);
-            if f64::from(second) >= next_decision_s {
-                next_decision_s = f64::from(second) + settings.interval_s;
-                let plan = allocator.decide(&now).plan;
-                now = plan.try_on(&now)?;
-                allocator.commit(&plan, now.now_ms);
-                moves += plan.given();
-                for change in plan.moves.iter().filter(|m| m.direction == Direction::Give) {
-                    if let Some(at) = now.guests.iter().position(|g| g.id == change.guest) {
-                        lost_s[at] = switch.plug_s + switch.unplug_s;
-                    }
-                }
-            }
+        if let Some(decider) = &mut decider {
+            decider.look(&mut now, &mut sources)?;
         }
-        let mut gains = Vec::with_capacity(sources.len());
-        for (at, source) in sources.iter_mut().enumerate() {
-            let pps = source.pps(second, &mut random);
-            let gain = scenario.curve.gain_us_per_s(pps);
-            gains.push(gain);
-            source.packets += pps;
-            source.sent += pps;
-            let held = now.guests[at].holds.is_some();
-            let on_vf_s = if held { 1.0 - lost_s[at].min(1.0) } else { 0.0 };
-            lost_s[at] = (lost_s[at] - 1.0).max(0.0);
-            source.on_vf_s += on_vf_s;
-            source.latency_us += pps * scenario.vf_us + gain * (1.0 - on_vf_s);
-            saved_us += gain * on_vf_s;
-            source.waited_s = if held { 0 } else { source.waited_s + 1 };
-            source.longest_wait_s = source.longest_wait_s.max(source.waited_s);
+        for (source, guest) in sources.iter_mut().zip(&now.guests) {
+            saved_us += source.live(second, guest.holds.is_some(), scenario);
         }
-        gains.sort_by(|a, b| b.total_cmp(a));
-        best_us += gains.iter().take(usize::from(scenario.vfs)).sum::<f64>();
     }
+    Ok(outcome(scenario, player, &sources, saved_us, decider.map_or(0, |decider| decider.moves)))
+}
+
+fn idle_guest(at: usize) -> GuestView {
+    GuestView {
+        id: GuestId::from(format!("guest{at}")),
+        rate: None,
+        wish: Wish::default(),
+        holds: None,
+        health: Health::Ready,
+        paravirtual_up: true,
+    }
+}
+
+fn give_at_random(scenario: &Scenario, now: &mut Snapshot, sources: &mut [Source]) {
+    // A sequence of its own, so that the traffic is the same for all players.
+    let mut lots = Random::new(!scenario.seed);
+    let mut order: Vec<usize> = (0..sources.len()).collect();
+    for at in (1..order.len()).rev() {
+        order.swap(at, (lots.next() % (at as u64 + 1)) as usize);
+    }
+    for (guest, vf) in order.into_iter().zip(&now.vfs) {
+        now.guests[guest].holds = Some(Holding { vf: vf.id.clone(), since_ms: 0 });
+        sources[guest].switching_s = scenario.switch_s;
+    }
+}
+
+/// A policy at work: the daemon's own path from counters to a plan.
+struct Decider {
+    allocator: Allocator,
+    trackers: Vec<Tracker>,
+    switch_s: f64,
+    next_decision_ms: u64,
+    moves: usize,
+}
+
+impl Decider {
+    fn new(scenario: &Scenario, mut settings: Settings, guests: usize) -> Result<Self> {
+        settings.benefit.curve = scenario.curve.clone();
+        let mut allocator = Allocator::new(settings)?;
+        // It has seen what a switch takes, as a daemon has after the first ones.
+        for _ in 0..SWITCHES_SEEN {
+            allocator.measured(Direction::Give, scenario.switch_s, None);
+            allocator.measured(Direction::Take, 0.0, None);
+        }
+        Ok(Self {
+            allocator,
+            trackers: vec![Tracker::default(); guests],
+            switch_s: scenario.switch_s,
+            next_decision_ms: 0,
+            moves: 0,
+        })
+    }
+
+    /// Reads all counters, and decides and moves VFs when it is time.
+    fn look(&mut self, now: &mut Snapshot, sources: &mut [Source]) -> Result<()> {
+        let signal = self.allocator.settings().signal;
+        for ((guest, tracker), source) in
+            now.guests.iter_mut().zip(&mut self.trackers).zip(&*sources)
+        {
+            let counters = Counters { tx_packets: source.packets as u64, ..Counters::default() };
+            let sample = Sample {
+                at_ms: now.now_ms,
+                source: u64::from(guest.holds.is_some()),
+                origin: Origin::HostSide,
+                reading: Reading::Counted(counters),
+            };
+            tracker.feed(&sample, &signal);
+            guest.rate = tracker.rate(now.now_ms, &signal);
+        }
+        self.allocator.observe(now);
+        if now.now_ms < self.next_decision_ms {
+            return Ok(());
+        }
+        let interval_ms = (self.allocator.settings().interval_s * 1e3) as u64;
+        self.next_decision_ms = now.now_ms + interval_ms;
+        let plan = self.allocator.decide(now).plan;
+        *now = plan.try_on(now)?;
+        self.allocator.commit(&plan, now.now_ms);
+        self.moves += plan.given();
+        for change in plan.moves.iter().filter(|m| m.direction == Direction::Give) {
+            if let Some(at) = now.guests.iter().position(|guest| guest.id == change.guest) {
+                sources[at].switching_s = self.switch_s;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// So many switches make the mean of what they take forget where it began.
+const SWITCHES_SEEN: usize = 50;
+
+fn outcome(
+    scenario: &Scenario,
+    player: Player,
+    sources: &[Source],
+    saved_us: f64,
+    moves: usize,
+) -> Outcome {
     let seconds = f64::from(scenario.duration_s);
     let groups = scenario
         .groups
@@ -452,22 +514,49 @@ pub fn simulate(scenario: &Scenario, player: Player, settings: &Settings) -> Res
                 name: group.name.clone(),
                 vf_share: of(|source, seconds| Some(source.on_vf_s / seconds)),
                 latency_us: of(|source, _| {
-                    (source.sent > 0.0).then(|| source.latency_us / source.sent)
+                    (source.packets > 0.0).then(|| source.latency_us / source.packets)
                 }),
             }
         })
         .collect();
-    let sent: f64 = sources.iter().map(|source| source.sent).sum();
+    let packets: f64 = sources.iter().map(|source| source.packets).sum();
     let latency_us: f64 = sources.iter().map(|source| source.latency_us).sum();
-    Ok(Outcome {
+    Outcome {
         player: player.as_str(),
         groups,
-        mean_latency_us: if sent > 0.0 { latency_us / sent } else { 0.0 },
+        mean_latency_us: if packets > 0.0 { latency_us / packets } else { 0.0 },
         saved_us_per_s: saved_us / seconds,
-        share_of_best: if best_us > 0.0 { saved_us / best_us } else { 1.0 },
+        share_of_optimum: None,
+        fairness: jain(sources.iter().map(|source| source.on_vf_s)),
         moves_per_h: moves as f64 * 3600.0 / seconds,
         longest_wait_s: sources.iter().map(|source| source.longest_wait_s).max().unwrap_or(0),
-    })
+    }
+}
+
+/// Jain's index: 1 when all have the same, 1/n when one has everything; none when nobody has anything
+/// (Jain, Chiu, Hawe: A quantitative measure of fairness, DEC-TR-301, 1984).
+fn jain(shares: impl Iterator<Item = f64>) -> Option<f64> {
+    let (count, sum, squares) =
+        shares.fold((0.0, 0.0, 0.0), |(n, sum, sq), x| (n + 1.0, sum + x, sq + x * x));
+    (squares > 0.0).then(|| sum * sum / (count * squares))
+}
+
+/// Plays a scenario for all these players, and tells how much of the optimum each of them saved.
+pub fn compare(
+    scenario: &Scenario,
+    players: &[Player],
+    settings: &Settings,
+) -> Result<(Vec<Outcome>, Option<Best>)> {
+    let optimum = optimum(scenario)?;
+    let outcomes = players.iter().map(|&player| {
+        let mut outcome = simulate(scenario, player, settings)?;
+        outcome.share_of_optimum = optimum.as_ref().map(|best| {
+            let saved_us = outcome.saved_us_per_s * f64::from(scenario.duration_s);
+            if best.gain_us > 0.0 { saved_us / best.gain_us } else { 1.0 }
+        });
+        Ok(outcome)
+    });
+    Ok((outcomes.collect::<Result<_>>()?, optimum))
 }
 
 #[cfg(test)]
@@ -477,7 +566,7 @@ mod tests {
     fn play(name: &str, settings: &Settings) -> Vec<Outcome> {
         let mut scenario = Scenario::named(name).expect("built in");
         scenario.duration_s = 1_800;
-        PLAYERS.map(|player| simulate(&scenario, player, settings).expect("simulated")).to_vec()
+        compare(&scenario, &PLAYERS, settings).expect("simulated").0
     }
 
     /// As FlexVF runs: all moves of a decision at once, no residency.
@@ -510,7 +599,7 @@ mod tests {
             assert!(low > 0.5 && high < 0.75, "{low} to {high}");
         }
         // With steady traffic, ours is as good.
-        assert!(benefit.share_of_best > 0.98 && activity.share_of_best > 0.98);
+        assert!(benefit.share_of_optimum > Some(0.97) && activity.share_of_optimum > Some(0.97));
     }
 
     #[test]
@@ -527,11 +616,31 @@ mod tests {
     }
 
     #[test]
-    fn with_traffic_around_the_cut_ours_moves_less_and_saves_as_much() {
-        let played = play("flapping", &unbounded());
+    fn with_traffic_that_crosses_the_cut_all_the_time_ours_moves_less_and_saves_more() {
+        let played = play("crossing", &unbounded());
         let [_, _, _, activity, benefit] = &played[..] else { panic!("five players") };
         assert!(benefit.moves_per_h < activity.moves_per_h / 5.0);
-        assert!(benefit.share_of_best > 0.97 * activity.share_of_best);
+        assert!(benefit.saved_us_per_s > activity.saved_us_per_s);
+    }
+
+    #[test]
+    fn advantages_that_last_longer_than_a_switch_are_taken_as_often_as_by_activity() {
+        for name in ["flapping", "bursts", "heavy-tail", "diurnal"] {
+            let played = play(name, &unbounded());
+            let [_, _, fair, activity, benefit] = &played[..] else { panic!("five players") };
+            assert!(benefit.saved_us_per_s > 0.97 * activity.saved_us_per_s, "{name}");
+            assert!(benefit.saved_us_per_s > fair.saved_us_per_s, "{name}");
+        }
+    }
+
+    #[test]
+    fn nobody_saves_more_than_the_optimum() {
+        for (name, _) in SCENARIOS {
+            for outcome in play(name, &unbounded()) {
+                let share = outcome.share_of_optimum.expect("small enough");
+                assert!((0.0..=1.0 + 1e-6).contains(&share), "{name}, {}", outcome.player);
+            }
+        }
     }
 
     #[test]

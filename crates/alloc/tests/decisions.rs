@@ -363,7 +363,10 @@ fn benefit_costs_at_most_three_times_what_knowing_the_future_would() {
 
 #[test]
 fn benefit_does_not_switch_for_a_passing_burst_and_does_for_lasting_load() {
-    let mut allocator = allocator(settings(PolicyKind::Benefit));
+    let mut allocator = allocator(Settings {
+        benefit: BenefitSettings { penalty_s: 5.0, ..BenefitSettings::default() },
+        ..settings(PolicyKind::Benefit)
+    });
     let mut now = snapshot(0, guests(&[10_000.0, 100.0]), vfs("pf0", 1));
     turn(&mut allocator, &mut now);
     let mut run = |seconds: u64, first: f64, second: f64| {

@@ -15,7 +15,7 @@ use planewised::daemon::request::ends;
 use planewised::daemon::simulated::World;
 use planewised::daemon::status::Status;
 use pw_alloc::settings::PolicyKind;
-use pw_alloc::simulate::Traffic;
+use pw_alloc::traffic::Traffic;
 
 /// Counts the bytes that are allocated.
 struct Counting;

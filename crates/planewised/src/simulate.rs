@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use pw_alloc::settings::Settings;
-use pw_alloc::simulate::{Outcome, PLAYERS, SCENARIOS, Scenario, simulate};
+use pw_alloc::simulate::{Outcome, PLAYERS, SCENARIOS, Scenario, compare};
 use pw_linux::error::{Error, Result};
 use serde::Serialize;
 
@@ -14,7 +14,8 @@ use crate::output;
 /// Latencies are a model: a constant on a VF, and the gain curve above it on the paravirtual path.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A built-in scenario: flexvf, flexvf-ftp-quiet, flexvf-ftp-busy, flapping or bursts.
+    /// A built-in scenario: flexvf, flexvf-ftp-quiet, flexvf-ftp-busy, flapping, bursts,
+    /// heavy-tail or diurnal.
     #[arg(default_value = "flexvf")]
     scenario: String,
     /// Read the scenario from this TOML file instead.
@@ -38,6 +39,8 @@ pub struct Args {
 struct Body {
     scenario: Scenario,
     settings: Settings,
+    /// The most that could have been saved, switches paid [µs/s]; none where it is not known.
+    optimum_us_per_s: Option<f64>,
     outcomes: Vec<Outcome>,
 }
 
@@ -62,11 +65,10 @@ pub fn run(args: &Args) -> Result<()> {
         settings.max_moves = None;
         settings.min_residency_s = 0.0;
     }
-    let outcomes = PLAYERS
-        .iter()
-        .map(|player| simulate(&scenario, *player, &settings).map_err(bad_input))
-        .collect::<Result<Vec<_>>>()?;
-    output::print("simulate", &Body { scenario, settings, outcomes }, args.json, text)
+    let (outcomes, optimum) = compare(&scenario, &PLAYERS, &settings).map_err(bad_input)?;
+    let optimum_us_per_s = optimum.map(|best| best.gain_us / f64::from(scenario.duration_s));
+    let body = Body { scenario, settings, optimum_us_per_s, outcomes };
+    output::print("simulate", &body, args.json, text)
 }
 
 /// An error of the pure crate, as one about the user's input.
@@ -76,8 +78,8 @@ pub fn bad_input(error: pw_alloc::Error) -> Error {
 
 fn text(body: &Body) -> String {
     let mut lines = vec![format!(
-        "{:<12} {:>9} {:>8} {:>9} {:>9}   median latency by group [µs] (share of time on a VF)",
-        "", "mean µs", "of best", "moves/h", "longest s"
+        "{:<12} {:>9} {:>10} {:>9} {:>9}   median latency by group [µs] (share of time on a VF)",
+        "", "mean µs", "of optimum", "moves/h", "longest s"
     )];
     for outcome in &body.outcomes {
         let groups: Vec<String> = outcome
@@ -89,11 +91,14 @@ fn text(body: &Body) -> String {
                 Some(format!("{name} {:.1} ({:.0} %)", latency.median, share.median * 100.0))
             })
             .collect();
+        let share = outcome
+            .share_of_optimum
+            .map_or_else(|| "not known".into(), |share| format!("{:.1} %", share * 100.0));
         lines.push(format!(
-            "{:<12} {:>9.1} {:>6.1} % {:>9.1} {:>9}   {}",
+            "{:<12} {:>9.1} {:>10} {:>9.1} {:>9}   {}",
             outcome.player,
             outcome.mean_latency_us,
-            outcome.share_of_best * 100.0,
+            share,
             outcome.moves_per_h,
             outcome.longest_wait_s,
             groups.join(", ")

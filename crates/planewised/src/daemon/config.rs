@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use pw_alloc::model::{PfId, Wish};
 use pw_alloc::settings::Settings;
-use pw_alloc::simulate::Traffic;
+use pw_alloc::traffic::Traffic;
 use pw_linux::error::{Error, Result};
 use pw_linux::netns::Netns;
 use serde::Deserialize;

@@ -9,8 +9,8 @@ use pw_alloc::evidence::User;
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId, Wish};
 use pw_alloc::signal::{Counters, Reading, Sample};
-use pw_alloc::simulate::Traffic;
 use pw_alloc::step::{Join, Path, Step};
+use pw_alloc::traffic::{Flow, Traffic};
 use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
 use pw_linux::error::Result;
 
@@ -47,40 +47,12 @@ struct Made {
 
 #[derive(Debug)]
 struct Source {
-    traffic: Traffic,
-    bursting: bool,
-    random: u64,
+    flow: Flow,
     packets: f64,
     bytes: f64,
     /// What the guest says that it sends, when it lies; the host then sees nothing of it.
     claims_pps: Option<f64>,
     claimed: f64,
-}
-
-impl Source {
-    /// SplitMix64, in [0, 1).
-    fn share(&mut self) -> f64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    fn pps(&mut self, now_ms: u64, elapsed_s: f64) -> f64 {
-        match self.traffic {
-            Traffic::Constant(pps) => pps,
-            Traffic::Flap { low_pps, high_pps, period_s } => {
-                let place = (now_ms as f64 / 1e3).rem_euclid(period_s);
-                if place < period_s / 2.0 { high_pps } else { low_pps }
-            }
-            Traffic::Bursts { low_pps, high_pps, apart_s, burst_s } => {
-                let lasts_s = if self.bursting { burst_s } else { apart_s };
-                self.bursting ^= self.share() < 1.0 - (-elapsed_s / lasts_s).exp();
-                if self.bursting { high_pps } else { low_pps }
-            }
-        }
-    }
 }
 
 impl World {
@@ -116,11 +88,10 @@ impl World {
 
     /// A guest comes up; one that is up already only sends otherwise.
     pub fn add(&self, name: &str, traffic: Traffic) {
-        let mut made = self.made();
-        if let Some(source) = made.traffic.get_mut(&GuestId::from(name)) {
-            source.traffic = traffic;
+        if self.send(name, traffic) {
             return;
         }
+        let mut made = self.made();
         let number = made.next_guest;
         made.next_guest += 1;
         let [.., a, b, c, d] = number.to_be_bytes();
@@ -135,9 +106,7 @@ impl World {
         };
         made.found.guests.insert(name.into(), guest);
         let source = Source {
-            traffic,
-            bursting: false,
-            random: number,
+            flow: Flow::new(traffic, number),
             packets: 0.0,
             bytes: 0.0,
             claims_pps: None,
@@ -185,11 +154,12 @@ impl World {
         made.changed = true;
     }
 
-    /// A guest's traffic is another one from now on.
-    pub fn send(&self, name: &str, traffic: Traffic) {
-        if let Some(source) = self.made().traffic.get_mut(&GuestId::from(name)) {
-            source.traffic = traffic;
-        }
+    /// A guest's traffic is another one from now on; false when there is no such guest.
+    pub fn send(&self, name: &str, traffic: Traffic) -> bool {
+        let mut made = self.made();
+        let now_s = made.samples_at_ms.unwrap_or(0) as f64 / 1e3;
+        let source = made.traffic.get_mut(&GuestId::from(name));
+        source.map(|source| source.flow.change(traffic, now_s)).is_some()
     }
 
     /// A guest whose packets the host does not see says that it sends so many.
@@ -351,7 +321,8 @@ impl Guests for SimulatedGuests {
         made.samples_at_ms = Some(now_ms);
         for (id, source) in &mut made.traffic {
             let Some(guest) = made.found.guests.get(id) else { continue };
-            let sent = source.pps(now_ms, elapsed_s) * elapsed_s;
+            let sent =
+                source.flow.pps(now_ms as f64 / 1e3 - elapsed_s, now_ms as f64 / 1e3) * elapsed_s;
             source.packets += sent;
             source.bytes += sent * 100.0;
             let counted = |packets: f64, bytes: f64| {

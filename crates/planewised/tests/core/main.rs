@@ -16,7 +16,7 @@ use planewised::daemon::simulated::World;
 use planewised::daemon::status::{Place, Status};
 use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::settings::PolicyKind;
-use pw_alloc::simulate::Traffic;
+use pw_alloc::traffic::Traffic;
 use pw_alloc::world;
 use tokio::sync::oneshot;
 

@@ -1,0 +1,192 @@
+//! How much a waiter forgoes before it takes a VF: ski rental with a threshold that is learned from how
+//! long advantages lasted. Knows no VFs and no clock.
+//!
+//! A waiter that gains more than a holder forgoes the difference second by second (rent), or pays a
+//! switch (buys). All amounts here are in prices of that switch. If the whole advantage will come to
+//! more than a price, the switch should be made at once, if to less, never; nobody knows which. With a
+//! threshold of one price the cost is at most twice that of knowing, for one advantage, and no rule
+//! without dice does better (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, Algorithmica
+//! 3, 1988). Where both ways count, as here, the threshold is two prices and the bound three (Borodin,
+//! Linial, Saks: An optimal on-line algorithm for metrical task systems, J. ACM 39, 1992, for two
+//! states). Past advantages tell more: the threshold here is the one that would have cost least on them
+//! (average-case ski rental: Fujiwara, Iwama, Algorithmica 42, 2005). It is used as long as it has cost
+//! a guest no more than `CREDIT` prices beyond what two prices would have; then the bound above takes
+//! over. So whatever comes, the cost is at most three times that of knowing, and a constant.
+
+/// Thresholds to choose from: an eighth of a price to four, each √2 above the one before.
+const THRESHOLDS: usize = 11;
+const LEAST: f64 = 0.125;
+/// The largest threshold, as `LEAST` · √2¹⁰.
+pub const MOST: f64 = 4.0;
+
+/// So few advantages teach nothing yet.
+const FEW: f32 = 5.0;
+/// What a learned threshold may cost more than `THERE_AND_BACK` before it is given up [prices].
+const CREDIT: f64 = 2.0;
+/// An older advantage counts so much less than the next younger one: some fifty are remembered.
+const FORGET: f32 = 0.98;
+/// What is known of all guests counts as much as so many advantages of one's own.
+const SHARED: f64 = 4.0;
+
+/// Prices of a switch and of the one that undoes it.
+const THERE_AND_BACK: f64 = 2.0;
+
+fn threshold(place: usize) -> f64 {
+    LEAST * (place as f64 / 2.0).exp2()
+}
+
+/// Past advantages: how often they came to so much, weighed by the price at the time.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Advantages {
+    /// By the number of thresholds that the advantage reached: weight, and weight times advantage.
+    bins: [(f32, f32); THRESHOLDS + 1],
+    /// How many there were, older ones forgotten.
+    count: f32,
+    /// What thresholds that were in force cost more than `THERE_AND_BACK` would have [prices].
+    excess: f64,
+}
+
+/// What an advantage costs somebody who switches at this threshold [prices].
+fn cost(threshold: f64, advantage: f64) -> f64 {
+    if advantage < threshold { advantage } else { threshold + THERE_AND_BACK }
+}
+
+impl Advantages {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self { bins: [(0.0, 0.0); THRESHOLDS + 1], count: 0.0, excess: 0.0 }
+    }
+
+    /// Takes in an advantage that has ended [prices], the price that a switch had [µs], and the threshold
+    /// that was in force [prices].
+    pub fn ended(&mut self, advantage: f64, price_us: f64, threshold_used: f64) {
+        if !(advantage > 0.0 && advantage.is_finite() && price_us > 0.0 && price_us.is_finite()) {
+            return;
+        }
+        for (weight, sum) in &mut self.bins {
+            *weight *= FORGET;
+            *sum *= FORGET;
+        }
+        self.count = self.count * FORGET + 1.0;
+        self.excess += cost(threshold_used, advantage) - cost(THERE_AND_BACK, advantage);
+        let reached = (0..THRESHOLDS).take_while(|&at| threshold(at) <= advantage).count();
+        let (weight, sum) = &mut self.bins[reached];
+        *weight += price_us as f32;
+        *sum += (price_us * advantage.min(2.0 * MOST)) as f32;
+    }
+
+    fn weight(&self) -> f64 {
+        self.bins.iter().map(|(weight, _)| f64::from(*weight)).sum()
+    }
+
+    /// What each threshold would have cost on average [prices]; none when nothing is known.
+    fn costs(&self) -> Option<[f64; THRESHOLDS]> {
+        let all = self.weight();
+        if all <= 0.0 {
+            return None;
+        }
+        let (mut rented, mut bought) = (0.0, all);
+        let mut costs = [0.0; THRESHOLDS];
+        for (at, cost) in costs.iter_mut().enumerate() {
+            let (weight, sum) = self.bins[at];
+            rented += f64::from(sum);
+            bought -= f64::from(weight);
+            *cost = (rented + bought.max(0.0) * (threshold(at) + THERE_AND_BACK)) / all;
+        }
+        Some(costs)
+    }
+
+    /// The threshold for a guest with these advantages, where those of all guests are `shared`
+    /// [prices]. Two prices when nothing is known.
+    pub fn threshold(&self, shared: &Self) -> f64 {
+        if self.excess > CREDIT || self.count + shared.count < FEW {
+            return THERE_AND_BACK;
+        }
+        let mut cost = [0.0; THRESHOLDS];
+        for (costs, weight) in [(self.costs(), f64::from(self.count)), (shared.costs(), SHARED)] {
+            for (sum, cost) in cost.iter_mut().zip(costs.unwrap_or_default()) {
+                *sum += weight * cost;
+            }
+        }
+        let best = (0..THRESHOLDS).min_by(|&a, &b| cost[a].total_cmp(&cost[b]));
+        match best {
+            Some(at) if cost[at] > 0.0 => threshold(at),
+            _ => THERE_AND_BACK,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn learned(advantages: &[f64]) -> f64 {
+        let mut own = Advantages::new();
+        for advantage in advantages.iter().cycle().take(40) {
+            own.ended(*advantage, 1_000.0, own.threshold(&Advantages::new()));
+        }
+        own.threshold(&Advantages::new())
+    }
+
+    #[test]
+    fn who_knows_nothing_waits_for_two_prices() {
+        assert_eq!(Advantages::new().threshold(&Advantages::new()), 2.0);
+    }
+
+    #[test]
+    fn advantages_that_last_are_taken_at_once_and_passing_ones_are_let_pass() {
+        assert_eq!(learned(&[30.0, 8.0, 12.0]), LEAST);
+        assert!(learned(&[0.3, 0.5, 0.2]) > 0.5);
+        // Some last and some pass early: who waits for the early ones to pass saves their switches.
+        let mixed = learned(&[0.1, 0.1, 0.1, 0.1, 20.0]);
+        assert!(mixed > 0.1 && mixed < 0.3, "{mixed}");
+    }
+
+    #[test]
+    fn a_guest_without_a_past_does_as_all_the_others_do() {
+        let mut shared = Advantages::new();
+        for _ in 0..40 {
+            shared.ended(20.0, 5.0, 2.0);
+        }
+        assert_eq!(Advantages::new().threshold(&shared), LEAST);
+        let mut own = Advantages::new();
+        for _ in 0..40 {
+            own.ended(0.4, 5_000.0, 2.0);
+        }
+        assert!(own.threshold(&shared) > 0.4);
+    }
+
+    #[test]
+    fn a_threshold_that_has_cost_too_much_is_given_up() {
+        let mut shared = Advantages::new();
+        for _ in 0..40 {
+            shared.ended(20.0, 1.0, 2.0);
+        }
+        // The others' advantages last; each of this guest's passes just when it has switched.
+        let mut own = Advantages::new();
+        for _ in 0..3 {
+            let used = own.threshold(&shared);
+            own.ended(used, 1.0, used);
+        }
+        assert_eq!(own.threshold(&shared), THERE_AND_BACK);
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_teach_nothing() {
+        let mut own = Advantages::new();
+        for (advantage, price_us) in
+            [(f64::NAN, 1.0), (1.0, f64::INFINITY), (-1.0, 1.0), (0.0, 1.0), (1.0, 0.0)]
+        {
+            own.ended(advantage, price_us, 2.0);
+        }
+        assert_eq!(own, Advantages::new());
+    }
+
+    #[test]
+    fn the_threshold_stays_within_its_bounds() {
+        for exponent in -20..20 {
+            let learned = learned(&[f64::from(exponent).exp2()]);
+            assert!((LEAST..=MOST).contains(&learned), "{learned}");
+        }
+    }
+}
