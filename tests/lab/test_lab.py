@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from planewise import lab
+from planewise.boot import process
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.lab import process
 from planewise.testbed.host import ProcessTimeoutError, find_probe
 from planewise.testbed.remote import LabHost, open_host
 

@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,8 @@ from planewise.errors import PlanewiseError
 from planewise.testbed.host import LocalHost
 from planewise.testbed.remote import LabHost
 from planewise.testbed.vfs import find_planewised
-from planewise.testbed.vms import testbed
 from planewise.testbed.vms.daemon import Libvirt
-from planewise.testbed.vms.guests import Platform
+from planewise.testbed.vms.platform import Platform, check, platform_of
 
 from . import conftest
 from .conftest import UpLab
@@ -192,11 +192,12 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(up: UpLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    try:
-        testbed.check()
-        ours = testbed.platform()
-    except PlanewiseError as error:
-        pytest.skip(f"{error.what}: {error.remedy}")
+    with closing(LocalHost("machine")) as machine:
+        try:
+            check(machine)
+            ours = platform_of(machine)
+        except PlanewiseError as error:
+            pytest.skip(f"{error.what}: {error.remedy}")
     saved, console = booted(ours, tmp_path_factory.mktemp("machine"))
     here, peer = (LabHost("t", name, name=name) for name in lab.HOSTS)
     try:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from planewise.judge.statistics.pairing import TRAFFIC_FACTORS
 from planewise.measure.cells import expand
 from planewise.measure.design import load_design
 from planewise.store.rundir import RunReader
@@ -69,22 +68,16 @@ def test_a_publications_design_is_measured_whole(name: str, tmp_path: Path) -> N
         assert state.governor
         assert state.steal is not None
         assert state.foreign_cpu is not None
-    visits = {
-        (trial.block, *sorted((n, v) for n, v in trial.cell.items() if n not in TRAFFIC_FACTORS))
-        for trial in trials
-    }
     planes = {str(trial.cell["plane"]) for trial in trials}
     (family,) = json.loads(planewise("compare", out, "--json"))["families"]
     assert set(family["levels"]) == planes
     overall = [one for one in family["comparisons"] if one["stratum"] == "overall"]
     assert len(overall) == len(planes) * (len(planes) - 1) / 2
     for one in overall:
-        # A pair is one visit to a cell, with all of its frequencies, in one block; a visit whose
-        # background guests are on its own plane, which has a name as well, is in two.
-        assert one["pairs"] * len(planes) >= len(visits)
         assert one["blocks"] == BLOCKS
-        assert one["low"] <= one["change"] <= one["high"]
-        assert one["outcome"] in ("better", "worse", "practically the same", "not known")
+        # Two blocks decide nothing: any law of these numbers could be behind them.
+        assert (one["low"], one["high"]) == (None, None)
+        assert one["outcome"] == "not known"
     page = tmp_path / "again.html"
     planewise("report", out, "-o", page)
     for text in (page.read_text(), (out / "report.html").read_text()):
