@@ -33,6 +33,14 @@ from planewise.testbed.scratch import scratch
 READY_S = 60.0
 """How long a probe may take to say that it is ready."""
 
+FIRST_ANSWER_S = 3.5
+"""How long the first answer of all may take on one machine."""
+SERVERS_PATIENCE_S = 10.0
+"""The same between guests of two servers: a lab's are emulated, and a busy one stands still for
+seconds."""
+EMULATED_PATIENCE_S = 60.0
+"""The same between guests whose CPUs are emulated, perhaps by an emulated CPU."""
+
 _STAMPS = ("scheduled_ns", "user_tx_ns", "kernel_tx_ns", "kernel_rx_ns", "user_rx_ns")
 
 
@@ -47,12 +55,8 @@ class RttPath:
     not_measurable: Mapping[Metric, str]
     separate: bool = False
     """Whether the hosts are two machines: each then has CPUs of its own to watch."""
-    patience_s: float = 3.5
+    patience_s: float = FIRST_ANSWER_S
     """How long the first answer of all may take."""
-
-
-EMULATED_PATIENCE_S = 60.0
-"""The same between guests whose CPUs are emulated, perhaps by an emulated CPU."""
 
 
 def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:

@@ -19,7 +19,7 @@ from planewise.measure.design import Design
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
-from planewise.measure.rtt import RttPath, measure_rtt
+from planewise.measure.rtt import FIRST_ANSWER_S, SERVERS_PATIENCE_S, RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
 from planewise.measure.stage import OnSample, Place, TrialResult
 from planewise.testbed import counters
@@ -188,6 +188,7 @@ class GuestStation:
             capture_points=standing.capture_points,
             not_measurable=standing.not_measurable,
             separate=self._separate,
+            patience_s=SERVERS_PATIENCE_S if self._two_hosts else FIRST_ANSWER_S,
         )
         return beside(self._background, lambda: measure_rtt(path, trial, place))
 
