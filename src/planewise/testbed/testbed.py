@@ -335,7 +335,7 @@ class Testbed:
         number_on_wire = number + 2 * away
         high, low = divmod(slot, 250)
         return Guest(
-            name=f"{wanted.role}-{wanted.use}{wanted.index}",
+            name=f"{wanted.role}-{wanted.use}{'' if wanted.use == 'main' else wanted.index}",
             host=wanted.role,
             role=wanted.use,
             index=wanted.index,
