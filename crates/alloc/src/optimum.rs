@@ -319,7 +319,7 @@ impl Network {
             let (arc, before) = self.reached[node];
             let before = before as usize;
             // The guest's node of the two, if any, in its interval.
-            let at = if node % step == 0 { before } else { node };
+            let at = if node.is_multiple_of(step) { before } else { node };
             let slot = (at / step) * self.guests + (at % step).saturating_sub(1);
             match arc {
                 Arc::Wait => self.waiting[before / step] += 1,

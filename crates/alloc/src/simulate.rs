@@ -310,7 +310,7 @@ impl Source {
         guests
             .map(|(group, traffic)| Self {
                 group,
-                flow: Flow::new(traffic, seeds.next()),
+                flow: Flow::new(traffic, seeds.draw()),
                 packets: 0.0,
                 on_vf_s: 0.0,
                 latency_us: 0.0,
@@ -420,7 +420,7 @@ fn give_at_random(scenario: &Scenario, now: &mut Snapshot, sources: &mut [Source
     let mut lots = Random::new(!scenario.seed);
     let mut order: Vec<usize> = (0..sources.len()).collect();
     for at in (1..order.len()).rev() {
-        order.swap(at, (lots.next() % (at as u64 + 1)) as usize);
+        order.swap(at, (lots.draw() % (at as u64 + 1)) as usize);
     }
     for (guest, vf) in order.into_iter().zip(&now.vfs) {
         now.guests[guest].holds = Some(Holding { vf: vf.id.clone(), since_ms: 0 });

@@ -91,7 +91,7 @@ impl Random {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -101,7 +101,7 @@ impl Random {
 
     /// The next number in (0, 1].
     pub fn share(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+        ((self.draw() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
     fn exponential(&mut self, mean: f64) -> f64 {
@@ -124,7 +124,7 @@ impl Flow {
     /// A guest's traffic; the same seed gives the same.
     pub fn new(traffic: Traffic, seed: u64) -> Self {
         // The first numbers of neighbouring seeds are alike in nothing.
-        let mut random = Random::new(Random::new(seed).next());
+        let mut random = Random::new(Random::new(seed).draw());
         let phase = random.share();
         let mut flow = Self { traffic, random, phase, bursting: true, until_s: 0.0 };
         flow.turn();

@@ -88,8 +88,8 @@ impl World {
 
     /// A guest comes up; one that is up already only sends otherwise.
     pub fn add(&self, name: &str, traffic: Traffic) {
-        if self.send(name, traffic) {
-            return;
+        if self.made().traffic.contains_key(&GuestId::from(name)) {
+            return self.send(name, traffic);
         }
         let mut made = self.made();
         let number = made.next_guest;
@@ -154,12 +154,13 @@ impl World {
         made.changed = true;
     }
 
-    /// A guest's traffic is another one from now on; false when there is no such guest.
-    pub fn send(&self, name: &str, traffic: Traffic) -> bool {
+    /// A guest's traffic is another one from now on.
+    pub fn send(&self, name: &str, traffic: Traffic) {
         let mut made = self.made();
         let now_s = made.samples_at_ms.unwrap_or(0) as f64 / 1e3;
-        let source = made.traffic.get_mut(&GuestId::from(name));
-        source.map(|source| source.flow.change(traffic, now_s)).is_some()
+        if let Some(source) = made.traffic.get_mut(&GuestId::from(name)) {
+            source.flow.change(traffic, now_s);
+        }
     }
 
     /// A guest whose packets the host does not see says that it sends so many.
