@@ -66,13 +66,16 @@ class BridgePlane(Plane):
         )
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
-        """Static neighbours, and static forwarding entries: no frame is ever flooded."""
+        """Static neighbours and, in a namespace, static forwarding entries against flooding.
+
+        A server's bridge learns instead: a NIC that joins a bridge with static entries stops to
+        receive for their addresses (`br_fdb_unsync_static`), also where it was told to (VFs).
+        """
+        known = neighbours(guest, peer, peer.mac)
+        if not site.netns:
+            return known
         away = () if within else (AddForwarding(site.netns, site.nic, peer.mac),)
-        return (
-            *neighbours(guest, peer, peer.mac),
-            AddForwarding(site.netns, self.host_interface(guest), guest.mac),
-            *away,
-        )
+        return (*known, AddForwarding(site.netns, self.host_interface(guest), guest.mac), *away)
 
     def host_interface(self, guest: Guest) -> str:
         """The bridge port."""
