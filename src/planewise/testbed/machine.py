@@ -243,8 +243,8 @@ if [ -n "$2" ]; then
         ip neighbour flush to "$range" dev "$2" nud permanent 2>/dev/null
     done
 fi
-for name in $(ip netns list | sed -n "s/^\\(pw-$1-[a-z0-9]*\\).*/\\1/p"); do
-    for pid in $(ip netns pids "$name"); do kill -s KILL "$pid" 2>/dev/null; done
+for name in $(ls /run/netns 2>/dev/null | grep "^pw-$1-"); do
+    for pid in $(ip netns pids "$name" 2>/dev/null); do kill -s KILL "$pid" 2>/dev/null; done
     ip netns delete "$name"
 done
 for link in $(ip -o link show type bridge | sed -n "s/^[0-9]*: \\(pw-$1-[a-z]*\\):.*/\\1/p"); do
