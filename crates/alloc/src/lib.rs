@@ -4,7 +4,6 @@
 
 pub mod allocator;
 pub mod error;
-pub mod evidence;
 pub mod execute;
 pub mod gain;
 pub mod history;

@@ -2,7 +2,7 @@
 //! them together. Every VF ends in the pool or with one guest; a guest that does not answer keeps what
 //! it has and is marked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
@@ -23,8 +23,6 @@ pub struct Recovery {
     pub marked: BTreeMap<GuestId, String>,
     /// Who holds what once the steps are done.
     pub holders: BTreeMap<VfId, GuestId>,
-    /// VFs that stay unfit for the pool, and why.
-    pub quarantined: BTreeMap<VfId, String>,
 }
 
 impl Recovery {
@@ -34,157 +32,53 @@ impl Recovery {
             format: FORMAT,
             holders: self.holders.clone(),
             marked: self.marked.clone(),
-            quarantined: self.quarantined.clone(),
-        }
-    }
-
-    /// The journal's line once the steps of a recovery of `vfs` alone are done.
-    pub fn settled(&self, operation: u64, vfs: &BTreeSet<VfId>, ledger: &Ledger) -> Entry {
-        let of = |id: &&VfId| vfs.contains(*id);
-        let mut marks: BTreeMap<GuestId, Option<String>> = BTreeMap::new();
-        for guest in ledger.marked.keys().filter(|guest| !self.marked.contains_key(*guest)) {
-            marks.insert(guest.clone(), None);
-        }
-        for (guest, why) in &self.marked {
-            if ledger.marked.get(guest) != Some(why) {
-                marks.insert(guest.clone(), Some(why.clone()));
-            }
-        }
-        Entry::Settled {
-            operation,
-            vfs: vfs.clone(),
-            holders: self
-                .holders
-                .iter()
-                .filter(|(id, _)| of(id))
-                .map(|(id, guest)| (id.clone(), guest.clone()))
-                .collect(),
-            quarantined: self
-                .quarantined
-                .iter()
-                .filter(|(id, _)| of(id))
-                .map(|(id, why)| (id.clone(), why.clone()))
-                .collect(),
-            marks,
+            quarantined: BTreeMap::new(),
         }
     }
 }
 
 /// Compares journal and world. The world is believed where they differ: an empty journal (lost, or of
-/// the first start) adopts what it finds. What the world does not say stays as the journal has it.
+/// the first start) adopts what it finds.
 pub fn recover(ledger: &Ledger, found: &Found) -> Recovery {
-    let all = found.vfs.keys().cloned().collect();
     let mut recovery = Recovery::default();
-    recover_vfs(ledger, found, &all, &mut recovery);
-    let guests: Vec<&GuestId> = found.guests.keys().collect();
-    recover_guests(ledger, found, &guests, &mut recovery);
-    recovery
-}
-
-/// The same for these VFs alone, and the guests that have or had them: everything else stays as the
-/// journal has it.
-pub fn recover_only(ledger: &Ledger, found: &Found, vfs: &BTreeSet<VfId>) -> Recovery {
-    let open = ledger.open.values().filter(|open| vfs.contains(&open.change.vf));
-    let mut concerned: BTreeSet<&GuestId> = open.map(|open| &open.change.guest).collect();
-    concerned.extend(vfs.iter().filter_map(|vf| ledger.holders.get(vf)));
-    concerned.extend(vfs.iter().filter_map(|vf| match &found.vfs.get(vf)?.place {
-        Place::Guest(guest) => Some(guest),
-        _ => None,
-    }));
-    let guests: Vec<&GuestId> =
-        concerned.into_iter().filter(|guest| found.guests.contains_key(*guest)).collect();
-    let mut recovery = Recovery {
-        holders: ledger.holders.clone(),
-        quarantined: ledger.quarantined.clone(),
-        marked: ledger
-            .marked
-            .iter()
-            .filter(|(guest, _)| !guests.contains(guest))
-            .map(|(guest, why)| (guest.clone(), why.clone()))
-            .collect(),
-        ..Recovery::default()
-    };
-    recovery.holders.retain(|vf, holder| !vfs.contains(vf) && !guests.contains(&&*holder));
-    recovery.quarantined.retain(|vf, _| !vfs.contains(vf));
-    recover_vfs(ledger, found, vfs, &mut recovery);
-    recover_guests(ledger, found, &guests, &mut recovery);
-    recovery
-}
-
-fn recover_vfs(ledger: &Ledger, found: &Found, vfs: &BTreeSet<VfId>, recovery: &mut Recovery) {
-    // First what keeps frames from guests: addresses of VFs that no guest has.
-    for (id, vf) in found.vfs.iter().filter(|(id, _)| vfs.contains(*id)) {
-        match &vf.place {
-            Place::Guest(guest) if found.guests.contains_key(guest) => continue,
-            Place::Foreign(why) => {
-                if ledger.knows(id) {
-                    recovery
-                        .notes
-                        .push(format!("{id} is in other hands ({why}): it is left alone"));
-                }
-                continue;
-            }
-            Place::Unknown(why) => {
-                stays_unknown(id, why, ledger, recovery);
-                continue;
-            }
-            Place::Guest(guest) => {
-                recovery.notes.push(format!("{id} is not at home ({guest}, gone): it is fetched"));
-                recovery.steps.push(Step::Recall { vf: id.clone() });
-            }
-            Place::Lost => {
-                let whose = ledger
-                    .holders
-                    .get(id)
-                    .map_or_else(|| "no guest".to_owned(), |guest| format!("{guest}, gone"));
-                recovery.notes.push(format!("{id} is not at home ({whose}): it is fetched"));
-                recovery.steps.push(Step::Recall { vf: id.clone() });
-            }
-            Place::Pool if vf.mac != Mac::ZERO => {
-                let mac = vf.mac;
-                recovery
-                    .notes
-                    .push(format!("{id} is in the pool with the address {mac}: it is cleared"));
-            }
-            Place::Pool if ledger.knows(id) => recovery
-                .notes
-                .push(format!("{id} is in the pool and may not be as new: it is reset")),
-            Place::Pool => continue,
-        }
-        recovery.steps.extend(step::into_pool(id));
-    }
-}
-
-/// Nothing is known of the VF: whoever may have it, by the journal, keeps it.
-fn stays_unknown(id: &VfId, why: &str, ledger: &Ledger, recovery: &mut Recovery) {
-    let open = ledger.open.values().find(|open| open.change.vf == *id);
-    let holder = ledger.holders.get(id).or_else(|| open.map(|open| &open.change.guest));
-    if let Some(holder) = holder {
-        recovery.notes.push(format!("{id} stays with {holder}: who uses it is not known: {why}"));
-        recovery.holders.insert(id.clone(), holder.clone());
-    } else if let Some(fault) = ledger.quarantined.get(id) {
-        recovery.quarantined.insert(id.clone(), fault.clone());
-    }
-}
-
-fn recover_guests(ledger: &Ledger, found: &Found, guests: &[&GuestId], recovery: &mut Recovery) {
     for (guest, why) in &ledger.marked {
-        // A mark stays while its guest has a VF or does not answer, or cannot be asked about: until
-        // the operator lifts it, the guest releases what it kept, or it is started anew.
-        let stays = match found.guests.get(guest) {
-            Some(_) if !guests.contains(&guest) => false,
-            Some(seen) => !seen.answers || found.attached(guest).next().is_some(),
-            None => !found.gaps.is_empty(),
-        };
-        if stays {
+        // Marked stays marked while it is there and has not been cleared by the operator.
+        if found.guests.get(guest).is_some_and(|guest| !guest.answers) {
             recovery.marked.insert(guest.clone(), why.clone());
         }
     }
-    for id in guests {
-        if let Some(guest) = found.guests.get(*id) {
-            restore_guest(id, guest, ledger, found, recovery);
+    // First what keeps frames from guests: addresses of VFs that no guest has.
+    for (id, vf) in &found.vfs {
+        let owner = match &vf.place {
+            Place::Guest(guest) if found.guests.contains_key(guest) => continue,
+            Place::Guest(guest) => Some(guest.to_string()),
+            Place::Lost => ledger.holders.get(id).map(ToString::to_string),
+            Place::Pool => None,
+        };
+        let touched = ledger.holders.contains_key(id)
+            || ledger.quarantined.contains_key(id)
+            || ledger.open.values().any(|open| open.change.vf == *id);
+        if vf.place != Place::Pool {
+            let whose =
+                owner.map_or_else(|| "no guest".to_owned(), |guest| format!("{guest}, gone"));
+            recovery.notes.push(format!("{id} is not at home ({whose}): it is fetched"));
+            recovery.steps.push(Step::Recall { vf: id.clone() });
+        } else if vf.mac != Mac::ZERO {
+            let mac = vf.mac;
+            recovery
+                .notes
+                .push(format!("{id} is in the pool with the address {mac}: it is cleared"));
+        } else if touched {
+            recovery.notes.push(format!("{id} is in the pool and may not be as new: it is reset"));
+        } else {
+            continue;
         }
+        recovery.steps.extend(step::into_pool(id));
     }
+    for (id, guest) in &found.guests {
+        restore_guest(id, guest, ledger, found, &mut recovery);
+    }
+    recovery
 }
 
 fn restore_guest(
@@ -195,7 +89,7 @@ fn restore_guest(
     recovery: &mut Recovery,
 ) {
     let attached: Vec<&VfId> = found.attached(id).collect();
-    if !guest.answers || recovery.marked.contains_key(id) {
+    if !guest.answers {
         // It keeps what it has; the VF is nobody else's.
         for vf in &attached {
             recovery.holders.insert((*vf).clone(), id.clone());

@@ -659,7 +659,6 @@ fn unborn(was: &Vf) -> Vf {
         config: was.config.as_ref().map(|_| config),
         netdev: None,
         used_by: None,
-        use_is_unknown: false,
         owner: None,
         ..was.clone()
     }

@@ -28,18 +28,6 @@ impl Journal {
     /// # Errors
     /// The directory or the file cannot be used, or another process has it.
     pub fn open(directory: &Path) -> Result<(Self, Vec<String>)> {
-        Self::read(directory, false)
-    }
-
-    /// The same for somebody who only looks: a line that a crash cut short stays as it is.
-    ///
-    /// # Errors
-    /// As for [`Journal::open`].
-    pub fn look(directory: &Path) -> Result<(Self, Vec<String>)> {
-        Self::read(directory, true)
-    }
-
-    fn read(directory: &Path, only_look: bool) -> Result<(Self, Vec<String>)> {
         let path = directory.join("journal");
         let cannot = |what: &str, error: &std::io::Error| failed(what, &path, error);
         std::fs::create_dir_all(directory).map_err(|error| cannot("open", &error))?;
@@ -53,16 +41,6 @@ impl Journal {
         let mut text = Vec::new();
         (&*file).read_to_end(&mut text).map_err(|error| cannot("read", &error))?;
         let read = journal::read(&text);
-        if let Some(line) = read.newer {
-            return Err(Error::failed(
-                format!("{}:{line} was written by a newer planewised", path.display()),
-                format!(
-                    "install that version again (this one knows format {}), or move the file away \
-                     once no guest holds a VF",
-                    journal::FORMAT
-                ),
-            ));
-        }
         let mut notes: Vec<String> = read
             .damaged
             .iter()
@@ -74,11 +52,9 @@ impl Journal {
             let body = text.strip_suffix(b"\n").unwrap_or(&text);
             let whole = body.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
             length_bytes = whole as u64;
-            if !only_look {
-                file.set_len(length_bytes)
-                    .and_then(|()| file.sync_all())
-                    .map_err(|error| cannot("write", &error))?;
-            }
+            file.set_len(length_bytes)
+                .and_then(|()| file.sync_all())
+                .map_err(|error| cannot("write", &error))?;
             notes.push(format!("{}: the last line was cut short by a crash", path.display()));
         }
         sync_directory(directory).map_err(|error| cannot("open", &error))?;
@@ -203,28 +179,13 @@ mod tests {
         let path = directory.path().join("journal");
         let mut text = std::fs::read(&path).expect("read");
         text.truncate(text.len() - 9);
-        std::fs::write(&path, &text).expect("torn");
-        // Whoever only looks leaves it as it is.
-        drop(Journal::look(directory.path()).expect("looked at"));
-        assert_eq!(std::fs::read(&path).expect("read"), text);
+        std::fs::write(&path, text).expect("torn");
         let (mut journal, notes) = Journal::open(directory.path()).expect("opened again");
         assert_eq!((notes.len(), journal.ledger().open.len()), (1, 1));
         journal.append(&one_move(0)[1]).expect("written");
         drop(journal);
         let (journal, notes) = Journal::open(directory.path()).expect("opened again");
         assert!(notes.is_empty() && journal.ledger().open.is_empty());
-    }
-
-    #[test]
-    fn a_newer_journal_is_refused_and_stays_as_it_is() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("journal");
-        let body = r#"{"entry":"of-a-later-version"}"#;
-        let text = format!("{:08x} {body}\n", crc32fast::hash(body.as_bytes()));
-        std::fs::write(&path, &text).expect("written");
-        let error = Journal::open(directory.path()).expect_err("newer");
-        assert!(error.what.contains("newer planewised") && !error.remedy.is_empty());
-        assert_eq!(std::fs::read_to_string(&path).expect("read"), text);
     }
 
     #[test]

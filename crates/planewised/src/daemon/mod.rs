@@ -3,7 +3,6 @@
 
 pub mod config;
 pub mod core;
-pub mod disk;
 pub mod failpoint;
 pub mod forwarding;
 pub mod guests;

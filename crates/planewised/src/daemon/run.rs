@@ -1,22 +1,18 @@
 //! `planewised daemon`: puts the daemon together, waits for requests and signals, ends it. Decides
 //! nothing.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, Signal};
 use pw_linux::error::{Error, Result};
-use pw_sriov::state::State;
 use tokio::sync::oneshot;
 
 use crate::daemon::config::{self, Config};
 use crate::daemon::core::{Core, Host};
-use crate::daemon::forwarding::Budget;
 use crate::daemon::guests;
 use crate::daemon::journal::Journal;
 use crate::daemon::pool::machine::Machine;
@@ -90,29 +86,8 @@ fn host(config: &Config, dry_run: bool) -> Result<Host> {
         return Ok(World::new(simulated).host());
     }
     Ok(Host {
-        pool: Box::new(Machine::new(
-            config.pool.pfs.clone(),
-            &config.state_directory,
-            Budget { per_port: config.pool.learned_per_port, per_pf: config.pool.learned_per_pf },
-        )),
+        pool: Box::new(Machine::new(config.pool.pfs.clone(), &config.state_directory)),
         kinds: guests::kinds(config, dry_run)?,
-    })
-}
-
-/// What a daemon holds while it manages this host's VFs: the same for all state directories.
-fn only_daemon() -> Result<Flock<File>> {
-    let state = State::new(State::usual_directory());
-    state.make()?;
-    let path = State::usual_directory().join("lock-daemon");
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
-    let file = file.map_err(|error| {
-        Error::failed(format!("the lock {} cannot be made: {error}", path.display()), "run as root")
-    })?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| {
-        Error::failed(
-            format!("another planewised manages this host's VFs: it has {}", path.display()),
-            "stop it first: two would take each other's VFs",
-        )
     })
 }
 
@@ -129,16 +104,8 @@ pub fn run(args: &Args) -> Result<()> {
             "run as root, or try a made-up host: [simulated] in the configuration",
         ));
     }
-    // A second daemon ends here, before it has touched anything, whatever its state directory is.
-    let _only = match (&config.simulated, args.dry_run) {
-        (None, false) => Some(only_daemon()?),
-        _ => None,
-    };
-    let (journal, notes) = if args.dry_run {
-        Journal::look(&config.state_directory)?
-    } else {
-        Journal::open(&config.state_directory)?
-    };
+    // A second daemon ends here, before it has touched anything.
+    let (journal, notes) = Journal::open(&config.state_directory)?;
     for note in notes {
         tracing::warn!("{note}");
     }
@@ -201,7 +168,6 @@ fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
         ("state_directory", config.state_directory == old.state_directory),
         ("simulated", config.simulated == old.simulated),
         ("pool", config.pool == old.pool),
-        ("machines", config.machines == old.machines),
     ];
     if let Some((name, _)) = fixed.iter().find(|(_, same)| !same) {
         return Err(Error::failed(

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use pw_alloc::evidence::User;
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId, Wish};
 use pw_alloc::signal::{Counters, Reading, Sample};
@@ -39,10 +38,6 @@ struct Made {
     changed: bool,
     samples_at_ms: Option<u64>,
     next_guest: u64,
-    /// How often a guest of this name was started.
-    incarnations: BTreeMap<GuestId, u64>,
-    /// Why the guests cannot be asked about.
-    silent: Option<String>,
 }
 
 #[derive(Debug)]
@@ -113,37 +108,7 @@ impl World {
             claimed: 0.0,
         };
         made.traffic.insert(name.into(), source);
-        *made.incarnations.entry(name.into()).or_default() += 1;
         made.changed = true;
-    }
-
-    /// A guest is started anew between two looks: same name, same address; its VF is back with the
-    /// host, with the address on it.
-    pub fn restart(&self, name: &str) {
-        let mut made = self.made();
-        let id = GuestId::from(name);
-        made.found.restart(&id);
-        *made.incarnations.entry(id).or_default() += 1;
-        made.changed = true;
-    }
-
-    /// Somebody other than a guest takes a VF, or the host cannot tell who has it; or it is free again.
-    pub fn place(&self, vf: &VfId, place: Place) {
-        if let Some(found) = self.made().found.vfs.get_mut(vf) {
-            found.place = place;
-        }
-    }
-
-    /// The kind of guests cannot be asked about (its daemon is away), or can again.
-    pub fn silence(&self, why: Option<&str>) {
-        let mut made = self.made();
-        made.silent = why.map(Into::into);
-        made.changed = true;
-    }
-
-    /// A guest releases the VF that it has, whether it is asked or not; its address stays on the VF.
-    pub fn releases(&self, name: &str) {
-        self.made().found.release(&GuestId::from(name));
     }
 
     /// A guest is destroyed, whatever it holds.
@@ -216,17 +181,6 @@ impl World {
     }
 }
 
-fn user_of(place: &Place, hidden: bool) -> User {
-    match place {
-        _ if hidden => User::Unknown("it is nowhere to be seen".to_owned()),
-        Place::Pool => User::Nobody,
-        Place::Guest(guest) => User::Guest(format!("{guest} has it")),
-        Place::Lost => User::Guest("a namespace of nobody has it".to_owned()),
-        Place::Foreign(why) => User::Host(why.clone()),
-        Place::Unknown(why) => User::Unknown(why.clone()),
-    }
-}
-
 /// The VFs of a made-up host.
 #[derive(Debug)]
 pub struct SimulatedPool(World);
@@ -243,18 +197,13 @@ impl Pool for SimulatedPool {
             link_up: !made.link_down,
             bridge: Some("simulated".into()),
         };
-        let mut view = PoolView {
-            pfs: [(PfId::from(PF), pf)].into(),
-            vfs: BTreeMap::new(),
-            missing: Vec::new(),
-        };
+        let mut view = PoolView { pfs: [(PfId::from(PF), pf)].into(), vfs: BTreeMap::new() };
         for (id, vf) in &made.found.vfs {
             let seen = PoolVf {
                 address: "ffff:00:00.0".parse()?,
                 mac: vf.mac,
                 driver: None,
-                user: user_of(&vf.place, hidden),
-                strayed: hidden || matches!(vf.place, Place::Lost | Place::Guest(_)),
+                at_home: vf.place == Place::Pool && !hidden,
                 counters: Reading::Unsupported,
             };
             view.vfs.insert(id.clone(), seen);
@@ -263,14 +212,8 @@ impl Pool for SimulatedPool {
     }
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {
-        let made = self.0.made();
-        view.pfs.values_mut().for_each(|pf| pf.link_up = !made.link_down);
-        for (id, vf) in &made.found.vfs {
-            if let Some(seen) = view.vfs.get_mut(id) {
-                seen.user = user_of(&vf.place, made.unseen > 0);
-                seen.mac = vf.mac;
-            }
-        }
+        let link_up = !self.0.made().link_down;
+        view.pfs.values_mut().for_each(|pf| pf.link_up = link_up);
         Ok(())
     }
 
@@ -299,7 +242,7 @@ impl Guests for SimulatedGuests {
 
     fn discover(&mut self, _pool: &PoolView) -> Result<Discovery> {
         let mut made = self.0.made();
-        if made.silent.is_some() || !std::mem::take(&mut made.changed) {
+        if !std::mem::take(&mut made.changed) {
             return Ok(Discovery::Unchanged);
         }
         let managed = made.found.guests.iter().map(|(id, guest)| Managed {
@@ -309,7 +252,6 @@ impl Guests for SimulatedGuests {
             wish: Wish::default(),
             paravirtual_up: guest.paravirtual_up,
             leaving: false,
-            incarnation: made.incarnations.get(id).copied().unwrap_or_default().to_string(),
         });
         Ok(Discovery::Guests(managed.collect()))
     }
@@ -357,28 +299,8 @@ impl Guests for SimulatedGuests {
         }
     }
 
-    fn holdings(&mut self, _pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
-        let mut holdings: BTreeMap<GuestId, Option<BTreeSet<VfId>>> = BTreeMap::new();
-        let made = self.0.made();
-        for (id, vf) in &made.found.vfs {
-            if let Place::Guest(guest) = &vf.place {
-                let has = holdings.entry(guest.clone()).or_insert_with(|| Some(BTreeSet::new()));
-                has.get_or_insert_default().insert(id.clone());
-            }
-        }
-        holdings
-    }
-
-    fn gap(&self) -> Option<String> {
-        self.0.made().silent.clone()
-    }
-
     fn find(&mut self, _pool: &PoolView) -> Result<Found> {
-        let made = self.0.made();
-        if let Some(why) = &made.silent {
-            return Ok(Found { gaps: vec![why.clone()], ..Found::default() });
-        }
-        let mut found = made.found.clone();
+        let mut found = self.0.made().found.clone();
         let guests = found.guests.clone();
         found.vfs.retain(|_, vf| match &vf.place {
             Place::Guest(guest) => guests.contains_key(guest),

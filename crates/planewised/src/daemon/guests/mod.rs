@@ -4,7 +4,6 @@
 pub mod containers;
 pub mod libvirt;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use pw_alloc::execute::Failure;
@@ -23,9 +22,6 @@ use crate::daemon::status::GuestKind;
 pub struct Managed {
     /// Its name, unique on the host.
     pub id: GuestId,
-    /// Tells this run of the guest from every other of its name: it changes when the guest is started
-    /// anew, and with nothing else.
-    pub incarnation: String,
     /// Its address on its paravirtual path.
     pub mac: Mac,
     /// What joins its paths.
@@ -71,23 +67,11 @@ pub trait Guests: Send {
     /// out; one without counters is `Reading::Unsupported`.
     fn sample(&mut self, now_ms: u64, pool: &PoolView, into: &mut Vec<(GuestId, Sample)>);
 
-    /// The VFs that guests have, as this sample shows it; guests that are left out have none, and of
-    /// those with `None` it cannot be told. Costs no more than `sample`, and comes after it.
-    fn holdings(&mut self, pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>>;
-
-    /// Why guests of this kind may be missing from what [`Guests::discover`] told: their source has
-    /// not answered yet, or does not any more. None: they are all there.
-    fn gap(&self) -> Option<String>;
-
-    /// Has [`Guests::discover`] tell all guests again.
-    fn tell_again(&mut self) {}
-
     /// Its part of the world, read afresh: all its guests, and those VFs that are in them
-    /// (`Place::Guest`), or in somebody of this kind who is not managed (`Place::Foreign`). VFs that
-    /// are in neither are left out. What cannot be asked is a gap ([`Found::gaps`]), not *nothing*.
+    /// (`Place::Guest`). VFs that are in none of its guests are left out.
     ///
     /// # Errors
-    /// It cannot be told what is. Nothing of this kind is moved then.
+    /// It cannot be told what is. Nothing is moved then.
     fn find(&mut self, pool: &PoolView) -> Result<Found>;
 
     /// Does one step about a guest of this kind: `Attach`, `AwaitPath`, `Prefer`, `Direct`, `Verify`
@@ -139,9 +123,8 @@ pub trait Guests: Send {
 /// # Errors
 /// The kernel gives no socket.
 pub fn kinds(config: &Config, dry_run: bool) -> Result<Vec<Box<dyn Guests>>> {
-    let bypass = config.pool.bypass_filters;
     let containers =
-        containers::Containers::new(&config.containers, &config.state_directory, dry_run, bypass)?;
-    let machines = libvirt::Machines::new(config.machines.sockets.clone(), bypass)?;
+        containers::Containers::new(&config.containers, &config.state_directory, dry_run)?;
+    let machines = libvirt::Machines::new(config.machines.sockets.clone())?;
     Ok(vec![Box::new(containers), Box::new(machines)])
 }

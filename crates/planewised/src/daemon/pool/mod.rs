@@ -6,7 +6,6 @@ pub mod machine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use pw_alloc::evidence::User;
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::Reading;
@@ -38,11 +37,8 @@ pub struct PoolVf {
     pub mac: Mac,
     /// Its driver.
     pub driver: Option<String>,
-    /// Who uses it.
-    pub user: User,
-    /// It is away from the host as a guest of ours leaves it behind: its interface is in another
-    /// namespace under the name that it has in guests, or in none that can be seen.
-    pub strayed: bool,
+    /// Is it with the host: not in another namespace, not with a process through VFIO?
+    pub at_home: bool,
     /// What the PF counts for it.
     pub counters: Reading,
 }
@@ -54,8 +50,6 @@ pub struct PoolView {
     pub pfs: BTreeMap<PfId, PoolPf>,
     /// Their VFs.
     pub vfs: BTreeMap<VfId, PoolVf>,
-    /// PFs of the configuration that this host does not have, or not at the moment.
-    pub missing: Vec<PfId>,
 }
 
 /// The VFs of a host.
@@ -66,8 +60,7 @@ pub trait Pool: Send {
     /// The kernel does not answer.
     fn read(&mut self) -> Result<PoolView>;
 
-    /// Reads only what changes all the time, into `view`: counters, links, and whether VFs are with
-    /// the host. What the host itself does with a VF, `read` tells.
+    /// Reads only what changes all the time, into `view`: counters and links.
     ///
     /// # Errors
     /// The kernel does not answer.
@@ -82,9 +75,8 @@ pub trait Pool: Send {
         Ok(())
     }
 
-    /// Does one step about a VF that is in no guest: `Reserve`, `SetMac`, `ClearMac`, `Recall`,
-    /// `Reset` or `Release`. May be done twice. All but `Recall` look first, and refuse a VF of which
-    /// it is not certain that nobody uses it.
+    /// Does one step about a VF that is in no guest: `SetMac`, `ClearMac`, `Recall`, `Reset` or
+    /// `Release`. May be done twice.
     ///
     /// # Errors
     /// Why it is not done.

@@ -1,7 +1,6 @@
 //! How a namespace becomes a guest, and stops being one: its veth is made a member of a bond that has
 //! its name, addresses and routes. May be interrupted anywhere and begun again.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use pw_alloc::model::{GuestId, PfId, VfId};
@@ -43,8 +42,6 @@ pub struct Adopted {
     pub pfs: Vec<PfId>,
     /// The VF that it sends by, and that one's index in the guest.
     pub on_vf: Option<(VfId, u32)>,
-    /// The VFs whose interfaces are in its namespace, as last seen, by their indices.
-    pub has: BTreeMap<VfId, u32>,
 }
 
 /// Makes a namespace a guest, or sees that it is one. `dry_run`: looks whether it could be one.
@@ -56,17 +53,15 @@ pub fn adopt(
     pool: &PoolView,
     dry_run: bool,
 ) -> Result<Adopted> {
-    if inode(&spec.netns).is_none() {
-        return Err(Error::failed(format!("there is no namespace {}", spec.netns), ""));
-    }
+    let inode = inode(&spec.netns)
+        .ok_or_else(|| Error::failed(format!("there is no namespace {}", spec.netns), ""))?;
     let mut net = Net::at(&spec.netns)?;
-    let namespace = net.identity();
-    let known = record::read(records, id)?.filter(|record| record.is_of(namespace));
-    let mut record = match known {
-        Some(record) => Record { netns: spec.netns.to_string(), ..record },
-        None => before(id, spec, &mut net)?,
+    let known = record::read(records, id)?
+        .filter(|record| record.inode == inode && record.boot == record::boot());
+    let record = match known {
+        Some(record) => record,
+        None => before(id, spec, inode, &mut net)?,
     };
-    record.container.clone_from(&spec.container);
     let port = home.indexed(record.port)?.ok_or_else(|| {
         Error::failed(
             "the other end of its veth is not in the host's namespace",
@@ -92,17 +87,11 @@ pub fn adopt(
         (bond, veth.index)
     } else {
         record::write(records, &record)?;
-        let joined = join(&mut net, &record)?;
-        if !record.taken_over {
-            failpoint::reached(|| "adopt/taken-over".to_owned());
-            record.taken_over = true;
-            record::write(records, &record)?;
-        }
-        joined
+        join(&mut net, &record)?
     };
     let adopted = Adopted {
         netns: spec.netns.clone(),
-        inode: namespace.inode,
+        inode,
         net,
         bond,
         veth,
@@ -110,7 +99,6 @@ pub fn adopt(
         bridge,
         pfs,
         on_vf: None,
-        has: BTreeMap::new(),
         record,
     };
     if !dry_run {
@@ -120,8 +108,7 @@ pub fn adopt(
 }
 
 /// What the guest is before it is managed.
-fn before(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
-    let namespace = net.identity();
+fn before(id: &GuestId, spec: &Spec, inode: u64, net: &mut Net) -> Result<Record> {
     let links = net.all()?;
     let veths = || links.iter().filter(|link| link.kind.as_deref() == Some("veth"));
     let link = match &spec.interface {
@@ -160,10 +147,7 @@ fn before(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
     Ok(Record {
         guest: id.clone(),
         netns: spec.netns.to_string(),
-        inode: namespace.inode,
-        cookie: namespace.cookie,
-        container: None,
-        taken_over: false,
+        inode,
         boot: record::boot(),
         interface: link.name.clone(),
         mac,
@@ -223,17 +207,14 @@ fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
     if record.up && !bond.up {
         net.change(&bond, &Change::Up(true))?;
     }
-    // Once they are all there, what the guest changes is the guest's affair. Until then what a crash
-    // or a refusal left out is added: what is there already is no error.
-    if !record.taken_over {
-        for address in &record.addresses {
-            net.change(&bond, &Change::AddAddress(address.parse()?))?;
-            failpoint::reached(|| "adopt/address".to_owned());
-        }
-        for route in &record.routes {
-            net.add_route(bond.index, route)?;
-            failpoint::reached(|| "adopt/route".to_owned());
-        }
+    let has = net.addresses(&record.interface)?;
+    let fresh = has.is_empty();
+    for address in record.addresses.iter().filter(|address| fresh && !has.contains(address)) {
+        net.change(&bond, &Change::AddAddress(address.parse()?))?;
+    }
+    // What the guest has changed since is the guest's affair.
+    for route in record.routes.iter().filter(|_| fresh) {
+        net.add_route(bond.index, route)?;
     }
     // Left on by a kill in the middle of a switch.
     net.hear_all(&bond, false)?;
@@ -254,10 +235,7 @@ fn settle(adopted: &Adopted, home: &mut Net, pool: &PoolView) -> Result<()> {
 }
 
 /// The guest gets back what it had before it was managed.
-pub fn give_back(adopted: &mut Adopted, home: &mut Net, records: &Path) -> Result<()> {
-    // Interrupted and taken in again, it is to get its addresses once more.
-    adopted.record.taken_over = false;
-    record::write(records, &adopted.record)?;
+pub fn give_back(adopted: &mut Adopted, home: &mut Net) -> Result<()> {
     let record = adopted.record.clone();
     let net = &mut adopted.net;
     let links = net.all()?;

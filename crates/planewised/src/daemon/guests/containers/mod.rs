@@ -5,7 +5,7 @@ mod adopt;
 mod docker;
 mod record;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ use std::path::{Path as FilePath, PathBuf};
 use std::time::{Duration, Instant};
 
 use pw_alloc::execute::Failure;
-use pw_alloc::model::{GuestId, Mac, Origin, PfId, Stance, VfId, Wish};
+use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId, Wish};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::{Join, Path, Step};
 use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
@@ -24,15 +24,15 @@ use pw_sriov::link::{Change, Links, Setting};
 use crate::daemon::config;
 use crate::daemon::failpoint;
 use crate::daemon::guests::{Discovery, Guests, Managed};
-use crate::daemon::net::{Identity, Link, Net, filters_vlans};
+use crate::daemon::net::{Link, Net};
 use crate::daemon::pool::{PoolPf, PoolView};
 use crate::daemon::status::GuestKind;
 
 use adopt::Adopted;
-use docker::{Containing, Docker};
+use docker::Docker;
 
 /// What a VF's interface is called in a guest.
-pub const VF_NAME: &str = "pw-vf";
+const VF_NAME: &str = "pw-vf";
 /// How long it waits before it tries again to manage a guest that could not be.
 const AGAIN: Duration = Duration::from_secs(5);
 /// How long both paths of a guest are heard while it goes from one to the other: longer than a frame
@@ -47,8 +47,6 @@ struct Spec {
     netns: Netns,
     /// Its interface; none: its only veth.
     interface: Option<String>,
-    /// The container that it is of, by Docker's id; none: a namespace of the configuration.
-    container: Option<String>,
     wish: Wish,
 }
 
@@ -60,8 +58,6 @@ struct Known {
     /// Nobody asks for it any more.
     leaving: bool,
     again: Option<Instant>,
-    /// Its bridge, which filters what a VF would bypass.
-    filtered: Option<String>,
 }
 
 /// The containers and namespaces of a host.
@@ -71,13 +67,10 @@ pub struct Containers {
     docker: Option<Docker>,
     records: PathBuf,
     dry_run: bool,
-    bypass_filters: bool,
     home: Net,
     known: BTreeMap<GuestId, Known>,
     /// What was told last.
     told: Vec<Managed>,
-    /// It is to be told again, changed or not.
-    untold: bool,
     troubles: Vec<String>,
     /// The host's interfaces, as of the last sample.
     links: BTreeMap<u32, Link>,
@@ -92,7 +85,6 @@ impl Containers {
         config: &config::Containers,
         state_directory: &FilePath,
         dry_run: bool,
-        bypass_filters: bool,
     ) -> Result<Self> {
         let records = state_directory.join("guests");
         let mut known = BTreeMap::new();
@@ -101,39 +93,25 @@ impl Containers {
             let spec = Spec {
                 netns: record.netns.parse()?,
                 interface: Some(record.interface.clone()),
-                container: record.container.clone(),
                 wish: Wish::default(),
             };
             let id = record.guest.clone();
-            known.insert(
-                id,
-                Known { spec, adopted: None, leaving: true, again: None, filtered: None },
-            );
+            known.insert(id, Known { spec, adopted: None, leaving: true, again: None });
         }
         Ok(Self {
             docker: Docker::watch(&config.docker),
             config: config.clone(),
             records,
             dry_run,
-            bypass_filters,
             home: Net::here()?,
             known,
             told: Vec::new(),
-            untold: true,
             troubles: Vec::new(),
             links: BTreeMap::new(),
         })
     }
 
-    /// Why Docker's containers are not known; none: they are, or nobody is to be asked.
-    fn docker_gap(&self) -> Option<String> {
-        match self.docker.as_ref()?.seen().containers {
-            Containing::All(_) => None,
-            Containing::Unknown(why) => Some(why),
-        }
-    }
-
-    /// Who is asked for now. Containers are left out while Docker has not told all of them.
+    /// Who is asked for now.
     fn wanted(&mut self) -> BTreeMap<GuestId, Spec> {
         let mut wanted = BTreeMap::new();
         for (name, namespace) in &self.config.namespaces {
@@ -141,21 +119,16 @@ impl Containers {
             // The configuration has been checked.
             let Ok(netns) = netns.parse::<Netns>() else { continue };
             let interface = namespace.interface.clone();
-            let spec = Spec { netns, interface, container: None, wish: Wish::default() };
+            let spec = Spec { netns, interface, wish: Wish::default() };
             wanted.insert(GuestId::from(name.as_str()), spec);
         }
         if let Some(docker) = &self.docker {
             let seen = docker.seen();
             self.troubles.extend(seen.trouble);
-            let containers = match seen.containers {
-                Containing::All(containers) => containers,
-                Containing::Unknown(_) => Vec::new(),
-            };
-            for container in containers {
+            for container in seen.containers {
                 let spec = Spec {
                     netns: Netns::Pid(container.pid),
                     interface: container.interface,
-                    container: Some(container.run),
                     wish: container.wish,
                 };
                 wanted.entry(container.id).or_insert(spec);
@@ -167,11 +140,8 @@ impl Containers {
     fn look(&mut self, pool: &PoolView) {
         self.troubles.clear();
         let wanted = self.wanted();
-        let unheard = self.docker_gap().is_some();
         for (id, known) in &mut self.known {
-            // Of containers nothing is known while Docker does not answer: they stay as they are.
-            let unknown = unheard && known.spec.container.is_some();
-            known.leaving = !wanted.contains_key(id) && !unknown;
+            known.leaving = !wanted.contains_key(id);
         }
         for (id, spec) in wanted {
             match self.known.get_mut(&id) {
@@ -179,25 +149,15 @@ impl Containers {
                 Some(known) => {
                     // Another namespace under the same name is another guest; the bond goes with the
                     // old one.
-                    if known.spec.netns != spec.netns || known.spec.container != spec.container {
+                    if known.spec.netns != spec.netns {
                         known.adopted = None;
-                        known.again = None;
                     }
                     known.spec = spec;
                 }
                 None => {
-                    let known =
-                        Known { spec, adopted: None, leaving: false, again: None, filtered: None };
+                    let known = Known { spec, adopted: None, leaving: false, again: None };
                     self.known.insert(id, known);
                 }
-            }
-        }
-        for (id, known) in &self.known {
-            if let Some(bridge) = &known.filtered {
-                self.troubles.push(format!(
-                    "{id} gets no VF: its bridge {bridge} filters VLANs, which a VF would bypass \
-                     ([pool] bypass_filters)"
-                ));
             }
         }
         let mut gone = Vec::new();
@@ -227,9 +187,6 @@ impl Containers {
                 adopt::adopt(id, &known.spec, &self.records, &mut self.home, pool, self.dry_run);
             match taken {
                 Ok(adopted) => {
-                    let bridge = adopted.bridge.as_deref().filter(|_| !self.bypass_filters);
-                    known.filtered =
-                        bridge.filter(|bridge| filters_vlans(bridge)).map(str::to_owned);
                     known.adopted = Some(adopted);
                     known.again = None;
                 }
@@ -273,14 +230,8 @@ impl Containers {
             if wish.pfs.is_empty() {
                 wish.pfs.clone_from(&adopted.pfs);
             }
-            if known.filtered.is_some() {
-                wish.stance = Stance::Excluded;
-            }
-            let Identity { inode, cookie } = adopted.net.identity();
-            let run = known.spec.container.as_deref().unwrap_or_default();
             all.push(Managed {
                 id: id.clone(),
-                incarnation: format!("{run}/{}", cookie.unwrap_or(inode)),
                 mac: adopted.record.mac,
                 join: Join::Bond,
                 wish,
@@ -386,7 +337,6 @@ impl Adopted {
         let link = self.vf_link(pool, vf)?.ok_or_else(|| {
             Error::failed(format!("{vf} did not arrive in the guest's namespace"), "")
         })?;
-        self.has.insert(vf.clone(), link.index);
         if link.master != Some(bond.index) {
             self.net.change(&link, &Change::Up(false))?;
             if link.mtu_bytes != bond.mtu_bytes {
@@ -586,7 +536,6 @@ impl Adopted {
             .map_err(|error| Error::failed(format!("cannot open this namespace: {error}"), ""))?;
         self.net.carry(&link, here.as_fd(), &name.unwrap_or_default())?;
         self.on_vf = None;
-        self.has.remove(vf);
         Ok(())
     }
 
@@ -614,7 +563,6 @@ impl Adopted {
         };
         let mut vfs = BTreeMap::new();
         self.on_vf = None;
-        self.has.clear();
         let forwards = home.forwards()?;
         for (vf, seen) in &pool.vfs {
             let address = seen.address.to_string();
@@ -622,7 +570,6 @@ impl Adopted {
             else {
                 continue;
             };
-            self.has.insert(vf.clone(), link.index);
             let has = seen.mac == mac || link.mac == Some(mac);
             let place = Place::Guest(id.clone());
             vfs.insert(vf.clone(), FoundVf { mac: if has { mac } else { Mac::ZERO }, place });
@@ -659,7 +606,7 @@ impl Guests for Containers {
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
         self.look(pool);
         let managed = self.managed();
-        if managed == self.told && !std::mem::take(&mut self.untold) {
+        if managed == self.told {
             return Ok(Discovery::Unchanged);
         }
         self.told.clone_from(&managed);
@@ -696,59 +643,14 @@ impl Guests for Containers {
         }
     }
 
-    fn holdings(&mut self, _pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
-        let mut holdings = BTreeMap::new();
-        for (id, known) in &mut self.known {
-            let Some(adopted) = known.adopted.as_mut().filter(|adopted| !adopted.has.is_empty())
-            else {
-                continue;
-            };
-            let mut has = Some(BTreeSet::new());
-            for (vf, index) in &adopted.has {
-                match adopted.net.indexed(*index) {
-                    Ok(None) => {}
-                    Ok(Some(_)) => {
-                        has.as_mut().map(|has| has.insert(vf.clone()));
-                    }
-                    Err(_) => has = None,
-                }
-            }
-            holdings.insert(id.clone(), has);
-        }
-        holdings
-    }
-
-    fn gap(&self) -> Option<String> {
-        let recorded = |id: &GuestId| record::path(&self.records, id).exists();
-        let missing = self.known.iter().find(|(id, known)| {
-            known.adopted.is_none() && inode(&known.spec.netns).is_some() && recorded(id)
-        });
-        // A host whose Docker was never there has no containers.
-        let containers = || self.known.values().any(|known| known.spec.container.is_some());
-        let docker = self.docker.as_ref().filter(|docker| docker.is_there() || containers());
-        docker
-            .and_then(|_| self.docker_gap())
-            .or_else(|| missing.map(|(id, _)| format!("{id} could not be taken in again yet")))
-    }
-
-    fn tell_again(&mut self) {
-        self.told.clear();
-        self.untold = true;
-    }
-
     fn find(&mut self, pool: &PoolView) -> Result<Found> {
         let mut found = Found::default();
         for (id, known) in &mut self.known {
             let Some(adopted) = &mut known.adopted else { continue };
-            match adopted.find(id, pool, &mut self.home) {
-                Ok((guest, vfs)) => {
-                    found.guests.insert(id.clone(), guest);
-                    found.vfs.extend(vfs);
-                }
-                Err(error) => found.gaps.push(format!("{id} cannot be looked at: {}", error.what)),
-            }
+            let (guest, vfs) = adopted.find(id, pool, &mut self.home)?;
+            found.guests.insert(id.clone(), guest);
+            found.vfs.extend(vfs);
         }
-        found.gaps.extend(self.gap());
         Ok(found)
     }
 
@@ -775,7 +677,7 @@ impl Guests for Containers {
         if let Some(known) = self.known.get_mut(guest)
             && let Some(adopted) = &mut known.adopted
         {
-            adopt::give_back(adopted, &mut self.home, &self.records)?;
+            adopt::give_back(adopted, &mut self.home)?;
             record::remove(&self.records, guest)?;
         }
         self.known.remove(guest);

@@ -35,7 +35,6 @@ use self::host::{Host, Linux, Tap};
 use self::socket::Socket;
 use self::watch::{Known, Watch};
 use crate::daemon::guests::{Discovery, Guests, Managed};
-use crate::daemon::net::filters_vlans;
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
 
@@ -81,8 +80,6 @@ pub struct Machines {
     troubles: Vec<String>,
     /// Guests that were managed once and may still hold a VF.
     leaving: BTreeSet<Uuid>,
-    /// Guests get VFs although the host filters their frames.
-    bypass_filters: bool,
 }
 
 impl std::fmt::Debug for Machines {
@@ -97,7 +94,7 @@ impl Machines {
     ///
     /// # Errors
     /// The kernel gives no socket for netlink.
-    pub fn new(sockets: Vec<PathBuf>, bypass_filters: bool) -> Result<Self> {
+    pub fn new(sockets: Vec<PathBuf>) -> Result<Self> {
         let paths = if sockets.is_empty() {
             socket::SOCKETS.iter().map(PathBuf::from).collect()
         } else {
@@ -107,8 +104,7 @@ impl Machines {
         // Agents have a connection of their own: those that do not answer would fill the other's.
         let agents = Agents::start(Arc::new(Socket::new(paths, false)));
         let watch = Watch::start(Arc::clone(&libvirt));
-        let machines = Self::with(libvirt, watch, agents, Box::new(Linux::here()?));
-        Ok(Self { bypass_filters, ..machines })
+        Ok(Self::with(libvirt, watch, agents, Box::new(Linux::here()?)))
     }
 
     fn with(
@@ -129,7 +125,6 @@ impl Machines {
             untold: true,
             troubles: Vec::new(),
             leaving: BTreeSet::new(),
-            bypass_filters: false,
         }
     }
 
@@ -399,8 +394,7 @@ impl Machines {
         let wrong = described.mark.as_ref().and_then(|mark| mark.wrong.clone());
         let held = holds(&described.functions, pool);
         let was = before.get(&id).is_some_and(|one| one.domain.uuid == known.domain.uuid)
-            || self.leaving.contains(&known.domain.uuid)
-            || has_ours(&described.functions, pool);
+            || self.leaving.contains(&known.domain.uuid);
         let managed = described.mark.is_some() && wrong.is_none();
         // What it got from us is taken before it is let go.
         let leaving = !managed && !held.is_empty() && was;
@@ -437,22 +431,8 @@ impl Machines {
                 ));
             }
         }
-        let bridge = tap.and_then(|tap| tap.bridge.as_deref());
-        let filters =
-            nic.filter.as_ref().map(|filter| format!("the nwfilter {filter}")).or_else(|| {
-                // With a VLAN of its own the VF is put into it by the PF.
-                let bridge = bridge.filter(|bridge| nic.vlan.is_none() && filters_vlans(bridge))?;
-                Some(format!("the VLAN filtering of {bridge}"))
-            });
-        if let Some(filter) = filters.filter(|_| !self.bypass_filters) {
-            wish.stance = Stance::Excluded;
-            self.troubles.push(format!(
-                "{name} gets no VF, which would bypass {filter} ([pool] bypass_filters)"
-            ));
-        }
         let managed = Managed {
             id,
-            incarnation: incarnation(&known.domain),
             mac: nic.mac,
             join: Join::Failover,
             wish,
@@ -474,21 +454,6 @@ fn holds(functions: &[Function], pool: &PoolView) -> Vec<VfId> {
         }
     }
     found
-}
-
-/// Is one of these functions a VF of the pool that this daemon plugged in?
-fn has_ours(functions: &[Function], pool: &PoolView) -> bool {
-    let ours = |function: &Function| {
-        function.alias.as_deref() == Some(domain::ALIAS)
-            && pool.vfs.values().any(|vf| vf.address == function.address)
-    };
-    functions.iter().any(ours)
-}
-
-/// One run of a domain: libvirt numbers them anew at every start.
-fn incarnation(domain: &Domain) -> String {
-    let uuid: String = domain.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{uuid}/{}", domain.id)
 }
 
 fn address_of(pool: &PoolView, vf: &VfId) -> std::result::Result<PciAddress, Failure> {
@@ -591,32 +556,6 @@ impl Guests for Machines {
         }
     }
 
-    fn holdings(&mut self, pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
-        let unheard = self.gap().is_some();
-        self.guests
-            .iter()
-            .filter(|(_, guest)| !guest.functions.is_empty())
-            .map(|(id, guest)| {
-                let has = (!unheard).then(|| holds(&guest.functions, pool).into_iter().collect());
-                (id.clone(), has)
-            })
-            .collect()
-    }
-
-    fn gap(&self) -> Option<String> {
-        let board = self.watch.board();
-        match &board.trouble {
-            // A host that never had a libvirt has no machines.
-            Some(_) if board.empty && !self.libvirt.installed() => None,
-            Some(trouble) => Some(away(trouble).what),
-            None => board.empty.then(|| "libvirt has not answered yet".to_owned()),
-        }
-    }
-
-    fn tell_again(&mut self) {
-        self.untold = true;
-    }
-
     fn find(&mut self, pool: &PoolView) -> Result<Found> {
         let deadline = Instant::now() + FIND;
         let mut found = Found::default();
@@ -626,73 +565,70 @@ impl Guests for Machines {
             .and_then(|domains| watch::describe(&*self.libvirt, domains, deadline));
         let known = match asked {
             Ok(known) => known,
-            // A host that never had a libvirt has no machines. One whose libvirt is away may have some.
+            // A host that never had a libvirt has no machines. One whose libvirt is being restarted
+            // may have some, and a VF in other hands may be in theirs.
             Err(Refusal { why: Why::Gone, .. })
-                if self.watch.board().empty && !self.libvirt.installed() =>
+                if self.watch.board().empty
+                    && !(self.libvirt.installed() && pool.vfs.values().any(|vf| !vf.at_home)) =>
             {
                 return Ok(found);
             }
-            Err(refusal) => {
-                found.gaps.push(away(&refusal).what);
-                return Ok(found);
-            }
+            Err(refusal) => return Err(away(&refusal)),
         };
         self.taps = self.host.taps()?;
         let directed = self.host.directed(pool)?;
         for known in known {
             let id = GuestId::from(known.domain.name.as_str());
-            let described = match known.described {
-                Ok(described) => described,
-                Err(why) => {
-                    found.gaps.push(format!("the XML of {id} cannot be read: {why}"));
-                    continue;
-                }
-            };
+            let described = known.described.map_err(|why| {
+                Error::failed(
+                    format!("the XML of {id} cannot be read: {why}"),
+                    "what it holds cannot be told without",
+                )
+            })?;
             let held = holds(&described.functions, pool);
             let managed = described.mark.as_ref().is_some_and(|mark| mark.wrong.is_none());
             if !managed && held.is_empty() {
                 continue;
             }
-            let ours = managed
-                || self.leaving.contains(&known.domain.uuid)
-                || has_ours(&described.functions, pool);
-            let nic = match described.nic {
-                Ok(nic) if ours => nic,
-                // What somebody else plugged in, or what we cannot move, is not ours to take.
-                _ => {
-                    for vf in held {
-                        let place = Place::Foreign(format!("the machine {id} has it"));
-                        let mac = pw_alloc::model::Mac::ZERO;
-                        found.vfs.insert(vf, FoundVf { mac, place });
-                    }
-                    continue;
-                }
-            };
             for vf in &held {
                 let mac = pool.vfs.get(vf).map_or(pw_alloc::model::Mac::ZERO, |vf| vf.mac);
                 found.vfs.insert(vf.clone(), FoundVf { mac, place: Place::Guest(id.clone()) });
             }
-            let tap = self.taps.get(&nic.tap);
-            let agent = described.agent;
-            let up = held.iter().find(|vf| {
-                let address = pool.vfs.get(*vf).map(|vf| vf.address);
-                address.is_some_and(|address| {
-                    self.host.in_use(address) == Some(true)
-                        || agent && self.agents.drives(&known.domain, nic.mac)
-                })
-            });
-            let by_pf = directed.get(&nic.mac);
-            let guest = FoundGuest {
-                mac: nic.mac,
-                join: Join::Failover,
-                answers: true,
-                paravirtual_up: nic.plugged && tap.is_some_and(|tap| tap.works),
-                vf_up: up.is_some(),
-                active: up.map_or(Path::Paravirtual, |vf| Path::Vf((*vf).clone())),
-                directed: held
-                    .iter()
-                    .find(|vf| by_pf == Some(&vf.pf))
-                    .map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone())),
+            let guest = match described.nic {
+                Ok(nic) => {
+                    let tap = self.taps.get(&nic.tap);
+                    let agent = described.agent;
+                    let up = held.iter().find(|vf| {
+                        let address = pool.vfs.get(*vf).map(|vf| vf.address);
+                        address.is_some_and(|address| {
+                            self.host.in_use(address) == Some(true)
+                                || agent && self.agents.drives(&known.domain, nic.mac)
+                        })
+                    });
+                    let by_pf = directed.get(&nic.mac);
+                    FoundGuest {
+                        mac: nic.mac,
+                        join: Join::Failover,
+                        // What somebody else plugged in is not ours to take.
+                        answers: managed || self.leaving.contains(&known.domain.uuid),
+                        paravirtual_up: nic.plugged && tap.is_some_and(|tap| tap.works),
+                        vf_up: up.is_some(),
+                        active: up.map_or(Path::Paravirtual, |vf| Path::Vf((*vf).clone())),
+                        directed: held
+                            .iter()
+                            .find(|vf| by_pf == Some(&vf.pf))
+                            .map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone())),
+                    }
+                }
+                Err(_) => FoundGuest {
+                    mac: pw_alloc::model::Mac::ZERO,
+                    join: Join::Failover,
+                    answers: false,
+                    paravirtual_up: false,
+                    vf_up: false,
+                    active: Path::Paravirtual,
+                    directed: Path::Paravirtual,
+                },
             };
             found.guests.insert(id, guest);
         }

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use pw_alloc::evidence::User;
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::{Counters, Reading};
@@ -39,8 +38,6 @@ pub struct Machine {
     /// Its guest makes a bond itself: the NIC is no half of a pair.
     pub joins_itself: bool,
     pub runs: bool,
-    /// How often it was started.
-    pub starts: i32,
     pub tap_works: bool,
     pub manner: Manner,
     /// It brings a VF up after so many looks; none: never.
@@ -55,7 +52,7 @@ pub struct Machine {
 #[derive(Debug, Clone)]
 pub struct Attached {
     pub address: PciAddress,
-    pub alias: String,
+    alias: String,
     looks: u32,
     /// Asked to release it, and looked at so often since.
     asked: Option<u32>,
@@ -127,8 +124,7 @@ impl Simulated {
                 address: address(index),
                 mac: Mac::ZERO,
                 driver: Some("igbvf".into()),
-                user: User::Nobody,
-                strayed: false,
+                at_home: true,
                 counters: Reading::Unsupported,
             };
             world.vfs.insert(vf(index), pooled);
@@ -203,7 +199,6 @@ pub fn machine(n: u16) -> Machine {
         marked: true,
         joins_itself: false,
         runs: true,
-        starts: 1,
         tap_works: true,
         manner: Manner::Releases(0),
         drives_after: Some(1),
@@ -273,11 +268,7 @@ impl Libvirt for Simulated {
         let world = self.call()?;
         let running = world.machines.iter().filter(|(_, machine)| machine.runs);
         Ok(running
-            .map(|(uuid, machine)| Domain {
-                uuid: *uuid,
-                name: machine.name.clone(),
-                id: machine.starts,
-            })
+            .map(|(uuid, machine)| Domain { uuid: *uuid, name: machine.name.clone(), id: 1 })
             .collect())
     }
 
@@ -447,9 +438,7 @@ impl Pool for Simulated {
         let mut vfs = world.vfs.clone();
         for vf in vfs.values_mut() {
             let held = |machine: &Machine| machine.vfs.iter().any(|one| one.address == vf.address);
-            if let Some(machine) = world.machines.values().find(|machine| held(machine)) {
-                vf.user = User::Guest(format!("the process of {} holds it", machine.name));
-            }
+            vf.at_home = !world.machines.values().any(held);
         }
         let pf = PoolPf {
             index: 3,
@@ -458,7 +447,7 @@ impl Pool for Simulated {
             link_up: true,
             bridge: Some("br0".into()),
         };
-        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs, missing: Vec::new() })
+        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs })
     }
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {
