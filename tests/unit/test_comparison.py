@@ -235,9 +235,9 @@ def test_a_claim_stays_when_the_run_goes_on_without_it() -> None:
 
 def test_trials_of_one_visit_count_as_one_pair() -> None:
     cells = [
-        {"plane": plane, "frequency_pps": frequency, "size_bytes": size}
+        {"plane": plane, "load_type": "cpu", "background_guests": guests, "size_bytes": size}
         for plane in ("a", "b")
-        for frequency in (1e3, 1e6)
+        for guests in (8, 32)
         for size in (64, 1518)
     ]
     wobble = noise(4)

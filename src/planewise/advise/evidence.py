@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planewise.advise.model.capacity import Chain
-from planewise.advise.recommend import ALL_LOADS, rankings_of
+from planewise.advise.recommend import ALL_LOADS, at_each_frequency, rankings_of
 from planewise.errors import BadInputError
 from planewise.judge.bounded import at_least, exact, median_of
 from planewise.judge.statistics.metrics import limited_by_plane
 from planewise.judge.statistics.paired import median_interval
+from planewise.store.levels import keeps_levels
 from planewise.store.models import Ranked, RunInfo, TrialRecord
 
 LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
@@ -93,17 +94,20 @@ class Evidence:
 def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evidence, ...]:
     """What a run tells, a plane each. `run` is how it is called.
 
+    Of RTT trials at several rates of the probes, those at the lowest tell the times.
+
     Raises:
         BadInputError: it measured no plane.
     """
-    done = [trial for trial in trials if trial.status == "done" and "plane" in trial.cell]
+    done = [trial for trial in trials if keeps_levels(trial) and "plane" in trial.cell]
+    slowest = next(iter(at_each_frequency(done).values()), done)
     if not done:
         raise BadInputError(
             "this run measured no plane",
             where=run,
             remedy="`planewise quick` or `planewise run` measure planes",
         )
-    places = rankings_of([one for one in done if one.kind in ("rtt", "load")], info)
+    places = rankings_of([one for one in slowest if one.kind in ("rtt", "load")], info)
     overall = [one.plane for one in places["rtt_p50"] if one.load_type == ALL_LOADS]
     names = dict.fromkeys(str(one.cell["plane"]) for one in done)
     streams = {plane: _tcp(done, plane) for plane in names}

@@ -20,10 +20,12 @@ from planewise.judge.statistics import (
     compare_levels,
     observe,
 )
+from planewise.judge.statistics.metrics import FREQUENCY
 from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text
 from planewise.judge.verdict import judge
+from planewise.store.levels import keeps_levels, missed_levels
 from planewise.store.models import Ranked, Recommendation, RunInfo, TrialRecord
 from planewise.units import percent_text, rate_text, time_text
 
@@ -42,7 +44,68 @@ _METRICS = {"rtt_p50": "rtt", "rtt_p99": "rtt_p99", "forwarded": "throughput"} |
 
 def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     """The recommendation of a run. Needs RTT trials for a plane; says so when there are none."""
-    done = [trial for trial in trials if trial.status == "done" and "plane" in trial.cell]
+    trials = list(trials)
+    missed = sum(bool(missed_levels(trial)) for trial in trials)
+    done = [trial for trial in trials if keeps_levels(trial) and "plane" in trial.cell]
+    groups = at_each_frequency(done)
+    advice = (
+        _joined({rate: _recommend(own, info) for rate, own in groups.items()})
+        if len(groups) > 1
+        else _recommend(done, info)
+    )
+    if not missed:
+        return advice
+    reservation = (
+        f"{missed} trial{'s' if missed != 1 else ''} missed their level by more than 1 % and "
+        "count for nothing here"
+    )
+    return advice.model_copy(update={"reservations": (*advice.reservations, reservation)})
+
+
+def at_each_frequency(trials: Sequence[TrialRecord]) -> dict[float, list[TrialRecord]]:
+    """By rate of the probes [packet/s], rising: the RTT trials at it, and all other trials.
+
+    Empty where there are no RTT trials that name one.
+    """
+    rates = {
+        float(trial.cell[FREQUENCY])
+        for trial in trials
+        if trial.kind == "rtt" and FREQUENCY in trial.cell
+    }
+    return {
+        rate: [one for one in trials if one.kind != "rtt" or one.cell.get(FREQUENCY, rate) == rate]
+        for rate in sorted(rates)
+    }
+
+
+def _joined(each: Mapping[float, Recommendation]) -> Recommendation:
+    """What holds at several rates of the probes; a plane where it is the same at all of them."""
+    planes = {advice.plane for advice in each.values()}
+    ranking: list[Ranked] = []
+    reasons: dict[str, None] = {}
+    for rate, advice in each.items():
+        times = [place for place in advice.ranking if place.metric.startswith("rtt")]
+        ranking += [one.model_copy(update={"frequency_pps": rate}) for one in times]
+        for reason in advice.reasons:
+            of_time = "round-trip time" in reason
+            reasons[f"at {rate_text(rate)}, {reason}" if of_time else reason] = None
+    first = next(iter(each.values()))
+    ranking += [place for place in first.ranking if not place.metric.startswith("rtt")]
+    told = [
+        f"{'At' if place == 0 else 'at'} {rate_text(rate)}: {advice.headline.rstrip('.')}"
+        for place, (rate, advice) in enumerate(each.items())
+    ]
+    return Recommendation(
+        plane=planes.pop() if len(planes) == 1 else None,
+        headline=f"{'; '.join(told)}.",
+        reasons=tuple(reasons),
+        reservations=tuple(dict.fromkeys(one for a in each.values() for one in a.reservations)),
+        ranking=tuple(ranking),
+    )
+
+
+def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
+    """The recommendation of trials that count, whose RTT trials have one rate of the probes."""
     rankings = rankings_of(done, info)
     ranking = tuple(place for places in rankings.values() for place in places)
     lossy = lossy_planes(done, info)
@@ -95,7 +158,8 @@ def lossy_planes(trials: Sequence[TrialRecord], info: RunInfo) -> dict[str, floa
 def rankings_of(trials: Iterable[TrialRecord], info: RunInfo) -> dict[str, list[Ranked]]:
     """The places of a run's planes by `Ranked.metric`, best first for each load.
 
-    `trials` that are done and have a plane; a metric that none of them has is an empty list.
+    `trials` that count and have a plane, their RTT trials at one rate of the probes; a metric that
+    none of them has is an empty list.
     """
     sample = RunSample("run", info, list(trials))
     return {name: _rank(name, observe([sample], metric)) for name, metric in _METRICS.items()}

@@ -117,8 +117,15 @@ def _analyse(
     margin: float,
     as_published: bool,
 ) -> _Found:
-    from planewise.judge.statistics import check_ranking, compare_levels, metrics_in, observe
+    from planewise.judge.statistics import (
+        by_frequency,
+        check_ranking,
+        compare_levels,
+        metrics_in,
+        observe,
+    )
     from planewise.judge.statistics.runs import differences, join
+    from planewise.store.levels import keeps_levels
     from planewise.store.rundir import RunReader
 
     if len({path.resolve() for path in paths}) < len(paths):
@@ -130,14 +137,15 @@ def _analyse(
     names = _metric_names(metrics, samples)
     families, rankings = [], []
     for name in names:
-        observed = observe(samples, name)
-        if not observed.observations and len(names) > 1:
+        whole = observe(samples, name)
+        if not whole.observations and len(names) > 1:
             continue
-        if not observed.observations:
-            _nothing_measured(observed.metric, samples)
+        if not whole.observations:
+            _nothing_measured(whole.metric, samples)
         _check_factors(factor, by, samples)
-        families.append(compare_levels(observed, factor, by=by, baseline=baseline, margin=margin))
-        rankings.append(check_ranking(observed, factor, margin=margin))
+        for part in by_frequency(whole, factor):
+            families.append(compare_levels(part, factor, by=by, baseline=baseline, margin=margin))
+            rankings.append(check_ranking(part, factor, margin=margin))
     _check_levels(families, factor, samples, metrics_in(samples))
     notes = _notes(samples)
     pooled: tuple[PooledTest, ...] | None = None
@@ -149,7 +157,7 @@ def _analyse(
         unread: dict[str, int] = {}
         packets = []
         for path, sample in zip(paths, samples, strict=True):
-            trials = [t for t in sample.trials if t.status == "done" and t.kind == "rtt"]
+            trials = [t for t in sample.trials if t.kind == "rtt" and keeps_levels(t)]
             for one in read_rtts(path, trials, rtt_source(samples)):
                 if one.why:
                     unread[one.why] = unread.get(one.why, 0) + 1
@@ -197,9 +205,9 @@ def _metric_names(asked: list[str], samples: Sequence[RunSample]) -> tuple[str, 
     present = metrics_in(samples)
     if not present:
         raise BadInputError(
-            "no trial came to a result: there is nothing to compare",
+            "no trial came to a result at its level: there is nothing to compare",
             where=", ".join(sample.label for sample in samples),
-            remedy="`planewise report` says why trials failed",
+            remedy="`planewise report` says why trials failed, and what they achieved",
         )
     if not asked:
         usual = ("rtt", "throughput", "transmitted", "goodput")
@@ -274,12 +282,20 @@ def _check_levels(
 
 
 def _notes(samples: Sequence[RunSample]) -> tuple[str, ...]:
+    from planewise.store.levels import missed_levels
+
     notes = []
     for sample in samples:
+        missed = sum(bool(missed_levels(trial)) for trial in sample.trials)
         failed = sum(trial.status == "failed" for trial in sample.trials)
         prefix = f"{sample.label}: " if len(samples) > 1 else ""
         if failed:
             notes.append(f"{prefix}{failed} of {len(sample.trials)} trials failed and are left out")
+        if missed:
+            notes.append(
+                f"{prefix}{missed} of {len(sample.trials)} trials missed their level by more than "
+                "1 % and are left out: `planewise report` shows what they achieved"
+            )
         if sample.info.status in ("running", "interrupted", "failed"):
             notes.append(f"{prefix}the run is {sample.info.status}: more trials may follow")
         if sample.info.emulated:
@@ -495,6 +511,7 @@ def _family_json(family: Family, ranking: RankingCheck | None) -> dict[str, obje
     return {
         "metric": family.metric.name,
         "title": family.metric.title,
+        "frequency_pps": family.metric.frequency_pps,
         "unit": family.metric.unit,
         "lower_is_better": family.metric.lower_is_better,
         "factor": family.factor,

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from planewise.store.levels import keeps_levels
 from planewise.store.models import HostState, Level, RunInfo, TrialRecord
 
 RESULT_CHANGE = 0.05
@@ -54,7 +55,7 @@ def find_drift(trials: Iterable[TrialRecord], info: RunInfo | None = None) -> tu
 
     `info` adds what changed between the sittings of a resumed run.
     """
-    done = sorted((one for one in trials if one.status == "done"), key=lambda one: one.order)
+    done = sorted((one for one in trials if keeps_levels(one)), key=lambda one: one.order)
     found = [*_in_results(done)]
     if info is not None:
         for session in info.sessions:

@@ -34,6 +34,7 @@ from planewise.measure.schedule import (
     make_schedule,
 )
 from planewise.measure.stage import Place, RebuildingStage, Stage, Station, Trial, TrialResult
+from planewise.store.levels import marked, missed_levels
 from planewise.store.models import KpiSample, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunWriter
 from planewise.testbed.host_state import HostWatch
@@ -312,7 +313,10 @@ class _Runner:
         if isinstance(measured, PlanewiseError):
             self._failed(visit, trial, measured.what)
             return
-        self.writer.append(measured.record, measured.packets)
+        record = marked(measured.record)
+        for one in missed_levels(record):
+            self.progress.note(f"{trial.name} missed its level and does not count: {one.sentence}")
+        self.writer.append(record, measured.packets)
         self.order += 1
         self.done += 1
 

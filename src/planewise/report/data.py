@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +23,7 @@ from planewise.report.cells import NO_PLANE, Factors, Naming, level_rank, rank
 from planewise.report.left_out import LeftOut
 from planewise.report.packets import Packets, RttMetric, Unread
 from planewise.report.rtt_cell import RttCell, summarise
+from planewise.store.levels import keeps_levels, missed_levels
 from planewise.store.models import (
     ChainLimit,
     ChainResult,
@@ -175,6 +176,11 @@ class RunData:
         return [trial for trial in self.trials if trial.status == "done"]
 
     @cached_property
+    def counted(self) -> list[TrialRecord]:
+        """Of these, trials that kept the levels of their cells: what averages and figures hold."""
+        return [trial for trial in self.done if keeps_levels(trial)]
+
+    @cached_property
     def recommendation(self) -> Recommendation | None:
         """What the run advises; a damaged file is noted, not fatal."""
         try:
@@ -227,10 +233,18 @@ class RunData:
     @cached_property
     def rtt(self) -> list[RttCell]:
         """RTT by cell, by context and plane."""
+        return self._rtt_cells(trial for trial in self.counted if trial.kind == "rtt")
+
+    @cached_property
+    def missed(self) -> list[RttCell]:
+        """The same of trials that missed a level of their cell, apart from those that kept it."""
+        trials = (one for one in self.done if one.kind == "rtt" and missed_levels(one))
+        return self._rtt_cells(trials)
+
+    def _rtt_cells(self, trials: Iterable[TrialRecord]) -> list[RttCell]:
         cells: dict[tuple[str, Factors], list[TrialRecord]] = {}
-        for trial in self.done:
-            if trial.kind == "rtt":
-                cells.setdefault(self.key(trial), []).append(trial)
+        for trial in trials:
+            cells.setdefault(self.key(trial), []).append(trial)
         found = packet_files.summarise(
             self.run.path, list(cells.values()), self.rtt_metric, self._summary
         )
@@ -244,9 +258,9 @@ class RunData:
     @cached_property
     def cpu(self) -> list[CpuCell]:
         """CPU by cell and host during RTT trials (load trials where there are no others)."""
-        kind = "rtt" if any(trial.kind == "rtt" for trial in self.done) else "load"
+        kind = "rtt" if any(trial.kind == "rtt" for trial in self.counted) else "load"
         cells: dict[tuple[str, Factors, str], list[Mapping[str, float]]] = {}
-        for trial in self.done:
+        for trial in self.counted:
             if trial.kind == kind:
                 for host, modes in trial.cpu.items():
                     key = (*self.key(trial), host)
@@ -365,14 +379,14 @@ class RunData:
     def visits(self) -> list[Visit]:
         """All trials in the order in which they were run."""
         medians: dict[tuple[str, Factors], list[float]] = {}
-        for trial in self.done:
+        for trial in self.counted:
             if trial.kind == "rtt" and (rtt := trial.latency.get(self.rtt_metric)):
                 medians.setdefault(self.key(trial), []).append(rtt.p50_ns)
         result = []
         for trial in sorted(self.trials, key=lambda trial: trial.order):
             key = self.key(trial)
             rtt = trial.latency.get(self.rtt_metric)
-            median = rtt.p50_ns if rtt and trial.status == "done" and trial.kind == "rtt" else None
+            median = rtt.p50_ns if rtt and keeps_levels(trial) and trial.kind == "rtt" else None
             # With a single trial there is nothing to compare it with: it would lie at its own
             # middle, and the run would seem to have no drift.
             several = len(medians.get(key, ())) > 1
@@ -415,7 +429,7 @@ class RunData:
     @cached_property
     def left_out(self) -> list[LeftOut]:
         """What is not in the figures or must be read with care, and why."""
-        _ = self.rtt, self.recommendation  # they add notes
+        _ = self.rtt, self.missed, self.recommendation  # they add notes
         notes = list(self._notes)
         if self.is_cut:
             notes.append(left_out.CUT)

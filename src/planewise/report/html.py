@@ -179,8 +179,13 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
     if advice is None:
         return []
     result = []
-    for metric in dict.fromkeys(place.metric for place in advice.ranking):
-        places = [place for place in advice.ranking if place.metric == metric]
+    tables = dict.fromkeys((place.metric, place.frequency_pps) for place in advice.ranking)
+    for metric, frequency in tables:
+        places = [
+            place
+            for place in advice.ranking
+            if (place.metric, place.frequency_pps) == (metric, frequency)
+        ]
         loads = sorted(
             {place.load_type for place in places},
             key=lambda load: (*_LOADS, load).index(load) if load in _LOADS else len(_LOADS),
@@ -202,6 +207,8 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
             )
             for plane in planes
         )
+        if frequency is not None:
+            told = f"{told} at {rate_text(frequency)}"
         result.append((told, Table(("Plane", *(_LOADS.get(load, load) for load in loads)), rows)))
     return result
 

@@ -9,6 +9,7 @@ from planewise.judge.statistics import (
     Family,
     Observed,
     RunSample,
+    by_frequency,
     check_ranking,
     compare_levels,
     observe,
@@ -42,13 +43,13 @@ def compare(data: RunData) -> list[Compared]:
     hosts = sorted({host for trial in data.done for host in trial.cpu})
     result = []
     for name in (*_METRICS, *(f"cpu:{host}" for host in hosts)):
-        observed = observe([sample], name)
-        if len(_levels(observed)) < 2:
-            continue
-        family = compare_levels(observed, FACTOR)
-        if family.comparisons:
-            check = check_ranking(observed, FACTOR) if name == "rtt" else None
-            result.append(Compared(family, check.sentence if check is not None else ""))
+        for observed in by_frequency(observe([sample], name), FACTOR):
+            if len(_levels(observed)) < 2:
+                continue
+            family = compare_levels(observed, FACTOR)
+            if family.comparisons:
+                check = check_ranking(observed, FACTOR) if name == "rtt" else None
+                result.append(Compared(family, check.sentence if check is not None else ""))
     return result
 
 

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from planewise.store.levels import NAMES, missed_levels
 from planewise.store.models import Metric, TrialRecord
+from planewise.units import percent_text
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
@@ -37,6 +39,13 @@ LIMITS: Mapping[str, str] = {
     "clock": "a clock stepped or could not be trusted during them, so they do not count",
 }
 
+KINDS = {
+    "rtt": "RTT trials",
+    "load": "Load trials",
+    "chain": "Trials of chains",
+    "tcp": "TCP trials",
+}
+
 CUT = LeftOut(
     "The last line of trials.jsonl",
     "it was cut short (a kill or a full disk): that trial is not here; --resume runs it again",
@@ -64,6 +73,10 @@ def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
     limited = Counter(
         (plane, limit) for plane, trial in done for limit in trial.limits if limit != "sut"
     )
+    missed: dict[tuple[str, str, str], list[float]] = {}
+    for plane, trial in done:
+        for one in missed_levels(trial):
+            missed.setdefault((plane, trial.kind, one.factor), []).append(one.share)
     return [
         *(LeftOut(f"Trial {trial.trial}", f"it failed: {trial.reason}") for trial in failed),
         *(
@@ -74,8 +87,22 @@ def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
             LeftOut(f"Load trials of {plane}", LIMITS[limit], times)
             for (plane, limit), times in limited.items()
         ),
+        *(
+            LeftOut(
+                f"{KINDS[kind]} of {plane}",
+                f"they missed a level of their cell ({NAMES.get(factor, factor)}): "
+                f"{_between(shares)} of it was achieved, so they do not count at that level",
+                len(shares),
+            )
+            for (plane, kind, factor), shares in missed.items()
+        ),
         *_warnings(trial for _, trial in done),
     ]
+
+
+def _between(shares: Iterable[float]) -> str:
+    ordered = sorted(shares)
+    return " to ".join(dict.fromkeys(map(percent_text, (ordered[0], ordered[-1]))))
 
 
 def _warnings(trials: Iterable[TrialRecord]) -> list[LeftOut]:

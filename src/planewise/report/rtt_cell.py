@@ -14,6 +14,7 @@ from planewise.report.cells import Factors, words
 from planewise.report.left_out import LeftOut
 from planewise.report.packets import Packets, RttMetric, Unread
 from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
+from planewise.store.levels import missed_levels
 from planewise.store.models import Counts, Latency, Metric, TrialRecord
 
 TAIL = (("p50", 0.5, 2), ("p90", 0.9, 10), ("p99", 0.99, 100), ("p99.9", 0.999, 1000))
@@ -53,6 +54,10 @@ class RttCell:
     """None where only histograms or summaries were kept."""
     counts: Counts
     """Over all its trials."""
+    achieved_pps: tuple[float, ...] = ()
+    """Probes sent a second, by trial that recorded it."""
+    missed: tuple[str, ...] = ()
+    """Levels that its trials missed; empty where they count."""
 
     @property
     def rtt(self) -> Spread:
@@ -125,6 +130,8 @@ def summarise(
         response=_spread("response", trials, packets),
         distribution=distribution,
         counts=_added(trial.counts for trial in trials if trial.counts),
+        achieved_pps=tuple(trial.load.achieved_pps for trial in trials if trial.load),
+        missed=tuple(dict.fromkeys(one.factor for trial in trials for one in missed_levels(trial))),
     )
     return cell, notes
 

@@ -69,6 +69,7 @@ class Section:
 
 ORDER = (
     "rtt",
+    "missed",
     "chains",
     "tcp",
     "compared",
@@ -120,6 +121,15 @@ def _sections(data: RunData) -> Iterator[Section]:
                 virtual="rates",
             )
         packets.result()
+    if data.missed:
+        yield Section(
+            "missed",
+            "What missed its level",
+            "These trials were not sent at the rate that their cell names, or under another load: "
+            "they say nothing of it. No figure, average, comparison or recommendation has them; "
+            "what they achieved stands here.",
+            tables=(("Trials that do not count", rtt.table(data.missed, _common(data.missed))),),
+        )
     large = _is_factorial(data)
     if data.cpu:
         yield _cpu_by_factor(data) if large else _cpu(data)
@@ -474,10 +484,12 @@ def _compared(data: RunData) -> list[Section]:
     found = inference.compare(data)
     if not found:
         return []
-    figures = [
-        comparison.figure(one, name=base.slug(f"compared-{one.family.metric.name}"))
-        for one in found
-    ]
+    first = {one.family.metric.name: one for one in reversed(found)}
+    figures = []
+    for one in found:
+        metric = one.family.metric
+        at = "" if one is first[metric.name] else f"-{metric.frequency_pps:g}pps"
+        figures.append(comparison.figure(one, name=base.slug(f"compared-{metric.name}{at}")))
     bars = kendall.figure(
         [one for one in found if one.family.metric.name in _CORRELATED or _is_cpu(one)],
         data.planes,

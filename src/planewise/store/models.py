@@ -228,6 +228,10 @@ class TrialRecord(Record):
     sink: str | None = None
     """Of a load trial, which backend of pw-probe counted."""
     limits: tuple[Limit, ...] = ()
+    missed: tuple[str, ...] = ()
+    """Factors of the cell whose level it did not keep within 1 %: it counts in no comparison or
+    average at that level. Runs from before this field are judged by what they recorded
+    (`planewise.store.levels`)."""
     warnings: tuple[str, ...] = ()
     packets: str | None = None
     """Per-packet samples: path of a Parquet file, relative to the run directory."""
@@ -382,6 +386,8 @@ class Ranked(Record):
     effect_high: float | None = None
     note: str = ""
     """What a reader should know of this place, one sentence: a tie, a limit, a verdict."""
+    frequency_pps: float | None = None
+    """Rate of the probes, where the run has RTT trials at several: each has rankings of its own."""
     bound: Literal["exact", "at least", "at most", "unbounded"] = "exact"
     """Whether the plane does just `value`, or that or more (something else was the limit, or the
     ladder ended before), or that or less."""

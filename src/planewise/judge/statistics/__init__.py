@@ -17,6 +17,7 @@ from planewise.judge.statistics.metrics import (
     Observation,
     Observed,
     RunSample,
+    by_frequency,
     metrics_in,
     observe,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "RankingCheck",
     "RunSample",
     "TauB",
+    "by_frequency",
     "check_ranking",
     "compare_levels",
     "metrics_in",

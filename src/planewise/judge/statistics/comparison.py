@@ -28,7 +28,7 @@ from planewise.judge.bounded import (
     minus,
 )
 from planewise.judge.statistics.kendall import KendallBar, tau_b
-from planewise.judge.statistics.metrics import Metric, Observation, Observed
+from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_frequency
 from planewise.judge.statistics.paired import (
     Floats,
     Shifts,
@@ -201,7 +201,10 @@ def compare_levels(
 
     Raises:
         BadInputError: no observation has the factor, or no level is called `baseline`.
+        ValueError: there are several rates of probes: take them apart (`by_frequency`).
     """
+    if len(by_frequency(observed, factor)) > 1:
+        raise ValueError("several frequencies are no pair: compare them apart, with by_frequency")
     seen = [
         one
         for one in observed.observations

@@ -17,7 +17,9 @@ from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded
+from planewise.store.levels import keeps_levels
 from planewise.store.models import Latency, Level, RunInfo, TrialRecord
+from planewise.units import rate_text
 
 Unit = Literal["ns", "pps", "bps", "share"]
 
@@ -43,6 +45,8 @@ class Metric:
     title: str
     unit: Unit
     lower_is_better: bool
+    frequency_pps: float | None = None
+    """Rate of the probes that it was measured with, where there are several (`by_frequency`)."""
 
     @property
     def as_ratio(self) -> bool:
@@ -234,7 +238,36 @@ def _observation(sample: RunSample, trial: TrialRecord, value: Value) -> Observa
 
 
 def _done(sample: RunSample) -> Iterable[TrialRecord]:
-    return (trial for trial in sample.trials if trial.status == "done")
+    """Trials that came to a result at the levels of their cell."""
+    return (trial for trial in sample.trials if keeps_levels(trial))
+
+
+FREQUENCY = "frequency_pps"
+
+
+def by_frequency(observed: Observed, factor: str) -> tuple[Observed, ...]:
+    """The metric at each rate of the probes apart; whole where there is one, or rates are compared.
+
+    A time at 1 kpps and one at 1 Mpps are two quantities: no pair holds their mean.
+    """
+    cells = (one.cell for one in observed.observations)
+    levels = sorted({cell[FREQUENCY] for cell in cells if FREQUENCY in cell}, key=float)
+    if len(levels) < 2 or factor == FREQUENCY:
+        return (observed,)
+    return tuple(_at_frequency(observed, float(level)) for level in levels)
+
+
+def _at_frequency(observed: Observed, level: float) -> Observed:
+    def is_at(cell: Mapping[str, Level]) -> bool:
+        return cell.get(FREQUENCY, level) == level
+
+    title = f"{observed.metric.title} at {rate_text(level)}"
+    return replace(
+        observed,
+        metric=replace(observed.metric, title=title, frequency_pps=level),
+        observations=tuple(one for one in observed.observations if is_at(one.cell)),
+        missing=tuple(one for one in observed.missing if is_at(one[0])),
+    )
 
 
 def _of_rtt(

@@ -10,6 +10,7 @@ from planewise.report.facets import Page
 from planewise.report.figures import grid, vega
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.figures.grid import Plot, Slot
+from planewise.report.figures.rtt import achieved
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import Spread
@@ -170,7 +171,8 @@ def table(cells: Sequence[RttCell], time: Time, common: Factors, *, share_of_rtt
     """The time of each of `cells` in numbers."""
     rows: list[tuple[Entry, ...]] = []
     for cell in cells:
-        head = (words(cell.factors, common), cell.plane)
+        head: tuple[Entry, ...] = (words(cell.factors, common), cell.plane)
+        head = head if share_of_rtt else (*head, achieved(cell))
         spread = time(cell)
         if isinstance(spread, str):
             rows.append((*head, *[Missing(spread)] * (7 if share_of_rtt else 6), "—"))
@@ -198,6 +200,7 @@ def table(cells: Sequence[RttCell], time: Time, common: Factors, *, share_of_rtt
         columns=(
             "Load",
             "Plane",
+            *(() if share_of_rtt else ("Probes a second",)),
             "5 %",
             "25 %",
             "Median",

@@ -25,16 +25,15 @@ def figure(all_compared: Sequence[Compared], planes: Sequence[str], *, name: str
     if not shown:
         return None
     known = [
-        (bar, bar.correlation)
+        (bar, bar.correlation, compared.family.metric.title)
         for compared in shown
         for bar in compared.family.kendall
         if bar.correlation is not None
     ]
-    strongest, tau = max(known, key=lambda pair: abs(pair[1].tau))
-    titles = {compared.family.metric.name: compared.family.metric.title for compared in shown}
+    strongest, tau, title = max(known, key=lambda one: abs(one[1].tau))
     lead = (
         f"Strongest: {strongest.level} goes with {'more' if tau.tau > 0 else 'less'} "
-        f"{titles[strongest.metric]} (τ-b {_signed(tau.tau)}, 95 % interval "
+        f"{title} (τ-b {_signed(tau.tau)}, 95 % interval "
         f"{_signed(tau.low)} to {_signed(tau.high)}, "
         f"{stratum_words(strongest.stratum).lower()})."
     )

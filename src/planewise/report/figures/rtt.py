@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from planewise.report import theme
 from planewise.report.cells import Factors, common_factors, words
 from planewise.report.figures import base, vega
-from planewise.report.figures.base import Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.figures.vega import Channel, Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
-from planewise.units import time_text
+from planewise.units import rate_text, time_text
 
 _ROW = 34
 _MEDIAN_ROOM = 66
@@ -125,6 +125,17 @@ def _box(cell: RttCell, label: str) -> Row:
     }
 
 
+def achieved(cell: RttCell) -> Entry:
+    """The rate of the probes in a cell's trials; of trials that missed their level, that they
+    did."""
+    if not cell.achieved_pps:
+        return Missing("not recorded")
+    low, high = min(cell.achieved_pps), max(cell.achieved_pps)
+    texts = dict.fromkeys((rate_text(low), rate_text(high)))
+    mark = "missed its level: " if cell.missed else ""
+    return Value(mark + " – ".join(texts), statistics.fmean(cell.achieved_pps))
+
+
 def table(cells: Sequence[RttCell], common: Factors) -> Table:
     """The numbers of `cells`; `common` is said elsewhere."""
     return Table(
@@ -136,6 +147,7 @@ def table(cells: Sequence[RttCell], common: Factors) -> Table:
             "Median",
             "75 %",
             "95 %",
+            "Probes a second",
             "Replicates' medians",
             "Median between kernel stamps",
             "Packets",
@@ -155,6 +167,7 @@ def table(cells: Sequence[RttCell], common: Factors) -> Table:
                         cell.high_ns,
                     )
                 ),
+                achieved(cell),
                 f"{time_text(min(cell.medians_ns))} – {time_text(max(cell.medians_ns))}",
                 Value(time_text(kernel := statistics.median(cell.kernel_medians_ns)), kernel)
                 if cell.kernel_medians_ns

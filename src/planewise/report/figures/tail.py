@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from planewise.report import theme
 from planewise.report.cells import common_factors, words
+from planewise.report.figures import rtt
 from planewise.report.figures.base import Entry, Missing, Table, Value
 from planewise.report.rtt_cell import TAIL, RttCell
 from planewise.units import time_text
@@ -28,12 +29,20 @@ def table(cells: Sequence[RttCell]) -> Table:
             (
                 words(cell.factors, common),
                 cell.plane,
+                rtt.achieved(cell),
                 *quantiles,
                 Value(theme.count(cell.packets), cell.packets),
                 Value(theme.count(cell.lost), cell.lost),
             )
         )
     return Table(
-        columns=("Load", "Plane", *(name for name, _, _ in TAIL), "Packets", "Lost"),
+        columns=(
+            "Load",
+            "Plane",
+            "Probes a second",
+            *(name for name, _, _ in TAIL),
+            "Packets",
+            "Lost",
+        ),
         rows=tuple(rows),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planewise.errors import BadInputError
+from planewise.store.levels import keeps_levels
 from planewise.store.loads import LoadTrials, TrialColumns
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def by_cell(
 
 
 def _usable(record: TrialRecord) -> bool:
-    return record.status == "done" and record.load is not None and record.counts is not None
+    return keeps_levels(record) and record.load is not None and record.counts is not None
 
 
 def _differing(cells: list[dict[str, Level]]) -> set[str]:

@@ -1,0 +1,82 @@
+"""Whether a trial kept the levels of its cell. Pure; knows records, no statistics.
+
+A level is what a cell's label promises: the rate of the probes. A trial that did not keep it within
+`TOLERANCE` measured another cell: it is shown with what it achieved, and counts in no comparison,
+average or recommendation at that level. The offered load of a load trial is no level of its cell,
+but its own; `TrialRecord.limits` tells of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from planewise.units import percent_text, rate_text
+
+if TYPE_CHECKING:
+    from planewise.store.models import TrialRecord
+
+TOLERANCE = 0.01
+"""Share of a level by which a trial may miss it."""
+
+
+NAMES = {"frequency_pps": "rate of the probes"}
+"""Levels in words."""
+
+
+@dataclass(frozen=True)
+class MissedLevel:
+    """A level of its cell that a trial did not keep."""
+
+    factor: str
+    """As the cell names it."""
+    wanted: float
+    achieved: float
+    unit: Literal["pps", "share"] = "pps"
+
+    @property
+    def share(self) -> float:
+        """What was achieved, as a share of what was wanted."""
+        return self.achieved / self.wanted
+
+    @property
+    def sentence(self) -> str:
+        """What was wanted and what came of it."""
+        show = rate_text if self.unit == "pps" else percent_text
+        name = NAMES.get(self.factor, self.factor)
+        return f"{name}: {show(self.achieved)} in place of {show(self.wanted)}"
+
+
+def is_kept(wanted: float, achieved: float) -> bool:
+    """Whether a level was kept within the tolerance."""
+    return abs(achieved - wanted) <= TOLERANCE * wanted
+
+
+def missed_levels(trial: TrialRecord) -> tuple[MissedLevel, ...]:
+    """The levels that a trial did not keep, by what it recorded.
+
+    What a run did not record is not known, and taken for kept: old runs stay comparable.
+    """
+    if trial.status != "done":
+        return ()
+    return tuple(_missed_rate(trial))
+
+
+def _missed_rate(trial: TrialRecord) -> Iterable[MissedLevel]:
+    if trial.kind != "rtt" or trial.load is None:
+        return
+    label = trial.cell.get("frequency_pps")
+    wanted = trial.load.intended_pps if label is None or isinstance(label, str) else float(label)
+    if not is_kept(wanted, trial.load.achieved_pps):
+        yield MissedLevel("frequency_pps", wanted, trial.load.achieved_pps)
+
+
+def keeps_levels(trial: TrialRecord) -> bool:
+    """Whether a trial came to a result and kept the levels of its cell."""
+    return trial.status == "done" and not missed_levels(trial)
+
+
+def marked(trial: TrialRecord) -> TrialRecord:
+    """The trial with `missed` set, as it is written."""
+    return trial.model_copy(update={"missed": tuple(one.factor for one in missed_levels(trial))})

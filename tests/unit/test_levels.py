@@ -1,0 +1,172 @@
+"""A trial that misses its level is marked, shown with what it achieved, and counts nowhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planewise.advise.recommend import recommend
+from planewise.judge.statistics import RunSample, compare_levels, observe
+from planewise.judge.statistics.metrics import by_frequency
+from planewise.measure.design import load_design
+from planewise.measure.schedule import make_schedule
+from planewise.report.data import RunData
+from planewise.report.figures import rtt as rtt_figure
+from planewise.store.levels import keeps_levels, marked, missed_levels
+from planewise.store.models import Load, TrialRecord
+from planewise.store.rundir import RunReader
+from tests.unit.made_up_run import MadeUp, write
+
+DESIGNS = sorted(Path("experiments").rglob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two planes at 1 kpps and 1 Mpps; only `veth` keeps 1 Mpps, in half of its blocks."""
+    wanted = MadeUp(
+        planes=("veth", "bridge"),
+        load_types=("none",),
+        frequencies_pps=(1000.0, 1e6),
+        blocks=8,
+        load_blocks=0,
+        failed=0,
+        hidden=(),
+    )
+    path = write(tmp_path_factory.mktemp("levels") / "run", wanted)
+    lines = [short_of_its_level(one) for one in RunReader(path).trials()]
+    text = "".join(one.model_dump_json(exclude_defaults=True) + "\n" for one in lines)
+    (path / "trials.jsonl").write_text(text)
+    return path
+
+
+def short_of_its_level(trial: TrialRecord) -> TrialRecord:
+    assert trial.load is not None
+    if trial.cell["frequency_pps"] != 1e6 or (trial.cell["plane"] == "veth" and trial.block % 2):
+        return trial
+    load = trial.load.model_copy(update={"achieved_pps": 20_900.0})
+    return trial.model_copy(update={"load": load})
+
+
+def sample(run: Path) -> RunSample:
+    reader = RunReader(run)
+    return RunSample("run", reader.info, reader.trials())
+
+
+def test_a_trial_that_misses_its_rate_is_told_from_one_that_keeps_it(run: Path) -> None:
+    for trial in RunReader(run).trials():
+        assert trial.load is not None
+        missed = [one.factor for one in missed_levels(trial)]
+        assert missed == (["frequency_pps"] if trial.load.achieved_pps == 20_900.0 else [])
+        assert list(marked(trial).missed) == missed
+
+
+def test_it_counts_in_no_metric(run: Path) -> None:
+    for name in ("rtt", "rtt_p99", "jitter", "loss", "overhead", "response", "cpu:shared"):
+        seen = observe([sample(run)], name).observations
+        fast = [one for one in seen if one.cell["frequency_pps"] == 1e6]
+        assert len(fast) == 4, name
+        assert len(seen) == 20, name
+        assert all(one.cell["plane"] == "veth" and one.block % 2 for one in fast), name
+
+
+def test_two_frequencies_are_never_averaged_into_one_pair(run: Path) -> None:
+    parts = by_frequency(observe([sample(run)], "rtt"), "plane")
+    assert [one.metric.frequency_pps for one in parts] == [1000.0, 1e6]
+    slow, fast = (compare_levels(one, "plane") for one in parts)
+    assert "at 1 kpps" in slow.metric.title
+    assert slow.find("veth", "bridge") is not None
+    assert fast.levels == ("veth",)
+    assert fast.comparisons == ()
+    (whole,) = by_frequency(observe([sample(run)], "rtt"), "frequency_pps")
+    assert whole.metric.frequency_pps is None
+    with pytest.raises(ValueError, match="frequencies"):
+        compare_levels(observe([sample(run)], "rtt"), "plane")
+
+
+def test_it_reaches_no_recommendation(run: Path) -> None:
+    reader = RunReader(run)
+    trials = reader.trials()
+    kept = [one for one in trials if keeps_levels(one)]
+    advice, of_kept = recommend(trials, reader.info), recommend(kept, reader.info)
+    assert advice.ranking == of_kept.ranking
+    assert advice.headline == of_kept.headline
+    assert {one.frequency_pps for one in advice.ranking} == {1000.0, 1e6}
+    assert any("12 trials missed their level" in one for one in advice.reservations)
+
+
+def test_the_recommendation_names_the_rate_at_which_it_holds(tmp_path: Path) -> None:
+    wanted = MadeUp(
+        planes=("veth", "bridge"), frequencies_pps=(1000.0, 1e4), blocks=10, load_blocks=0, failed=0
+    )
+    advice = RunReader(write(tmp_path / "run", wanted)).recommendation()
+    assert advice is not None
+    assert advice.plane == "veth"
+    assert "At 1 kpps" in advice.headline
+    assert "at 10 kpps" in advice.headline
+
+
+def test_the_report_averages_without_it_and_shows_it_with_what_it_achieved(run: Path) -> None:
+    data = RunData(RunReader(run))
+    cells = {(cell.plane, dict(cell.factors)["frequency_pps"]): cell for cell in data.rtt}
+    assert cells.keys() == {("veth", 1000.0), ("bridge", 1000.0), ("veth", 1e6)}
+    assert cells["veth", 1e6].replicates == 4
+    missed = {cell.plane: cell for cell in data.missed}
+    assert missed.keys() == {"veth", "bridge"}
+    assert missed["bridge"].achieved_pps == (20_900.0,) * 8
+    table = rtt_figure.table([*data.rtt, *data.missed], ())
+    place = table.columns.index("Probes a second")
+    shown = [str(getattr(row[place], "text", row[place])) for row in table.rows]
+    assert sum("20.9 kpps" in text and "missed" in text for text in shown) == 2
+    said = [one for one in data.left_out if "do not count" in one.why]
+    assert sorted(one.times for one in said) == [4, 8]
+
+
+def test_a_run_that_recorded_no_rate_is_taken_as_it_is() -> None:
+    trial = TrialRecord.model_validate(
+        {
+            "trial": "rtt:veth#r0",
+            "kind": "rtt",
+            "cell": {"plane": "veth", "frequency_pps": 1e6},
+            "block": 0,
+            "replicate": 0,
+            "order": 0,
+            "started": "2024-01-01T00:00:00Z",
+            "duration_s": 1,
+        }
+    )
+    assert keeps_levels(trial)
+
+
+@pytest.mark.parametrize("path", DESIGNS, ids=lambda path: path.stem)
+@given(share=st.floats(0.0, 2.0))
+@settings(max_examples=25, deadline=None)
+def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked(
+    path: Path, share: float
+) -> None:
+    design = load_design(path)
+    schedule = make_schedule(design.model_copy(update={"blocks": 1}), {}, {})
+    for visit in schedule.visits:
+        for trial in visit.trials:
+            if trial.kind != "rtt":
+                continue
+            traffic = trial.traffic()
+            label = float(traffic["frequency_pps"])
+            record = marked(
+                TrialRecord(
+                    trial=trial.name,
+                    kind="rtt",
+                    cell={**visit.cell.levels(), **traffic},
+                    block=0,
+                    replicate=0,
+                    order=0,
+                    started=datetime(2026, 3, 14, tzinfo=UTC),
+                    duration_s=1,
+                    load=Load(intended_pps=label, achieved_pps=share * label, size_bytes=64),
+                )
+            )
+            within = abs(share - 1) <= 0.01
+            assert within or (record.missed == ("frequency_pps",) and not keeps_levels(record))
