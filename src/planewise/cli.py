@@ -27,6 +27,7 @@ from planewise.commands import (
     report,
     run,
     search,
+    start,
     sweep,
 )
 from planewise.commands.console import Verbosity
@@ -35,8 +36,7 @@ from planewise.errors import PlanewiseError
 app = typer.Typer(
     name="planewise",
     help="Which network data plane should each guest on this host use?",
-    no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -62,8 +62,10 @@ def common(
         ),
     ] = False,
 ) -> None:
-    """Measure, judge, advise, allocate."""
+    """Which network data plane should each guest on this host use?"""
     context.obj = Verbosity(quiet=quiet, verbose=verbose)
+    if context.invoked_subcommand is None and not context.resilient_parsing:
+        start.start()
 
 
 app.add_typer(alloc.app, name="alloc")

@@ -104,7 +104,8 @@ def advise(
     """Rank the planes for a workload: predicted figures, what binds, what would change the answer.
 
     Figures are the capacity model's, with the parameters of the host's profile, or measured where
-    a run has them; every statement says what it rests on.
+    a run has them; every statement says what it rests on. Without --profile and --run the newest
+    run in runs/ is the evidence; without a workload, too, its own recommendation is printed.
     """
     from planewise.advise import workload as room
     from planewise.advise.profiles import find_profile
@@ -115,14 +116,9 @@ def advise(
         _show(host, json_)
         return
     if host is None and not runs:
-        raise BadInputError(
-            "an advice needs to know the host",
-            where="planewise advise",
-            remedy="name it with --profile (a file, or one of "
-            f"{', '.join(_shipped())}), or measure it and give --run",
-        )
+        runs = [_newest()]
     asked = read_workload(workload_file) if workload_file is not None else WorkloadText()
-    given = {
+    given: dict[str, object] = {
         "pattern": pattern,
         "vnfs": vnfs,
         "frame_bytes": frame,
@@ -136,7 +132,12 @@ def advise(
         "cores": cores,
         "spare_cores": spare_cores,
     }
-    asked = asked.model_copy(update={name: one for name, one in given.items() if one is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    no_workload = workload_file is None and not given and why_not is None and page is None
+    if host is None and no_workload and runs is not None and len(runs) == 1:
+        _print_recommendation(runs[0], json_)
+        return
+    asked = asked.model_copy(update=given)
     advice = room.advise(host, asked.workload(), _evidence(runs or ()))
     if page is not None:
         from planewise.report.advice import render
@@ -154,6 +155,43 @@ def advise(
     if page is not None:
         print()
         print(page)
+
+
+def _newest() -> Path:
+    """The newest run of this host, named on stderr.
+
+    Raises:
+        BadInputError: there is none with a finished trial.
+    """
+    from planewise.store.newest import RUNS, newest_run
+
+    run = newest_run()
+    if run is None or not run.has_trials:
+        raise BadInputError(
+            f"nothing is known of this host: there is no measured run in {RUNS}/",
+            where="planewise advise",
+            remedy="measure it: planewise quick (three minutes). Or describe it: --profile with "
+            f"a file or one of {', '.join(_shipped())}",
+        )
+    console.err().print(f"Evidence: {run.path}, the newest run here.", markup=False)
+    return run.path
+
+
+def _print_recommendation(path: Path, json_: bool) -> None:
+    """Prints what a run by itself recommends, for guests like those that it measured."""
+    from planewise.advise.recommend import recommend
+    from planewise.commands.result import print_recommendation
+    from planewise.store.rundir import RunReader
+
+    run = RunReader(path)
+    recommendation = recommend(run.trials(), run.info)
+    if json_:
+        console.print_json(
+            {"run": str(path), "recommendation": recommendation.model_dump(mode="json")}
+        )
+        return
+    print_recommendation(recommendation)
+    print("For a workload that is planned: planewise advise --pattern north-south (--help: more)")
 
 
 def _shipped() -> tuple[str, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planewise.commands.console import out, print_json
+from planewise.commands.console import err, out, print_json
 
 if TYPE_CHECKING:
     from planewise.store.models import Fingerprint
@@ -20,11 +21,31 @@ def doctor(
             "--matrix", help="List what can be measured: guest, plane, here or on two hosts."
         ),
     ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            metavar="FILE.tar.gz",
+            help="Write what a helper needs to know: host, versions, state and log of the daemon, "
+            "the newest run's description. Secrets and addresses are hidden.",
+        ),
+    ] = None,
+    socket: Annotated[
+        Path | None,
+        typer.Option("--socket", envvar="PLANEWISE_SOCKET", help="The daemon, for --bundle."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The daemon's configuration, for --bundle."),
+    ] = None,
 ) -> None:
     """Say which data planes this host can build, and what would disturb a measurement on it.
 
     Each plane is tried, in namespaces that are gone again afterwards.
     """
+    if bundle is not None:
+        _write_bundle(bundle, socket, config)
+        return
     if matrix:
         _print_matrix(json_)
         return
@@ -35,6 +56,22 @@ def doctor(
         print_json(host.model_dump(mode="json"))
         return
     _print(host)
+
+
+def _write_bundle(file: Path, socket: Path | None, config: Path | None) -> None:
+    """Writes the support bundle and says what is in it."""
+    from planewise import support
+    from planewise.doctor import diagnose
+
+    usual = support.Sources()
+    sources = support.Sources(
+        configuration=config or usual.configuration, daemon_socket=socket or usual.daemon_socket
+    )
+    names = support.bundle(file, lambda: diagnose().model_dump_json(indent=2), sources)
+    print(file)
+    console = err()
+    console.print(f"It holds {_list(names)}.", markup=False)
+    console.print("Secrets and addresses are hidden; look through it before you send it.")
 
 
 def _print_matrix(json: bool) -> None:

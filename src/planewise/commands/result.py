@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planewise.pipeline import Finished
-    from planewise.store.models import Ranked
+    from planewise.store.models import Ranked, Recommendation
 
 _METRIC_TITLES = {
     "rtt_p50": "median RTT",
@@ -63,22 +63,7 @@ def _print(finished: Finished, json: bool) -> None:
     if finished.outcome.info.emulated:
         emulated = finished.outcome.info.emulated
         console.print(f"Emulated times, not those of hardware: {emulated}.", markup=False)
-    console.print(advice.headline, markup=False, style="bold")
-    console.print()
-    for metric, title in _METRIC_TITLES.items():
-        places = [place for place in advice.ranking if place.metric == metric]
-        if places:
-            _print_ranking(title, metric, places)
-    if not advice.ranking:  # else the rankings have it
-        for text in advice.reasons:
-            console.print(f"  - {text}", markup=False)
-        if advice.reasons:
-            console.print()
-    if advice.reservations:
-        console.print("Reservations", style="bold")
-        for text in advice.reservations:
-            console.print(f"  - {text}", markup=False)
-        console.print()
+    print_recommendation(advice)
     if finished.outcome.failed:
         tried = finished.outcome.failed + finished.outcome.done
         console.print(
@@ -98,6 +83,27 @@ def _print(finished: Finished, json: bool) -> None:
             markup=False,
         )
     console.print(f"Report: {finished.report}", markup=False)
+
+
+def print_recommendation(advice: Recommendation) -> None:
+    """Prints the answer, what it rests on and what is to be said against it."""
+    console = out()
+    console.print(advice.headline, markup=False, style="bold")
+    console.print()
+    for metric, title in _METRIC_TITLES.items():
+        places = [place for place in advice.ranking if place.metric == metric]
+        if places:
+            _print_ranking(title, metric, places)
+    if not advice.ranking:  # else the rankings have it
+        for text in advice.reasons:
+            console.print(f"  - {text}", markup=False)
+        if advice.reasons:
+            console.print()
+    if advice.reservations:
+        console.print("Reservations", style="bold")
+        for text in advice.reservations:
+            console.print(f"  - {text}", markup=False)
+        console.print()
 
 
 def _print_ranking(title: str, metric: str, places: Sequence[Ranked]) -> None:

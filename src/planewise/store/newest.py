@@ -1,0 +1,53 @@
+"""Finds the newest run below a folder. Reads run.json alone, with nothing slow imported."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+RUNS = Path("runs")
+"""Where runs go when no other place is named, below the current directory."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a list of runs needs to know of one."""
+
+    path: Path
+    started: datetime
+    status: str
+    """`running`, `done`, `interrupted` or `failed`; a killed run stays `running`."""
+    has_trials: bool
+
+
+def newest_run(folder: Path = RUNS) -> RunSummary | None:
+    """The run in `folder` that began last; None where there is none.
+
+    One without a finished trial counts only where no run has any. Directories that hold no readable
+    run.json are passed over.
+    """
+    runs = [run for run in map(_summary, _directories(folder)) if run is not None]
+    return max(runs, key=lambda run: (run.has_trials, run.started), default=None)
+
+
+def _directories(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _summary(path: Path) -> RunSummary | None:
+    try:
+        info = json.loads((path / "run.json").read_bytes())
+        started = datetime.fromisoformat(info["started"])
+        status = str(info.get("status", "running"))
+        trials = path / "trials.jsonl"
+        has_trials = trials.exists() and trials.stat().st_size > 0
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if started.tzinfo is None:
+        started = started.replace(tzinfo=UTC)
+    return RunSummary(path, started, status, has_trials)

@@ -1,0 +1,61 @@
+"""The commands that the documents show, as they would be typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = ("planewise", "planewised", "pw-probe", "make", "scripts/setup")
+
+_INLINE = re.compile(rf"`((?:{'|'.join(PROGRAMS)}) [^`\n]+)`")
+_FENCE = re.compile(r"^(```|~~~)")
+_SPLIT = re.compile(r"\s{3,}(?=\S)|\s+#\s")
+"""Between a command and what is said of it."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command that a document shows."""
+
+    document: str
+    line: int
+    command: str
+    step: bool
+    """It stands in a block of its own, to be typed; else a sentence mentions it."""
+
+    def __str__(self) -> str:
+        return f"{self.document}:{self.line}: {self.command}"
+
+
+def guides() -> list[Path]:
+    """What people follow step by step."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+
+
+def commands(document: Path) -> Iterator[Shown]:
+    """Every command of ours in a document, in code blocks and within sentences."""
+    name = str(document.relative_to(ROOT))
+    fenced = False
+    for number, line in enumerate(document.read_text().splitlines(), start=1):
+        if _FENCE.match(line):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            command = _SPLIT.split(line.strip(), maxsplit=1)[0].removeprefix("sudo ")
+            if command.split()[:1] and command.split()[0] in PROGRAMS:
+                yield Shown(name, number, command.removesuffix("&").strip(), step=True)
+        else:
+            for found in _INLINE.finditer(line):
+                yield Shown(name, number, found[1], step=False)
+
+
+def shown() -> list[Shown]:
+    """All of them, each once; as a step where it is one anywhere."""
+    seen: dict[str, Shown] = {}
+    for document in guides():
+        for command in commands(document):
+            if command.command not in seen or (command.step and not seen[command.command].step):
+                seen[command.command] = command
+    return list(seen.values())
