@@ -5,10 +5,9 @@ The commands `quick` and `run` are this with different designs. Nothing here mea
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,14 +15,11 @@ from pathlib import Path
 from planewise import __version__
 from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.judge.curve import Curve, Run
 from planewise.judge.drift import Drift, find_drift
-from planewise.judge.verdict import Verdict
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
-from planewise.measure.estimate import TRIAL_OVERHEAD_S, blocks_within, estimate_s
+from planewise.measure.estimate import blocks_within, estimate_s
 from planewise.measure.experiment import (
-    PILOT_S,
     Outcome,
     Progress,
     find_ladders,
@@ -33,27 +29,21 @@ from planewise.measure.experiment import (
 )
 from planewise.measure.meter import Meter
 from planewise.measure.pause import Pauses
-from planewise.measure.schedule import Schedule, ladder_around, make_schedule
-from planewise.measure.search.goals import Goal, SearchResult, Trial
-from planewise.measure.search.run import Algorithm, run_search
-from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
+from planewise.measure.schedule import Schedule, make_schedule
 from planewise.measure.stage import Stage, StageFacts
 from planewise.measure.stages import Stages
-from planewise.measure.sut import Sut, SutMeasurer
 from planewise.report import html
 from planewise.store.models import (
     Fingerprint,
     Recommendation,
     RunInfo,
-    RunStatus,
     Session,
     SkippedCell,
-    TrialRecord,
 )
 from planewise.store.rundir import RunReader, RunWriter, check_free
 from planewise.testbed.host_state import HostWatch, LocalWatch, nic_offloads
 from planewise.testbed.pair import Pair
-from planewise.units import duration_text, rate_text
+from planewise.units import duration_text
 
 LADDERS_KEY = "ladders"
 """In run.json's design: the offered loads of each cell, as the pilots found them."""
@@ -361,7 +351,7 @@ def _measure(
     return Finished(writer.path, report, outcome, advice, drift)
 
 
-def _begin(
+def begin(
     title: str,
     design: dict[str, object],
     seed: int,
@@ -404,7 +394,7 @@ def _info(
     skipped = tuple(
         SkippedCell(cell=one.cell.levels(), reason=one.reason) for one in schedule.skipped
     )
-    return _begin(design.title, stored, design.seed, host, elsewhere, facts).model_copy(
+    return begin(design.title, stored, design.seed, host, elsewhere, facts).model_copy(
         update={"trials_planned": schedule.trials, "skipped": skipped}
     )
 
@@ -440,216 +430,3 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
             remedy="start a new run",
         ) from error
     return design, found
-
-
-@dataclass(frozen=True)
-class SweepPlan:
-    """What `planewise sweep` was asked for."""
-
-    sut: Sut
-    loads_pps: tuple[float, ...] | None
-    """None: a ladder around what a pilot in overload forwards."""
-    steps: int
-    runs: int
-    """Trials at each load; with `until_verdict` their limit on average."""
-    duration_s: float
-    size_bytes: int
-    until_verdict: bool
-    seed: int
-
-
-@dataclass(frozen=True)
-class Swept:
-    """What a sweep left."""
-
-    directory: Path
-    report: Path
-    curve: Curve
-    verdict: Verdict
-    trials: int
-    traffic_s: float
-    stopped: str
-
-
-def sweep(
-    plan: SweepPlan,
-    out: Path,
-    host: Fingerprint,
-    progress: Progress,
-    elsewhere: Elsewhere | None = None,
-) -> Swept:
-    """Measures one load-loss curve into the new run directory `out`, judges and reports it."""
-    check_free(out)
-    records: list[TrialRecord] = []
-    sut = plan.sut if elsewhere is None else plan.sut.on(elsewhere.pair)
-    with SutMeasurer(sut, plan.size_bytes, records.append) as measurer:
-        loads = plan.loads_pps or _pilot_ladder(measurer, plan)
-        records.clear()
-        info = _sweep_info(plan, loads, host, elsewhere, measurer.facts)
-        each_s = plan.duration_s + TRIAL_OVERHEAD_S
-        progress.begin("sweeping", each_s * plan.runs * len(loads))
-        with RunWriter.create(out, info) as writer:
-
-            def keep(load: float, _: Run) -> None:
-                writer.append(records[-1])
-                progress.step(f"offered {rate_text(load)}", each_s * len(records))
-
-            with _ended_early(writer, info, progress):
-                result = sweep_until_verdict(
-                    measurer,
-                    loads,
-                    duration_s=plan.duration_s,
-                    plan=_sequential(plan),
-                    extend=plan.until_verdict and plan.loads_pps is None,
-                    seed=plan.seed,
-                    name=" ".join(str(level) for level in plan.sut.cell.values()),
-                    on_trial=keep,
-                )
-            _end(writer, info, "done")
-    report = out / "report.html"
-    html.write(RunReader(out), report)
-    return Swept(
-        out,
-        report,
-        result.curve,
-        result.verdict,
-        result.trials,
-        result.traffic_s,
-        result.stopped if plan.until_verdict else "every load as often as asked",
-    )
-
-
-@contextmanager
-def _ended_early(writer: RunWriter, info: RunInfo, progress: Progress) -> Iterator[None]:
-    """Ends the run in words when Ctrl-C or an error cuts its trials short; the cause goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _end(writer, info, "interrupted")
-        out = writer.path
-        progress.note(f"what was measured is in {out}: `planewise judge {out}` judges it")
-        raise
-    except PlanewiseError as error:
-        _end(writer, info, "failed", error.what)
-        raise
-
-
-def _end(writer: RunWriter, info: RunInfo, status: RunStatus, reason: str = "") -> None:
-    end = {"status": status, "reason": reason, "finished": datetime.now(UTC)}
-    writer.finish(info.model_copy(update=end))
-
-
-def _sequential(plan: SweepPlan) -> SequentialPlan:
-    """Without `until_verdict`, `runs` at every load before the first look, and no more."""
-    if plan.until_verdict:
-        return SequentialPlan(max_mean_runs=float(plan.runs))
-    return SequentialPlan(
-        first_runs=plan.runs, max_runs_per_load=plan.runs, max_mean_runs=float(plan.runs)
-    )
-
-
-def _pilot_ladder(measurer: SutMeasurer, plan: SweepPlan) -> tuple[float, ...]:
-    most = measurer.max_load_pps
-    run = measurer.trial(most, PILOT_S)
-    forwarded = run.received / (run.duration_s or PILOT_S)
-    return ladder_around(forwarded, plan.steps, most)
-
-
-def _sweep_info(
-    plan: SweepPlan,
-    loads: Sequence[float],
-    host: Fingerprint,
-    elsewhere: Elsewhere | None,
-    facts: StageFacts,
-) -> RunInfo:
-    cell = plan.sut.cell
-    asked: dict[str, object] = {
-        "cell": dict(cell),
-        "offered_pps": list(loads),
-        "runs": plan.runs,
-        "duration_s": plan.duration_s,
-        "size_bytes": plan.size_bytes,
-        "until_verdict": plan.until_verdict,
-    }
-    title = f"Load and loss of {cell['plane']}, IPv{cell['ip_version']}"
-    info = _begin(title, {"sweep": asked}, plan.seed, host, elsewhere, facts)
-    return info.model_copy(update={"trials_planned": plan.runs * len(loads)})
-
-
-@dataclass(frozen=True)
-class SearchPlan:
-    """What `planewise search` was asked for."""
-
-    sut: Sut
-    goals: tuple[Goal, ...]
-    algorithm: Algorithm
-    budget_s: float
-    """Infinite: no limit."""
-    with_verdict: bool
-    size_bytes: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Searched:
-    """What a search left."""
-
-    directory: Path
-    report: Path
-    result: SearchResult
-
-
-def search(
-    plan: SearchPlan,
-    out: Path,
-    host: Fingerprint,
-    progress: Progress,
-    on_trial: Callable[[Trial, int, float], None],
-    elsewhere: Elsewhere | None = None,
-) -> Searched:
-    """Searches NDR and PDR into the new run directory `out`, and reports the trials as a curve.
-
-    `on_trial` is told each trial, the number of trials and the seconds spent.
-    """
-    check_free(out)
-    records: list[TrialRecord] = []
-    sut = plan.sut if elsewhere is None else plan.sut.on(elsewhere.pair)
-    with SutMeasurer(sut, plan.size_bytes, records.append) as measurer:
-        info = _search_info(plan, host, elsewhere, measurer.facts)
-        with RunWriter.create(out, info) as writer:
-
-            def keep(trial: Trial, count: int, spent_s: float) -> None:
-                writer.append(records[-1])
-                on_trial(trial, count, spent_s)
-
-            with _ended_early(writer, info, progress):
-                result = run_search(
-                    measurer,
-                    plan.goals,
-                    plan.algorithm,
-                    budget_s=plan.budget_s,
-                    with_verdict=plan.with_verdict,
-                    progress=keep,
-                )
-            found = result.to_json()
-            del found["trial_list"]
-            _end(writer, info.model_copy(update={"result": found}), "done")
-    report = out / "report.html"
-    html.write(RunReader(out), report)
-    return Searched(out, report, result)
-
-
-def _search_info(
-    plan: SearchPlan, host: Fingerprint, elsewhere: Elsewhere | None, facts: StageFacts
-) -> RunInfo:
-    cell = plan.sut.cell
-    asked: dict[str, object] = {
-        "cell": dict(cell),
-        "goals": [goal.name for goal in plan.goals],
-        "algorithm": plan.algorithm.name,
-        "budget_s": plan.budget_s if math.isfinite(plan.budget_s) else None,
-        "with_verdict": plan.with_verdict,
-        "size_bytes": plan.size_bytes,
-    }
-    title = f"NDR and PDR of {cell['plane']}, IPv{cell['ip_version']}"
-    return _begin(title, {"search": asked}, plan.seed, host, elsewhere, facts)

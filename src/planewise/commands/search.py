@@ -139,12 +139,12 @@ def search(
         if servers is None:
             privilege.ensure()
         # Not before: these start threads, and a user namespace is entered without.
-        from planewise import pipeline
+        from planewise import sweeps
         from planewise.measure.experiment import default_directory
         from planewise.measure.search.run import goals_and_algorithm
 
         goals, chosen = goals_and_algorithm(goal or (), algorithm, precision, seed)
-        plan = pipeline.SearchPlan(
+        plan = sweeps.SearchPlan(
             sut=sut,
             goals=goals,
             algorithm=chosen,
@@ -168,7 +168,7 @@ def search(
                 progress.step(what, min(spent_s, expected_s))
 
             directory = out or default_directory()
-            searched = pipeline.search(plan, directory, host, progress, tell, elsewhere)
+            searched = sweeps.search(plan, directory, host, progress, tell, elsewhere)
         result = searched.result
         if json:
             where = {"run": str(searched.directory), "report": str(searched.report)}

@@ -32,8 +32,8 @@ from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
     from planewise.judge.verdict import Estimate
-    from planewise.pipeline import Swept
     from planewise.store.models import Fingerprint
+    from planewise.sweeps import Swept
 
 
 def sweep(
@@ -110,10 +110,10 @@ def sweep(
     if where is None:
         privilege.ensure()
     # Not before: these start threads, and a user namespace is entered without.
-    from planewise import pipeline
+    from planewise import sweeps
     from planewise.measure.experiment import default_directory
 
-    plan = pipeline.SweepPlan(
+    plan = sweeps.SweepPlan(
         sut=sut,
         loads_pps=ladder,
         steps=steps,
@@ -124,7 +124,7 @@ def sweep(
         seed=seed,
     )
     with ProgressLine(verbosity) as progress, targets.opened(where, progress) as elsewhere:
-        swept = pipeline.sweep(plan, out or default_directory(), host, progress, elsewhere)
+        swept = sweeps.sweep(plan, out or default_directory(), host, progress, elsewhere)
     _print(swept, host, json)
     if require_good and swept.verdict.verdict != "GOOD":
         raise VerdictNotGoodError(
