@@ -148,9 +148,16 @@ class Host(Protocol):
         """
 
     def start(
-        self, argv: Sequence[str], *, netns: str | None = None, stdin: bytes | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> HostProcess:
         """Starts a process in a namespace of the host (None: the host's own).
+
+        It takes `expected_s` at least: where asking would disturb it, nobody asks before.
 
         Raises:
             UnsupportedError: there is no such program.
@@ -173,6 +180,8 @@ class Host(Protocol):
         Raises:
             ProcessTimeoutError: it took too long.
         """
+        with self.start(argv, netns=netns, stdin=stdin, expected_s=expected_s) as process:
+            return process.wait(timeout_s)
 
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
         """The command that enters a namespace of the host and becomes `argv`. Pure."""
@@ -338,7 +347,7 @@ class LocalProcess:
         self.stop()
 
 
-class LocalHost:
+class LocalHost(Host):
     """This machine; or, with `home` set, a namespace of it that stands in for a machine."""
 
     def __init__(self, name: str, home: str | None = None) -> None:
@@ -387,7 +396,12 @@ class LocalHost:
         return find_probe()
 
     def start(
-        self, argv: Sequence[str], *, netns: str | None = None, stdin: bytes | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> LocalProcess:
         """See `Host.start`."""
         if self._thread is None:
@@ -396,19 +410,6 @@ class LocalHost:
         self._processes = [process for process in self._processes if process.running]
         self._processes.append(started)
         return started
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        netns: str | None = None,
-        timeout_s: float = 60.0,
-        stdin: bytes | None = None,
-        expected_s: float = 0.0,
-    ) -> Finished:
-        """See `Host.run`."""
-        with self.start(argv, netns=netns, stdin=stdin) as process:
-            return process.wait(timeout_s)
 
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
         """See `Host.entering`."""

@@ -11,7 +11,6 @@ import getpass
 import os
 import re
 import shlex
-import signal
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, suppress
@@ -23,47 +22,24 @@ from urllib.parse import urlsplit
 import asyncssh
 
 from planewise import lab
-from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.errors import BadInputError, PlanewiseError
 from planewise.lab import host as lab_host
 from planewise.testbed import script
-from planewise.testbed.host import GRACE_S, Finished, ProcessTimeoutError, enter_command, find_probe
+from planewise.testbed.host import (
+    GRACE_S,
+    Host,
+    enter_command,
+    find_probe,
+)
 from planewise.testbed.plan import Plan
+from planewise.testbed.remote_process import SshProcess, TerminalProcess, kept
 from planewise.testbed.scratch import scratch
 
 CONNECT_TIMEOUT_S = 30.0
 """An emulated host takes a second or two for a handshake, a busy one longer."""
 
 _KEEPALIVE_S = 15.0
-_START_TIMEOUT_S = 60.0
-_BEGUN = "pw-begun "
-_NO_PROGRAM = "pw-no-program"
-_NO_NETNS = "pw-no-netns"
-
 T = TypeVar("T")
-
-# stdin is the line to the desk: a line of it is a signal for the process group, its end means that
-# the desk is gone, or done. The keeper waits for that in the background and then ends what is left
-# of the process group, itself included. `exec` keeps the process id, which is the group's, too, as
-# sshd starts each command in a session.
-_KEPT = (
-    """
-netns=$1 length=$2; shift 2
-[ -z "$netns" ] || [ -e "/run/netns/$netns" ] || { echo "NO_NETNS" >&2; exit 1; }
-command -v "$1" >/dev/null 2>&1 || { echo "NO_PROGRAM" >&2; exit 1; }
-exec 3<&0 </dev/null
-if [ "$length" -gt 0 ]; then
-    file=$(mktemp) && head -c "$length" <&3 >"$file" && exec <"$file" && rm -f "$file" || exit 1
-fi
-(trap '' INT TERM HUP
-while read -r name <&3; do kill -s "$name" -- -$$; done
-kill -s KILL -- -$$) >/dev/null 2>&1 &
-echo "BEGUN$$" >&2
-if [ -n "$netns" ]; then exec ip netns exec "$netns" "$@" 3<&-; fi
-exec "$@" 3<&-
-""".replace("NO_NETNS", _NO_NETNS)
-    .replace("NO_PROGRAM", _NO_PROGRAM)
-    .replace("BEGUN", _BEGUN)
-)
 
 # Keeps a directory until the desk is gone, or done.
 _DIRECTORY = """
@@ -73,8 +49,6 @@ echo "$d"
 cat >/dev/null
 rm -rf "$d"
 """
-
-_STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -133,192 +107,7 @@ def open_host(text: str, name: str) -> SshHost:
     return SshHost(name, parse_target(text))
 
 
-class SshProcess:
-    """A process on a host reached by ssh."""
-
-    def __init__(
-        self, host: SshHost, argv: tuple[str, ...], remote: asyncssh.SSHClientProcess[bytes]
-    ) -> None:
-        self.argv = argv
-        self._host = host
-        self._remote = remote
-        self._out = bytearray()
-        self._err = bytearray()
-        self._begun = asyncio.Event()
-        self._news = asyncio.Event()
-        self._pid = 0
-        self._refusal = ""
-        self._ended = False
-        self._reader = asyncio.ensure_future(self._read())
-
-    @property
-    def pid(self) -> int:
-        """See `HostProcess.pid`."""
-        return self._pid
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended yet."""
-        return not self._ended
-
-    def wait(self, timeout_s: float | None = None) -> Finished:
-        """See `HostProcess.wait`."""
-        self._await_end(timeout_s, f"{self._what} still runs after {timeout_s or 0:g} s")
-        return self._finished()
-
-    def wait_ready(self, line: str, timeout_s: float) -> None:
-        """See `HostProcess.wait_ready`."""
-        try:
-            seen = self._host.call(asyncio.wait_for(self._seen(line.encode()), timeout_s))
-        except TimeoutError as error:
-            raise ProcessTimeoutError(
-                f"{self._what} did not say `{line}` within {timeout_s:g} s"
-            ) from error
-        if not seen:
-            self._finished().check()
-            raise PlanewiseError(f"{self._what} ended before it said `{line}`")
-
-    def stop(self) -> Finished:
-        """See `HostProcess.stop`."""
-        if self.running:
-            self.interrupt()
-            with suppress(ProcessTimeoutError):
-                return self.wait(GRACE_S + 2.0)
-            self.kill()
-        return self.wait(CONNECT_TIMEOUT_S)
-
-    def interrupt(self) -> None:
-        """Asks it to end, without waiting."""
-        self._signal(signal.SIGINT)
-
-    def kill(self) -> None:
-        """Ends it and its group now: its keeper sees the end of the line."""
-
-        async def hang_up() -> None:
-            self._remote.stdin.close()
-
-        if self.running:
-            self._host.call(hang_up())
-
-    async def begin(self, stdin: bytes | None) -> None:
-        """Waits until it runs; gives it its stdin.
-
-        Raises:
-            UnsupportedError: there is no such program.
-            PlanewiseError: there is no such namespace, or the connection was lost.
-        """
-        if stdin:
-            self._remote.stdin.write(stdin)
-        await asyncio.wait_for(self._begun.wait(), _START_TIMEOUT_S)
-        if self._refusal == _NO_PROGRAM:
-            raise UnsupportedError(
-                f"there is no program `{self.argv[0]}` on {self._host.place}",
-                remedy="install it there",
-            )
-        if self._refusal == _NO_NETNS:
-            raise PlanewiseError(f"the namespace of {self._what} is gone on {self._host.place}")
-        if not self._pid:
-            await self._reader
-            words = bytes(self._err).decode(errors="replace").strip().splitlines()
-            raise PlanewiseError(
-                f"{self._what} could not be started on {self._host.place}: "
-                f"{words[-1] if words else 'the connection was lost'}"
-            )
-
-    @property
-    def _what(self) -> str:
-        return Path(self.argv[0]).name
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self.running:
-            # Not by ssh's own signal request, which not every server honours, and not by a command
-            # of its own, which takes an emulated host a tenth of a second.
-            async def say() -> None:
-                with suppress(OSError, asyncssh.Error):
-                    self._remote.stdin.write(f"{number.name[3:]}\n".encode())
-
-            self._host.call(say())
-
-    async def _read(self) -> None:
-        try:
-            await asyncio.gather(self._pump(self._remote.stdout, self._out), self._pump_err())
-            await self._remote.wait_closed()
-        finally:
-            self._ended = True
-            self._begun.set()
-            self._news.set()
-
-    async def _pump_err(self) -> None:
-        first = bytearray()
-        while not self._begun.is_set():
-            part = await self._remote.stderr.read(4096)
-            if not part:
-                break
-            first += part
-            line, newline, rest = bytes(first).partition(b"\n")
-            if newline:
-                self._take_first(line.decode(errors="replace"), rest)
-        else:
-            await self._pump(self._remote.stderr, self._err)
-            return
-        self._err += first
-
-    def _take_first(self, line: str, rest: bytes) -> None:
-        if line.startswith(_BEGUN):
-            self._pid = int(line.removeprefix(_BEGUN))
-        else:
-            self._refusal = line
-        self._err += rest
-        self._begun.set()
-
-    async def _pump(self, source: asyncssh.SSHReader[bytes], into: bytearray) -> None:
-        while part := await source.read(1 << 16):
-            into += part
-            self._news.set()
-
-    async def _seen(self, wanted: bytes) -> bool:
-        while True:
-            self._news.clear()
-            if any(one.startswith(wanted) for one in bytes(self._err).splitlines()):
-                return True
-            if self._ended:
-                return False
-            await self._news.wait()
-
-    def _await_end(self, timeout_s: float | None, complaint: str) -> None:
-        async def ended() -> None:
-            await asyncio.wait_for(asyncio.shield(self._reader), timeout_s)
-
-        try:
-            self._host.call(ended())
-        except TimeoutError as error:
-            raise ProcessTimeoutError(complaint) from error
-
-    def _finished(self) -> Finished:
-        code = self._remote.exit_status
-        killed = self._remote.exit_signal
-        if killed:
-            code = 128 + int(getattr(signal, f"SIG{killed[0]}", signal.SIGKILL))
-        if code is None or code < 0:
-            raise PlanewiseError(
-                f"the connection to {self._host.place} was lost while {self._what} ran",
-                remedy=self._host.remedy,
-            )
-        return Finished(
-            self.argv,
-            code,
-            bytes(self._out).decode(errors="replace"),
-            bytes(self._err).decode(errors="replace"),
-        )
-
-    def __enter__(self) -> SshProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-
-class SshHost:
+class SshHost(Host):
     """A machine reached by ssh; connected when made.
 
     ~/.ssh/config, known_hosts, keys and agent count as they do for ssh.
@@ -410,26 +199,18 @@ class SshHost:
         return local
 
     def start(
-        self, argv: Sequence[str], *, netns: str | None = None, stdin: bytes | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        netns: str | None = None,
+        stdin: bytes | None = None,
+        expected_s: float = 0.0,
     ) -> SshProcess:
         """See `Host.start`."""
         started = self.call(self._start(tuple(argv), netns, stdin))
         self._processes = [process for process in self._processes if process.running]
         self._processes.append(started)
         return started
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        netns: str | None = None,
-        timeout_s: float = 60.0,
-        stdin: bytes | None = None,
-        expected_s: float = 0.0,
-    ) -> Finished:
-        """See `Host.run`."""
-        with self.start(argv, netns=netns, stdin=stdin) as process:
-            return process.wait(timeout_s)
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
         """See `Host.read_text`."""
@@ -455,7 +236,7 @@ class SshHost:
         Raises:
             PlanewiseError: the connection was lost.
         """
-        stream = _Stream(self.place, self.remedy)
+        stream = TerminalProcess(self.place, self.remedy)
         running = asyncio.run_coroutine_threadsafe(
             stream.run(self._connection, command), self._loop
         )
@@ -542,7 +323,7 @@ class SshHost:
     async def _start(
         self, argv: tuple[str, ...], netns: str | None, stdin: bytes | None
     ) -> SshProcess:
-        words = shlex.join(["sh", "-c", _KEPT, "sh", netns or "", str(len(stdin or b"")), *argv])
+        words = kept(argv, netns, len(stdin or b""))
         remote = await self._connection.create_process(f"exec {words}", encoding=None)
         process = SshProcess(self, argv, remote)
         await process.begin(stdin)
@@ -611,70 +392,6 @@ class SshHost:
         )
 
 
-class _Stream:
-    """A command that has this program's stdin, stdout and stderr."""
-
-    def __init__(self, place: str, remedy: str) -> None:
-        self.pid = 0
-        """Its process group on the host, once it runs."""
-        self._place = place
-        self._remedy = remedy
-
-    async def run(self, connection: asyncssh.SSHClientConnection, command: str) -> int:
-        """Runs it to its end; gives its exit code.
-
-        Raises:
-            PlanewiseError: the connection was lost.
-        """
-        words = shlex.join(["sh", "-c", f'echo "{_BEGUN}$$" >&2; {command}'])
-        remote = await connection.create_process(f"exec {words}", encoding=None)
-        first = await remote.stderr.readline()
-        self.pid = int(first.decode().removeprefix(_BEGUN) or 0)
-        # Its stdin is the command's, so a channel of its own tells the keeper that we are gone.
-        watch = f"trap '' INT TERM HUP; read -r done || kill -s KILL -- -{self.pid}"
-        keeper = await connection.create_process(f"exec {shlex.join(['sh', '-c', watch])}")
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._feed, args=(remote, loop), name="stdin", daemon=True).start()
-        await asyncio.gather(
-            self._pump(remote.stdout, _STDOUT, loop), self._pump(remote.stderr, _STDERR, loop)
-        )
-        await remote.wait_closed()
-        # What the command left in the background lives on, as with ssh: the keeper must have heard.
-        keeper.stdin.write("done\n")
-        with suppress(TimeoutError):
-            await asyncio.wait_for(keeper.wait_closed(), GRACE_S)
-        if remote.exit_signal:
-            return 128 + int(getattr(signal, f"SIG{remote.exit_signal[0]}", signal.SIGKILL))
-        if remote.exit_status is None or remote.exit_status < 0:
-            raise PlanewiseError(
-                f"the connection to {self._place} was lost while the command ran",
-                remedy=self._remedy,
-            )
-        return remote.exit_status
-
-    @staticmethod
-    async def _pump(
-        source: asyncssh.SSHReader[bytes], into: int, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        while part := await source.read(1 << 16):
-            await loop.run_in_executor(None, _write_all, into, part)
-
-    def _feed(
-        self, remote: asyncssh.SSHClientProcess[bytes], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        # In a thread of its own: whatever stdin is (terminal, pipe, file), reading it blocks.
-        with suppress(OSError, RuntimeError):
-            while part := os.read(_STDIN, 1 << 16):
-                asyncio.run_coroutine_threadsafe(self._give(remote, part), loop).result()
-            loop.call_soon_threadsafe(remote.stdin.write_eof)
-
-    @staticmethod
-    async def _give(remote: asyncssh.SSHClientProcess[bytes], part: bytes) -> None:
-        with suppress(OSError, asyncssh.Error):
-            remote.stdin.write(part)
-            await remote.stdin.drain()
-
-
 class LabHost(SshHost):
     """A host of a lab: an ssh host whose address and key are known. Holds the lab while open.
 
@@ -721,9 +438,3 @@ def _name_ourselves() -> None:
         getpass.getuser()
     except (KeyError, OSError):
         os.environ["LOGNAME"] = f"uid{os.getuid()}"
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from planewise.testbed.containers import GUEST_MIB, Container, join_command
-from planewise.testbed.host import Finished, Host, HostProcess
+from planewise.testbed.forwarding import ForwardingHost
+from planewise.testbed.host import Host, HostProcess
 from planewise.testbed.machine import MachineState, PlacedGuest, Resources
 from planewise.testbed.model import Guest
-from planewise.testbed.plan import Plan, Step
+from planewise.testbed.plan import Step
 from planewise.testbed.planes import plane
 from planewise.testbed.together import together
 
@@ -62,7 +62,7 @@ class ContainerMaker:
         here.host.run(["ip", "netns", "delete", placed.guest.netns])
 
 
-class JoiningHost:
+class JoiningHost(ForwardingHost):
     """A host whose processes join the control groups of the container whose network they enter.
 
     They are in the container as far as its network and its share of CPU and memory go; their files
@@ -70,30 +70,20 @@ class JoiningHost:
     """
 
     def __init__(self, host: Host, containers: Mapping[str, Container]) -> None:
-        self._host = host
+        super().__init__(host)
         self._containers = containers
 
     def start(
-        self, argv: Sequence[str], *, netns: str | None = None, stdin: bytes | None = None
-    ) -> HostProcess:
-        """See `Host.start`."""
-        argv, netns = self.command(argv, netns)
-        return self._host.start(argv, netns=netns, stdin=stdin)
-
-    def run(
         self,
         argv: Sequence[str],
         *,
         netns: str | None = None,
-        timeout_s: float = 60.0,
         stdin: bytes | None = None,
         expected_s: float = 0.0,
-    ) -> Finished:
-        """See `Host.run`."""
+    ) -> HostProcess:
+        """See `Host.start`."""
         argv, netns = self.command(argv, netns)
-        return self._host.run(
-            argv, netns=netns, timeout_s=timeout_s, stdin=stdin, expected_s=expected_s
-        )
+        return super().start(argv, netns=netns, stdin=stdin, expected_s=expected_s)
 
     def command(self, argv: Sequence[str], netns: str | None) -> tuple[Sequence[str], str | None]:
         """What is really started, and where, for `argv` in a namespace."""
@@ -101,60 +91,10 @@ class JoiningHost:
             return argv, netns
         return join_command(self._containers[netns], netns, argv), None
 
-    # All else is the host's own.
-
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
         """See `Host.entering`."""
         joined, left = self.command(argv, netns)
-        return joined if left is None else self._host.entering(argv, netns)
-
-    def perform(self, plan: Plan) -> None:
-        """See `Host.perform`."""
-        self._host.perform(plan)
-
-    @property
-    def name(self) -> str:
-        """See `Host.name`."""
-        return self._host.name
-
-    @property
-    def place(self) -> str:
-        """See `Host.place`."""
-        return self._host.place
-
-    @property
-    def probe(self) -> str:
-        """See `Host.probe`."""
-        return self._host.probe
-
-    @property
-    def directory(self) -> str:
-        """See `Host.directory`."""
-        return self._host.directory
-
-    def program(self, local: str) -> str:
-        """See `Host.program`."""
-        return self._host.program(local)
-
-    def socket(self, path: str) -> str:
-        """See `Host.socket`."""
-        return self._host.socket(path)
-
-    def read_text(self, path: str, *, netns: str | None = None) -> str:
-        """See `Host.read_text`."""
-        return self._host.read_text(path, netns=netns)
-
-    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
-        """See `Host.take`."""
-        return self._host.take(remote, into, netns=netns)
-
-    def put(self, local: Path, remote: str) -> None:
-        """See `Host.put`."""
-        self._host.put(local, remote)
-
-    def fetch(self, remote: str, local: Path) -> None:
-        """See `Host.fetch`."""
-        self._host.fetch(remote, local)
+        return joined if left is None else super().entering(argv, netns)
 
     def close(self) -> None:
         """Nothing: the host is another's."""

@@ -1,0 +1,329 @@
+"""Processes on hosts reached by ssh: kept on a line that ends them when planewise dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import asyncssh
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.host import GRACE_S, Finished, ProcessTimeoutError
+
+_END_TIMEOUT_S = 30.0
+"""How long a process that was killed may take to be gone, on a host that is busy."""
+
+_START_TIMEOUT_S = 60.0
+_BEGUN = "pw-begun "
+_NO_PROGRAM = "pw-no-program"
+_NO_NETNS = "pw-no-netns"
+
+T = TypeVar("T")
+
+# stdin is the line to the desk: a line of it is a signal for the process group, its end means that
+# the desk is gone, or done. The keeper waits for that in the background and then ends what is left
+# of the process group, itself included. `exec` keeps the process id, which is the group's, too, as
+# sshd starts each command in a session.
+_KEPT = (
+    """
+netns=$1 length=$2; shift 2
+[ -z "$netns" ] || [ -e "/run/netns/$netns" ] || { echo "NO_NETNS" >&2; exit 1; }
+command -v "$1" >/dev/null 2>&1 || { echo "NO_PROGRAM" >&2; exit 1; }
+exec 3<&0 </dev/null
+if [ "$length" -gt 0 ]; then
+    file=$(mktemp) && head -c "$length" <&3 >"$file" && exec <"$file" && rm -f "$file" || exit 1
+fi
+(trap '' INT TERM HUP
+while read -r name <&3; do kill -s "$name" -- -$$; done
+kill -s KILL -- -$$) >/dev/null 2>&1 &
+echo "BEGUN$$" >&2
+if [ -n "$netns" ]; then exec ip netns exec "$netns" "$@" 3<&-; fi
+exec "$@" 3<&-
+""".replace("NO_NETNS", _NO_NETNS)
+    .replace("NO_PROGRAM", _NO_PROGRAM)
+    .replace("BEGUN", _BEGUN)
+)
+
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+
+
+class Connection(Protocol):
+    """What a process needs to know of the host that it runs on."""
+
+    @property
+    def place(self) -> str:
+        """How sentences call the host."""
+
+    @property
+    def remedy(self) -> str:
+        """The way out when the connection was lost."""
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the connection's event loop, and waits for it."""
+
+
+def kept(argv: Sequence[str], netns: str | None, stdin_bytes: int) -> str:
+    """The shell command that runs `argv` as long as the connection stands. Pure."""
+    return shlex.join(["sh", "-c", _KEPT, "sh", netns or "", str(stdin_bytes), *argv])
+
+
+class SshProcess:
+    """A process on a host reached by ssh."""
+
+    def __init__(
+        self, host: Connection, argv: tuple[str, ...], remote: asyncssh.SSHClientProcess[bytes]
+    ) -> None:
+        self.argv = argv
+        self._host = host
+        self._remote = remote
+        self._out = bytearray()
+        self._err = bytearray()
+        self._begun = asyncio.Event()
+        self._news = asyncio.Event()
+        self._pid = 0
+        self._refusal = ""
+        self._ended = False
+        self._reader = asyncio.ensure_future(self._read())
+
+    @property
+    def pid(self) -> int:
+        """See `HostProcess.pid`."""
+        return self._pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._ended
+
+    def wait(self, timeout_s: float | None = None) -> Finished:
+        """See `HostProcess.wait`."""
+        self._await_end(timeout_s, f"{self._what} still runs after {timeout_s or 0:g} s")
+        return self._finished()
+
+    def wait_ready(self, line: str, timeout_s: float) -> None:
+        """See `HostProcess.wait_ready`."""
+        try:
+            seen = self._host.call(asyncio.wait_for(self._seen(line.encode()), timeout_s))
+        except TimeoutError as error:
+            raise ProcessTimeoutError(
+                f"{self._what} did not say `{line}` within {timeout_s:g} s"
+            ) from error
+        if not seen:
+            self._finished().check()
+            raise PlanewiseError(f"{self._what} ended before it said `{line}`")
+
+    def stop(self) -> Finished:
+        """See `HostProcess.stop`."""
+        if self.running:
+            self.interrupt()
+            with suppress(ProcessTimeoutError):
+                return self.wait(GRACE_S + 2.0)
+            self.kill()
+        return self.wait(_END_TIMEOUT_S)
+
+    def interrupt(self) -> None:
+        """Asks it to end, without waiting."""
+        self._signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Ends it and its group now: its keeper sees the end of the line."""
+
+        async def hang_up() -> None:
+            self._remote.stdin.close()
+
+        if self.running:
+            self._host.call(hang_up())
+
+    async def begin(self, stdin: bytes | None) -> None:
+        """Waits until it runs; gives it its stdin.
+
+        Raises:
+            UnsupportedError: there is no such program.
+            PlanewiseError: there is no such namespace, or the connection was lost.
+        """
+        if stdin:
+            self._remote.stdin.write(stdin)
+        await asyncio.wait_for(self._begun.wait(), _START_TIMEOUT_S)
+        if self._refusal == _NO_PROGRAM:
+            raise UnsupportedError(
+                f"there is no program `{self.argv[0]}` on {self._host.place}",
+                remedy="install it there",
+            )
+        if self._refusal == _NO_NETNS:
+            raise PlanewiseError(f"the namespace of {self._what} is gone on {self._host.place}")
+        if not self._pid:
+            await self._reader
+            words = bytes(self._err).decode(errors="replace").strip().splitlines()
+            raise PlanewiseError(
+                f"{self._what} could not be started on {self._host.place}: "
+                f"{words[-1] if words else 'the connection was lost'}"
+            )
+
+    @property
+    def _what(self) -> str:
+        return Path(self.argv[0]).name
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.running:
+            # Not by ssh's own signal request, which not every server honours, and not by a command
+            # of its own, which takes an emulated host a tenth of a second.
+            async def say() -> None:
+                with suppress(OSError, asyncssh.Error):
+                    self._remote.stdin.write(f"{number.name[3:]}\n".encode())
+
+            self._host.call(say())
+
+    async def _read(self) -> None:
+        try:
+            await asyncio.gather(self._pump(self._remote.stdout, self._out), self._pump_err())
+            await self._remote.wait_closed()
+        finally:
+            self._ended = True
+            self._begun.set()
+            self._news.set()
+
+    async def _pump_err(self) -> None:
+        first = bytearray()
+        while not self._begun.is_set():
+            part = await self._remote.stderr.read(4096)
+            if not part:
+                break
+            first += part
+            line, newline, rest = bytes(first).partition(b"\n")
+            if newline:
+                self._take_first(line.decode(errors="replace"), rest)
+        else:
+            await self._pump(self._remote.stderr, self._err)
+            return
+        self._err += first
+
+    def _take_first(self, line: str, rest: bytes) -> None:
+        if line.startswith(_BEGUN):
+            self._pid = int(line.removeprefix(_BEGUN))
+        else:
+            self._refusal = line
+        self._err += rest
+        self._begun.set()
+
+    async def _pump(self, source: asyncssh.SSHReader[bytes], into: bytearray) -> None:
+        while part := await source.read(1 << 16):
+            into += part
+            self._news.set()
+
+    async def _seen(self, wanted: bytes) -> bool:
+        while True:
+            self._news.clear()
+            if any(one.startswith(wanted) for one in bytes(self._err).splitlines()):
+                return True
+            if self._ended:
+                return False
+            await self._news.wait()
+
+    def _await_end(self, timeout_s: float | None, complaint: str) -> None:
+        async def ended() -> None:
+            await asyncio.wait_for(asyncio.shield(self._reader), timeout_s)
+
+        try:
+            self._host.call(ended())
+        except TimeoutError as error:
+            raise ProcessTimeoutError(complaint) from error
+
+    def _finished(self) -> Finished:
+        code = self._remote.exit_status
+        killed = self._remote.exit_signal
+        if killed:
+            code = 128 + int(getattr(signal, f"SIG{killed[0]}", signal.SIGKILL))
+        if code is None or code < 0:
+            raise PlanewiseError(
+                f"the connection to {self._host.place} was lost while {self._what} ran",
+                remedy=self._host.remedy,
+            )
+        return Finished(
+            self.argv,
+            code,
+            bytes(self._out).decode(errors="replace"),
+            bytes(self._err).decode(errors="replace"),
+        )
+
+    def __enter__(self) -> SshProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class TerminalProcess:
+    """A command that has this program's stdin, stdout and stderr."""
+
+    def __init__(self, place: str, remedy: str) -> None:
+        self.pid = 0
+        """Its process group on the host, once it runs."""
+        self._place = place
+        self._remedy = remedy
+
+    async def run(self, connection: asyncssh.SSHClientConnection, command: str) -> int:
+        """Runs it to its end; gives its exit code.
+
+        Raises:
+            PlanewiseError: the connection was lost.
+        """
+        words = shlex.join(["sh", "-c", f'echo "{_BEGUN}$$" >&2; {command}'])
+        remote = await connection.create_process(f"exec {words}", encoding=None)
+        first = await remote.stderr.readline()
+        self.pid = int(first.decode().removeprefix(_BEGUN) or 0)
+        # Its stdin is the command's, so a channel of its own tells the keeper that we are gone.
+        watch = f"trap '' INT TERM HUP; read -r done || kill -s KILL -- -{self.pid}"
+        keeper = await connection.create_process(f"exec {shlex.join(['sh', '-c', watch])}")
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._feed, args=(remote, loop), name="stdin", daemon=True).start()
+        await asyncio.gather(
+            self._pump(remote.stdout, _STDOUT, loop), self._pump(remote.stderr, _STDERR, loop)
+        )
+        await remote.wait_closed()
+        # What the command left in the background lives on, as with ssh: the keeper must have heard.
+        keeper.stdin.write("done\n")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(keeper.wait_closed(), GRACE_S)
+        if remote.exit_signal:
+            return 128 + int(getattr(signal, f"SIG{remote.exit_signal[0]}", signal.SIGKILL))
+        if remote.exit_status is None or remote.exit_status < 0:
+            raise PlanewiseError(
+                f"the connection to {self._place} was lost while the command ran",
+                remedy=self._remedy,
+            )
+        return remote.exit_status
+
+    @staticmethod
+    async def _pump(
+        source: asyncssh.SSHReader[bytes], into: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        while part := await source.read(1 << 16):
+            await loop.run_in_executor(None, _write_all, into, part)
+
+    def _feed(
+        self, remote: asyncssh.SSHClientProcess[bytes], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        # In a thread of its own: whatever stdin is (terminal, pipe, file), reading it blocks.
+        with suppress(OSError, RuntimeError):
+            while part := os.read(_STDIN, 1 << 16):
+                asyncio.run_coroutine_threadsafe(self._give(remote, part), loop).result()
+            loop.call_soon_threadsafe(remote.stdin.write_eof)
+
+    @staticmethod
+    async def _give(remote: asyncssh.SSHClientProcess[bytes], part: bytes) -> None:
+        with suppress(OSError, asyncssh.Error):
+            remote.stdin.write(part)
+            await remote.stdin.drain()
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
