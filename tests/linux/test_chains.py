@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from planewise.measure.chains.tcp import PROGRAM
+from planewise.measure.tcp import PROGRAM
 from planewise.store.models import ChainResult, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed import netns

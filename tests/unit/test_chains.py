@@ -502,7 +502,11 @@ def test_a_chain_of_one_function_is_one_cell_whatever_its_path() -> None:
             2,
             "no chain is built on the plane macvtap-bridge",
         ),
-        ("factors: {plane: virtio-bridge, guest: vm, vnfs: 1}\ntcp: {}", 1, "TCP is not measured"),
+        (
+            "factors: {plane: virtio-bridge, guest: vm, vnfs: 1}\ntcp: {}",
+            1,
+            "through chains of virtual",
+        ),
         ("factors:\n  plane: bridge\n  guest: process\nrtt: {}", 3, "`vnfs` is 0"),
         ("factors:\n  plane: bridge\n  size_bytes: imix", 3, "imix is for chains"),
         (
@@ -520,7 +524,11 @@ def test_a_chain_of_one_function_is_one_cell_whatever_its_path() -> None:
             1,
             "1518",
         ),
-        ("factors: {plane: bridge, guest: container, vnfs: 1}\ntcp: {}", 1, "between containers"),
+        (
+            "factors: {plane: bridge, guest: container, vnfs: 1}\ntcp: {}",
+            1,
+            "through chains of containers",
+        ),
         ("factors: {plane: bridge}\nchain:\n  cpus: {vfn: 1}", 3, "unknown key `vfn`"),
     ],
 )

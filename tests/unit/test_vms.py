@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import stat
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +15,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from planewise.boot.initramfs import program_entries
 from planewise.boot.model import Accelerator
-from planewise.errors import BadInputError, PlanewiseError
-from planewise.testbed.model import HOSTS, Guest, HostRole
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.measure.vms import load_path_of
+from planewise.testbed.host import Host, LocalHost
+from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms import image
@@ -251,6 +255,45 @@ def test_a_process_of_a_guest_that_is_gone_was_killed() -> None:
     assert "its console is empty" in finished.stderr
     with pytest.raises(GuestGoneError, match="its console is empty"):
         agent_of(fake).read("/proc/uptime")
+
+
+def test_a_process_of_a_guest_is_not_asked_for_its_end_while_it_is_expected_to_run() -> None:
+    fake = FakeHypervisor()
+    process = agent_of(fake).start(["iperf3", "-c"], expected_s=1000)
+    fake.asked.clear()
+    assert process.running
+    assert not fake.asked
+    assert process.stop().exit_code == 130
+
+
+def test_a_program_comes_into_a_guest_with_its_loader_and_libraries() -> None:
+    entries = program_entries(["sh"])
+    paths = [entry.path for entry in entries]
+    files = {entry.path for entry in entries if stat.S_ISREG(entry.mode)}
+    assert "bin/sh" in files
+    assert any("/libc." in path for path in files)
+    assert any("/ld-" in path for path in files)
+    for path in files - {"bin/sh"}:  # the kernel unpacks no file whose directory is not there
+        for parent in (str(one) for one in Path(path).parents if str(one) != "."):
+            assert paths.index(parent) < paths.index(path)
+
+
+def test_a_program_that_this_machine_lacks_is_named_before_a_guest_boots() -> None:
+    with pytest.raises(UnsupportedError, match="no pw-nothing on this machine"):
+        program_entries(["pw-nothing"])
+
+
+@pytest.mark.parametrize(("ip_version", "source"), [(4, "198.18.0.1"), (6, "2001:2:0:1::1")])
+def test_load_between_virtual_machines_has_the_ip_version_that_is_asked_for(
+    ip_version: IpVersion, source: str
+) -> None:
+    mains = {
+        role: guest_in("0a1b2c3d", 0, role, "main", 0, "virtio-bridge", role) for role in HOSTS
+    }
+    hosts: dict[HostRole, Host] = {role: LocalHost(role) for role in HOSTS}
+    path = load_path_of(hosts, mains, (), ip_version)
+    assert path.source == source
+    assert path.destination == mains["responder"].address(ip_version)
 
 
 def test_an_agent_that_is_silent_is_not_ready_and_no_error() -> None:

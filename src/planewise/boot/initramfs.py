@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -55,6 +56,46 @@ def module_entries(kernel: Kernel, wanted: Iterable[str]) -> list[cpio.Entry]:
             for name, path in zip(names, order, strict=True)
         ),
     ]
+
+
+def program_entries(programs: Iterable[str]) -> list[cpio.Entry]:
+    """Programs of this machine in /bin, with their loader and libraries where the loader looks.
+
+    Raises:
+        UnsupportedError: there is no such program here, or its libraries cannot be listed.
+    """
+    files: dict[str, Path] = {}
+    for name in programs:
+        path = shutil.which(name)
+        if path is None:
+            raise UnsupportedError(
+                f"there is no {name} on this machine, and virtual machines are given it from here",
+                remedy=f"install {name}",
+            )
+        files[f"bin/{name}"] = Path(path)
+        files |= {library.lstrip("/"): Path(library) for library in _libraries(path)}
+    parents = {str(parent) for file in files for parent in Path(file).parents} - {".", "bin"}
+    return [
+        *(cpio.directory(parent) for parent in sorted(parents)),
+        *(cpio.file(name, path.read_bytes(), 0o755) for name, path in sorted(files.items())),
+    ]
+
+
+def _libraries(program: str) -> list[str]:
+    """Paths of a program's loader and libraries, as ldd(1) lists them; none of a static one.
+
+    Raises:
+        UnsupportedError: there is no ldd, or a library is missing.
+    """
+    try:
+        said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UnsupportedError(
+            f"the libraries of {program} cannot be listed: {error.strerror}", remedy="install ldd"
+        ) from error
+    if "not found" in said.stdout:
+        raise UnsupportedError(f"{program} lacks a library on this machine", remedy="reinstall it")
+    return re.findall(r"(?:^\s*|=> )(/\S+)", said.stdout, re.MULTILINE)
 
 
 def trial(busybox: Path) -> bytes:

@@ -1,7 +1,7 @@
 """What can be measured at all: kind of guest × plane × here or two hosts × measurement.
 
-Asks planes what they attach and stations what they measure. Whether a host has what a plane needs
-(a kernel's feature, Docker, SR-IOV) is the testbed's to say (`Testbed.expect`).
+Asks planes what they attach. Whether a host has what a plane needs (a kernel's feature, Docker,
+SR-IOV) is the testbed's to say (`Testbed.expect`).
 """
 
 from __future__ import annotations
@@ -12,31 +12,17 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Literal
 
-from planewise.measure.schedule import LoadStation, RttStation, TcpStation
-from planewise.measure.station import GuestStation
-from planewise.measure.vms import VmStation
 from planewise.testbed import planes
-from planewise.testbed.planes import Plane
-from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
+from planewise.testbed.planes.kinds import GuestKind
 
 Place = Literal["here", "two hosts"]
 PLACES: tuple[Place, ...] = ("here", "two hosts")
 
-MEASUREMENTS: Mapping[str, type] = MappingProxyType(
-    {
-        "rtt": RttStation,
-        "load": LoadStation,
-        "tcp": TcpStation,
-        "sweep": LoadStation,
-        "search": LoadStation,
-    }
-)
-"""What is measured, with what a station must offer for it."""
+GUESTS: tuple[GuestKind, ...] = ("namespace", "container", "vm")
+"""What can be a main guest; processes are functions of chains alone."""
 
-STATIONS: Mapping[GuestKind, type] = MappingProxyType(
-    {"namespace": GuestStation, "container": GuestStation, "vm": VmStation}
-)
-"""Where main guests of a kind are measured; processes are functions of chains alone."""
+MEASUREMENTS = ("rtt", "load", "tcp", "sweep", "search")
+"""Every station of guests offers what each of them needs."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +41,12 @@ class MatrixCell:
 
 def matrix() -> Iterator[MatrixCell]:
     """Every cell of the table."""
-    for guest in STATIONS:
+    for guest in GUESTS:
         for plane in planes.PLANES:
             for place in PLACES:
+                reason = planes.refusal(plane.name, guest, here=place == "here")
+                needs = plane.needs + GUEST_NEEDS.get(guest, ())
                 for measurement in MEASUREMENTS:
-                    reason = refusal(guest, plane, place, measurement)
-                    needs = plane.needs + GUEST_NEEDS.get(guest, ())
                     yield MatrixCell(
                         guest,
                         plane.name,
@@ -75,15 +61,6 @@ GUEST_NEEDS: Mapping[GuestKind, tuple[str, ...]] = MappingProxyType(
     {"container": ("docker",), "vm": ("vm",)}
 )
 """What a host must have for guests of a kind."""
-
-
-def refusal(guest: GuestKind, plane: Plane, place: Place, measurement: str) -> str:
-    """Why no host can measure a cell, as a sentence; empty where one can. Pure."""
-    if why := planes.refusal(plane.name, guest, here=place == "here"):
-        return why
-    if not issubclass(STATIONS[guest], MEASUREMENTS[measurement]):
-        return f"{measurement} is not measured between {GUEST_WORDS[guest][1]} yet"
-    return ""
 
 
 def rows(cells: Iterable[MatrixCell]) -> Iterator[tuple[str, str, str, str, str, str]]:

@@ -293,11 +293,11 @@ def _impossible_cell(design: Design) -> Problem | None:
         if levels["vnfs"] and kind not in FUNCTIONS_OF.get(own, ()):
             return _no_function(design, kind, own)
         if design.tcp is not None:
-            if kind == "vm" or (kind == "container" and levels["vnfs"]):
+            if levels["vnfs"] and kind != "process":
                 return Problem(
                     ("factors", "guest", design.factors.guest.index(kind)),
-                    f"TCP is not measured between {GUEST_WORDS[kind][1]} yet",
-                    "guest: namespace, or guest: process with `vnfs`",
+                    f"TCP is not measured through chains of {GUEST_WORDS[kind][1]}",
+                    "give `guest: process`, or leave `vnfs` out",
                 )
             if int(levels["vnfs"]) > 1 and levels["path"] == "north-south":
                 return Problem(

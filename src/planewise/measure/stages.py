@@ -33,10 +33,14 @@ def stage_makers(
     """By kind of guest, what makes its stage on a pair of hosts; None is this machine."""
     guests = partial(GuestStage, pair=pair, ip_version=ip_version)
     if pair is None:
-        return {"namespace": guests, "vm": local_vms, "process": ChainStage}
+        return {
+            "namespace": guests,
+            "vm": partial(local_vms, ip_version=ip_version),
+            "process": ChainStage,
+        }
     return {
         "namespace": guests,
-        "vm": lambda design: VmStage(design, nullcontext(pair), alone=True),
+        "vm": lambda design: VmStage(design, nullcontext(pair), ip_version, alone=True),
         "process": partial(HostedChainStage, pair=pair),
     }
 

@@ -14,22 +14,22 @@ from typing import Self
 
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
-from planewise.measure.chains.tcp import End, Passed, measure_tcp
 from planewise.measure.design import Design
 from planewise.measure.load import Generator, LoadPath, measure_load
 from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
 from planewise.measure.rtt import FIRST_ANSWER_S, SERVERS_PATIENCE_S, RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
-from planewise.measure.stage import OnSample, Place, TrialResult
-from planewise.testbed import counters
+from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
+from planewise.measure.tcp import ends_of, lacking, measure_tcp, sent_through
 from planewise.testbed.crew import ProcessCrew, ShellCrew
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.guests import MAKERS
 from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.load import BackgroundLoad
-from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, IpVersion, mtu_for
+from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, mtu_for
 from planewise.testbed.pair import Pair, local_pair
+from planewise.testbed.planes import plane
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.steering import CpuSplit, split_cpus, steer
 from planewise.testbed.testbed import Testbed
@@ -92,6 +92,18 @@ class Testbeds:
             self._built.close()
 
     @property
+    def here(self) -> bool:
+        """Whether both hosts are namespaces of this machine."""
+        return self._pair is None
+
+    @property
+    def machines(self) -> Sequence[Host]:
+        """The machines that the hosts are, or are namespaces of."""
+        if self._pair is None:
+            return (self._here,)
+        return [machine.host for machine in self._pair.machines.values()]
+
+    @property
     def generator(self) -> Generator:
         """What generates frames: this machine, or the sender's host."""
         if self._generator is None:
@@ -116,13 +128,19 @@ class GuestStage:
     def __init__(self, design: Design, pair: Pair | None = None, ip_version: IpVersion = 4) -> None:
         self._background = design.background
         self._ip_version: IpVersion = ip_version
+        self._tcp = design.tcp is not None
+        self._planes: set[str] = set()
         self._testbeds = Testbeds(mtu_for(design.frame_sizes()), pair)
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
         settings = {cell: setting_of(cell) for cell in cells}
-        lacking = self._testbeds.expect(list(dict.fromkeys(settings.values())))
-        return {cell: lacking[one] for cell, one in settings.items() if one in lacking}
+        if self._tcp and (reason := lacking(self._testbeds.machines)):
+            return dict.fromkeys(cells, reason)
+        refused = self._testbeds.expect(list(dict.fromkeys(settings.values())))
+        for setting in settings.values():
+            self._planes |= set() if setting in refused else setting.planes
+        return {cell: refused[setting] for cell, setting in settings.items() if setting in refused}
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The generator's own maximum [packet/s]."""
@@ -131,6 +149,12 @@ class GuestStage:
     def new_block(self) -> None:
         """See `Testbeds.new_block`."""
         self._testbeds.new_block()
+
+    def facts(self) -> StageFacts:
+        """How planes are built on these hosts, where that decides what is measured."""
+        host, here = self._testbeds.machines[0], self._testbeds.here
+        remarks = {name: plane(name).remarks(host, here=here) for name in sorted(self._planes)}
+        return StageFacts(differences={name: words for name, words in remarks.items() if words})
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[GuestStation]:
@@ -210,27 +234,19 @@ class GuestStation:
         """Runs one TCP trial between the main guests."""
         self._steer(False)
         standing = self._arrangement
-        ends = {
-            role: End(standing.hosts[role], guest.netns, guest.ipv4, guest.interface)
-            for role, guest in standing.mains.items()
-        }
-        client = ends["sender"]
-        point = CounterPoint("sender", client.netns, client.interface)
-
-        def sent() -> Mapping[str, Passed]:
-            now = counters.read(client.host, point).counters
-            return {"": Passed(now["tx_packets"], now["tx_bytes"])}
-
+        ends = ends_of(standing.hosts, standing.mains)
+        client, server = (ends[role] for role in HOSTS)
+        sent = sent_through(client.host, self._gauge("sender", standing.main("sender")))
         return beside(
             self._background,
-            lambda: measure_tcp(client, ends["responder"], trial, place, on_sample, sent),
+            lambda: measure_tcp(client, server, trial, place, on_sample, sent),
         )
 
     def visible(self) -> Visible:
         """See `meter.VisibleStation`: every guest's own interface."""
         standing = self._arrangement
         gauges = [
-            Gauge(guest.name, self._role_of(guest), guest.netns, guest.interface)
+            self._gauge(self._role_of(guest), guest)
             for role in HOSTS
             for guest in (standing.main(role), *standing.background(role))
         ]
@@ -239,7 +255,11 @@ class GuestStation:
         roles: Sequence[HostRole] = ("sender",) if standing.shared else HOSTS
         return Visible(gauges, {role: standing.hosts[role] for role in roles})
 
-    def _role_of(self, guest: Guest) -> str:
+    def _gauge(self, lives_on: HostRole, guest: Guest) -> Gauge:
+        """What a guest sends is counted at its own interface."""
+        return Gauge(guest.name, lives_on, guest.netns, guest.interface)
+
+    def _role_of(self, guest: Guest) -> HostRole:
         """The host that a guest lives on: within one host it is the sender's."""
         return "sender" if self._two_hosts and self._arrangement.shared else guest.host
 

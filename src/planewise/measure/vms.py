@@ -20,12 +20,13 @@ from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, m
 from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import EMULATED_PATIENCE_S, RttPath, measure_rtt
-from planewise.measure.schedule import LoadTrial, RttTrial
-from planewise.measure.stage import Place, StageFacts, TrialResult
+from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
+from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
+from planewise.measure.tcp import PROGRAM, ends_of, measure_tcp, sent_through
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
 from planewise.testbed.load import BackgroundLoad
-from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, mtu_for
+from planewise.testbed.model import HOSTS, CounterPoint, Guest, HostRole, IpVersion, mtu_for
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes import vm_plane
 from planewise.testbed.setting import Setting
@@ -48,12 +49,18 @@ class VmStage:
     """
 
     def __init__(
-        self, design: Design, pair: AbstractContextManager[Pair], *, alone: bool = False
+        self,
+        design: Design,
+        pair: AbstractContextManager[Pair],
+        ip_version: IpVersion = 4,
+        *,
+        alone: bool = False,
     ) -> None:
         """`alone`: virtual machines must be the design's only kind of guest on this pair."""
         self._background = design.background
         self._others = sorted(set(design.factors.guest) - {"vm"}) if alone else []
         self._options = options_of(design)
+        self._ip_version: IpVersion = ip_version
         self._mtu_bytes = mtu_for(design.frame_sizes())
         self._generators: dict[str, Generator] = {}
         self._planes: dict[str, None] = {}
@@ -86,7 +93,7 @@ class VmStage:
         """The maximum of the generator in the sender's main guest [packet/s]."""
         alone = replace(_setting(cell), background_guests=0)
         with self._testbed_now().arrange(alone) as arrangement:
-            return self._generator(arrangement).max_pps(size_bytes)
+            return self._generator(arrangement).max_pps(size_bytes, self._ip_version)
 
     def facts(self) -> StageFacts:
         """Whether the guests' CPUs are emulated, and what else than the plane differs."""
@@ -114,7 +121,9 @@ class VmStage:
             assert self._pair is not None
             emulated = any(testbed.platform(role).emulated for role in HOSTS)
             generator = self._generator(arrangement)
-            yield VmStation(arrangement, self._pair, load, check, generator, emulated)
+            yield VmStation(
+                arrangement, self._pair, load, check, generator, self._ip_version, emulated=emulated
+            )
 
     def _testbed_now(self) -> VmTestbed:
         if self._testbed is None:
@@ -137,14 +146,15 @@ class VmStage:
         self._built.__exit__(*error)  # type: ignore[arg-type]
 
 
-def local_vms(design: Design) -> VmStage:
+def local_vms(design: Design, ip_version: IpVersion = 4) -> VmStage:
     """Virtual machines on this machine: its two hosts are namespaces."""
-    return VmStage(design, local_pair(mtu_for(design.frame_sizes()), SECOND_WIRE))
+    pair = local_pair(mtu_for(design.frame_sizes()), SECOND_WIRE)
+    return VmStage(design, pair, ip_version)
 
 
 def options_of(design: Design) -> VmOptions:
     """What a design asks of its virtual machines. Pure."""
-    return VmOptions(**dict(design.vm))
+    return VmOptions(**dict(design.vm), programs=() if design.tcp is None else (PROGRAM,))
 
 
 @contextmanager
@@ -171,6 +181,8 @@ class VmStation:
         background: BackgroundLoad,
         check: Callable[[], None],
         generator: Generator,
+        ip_version: IpVersion = 4,
+        *,
         emulated: bool,
     ) -> None:
         self._arrangement = arrangement
@@ -179,7 +191,7 @@ class VmStation:
         self._background = background
         self._generator = generator
         self._load_path = load_path_of(
-            arrangement.hosts, arrangement.mains, arrangement.counter_points
+            arrangement.hosts, arrangement.mains, arrangement.counter_points, ip_version
         )
         self._notes = tuple(
             f"the virtual machine {guest.name} had ended and was started anew before this trial"
@@ -217,6 +229,20 @@ class VmStation:
             )
         return self._noted(result)
 
+    def tcp(self, trial: TcpTrial, place: Place, on_sample: OnSample) -> TrialResult:
+        """Runs one TCP trial between the main guests. Its CPU figures are the sender's host's."""
+        standing = self._arrangement
+        ends = ends_of(standing.hosts, standing.mains)
+        client, server = (ends[role] for role in HOSTS)
+        seen = gauges_of(self._pair.machines["sender"].netns, [standing.main("sender")])
+        sent = sent_through(client.host, seen[0]) if seen else None
+        with lost_guest_first(self._check):
+            result = beside(
+                self._background,
+                lambda: measure_tcp(client, server, trial, place, on_sample, sent),
+            )
+        return self._noted(result)
+
     def _noted(self, result: TrialResult, **update: object) -> TrialResult:
         warnings = (*self._notes, *result.record.warnings)
         self._notes = ()
@@ -239,6 +265,7 @@ def load_path_of(
     hosts: Mapping[HostRole, Host],
     mains: Mapping[HostRole, Guest],
     points: Sequence[CounterPoint],
+    ip_version: IpVersion = 4,
 ) -> ApartPath:
     """The way of a load trial between two main guests that are virtual machines. Pure."""
     sender, responder = mains["sender"], mains["responder"]
@@ -249,8 +276,8 @@ def load_path_of(
     return ApartPath(
         ends["sender"],
         ends["responder"],
-        source=sender.ipv4,
-        destination=responder.ipv4,
+        source=sender.address(ip_version),
+        destination=responder.address(ip_version),
         next_hop_mac=responder.mac,
         counters=counters_between(hosts, points, (guest.netns for guest in mains.values())),
         # An emulated NIC has no room when what lies behind it, which is measured, is slow. A VF

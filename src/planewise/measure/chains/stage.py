@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.cells import Cell
 from planewise.measure.chains import evaluate
 from planewise.measure.chains.evaluate import Between
-from planewise.measure.chains.tcp import PROGRAM, End, Passed, measure_tcp
 from planewise.measure.design import Design
 from planewise.measure.schedule import ChainTrial, TcpTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
+from planewise.measure.tcp import PROGRAM, End, Passed, measure_tcp
 from planewise.measure.vms import options_of
 from planewise.store.models import ChainLimit, KpiSample, Limit, Load, TrialRecord
 from planewise.testbed.chains import kernel, local_guests, vhost_user
@@ -81,7 +82,7 @@ class Build:
     steps: tuple[str, ...]
 
 
-class RoutedStage:
+class RoutedStage(ABC):
     """What stages for chains have in common, wherever they build them.
 
     See `planewise.measure.stage.Stage`.
@@ -95,13 +96,13 @@ class RoutedStage:
         self._with_vms = False
 
     @property
+    @abstractmethod
     def _functions_host(self) -> Host:
         """The host that functions live on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _unavailable_reason(self, cell: Cell) -> str:
         """Why a cell cannot be set up; empty when it can."""
-        raise NotImplementedError
 
     @cached_property
     def _platform(self) -> Platform:

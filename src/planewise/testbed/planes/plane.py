@@ -6,6 +6,7 @@ network is made by Docker), it acts on the `MachineState` that it is given.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -15,13 +16,14 @@ from planewise.testbed.plan import AddNeighbour, SetAddress, SetUp, Step
 from planewise.testbed.planes.kinds import GuestKind
 
 if TYPE_CHECKING:
-    from planewise.testbed.machine import MachineState, PlacedGuest
+    from planewise.testbed.host import Host
+    from planewise.testbed.machine import MachineState, PlacedGuest, Resources
 
 Need = Literal["sriov", "vm", "docker", "iommu", "dpdk", "ovs"]
 """What a plane may need of a host beside its kernel."""
 
 
-class Switch:
+class Switch(ABC):
     """What the NIC becomes a port of, for the planes that name it."""
 
     name: ClassVar[str]
@@ -38,13 +40,13 @@ class Switch:
         """Makes the switch, without the NIC; the steps returned are still to be done."""
         return self.steps(site)
 
+    @abstractmethod
     def add_nic(self, site: Site) -> tuple[Step, ...]:
         """Makes the NIC a port of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def release_nic(self, site: Site) -> tuple[Step, ...]:
         """Takes the NIC out of it."""
-        raise NotImplementedError
 
 
 class Plane:
@@ -91,6 +93,17 @@ class Plane:
         """Why guests of this kind cannot have it, as the rest of a sentence. Pure."""
         return "" if kind in self.guests else f"it exists for {' and '.join(self.guests)} guests"
 
+    def lacking(self, found: Resources) -> str:
+        """What a machine lacks for it beside what guests need, as a sentence. Pure."""
+        return ""
+
+    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
+        """How it is built on a host, where that decides what is measured: for readers of results.
+
+        `here`: in a namespace of this machine that stands for the host.
+        """
+        return ()
+
     def adopt(self, site: Site, guest: Guest) -> Guest:
         """The guest as this plane makes it (a plane may impose its MAC)."""
         return guest
@@ -104,8 +117,11 @@ class Plane:
         return ()
 
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
-        """Once a guest, whose namespace exists: gives it its interface, addresses and routes."""
-        raise NotImplementedError
+        """Once a guest, whose namespace exists: gives it its interface, addresses and routes.
+
+        None where `plug` acts instead, or the plane is for chains only.
+        """
+        return ()
 
     def plug(
         self, here: MachineState, site: Site, placed: Sequence[PlacedGuest]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import Step
 from planewise.testbed.planes.vm import VF_REMEDY, VIRTUAL_WIRE, VmPlane
 
 UNSEEN = "the guest drives the VF itself: its frames pass the host by, which cannot see them"
@@ -31,12 +29,6 @@ class VfPassthroughPlane(VmPlane):
         "its MAC address is the virtual function's",
         "all of the guest's memory is pinned, as the NIC writes into it",
     )
-
-    def attach(
-        self, site: Site, guest: Guest, queues: int = 1, vf_interface: str = ""
-    ) -> tuple[Step, ...]:
-        """Nothing: QEMU is given the function's address."""
-        return ()
 
 
 PLANE = VfPassthroughPlane()

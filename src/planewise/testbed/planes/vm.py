@@ -47,13 +47,15 @@ class VmPlane(Plane):
     ) -> tuple[Step, ...]:
         """The host side, for the virtual machine to open; it carries frames once that is done.
 
+        None where the virtual machine is given the VF itself.
+
         Args:
             site: the host.
             guest: the virtual machine.
             queues: queue pairs of its NIC.
             vf_interface: that of the guest's VF, where the plane is on one.
         """
-        raise NotImplementedError
+        return ()
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
         """Static forwarding entries: no frame is ever flooded. (Neighbours are the guest's own.)"""

@@ -221,7 +221,9 @@ class GuestProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether it has not ended yet; for as long as it was expected to run, it is not asked."""
+        if self._finished is None and time.monotonic() < self._first_look:
+            return True
         return self._look() is None
 
     def wait(self, timeout_s: float | None = None) -> Finished:

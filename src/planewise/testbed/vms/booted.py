@@ -81,7 +81,7 @@ def saved_for(host: Host, ours: Platform, options: VmOptions) -> Saved | None:
         return None
     if here:
         return prepare(ours, options)
-    kept = prepare(replace(ours, image=image_here()), options)
+    kept = prepare(replace(ours, image=image_here(options.programs)), options)
     return replace(kept, path=Path(host.program(str(kept.path))))
 
 

@@ -35,6 +35,8 @@ class VmOptions:
     main_cpus: tuple[int, ...] = ()
     """CPUs of the host that the main guest's virtual CPUs may run on; empty: all."""
     background_cpus: tuple[int, ...] = ()
+    programs: tuple[str, ...] = ()
+    """Programs of this machine that guests have beside pw-probe and a shell."""
 
     def __post_init__(self) -> None:
         for name, value, low, high in (

@@ -13,13 +13,13 @@ import os
 import struct
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from planewise.boot import cpio, kernel, packages, tools
-from planewise.boot.initramfs import busybox_entries, module_entries
+from planewise.boot.initramfs import busybox_entries, module_entries, program_entries
 from planewise.boot.model import Kernel
 from planewise.errors import PlanewiseError, UnsupportedError
 
@@ -37,6 +37,9 @@ PVH_MIB, BZIMAGE_MIB = 80, 112
 
 Debian's kernel ends 66 MiB above zero when it is loaded as it is, and unpacks itself within 74.
 """
+
+PROGRAMS_MIB = 24
+"""Memory that a guest needs more where it has further programs, such as iperf3, with libraries."""
 
 MODULES = ("virtio_pci", "virtio_console", "virtio_net", "e1000", "igbvf")
 """What the guests' devices need; what is built into a kernel is not among its modules."""
@@ -102,11 +105,13 @@ def network_words(
     )
 
 
-def prepare(probe: Path) -> GuestImage:
+def prepare(probe: Path, programs: Sequence[str] = ()) -> GuestImage:
     """The guest with this pw-probe in it; built where the cache has none.
 
+    `programs` of this machine are in it with the libraries that they need.
+
     Raises:
-        UnsupportedError: there is no kernel or busybox, or pw-probe is not static.
+        UnsupportedError: there is no kernel, busybox or program, or pw-probe is not static.
         StorageError: no room in the cache.
     """
     cache = packages.cache_directory()
@@ -119,16 +124,18 @@ def prepare(probe: Path) -> GuestImage:
             remedy="build it with `make setup`, which links it statically",
         )
     image = _uncompressed(found, cache)
-    initrd = cache / _name(found, program, busybox)
+    further = program_entries(programs)
+    initrd = cache / _name(found, program, busybox, further)
     if initrd.exists():
         with suppress(OSError):  # it may be another user's
             os.utime(initrd)
     else:
         _forget_old(cache)
-        _write(initrd, gzip.compress(initramfs(found, busybox, program), 6, mtime=0))
+        _write(initrd, gzip.compress(initramfs(found, busybox, program, further), 6, mtime=0))
+    more_mib = PROGRAMS_MIB if further else 0
     if image is None:
-        return GuestImage(found.image, initrd, found.version, BZIMAGE_MIB)
-    return GuestImage(image, initrd, found.version, PVH_MIB)
+        return GuestImage(found.image, initrd, found.version, BZIMAGE_MIB + more_mib)
+    return GuestImage(image, initrd, found.version, PVH_MIB + more_mib)
 
 
 def _forget_old(cache: Path) -> None:
@@ -139,7 +146,9 @@ def _forget_old(cache: Path) -> None:
                 old.unlink()
 
 
-def initramfs(found: Kernel, busybox: Path, probe: bytes) -> bytes:
+def initramfs(
+    found: Kernel, busybox: Path, probe: bytes, further: Sequence[cpio.Entry] = ()
+) -> bytes:
     """The archive of all guests with this kernel.
 
     Raises:
@@ -152,6 +161,7 @@ def initramfs(found: Kernel, busybox: Path, probe: bytes) -> bytes:
             cpio.file(PROBE.lstrip("/"), probe, 0o755),
             cpio.file("init", _filled().encode(), 0o755),
             *module_entries(found, MODULES),
+            *further,
         ]
     )
 
@@ -160,9 +170,11 @@ def _filled() -> str:
     return _INIT.replace("FAILED_MARK", FAILED).replace("AGENT_PORT", AGENT_PORT)
 
 
-def _name(found: Kernel, probe: bytes, busybox: Path) -> str:
+def _name(found: Kernel, probe: bytes, busybox: Path, further: Sequence[cpio.Entry]) -> str:
     """A file name that changes whenever the archive would."""
     digest = hashlib.sha256(probe)
+    for entry in further:
+        digest.update(f"{entry.path}\n".encode() + entry.content)
     digest.update(f"{_filled()}{MODULES}{found.modules}{busybox.stat().st_mtime_ns}".encode())
     return f"guest-{found.version}-{digest.hexdigest()[:12]}.initrd"
 

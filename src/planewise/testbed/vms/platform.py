@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,17 +79,20 @@ def check(host: Host) -> None:
     _programs(host)
 
 
-def platform_of(host: Host) -> Platform:
+def platform_of(host: Host, with_programs: Sequence[str] = ()) -> Platform:
     """What a host lends to virtual machines; tries KVM there with a guest that says one line.
 
+    The guests have `with_programs` of this machine.
+
     Raises:
-        UnsupportedError: no QEMU, libvirt or privilege there, or no kernel for the guests here.
+        UnsupportedError: no QEMU, libvirt or privilege there, or no kernel or program for
+            the guests here.
         PlanewiseError: the guests' files cannot be copied there.
     """
     programs = _programs(host)
     cache = packages.cache_directory()
     boots, busybox = kernel.find(cache), tools.find(cache).busybox
-    here = image_here()
+    here = image_here(with_programs)
     there = replace(
         here,
         kernel=Path(host.program(str(here.kernel))),
@@ -101,9 +105,9 @@ def platform_of(host: Host) -> Platform:
     return Platform(programs.qemu, chosen, programs.vhost and chosen.name == "kvm", there)
 
 
-def image_here() -> GuestImage:
+def image_here(programs: Sequence[str] = ()) -> GuestImage:
     """The guest, as this machine has it."""
-    return image.prepare(Path(find_probe()))
+    return image.prepare(Path(find_probe()), programs)
 
 
 def called(host: Host) -> str:
@@ -113,7 +117,8 @@ def called(host: Host) -> str:
 
 def vm_mib(options: VmOptions) -> int:
     """Memory that a guest takes of its host [MiB]. Pure."""
-    return max(VM_MIB, (options.memory_mib or 0) + _BESIDE_MIB)
+    more_mib = image.PROGRAMS_MIB if options.programs else 0
+    return max(VM_MIB + more_mib, (options.memory_mib or 0) + _BESIDE_MIB)
 
 
 def differences(name: str, ours: Platform, options: VmOptions) -> tuple[str, ...]:

@@ -137,7 +137,8 @@ class VmTestbed:
             UnsupportedError: no QEMU or libvirt there, no kernel for the guests here.
         """
         if role not in self._platforms:
-            self._platforms[role] = platform_of(self._states[role].machine.host)
+            host = self._states[role].machine.host
+            self._platforms[role] = platform_of(host, self.options.programs)
         return self._platforms[role]
 
     def resources(self, role: HostRole) -> Resources:

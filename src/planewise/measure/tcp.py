@@ -1,10 +1,10 @@
-"""TCP trials: one iperf3 stream or several between two namespaces. Knows no plane."""
+"""TCP trials: one iperf3 stream or several between two guests. Knows no plane."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,15 +16,19 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.schedule import TcpTrial
 from planewise.measure.stage import Place, TrialResult
 from planewise.store.models import CoreUse, KpiSample, TcpResult, Throughput, TrialRecord
+from planewise.testbed import counters
 from planewise.testbed.chains.reading import CpuTime, cpu_times, now_s
+from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Finished, Host, HostProcess
+from planewise.testbed.model import CounterPoint, Guest, HostRole
 
 PROGRAM = "iperf3"
 _PORT = 5201
 _LISTEN = "0A"
-_START_S = 30.0
-_SLACK_S = 60.0
-_POLL_S = 0.02
+_START_S = 120.0
+_SLACK_S = 120.0
+"""Starting iperf3 takes an emulated guest as long as a trial."""
+_FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 SAMPLE_S = 1.0
 
 
@@ -48,6 +52,35 @@ class Passed:
 
 Counters = Callable[[], Mapping[str, Passed]]
 """What every function has transmitted until now, by name; of the sender where there is none."""
+
+
+def ends_of(
+    hosts: Mapping[HostRole, Host], mains: Mapping[HostRole, Guest]
+) -> Mapping[HostRole, End]:
+    """The ends of a stream between two main guests. Pure."""
+    return {
+        role: End(hosts[role], guest.netns, guest.ipv4, guest.interface)
+        for role, guest in mains.items()
+    }
+
+
+def sent_through(host: Host, gauge: Gauge) -> Counters:
+    """What the guest of a gauge has sent until now, read on `host`."""
+    point = CounterPoint(gauge.host, gauge.netns, gauge.interface)
+
+    def read() -> Mapping[str, Passed]:
+        now = counters.read(host, point).counters
+        return {"": Passed(now[f"{gauge.counts}_packets"], now[f"{gauge.counts}_bytes"])}
+
+    return read
+
+
+def lacking(hosts: Iterable[Host]) -> str:
+    """Which of these hosts has no iperf3, as a sentence; empty where all have it."""
+    for host in hosts:
+        if host.run(["sh", "-c", f"command -v {PROGRAM}"]).exit_code:
+            return f"there is no {PROGRAM} on {host.place}"
+    return ""
 
 
 class _Sum(BaseModel):
@@ -76,9 +109,12 @@ def measure_tcp(
     trial: TcpTrial,
     place: Place,
     tell: Callable[[KpiSample], None],
-    counters: Counters,
+    sent: Counters | None,
 ) -> TrialResult:
     """Runs one TCP trial from `client` to `server`.
+
+    `sent` is read about once a second for `tell`; None where nothing outside the guests counts what
+    they send: then there are no samples.
 
     Raises:
         UnsupportedError: there is no iperf3.
@@ -88,12 +124,14 @@ def measure_tcp(
         [PROGRAM, "-s", "-1", "-4", "-B", server.address, "-p", str(_PORT)], netns=server.netns
     ) as listening:
         _await_listening(server, listening)
-        with client.host.start(_command(server, trial), netns=client.netns) as sending:
-            _sample(sending, trial.warmup_s, lambda: None)
+        with client.host.start(
+            _command(server, trial), netns=client.netns, expected_s=trial.expected_s
+        ) as sending:
+            _sample(sending, trial.warmup_s, _nothing)
             started = datetime.now(UTC)
             begin_s, before = now_s(), _cpu_times(client)
-            watch = _Watch(place, tell, counters, client)
-            _sample(sending, trial.duration_s, watch.look)
+            look = _nothing if sent is None else _Watch(place, tell, sent, client).look
+            _sample(sending, trial.duration_s, look)
             spent_s, after = now_s() - begin_s, _cpu_times(client)
             finished = sending.wait(trial.duration_s + _SLACK_S)
     report = _report(finished)
@@ -131,6 +169,7 @@ def _command(server: End, trial: TcpTrial) -> list[str]:
 def _await_listening(server: End, process: HostProcess) -> None:
     wanted = f":{_PORT:04X}"
     deadline = time.monotonic() + _START_S
+    pause_s = _FIRST_POLL_S
     while True:
         text = server.host.read_text("/proc/net/tcp", netns=server.netns)
         rows = [line.split() for line in text.splitlines()[1:]]
@@ -143,7 +182,8 @@ def _await_listening(server: End, process: HostProcess) -> None:
                 f"{PROGRAM} does not listen within {_START_S:g} s",
                 remedy="end other work on the machine, and try again",
             )
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_POLL_S)
 
 
 def _sample(process: HostProcess, seconds: float, look: Callable[[], None]) -> None:
@@ -152,6 +192,10 @@ def _sample(process: HostProcess, seconds: float, look: Callable[[], None]) -> N
     while (left_s := end_s - now_s()) > 0 and process.running:
         time.sleep(min(SAMPLE_S, left_s))
         look()
+
+
+def _nothing() -> None:
+    """Looks at nothing."""
 
 
 def _cpu_times(end: End) -> dict[int, CpuTime]:
@@ -166,17 +210,17 @@ class _Watch:
         self,
         place: Place,
         tell: Callable[[KpiSample], None],
-        counters: Counters,
+        sent: Counters,
         client: End,
     ) -> None:
-        self._place, self._tell, self._counters, self._client = place, tell, counters, client
-        self._last = now_s(), counters(), _cpu_times(client)
+        self._place, self._tell, self._sent, self._client = place, tell, sent, client
+        self._last = now_s(), sent(), _cpu_times(client)
 
     def look(self) -> None:
         before_s, before, cpus_before = self._last
         self._last = after_s, after, cpus_after = (
             now_s(),
-            self._counters(),
+            self._sent(),
             _cpu_times(self._client),
         )
         seconds = max(after_s - before_s, 1e-9)

@@ -1,0 +1,60 @@
+"""Measures a plane in every way that the table of what can be measured has."""
+
+from __future__ import annotations
+
+from planewise.measure.cells import Cell
+from planewise.measure.design import Design
+from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
+from planewise.measure.search.goals import Goal
+from planewise.measure.search.run import algorithm_named, run_search
+from planewise.measure.stage import Place
+from planewise.measure.stages import Stages
+from planewise.measure.sut import PlaneUnderTest, SutMeasurer
+
+
+def cell_of(guest: str, plane: str) -> Cell:
+    return Cell(plane=plane, guest=guest)  # type: ignore[arg-type]
+
+
+def design(guest: str, plane: str) -> Design:
+    return Design.model_validate(
+        {"factors": {"plane": plane, "guest": guest}, "rtt": {}, "tcp": {}, "sweep": {}}
+    )
+
+
+def unavailable_reason(guest: str, plane: str) -> str:
+    """Why there can be no such guests here, or an empty text."""
+    cell = cell_of(guest, plane)
+    with Stages(design(guest, plane)) as stages:
+        return stages.unavailable([cell]).get(cell, "")
+
+
+def assert_trials_are_measured(guest: str, plane: str) -> None:
+    """A trial of each kind between main guests."""
+    cell = cell_of(guest, plane)
+    with Stages(design(guest, plane)) as stages:
+        assert not stages.unavailable([cell])
+        with stages.station(cell) as station:
+            for trial in (
+                RttTrial("rtt", 500, 64, 20),
+                LoadTrial("load", 1000, 64, 0.1),
+                TcpTrial("tcp", 1000, 1.0, 0, 1),
+            ):
+                samples: list[object] = []
+                place = Place(trial.name, cell.levels(), 0, 0)
+                record = trial.measure_on(station, place, samples.append).record
+                if record.tcp is not None:
+                    assert record.tcp.goodput_bps > 0
+                    assert samples
+                else:
+                    assert record.counts is not None
+                    assert record.counts.received > 0.9 * record.counts.sent > 0
+
+
+def assert_sweep_and_search_are_measured(guest: str, plane: str) -> None:
+    """What a sweep and a search ask for."""
+    with SutMeasurer(PlaneUnderTest(plane, guest=guest), 64) as measurer:  # type: ignore[arg-type]
+        assert measurer.trial(2000, 0.1).received > 0
+        goals, algorithm = (Goal.parse("pdr:0.5"),), algorithm_named("binary")
+        found = run_search(measurer, goals, algorithm, budget_s=1.0, with_verdict=False)
+        assert found.goals

@@ -1,0 +1,26 @@
+"""The table of what can be measured: planes of virtual machines that work here are measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from planewise.measure.matrix import matrix
+from tests.measured import assert_sweep_and_search_are_measured, assert_trials_are_measured
+
+PLANES = sorted(
+    {
+        cell.plane
+        for cell in matrix()
+        if cell.guest == "vm" and cell.place == "here" and not cell.reason
+    }
+)
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_a_trial_of_each_kind_is_measured_between_virtual_machines(plane: str) -> None:
+    assert_trials_are_measured("vm", plane)
+
+
+@pytest.mark.parametrize("plane", PLANES[:1])
+def test_a_plane_of_virtual_machines_is_swept_and_searched(plane: str) -> None:
+    assert_sweep_and_search_are_measured("vm", plane)
