@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from planewise.testbed.availability import missing
 from planewise.testbed.planes import PLANES as ALL
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import stand_here
 
-PLANES = [plane.name for plane in ALL if "namespace" in plane.guests and not plane.needs]
-"""Planes that a kernel builds by itself."""
+PLANES = [
+    plane.name
+    for plane in ALL
+    if "namespace" in plane.guests and not set(plane.needs) & set(missing())
+]
+"""Planes of namespaces that this machine has what it takes for, beside the kernel."""
 
 
 def here(

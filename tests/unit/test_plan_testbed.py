@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, UnsupportedError
 from planewise.testbed.ledger import token_of
+from planewise.testbed.model import Site, make_guest
 from planewise.testbed.namespaces import RouterTestbed, plan_router
 from planewise.testbed.plan import AddNamespace, AddVeth, Plan, SetMaster, SetUp, Step
 from planewise.testbed.planes import PLANES as ALL
-from planewise.testbed.planes import known, plane_for
+from planewise.testbed.planes import known, plane, plane_for
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.testbed import impossible
 from tests.unit.recorded import TOKEN, build
@@ -159,10 +160,23 @@ def test_a_plane_that_namespaces_cannot_have_says_why(name: str) -> None:
 
 def test_every_plane_of_the_designs_list_is_known() -> None:
     expected = (
-        "veth routed bridge macvlan ipvlan docker-bridge vf e1000-bridge virtio-bridge "
+        "veth routed bridge ovs macvlan ipvlan docker-bridge vf e1000-bridge virtio-bridge "
         "macvtap-bridge macvtap-vf vf-passthrough vhost-user"
     )
     assert set(known()) == set(expected.split())
+
+
+BY_STEPS = [one.name for one in ALL if "namespace" in one.guests and one.by_steps]
+
+
+@pytest.mark.parametrize("name", BY_STEPS)
+def test_a_plane_that_acts_by_steps_gives_a_guest_its_interface(name: str) -> None:
+    site = Site("sender", "pw-0-s", "wire0", 1500)
+    guest = make_guest("0", "sender", "main", 0, name)
+    assert any(
+        getattr(step, "guest_netns", getattr(step, "peer_netns", "")) == guest.netns
+        for step in plane(name).attach(site, guest)
+    )
 
 
 def test_a_testbed_that_is_not_built_says_so_to_its_programmer() -> None:

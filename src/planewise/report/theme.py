@@ -39,6 +39,7 @@ ALERT = Colour("#b3261e", "#ff8a80")
 PLANES: dict[str, Colour] = {
     "veth": Colour("#0072b2", "#56b4e9"),
     "bridge": Colour("#c04d00", "#ff9d5c"),
+    "ovs": Colour("#5b3a1e", "#c79a72"),
     "macvlan": Colour("#00805e", "#2fd0a5"),
     "ipvlan": Colour("#b0578d", "#eea3cf"),
     "docker-bridge": Colour("#9a6b00", "#f0c04a"),

@@ -71,6 +71,8 @@ class MachineState:
     """The switch that the NIC is a port of; empty: none."""
     switches: set[str] = field(default_factory=set)
     """Switches that were made."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What switches, by name, found out when they were made and their planes want to know."""
     nic_up: bool = False
     opened: ExitStack = field(default_factory=ExitStack)
     """Closes what was opened here."""

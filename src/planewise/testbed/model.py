@@ -161,6 +161,8 @@ class Site:
     """MAC of the NIC; empty: that of a wire of ours."""
     peer_nic_mac: str = ""
     """The same of the other host's NIC."""
+    directory: str = ""
+    """A scratch directory of the host, for sockets of programs that a plane starts there."""
 
     def on(self, uplink: str) -> Site:
         """The same host with another uplink."""

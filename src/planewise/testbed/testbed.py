@@ -45,8 +45,6 @@ from planewise.testbed.together import together
 SPARE_MIB = 128
 """Memory that a host keeps for itself."""
 
-_LACKING: Mapping[str, str] = {"ovs": "there is no Open vSwitch on {place}"}
-
 
 class _Host(MachineState):
     """What stands on one machine, with its guests."""
@@ -321,6 +319,7 @@ class Testbed:
             machine.docker_bridge,
             self.resources(here.role).mac,
             self.resources(peer).mac,
+            here.host.directory,
         )
         switch = _switch_of(here.switch)
         return site if switch is None else site.on(switch.interface(site))
@@ -408,8 +407,8 @@ def shortage(setting: Setting, found: Resources, with_vfs: bool) -> str:
     if lacking := MAKERS[setting.kind].lacking(found):
         return lacking
     for name in sorted(setting.planes):
-        if "ovs" in plane(name).needs and not found.ovs:
-            return _LACKING["ovs"].format(place=found.place)
+        if lacking := plane(name).lacking(found):
+            return lacking
     needed = setting.vfs_a_host()
     if needed and not found.vfs:
         return f"{found.nic} of {found.place} has no SR-IOV"

@@ -1,7 +1,6 @@
 """An Open vSwitch of our own with DPDK's datapath, and nothing in it. Knows no chain.
 
-It lives in a scratch directory and a network namespace (its bridges are interfaces, too), dies with
-planewise, and never meets the machine's own Open vSwitch.
+Its bridges are interfaces, too, so that it lives in a network namespace.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,18 +15,14 @@ from pathlib import Path
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.chains.reading import PmdCycles
-from planewise.testbed.host import Finished, LocalHost, LocalProcess
+from planewise.testbed.host import LocalHost
+from planewise.testbed.openvswitch import COMMAND_S, OpenVswitch
 
 PROGRAMS = ("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk",)
 """Where distributions put the variant with DPDK."""
-SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 SETUP_REMEDY = "`scripts/setup test` as root, or: apt-get install openvswitch-switch-dpdk dpdk-dev"
 
 BRIDGE = "chain"
-_START_S = 120.0
-"""It starts in two seconds; on an overloaded machine in many."""
-_COMMAND_S = 60.0
-_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -62,12 +56,14 @@ def find_program() -> str | None:
     return next((path for path in PROGRAMS if Path(path).exists()), None)
 
 
-class Switch:
-    """A running switch; `close` ends it and all of it.
+class Switch(OpenVswitch):
+    """A running switch with one bridge of DPDK's datapath; `close` ends it and all of it.
 
     Raises:
         UnsupportedError: it is not installed, or does not start.
     """
+
+    remedy = SETUP_REMEDY
 
     def __init__(
         self, host: LocalHost, directory: Path, memory_bytes: int, cpus: Sequence[int]
@@ -75,132 +71,34 @@ class Switch:
         program = find_program()
         if program is None:
             raise UnsupportedError("Open vSwitch with DPDK is not installed", remedy=SETUP_REMEDY)
-        self._host = host
-        self._directory = directory
         self._numbers: dict[str, int] = {}
-        self._processes: list[LocalProcess] = []
-        try:
-            self._start(program, memory_bytes >> 20, cpus)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def pid(self) -> int:
-        """Process id of the daemon."""
-        return self._processes[-1].pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return bool(self._processes) and all(process.running for process in self._processes)
-
-    def socket(self, port: str) -> Path:
-        """Where a vhost-user port and its function meet."""
-        return self._directory / f"{port}.sock"
-
-    def _start(self, program: str, memory_mib: int, cpus: Sequence[int]) -> None:
-        place = self._directory
-        database = place / "conf.db"
-        self._run("ovsdb-tool", "create", str(database), str(SCHEMA)).check()
-        self._processes.append(
-            self._daemon(
-                "ovsdb-server",
-                str(database),
-                f"--remote=punix:{place}/db.sock",
-                f"--unixctl={place}/db.ctl",
-                f"--log-file={place}/db.log",
-            )
-        )
-        self._await("Open vSwitch's database", place / "db.sock")
-        mask = sum(1 << cpu for cpu in set(cpus))
+        memory_mib = str(memory_bytes >> 20)
         settings = {
             "dpdk-init": "true",
             # Nothing of it on disk, no device of the machine touched.
             "dpdk-extra": "--no-pci --in-memory --no-telemetry",
-            "dpdk-socket-mem": str(memory_mib),
+            "dpdk-socket-mem": memory_mib,
             # Else it takes 800 MiB for the buffers of its first port.
-            "dpdk-socket-limit": str(memory_mib),
-            "pmd-cpu-mask": f"{mask:#x}",
+            "dpdk-socket-limit": memory_mib,
+            "pmd-cpu-mask": f"{sum(1 << cpu for cpu in set(cpus)):#x}",
         }
-        self.configure(
-            "--no-wait", "init",
-            "--", "set", "Open_vSwitch", ".",
-            *(f'other_config:{key}="{value}"' for key, value in settings.items()),
-        )  # fmt: skip
-        self._processes.append(
-            self._daemon(
-                program,
-                f"unix:{place}/db.sock",
-                f"--unixctl={place}/switch.ctl",
-                f"--log-file={place}/switch.log",
-            )
-        )
-        self._await("Open vSwitch with DPDK", place / "switch.ctl")
+        super().__init__(host, str(directory), settings, program)
+
+    def socket(self, port: str) -> Path:
+        """Where a vhost-user port and its function meet."""
+        return Path(self._directory) / f"{port}.sock"
+
+    def _start(self, program: str, settings: Mapping[str, str]) -> None:
+        super()._start(program, settings)
         self.configure(
             "add-br", BRIDGE,
             "--", "set", "bridge", BRIDGE, "datapath_type=netdev", "fail-mode=secure",
         )  # fmt: skip
-        said = self.configure("get", "Open_vSwitch", ".", "dpdk_initialized").stdout
-        if said.strip() != "true":
+        answer = self.configure("get", "Open_vSwitch", ".", "dpdk_initialized").stdout
+        if answer.strip() != "true":
             raise UnsupportedError(
-                f"Open vSwitch could not start DPDK: {self._last_words()}", remedy=SETUP_REMEDY
+                f"Open vSwitch could not start DPDK: {self.last_words()}", remedy=SETUP_REMEDY
             )
-
-    def _daemon(self, program: str, *arguments: str) -> LocalProcess:
-        return self._host.start(self._environment(program, *arguments))
-
-    def _run(self, *argv: str, stdin: bytes | None = None) -> Finished:
-        return self._host.run(self._environment(*argv), timeout_s=_COMMAND_S, stdin=stdin)
-
-    def _environment(self, *argv: str) -> list[str]:
-        place = str(self._directory)
-        names = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR", "RUNTIME_DIRECTORY")
-        return [
-            "env",
-            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
-            *(f"{n}={place}" for n in names),
-            *argv,
-        ]
-
-    def _await(self, what: str, path: Path) -> None:
-        deadline = time.monotonic() + _START_S
-        while not path.exists():
-            if not self._processes[-1].running:
-                raise UnsupportedError(
-                    f"{what} ended as soon as it was started: {self._last_words()}",
-                    remedy=SETUP_REMEDY,
-                )
-            if time.monotonic() > deadline:
-                raise UnsupportedError(
-                    f"{what} does not start within {_START_S:g} s",
-                    remedy="end other work on the machine, and try again",
-                )
-            time.sleep(_POLL_S)
-
-    def _last_words(self) -> str:
-        """What it complained of last."""
-        lines: list[str] = []
-        with suppress(OSError):
-            lines = (self._directory / "switch.log").read_text(errors="replace").splitlines()
-        bad = [line.split("|", 4)[-1] for line in lines if "|ERR|" in line or "|EMER|" in line]
-        return bad[-1] if bad else "it said nothing"
-
-    def configure(self, *arguments: str) -> Finished:
-        """Runs ovs-vsctl on its database, and waits until the switch has done what it says.
-
-        Raises:
-            PlanewiseError: it failed.
-        """
-        finished = self._run(
-            "ovs-vsctl", f"--db=unix:{self._directory}/db.sock", "--timeout=60", *arguments
-        ).check()
-        if "Error detected" in finished.stderr:
-            raise PlanewiseError(
-                f"Open vSwitch could not do what it was told: {self._last_words()}",
-                remedy="is there enough free memory, and are there enough huge pages?",
-            )
-        return finished
 
     def change_ports(self, add: Sequence[Port], remove: Sequence[str] = ()) -> None:
         """Removes and adds ports, at once."""
@@ -253,8 +151,8 @@ class Switch:
         question = {"id": 0, "method": method, "params": list(parameters)}
         try:
             with socket.socket(socket.AF_UNIX) as line:
-                line.settimeout(_COMMAND_S)
-                line.connect(str(self._directory / "switch.ctl"))
+                line.settimeout(COMMAND_S)
+                line.connect(f"{self._directory}/switch.ctl")
                 line.sendall(json.dumps(question).encode())
                 heard = b""
                 while True:
@@ -273,14 +171,6 @@ class Switch:
         if answer.get("error"):
             raise PlanewiseError(f"Open vSwitch refused {method}: {answer['error'].strip()}")
         return str(answer["result"])
-
-    def close(self) -> None:
-        """Ends it. Idempotent."""
-        for process in reversed(self._processes):
-            process.interrupt()
-        for process in reversed(self._processes):
-            process.stop()
-        self._processes.clear()
 
 
 _PORT = re.compile(r"^  port \d+: (\S+)", re.MULTILINE)

@@ -1,0 +1,155 @@
+"""An Open vSwitch of our own on a host: a database, a daemon, nothing in it. Knows no plane.
+
+Both live in one scratch directory, end with planewise however that ends, and never meet the
+machine's own Open vSwitch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Self
+
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.host import Finished, Host, HostProcess
+
+SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
+
+_START_S = 120.0
+"""It starts in two seconds; on an overloaded machine in many."""
+COMMAND_S = 60.0
+_POLL_S = 0.02
+_FOLDERS = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR", "RUNTIME_DIRECTORY")
+
+
+def vsctl(directory: str, *arguments: str) -> tuple[str, ...]:
+    """The command that changes the database in `directory`, and waits for the daemon. Pure."""
+    return ("ovs-vsctl", f"--db=unix:{directory}/db.sock", "--timeout=60", *arguments)
+
+
+def appctl(directory: str, *arguments: str) -> tuple[str, ...]:
+    """The command that asks the daemon of `directory`. Pure."""
+    return ("ovs-appctl", f"--target={directory}/switch.ctl", *arguments)
+
+
+class OpenVswitch:
+    """A running switch without bridges; `close` ends it.
+
+    Raises:
+        UnsupportedError: it is not installed, or does not start.
+    """
+
+    remedy = "install openvswitch-switch"
+
+    def __init__(
+        self,
+        host: Host,
+        directory: str,
+        settings: Mapping[str, str] | None = None,
+        program: str = "ovs-vswitchd",
+    ) -> None:
+        """`directory` is there already; `settings` are other_config of the whole switch."""
+        self._host = host
+        self._directory = directory
+        self._processes: list[HostProcess] = []
+        try:
+            self._start(program, settings or {})
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Process id of the daemon."""
+        return self._processes[-1].pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return bool(self._processes) and all(process.running for process in self._processes)
+
+    def _start(self, program: str, settings: Mapping[str, str]) -> None:
+        place = self._directory
+        self._run("ovsdb-tool", "create", f"{place}/conf.db", SCHEMA).check()
+        self._daemon(
+            "Open vSwitch's database",
+            f"{place}/db.sock",
+            "ovsdb-server",
+            f"{place}/conf.db",
+            f"--remote=punix:{place}/db.sock",
+            f"--unixctl={place}/db.ctl",
+            f"--log-file={place}/db.log",
+        )
+        options = [f'other_config:{key}="{value}"' for key, value in settings.items()]
+        change = ("--", "set", "Open_vSwitch", ".", *options) if options else ()
+        self.configure("--no-wait", "init", *change)
+        self._daemon(
+            "Open vSwitch",
+            f"{place}/switch.ctl",
+            program,
+            f"unix:{place}/db.sock",
+            f"--unixctl={place}/switch.ctl",
+            f"--log-file={place}/switch.log",
+        )
+
+    def configure(self, *arguments: str) -> Finished:
+        """Runs ovs-vsctl on its database, and waits until the switch has done what it says.
+
+        Raises:
+            PlanewiseError: it failed.
+        """
+        finished = self._run(*vsctl(self._directory, *arguments)).check()
+        if "Error detected" in finished.stderr:
+            raise PlanewiseError(
+                f"Open vSwitch could not do what it was told: {self.last_words()}",
+                remedy="is there enough free memory, and are there enough huge pages?",
+            )
+        return finished
+
+    def last_words(self) -> str:
+        """What it complained of last."""
+        lines: list[str] = []
+        with suppress(PlanewiseError):
+            lines = self._host.read_text(f"{self._directory}/switch.log").splitlines()
+        bad = [line.split("|", 4)[-1] for line in lines if "|ERR|" in line or "|EMER|" in line]
+        return bad[-1] if bad else "it said nothing"
+
+    def _run(self, *argv: str, stdin: bytes | None = None) -> Finished:
+        return self._host.run(self._environment(*argv), timeout_s=COMMAND_S, stdin=stdin)
+
+    def _environment(self, *argv: str) -> list[str]:
+        folders = [f"{name}={self._directory}" for name in _FOLDERS]
+        return ["env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", *folders, *argv]
+
+    def _daemon(self, name: str, socket: str, *argv: str) -> None:
+        """Starts a daemon, and returns once its socket is there."""
+        process = self._host.start(self._environment(*argv))
+        self._processes.append(process)
+        deadline = time.monotonic() + _START_S
+        while self._host.run(["test", "-e", socket]).exit_code:
+            if not process.running:
+                raise UnsupportedError(
+                    f"{name} ended as soon as it was started: {self.last_words()}",
+                    remedy=self.remedy,
+                )
+            if time.monotonic() > deadline:
+                raise UnsupportedError(
+                    f"{name} does not start within {_START_S:g} s",
+                    remedy="end other work on the machine, and try again",
+                )
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Ends it. Idempotent."""
+        for process in reversed(self._processes):
+            process.interrupt()
+        for process in reversed(self._processes):
+            process.stop()
+        self._processes.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,161 @@
+"""Plane `ovs`: a veth pair whose host end is a port of an Open vSwitch, with the NIC another.
+
+Without DPDK: a frame of no known flow goes to ovs-vswitchd, which installs the flow that the
+datapath then forwards by (https://docs.openvswitch.org/en/stable/faq/design/). The datapath is the
+kernel's in a namespace whose kernel has it, else ovs-vswitchd's own, which reads and writes packet
+sockets. A server has one kernel datapath, which another Open vSwitch may have: ours has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from planewise.testbed.host import Host
+from planewise.testbed.model import Guest, Site
+from planewise.testbed.openvswitch import OpenVswitch, appctl, vsctl
+from planewise.testbed.plan import AddVeth, RunProgram, SetUp, Step
+from planewise.testbed.planes.plane import Plane, Switch, neighbours, on_link
+
+if TYPE_CHECKING:
+    from planewise.testbed.machine import MachineState, PlacedGuest, Resources
+
+Datapath = Literal["system", "netdev"]
+"""As Open vSwitch calls them: the kernel's, and its own in user space."""
+
+_AGEING_S = 3600
+"""As long as Open vSwitch allows: a guest that only receives is not to be forgotten."""
+
+
+def datapath_of(host: Host, *, alone: bool) -> Datapath:
+    """The datapath of our switch on a host; `alone`: no other switch can be in its namespace."""
+    # Listing the datapaths fails where the kernel has no netlink family for them.
+    if alone and not host.run(["ovs-dpctl", "dump-dps"]).exit_code:
+        return "system"
+    return "netdev"
+
+
+class OpenVswitchBridge(Switch):
+    """A bridge of an Open vSwitch of ours, which learns as a switch does (no controller)."""
+
+    name = "ovs"
+
+    def interface(self, site: Site) -> str:
+        """See `Switch.interface`."""
+        return f"{site.bridge}v"
+
+    def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
+        """See `Switch.create`."""
+        here.host.run(["mkdir", "-p", _directory(site)]).check()
+        switch = here.opened.enter_context(OpenVswitch(here.host, _directory(site)))
+        here.notes[self.name] = datapath_of(here.host, alone=bool(site.netns))
+        bridge = self.interface(site)
+        switch.configure(
+            "add-br", bridge,
+            "--", "set", "bridge", bridge, f"datapath_type={here.notes[self.name]}",
+            f'other_config:hwaddr="{site.bridge_mac}"', "other_config:disable-in-band=true",
+            f"other_config:mac-aging-time={_AGEING_S}",
+            "--", "set", "interface", bridge, f"mtu_request={site.mtu_bytes}",
+        )  # fmt: skip
+        return (SetUp(site.netns, bridge),)
+
+    def add_nic(self, site: Site) -> tuple[Step, ...]:
+        """See `Switch.add_nic`."""
+        return (_configure(site, "add-port", self.interface(site), site.nic),)
+
+    def release_nic(self, site: Site) -> tuple[Step, ...]:
+        """See `Switch.release_nic`."""
+        return (_configure(site, "del-port", self.interface(site), site.nic),)
+
+
+class OvsPlane(Plane):
+    """What OpenStack and OVN-Kubernetes give a guest, without their flows."""
+
+    name = "ovs"
+    description = "a veth pair into an Open vSwitch without DPDK that has the NIC as a port"
+    guests = ("namespace", "container")
+    rank = 25
+    switch = OpenVswitchBridge()
+    needs = ("ovs",)
+    remedy = "install openvswitch-switch"
+
+    def lacking(self, found: Resources) -> str:
+        """See `Plane.lacking`."""
+        return "" if found.ovs else f"there is no Open vSwitch on {found.place}"
+
+    def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
+        """See `Plane.remarks`."""
+        if datapath_of(host, alone=here) == "system":
+            return ("Open vSwitch forwards in the kernel (datapath system)",)
+        why = "this kernel has none for it" if here else "the kernel's is not ours on a server"
+        return (
+            f"Open vSwitch forwards in user space (datapath netdev), as {why}",
+            "the guests' checksum and segmentation offloads are off: nothing would do that work",
+        )
+
+    def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
+        """The pair, its host end a port, and the guest's addresses on the shared segment."""
+        port = self.host_interface(guest)
+        return (
+            AddVeth(
+                site.netns,
+                port,
+                site.port_index(guest),
+                site.port_mac(guest),
+                guest.netns,
+                guest.interface,
+                guest.mac,
+                site.mtu_bytes,
+            ),
+            _configure(site, "add-port", self.switch.interface(site), port),
+            SetUp(site.netns, port),
+            *on_link(guest),
+        )
+
+    def plug(
+        self, here: MachineState, site: Site, placed: Sequence[PlacedGuest]
+    ) -> tuple[Step, ...]:
+        """As `attach` says; where frames are forwarded in user space, they must be complete."""
+        steps = super().plug(here, site, placed)
+        if here.notes.get(self.name) == "system":
+            return steps
+        complete = (
+            RunProgram(one.guest.netns, ("ethtool", "-K", one.guest.interface, "tx", "off"))
+            for one in placed
+        )
+        return (*steps, *complete)
+
+    def unplug(self, here: MachineState, placed: PlacedGuest) -> None:
+        """The switch forgets the port."""
+        port = self.host_interface(placed.guest)
+        command = vsctl(f"{here.host.directory}/ovs", "--if-exists", "del-port", port)
+        here.host.run(command)
+
+    def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
+        """Static neighbours, and static entries of the switch against flooding."""
+        bridge = self.switch.interface(site)
+
+        def known(port: str, mac: str) -> RunProgram:
+            return RunProgram("", appctl(_directory(site), "fdb/add", bridge, port, "0", mac))
+
+        return (
+            *neighbours(guest, peer, peer.mac),
+            known(self.host_interface(guest), guest.mac),
+            *(() if within else (known(site.nic, peer.mac),)),
+        )
+
+    def host_interface(self, guest: Guest) -> str:
+        """The switch's port."""
+        return guest.port or f"veth-{guest.label}"
+
+
+def _directory(site: Site) -> str:
+    """Where the switch of a host lives."""
+    return f"{site.directory}/ovs"
+
+
+def _configure(site: Site, *arguments: str) -> RunProgram:
+    return RunProgram("", vsctl(_directory(site), *arguments))
+
+
+PLANE = OvsPlane()
