@@ -28,7 +28,7 @@ from planewise.testbed.chains.model import (
     mean_bytes,
     place,
 )
-from planewise.testbed.chains.reading import CpuTime, PmdCycles, Reading, Sent, cpu_times
+from planewise.testbed.chains.reading import ChainReading, CpuTime, PmdCycles, Sent, cpu_times
 from planewise.testbed.chains.switch import parse_cycles, parse_ports
 from planewise.testbed.planes.kinds import GuestKind
 
@@ -240,7 +240,7 @@ def test_cpu_time_is_that_of_proc_stat_with_guests_counted_once() -> None:
 # --- what bounds a trial ------------------------------------------------------------------------
 
 ALONE = Placement({0: (SWITCH,), 1: ("vnf1",), 2: ("vnf2",)})
-START = Reading(
+START = ChainReading(
     at_s=100.0,
     vnfs={"vnf1": Sent(0, 0, 0), "vnf2": Sent(0, 0, 0)},
     offered=0,

@@ -13,7 +13,7 @@ from planewise.errors import UnsupportedError
 from planewise.measure.chains.evaluate import Between, result
 from planewise.testbed.chains import hosted
 from planewise.testbed.chains.model import Chain, Pattern, Placement, take_turns
-from planewise.testbed.chains.reading import CpuTime, Reading, Sent
+from planewise.testbed.chains.reading import ChainReading, CpuTime, Sent
 from planewise.testbed.machine import Resources
 from planewise.testbed.model import HOSTS, Guest, HostRole
 from planewise.testbed.plan import AddNeighbour, AddRoute
@@ -128,8 +128,8 @@ def test_one_look_at_a_host_gives_its_clock_its_cpus_and_all_counters() -> None:
 def between(received: int, sent: int, delivered: int, idle_s: float) -> Between:
     """Ten seconds of a function that is offered 1000 packets, by two clocks that differ."""
 
-    def reading(at_s: float, share: int) -> Reading:
-        return Reading(
+    def reading(at_s: float, share: int) -> ChainReading:
+        return ChainReading(
             at_s=100 + at_s,
             ends_at_s=at_s,
             vnfs={"vnf1": Sent(share * sent, share * sent * 60, 0, share * received)},

@@ -30,7 +30,7 @@ from planewise.measure.stage import Place
 from planewise.measure.vms import gauges_of
 from planewise.store.models import KpiSample, Throughput
 from planewise.testbed import gauges
-from planewise.testbed.gauges import Gauge, Reading, busy, cpu_ticks, throughput
+from planewise.testbed.gauges import Gauge, GaugeReading, busy, cpu_ticks, throughput
 from planewise.testbed.model import make_guest
 
 START = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
@@ -61,15 +61,15 @@ def kpi(second: int, names: tuple[str, ...] = ("vnf1", "vnf2"), pps: float = 1e6
 
 
 def test_throughput_is_what_counters_grew_by_and_a_guest_made_anew_is_left_out() -> None:
-    before = Reading(10.0, {"a": (100, 6000), "b": (500, 1)}, {"0": (10, 100), "1": (7, 7)})
-    after = Reading(12.0, {"a": (300, 18000), "b": (2, 120), "c": (9, 9)}, {"0": (60, 200)})
+    before = GaugeReading(10.0, {"a": (100, 6000), "b": (500, 1)}, {"0": (10, 100), "1": (7, 7)})
+    after = GaugeReading(12.0, {"a": (300, 18000), "b": (2, 120), "c": (9, 9)}, {"0": (60, 200)})
     assert throughput(before, after) == {"a": (100.0, 48_000.0)}
     assert busy(before, after) == {"0": 0.5}
 
 
 def test_a_sample_adds_guests_up_and_names_the_trial_that_ran() -> None:
-    before = Reading(10.0, {"a": (0, 0), "b": (0, 0)}, {"0": (0, 0)})
-    after = Reading(11.0, {"b": (5, 500), "a": (10, 600)}, {"0": (3, 4)})
+    before = GaugeReading(10.0, {"a": (0, 0), "b": (0, 0)}, {"0": (0, 0)})
+    after = GaugeReading(11.0, {"b": (5, 500), "a": (10, 600)}, {"0": (3, 4)})
     place = Place("rtt:x#r0", {"plane": "veth"}, 0, 0)
     told = sample(before, after, place, ("a", "b"))
     assert list(told.vnfs) == ["a", "b"]
@@ -123,9 +123,9 @@ def test_the_meter_tells_of_a_visible_station_while_it_stands(
 ) -> None:
     count = iter(range(1, 1_000_000))
 
-    def read(_: object) -> Reading:
+    def read(_: object) -> GaugeReading:
         n = next(count)
-        return Reading(float(n), {"guest": (1000 * n, 64_000 * n)}, {"0": (n, 2 * n)})
+        return GaugeReading(float(n), {"guest": (1000 * n, 64_000 * n)}, {"0": (n, 2 * n)})
 
     monkeypatch.setattr(gauges.Gauges, "read", read)
     told: list[KpiSample] = []
@@ -176,10 +176,10 @@ class _Waits:
 def test_a_slow_host_is_read_twice_before_it_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = 0.0
 
-    def read(_: object) -> Reading:
+    def read(_: object) -> GaugeReading:
         nonlocal clock_s
         clock_s += 3.0
-        return Reading(clock_s, {}, {})
+        return GaugeReading(clock_s, {}, {})
 
     monkeypatch.setattr(gauges.Gauges, "read", read)
     monkeypatch.setattr(time, "monotonic", lambda: clock_s)
@@ -197,7 +197,7 @@ def test_a_slow_host_is_read_twice_before_it_is_left_alone(monkeypatch: pytest.M
 def test_a_host_that_cannot_be_read_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = threading.Semaphore(0)
 
-    def fail(_: object) -> Reading:
+    def fail(_: object) -> GaugeReading:
         tried.release()
         raise PlanewiseError("the host is gone")
 

@@ -31,7 +31,7 @@ from planewise.testbed.vms.guests import last_words
 from planewise.testbed.vms.hypervisor import AgentSilentError, GuestGoneError
 from planewise.testbed.vms.image import GuestImage
 from planewise.testbed.vms.platform import Platform, differences
-from planewise.testbed.vms.resources import Resources, shortage
+from planewise.testbed.vms.resources import VmResources, shortage
 
 HOST_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane) and not plane.vfs]
 """Planes that attach a virtual machine without help from hardware."""
@@ -150,7 +150,7 @@ def test_planes_beside_a_bridge_sit_on_it(role: HostRole) -> None:
 
 def test_a_plane_that_virtual_machines_cannot_have_here_is_said() -> None:
     setting = Setting("vm", "vf-passthrough", "vf-passthrough", 0, "north-south")
-    here = Resources("this machine", "wire0", "", cpus=2, free_mib=8000, hosts=2)
+    here = VmResources("this machine", "wire0", "", cpus=2, free_mib=8000, hosts=2)
     assert "vf-passthrough needs a NIC with SR-IOV, and the wire here is virtual" in shortage(
         setting, here, False
     )

@@ -22,12 +22,12 @@ from planewise.testbed.script import grouped
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import Passthrough, nic_xml
-from planewise.testbed.vms.resources import Resources, shortage
+from planewise.testbed.vms.resources import VmResources, shortage
 from planewise.testbed.vms.saved import head_for, read
 
 VM_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane)]
 
-HOST = Resources("ssh://a", "eth4", "ixgbe", cpus=8, free_mib=32_000, vfs=63)
+HOST = VmResources("ssh://a", "eth4", "ixgbe", cpus=8, free_mib=32_000, vfs=63)
 SITE = Site("sender", "", "eth4", 1500, "eth4", "pw-0-b")
 
 
@@ -61,7 +61,7 @@ def test_a_host_that_has_all_lacks_nothing(plane: str) -> None:
     ],
 )
 def test_what_a_host_lacks_is_one_sentence(
-    plane: str, guests: int, found: Resources, said: str
+    plane: str, guests: int, found: VmResources, said: str
 ) -> None:
     assert said in shortage(setting(plane, plane, guests), found, True)
 

@@ -15,8 +15,8 @@ from typing import Literal
 from planewise.testbed import planes
 from planewise.testbed.planes.kinds import GuestKind
 
-Place = Literal["here", "two hosts"]
-PLACES: tuple[Place, ...] = ("here", "two hosts")
+HostPair = Literal["here", "two hosts"]
+PLACES: tuple[HostPair, ...] = ("here", "two hosts")
 
 GUESTS: tuple[GuestKind, ...] = ("namespace", "container", "vm")
 """What can be a main guest; processes are functions of chains alone."""
@@ -31,7 +31,7 @@ class MatrixCell:
 
     guest: GuestKind
     plane: str
-    place: Place
+    place: HostPair
     measurement: str
     reason: str
     """Why it cannot be measured; empty where it can, on hosts that have what it needs."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from planewise.errors import PlanewiseError
 from planewise.store.models import KpiSample, Throughput
-from planewise.testbed.gauges import Gauge, Gauges, Reading, busy, throughput
+from planewise.testbed.gauges import Gauge, GaugeReading, Gauges, busy, throughput
 from planewise.testbed.host import Host
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class VisibleStation(Protocol):
 
 
 def sample(
-    before: Reading, after: Reading, place: Place | None, order: Sequence[str] = ()
+    before: GaugeReading, after: GaugeReading, place: Place | None, order: Sequence[str] = ()
 ) -> KpiSample:
     """What happened between two readings, as a line of kpis.jsonl. Pure but for the time of day.
 
@@ -87,7 +87,7 @@ class Meter:
         """Held while hosts are read: a station is not torn down meanwhile."""
         self._gauges: Gauges | None = None
         self._order: tuple[str, ...] = ()
-        self._before: Reading | None = None
+        self._before: GaugeReading | None = None
         self._remote = False
         self._place: Place | None = None
         """The trial that runs."""

@@ -46,7 +46,7 @@ class Gauge:
 
 
 @dataclass(frozen=True)
-class Reading:
+class GaugeReading:
     """Counters at one moment."""
 
     at_s: float
@@ -65,7 +65,7 @@ class Gauges:
         self._hosts = hosts
         self._thread: NamespaceThread | None = None
 
-    def read(self) -> Reading:
+    def read(self) -> GaugeReading:
         """All counters now.
 
         Raises:
@@ -79,7 +79,7 @@ class Gauges:
             self._thread.close()
             self._thread = None
 
-    def _read_here(self) -> Reading:
+    def _read_here(self) -> GaugeReading:
         if self._thread is None:
             self._thread = NamespaceThread("gauges")
         try:
@@ -94,9 +94,9 @@ class Gauges:
         finally:
             self._thread.call(None, _nothing)  # a namespace with a thread inside would not go away
         stat = Path("/proc/stat").read_text()
-        return Reading(time.monotonic(), _sent(self._gauges, texts), cpu_ticks(stat))
+        return GaugeReading(time.monotonic(), _sent(self._gauges, texts), cpu_ticks(stat))
 
-    def _read_there(self, hosts: Mapping[str, Host]) -> Reading:
+    def _read_there(self, hosts: Mapping[str, Host]) -> GaugeReading:
         sent: dict[str, tuple[int, int]] = {}
         cpus: dict[str, tuple[int, int]] = {}
         for role, host in hosts.items():
@@ -107,7 +107,7 @@ class Gauges:
             texts = dict(part.partition("\n")[::2] for part in parts)
             sent |= _sent(own, texts)
             cpus |= {f"{role} {cpu}": ticks for cpu, ticks in cpu_ticks(stat).items()}
-        return Reading(time.monotonic(), sent, cpus)
+        return GaugeReading(time.monotonic(), sent, cpus)
 
 
 def _nothing() -> None:
@@ -133,7 +133,7 @@ def cpu_ticks(stat: str) -> dict[str, tuple[int, int]]:
     }
 
 
-def throughput(before: Reading, after: Reading) -> dict[str, tuple[float, float]]:
+def throughput(before: GaugeReading, after: GaugeReading) -> dict[str, tuple[float, float]]:
     """Packets and bits a second by guest, of those in both readings. Pure.
 
     A guest whose counters went backwards (it was made anew) is left out.
@@ -152,7 +152,7 @@ def throughput(before: Reading, after: Reading) -> dict[str, tuple[float, float]
     return found
 
 
-def busy(before: Reading, after: Reading) -> dict[str, float]:
+def busy(before: GaugeReading, after: GaugeReading) -> dict[str, float]:
     """Share of each CPU's time between two readings that was not idle. Pure."""
     found = {}
     for cpu, (used, total) in after.cpus.items():

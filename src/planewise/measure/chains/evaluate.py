@@ -17,7 +17,7 @@ from planewise.store.models import (
     VnfTotal,
 )
 from planewise.testbed.chains.model import FCS_BYTES, GENERATOR, SWITCH, Placement
-from planewise.testbed.chains.reading import Reading
+from planewise.testbed.chains.reading import ChainReading
 from planewise.units import percent_text
 
 FULL = 0.95
@@ -40,11 +40,11 @@ class Between:
     """What happened between two readings of one chain."""
 
     seconds: float
-    first: Reading
-    last: Reading
+    first: ChainReading
+    last: ChainReading
 
     @classmethod
-    def of(cls, first: Reading, last: Reading) -> Between:
+    def of(cls, first: ChainReading, last: ChainReading) -> Between:
         """Of `first` and the later `last`."""
         return cls(max(last.at_s - first.at_s, 1e-9), first, last)
 

@@ -33,8 +33,7 @@ from planewise.testbed.vfs import VfPool
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
 from planewise.testbed.vms.platform import vm_mib
-from planewise.testbed.vms.resources import Resources as VmResources
-from planewise.testbed.vms.resources import look, memory_shortage, no_iommu
+from planewise.testbed.vms.resources import VmResources, look, memory_shortage, no_iommu
 
 
 def builds(cells: Sequence[Cell], nic: str) -> dict[str, Build]:

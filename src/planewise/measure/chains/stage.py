@@ -36,7 +36,7 @@ from planewise.testbed.chains.model import (
     mean_bytes,
     place,
 )
-from planewise.testbed.chains.reading import Reading
+from planewise.testbed.chains.reading import ChainReading
 from planewise.testbed.chains.vhost_user import VhostChain
 from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.vms.platform import Platform, called, platform_of, vm_mib
@@ -69,7 +69,7 @@ class ChainTestbed(Protocol):
     def stop(self) -> None:
         """Ends that."""
 
-    def read(self, *, whole: bool = True) -> Reading:
+    def read(self, *, whole: bool = True) -> ChainReading:
         """The counters now."""
 
 

@@ -21,7 +21,7 @@ from planewise.testbed.chains.generator import MIXED, commands
 from planewise.testbed.chains.local_guests import contain
 from planewise.testbed.chains.machines import FunctionMachines, function_guest, told
 from planewise.testbed.chains.model import Chain, FrameSize, Placement, frames_of
-from planewise.testbed.chains.reading import Reading, cpu_times, ksoftirqd, sent_by, ticks_s
+from planewise.testbed.chains.reading import ChainReading, cpu_times, ksoftirqd, sent_by, ticks_s
 from planewise.testbed.chains.routing import new_function, router_settings, routing
 from planewise.testbed.chains.streams import Streams
 from planewise.testbed.containers import Docker
@@ -389,7 +389,7 @@ class HostedChain:
         """Ends the generator's traffic. Idempotent."""
         self._streams.stop()
 
-    def read(self, *, whole: bool = True) -> Reading:
+    def read(self, *, whole: bool = True) -> ChainReading:
         """The counters now."""
         self._streams.check()
         numbers = range(1, self.chain.vnfs + 1)
@@ -413,7 +413,7 @@ class HostedChain:
         for number, pid in pids.items():
             if number in counted:
                 kernel_s[self.placement.cpu(f"vnf{number}")] += functions.tasks_s.get(pid, 0.0)
-        return Reading(
+        return ChainReading(
             at_s=functions.up_s,
             ends_at_s=ends.up_s,
             vnfs={name: counted[number] for number, name in enumerate(self.chain.names, start=1)},

@@ -23,8 +23,8 @@ from planewise.testbed.chains.model import (
     frames_of,
 )
 from planewise.testbed.chains.reading import (
+    ChainReading,
     CpuTime,
-    Reading,
     Sent,
     cpu_times,
     ksoftirqd,
@@ -313,7 +313,7 @@ class KernelChain(_Testbed):
         """Ends the generator's traffic. Idempotent."""
         self._streams.stop()
 
-    def read(self, *, whole: bool = True) -> Reading:
+    def read(self, *, whole: bool = True) -> ChainReading:
         """The counters now."""
         self._streams.check()
         sent = self._sent()
@@ -324,7 +324,7 @@ class KernelChain(_Testbed):
             ends = self._counters("g")
             offered, delivered = ends[_TX]["tx_packets"], ends[_RX]["rx_packets"]
         cpus = cpu_times()
-        return Reading(
+        return ChainReading(
             at_s=now_s(),
             vnfs=dict(zip(self.chain.names, sent, strict=True)),
             offered=offered,

@@ -62,7 +62,7 @@ class PmdCycles:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ChainReading:
     """A chain's counters; all of them only grow."""
 
     at_s: float

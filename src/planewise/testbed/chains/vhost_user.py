@@ -27,7 +27,7 @@ from planewise.testbed.chains.model import (
     FrameSize,
     Placement,
 )
-from planewise.testbed.chains.reading import Reading, Sent, cpu_times, now_s, task_s
+from planewise.testbed.chains.reading import ChainReading, Sent, cpu_times, now_s, task_s
 from planewise.testbed.chains.switch import Port, Switch
 from planewise.testbed.host import LocalHost
 from planewise.testbed.namespaces import _Testbed
@@ -295,7 +295,7 @@ class VhostChain(_Testbed):
             self.switch.set_flows(())
             self.switch.change_ports((), names)
 
-    def read(self, *, whole: bool = True) -> Reading:
+    def read(self, *, whole: bool = True) -> ChainReading:
         """The counters now. Without `whole`, functions are not asked how busy they are."""
         self.check()
         counters = self.switch.counters()
@@ -307,7 +307,7 @@ class VhostChain(_Testbed):
             tasks[name] = task_s(function.pid)
             if whole:
                 busy[name] = function.forwarded().busy_s
-        return Reading(
+        return ChainReading(
             at_s=at_s,
             vnfs={
                 name: Sent(

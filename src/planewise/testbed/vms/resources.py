@@ -18,7 +18,7 @@ a lab's host holds in memory."""
 
 
 @dataclass(frozen=True)
-class Resources:
+class VmResources:
     """What a machine has for virtual machines."""
 
     place: str
@@ -37,7 +37,7 @@ class Resources:
     """Hosts of the testbed that this machine is."""
 
 
-def look(machine: Machine, with_vfs: bool, hosts: int = 1) -> Resources:
+def look(machine: Machine, with_vfs: bool, hosts: int = 1) -> VmResources:
     """Looks at a machine; at its VFs only where they count.
 
     Raises:
@@ -46,7 +46,7 @@ def look(machine: Machine, with_vfs: bool, hosts: int = 1) -> Resources:
     seen = survey(machine)
     cpus = procfs.count_cpus(machine.host.read_text("/proc/cpuinfo"))
     place = called(machine.host)
-    plain = Resources(place, seen.nic, seen.driver, cpus, seen.free_mib, hosts=hosts)
+    plain = VmResources(place, seen.nic, seen.driver, cpus, seen.free_mib, hosts=hosts)
     if not with_vfs or not seen.vfs:
         return plain
     pf = look_at_vfs(machine.host, machine.nic)
@@ -63,7 +63,7 @@ def look(machine: Machine, with_vfs: bool, hosts: int = 1) -> Resources:
     )
 
 
-def shortage(setting: Setting, there: Resources, with_vfs: bool, guest_mib: int = VM_MIB) -> str:
+def shortage(setting: Setting, there: VmResources, with_vfs: bool, guest_mib: int = VM_MIB) -> str:
     """What a machine lacks for a setting, as a sentence; empty when it suffices. Pure.
 
     `with_vfs`: its NIC has VFs at that time. `guest_mib`: memory of the host that a guest takes.

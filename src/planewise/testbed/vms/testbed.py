@@ -45,7 +45,7 @@ from planewise.testbed.vms.domain import Nic, Passthrough, VmOptions
 from planewise.testbed.vms.guests import HostGuests, Started, nic_of
 from planewise.testbed.vms.hypervisor import Hypervisor
 from planewise.testbed.vms.platform import Platform, platform_of, vm_mib
-from planewise.testbed.vms.resources import SPARE_MIB, Resources, look, shortage
+from planewise.testbed.vms.resources import SPARE_MIB, VmResources, look, shortage
 from planewise.testbed.vms.saved import Saved
 
 
@@ -113,7 +113,7 @@ class VmTestbed:
         self._hosts_a_machine = 1 if pair.separate else len(HOSTS)
         self._states = {role: _HostState(machine) for role, machine in pair.machines.items()}
         self._platforms = {} if lent is None else dict.fromkeys(HOSTS, lent)
-        self._resources: dict[HostRole, Resources] = {}
+        self._resources: dict[HostRole, VmResources] = {}
         self._with_vfs = False
         self._saved: dict[HostRole, Saved | None] = {}
 
@@ -141,7 +141,7 @@ class VmTestbed:
             self._platforms[role] = platform_of(host, self.options.programs)
         return self._platforms[role]
 
-    def resources(self, role: HostRole) -> Resources:
+    def resources(self, role: HostRole) -> VmResources:
         """What a machine has, as it was when it was first asked."""
         if role not in self._resources:
             machine = self._states[role].machine
