@@ -17,6 +17,14 @@ def _ip(netns: str, program: str = "ip") -> str:
 
 
 @dataclass(frozen=True)
+class _OnInterface:
+    """What all steps on one interface of a namespace have."""
+
+    netns: str
+    interface: str
+
+
+@dataclass(frozen=True)
 class AddNamespace:
     """A new, empty network namespace; its loopback comes up with it."""
 
@@ -151,11 +159,9 @@ class AddMacvtap:
 
 
 @dataclass(frozen=True)
-class SetMaster:
+class SetMaster(_OnInterface):
     """Makes an interface a port of a bridge."""
 
-    netns: str
-    interface: str
     bridge: str
 
     def __str__(self) -> str:
@@ -163,33 +169,25 @@ class SetMaster:
 
 
 @dataclass(frozen=True)
-class ReleaseMaster:
+class ReleaseMaster(_OnInterface):
     """Makes an interface no bridge's port."""
-
-    netns: str
-    interface: str
 
     def __str__(self) -> str:
         return f"{_ip(self.netns)} link set {self.interface} nomaster"
 
 
 @dataclass(frozen=True)
-class DeleteLink:
+class DeleteLink(_OnInterface):
     """Removes an interface."""
-
-    netns: str
-    interface: str
 
     def __str__(self) -> str:
         return f"{_ip(self.netns)} link delete {self.interface}"
 
 
 @dataclass(frozen=True)
-class SetAddress:
+class SetAddress(_OnInterface):
     """An address with its prefix length; IPv6 without duplicate address detection."""
 
-    netns: str
-    interface: str
     address: str
 
     def __str__(self) -> str:
@@ -198,11 +196,9 @@ class SetAddress:
 
 
 @dataclass(frozen=True)
-class RemoveAddress:
+class RemoveAddress(_OnInterface):
     """Takes an address with its prefix length off an interface."""
 
-    netns: str
-    interface: str
     address: str
 
     def __str__(self) -> str:
@@ -210,11 +206,9 @@ class RemoveAddress:
 
 
 @dataclass(frozen=True)
-class SetLinkAddress:
+class SetLinkAddress(_OnInterface):
     """The MAC address of an interface that something else made."""
 
-    netns: str
-    interface: str
     mac: str
 
     def __str__(self) -> str:
@@ -222,22 +216,17 @@ class SetLinkAddress:
 
 
 @dataclass(frozen=True)
-class SetUp:
+class SetUp(_OnInterface):
     """Brings an interface up."""
-
-    netns: str
-    interface: str
 
     def __str__(self) -> str:
         return f"{_ip(self.netns)} link set {self.interface} up"
 
 
 @dataclass(frozen=True)
-class SetMtu:
+class SetMtu(_OnInterface):
     """The largest packet (without Ethernet header) that an interface carries."""
 
-    netns: str
-    interface: str
     mtu_bytes: int
 
     def __str__(self) -> str:
@@ -284,11 +273,9 @@ class RunProgram:
 
 
 @dataclass(frozen=True)
-class AddNeighbour:
+class AddNeighbour(_OnInterface):
     """A permanent neighbour entry, so that address resolution never falls into a measurement."""
 
-    netns: str
-    interface: str
     address: str
     mac: str
 
@@ -312,11 +299,9 @@ class AddForwarding:
 
 
 @dataclass(frozen=True)
-class AcceptAddress:
+class AcceptAddress(_OnInterface):
     """Has a NIC receive frames for this MAC, too: with VFs, promiscuous mode may not do."""
 
-    netns: str
-    interface: str
     mac: str
 
     def __str__(self) -> str:

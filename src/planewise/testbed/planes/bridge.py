@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import (
     AddBridge,
     AddForwarding,
-    AddVeth,
     ReleaseMaster,
     SetMaster,
     SetUp,
     Step,
 )
-from planewise.testbed.planes.plane import Plane, Switch, neighbours, on_link
+from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes.plane import Plane, Switch, neighbours, on_link, veth_pair
 
 
 class LinuxBridge(Switch):
@@ -41,29 +43,24 @@ class BridgePlane(Plane):
 
     name = "bridge"
     description = "a veth pair into a Linux bridge that has the NIC as a port"
-    guests = ("namespace", "container", "process")
-    functions = ("process", "container")
+    guests: ClassVar[tuple[GuestKind, ...]] = ("namespace", "container", "process")
+    functions: ClassVar[tuple[GuestKind, ...]] = ("process", "container")
     rank = 20
-    switch = LinuxBridge()
+    switch: ClassVar[Switch | None] = LinuxBridge()
 
     def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
         """The pair, its host end a port, and the guest's addresses on the shared segment."""
         port = self.host_interface(guest)
         return (
-            AddVeth(
-                site.netns,
-                port,
-                site.port_index(guest),
-                site.port_mac(guest),
-                guest.netns,
-                guest.interface,
-                guest.mac,
-                site.mtu_bytes,
-            ),
-            SetMaster(site.netns, port, site.uplink),
+            veth_pair(site, guest, port),
+            self.join(site, port),
             SetUp(site.netns, port),
             *on_link(guest),
         )
+
+    def join(self, site: Site, port: str) -> Step:
+        """Makes an interface of the host a port of the switch."""
+        return SetMaster(site.netns, port, site.uplink)
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
         """Static neighbours and, in a namespace, static forwarding entries against flooding.

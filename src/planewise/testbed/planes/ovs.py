@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal
 from planewise.testbed.host import Host
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.openvswitch import OpenVswitch, appctl, vsctl
-from planewise.testbed.plan import AddVeth, RunProgram, SetUp, Step
-from planewise.testbed.planes.plane import Plane, Switch, neighbours, on_link
+from planewise.testbed.plan import RunProgram, SetUp, Step
+from planewise.testbed.planes.bridge import BridgePlane
+from planewise.testbed.planes.plane import Switch, neighbours
 
 if TYPE_CHECKING:
     from planewise.testbed.machine import MachineState, PlacedGuest, Resources
@@ -68,12 +69,13 @@ class OpenVswitchBridge(Switch):
         return (_configure(site, "del-port", self.interface(site), site.nic),)
 
 
-class OvsPlane(Plane):
+class OvsPlane(BridgePlane):
     """What OpenStack and OVN-Kubernetes give a guest, without their flows."""
 
     name = "ovs"
     description = "a veth pair into an Open vSwitch without DPDK that has the NIC as a port"
     guests = ("namespace", "container")
+    functions = ()
     rank = 25
     switch = OpenVswitchBridge()
     needs = ("ovs",)
@@ -93,24 +95,9 @@ class OvsPlane(Plane):
             "the guests' checksum and segmentation offloads are off: nothing would do that work",
         )
 
-    def attach(self, site: Site, guest: Guest) -> tuple[Step, ...]:
-        """The pair, its host end a port, and the guest's addresses on the shared segment."""
-        port = self.host_interface(guest)
-        return (
-            AddVeth(
-                site.netns,
-                port,
-                site.port_index(guest),
-                site.port_mac(guest),
-                guest.netns,
-                guest.interface,
-                guest.mac,
-                site.mtu_bytes,
-            ),
-            _configure(site, "add-port", self.switch.interface(site), port),
-            SetUp(site.netns, port),
-            *on_link(guest),
-        )
+    def join(self, site: Site, port: str) -> Step:
+        """See `BridgePlane.join`."""
+        return _configure(site, "add-port", site.uplink, port)
 
     def plug(
         self, here: MachineState, site: Site, placed: Sequence[PlacedGuest]
@@ -133,20 +120,16 @@ class OvsPlane(Plane):
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
         """Static neighbours, and static entries of the switch against flooding."""
-        bridge = self.switch.interface(site)
 
         def known(port: str, mac: str) -> RunProgram:
-            return RunProgram("", appctl(_directory(site), "fdb/add", bridge, port, "0", mac))
+            entry = (site.uplink, port, "0", mac)
+            return RunProgram("", appctl(_directory(site), "fdb/add", *entry))
 
         return (
             *neighbours(guest, peer, peer.mac),
             known(self.host_interface(guest), guest.mac),
             *(() if within else (known(site.nic, peer.mac),)),
         )
-
-    def host_interface(self, guest: Guest) -> str:
-        """The switch's port."""
-        return guest.port or f"veth-{guest.label}"
 
 
 def _directory(site: Site) -> str:

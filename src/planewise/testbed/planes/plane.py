@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from planewise.store.models import Metric
 from planewise.testbed.model import Guest, Site
-from planewise.testbed.plan import AddNeighbour, SetAddress, SetUp, Step
+from planewise.testbed.plan import AddNeighbour, AddVeth, SetAddress, SetUp, Step
 from planewise.testbed.planes.kinds import GuestKind
 
 if TYPE_CHECKING:
@@ -154,6 +154,20 @@ class Plane:
     def next_hop_mac(self, site: Site, guest: Guest, peer: Guest) -> str:
         """Destination MAC of the guest's frames to `peer`."""
         return peer.mac
+
+
+def veth_pair(site: Site, guest: Guest, port: str) -> AddVeth:
+    """The pair of a guest's interface and its port of the host."""
+    return AddVeth(
+        site.netns,
+        port,
+        site.port_index(guest),
+        site.port_mac(guest),
+        guest.netns,
+        guest.interface,
+        guest.mac,
+        site.mtu_bytes,
+    )
 
 
 def on_link(guest: Guest) -> tuple[Step, ...]:

@@ -6,7 +6,6 @@ from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import (
     AddNeighbour,
     AddRoute,
-    AddVeth,
     RemoveAddress,
     RemoveRoute,
     SetAddress,
@@ -14,7 +13,7 @@ from planewise.testbed.plan import (
     SetUp,
     Step,
 )
-from planewise.testbed.planes.plane import Plane
+from planewise.testbed.planes.plane import Plane, veth_pair
 
 _GATEWAY_IPV6 = "fe80::1"
 
@@ -61,16 +60,7 @@ class VethPlane(Plane):
         """The pair, up, and the host's routes to the guest."""
         port = self.host_interface(guest)
         return (
-            AddVeth(
-                site.netns,
-                port,
-                site.port_index(guest),
-                site.port_mac(guest),
-                guest.netns,
-                guest.interface,
-                guest.mac,
-                site.mtu_bytes,
-            ),
+            veth_pair(site, guest, port),
             *(() if site.netns else _forwarding(site, port)),
             SetUp(site.netns, port),
             SetUp(guest.netns, guest.interface),
