@@ -9,9 +9,13 @@ import pytest
 
 from planewise.measure import station as stations
 from planewise.measure.matrix import MEASUREMENTS, MatrixCell, matrix
+from planewise.measure.stages import Stages
+from planewise.measure.station import GuestStation
 from tests.measured import (
     assert_sweep_and_search_are_measured,
     assert_trials_are_measured,
+    cell_of,
+    design,
     unavailable_reason,
 )
 
@@ -51,6 +55,23 @@ def test_what_the_table_refuses_is_refused_before_anything_is_built(
 
     monkeypatch.setattr(stations, "local_pair", build)
     assert unavailable_reason(refused.guest, refused.plane) == refused.reason
+
+
+@pytest.mark.skipif(shutil.which("ovs-vswitchd") is None, reason="there is no Open vSwitch here")
+def test_the_result_says_which_datapath_open_vswitch_has() -> None:
+    cell = cell_of("namespace", "ovs")
+    with Stages(design("namespace", "ovs")) as stages:
+        assert not stages.unavailable([cell])
+        (plane, remarks), *others = stages.facts().differences.items()
+        assert (plane, others) == ("ovs", [])
+        assert ("datapath netdev" in remarks[0]) != ("datapath system" in remarks[0])
+        datapath = "netdev" if "netdev" in remarks[0] else "system"
+        with stages.station(cell) as station:
+            assert isinstance(station, GuestStation)
+            host = station.hosts["sender"]
+            database = f"--db=unix:{host.directory}/ovs/db.sock"
+            asked = ["ovs-vsctl", database, "get", "bridge", "br0v", "datapath_type"]
+            assert host.run(asked).check().stdout.strip() == datapath
 
 
 def test_no_cell_is_empty_without_a_reason() -> None:

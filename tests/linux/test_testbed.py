@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.testbed import counters, netns
+from planewise.testbed import counters, netns, scratch
 from planewise.testbed.availability import try_plane
 from planewise.testbed.host import LocalHost, LocalProcess, ProcessTimeoutError, find_probe
 from planewise.testbed.ledger import STATE, leftovers, sweep, token_of
@@ -345,7 +345,8 @@ import sys, time
 from planewise.testbed.setting import Setting
 from planewise.testbed.testbed import stand_here
 print("building", flush=True)
-setting = Setting("namespace", "bridge", "bridge", int(sys.argv[1]), "north-south")
+plane = sys.argv[2] if len(sys.argv) > 2 else "bridge"
+setting = Setting("namespace", plane, plane, int(sys.argv[1]), "north-south")
 with stand_here(setting) as testbed:
     testbed.hosts["sender"].start(["sleep", "600"], netns=testbed.main("sender").netns)
     print(testbed.main("sender").netns, flush=True)
@@ -415,6 +416,35 @@ def test_clean_removes_what_a_kill_at_any_moment_left() -> None:
         left = [one for one in leftovers() if f'"pid": {process.pid},' in str(one)]
         assert left == []
     assert [one for one in leftovers() if one.what.startswith("testbed bridge, 8")] == []
+
+
+@pytest.mark.skipif("ovs" not in PLANES, reason="this machine has no Open vSwitch")
+def test_open_vswitch_ends_with_a_run_that_is_killed_and_clean_removes_its_files() -> None:
+    argv = [sys.executable, "-c", BUILD_AND_WAIT, "1", "ovs"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert line_of(process) == "building"
+        token = token_of(line_of(process))
+        daemons = daemons_of(f"pw-{token}-s") | daemons_of(f"pw-{token}-r")
+        process.kill()
+    assert len(daemons) == 4  # a database and a switch a host
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in daemons):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    sweep()
+    assert ours(token or "") == []
+    scratch.leftovers(remove=True)
+    assert not any(directory.exists() for directory in daemons.values())
+
+
+def daemons_of(name: str) -> dict[int, Path]:
+    """Open vSwitch's processes in a namespace, with the directory that each works in."""
+    found = {}
+    for pid in netns.processes_in([name]):
+        for word in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
+            if word.startswith("--unixctl="):
+                found[pid] = Path(word.removeprefix("--unixctl=")).parent
+    return found
 
 
 def test_clean_ends_a_process_that_outlived_its_run(run: subprocess.Popen[str]) -> None:

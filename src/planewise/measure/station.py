@@ -201,6 +201,11 @@ class GuestStation:
         self._ip_version: IpVersion = ip_version
         self._steered = False
 
+    @property
+    def hosts(self) -> Mapping[HostRole, Host]:
+        """The hosts of the main guests."""
+        return self._arrangement.hosts
+
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:
         """Runs one RTT trial, with each frame received by the CPU where it arrives."""
         self._steer(False)
