@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from planewise.measure.cells import expand
-from planewise.measure.design import load_design
+from planewise.measure.design_file import load_design
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, scratch
 

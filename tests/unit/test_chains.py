@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from planewise.errors import BadInputError, UnsupportedError
 from planewise.measure.cells import cells_of, expand
 from planewise.measure.chains.evaluate import Between, counts, kpi, result
-from planewise.measure.design import Design, load_design
+from planewise.measure.design import Design
+from planewise.measure.design_file import load_design
 from planewise.store.models import ChainLimit
 from planewise.testbed.chains import frames, hugepages, kernel, local_guests, vhost_user
 from planewise.testbed.chains.functions import parse_forwarded

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
 from planewise.measure.cells import Cell, RttTraffic, cells_of, expand
-from planewise.measure.design import Design, load_design
+from planewise.measure.design import Design
+from planewise.measure.design_file import load_design
 from planewise.measure.sense import find_problem
 from planewise.testbed.planes import GUESTS_OF, planes_of
 

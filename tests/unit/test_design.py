@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError
 from planewise.measure.cells import Cell, cells_of
-from planewise.measure.design import Design, load_design
+from planewise.measure.design import Design
+from planewise.measure.design_file import load_design
 from planewise.measure.schedule import LoadTrial, ladder_around, make_schedule
 
 GOOD = """\
@@ -69,6 +70,19 @@ def test_what_a_design_leaves_out_is_not_measured(tmp_path: Path) -> None:
         (GOOD.replace("blocks: 4", "blocks: 0"), 10, "greater than or equal to 1"),
         (GOOD.replace("[veth, bridge]", "[veth, veth]"), 2, "names a level twice"),
         (GOOD.replace("[1000, 2000, 3000]", "[1000, .nan]"), 9, "offered_pps.1: "),
+        (GOOD + "background: {cpu_share: 1.5}\n", 12, "less than or equal to 1"),
+        (GOOD + "background: {per_guest: {cpu_share: 0}}\n", 12, "greater than 0"),
+        (
+            GOOD + "background: {per_guest: {cpu_share: 0.1, busy_threads: 1}}\n",
+            12,
+            "either a cpu_share or busy_threads",
+        ),
+        (
+            GOOD + "background: {rate_pps: 10, per_guest: {rate_pps: 1}}\n",
+            12,
+            "rate_pps what all do together: give one of them",
+        ),
+        (GOOD + "background: {per_guest: {rate_pps: fast}}\n", 12, "'max'"),
         ("- a\n- b\n", 1, "a design is a mapping"),
         ("", 1, "a design is a mapping"),
         ("factors: [\n", 2, "not YAML"),

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from planewise.measure.cells import cells_of
-from planewise.measure.design import load_design
+from planewise.measure.design_file import load_design
 from planewise.measure.schema import DIALECT, design_schema
 
 ROOT = Path(__file__).parents[2]

@@ -171,7 +171,7 @@ def test_a_crew_starts_ends_and_tells_what_each_member_left() -> None:
         members = [Member(NOBODY, ("sh", "-c", talk, str(n))) for n in range(3)]
         crew = ShellCrew(host, members, "talk")  # type: ignore[arg-type]
         crew.await_ready(60)
-        assert crew.ended == 0
+        assert crew.gone == ()
         # A member that has not set its trap yet would end without a word.
         host.run(["sleep", "0.5"])
         crew.interrupt()
@@ -196,9 +196,9 @@ def test_a_burning_crew_tells_the_cpu_time_that_its_members_got_so_far() -> None
     host = NoGuests("here")
     try:
         crew = _crew_at_work(host, "burn")
-        first = crew.done()
+        first = crew.done()["n"]
         deadline = time.monotonic() + 60
-        while (later := crew.done()) <= first and time.monotonic() < deadline:
+        while (later := crew.done()["n"]) <= first and time.monotonic() < deadline:
             time.sleep(0.05)
         assert later > first
         crew.interrupt()
@@ -219,7 +219,7 @@ def test_a_sending_crew_tells_the_packets_that_left_its_members_guests() -> None
 
     try:
         crew = _crew_at_work(host, "blast")
-        before, told, after = sent(), crew.done(), sent()
+        before, told, after = sent(), crew.done()["n"], sent()
         assert 2 * before <= told <= 2 * after
         crew.interrupt()
         crew.end()

@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 from planewise.advise.recommend import recommend
 from planewise.judge.statistics import RunSample, compare_levels, observe
 from planewise.judge.statistics.metrics import by_frequency
-from planewise.measure.design import load_design
+from planewise.measure.design_file import load_design
 from planewise.measure.schedule import make_schedule
 from planewise.report.data import RunData
+from planewise.report.figures import guests as guests_figure
 from planewise.report.figures import rtt as rtt_figure
+from planewise.report.figures.base import Value
 from planewise.store.levels import keeps_levels, marked, missed_levels
-from planewise.store.models import Load, TrialRecord
+from planewise.store.models import BackgroundResult, Load, TrialRecord
 from planewise.store.rundir import RunReader
 from tests.unit.made_up_run import MadeUp, write
+from tests.unit.vega_schema import fits_schema
 
 DESIGNS = sorted(Path("experiments").rglob("*.yaml"))
 
@@ -125,6 +128,50 @@ def test_the_report_averages_without_it_and_shows_it_with_what_it_achieved(run: 
     assert sorted(one.times for one in said) == [4, 8]
 
 
+def test_metrics_are_drawn_against_the_number_of_guests_with_the_load_that_they_made(
+    tmp_path: Path,
+) -> None:
+    wanted = MadeUp(
+        planes=("veth", "bridge"),
+        guests=(0, 8, 64),
+        load_types=("cpu", "network"),
+        blocks=8,
+        load_blocks=0,
+        failed=0,
+    )
+    path = write(tmp_path / "run", wanted)
+    lines = []
+    for trial in RunReader(path).trials():
+        count = int(trial.cell["background_guests"])
+        if count:
+            each = 0.01 if trial.cell["load_type"] == "cpu" else 100.0
+            done = BackgroundResult(
+                unit="cpus" if trial.cell["load_type"] == "cpu" else "pps",
+                window_s=1.0,
+                achieved=each * count,
+                resolution=0.0,
+                guests={f"b{number}": each for number in range(count)},
+            )
+            trial = trial.model_copy(update={"background": done})
+        lines.append(trial.model_dump_json(exclude_defaults=True) + "\n")
+    (path / "trials.jsonl").write_text("".join(lines))
+    data = RunData(RunReader(path))
+    drawn = {figure.name: figure for figure in guests_figure.figures(data)}
+    assert list(drawn)[:2] == ["guests-load-cpus", "guests-load-pps"]
+    assert {"guests-rtt", "guests-rtt-p99", "guests-cpu-shared"} <= drawn.keys()
+    rows = drawn["guests-load-pps"].table.rows
+    assert [str(getattr(row[2], "text", row[2])) for row in rows] == ["800 pps"] * 2 + [
+        "6.4 kpps"
+    ] * 2
+    for row in drawn["guests-rtt"].table.rows:
+        assert row[-1] == Value("8", 8)
+    medians = {(row[0], row[1]): row[2] for row in drawn["guests-rtt"].table.rows}
+    assert len(medians) == 2 * 5
+    for figure in drawn.values():
+        for width in (336, 760):
+            assert fits_schema(figure.draw(width))
+
+
 def test_a_run_that_recorded_no_rate_is_taken_as_it_is() -> None:
     trial = TrialRecord.model_validate(
         {
@@ -139,6 +186,41 @@ def test_a_run_that_recorded_no_rate_is_taken_as_it_is() -> None:
         }
     )
     assert keeps_levels(trial)
+
+
+def beside_load(wanted: float | None, done: float, resolution: float = 0.0) -> TrialRecord:
+    return TrialRecord(
+        trial="rtt:veth#r0",
+        kind="rtt",
+        cell={"plane": "veth"},
+        block=0,
+        replicate=0,
+        order=0,
+        started=datetime(2026, 3, 14, tzinfo=UTC),
+        duration_s=1,
+        background=BackgroundResult(
+            unit="pps",
+            window_s=1.0,
+            wanted=wanted,
+            achieved=done,
+            resolution=resolution,
+            guests={"b0": done},
+        ),
+    )
+
+
+@given(st.floats(1, 1e6), st.floats(0, 2), st.floats(0, 1e3))
+def test_a_set_load_that_was_not_had_is_missed_as_far_as_the_window_tells(
+    wanted: float, share: float, resolution: float
+) -> None:
+    trial = beside_load(wanted, share * wanted, resolution)
+    beyond = abs(share * wanted - wanted) - 0.01 * wanted - resolution
+    missed = [one.factor for one in missed_levels(trial)]
+    assert missed == (["background"] if beyond > 0 else []) or abs(beyond) < 1e-6
+
+
+def test_guests_that_do_as_much_as_they_can_miss_nothing() -> None:
+    assert keeps_levels(beside_load(None, 123.0))
 
 
 @pytest.mark.parametrize("path", DESIGNS, ids=lambda path: path.stem)
@@ -168,5 +250,7 @@ def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked(
                     load=Load(intended_pps=label, achieved_pps=share * label, size_bytes=64),
                 )
             )
-            within = abs(share - 1) <= 0.01
-            assert within or (record.missed == ("frequency_pps",) and not keeps_levels(record))
+            kept = keeps_levels(record)
+            assert kept == (record.missed == ())
+            assert abs(share - 1) <= 0.01 + 1e-9 if kept else abs(share - 1) >= 0.01 - 1e-9
+            assert record.missed in ((), ("frequency_pps",))

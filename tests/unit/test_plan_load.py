@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed.counters import Reading, parse
 from planewise.testbed.host import Finished
-from planewise.testbed.load import LoadSpec, Work, shortfall
+from planewise.testbed.load import Demand, LoadSpec, Work, achieved, demand
 from planewise.testbed.model import CounterPoint
 
 NET_DEV = """\
@@ -51,9 +51,9 @@ def test_a_counter_that_went_backwards_is_an_error_and_no_number() -> None:
     "wrong",
     [
         {"cpu_share": 0.0},
-        {"cpu_share": 0.95},
+        {"cpu_share": 1.01},
         {"rate_pps": -1.0},
-        {"rate_pps": 1e9},
+        {"rate_pps": 1.1e9},
         {"burst": 0},
         {"payload_bytes": 70_000},
         {"limit_s": 0.0},
@@ -65,19 +65,40 @@ def test_a_load_beyond_its_bounds_is_refused(wrong: dict[str, float]) -> None:
         LoadSpec("cpu", "sender", **wrong)  # type: ignore[arg-type]
 
 
-def test_a_load_that_fell_behind_during_a_trial_says_by_how_much() -> None:
-    cpu = LoadSpec(type="cpu", cpu_share=0.5)
-    start = Work(10.0, 3.0)
-    # Half of four CPUs over two seconds: four seconds of CPU time.
-    assert shortfall(cpu, start, Work(12.0, 7.0), 8, 4) == ()
-    assert shortfall(cpu, start, Work(12.0, 5.0), 8, 4) == (
-        "CPU load got 25 % of the CPUs during this trial, 50 % was asked for",
-    )
-    network = LoadSpec(type="network", rate_pps=1000, burst=10)
-    assert shortfall(network, start, Work(12.0, 1803.0 - 80), 8, 4) == ()
-    (said,) = shortfall(network, start, Work(12.0, 1003.0), 8, 4)
-    assert said == "network load sent 500 packets/s during this trial, 1000 were asked for"
-    assert shortfall(LoadSpec(), start, start, 0, 4) == ()
+def test_a_total_is_the_same_whatever_the_number_of_guests() -> None:
+    spec = LoadSpec("cpu", cpu_share=0.5)
+    for guests in (1, 2, 8, 128):
+        each = demand(spec, guests, cpus=4)
+        assert guests * each.threads * each.share == pytest.approx(2.0)
+    assert demand(LoadSpec("network", rate_pps=8000), 8, 4).rate_pps == 1000
+
+
+def test_by_guest_the_number_of_guests_is_the_load() -> None:
+    spec = LoadSpec("cpu", by_guest=True, cpu_share=0.25, rate_pps=500)
+    for guests in (1, 8, 128):
+        assert demand(spec, guests, cpus=2) == Demand(1, 0.25, 500)
+    assert demand(LoadSpec("cpu", by_guest=True, cpu_share=2.5), 1, 2) == Demand(3, 2.5 / 3, 20_000)
+    endless = LoadSpec("cpu", by_guest=True, cpu_share=None, busy_threads=2, rate_pps=None)
+    assert demand(endless, 64, 2) == Demand(2, 1.0, None)
+
+
+def test_what_a_load_achieved_is_told_by_guest_and_in_total() -> None:
+    guests = {f"b{number}": 3.0 for number in range(8)}
+    spec = LoadSpec("cpu", cpu_share=0.5)
+    after = Work(12.0, {name: value + 0.4 for name, value in guests.items()})
+    done = achieved(spec, Work(10.0, guests), after, cpus=4)
+    assert done is not None
+    assert (done.unit, done.wanted, done.window_s) == ("cpus", 2.0, 2.0)
+    assert done.achieved == pytest.approx(1.6)
+    assert done.guests == pytest.approx(dict.fromkeys(guests, 0.2))
+    assert done.resolution == pytest.approx(8 * 0.25 * 0.01 / 2)
+    network = LoadSpec("network", by_guest=True, rate_pps=None, burst=16)
+    sent = Work(11.0, {"b0": 500.0, "b1": 700.0}, received=1000)
+    done = achieved(network, Work(10.0, {"b0": 0.0, "b1": 0.0}), sent, cpus=4)
+    assert done is not None
+    assert (done.wanted, done.achieved, done.received_pps) == (None, 1200.0, 1000.0)
+    assert done.resolution == 32.0
+    assert achieved(LoadSpec(), Work(0.0, {}), Work(1.0, {}), 4) is None
 
 
 def test_a_failed_probe_becomes_its_own_sentence_and_remedy() -> None:

@@ -11,7 +11,8 @@ import pytest
 from planewise.commands.dry_run import as_json, print_schedule
 from planewise.errors import BadInputError
 from planewise.measure.cells import cells_of
-from planewise.measure.design import Design, load_design
+from planewise.measure.design import Design
+from planewise.measure.design_file import load_design
 from planewise.measure.estimate import blocks_within, estimate_s, visit_costs_s
 from planewise.measure.experiment import run
 from planewise.measure.schedule import LoadTrial, RttTrial, Schedule, make_schedule

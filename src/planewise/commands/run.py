@@ -77,7 +77,7 @@ def run(
         )
     if dry_run and design_file is None:
         raise BadInputError("--dry-run shows a design", where="--dry-run", remedy="name one")
-    from planewise.measure.design import load_design
+    from planewise.measure.design_file import load_design
 
     design = None if design_file is None else load_design(design_file)
     from planewise import doctor

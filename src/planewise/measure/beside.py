@@ -1,10 +1,11 @@
-"""One trial beside a background load: whether the load kept up is part of its record."""
+"""One trial beside a background load: what the load did is part of its record."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
+from planewise.errors import PlanewiseError
 from planewise.measure.cells import Cell
 from planewise.measure.design import BackgroundPart
 from planewise.measure.stage import TrialResult
@@ -13,18 +14,30 @@ from planewise.testbed.load import Load, LoadSpec
 
 def load_of(cell: Cell, background: BackgroundPart) -> LoadSpec:
     """The load that a cell asks for: its type and place by the cell, its strength by the design."""
+    each = background.per_guest
+    if each is None:
+        return LoadSpec(
+            type=cell.load_type,
+            location=cell.load_location,
+            cpu_share=background.cpu_share,
+            rate_pps=background.rate_pps,
+            burst=background.burst_packets,
+            payload_bytes=background.payload_bytes,
+        )
     return LoadSpec(
         type=cell.load_type,
         location=cell.load_location,
-        cpu_share=background.cpu_share,
-        rate_pps=background.rate_pps,
-        burst=background.burst_packets,
-        payload_bytes=background.payload_bytes,
+        by_guest=True,
+        cpu_share=each.cpu_share,
+        busy_threads=each.busy_threads or 1,
+        rate_pps=None if each.rate_pps == "max" else each.rate_pps,
+        burst=each.burst_packets,
+        payload_bytes=each.payload_bytes,
     )
 
 
 def beside(load: Load, measure: Callable[[], TrialResult]) -> TrialResult:
-    """Measures; a background load that fell behind meanwhile is a warning of the trial.
+    """Measures; what a background load did meanwhile is part of the trial's record.
 
     Raises:
         PlanewiseError: what `measure` raises, or a part of the load ended.
@@ -32,7 +45,11 @@ def beside(load: Load, measure: Callable[[], TrialResult]) -> TrialResult:
     if load.spec.type == "none":
         return measure()
     before = load.work()
-    result = measure()
+    try:
+        result = measure()
+    except PlanewiseError:
+        load.check()  # a guest that died under load is why, where one did
+        raise
     load.check()
-    warnings = (*result.record.warnings, *load.shortfall(before))
-    return replace(result, record=result.record.model_copy(update={"warnings": warnings}))
+    record = result.record.model_copy(update={"background": load.achieved(before)})
+    return replace(result, record=record)

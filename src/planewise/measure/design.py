@@ -1,4 +1,4 @@
-"""A design: which cells, how often, with what traffic. Reads and checks the YAML; runs nothing.
+"""A design: which cells, how often, with what traffic. Runs nothing.
 
 The file's reference is docs/reference/designs.md. What pydantic can see in one key is checked
 here; what follows from several keys together is checked by `planewise.measure.sense`.
@@ -6,10 +6,8 @@ here; what follows from several keys together is checked by `planewise.measure.s
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -18,12 +16,10 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema, ErrorDetails
+from pydantic_core import CoreSchema
 
-from planewise.errors import BadInputError
 from planewise.store.models import Level
 from planewise.testbed.planes.kinds import GuestKind
 
@@ -264,17 +260,54 @@ class TcpPart(Part):
     """Streams at a time."""
 
 
-class BackgroundPart(Part):
-    """What the background guests of a loaded host do, all together."""
+class PerGuestPart(Part):
+    """What each background guest does: their number is then the load."""
 
-    cpu_share: Annotated[float, Field(gt=0, le=0.9)] = 0.5
+    cpu_share: Annotated[float, Field(gt=0, le=64)] | None = None
+    """CPU load: CPUs that a guest burns, as 0.25, or 2 for two whole ones."""
+    busy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
+    """CPU load in place of `cpu_share`: threads of a guest that take all that they can get."""
+    rate_pps: Literal["max"] | Rate = "max"
+    """Network load: datagrams that a guest sends a second; `max`: as many as it can."""
+    burst_packets: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Datagrams that a guest sends back to back."""
+    payload_bytes: Annotated[int, Field(ge=0, le=8000)] = 1024
+    """UDP payload of a datagram."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.cpu_share is not None and self.busy_threads is not None:
+            raise ValueError("give a guest either a cpu_share or busy_threads")
+        return self
+
+
+class BackgroundPart(Part):
+    """What the background guests of a loaded host do: each, or all together."""
+
+    per_guest: PerGuestPart | None = None
+    """What each does; else the rest says what all do together, however many there are."""
+    cpu_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """CPU time burnt, as a share of all CPUs of the host."""
-    rate_pps: Annotated[float, Field(gt=0, le=1e6)] = 20_000.0
+    rate_pps: Rate = 20_000.0
     """Datagrams sent a second."""
     burst_packets: Annotated[int, Field(ge=1, le=10_000)] = 64
     """Datagrams that a guest sends back to back."""
     payload_bytes: Annotated[int, Field(ge=0, le=8000)] = 1024
     """UDP payload of a datagram."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        totals = sorted(
+            name
+            for name, field in type(self).model_fields.items()
+            if name != "per_guest" and getattr(self, name) != field.default
+        )
+        if self.per_guest is not None and totals:
+            raise ValueError(
+                f"per_guest says what each guest does, and {' and '.join(totals)} what all do "
+                "together: give one of them"
+            )
+        return self
 
 
 MEASURES = ("rtt", "sweep", "chain", "tcp")
@@ -383,219 +416,3 @@ class Design(Part):
                 self.sweep.loads if ladder == "auto" else len(ladder)
             )
         return cells * each * self.blocks
-
-
-def load_design(path: Path) -> Design:
-    """Reads a design. BadInputError with file and line for what is wrong with it."""
-    from planewise.measure.sense import find_problem
-
-    raw = _read(path)
-    try:
-        plain = _plain(raw, iter(range(1, _MOST_VALUES)))
-    except ValueError as error:
-        raise BadInputError(
-            f"more than {_MOST_VALUES:,} values, or nested deeper than {_MOST_DEPTH}",
-            where=str(path),
-            remedy="write levels out instead of by aliases",
-        ) from error
-    try:
-        design = Design.model_validate(plain)
-    except ValidationError as error:
-        raise _explain(error, raw, path) from error
-    problem = find_problem(design)
-    if problem is not None:
-        raise BadInputError(
-            problem.sentence,
-            where=f"{path}:{_line(raw, problem.place)}",
-            remedy=problem.remedy,
-        )
-    return design
-
-
-def _read(path: Path) -> Mapping[str, object]:
-    """The YAML's mapping, which knows its lines."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.comments import CommentedMap
-    from ruamel.yaml.error import MarkedYAMLError
-    from ruamel.yaml.reader import ReaderError
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise BadInputError(
-            f"the design cannot be read: {reason}",
-            where=str(path),
-            remedy="give a YAML file such as experiments/my-first.yaml",
-        ) from error
-    try:
-        raw = YAML(typ="rt").load(text)
-    except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise BadInputError(
-            f"not YAML: {error.problem or error}",
-            where=f"{path}:{line}",
-            remedy="experiments/my-first.yaml is a whole example",
-        ) from error
-    except ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise BadInputError(
-            f"not YAML: the character {error.character!r} is not allowed",
-            where=f"{path}:{line}",
-            remedy="take it out, or write it as an escape in double quotes",
-        ) from error
-    except Exception as error:  # the parser raises many kinds on what is no YAML
-        said = str(error).splitlines() or [type(error).__name__]
-        raise BadInputError(
-            f"not YAML: {said[0][:200]}",
-            where=str(path),
-            remedy="experiments/my-first.yaml is a whole example",
-        ) from error
-    if not isinstance(raw, CommentedMap):
-        raise BadInputError(
-            "a design is a mapping with at least `factors`",
-            where=f"{path}:1",
-            remedy="experiments/my-first.yaml is a whole example",
-        )
-    return raw
-
-
-def _plain(node: object, budget: Iterator[object], depth: int = 0) -> object:
-    """The YAML as plain Python values.
-
-    An alias stands for all that is below its anchor, itself perhaps: `budget` and `depth` bound
-    what that can grow to. ValueError beyond.
-    """
-    if depth > _MOST_DEPTH or next(budget, None) is None:
-        raise ValueError
-    if isinstance(node, dict):
-        return {str(key): _plain(value, budget, depth + 1) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_plain(item, budget, depth + 1) for item in node]
-    for kind in (bool, int, float, str):
-        if isinstance(node, kind):
-            return kind(node)
-    return node
-
-
-_MOST_DEPTH = 20
-_MOST_VALUES = 100_000
-
-
-_MOST_MISTAKES = 8
-"""Told at once; who has made more reads these first."""
-
-
-def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
-    """Everything that is wrong, each with its line and the nearest known name."""
-    places: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
-    for one in error.errors():
-        places.setdefault(one["loc"][:2], []).append(one)
-    # Of a value that may be one of several types, the error that got furthest tells most.
-    furthest = [max(own, key=lambda one: len(one["loc"])) for own in places.values()]
-    mistakes = sorted((_mistake(one, raw) for one in furthest), key=lambda one: one[0])
-    (line, sentence, remedy), *others = mistakes
-    also = [f"also, line {line}: {said}; {way}" for line, said, way in others[:_MOST_MISTAKES]]
-    if len(others) > _MOST_MISTAKES:
-        also.append(f"and {len(others) - _MOST_MISTAKES} more")
-    return BadInputError(sentence, where=f"{path}:{line}", remedy="\n".join((remedy, *also)))
-
-
-def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
-    """Line, sentence and remedy of one thing that is wrong."""
-    place = tuple(part for part in error["loc"] if not _is_union_tag(part))
-    if error["type"] in ("extra_forbidden", "missing") and place[-1:] != error["loc"][-1:]:
-        place = (*place, error["loc"][-1])  # a key that only looks like a tag
-    name = ".".join(str(part) for part in place)
-    message = _message(error)
-    remedy = "docs/reference/designs.md lists every key"
-    if error["type"] == "extra_forbidden":
-        known = _known_keys(place[:-1])
-        close = difflib.get_close_matches(str(place[-1]), known, n=1)
-        message = f"unknown key `{place[-1]}`"
-        remedy = f"did you mean `{close[0]}`?" if close else f"known here: {', '.join(known)}"
-        if place[0] in MEASURES and place[-1] in Factors.model_fields:
-            remedy = f"it is a factor: move it to `factors.{place[-1]}`"
-        name = ".".join(str(part) for part in place[:-1])
-    elif error["type"] == "missing":
-        message = f"`{place[-1]}` is missing"
-        name = ".".join(str(part) for part in place[:-1])
-    return _line(raw, place), f"{name}: {message}" if name else message, remedy
-
-
-def _message(error: ErrorDetails) -> str:
-    """What is wrong with a value, in words for who wrote the design."""
-    given = error["input"]
-    wanted = _WANTED.get(error["type"])
-    if wanted is not None and isinstance(given, str | int | float | None):
-        text = str(given).lower() if isinstance(given, bool) else str(given)
-        kind = "the text " if isinstance(given, str) else ""
-        shown = "nothing" if given is None else f"{kind}`{text}`"
-        return f"{shown} is not {wanted}"
-    if error["type"] == "too_short" and not given:
-        return "it has no level; it needs at least 1"
-    return str(error["msg"]).removeprefix("Value error, ")
-
-
-_WANTED = {
-    "int_parsing": "a whole number (an integer)",
-    "int_type": "a whole number (an integer)",
-    "int_from_float": "a whole number (an integer)",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "string_type": "text",
-    "bool_parsing": "true or false",
-    "tuple_type": "a list",
-    "model_type": "a mapping of keys to values",
-    "model_attributes_type": "a mapping of keys to values",
-}
-"""What pydantic expected where it says so in words of a programmer."""
-
-
-def _is_union_tag(part: object) -> bool:
-    return isinstance(part, str) and (
-        "[" in part or "literal" in part or part in ("tuple", "function-before")
-    )
-
-
-def _known_keys(place: tuple[object, ...]) -> list[str]:
-    model: type[BaseModel] = Design
-    for part in place:
-        model = _PARTS.get(str(part), model)
-    return sorted(model.model_fields)
-
-
-_PARTS: dict[str, type[BaseModel]] = {
-    "factors": Factors,
-    "constraints": Constraint,
-    "when": Where,
-    "require": Where,
-    "exclude": Where,
-    "rtt": RttPart,
-    "sweep": SweepPart,
-    "background": BackgroundPart,
-    "chain": ChainPart,
-    "cpus": CpusPart,
-    "tcp": TcpPart,
-}
-
-
-def _line(raw: object, place: tuple[object, ...]) -> int:
-    """Line (from 1) of the value at `place`, or of the nearest enclosing one."""
-    line = 1
-    node = raw
-    for part in place:
-        marks = getattr(node, "lc", None)
-        try:
-            if isinstance(node, dict):
-                line = marks.key(part)[0] + 1  # type: ignore[union-attr]
-                node = node[part]
-            elif isinstance(node, list) and isinstance(part, int):
-                line = marks.item(part)[0] + 1  # type: ignore[union-attr]
-                node = node[part]
-            else:
-                return line
-        except (KeyError, IndexError, AttributeError, TypeError):
-            return line
-    return line

@@ -21,6 +21,7 @@ from planewise.report.figures import (
     comparison,
     cpu,
     distribution,
+    guests,
     kendall,
     loss_curve,
     losses,
@@ -70,6 +71,7 @@ class Section:
 ORDER = (
     "rtt",
     "missed",
+    "guests",
     "chains",
     "tcp",
     "compared",
@@ -125,9 +127,7 @@ def _sections(data: RunData) -> Iterator[Section]:
         yield Section(
             "missed",
             "What missed its level",
-            "These trials were not sent at the rate that their cell names, or under another load: "
-            "they say nothing of it. No figure, average, comparison or recommendation has them; "
-            "what they achieved stands here.",
+            "Their rate or load is not what their cell names: no figure or comparison has them.",
             tables=(("Trials that do not count", rtt.table(data.missed, _common(data.missed))),),
         )
     large = _is_factorial(data)
@@ -137,9 +137,23 @@ def _sections(data: RunData) -> Iterator[Section]:
         items = [Item(cell.plane, cell.factors, cell) for cell in data.rtt]
         pages = facets.pages(items, data.naming)
         yield _rtt_by_factor(data, pages) if large else _rtt(data)
+    yield from _by_guests(data)
+    if data.rtt:
         yield _tail(data, pages)
         yield from _places_by_factor(data, pages) if large else _places(data, pages)
         yield _lost(data, pages)
+
+
+def _by_guests(data: RunData) -> Iterator[Section]:
+    if figures := guests.figures(data):
+        yield Section(
+            "guests",
+            "What the number of background guests does",
+            "The first figure tells what load they made all together, the others what came of it.",
+            figures,
+            open_figures=2,
+            folded="Other metrics",
+        )
 
 
 def _labelled(figure: Figure, data: RunData) -> Figure:

@@ -1,9 +1,10 @@
 """Whether a trial kept the levels of its cell. Pure; knows records, no statistics.
 
-A level is what a cell's label promises: the rate of the probes. A trial that did not keep it within
-`TOLERANCE` measured another cell: it is shown with what it achieved, and counts in no comparison,
-average or recommendation at that level. The offered load of a load trial is no level of its cell,
-but its own; `TrialRecord.limits` tells of it.
+A level is what a cell's label promises: the rate of the probes, and the strength of the background
+load where the design sets one; guests that do as much as they can are a load by their number. A
+trial that did not keep a level within `TOLERANCE` measured another cell: it is shown with what it
+achieved, and counts in no comparison, average or recommendation at that level. The offered load of
+a load trial is no level of its cell, but its own; `TrialRecord.limits` tells of it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from planewise.units import percent_text, rate_text
+from planewise.units import rate_text
 
 if TYPE_CHECKING:
     from planewise.store.models import TrialRecord
@@ -21,7 +22,7 @@ TOLERANCE = 0.01
 """Share of a level by which a trial may miss it."""
 
 
-NAMES = {"frequency_pps": "rate of the probes"}
+NAMES = {"frequency_pps": "rate of the probes", "background": "background load"}
 """Levels in words."""
 
 
@@ -33,7 +34,7 @@ class MissedLevel:
     """As the cell names it."""
     wanted: float
     achieved: float
-    unit: Literal["pps", "share"] = "pps"
+    unit: Literal["pps", "cpus"] = "pps"
 
     @property
     def share(self) -> float:
@@ -43,9 +44,12 @@ class MissedLevel:
     @property
     def sentence(self) -> str:
         """What was wanted and what came of it."""
-        show = rate_text if self.unit == "pps" else percent_text
         name = NAMES.get(self.factor, self.factor)
-        return f"{name}: {show(self.achieved)} in place of {show(self.wanted)}"
+        achieved, wanted = (
+            rate_text(value) if self.unit == "pps" else f"{value:.3g} CPUs"
+            for value in (self.achieved, self.wanted)
+        )
+        return f"{name}: {achieved} in place of {wanted}"
 
 
 def is_kept(wanted: float, achieved: float) -> bool:
@@ -60,7 +64,16 @@ def missed_levels(trial: TrialRecord) -> tuple[MissedLevel, ...]:
     """
     if trial.status != "done":
         return ()
-    return tuple(_missed_rate(trial))
+    return (*_missed_rate(trial), *_missed_load(trial))
+
+
+def _missed_load(trial: TrialRecord) -> Iterable[MissedLevel]:
+    """A load of set strength that was not had, as far as the window tells."""
+    load = trial.background
+    if load is None or not load.wanted:
+        return
+    if abs(load.achieved - load.wanted) > TOLERANCE * load.wanted + load.resolution:
+        yield MissedLevel("background", load.wanted, load.achieved, load.unit)
 
 
 def _missed_rate(trial: TrialRecord) -> Iterable[MissedLevel]:

@@ -189,6 +189,23 @@ class TcpResult(Record):
     cores: tuple[CoreUse, ...] = ()
 
 
+class BackgroundResult(Record):
+    """What the background guests that make the load did, from the begin of a trial to its end."""
+
+    unit: Literal["cpus", "pps"]
+    """CPUs that guests of the loaded host burnt, or datagrams a second that guests sent to it."""
+    window_s: NonNegativeFloat
+    wanted: NonNegativeFloat | None = None
+    """Of all guests together; None: as much as they could."""
+    achieved: NonNegativeFloat
+    resolution: NonNegativeFloat
+    """Least difference that the window tells: a cycle or burst of each guest lies in it or not."""
+    guests: dict[str, NonNegativeFloat]
+    """By guest."""
+    received_pps: NonNegativeFloat | None = None
+    """What arrived at the guests that were sent to, of everything."""
+
+
 class TrialRecord(Record):
     """One finished trial: one line of trials.jsonl."""
 
@@ -215,6 +232,8 @@ class TrialRecord(Record):
     cpu: dict[str, dict[str, Share]] = {}
     """By host (`sender`, `responder`, or `shared` when both are one machine) and mpstat mode
     (`usr nice sys iowait irq soft steal guest gnice idle`): share of all CPUs' time."""
+    background: BackgroundResult | None = None
+    """Of a trial beside background load; runs from before it did not record what was achieved."""
     host: dict[str, HostState] = {}
     """By host, as in `cpu`: its state around this trial."""
     schedule_slip_ns: Latency | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -72,8 +72,11 @@ _SO_FAR = {
         "now=$(sed -n 's/^ *INTERFACE: *\\([0-9][0-9]* *\\)\\{9\\}\\([0-9]*\\).*/\\2/p'"
         " /proc/$pid/net/dev)"
     ),
+    "sink": (
+        "now=$(sed -n 's/^ *INTERFACE: *[0-9][0-9]* *\\([0-9]*\\).*/\\1/p' /proc/$pid/net/dev)"
+    ),
 }
-"""What a member has done: CPU time [ns], packets that left its guest."""
+"""What a member has done: CPU time [ns], packets that left its guest, that arrived there."""
 _TAIL = """
 count=0
 for pid in $pids; do
@@ -102,8 +105,8 @@ class Crew(Protocol):
     """Processes that were started together."""
 
     @property
-    def ended(self) -> int:
-        """How many of them have ended, as far as that can be told."""
+    def gone(self) -> tuple[str, ...]:
+        """The guests whose process has ended, as far as that can be told."""
 
     def await_ready(self, timeout_s: float) -> None:
         """Waits until every member is at work (`burn`) or listens (`sink`).
@@ -116,8 +119,9 @@ class Crew(Protocol):
     def await_receiving(self, timeout_s: float) -> None:
         """Waits until every member's guest has received something; errors as `await_ready`."""
 
-    def done(self) -> int:
-        """What all members together have done so far: CPU time [ns], or packets that they sent.
+    def done(self) -> Mapping[str, int]:
+        """What each member has done so far, by guest: CPU time [ns] (`burn`), packets that left its
+        guest (`blast`) or arrived there (`sink`).
 
         Raises:
             PlanewiseError: one of them ended.
@@ -160,9 +164,10 @@ class ProcessCrew:
             raise
 
     @property
-    def ended(self) -> int:
-        """See `Crew.ended`."""
-        return sum(not process.running for process in self._processes)
+    def gone(self) -> tuple[str, ...]:
+        """See `Crew.gone`."""
+        pairs = zip(self._members, self._processes, strict=True)
+        return tuple(member.guest.name for member, process in pairs if not process.running)
 
     def await_ready(self, timeout_s: float) -> None:
         """See `Crew.await_ready`."""
@@ -175,11 +180,12 @@ class ProcessCrew:
         """See `Crew.await_receiving`."""
         self._await([partial(self._reached, n) for n in range(len(self._members))], timeout_s)
 
-    def done(self) -> int:
+    def done(self) -> Mapping[str, int]:
         """See `Crew.done`."""
         if self._kind == "burn":
-            return sum(map(self._ran_ns, range(len(self._members))))
-        return sum(self._counter(member, "tx_packets") for member in self._members)
+            return _by_guest(self._members, map(self._ran_ns, range(len(self._members))))
+        name = "rx_packets" if self._kind == "sink" else "tx_packets"
+        return _by_guest(self._members, (self._counter(one, name) for one in self._members))
 
     def interrupt(self) -> None:
         """See `Crew.interrupt`."""
@@ -256,9 +262,9 @@ class ShellCrew:
         )
 
     @property
-    def ended(self) -> int:
-        """See `Crew.ended`: the shell ends when all members have."""
-        return 0 if self._process.running else len(self._members)
+    def gone(self) -> tuple[str, ...]:
+        """See `Crew.gone`: the shell ends when all members have."""
+        return () if self._process.running else tuple(one.guest.name for one in self._members)
 
     def await_ready(self, timeout_s: float) -> None:
         """See `Crew.await_ready`."""
@@ -268,18 +274,19 @@ class ShellCrew:
         """See `Crew.await_receiving`."""
         self._process.wait_ready(_RECEIVING, timeout_s)
 
-    def done(self) -> int:
+    def done(self) -> Mapping[str, int]:
         """See `Crew.done`."""
         look = _SO_FAR[self._kind].replace("INTERFACE", self._interface)
-        script = f'pids=$(cat "$1/pids") || exit; sum=0; for pid in $pids; do {look} || exit; '
-        script += "sum=$((sum + now)); done; echo $sum"
+        script = f'pids=$(cat "$1/pids") || exit; for pid in $pids; do {look} || exit; '
+        script += "echo $now; done"
         asked = self._host.run(["sh", "-c", script, "sh", self._directory])
-        if asked.exit_code != 0 or not asked.stdout.strip().isdigit():
+        values = asked.stdout.split()
+        if asked.exit_code != 0 or len(values) != len(self._members):
             raise PlanewiseError(
                 f"a part of the background load on {self._host.place} ended by itself",
                 remedy="see whether something ended its guests",
             )
-        return int(asked.stdout)
+        return _by_guest(self._members, map(int, values))
 
     def interrupt(self) -> None:
         """See `Crew.interrupt`."""
@@ -303,6 +310,14 @@ class ShellCrew:
             code, _, output = parts[2 * number].partition("\n")
             ended.append(Finished(member.argv, int(code), output, parts[2 * number + 1]))
         return ended
+
+
+def _by_guest(members: Sequence[Member], values: Iterable[int]) -> dict[str, int]:
+    """The sums of what the members in each guest did."""
+    sums: dict[str, int] = {}
+    for member, value in zip(members, values, strict=True):
+        sums[member.guest.name] = sums.get(member.guest.name, 0) + value
+    return sums
 
 
 def _script(host: Host, members: Sequence[Member], kind: str, interface: str) -> str:

@@ -13,49 +13,58 @@ from typing import Literal, Protocol
 
 from planewise import procfs
 from planewise.errors import BadInputError, PlanewiseError
+from planewise.store.models import BackgroundResult
 from planewise.testbed.crew import Crew, Member, ProcessCrew, StartCrew
 from planewise.testbed.host import Finished, Host
 from planewise.testbed.model import Guest, HostRole
-from planewise.units import percent_text
 
 LoadType = Literal["none", "cpu", "network"]
 
-MAX_CPU_SHARE = 0.9
-MAX_RATE_PPS = 1_000_000
+UNPACED_PPS = 1e9
+"""Asked of `pw-probe blast` where a guest shall send as fast as it can."""
+CYCLE_S = 0.01
+"""`pw-probe burn` works and rests in cycles of this length."""
 _PORT = 47_000
 _START_S = 120.0
 
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """Background load, summed over all background guests of a host.
+    """Background load, by guest, or as a total over all background guests of a host.
 
-    The sums are bounded, whatever the number of guests: a machine that cannot breathe measures
-    only itself.
+    By guest the number of guests is the load, and what they do all together is a result. A total is
+    the same whatever the number of guests.
     """
 
     type: LoadType = "none"
     location: HostRole = "responder"
     """The host whose guests burn; for network load the host that receives the bursts."""
-    cpu_share: float = 0.5
-    """CPU time to burn, as a share of all CPUs of the host."""
-    rate_pps: float = 20_000
-    """Datagrams a second to send."""
+    cpu_share: float | None = 0.5
+    """CPU time to burn. A total: a share of all CPUs of the host. By guest: CPUs, which may be more
+    than 1; None: all that `busy_threads` can get."""
+    rate_pps: float | None = 20_000
+    """Datagrams a second to send, in total or by guest; None: as many as a guest can."""
     burst: int = 64
     """Datagrams that a guest sends back to back."""
     payload_bytes: int = 1024
     """UDP payload of a datagram."""
     limit_s: float = 3600
     """The load ends by itself after this, should nobody end it."""
+    by_guest: bool = False
+    busy_threads: int = 1
+    """Processes of each guest that burn, where `cpu_share` is None."""
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
-            ("cpu_share", self.cpu_share, 0, MAX_CPU_SHARE),
-            ("rate_pps", self.rate_pps, 0, MAX_RATE_PPS),
+            ("cpu_share", self.cpu_share, 0, 64 if self.by_guest else 1),
+            ("rate_pps", self.rate_pps, 0, UNPACED_PPS),
             ("burst", self.burst, 1, 10_000),
             ("payload_bytes", self.payload_bytes, 0, 65_507),
             ("limit_s", self.limit_s, 0, 86_400),
+            ("busy_threads", self.busy_threads, 1, 1024),
         ):
+            if value is None:
+                continue
             if not low <= value <= high or (value == 0 and name != "payload_bytes"):
                 raise BadInputError(
                     f"a background load with {name} {value:g} is not possible",
@@ -66,8 +75,33 @@ class LoadSpec:
 
 
 @dataclass(frozen=True)
+class Demand:
+    """What one background guest is told to do."""
+
+    threads: int
+    share: float
+    """Of the time of each of these."""
+    rate_pps: float | None
+    """None: as fast as it can."""
+
+
+def demand(spec: LoadSpec, guests: int, cpus: int) -> Demand:
+    """What each of `guests` is to do on a host with `cpus`. Pure."""
+    if spec.by_guest:
+        if spec.cpu_share is None:
+            return Demand(spec.busy_threads, 1.0, spec.rate_pps)
+        threads = max(1, math.ceil(spec.cpu_share))
+        return Demand(threads, spec.cpu_share / threads, spec.rate_pps)
+    # More than a CPU of a guest is more than a thread of it.
+    each = (0.5 if spec.cpu_share is None else spec.cpu_share) * cpus / guests
+    threads = max(1, math.ceil(each))
+    rate = None if spec.rate_pps is None else spec.rate_pps / guests
+    return Demand(threads, each / threads, rate)
+
+
+@dataclass(frozen=True)
 class LoadReport:
-    """What a background load really did."""
+    """What a background load did from its start to its end."""
 
     spec: LoadSpec
     guests: int
@@ -75,7 +109,7 @@ class LoadReport:
     cpu_s: float = 0.0
     """CPU time burnt, over all guests (CPU load)."""
     cpu_share: float = 0.0
-    """The same as a share of all CPUs' time; compare with the spec's."""
+    """The same as a share of all CPUs' time."""
     sent: int = 0
     """Datagrams sent, over all guests (network load)."""
     received: int = 0
@@ -90,28 +124,45 @@ class Work:
 
     at_s: float
     """Of the monotonic clock."""
-    done: float
-    """CPU time [s] over all guests (CPU load), or packets that left them (network load)."""
+    by_guest: Mapping[str, float]
+    """By guest: CPU time [s] (CPU load), or packets that left it (network load)."""
+    received: int = 0
+    """Packets that arrived at the guests that are sent to (network load)."""
 
 
-def shortfall(spec: LoadSpec, before: Work, after: Work, guests: int, cpus: int) -> tuple[str, ...]:
-    """Whether a load did much less between two moments than it should, in a sentence. Pure.
+def achieved(spec: LoadSpec, before: Work, after: Work, cpus: int) -> BackgroundResult | None:
+    """What a load did between two moments, beside what it was to do; None without load. Pure.
 
-    `cpus` are those of the loaded host. A burst of each guest may lie just outside.
+    `cpus` are those of the loaded host. A cycle or burst of each guest may lie just outside, which
+    makes the resolution.
     """
     took_s = after.at_s - before.at_s
-    done = after.done - before.done
-    if spec.type == "cpu" and done < 0.9 * spec.cpu_share * cpus * took_s:
-        return (
-            f"CPU load got {percent_text(done / (took_s * cpus))} of the CPUs during this trial, "
-            f"{percent_text(spec.cpu_share)} was asked for",
-        )
-    if spec.type == "network" and done < 0.9 * spec.rate_pps * took_s - spec.burst * guests:
-        return (
-            f"network load sent {done / took_s:.0f} packets/s during this trial, "
-            f"{spec.rate_pps:.0f} were asked for",
-        )
-    return ()
+    guests = len(after.by_guest)
+    if spec.type == "none" or took_s <= 0 or not guests:
+        return None
+    each = demand(spec, guests, cpus)
+    rates = {
+        name: max(0.0, value - before.by_guest.get(name, value)) / took_s
+        for name, value in after.by_guest.items()
+    }
+    if spec.type == "cpu":
+        endless = spec.by_guest and spec.cpu_share is None
+        wanted = None if endless else each.share * each.threads
+        step = CYCLE_S * each.share * each.threads
+    else:
+        wanted = each.rate_pps
+        step = float(spec.burst)
+    return BackgroundResult(
+        unit="cpus" if spec.type == "cpu" else "pps",
+        window_s=took_s,
+        wanted=None if wanted is None else wanted * guests,
+        achieved=math.fsum(rates.values()),
+        resolution=step * guests / took_s,
+        guests=rates,
+        received_pps=max(0, after.received - before.received) / took_s
+        if spec.type == "network"
+        else None,
+    )
 
 
 class Loadable(Protocol):
@@ -139,10 +190,10 @@ class Load(Protocol):
         """
 
     def work(self) -> Work:
-        """What it has done so far: mark it before a trial, and ask `shortfall` after it."""
+        """What it has done so far: mark it before a trial, and ask `achieved` after it."""
 
-    def shortfall(self, since: Work) -> tuple[str, ...]:
-        """Whether it did much less than it should since then; empty when it kept up."""
+    def achieved(self, since: Work) -> BackgroundResult | None:
+        """What it did since then; None where there is no load."""
 
     def __enter__(self) -> Load: ...
 
@@ -152,8 +203,7 @@ class Load(Protocol):
 class BackgroundLoad:
     """Background load on a testbed. Entering returns when every guest is at work.
 
-    After the `with` block `report` says what it did; a load that did much less than it should
-    says so in `warnings`.
+    After the `with` block `report` says what it did.
 
     Raises on entry:
         BadInputError: there are no background guests.
@@ -202,7 +252,7 @@ class BackgroundLoad:
             self.report = LoadReport(self.spec, 0, 0.0)
             return
         duration_s = time.monotonic() - self._started
-        early = self._workers.ended
+        early = len(set(self._workers.gone))
         for crew in self._crews:
             crew.interrupt()
         if kind is not None:
@@ -211,34 +261,41 @@ class BackgroundLoad:
             return
         workers = self._workers.end()
         sinks = [] if self._sinks is None else self._sinks.end()
-        self.report = account(self.spec, workers, sinks, duration_s, early, self._cpus)
+        guests = len(self._testbed.background(self.spec.location))
+        self.report = account(self.spec, guests, workers, sinks, duration_s, early, self._cpus)
 
     def check(self) -> None:
         """See `Load.check`."""
-        if any(crew.ended for crew in self._crews):
+        gone = list(dict.fromkeys(name for crew in self._crews for name in crew.gone))
+        if gone:
+            names = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
             raise PlanewiseError(
-                "a part of the background load ended by itself",
+                f"a part of the background load ended by itself: {names}",
                 remedy=f"it lasts {self.spec.limit_s:g} s: raise its limit_s, or see whether "
-                "something ended its guests",
+                "something ended its guests (the kernel log tells of memory that ran out)",
             )
 
     def work(self) -> Work:
         """See `Load.work`."""
-        done = 0.0 if self._workers is None else float(self._workers.done())
-        return Work(time.monotonic(), done / 1e9 if self.spec.type == "cpu" else done)
+        done: Mapping[str, float] = {} if self._workers is None else self._workers.done()
+        if self.spec.type == "cpu":
+            done = {name: ns / 1e9 for name, ns in done.items()}
+        received = 0 if self._sinks is None else sum(self._sinks.done().values())
+        return Work(time.monotonic(), done, received)
 
-    def shortfall(self, since: Work) -> tuple[str, ...]:
-        """See `Load.shortfall`."""
-        guests = len(self._testbed.background(self.spec.location))
-        return shortfall(self.spec, since, self.work(), guests, self._cpus)
+    def achieved(self, since: Work) -> BackgroundResult | None:
+        """See `Load.achieved`."""
+        return achieved(self.spec, since, self.work(), self._cpus)
 
     def _start_burning(self) -> None:
         host = self._testbed.hosts[self.spec.location]
         guests = self._testbed.background(self.spec.location)
         self._cpus = procfs.count_cpus(host.read_text("/proc/cpuinfo"))
-        share = min(1.0, self.spec.cpu_share * self._cpus / len(guests))
-        argv = (host.probe, "burn", "--load", f"{share:.6f}", "--duration", self._limit)
-        self._workers = self._start_crew(host, [Member(guest, argv) for guest in guests], "burn")
+        each = demand(self.spec, len(guests), self._cpus)
+        argv = (host.probe, "burn", "--load", f"{each.share:.6f}", "--duration", self._limit)
+        # A process a thread: what it has burnt is then one number of the kernel's.
+        members = [Member(guest, argv) for guest in guests for _ in range(each.threads)]
+        self._workers = self._start_crew(host, members, "burn")
         self._workers.await_ready(_START_S)
 
     def _start_sending(self) -> None:
@@ -255,7 +312,7 @@ class BackgroundLoad:
             "sink",
         )
         self._sinks.await_ready(_START_S)
-        rate = self.spec.rate_pps / len(sources)
+        rate = demand(self.spec, len(sources), self._cpus).rate_pps or UNPACED_PPS
         blasts = [
             Member(source, (there.probe, "blast", "--to", f"{target.ipv4}:{_PORT}",
                             "--rate", f"{rate:.6f}", "--burst", str(self.spec.burst),
@@ -264,8 +321,7 @@ class BackgroundLoad:
         ]  # fmt: skip
         self._workers = self._start_crew(there, blasts, "blast")
         # A slow rate's first burst may be a while away.
-        gap_s = self.spec.burst * len(sources) / self.spec.rate_pps
-        self._sinks.await_receiving(_START_S + 2 * gap_s)
+        self._sinks.await_receiving(_START_S + 2 * self.spec.burst / rate)
 
     @property
     def _limit(self) -> str:
@@ -274,6 +330,7 @@ class BackgroundLoad:
 
 def account(
     spec: LoadSpec,
+    guests: int,
     workers: Sequence[Finished],
     sinks: Sequence[Finished],
     duration_s: float,
@@ -282,7 +339,7 @@ def account(
 ) -> LoadReport:
     """What a load did, from what its processes printed. Pure.
 
-    `early` workers had ended by themselves; `cpus` are those of the loaded host.
+    `early` guests had ended by themselves; `cpus` are those of the loaded host.
 
     Raises:
         PlanewiseError: a process failed.
@@ -290,31 +347,19 @@ def account(
     reports = [one.json() for one in workers]
     warnings = []
     if early:
-        warnings.append(f"{early} of {len(workers)} background guests ended before the end")
+        warnings.append(f"{early} of {guests} background guests ended before the end")
     if spec.type == "cpu":
         cpu_s = math.fsum(one["achieved_load"] * one["duration_s"] for one in reports)
         ran_s = max(one["duration_s"] for one in reports)
-        share = cpu_s / (ran_s * cpus)
-        if share < 0.9 * spec.cpu_share:
-            warnings.append(
-                f"CPU load got {percent_text(share)} of the CPUs, "
-                f"{percent_text(spec.cpu_share)} was asked for"
-            )
         return LoadReport(
-            spec, len(workers), ran_s, cpu_s=cpu_s, cpu_share=share,
+            spec, guests, ran_s, cpu_s=cpu_s, cpu_share=cpu_s / (ran_s * cpus),
             warnings=tuple(warnings),
         )  # fmt: skip
-    sent = sum(one["sent"] for one in reports)
-    ran_s = max((one["duration_s"] for one in reports), default=duration_s)
-    if sent < 0.9 * spec.rate_pps * ran_s - spec.burst * len(workers):
-        warnings.append(
-            f"network load sent {sent / ran_s:.0f} datagrams/s, {spec.rate_pps:.0f} were asked for"
-        )
     return LoadReport(
         spec,
-        len(workers),
-        ran_s,
-        sent=sent,
+        guests,
+        max((one["duration_s"] for one in reports), default=duration_s),
+        sent=sum(one["sent"] for one in reports),
         received=sum(one.json()["packets"] for one in sinks),
         refused=sum(one["refused"] for one in reports),
         warnings=tuple(warnings),

@@ -30,13 +30,14 @@ Row = Mapping[str, Any]
 PLANE_ROOM = 130
 """Most room for the names of planes beside a plot [px]."""
 
-Quantity = Literal["duration", "rate", "bits", "share"]
+Quantity = Literal["duration", "rate", "bits", "share", "number"]
 
 _UNITS: Mapping[Quantity, tuple[tuple[float, str], ...]] = {
     "duration": ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (0, "ns")),
     "rate": ((1e6, "Mpps"), (1e3, "kpps"), (0, "pps")),
     "bits": ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (0, "bit/s")),
     "share": ((0, "%"),),
+    "number": ((0, ""),),
 }
 
 

@@ -1,0 +1,124 @@
+"""A metric against the number of background guests, a line a plane. Knows points, no trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from planewise.report import facets, theme
+from planewise.report.cells import common_factors, words
+from planewise.report.data import RunData
+from planewise.report.facets import Page
+from planewise.report.figures import base, grid, vega
+from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.grid import Plot, Slot
+from planewise.report.figures.vega import Row, Span, Spec
+from planewise.report.guests import Curves, Point
+from planewise.report.guests import curves as all_curves
+from planewise.units import rate_text, time_text
+
+
+def figures(data: RunData) -> tuple[Figure, ...]:
+    """Every metric of a run whose number of background guests varies; else empty."""
+    drawn = []
+    for curves in all_curves(data):
+        pages = facets.pages(curves.points, data.naming)
+        for place, page in enumerate(pages, start=1):
+            name = base.slug(f"guests-{curves.name}{f'-{place}' if len(pages) > 1 else ''}")
+            drawn.append(figure(curves, page, data.planes, name=name))
+    return tuple(drawn)
+
+
+def figure(curves: Curves, page: Page[Point], planes: Sequence[str], *, name: str) -> Figure:
+    """Lines through medians over blocks, with their intervals, a panel each condition."""
+    points = [item.content for item in page.items]
+    ends = [end for one in points for end in (one.low, one.value, one.high) if end is not None]
+    span = Span.of(ends)
+    show = shown(curves)
+    least = min(page.items, key=lambda item: item.content.value)
+    most = max(page.items, key=lambda item: item.content.value)
+    label = f", {page.label}" if page.label else ""
+    lead = (
+        f"Least {show(least.content.value)} ({least.series}, {words(least.factors)}), most "
+        f"{show(most.content.value)} ({most.series}, {words(most.factors)})."
+    )
+    return Figure(
+        name=name,
+        title=f"{curves.title[:1].upper()}{curves.title[1:]} by number of background guests{label}",
+        caption=(
+            "Median over blocks; thin line: its 95 % interval by order statistics, which takes six "
+            "blocks. Trials that missed their level are left out, but for the load itself. The "
+            f"axis upwards is {span.word}."
+        ),
+        lead=lead,
+        alt=f"Lines of {curves.title}. {lead}",
+        draw=lambda width: grid.draw(
+            page,
+            planes,
+            span,
+            curves.quantity or "number",
+            lambda slots, plot: _marks(slots, plot, show),
+            width,
+        ),
+        table=table(curves, page),
+    )
+
+
+def shown(curves: Curves) -> Callable[[float], str]:
+    """How a value is written."""
+    if curves.quantity is None:
+        return lambda value: f"{value:.3g}"
+    return {"duration": time_text, "rate": rate_text, "share": theme.share}[curves.quantity]
+
+
+def _marks(slots: Sequence[Slot[Point]], plot: Plot, show: Callable[[float], str]) -> list[Spec]:
+    rows: list[Row] = [
+        {
+            "series": slot.series,
+            "place": round(slot.centre),
+            "value": plot.span.inside(slot.item.content.value),
+            "hover": f"{slot.series}, {words(slot.item.factors)}: {show(slot.item.content.value)}",
+        }
+        for slot in slots
+    ]
+    intervals: list[Row] = [
+        {
+            "series": slot.series,
+            "place": round(slot.centre),
+            "low": plot.span.inside(slot.item.content.low),
+            "high": plot.span.inside(slot.item.content.high),
+        }
+        for slot in slots
+        if slot.item.content.low is not None and slot.item.content.high is not None
+    ]
+    at = {"x": plot.x("place"), "color": plot.colour()}
+    between = {"y": plot.y("low"), "y2": {"field": "high"}}
+    return [
+        vega.mark("line", rows, {**at, "y": plot.y("value")}, strokeWidth=1.5),
+        vega.mark("rule", intervals, {**at, **between}, strokeWidth=1),
+        vega.mark("point", rows, {**at, "y": plot.y("value")}, hover=True, filled=True, size=30),
+    ]
+
+
+def table(curves: Curves, page: Page[Point]) -> Table:
+    """The points in numbers."""
+    show = shown(curves)
+    common = common_factors(item.factors for item in page.items)
+    return Table(
+        columns=("Load", "Plane", "Median over blocks", "95 % interval", "Blocks"),
+        rows=tuple(
+            (
+                words(item.factors, common),
+                item.series,
+                Value(show(item.content.value), item.content.value),
+                _interval(item.content, show),
+                Value(str(item.content.blocks), item.content.blocks),
+            )
+            for item in page.items
+        ),
+    )
+
+
+def _interval(point: Point, show: Callable[[float], str]) -> Entry:
+    if point.low is None or point.high is None:
+        return Missing("open: it takes six blocks")
+    return theme.interval(show(point.low), show(point.high))

@@ -1,0 +1,100 @@
+"""Each metric against the number of background guests: a point a cell. Draws nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from planewise.judge.bounded import Bounded, exact, median_of
+from planewise.judge.statistics import RunSample, observe
+from planewise.judge.statistics.metrics import cpu_metrics
+from planewise.judge.statistics.paired import median_interval
+from planewise.report.cells import Factors, rank
+from planewise.report.data import RunData
+from planewise.report.facets import Item
+from planewise.report.figures.vega import Quantity
+from planewise.store.models import TrialRecord
+
+GUESTS = "background_guests"
+_METRICS = ("rtt", "rtt_p99", "overhead", "response", "loss", "throughput")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A metric of one cell: the median over its blocks."""
+
+    value: float
+    low: float | None
+    """95 % interval by order statistics; None where it is open, as with fewer than six blocks."""
+    high: float | None
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A metric of all cells."""
+
+    name: str
+    title: str
+    quantity: Quantity | None
+    """None: a number of CPUs."""
+    points: tuple[Item[Point], ...]
+
+
+def curves(data: RunData) -> list[Curves]:
+    """The achieved load, then the metrics; empty where the number of guests does not vary."""
+    if len({trial.cell[GUESTS] for trial in data.done if GUESTS in trial.cell}) < 2:
+        return []
+
+    def order(item: Item[Point]) -> tuple[object, ...]:
+        return rank(item.factors), data.plane_rank(item.series)
+
+    return [
+        replace(one, points=tuple(sorted(one.points, key=order)))
+        for one in (*_loads(data), *_metrics(data))
+    ]
+
+
+def _metrics(data: RunData) -> Iterable[Curves]:
+    sample = RunSample(data.info.run, data.info, data.trials)
+    for name in (*_METRICS, *cpu_metrics([sample], modes=False)):
+        observed = observe([sample], name)
+        cells: dict[tuple[str, Factors], list[Bounded]] = {}
+        for one in observed.observations:
+            if GUESTS in one.cell:
+                key = (data.naming.series(one.cell), data.naming.factors(one.cell))
+                cells.setdefault(key, []).append(one.bounded)
+        if len({dict(factors)[GUESTS] for _, factors in cells}) > 1:
+            quantities: dict[str, Quantity] = {"ns": "duration", "pps": "rate", "share": "share"}
+            quantity = quantities[observed.metric.unit]
+            points = tuple(Item(*key, _point(values)) for key, values in cells.items())
+            yield Curves(name, observed.metric.title, quantity, points)
+
+
+def _loads(data: RunData) -> Iterable[Curves]:
+    """What the background guests did, all together, whether or not that was wanted."""
+    by_unit: dict[str, dict[tuple[str, Factors], list[TrialRecord]]] = {}
+    for trial in data.done:
+        if trial.background is not None and GUESTS in trial.cell:
+            cells = by_unit.setdefault(trial.background.unit, {})
+            cells.setdefault(data.key(trial), []).append(trial)
+    for unit, cells in by_unit.items():
+        points = [
+            Item(*key, _point([exact(t.background.achieved) for t in trials if t.background]))
+            for key, trials in cells.items()
+        ]
+        title = "CPUs that the background guests burn"
+        if unit == "pps":
+            title = "datagrams that the background guests send"
+        yield Curves(f"load-{unit}", title, "rate" if unit == "pps" else None, tuple(points))
+
+
+def _point(values: Sequence[Bounded]) -> Point:
+    low, high = median_interval(values)
+    return Point(
+        median_of(values).value,
+        low if math.isfinite(low) else None,
+        high if math.isfinite(high) else None,
+        len(values),
+    )
