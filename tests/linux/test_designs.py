@@ -15,6 +15,7 @@ import pytest
 
 from planewise.measure.cells import expand
 from planewise.measure.design_file import load_design
+from planewise.store.models import TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, scratch
 
@@ -45,6 +46,21 @@ def planewise(*argv: str | Path) -> str:
     return finished.stdout
 
 
+def is_at_its_level(trial: TrialRecord) -> bool:
+    """Counted here by hand: the rate within 1 %, the load within 1 % and what its window tells."""
+    assert trial.load is not None
+    label = float(trial.cell["frequency_pps"])
+    if abs(trial.load.achieved_pps - label) > 0.01 * label:
+        return False
+    load = trial.background
+    assert (load is None) == (trial.cell["load_type"] == "none")
+    if load is None or load.wanted is None:
+        return True
+    assert len(load.guests) == trial.cell["background_guests"]
+    assert abs(sum(load.guests.values()) - load.achieved) < 1e-6 * max(1.0, load.achieved)
+    return abs(load.achieved - load.wanted) <= 0.01 * load.wanted + load.resolution
+
+
 @pytest.mark.parametrize("name", ["docker-rtt.yaml", "kvm-baseline.yaml"])
 def test_a_publications_design_is_measured_whole(name: str, tmp_path: Path) -> None:
     path, out = smaller(name, tmp_path), tmp_path / "run"
@@ -69,19 +85,28 @@ def test_a_publications_design_is_measured_whole(name: str, tmp_path: Path) -> N
         assert state.steal is not None
         assert state.foreign_cpu is not None
     planes = {str(trial.cell["plane"]) for trial in trials}
-    (family,) = json.loads(planewise("compare", out, "--json"))["families"]
-    assert set(family["levels"]) == planes
-    overall = [one for one in family["comparisons"] if one["stratum"] == "overall"]
-    assert len(overall) == len(planes) * (len(planes) - 1) / 2
-    for one in overall:
-        assert one["blocks"] == BLOCKS
-        # Two blocks decide nothing: any law of these numbers could be behind them.
-        assert (one["low"], one["high"]) == (None, None)
-        assert one["outcome"] == "not known"
+    counted = Counter(
+        (trial.cell["plane"], trial.cell["frequency_pps"])
+        for trial in trials
+        if is_at_its_level(trial)
+    )
+    assert all(bool(trial.missed) != is_at_its_level(trial) for trial in trials)
+    rates = [rate for rate in (1e3, 1e6) if all(counted[plane, rate] for plane in planes)]
+    if rates:  # which levels were kept is the machine's affair, that only they count is ours
+        families = json.loads(planewise("compare", out, "--json"))["families"]
+        for family in families:
+            of_rate = {plane for plane, rate in counted if family["frequency_pps"] in (rate, None)}
+            assert set(family["levels"]) == of_rate
+            assert sum(one["replicates"] for one in family["values"]) > 0
+            for one in family["comparisons"]:
+                assert one["blocks"] <= BLOCKS
+                # Two blocks decide nothing: any law of these numbers could be behind them.
+                assert (one["low"], one["high"]) == (None, None)
+                assert one["outcome"] == "not known"
     page = tmp_path / "again.html"
     planewise("report", out, "-o", page)
     for text in (page.read_text(), (out / "report.html").read_text()):
-        assert "What can be told apart" in text
+        assert not rates or "What can be told apart" in text
         assert all(plane in text for plane in planes)
     assert ledger.leftovers() == ()
     assert scratch.leftovers() == ()
