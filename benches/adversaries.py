@@ -1,30 +1,45 @@
-"""Adversaries of comparisons: how often is a difference claimed that is none, and one found.
+"""Adversaries of comparisons and of verdicts: how often is said what is not so, and what is so.
 
-    python benches/adversaries.py                 400 families a case
+    python benches/adversaries.py                 comparisons: 400 families a case
     python benches/adversaries.py --families 4000
+    python benches/adversaries.py --verdicts 60   verdicts instead: 60 systems a case
 
 Each case is a world without any difference between planes (with `power`: one plane is 10 % slower)
 that breaks a test which assumes too much: drift, a state of each plane in each block, planes with
 two states, heavy tails, counts in clumps, ties. Three planes under three loads, as `planewise
 quick` compares them: twelve comparisons a family, decided together by the functions that
 `planewise compare` uses. `looks` counts a family as false if it claims a difference after any of
-2, 3, 5, 8, 12 and 20 blocks. Prints figures with Clopper-Pearson bounds and never fails.
+2, 3, 5, 8, 12 and 20 blocks.
+
+Verdicts: the systems of judge/synthetic.py and judge/adversaries.py, every parameter random, on
+ladders with random steps of 2 to 17 % and a random beginning, trials of 1 s. The truth is headroom
+against its limit on the exact mean curve, whatever the ladder; where PDR does not exist, GOOD is
+false. `judge` sees the first 2, 3, 5, 10, 20 and 50 rounds of the same trials; a sweep may add
+loads; a search has its own ladder. Prints figures with Clopper-Pearson bounds and never fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv
 
+from planewise.judge import adversaries, synthetic
+from planewise.judge.curve import Curve, Run
+from planewise.judge.headroom import LIMIT
 from planewise.judge.statistics.comparison import ALPHA, family_weights
 from planewise.judge.statistics.paired import capital, family_evidence
 from planewise.judge.statistics.pairing import OVERALL
+from planewise.judge.verdict import Verdict, judge
+from planewise.measure.search.run import run_search
+from planewise.measure.search.sequential import sweep_until_verdict
 
 Floats = NDArray[np.float64]
 World = Callable[[np.random.Generator, int, int, bool], Floats]
@@ -181,15 +196,146 @@ def power(families: int, seed: int) -> None:
             )
 
 
+RUNS = (2, 3, 5, 10, 20, 50)
+CASES: tuple[tuple[str, float], ...] = (
+    *((kind, noise) for kind in synthetic.kinds() for noise in synthetic.NOISE_LEVELS),
+    *((family, 0.0) for family in adversaries.FAMILIES),
+)
+
+
+@dataclass
+class Tally:
+    """Words, and what they should have been."""
+
+    good: Counter[str] = field(default_factory=Counter)
+    """Words and kinds of UNDECIDED for systems whose headroom is below the limit."""
+    bad: Counter[str] = field(default_factory=Counter)
+
+    def add(self, truth: bool, word: str) -> None:
+        """Counts a verdict."""
+        (self.good if truth else self.bad)[word] += 1
+
+    def row(self) -> str:
+        """False GOOD with its upper bound, false BAD, and the words."""
+        false, of = self.bad["GOOD"], self.bad.total()
+        bound = float(betaincinv(false + 1, of - false, 0.95)) if of > false else 1.0
+        rest = self.good + self.bad
+        kinds = ("BORDERLINE", "LADDER TOO SHORT", "FEW RUNS", "DRIFT", "OTHER")
+        return (
+            f"{false} of {of} ({false / max(1, of):.1%}, at most {bound:.1%}) "
+            f"| {self.good['BAD']} of {self.good.total()} | {self.good['GOOD']} "
+            f"| {self.bad['BAD']} | " + " | ".join(str(rest[kind]) for kind in kinds)
+        )
+
+
+HEAD = (
+    "false GOOD of truly BAD | false BAD of truly GOOD | right GOOD | right BAD | BORDERLINE "
+    "| LADDER TOO SHORT | FEW RUNS | DRIFT | OTHER |\n|---" + "|---:" * 9 + "|"
+)
+
+
+def system_of(
+    kind: str, noise: float, index: int
+) -> tuple[synthetic.SyntheticSut | adversaries.Adversary, list[float]]:
+    """A random system and a ladder whose loads know nothing of it."""
+    rng = np.random.default_rng([index, sum(kind.encode()), round(noise * 100)])
+    system: synthetic.SyntheticSut | adversaries.Adversary
+    if kind in adversaries.FAMILIES:
+        system = adversaries.draw(kind, 9000 + index)
+    else:
+        system = synthetic.make(kind, noise_sd=noise, seed=9000 + index)
+    step, low, high = rng.uniform(0.02, 0.17), rng.uniform(0.2, 0.7), rng.uniform(1.2, 2.2)
+    loads = low + step * np.arange(int(np.ceil((high - low) / step)) + 1)
+    around = max(system.capacity_pps, 40e3)
+    return system, [float(load) for load in around * loads if 9001 <= load < 14.8e6]
+
+
+def word(verdict: Verdict) -> str:
+    """The verdict, or the kind of UNDECIDED."""
+    return verdict.open.upper() if verdict.open else verdict.verdict
+
+
+def verdicts(systems: int, first: int, searches: bool) -> None:
+    """False and right verdicts of `judge`, of sweeps and of searches, and calibration."""
+    tallies: dict[str, Tally] = defaultdict(Tally)
+    cases: dict[str, Tally] = defaultdict(Tally)
+    said: list[tuple[float, bool]] = []
+    kept = 0
+    for kind, noise in CASES:
+        for index in range(first, first + systems):
+            system, loads = system_of(kind, noise, index)
+            if len(loads) < 3:
+                continue
+            name = f"{kind} {noise:.0%}" if kind not in adversaries.FAMILIES else kind
+            headroom = system.headroom()
+            truth = headroom is not None and headroom < LIMIT
+            simulation = system.start(index, max_load_pps=14.88e6)
+            runs: dict[float, list[Run]] = {load: [] for load in loads}
+            for count in range(1, max(RUNS) + 1):
+                for load in loads:
+                    runs[load].append(simulation.trial(load, 1.0))
+                if count not in RUNS:
+                    continue
+                verdict = judge(Curve.from_runs(name, runs))
+                tallies[f"judge, {count} runs"].add(truth, word(verdict))
+                cases[name].add(truth, word(verdict))
+                if kind != "drifting" and verdict.probability_open < 0.5:
+                    said.append((verdict.probability_good, truth))
+            swept = sweep_until_verdict(
+                system.start(index + 10**6, max_load_pps=14.88e6),
+                loads,
+                duration_s=1.0,
+                extend=True,
+                seed=index,
+            )
+            tallies["sweep"].add(truth, word(swept.verdict))
+            tallies[f"sweep, stopped: {swept.stopped}"].add(truth, word(swept.verdict))
+            cases[name].add(truth, word(swept.verdict))
+            kept += swept.stopped == "decided" and swept.verdict.verdict == "UNDECIDED"
+            if searches:
+                found = run_search(system.start(index + 2 * 10**6), with_verdict=True).verdict
+                assert found is not None
+                tallies["search"].add(truth, found.label if found.label != "UNDECIDED" else "OTHER")
+    print(f"\n| source | {HEAD}")
+    for name, tally in sorted(tallies.items()):
+        print(f"| {name} | {tally.row()} |")
+    print(f"\n| case, `judge` and sweep | {HEAD}")
+    for name, tally in cases.items():
+        print(f"| {name} | {tally.row()} |")
+    print(f"\nsweeps that stopped as decided and say UNDECIDED: {kept}")
+    calibration(said)
+
+
+def calibration(said: list[tuple[float, bool]]) -> None:
+    """What was said against what is so, by tenths, and the Brier score."""
+    probability, truth = (np.array(column, dtype=float) for column in zip(*said, strict=True))
+    print("\n| said P(GOOD) | mean | truly GOOD | verdicts |\n|---|---:|---:|---:|")
+    for tenth in range(10):
+        inside = np.minimum((probability * 10).astype(int), 9) == tenth
+        if inside.any():
+            print(
+                f"| {tenth * 10} to {tenth * 10 + 10} % | {probability[inside].mean():.1%} "
+                f"| {truth[inside].mean():.1%} | {inside.sum()} |"
+            )
+    brier = float(((probability - truth) ** 2).mean())
+    base = float(truth.mean() * (1 - truth.mean()))
+    print(f"\nBrier score {brier:.4f} (always saying {truth.mean():.0%}: {base:.4f})")
+
+
 def main() -> None:
     """Reads the flags and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--families", type=int, default=400)
+    parser.add_argument("--verdicts", type=int, help="verdicts instead: systems a case")
+    parser.add_argument("--searches", action="store_true", help="verdicts of searches, too")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     begin = time.monotonic()
-    false_claims(given.families, given.seed)
-    power(given.families, given.seed)
+    if given.verdicts:
+        verdicts(given.verdicts, 1000 * given.seed, given.searches)
+    else:
+        false_claims(given.families, given.seed)
+        power(given.families, given.seed)
     print(f"\n{time.monotonic() - begin:.0f} s")
 
 

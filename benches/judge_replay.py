@@ -1,25 +1,24 @@
 """How little traffic a verdict takes: replays recorded experiments, and measures known systems.
 
-    python benches/judge_replay.py [--data DIR] [--seeds 5] [--synthetic 20]
+    python benches/judge_replay.py [--data DIR] [--seeds 5]
 
 Prints, from the published recordings (PASTRAMI's files; --data, or PLANEWISE_PASTRAMI_DATA):
 the default verdict beside the paper's written rule; the sequential sweep against the verdict of
 all recorded runs; what it gains over the same number of runs at every load; the trade-off between
 runs and certainty; whether a plan chosen on one half of the configurations holds on the other.
-And on synthetic systems with known truth: how often a verdict is false. Figures, no pass or fail.
+Figures, no pass or fail. Systems whose truth is known: benches/adversaries.py --verdicts.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import os
 import re
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +26,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from planewise.judge import synthetic
 from planewise.judge.curve import Curve, LoadPoint, RunTable
 from planewise.judge.from_store import curve_from_trials
 from planewise.judge.rules import apply_rule
@@ -60,12 +58,13 @@ class Outcome:
     experiment: Experiment
     verdict: str
     runs_per_load: float
-    stopped: str
+    open: str
+    """Of an undecided verdict: which kind."""
 
     @property
     def structural(self) -> bool:
-        """Undecided because the recorded ladder ends too early: no number of runs helps."""
-        return self.stopped == "ladder too short"
+        """Undecided because of the recorded loads, or at the limit: no number of runs helps."""
+        return self.open in ("ladder too short", "borderline")
 
 
 def main() -> None:
@@ -75,7 +74,6 @@ def main() -> None:
     default = os.environ.get("PLANEWISE_PASTRAMI_DATA") or shared / "data" / "pastrami"
     parser.add_argument("--data", type=Path, default=Path(default))
     parser.add_argument("--seeds", type=int, default=5, help="replays of each experiment")
-    parser.add_argument("--synthetic", type=int, default=20, help="systems a kind and noise level")
     args = parser.parse_args()
     files = sorted(args.data.glob("*.txt"))
     if files:
@@ -87,8 +85,6 @@ def main() -> None:
         halves(experiments, max(1, args.seeds // 3))
     else:
         print(f"no recordings in {args.data}: name their folder with --data", file=sys.stderr)
-    if args.synthetic:
-        known_truth(args.synthetic)
 
 
 def load(files: Sequence[Path]) -> list[Experiment]:
@@ -136,18 +132,13 @@ def replayed(experiments: Sequence[Experiment], seeds: int) -> None:
     print(
         row(
             "all runs: ladder too short",
-            [one for one in outcomes if one.experiment.full.probability_open > 0.5],
+            [one for one in outcomes if one.experiment.full.open == "ladder too short"],
         )
     )
     print(
         row(
             "all runs: cannot tell",
-            [
-                one
-                for one in outcomes
-                if one.experiment.full.verdict == "UNDECIDED"
-                and one.experiment.full.probability_open <= 0.5
-            ],
+            [one for one in outcomes if one.experiment.full.open not in ("", "ladder too short")],
         )
     )
     spent = np.array([one.runs_per_load for one in outcomes])
@@ -168,10 +159,7 @@ def fixed(experiments: Sequence[Experiment], seeds: int) -> None:
         for one in experiments:
             for seed in range(seeds):
                 verdict = judge(thinned(one.curve, runs, seed))
-                short = verdict.verdict == "UNDECIDED" and verdict.probability_open > 0.5
-                outcomes.append(
-                    Outcome(one, verdict.verdict, runs, "ladder too short" if short else "")
-                )
+                outcomes.append(Outcome(one, verdict.verdict, runs, verdict.open))
         print(row(f"{runs} runs", outcomes))
 
 
@@ -253,7 +241,9 @@ def replays(
                 seed=seed,
             )
             outcomes.append(
-                Outcome(one, result.verdict.verdict, result.trials / len(loads), result.stopped)
+                Outcome(
+                    one, result.verdict.verdict, result.trials / len(loads), result.verdict.open
+                )
             )
     return outcomes
 
@@ -262,8 +252,8 @@ HEAD = (
     f"{'':28s} sweeps  runs/load  undecided  (ladder)   agree  where both decide: agree  opposite"
 )
 EXPLANATION = """\
-undecided: of all sweeps; (ladder): the part where the recorded ladder ends before saturation
-could be seen, so that no number of runs would decide. agree: of the decided sweeps, those whose
+undecided: of all sweeps; (ladder): the part that is BORDERLINE or LADDER TOO SHORT, so that no
+number of runs at these loads would decide. agree: of the decided sweeps, those whose
 verdict is that of all runs, UNDECIDED of all runs counted as a disagreement; the last columns
 leave those out."""
 
@@ -306,93 +296,6 @@ def share_undecided(outcomes: Iterable[Outcome], *, decidable: bool = False) -> 
         one for one in outcomes if not decidable or one.experiment.full.verdict != "UNDECIDED"
     ]
     return float(np.mean([one.verdict == "UNDECIDED" for one in counted]))
-
-
-def known_truth(systems: int) -> None:
-    """False verdicts on systems whose truth is known: sequential, and 10 runs a load."""
-    heading(f"Synthetic systems with known truth, {systems} a line: verdict by truth")
-    print(
-        "truth: the written rule on the exact mean losses at the ladder's loads. Ladders of 5 to "
-        "17 % of\nsaturation a step, begun at random; shapes at random; trials of 10 s."
-    )
-    print(
-        f"{'':22s} {'sequential':^42s}   {'10 runs at every load':^34s}\n"
-        f"{'system':15s} noise  true GOOD: G   B   U  true BAD: G   B   U  runs"
-        f"  true GOOD: G   B   U  true BAD: G   B   U"
-    )
-    totals: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
-    said: list[tuple[float, bool]] = []
-    covered: list[bool] = []
-    for kind in synthetic.kinds():
-        for noise in synthetic.NOISE_LEVELS:
-            tables = {"sequential": Counter[tuple[str, str]](), "fixed": Counter()}
-            spent = []
-            for index in range(systems):
-                sut, loads = system(kind, noise, index)
-                simulation = sut.start(index, max_load_pps=1e7)
-                result = sweep_until_verdict(simulation, loads, duration_s=10, seed=index)
-                spent.append(result.trials / len(loads))
-                truth = sut.verdict(loads, elapsed_s=simulation.elapsed_s / 2)
-                tables["sequential"][truth, result.verdict.verdict] += 1
-                simulation = sut.start(index + 10**6, max_load_pps=1e7)
-                curve = simulation.sweep(loads, runs=10, duration_s=10)
-                truth = sut.verdict(loads, elapsed_s=simulation.elapsed_s / 2)
-                verdict = judge(curve)
-                tables["fixed"][truth, verdict.verdict] += 1
-                if kind != "drifting" and verdict.probability_open < 0.05:
-                    said.append((verdict.probability_good, truth == "GOOD"))
-                crossing = sut.truth(max_load_pps=loads[-1]).expected_pdr_pps
-                if kind != "drifting" and verdict.pdr is not None and crossing is not None:
-                    covered.append(verdict.pdr.low_pps <= crossing <= verdict.pdr.high_pps)
-            for name, table in tables.items():
-                totals[name] += table
-            print(
-                f"{kind:15s} {noise:5.0%}  {cells(tables['sequential'])} {np.mean(spent):5.1f}  "
-                f"{cells(tables['fixed'])}",
-                flush=True,
-            )
-    for name, table in totals.items():
-        bad = sum(count for (truth, _), count in table.items() if truth == "BAD")
-        good = sum(count for (truth, _), count in table.items() if truth == "GOOD")
-        print(
-            f"{name}: false GOOD {table['BAD', 'GOOD']} of {bad} truly BAD "
-            f"({table['BAD', 'GOOD'] / max(1, bad):.2%}), false BAD {table['GOOD', 'BAD']} of "
-            f"{good} truly GOOD ({table['GOOD', 'BAD'] / max(1, good):.2%})"
-        )
-    print(
-        f"10 runs at every load, without drifting systems: the interval of PDR holds the load at "
-        f"which the\nmean loss exceeds 0.5 % in {np.mean(covered):.1%} of {len(covered)} sweeps"
-    )
-    print("and of the sweeps whose probability of GOOD was said to be so, so many truly are GOOD:")
-    edges = (0.0, 0.05, 0.2, 0.5, 0.8, 0.95, 1.0)
-    for low, high in itertools.pairwise(edges):
-        inside = [
-            (probability, good)
-            for probability, good in said
-            if low <= probability < high or (high == 1.0 and probability == 1.0)
-        ]
-        if inside:
-            print(
-                f"  said {low:4.0%} to {high:4.0%} (mean {np.mean([p for p, _ in inside]):6.1%}): "
-                f"{np.mean([good for _, good in inside]):6.1%} of {len(inside)}"
-            )
-
-
-def system(kind: str, noise: float, index: int) -> tuple[synthetic.SyntheticSut, list[float]]:
-    """A system of random shape and a ladder with a random step and beginning."""
-    rng = np.random.default_rng([index, sum(kind.encode()), round(noise * 100)])
-    sut = synthetic.make(kind, noise_sd=noise, seed=index)
-    step, low, high = rng.uniform(0.05, 0.17), rng.uniform(0.3, 0.7), rng.uniform(1.25, 2.2)
-    loads = low + step * np.arange(int(np.ceil((high - low) / step)) + 1)
-    return sut, (sut.capacity_pps * loads).tolist()
-
-
-def cells(table: Counter[tuple[str, str]]) -> str:
-    """Counts by truth and verdict."""
-    number: Callable[[str, str], str] = lambda truth, verdict: f"{table[truth, verdict]:3d}"  # noqa: E731
-    good = " ".join(number("GOOD", verdict) for verdict in ("GOOD", "BAD", "UNDECIDED"))
-    bad = " ".join(number("BAD", verdict) for verdict in ("GOOD", "BAD", "UNDECIDED"))
-    return f"{'':11s}{good} {'':9s}{bad}"
 
 
 def heading(text: str) -> None:

@@ -30,7 +30,7 @@ KEYS = {
     "saturation_pps",
     "warnings",
 }
-TRIALS = samples.trials(runs=10)
+TRIALS = samples.trials(runs=32)
 
 
 def published_data() -> Path:
@@ -148,8 +148,10 @@ def test_a_table_has_one_line_a_file(good: Path, bad: Path) -> None:
 def test_a_single_file_is_told_in_plain_words(bad: Path) -> None:
     result = invoke(bad)
 
-    assert result.stdout.startswith("BAD: beyond 800 kpps, where loss first exceeds 0.5 %")
+    assert result.stdout.startswith("BAD: beyond PDR throughput still rises, by 4")
     assert "PDR at 0.5 % loss: " in result.stdout
+    assert "PASTRAMI's conditions: not saturated: " in result.stdout
+    assert "Δ_UCL95 there: " in result.stdout
 
 
 def test_every_rule_is_named_in_its_answer(bad: Path) -> None:
@@ -278,7 +280,7 @@ def test_an_example_tells_the_truth_beside_the_verdict() -> None:
 
     assert result.exit_code == 0
     assert result.stdout.startswith("BAD: ")
-    assert "The truth: BAD, NDR 1 Mpps, PDR 1.0" in result.stdout
+    assert "The truth: BAD, headroom 58.8 %, NDR 1 Mpps, PDR 1.0" in result.stdout
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".json", ".parquet"])
@@ -397,3 +399,23 @@ def test_judging_text_loads_none_of_the_slow_libraries(good: Path) -> None:
     )
 
     assert result.stderr.strip() == "[]"
+
+
+def test_a_ladder_that_is_too_short_is_counted_apart_from_what_runs_would_decide(
+    tmp_path: Path,
+) -> None:
+    lossless = tmp_path / "lossless.csv"
+    lossless.write_text("offered_pps,sent,received\n1000,10000,10000\n2000,20000,20000\n")
+    result = invoke(lossless, lossless)
+    assert "2 UNDECIDED (of these 2 LADDER TOO SHORT)." in result.stdout
+    assert "UNDECIDED (LADDER TOO SHORT)" in result.stdout.splitlines()[3]
+
+
+def test_the_json_has_headroom_pastramis_conditions_and_what_may_hide(good: Path) -> None:
+    (found,) = judged(good)
+    assert 0 <= found["headroom_low"] <= found["headroom_high"] < 0.1
+    assert found["pastrami"] == "GOOD"
+    assert found["pastrami_reason"].startswith("saturated from ")
+    assert 0 < found["delta_ucl95"] < 0.1
+    # 32 runs at each of the three loads that decide, none disturbed.
+    assert found["disturbed_at_most"] == pytest.approx(1 - 0.05 ** (1 / 96))

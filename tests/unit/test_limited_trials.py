@@ -14,13 +14,14 @@ from planewise.judge.verdict import judge
 
 def runs(offered: float, received: float, limited: bool) -> list[Run]:
     return [
-        Run(sent=int(offered), received=int(received) - n, duration_s=1, limited=limited)
-        for n in range(4)
+        Run(sent=int(offered), received=int(received) - n % 4, duration_s=1, limited=limited)
+        for n in range(24)
     ]
 
 
 def test_loads_that_only_the_generator_limited_change_nothing_but_a_warning() -> None:
-    own = {load: runs(load, min(load, 3000), False) for load in (1000, 2000, 3000, 4000, 5000)}
+    ladder = (1000, 2000, 3000, 3200, 4000, 5000)
+    own = {load: runs(load, min(load, 3000), False) for load in ladder}
     beyond = own | {load: runs(load, load, True) for load in (6000, 7000)}
     alone = judge(Curve.from_runs("own", own))
     together = judge(Curve.from_runs("with limited", beyond))

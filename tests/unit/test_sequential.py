@@ -18,10 +18,10 @@ from planewise.measure.search.replay import Replay
 from planewise.measure.search.sequential import Planner, SequentialPlan, sweep_until_verdict
 from tests.unit.published_data import labels, needs_published_data, recorded
 
-LADDER = [0.5e6, 0.7e6, 0.9e6, 1.1e6, 1.3e6, 1.5e6]
+LADDER = [0.5e6, 0.8e6, 0.95e6, 1.1e6, 1.3e6, 1.5e6]
 
 
-def recording(runs: int = 12) -> Curve:
+def recording(runs: int = 25) -> Curve:
     rng = np.random.default_rng(1)
     points = []
     for load in LADDER:
@@ -66,9 +66,9 @@ def test_a_replay_gives_every_recorded_run_once_and_then_no_more() -> None:
     point = curve.points[2]
     drawn = [replay.trial(point.offered_pps, 10) for _ in range(point.count)]
     assert sorted(run.received for run in drawn) == sorted(run.received for run in point.runs)
-    assert [run.order for run in drawn] == list(range(12))
+    assert [run.order for run in drawn] == list(range(25))
     assert replay.remaining(point.offered_pps) == 0
-    with pytest.raises(ExhaustedError, match="all 12 recorded runs at 900000 pps are used up"):
+    with pytest.raises(ExhaustedError, match="all 25 recorded runs at 950000 pps are used up"):
         replay.trial(point.offered_pps, 10)
     with pytest.raises(ExhaustedError, match="no run at 1 pps was recorded"):
         replay.trial(1.0, 10)
@@ -78,9 +78,9 @@ def test_a_replay_can_keep_the_recorded_order() -> None:
     curve = recording()
     for seed in range(5):
         replay = Replay(curve, seed, shuffled=False)
-        numbers = [replay.trial(LADDER[0], 10).drops for _ in range(12)]
+        numbers = [replay.trial(LADDER[0], 10).drops for _ in range(25)]
         steps = {
-            (b - a) % 12 for a, b in itertools.pairwise(numbers) if a is not None and b is not None
+            (b - a) % 25 for a, b in itertools.pairwise(numbers) if a is not None and b is not None
         }
         assert steps == {1}
 
@@ -104,32 +104,50 @@ def test_a_clear_system_is_decided_with_few_trials_and_all_are_told() -> None:
     assert result.verdict.verdict == "GOOD"
     assert result.stopped == "decided"
     assert result.trials == len(told) == len(measurer.trials) == result.curve.runs
-    assert result.trials <= 8 * len(LADDER)
+    assert result.trials <= 18 * len(LADDER)
     assert result.traffic_s == pytest.approx(result.trials)
     assert min(result.curve.counts) >= 2
 
 
-def test_good_is_not_said_before_one_disturbed_run_in_ten_would_have_shown() -> None:
+def test_good_is_not_said_before_one_disturbed_run_in_twenty_would_have_shown() -> None:
     result = sweep_until_verdict(Scripted(ideal), LADDER, duration_s=1)
     assert result.verdict.verdict == "GOOD"
-    relevant = result.curve.counts[result.curve.offered_pps >= 0.9e6]
-    assert relevant.sum() >= 44
+    relevant = result.curve.counts[result.curve.offered_pps >= 0.95e6]
+    assert relevant.sum() >= 90
     assert np.ptp(relevant) <= 1
 
 
-def test_trials_go_to_the_load_whose_loss_is_near_the_limit() -> None:
+def test_trials_go_to_the_load_whose_throughput_is_near_the_limit() -> None:
     rng = np.random.default_rng(8)
 
     def near(load: float) -> Run:
-        if load == 0.9e6:
-            plr = float(np.clip(rng.normal(0.0052, 0.003), 0, 1))
-            return Run(900_000, round(900_000 * (1 - plr)), 1.0)
+        if load == 1.5e6:
+            return Run(1_500_000, round(1.06e6 * (1 + 0.08 * rng.standard_normal())), 1.0)
         return ideal(load)
 
-    result = sweep_until_verdict(Scripted(near), LADDER, duration_s=1)
+    loads = [0.5e6, 0.8e6, 0.98e6, 1.1e6, 1.3e6, 1.5e6]
+    result = sweep_until_verdict(Scripted(near), loads, duration_s=1)
     counts = dict(zip(result.curve.offered_pps.tolist(), result.curve.counts.tolist(), strict=True))
-    assert counts[0.9e6] == max(counts.values())
-    assert counts[0.9e6] > 3 * counts[0.5e6]
+    assert counts[1.5e6] == max(counts.values())
+    assert counts[1.5e6] > 2 * counts[0.5e6]
+
+
+@pytest.mark.parametrize("kind", ["realistic", "gradual", "spikes", "autocorrelated"])
+def test_a_sweep_that_stops_as_decided_has_a_verdict_that_is(kind: str) -> None:
+    for seed in range(6):
+        sut = synthetic.make(kind, noise_sd=0.01, seed=seed)
+        loads = (np.arange(0.5, 1.6, 0.11) * sut.capacity_pps).tolist()
+        result = sweep_until_verdict(sut.start(seed), loads, duration_s=1, extend=True, seed=seed)
+        assert (result.stopped == "decided") == (result.verdict.verdict != "UNDECIDED")
+
+
+def test_a_load_is_added_where_two_lie_too_far_apart() -> None:
+    coarse = [0.5e6, 0.8e6, 1.2e6, 1.6e6]
+    told = sweep_until_verdict(Scripted(ideal), coarse, duration_s=1)
+    assert (told.stopped, told.verdict.open) == ("ladder too short", "ladder too short")
+    extended = sweep_until_verdict(Scripted(ideal), coarse, duration_s=1, extend=True)
+    assert extended.verdict.verdict == "GOOD"
+    assert any(0.9e6 < load < 1.0e6 for load in extended.curve.offered_pps)
 
 
 def test_no_load_is_measured_twice_in_a_row_within_a_round_of_the_ladder() -> None:
@@ -263,4 +281,4 @@ def test_replayed_recordings_get_the_verdict_of_all_their_runs() -> None:
         sweeps += 1
         opposite += {full.verdict, result.verdict.verdict} == {"GOOD", "BAD"}
     assert opposite == 0
-    assert spent / sweeps <= 8
+    assert spent / sweeps <= 15

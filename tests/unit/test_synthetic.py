@@ -65,10 +65,15 @@ def test_a_load_range_that_ends_below_the_crossing_has_no_pdr():
     assert truth.pdr_pps is None
 
 
-def test_verdicts_of_the_exact_curves_are_those_of_the_rule_as_written():
-    verdicts = {name: sut.verdict(LADDER) for name, sut in synthetic.catalogue().items()}
-    assert verdicts["ideal"] == verdicts["realistic"] == verdicts["trashing"] == "GOOD"
-    assert verdicts["gradual"] == verdicts["non-monotone"] == "BAD"
+def test_headroom_of_the_exact_curves():
+    headroom = {name: sut.headroom() for name, sut in synthetic.catalogue().items()}
+    assert headroom["ideal"] == pytest.approx(0, abs=1e-6)
+    # PDR at 0.5^(1/40) of saturation, where 99 % of it pass.
+    assert headroom["realistic"] == pytest.approx(0.99 / (0.5 ** (1 / 40) * 0.995) - 1, abs=1e-3)
+    assert headroom["trashing"] == pytest.approx(headroom["realistic"])
+    # 1.6 at the ceiling, 1.01 · 0.995 at PDR, where 0.6 of what exceeds 1 pass.
+    assert headroom["gradual"] == pytest.approx(1.6 / (0.4 / 0.395 * 0.995) - 1, abs=1e-3)
+    assert headroom["non-monotone"] > 0.9
 
 
 def test_truth_agrees_with_a_long_simulation_for_every_system_that_does_not_drift():

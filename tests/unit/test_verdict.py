@@ -28,7 +28,9 @@ def curve(throughput: dict[float, float], runs: int = 20, spread: float = 0.001)
     return Curve("made up", tuple(points))
 
 
-SATURATED = {100e3: 100e3, 200e3: 200e3, 300e3: 240e3, 400e3: 240e3, 500e3: 239e3}
+SATURATED = {
+    100e3: 100e3, 200e3: 200e3, 230e3: 230e3, 260e3: 240e3, 300e3: 240e3, 400e3: 240e3, 500e3: 239e3
+}  # fmt: skip
 RISING = {100e3: 100e3, 200e3: 198e3, 300e3: 280e3, 400e3: 350e3, 500e3: 360e3}
 
 
@@ -48,14 +50,14 @@ def erratic(seed: int) -> Curve:
     )
 
 
-def test_an_erratic_curve_is_undecided_although_some_step_always_rises() -> None:
+def test_an_erratic_curve_is_undecided_although_some_load_always_has_headroom() -> None:
     verdicts = [judge(erratic(seed)) for seed in range(30)]
     improbable = [verdict for verdict in verdicts if verdict.probability_good <= 0.05]
     spared = [verdict for verdict in improbable if verdict.verdict == "UNDECIDED"]
     assert len(spared) >= 3
     assert len(improbable) - len(spared) <= 1
     assert all(verdict.verdict != "GOOD" for verdict in verdicts)
-    assert all("throughput goes up and down" in verdict.reason for verdict in spared)
+    assert sum("throughput goes up and down" in verdict.reason for verdict in spared) >= 2
 
 
 def test_on_a_machine_that_is_busy_with_other_things_nothing_is_bad() -> None:
@@ -97,11 +99,15 @@ def test_a_curve_that_saturates_where_loss_begins_is_good() -> None:
     assert verdict.probability_good > 0.99
     assert verdict.next_loads == ()
     assert verdict.saturation is not None
-    assert verdict.saturation.offered_pps == 300e3
+    assert verdict.saturation.offered_pps == 260e3
     assert verdict.saturation.low_pps < 240e3 < verdict.saturation.high_pps
+    assert verdict.headroom is not None
+    # PDR lies between 231.9 kpps (chord) and 241.2 kpps (knee), and 240 kpps pass.
+    assert verdict.headroom.low == pytest.approx(0, abs=0.002)
+    assert verdict.headroom.high == pytest.approx(240 / (231.9 * 0.995) - 1, abs=0.003)
     assert verdict.reason == (
-        "from 300 kpps, where loss first exceeds 0.5 %, throughput no longer rises with load: PDR "
-        "stands for the curve"
+        "beyond PDR throughput no longer rises, or by 0 % to 4.1 % (limit 10 %): PDR stands for "
+        "the curve; at most 3 % of runs may be disturbed"
     )
 
 
@@ -110,20 +116,24 @@ def test_a_curve_that_rises_beyond_its_pdr_is_bad() -> None:
     assert verdict.verdict == "BAD"
     assert verdict.probability_good < 0.01
     assert verdict.saturation is None or verdict.saturation.offered_pps >= 400e3
-    assert "throughput still rises: TIR is 0.8" in verdict.reason
+    assert "throughput still rises, by " in verdict.reason
+    assert verdict.headroom is not None
+    # 360 kpps pass at most. 1 % is lost at 200 kpps: PDR lies below, and above the chord's 150.
+    assert verdict.headroom.low >= 360 / (200 * 0.995) - 1
+    assert verdict.headroom.high >= 360 / (150 * 0.995) - 1
 
 
 def test_pdr_lies_between_what_the_chord_and_the_plateau_say() -> None:
     """Known truth: all passes up to 240 kpps, so 0.5 % is lost at 240/0.995 = 241.2 kpps."""
     verdict = judge(curve(SATURATED))
     assert verdict.pdr is not None
-    # The chord from (200 k, 0) to (300 k, 20 %) reaches 0.5 % at 202.5 k.
-    assert verdict.pdr.pps == pytest.approx(202.5e3, rel=0.001)
+    # The chord from (230 k, 0) to (260 k, 7.7 %) reaches 0.5 % at 231.9 k.
+    assert verdict.pdr.pps == pytest.approx(231.9e3, rel=0.001)
     assert verdict.pdr.low_pps <= verdict.pdr.pps < 241.2e3 <= verdict.pdr.high_pps < 243e3
     assert verdict.first_crossing is not None
-    assert verdict.first_crossing.pps == 300e3
+    assert verdict.first_crossing.pps == 260e3
     assert verdict.ndr is not None
-    assert (verdict.ndr.pps, verdict.ndr.high_pps) == (200e3, 300e3)
+    assert (verdict.ndr.pps, verdict.ndr.high_pps) == (230e3, 260e3)
 
 
 def test_where_no_load_loses_the_ladder_is_too_short_and_pdr_has_no_upper_end() -> None:
@@ -157,29 +167,75 @@ def test_where_the_first_load_loses_lower_loads_are_asked_for() -> None:
     assert "PDR lies below what was measured" in verdict.reason
 
 
-def test_loss_near_the_limit_is_undecided_and_asks_for_that_load() -> None:
-    plr = 0.005
-    lossy = Curve.from_runs(
-        "near",
-        {
-            100e3: [Run(100_000, 100_000)] * 10,
-            200e3: [
-                Run(200_000, round(200_000 * (1 - plr + d))) for d in np.linspace(-4e-3, 4e-3, 10)
-            ],
-            300e3: [Run(300_000, 240_000 + i) for i in range(10)],
-            400e3: [Run(400_000, 240_000 + i) for i in range(10)],
-        },
-    )
-    verdict = judge(lossy)
+@pytest.mark.parametrize("loss", [0.0044, 0.005, 0.0056])
+def test_loss_near_the_limit_does_not_turn_the_answer(loss: float) -> None:
+    """PDR is read between loads: on which side of the limit a load lies moves it hardly at all."""
+    near = curve({**SATURATED, 230e3: 230e3 * (1 - loss)}, runs=30, spread=2e-4)
+    assert judge(near).verdict == "GOOD"
+
+
+def test_headroom_that_one_noisy_load_decides_is_undecided_and_asks_for_that_load() -> None:
+    rng = np.random.default_rng(3)
+    rates = {100e3: 100e3, 190e3: 190e3, 200e3: 198e3, 300e3: 200e3, 400e3: 201e3}
+    noisy = curve(rates).points
+    far = np.round(500e3 * np.clip(218 + 20 * rng.standard_normal(12), 0, 500) / 500)
+    last = LoadPoint(500e3, RunTable(np.full(12, 500_000), far.astype(np.int64)))
+    verdict = judge(Curve("near", (*noisy, last)))
     assert verdict.verdict == "UNDECIDED"
-    assert 0.2 < verdict.probability_good < 0.8
-    assert verdict.next_loads[0] == 200e3
+    assert 0.1 < verdict.probability_good < 0.9
+    assert verdict.next_loads[0] == 500e3
     assert "the runs do not tell" in verdict.reason
+
+
+def test_a_headroom_at_its_limit_is_borderline_however_many_runs_there_are() -> None:
+    verdict = judge(curve({**SATURATED, 500e3: 259e3}, runs=400))
+    assert (verdict.verdict, verdict.open) == ("UNDECIDED", "borderline")
+    assert "the answer turns near the limits" in verdict.reason
+
+
+def test_loads_that_lie_far_apart_around_pdr_are_too_short_a_ladder() -> None:
+    coarse = {load: rate for load, rate in SATURATED.items() if load not in (230e3, 260e3)}
+    verdict = judge(curve(coarse))
+    assert (verdict.verdict, verdict.open) == ("UNDECIDED", "ladder too short")
+    assert "PDR lies between 200 kpps and 300 kpps" in verdict.reason
+    # Just below the knee, 241 kpps: what is seen there leaves PDR little room.
+    assert verdict.next_loads[0] == pytest.approx(234e3, rel=0.01)
+
+
+def test_a_bump_of_loss_below_pdr_that_the_ladder_may_have_missed_is_too_short_a_ladder() -> None:
+    verdict = judge(curve({**SATURATED, 100e3: 99.7e3, 90e3: 90e3}))
+    assert (verdict.verdict, verdict.open) == ("UNDECIDED", "ladder too short")
+    assert "more is lost at 100 kpps than at higher loads" in verdict.reason
+    assert 90e3 < verdict.next_loads[0] < 200e3
+
+
+def test_good_waits_for_so_many_runs_that_disturbed_ones_would_have_shown() -> None:
+    few, enough = (judge(curve(SATURATED, runs=runs)) for runs in (10, 20))
+    assert few.probability_good > 0.99
+    assert (few.verdict, few.open) == ("UNDECIDED", "few runs")
+    assert "as 50 of the 90 runs that GOOD needs were made" in few.reason
+    assert enough.verdict == "GOOD"
+    assert enough.disturbed_at_most == pytest.approx(1 - 0.05 ** (1 / 100))
+
+
+@pytest.mark.parametrize("step", [0.02, 0.03, 0.05, 0.1])
+def test_on_pastramis_realistic_curve_the_answer_does_not_depend_on_the_ladder(step: float) -> None:
+    system = synthetic.RealisticCurve()
+    words = set()
+    for phase in np.arange(12) / 12:
+        loads = np.arange(0.5 + phase * step, 1.6, step)
+        loss = system.loss_ratio(loads)
+        exact = {
+            float(load * 1e6): [Run(round(load * 1e8), round(load * 1e8 * (1 - share)))] * 25
+            for load, share in zip(loads, loss, strict=True)
+        }
+        words.add(judge(Curve.from_runs("exact", exact), draws=500).verdict)
+    assert words == {"GOOD"}
 
 
 def test_two_runs_a_load_leave_a_noisy_curve_undecided_and_fifty_do_not() -> None:
     assert judge(curve(SATURATED, runs=2, spread=0.06)).verdict == "UNDECIDED"
-    assert judge(curve(SATURATED, runs=50, spread=0.06)).verdict == "GOOD"
+    assert judge(curve(SATURATED, runs=50, spread=0.02)).verdict == "GOOD"
 
 
 def test_a_system_that_drifts_is_not_judged() -> None:
@@ -211,11 +267,13 @@ def test_an_unknown_rule_and_an_impossible_limit_are_named() -> None:
 
 @pytest.mark.parametrize("kind", ["gradual", "non-monotone"])
 def test_systems_that_are_truly_bad_are_not_called_good(kind: str) -> None:
-    loads = (np.arange(0.4, 1.9, 0.1) * 1e6).tolist()
+    loads = (np.arange(0.2, 1.9, 0.1) * 1e6).tolist()
     for seed in range(25):
         sut = synthetic.make(kind, noise_sd=0.01, seed=seed)
-        if sut.verdict(loads) == "BAD":
-            assert judge(sut.start(seed).sweep(loads, runs=8, duration_s=5)).verdict != "GOOD"
+        headroom = sut.headroom()
+        assert headroom is not None
+        assert headroom > 0.1
+        assert judge(sut.start(seed).sweep(loads, runs=12, duration_s=5)).verdict != "GOOD"
 
 
 @st.composite
@@ -311,16 +369,19 @@ def test_the_order_of_lines_does_not_matter(any_curve: Curve, random: object) ->
 
 @needs_published_data
 def test_no_published_recording_gets_the_opposite_of_the_written_rule() -> None:
-    """Where the default rule decides, it decides as the paper's text does."""
+    """Where the default rule decides, it decides as the paper's text does, and where it does not,
+    the recorded loads lie too far apart or end too early, but for one in twenty."""
     opposite = {"GOOD": "BAD", "BAD": "GOOD"}
-    decided = 0
+    decided, other = 0, 0
     for row in labels():
         verdict = judge(recorded(row["file"]))
         check(verdict)
+        other += verdict.open not in ("", "borderline", "ladder too short")
         if verdict.verdict != "UNDECIDED":
             decided += 1
             assert verdict.verdict != opposite[row["as_written"]], row["file"]
-    assert decided >= 50
+    assert decided >= 40
+    assert other <= 0.05 * len(labels())
 
 
 def test_what_was_not_seen_bounds_the_share_of_disturbed_runs() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +42,11 @@ class Judged:
     def word(self) -> str:
         """GOOD, BAD or UNDECIDED."""
         return self.verdict.verdict if self.verdict else "UNDECIDED"
+
+    @property
+    def label(self) -> str:
+        """The word, of UNDECIDED with its kind."""
+        return self.verdict.label if self.verdict else self.word
 
     @property
     def title(self) -> str:
@@ -194,6 +201,7 @@ def _judge_file(file: Path, format_name: str | None, rule: Rule, plr: float) -> 
 def _judge_example(name: str, rule: Rule, plr: float) -> Judged:
     from planewise.judge import synthetic
     from planewise.judge.from_store import trials_from_curve
+    from planewise.judge.headroom import LIMIT
     from planewise.judge.verdict import judge as judge_curve
 
     sut = synthetic.by_name(name)
@@ -210,8 +218,11 @@ def _judge_example(name: str, rule: Rule, plr: float) -> Judged:
         )
         if value is not None
     ]
-    verdict = sut.verdict(loads, loss_ratio=plr, elapsed_s=time_s / 2)
-    note = f"synthetic: {sut.summary}. The truth: {verdict}, {', '.join(of_truth)}"
+    headroom = sut.headroom(plr, elapsed_s=time_s / 2)
+    if headroom is not None:
+        word = "GOOD" if headroom < LIMIT else "BAD"
+        of_truth = [f"{word}, headroom {percent_text(round(headroom, 3))}", *of_truth]
+    note = f"synthetic: {sut.summary}. The truth: {', '.join(of_truth)}"
     trials = trials_from_curve(curve, format_name="synthetic", notes=(note,))
     return Judged(f"example:{name}", trials, curve, judge_curve(curve, rule, plr))
 
@@ -247,7 +258,10 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
         "probability_good": verdict.probability_good if verdict else None,
         "probability_open": verdict.probability_open if verdict else None,
         "open": verdict.open if verdict else None,
-        "headroom": asdict(verdict.headroom) if verdict and verdict.headroom else None,
+        **_headroom_json(verdict),
+        "pastrami": verdict.pastrami.word if verdict else None,
+        "pastrami_reason": verdict.pastrami.reason if verdict else None,
+        "delta_ucl95": verdict.delta_ucl95 if verdict else None,
         "disturbed_at_most": verdict.disturbed_at_most if verdict else None,
         **_interval("pdr", verdict.pdr if verdict else reported.get("pdr_pps")),
         **_interval("ndr", verdict.ndr if verdict else reported.get("ndr_pps")),
@@ -268,6 +282,15 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
         ],
         "info": dict(one.trials.info),
         "reported": dict(reported),
+    }
+
+
+def _headroom_json(verdict: Verdict | None) -> dict[str, float | None]:
+    """Two keys; an end that the ladder does not bound is null."""
+    known = verdict.headroom if verdict else None
+    return {
+        "headroom_low": known.low if known else None,
+        "headroom_high": known.high if known and math.isfinite(known.high) else None,
     }
 
 
@@ -302,7 +325,7 @@ def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None
         style = "bold" if row is _COLUMNS else ""
         shown = Text("  ".join(cells).rstrip(), style=style)
         if row is not _COLUMNS:
-            shown.stylize(_STYLES[row[0]], 0, len(row[0]))
+            shown.stylize(_STYLES[row[0].partition(" ")[0]], 0, len(row[0]))
         # One line a curve, whatever the terminal's width: it is there to be compared and grepped.
         out.print(shown, soft_wrap=True)
     if len(judged) <= LISTED:
@@ -311,18 +334,21 @@ def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None
         console.err().print("The warnings' full text: fewer files at a time, or --json.")
 
 
+_APART = ("BORDERLINE", "LADDER TOO SHORT")
 _STYLES = {"GOOD": "green", "BAD": "red", "UNDECIDED": "yellow"}
 _COLUMNS = (
-    "verdict", "P(GOOD)", "PDR", "saturation", "loads", "runs", "format", "file", "warnings"
+    "verdict", "P(GOOD)", "headroom", "PDR", "saturation", "loads", "runs", "format", "file",
+    "warnings",
 )  # fmt: skip
-_NUMBERS = frozenset({"P(GOOD)", "PDR", "saturation", "loads", "runs"})
+_NUMBERS = frozenset({"P(GOOD)", "headroom", "PDR", "saturation", "loads", "runs"})
 
 
 def _row(one: Judged) -> tuple[str, ...]:
     verdict = one.verdict
     return (
-        one.word,
+        one.label,
         percent_text(round(verdict.probability_good, 2)) if verdict else "–",
+        str(verdict.headroom) if verdict and verdict.headroom else "–",
         _pdr_cell(one),
         _load(verdict.saturation.offered_pps) if verdict and verdict.saturation else "–",
         str(one.trials.loads),
@@ -355,6 +381,9 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
     if len(judged) > 1:
         words = [one.word for one in judged]
         counts = ", ".join(f"{words.count(word)} {word}" for word in _STYLES if word in words)
+        kinds = Counter(one.verdict.open.upper() for one in judged if one.verdict)
+        if apart := [f"{kinds[kind]} {kind}" for kind in _APART if kinds[kind]]:
+            counts += f" (of these {', '.join(apart)})"
         return [f"{len(judged)} curves, judged by the rule {rule}: {counts}."]
     one = judged[0]
     verdict = one.verdict
@@ -363,7 +392,7 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
             f"{key[:3].upper()} {_load(value)}" for key, value in one.trials.reported.items()
         ]
         return [f"UNDECIDED: {_NOTHING_TO_JUDGE} (reported: {', '.join(reported)})."]
-    lines = [f"{verdict.verdict}: {verdict.reason}."]
+    lines = [f"{verdict.label}: {verdict.reason}."]
     if verdict.pdr is None:
         lines.append(f"PDR at {percent_text(plr)} loss is not known: {verdict.no_pdr}.")
     elif verdict.pdr.bounded:
@@ -380,6 +409,10 @@ def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
             f"PDR at {percent_text(plr)} loss: at least {_load(verdict.pdr.low_pps)}; the loads "
             "end too early to say more."
         )
+    accuracy = ""
+    if verdict.delta_ucl95 is not None:
+        accuracy = f" Δ_UCL95 there: {percent_text(round(verdict.delta_ucl95, 3))} of the loss."
+    lines.append(f"PASTRAMI's conditions: {verdict.pastrami.reason}.{accuracy}")
     return lines
 
 

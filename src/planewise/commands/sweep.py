@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from planewise.sweeps import Swept
 
 
+RUNS = 5
+UNTIL_VERDICT_RUNS = 30
+"""The verdict GOOD needs 90 runs at the loads that decide."""
+
+
 def sweep(
     context: typer.Context,
     plane: PlaneOption = None,
@@ -54,7 +59,14 @@ def sweep(
         str, typer.Option("--loads", help="`auto`, or offered loads: 100k,200k,300k.")
     ] = "auto",
     steps: Annotated[int, typer.Option("--steps", help="Loads of an automatic ladder.")] = 9,
-    runs: Annotated[int, typer.Option("--runs", help="Trials at each load.")] = 5,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            "--runs",
+            help="Trials at each load (5; with --until-verdict 30 on average, at most).",
+            show_default=False,
+        ),
+    ] = None,
     duration_s: Annotated[float, typer.Option("--duration", help="Of a trial, in s.")] = 0.5,
     size_bytes: SizeOption = None,
     until_verdict: Annotated[
@@ -93,6 +105,8 @@ def sweep(
     )
     size_bytes = frame_size(size_bytes, sut.ip_version)
     ladder = None if loads == "auto" else parse_loads(loads)
+    if runs is None:
+        runs = UNTIL_VERDICT_RUNS if until_verdict else RUNS
     for option, value, low in (("--runs", runs, 1), ("--steps", steps, 3)):
         if value < low:
             raise BadInputError(f"{value} is too few, at least {low}", where=option)
@@ -179,6 +193,7 @@ def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
                 "report": str(swept.report),
                 "verdict": verdict.verdict,
                 "reason": verdict.reason,
+                "open": verdict.open,
                 "probability_good": verdict.probability_good,
                 "pdr_pps": verdict.pdr.pps if verdict.pdr else None,
                 "pdr_low_pps": verdict.pdr.low_pps if verdict.pdr else None,
@@ -199,7 +214,7 @@ def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
         return
     console = stdout()
     console.print()
-    console.print(f"{verdict.verdict}: {verdict.reason}", markup=False, style="bold")
+    console.print(f"{verdict.label}: {verdict.reason}", markup=False, style="bold")
     console.print()
     from rich.table import Table
 

@@ -16,7 +16,7 @@ the stated duration (1 s), as half of them see it. Knows no search and no testbe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Run
+from planewise.judge.headroom import exact_headroom
 from planewise.judge.synthetic import MAX_LOAD_PPS, MIN_LOAD_PPS, Truth
 
 Array = NDArray[np.float64]
@@ -83,6 +84,9 @@ class Adversary:
     boost: float = 0.0
     boost_s: float = 0.0
     """For so long at a trial's beginning the server is faster by this share (turbo)."""
+    disturbed: float = 0.0
+    """Share of trials that lose `disturbed_loss`, or more, at whatever load."""
+    disturbed_loss: float = 0.6
 
     def start(
         self,
@@ -105,8 +109,9 @@ class Adversary:
         count = _PAUSED_SAMPLES if self.pauses_per_s else _SAMPLES
         rates = self._rates(random, count, trial_duration_s)
         pauses = self._pauses(random, count, trial_duration_s)
+        spared = random.random(count) >= self.disturbed
         ndr, pdr = (
-            float(np.median(self._thresholds(rates, pauses, share, trial_duration_s)))
+            float(np.median(spared * self._thresholds(rates, pauses, share, trial_duration_s)))
             for share in (0.0, loss_ratio)
         )
         return Truth(
@@ -116,26 +121,21 @@ class Adversary:
             saturation_pps=float(np.median(rates)),
         )
 
-    def verdict(
-        self, offered_pps: Sequence[float], *, loss_ratio: float = 0.005, eta: float = 0.1
-    ) -> Literal["GOOD", "BAD"]:
-        """PASTRAMI's rule as written, on mean loss ratios of trials of 1 s at these loads."""
-        loads = np.sort(np.asarray(offered_pps, dtype=np.float64))
+    def headroom(self, loss_ratio: float = 0.005) -> float | None:
+        """Headroom of the mean curve of trials of 1 s; None where PDR is not in sight."""
         random = np.random.default_rng(0)
         rates = self._rates(random, _PAUSED_SAMPLES, 1.0)
         pauses = self._pauses(random, _PAUSED_SAMPLES, 1.0)
-        received = np.array(
-            [
-                float(np.mean(load - self._lost(np.full_like(rates, load), rates, pauses, 1.0)))
-                for load in loads
-            ]
-        )
-        above = np.nonzero(1.0 - received / loads > loss_ratio)[0]
-        if above.size == 0 or above[0] == loads.size - 1:
-            return "BAD"
-        first = int(above[0])
-        increase = np.diff(received[first:]) / np.diff(loads[first:])
-        return "GOOD" if bool(np.all(increase < eta)) else "BAD"
+
+        def loss(loads: Array) -> Array:
+            shares = [self._lost(np.full_like(rates, load), rates, pauses, 1.0) for load in loads]
+            each = np.array(shares) / loads[:, None]
+            spoiled = np.maximum(each, self.disturbed_loss).mean(axis=1)
+            mean = (1 - self.disturbed) * each.mean(axis=1) + self.disturbed * spoiled
+            return np.asarray(mean)
+
+        around = float(np.median(rates)) + self.ring_packets
+        return exact_headroom(loss, around, loss_ratio, points=300)
 
     def lost_in(self, random: Random, offered_pps: float, factor: float, duration_s: float) -> int:
         """Packets lost in one trial."""
@@ -221,6 +221,8 @@ class AdversarySimulation:
         factor = max(self._state * (1.0 + factors.sd * noise), 1e-3)
         sent = max(1, round(offered_pps * duration_s))
         lost = min(self._system.lost_in(random, offered_pps, factor, duration_s), sent)
+        if self._system.disturbed and random.random() < self._system.disturbed:
+            lost = max(lost, round(self._system.disturbed_loss * sent))
         self._trials += 1
         return Run(sent, sent - lost, duration_s, order=self._trials - 1)
 
@@ -321,6 +323,32 @@ def _throttled(draw: Random) -> Adversary:
     )
 
 
+def _sticky(draw: Random) -> Adversary:
+    """Two states, the lower with 0.7 to 0.95 of the capacity, kept by 90 to 97 % of trials."""
+    low = float(draw.uniform(0.3, 0.7))
+    return Adversary(
+        "sticky",
+        _capacity(draw),
+        Factors(
+            (float(draw.uniform(0.7, 0.95)), 1.0),
+            (low, 1 - low),
+            stay=float(draw.uniform(0.9, 0.97)),
+            sd=_small(draw),
+        ),
+    )
+
+
+def _disturbed(draw: Random) -> Adversary:
+    """5 to 15 % of trials lose 20 to 80 % of their packets, at whatever load."""
+    return Adversary(
+        "disturbed",
+        _capacity(draw),
+        Factors(sd=_small(draw)),
+        disturbed=float(draw.uniform(0.05, 0.15)),
+        disturbed_loss=float(draw.uniform(0.2, 0.8)),
+    )
+
+
 def _lossless(draw: Random) -> Adversary:
     """More capacity than the generator: no loss at any load."""
     return Adversary("lossless", float(draw.uniform(15e6, 40e6)), Factors(sd=0.005))
@@ -347,7 +375,10 @@ FAMILIES: Mapping[str, Callable[[Random], Adversary]] = {
     "throttled": _throttled,
     "lossless": _lossless,
     "dead": _dead,
+    "sticky": _sticky,
+    "disturbed": _disturbed,
 }
+"""A family's place decides its systems: a new one goes to the end."""
 
 
 def draw(family: str, index: int) -> Adversary:

@@ -1,10 +1,10 @@
-"""How probable it is that a curve's true means fulfil the written rule. Knows no testbed.
+"""How probable it is that a curve's headroom is below its limit. Knows no testbed.
 
 The model, and why it is this one, is in docs/concepts/verdict.md. In short: at each load the
 true mean PLR has Student's distribution around the sample mean; its scale comes from the runs'
 deviation, shrunk towards what loads of such a loss usually show (so that two runs that happen to
 agree prove little) and widened where consecutive runs resemble each other. Drawing the means of
-all loads together, many times, and applying the rule to each draw gives the probabilities.
+all loads together, many times, and reading the headroom of each draw gives the probabilities.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planewise.judge.curve import Curve, Floats, Ints
+from planewise.judge.headroom import LIMIT as HEADROOM_LIMIT
+from planewise.judge.headroom import Headrooms, headrooms, over
 from planewise.judge.rules import ETA
 
 MIN_STEP: Final = 0.02
@@ -68,7 +70,7 @@ OUTCOMES: Final = ("GOOD", "BAD", "OPEN")
 GOOD: Final = 0
 BAD: Final = 1
 OPEN: Final = 2
-"""The ladder ends (or begins) too early to tell, however many runs it has."""
+"""The ladder ends or begins too early, or its loads lie too far apart, however many runs it has."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class Draws:
     """GOOD, BAD or OPEN of each draw, shape (draws,)."""
     first_over: Ints
     """Index of the first load over the limit; G where there is none; shape (draws,)."""
+    headroom: Headrooms
 
     def share(self, outcome: int) -> float:
         """Share of the draws with this outcome."""
@@ -149,8 +152,26 @@ class Draws:
 
     @property
     def probability_good(self) -> float:
-        """Probability of GOOD; what the ladder is too short to show counts half."""
-        return self.share(GOOD) + self.share(OPEN) / 2
+        """Probability that headroom is below its limit, PDR being anywhere between its readings; a
+        draw that the ladder leaves open at one end counts half."""
+        between = self.headroom.between
+        low = np.where(self.outcome == BAD, 0.0, 0.5)
+        return float(np.where(np.isnan(between), low, between < HEADROOM_LIMIT).mean())
+
+    def shares_at(self, offered_pps: Floats, plr: float, headroom: float) -> tuple[float, float]:
+        """Shares of GOOD and of BAD with other limits of loss and headroom."""
+        other = headrooms(offered_pps, self.plr, self.forwarded_pps, plr)
+        return float((other.high < headroom).mean()), float((other.low >= headroom).mean())
+
+    @property
+    def shown(self) -> float:
+        """The greatest probability that one and the same load has more headroom than the limit.
+
+        That some load of many has is probable wherever runs vary much: every draw of an erratic
+        curve has such a load, each another. That proves nothing about the system.
+        """
+        more = self.forwarded_pps >= (1 + HEADROOM_LIMIT) * self.headroom.at_pdr_pps[:, None]
+        return float(more.mean(axis=0).max())
 
 
 def _median_share(degrees: float) -> float:
@@ -304,14 +325,11 @@ def _disturbed(plr: Floats) -> NDArray[np.bool_] | None:
     return far if 0 < count <= max(1, plr.size // 5) else None
 
 
-def draw(
-    ladder: Moments, *, plr: float, eta: float = ETA, draws: int = 4000, seed: int = 0
-) -> Draws:
-    """Draws the true means `draws` times and applies the written rule to each.
+def draw(ladder: Moments, *, plr: float, draws: int = 4000, seed: int = 0) -> Draws:
+    """Draws the true means `draws` times and reads PDR and headroom from each.
 
-    The rule (PASTRAMI, figure 7): from the first load whose PLR exceeds `plr`, every TIR to the
-    next load is below `eta`. OPEN: no load exceeds it, or only the last does; or the first load
-    already does and every TIR is low, so that the curve's beginning is not seen.
+    GOOD: headroom is below its limit at both readings of PDR; BAD: at neither. OPEN: the loads lie
+    too far apart, or begin or end too early, to tell.
     """
     rng = np.random.default_rng(seed)
     size = ladder.offered_pps.size
@@ -327,28 +345,16 @@ def draw(
             size=(draws, size),
         )
         mean += share * ladder.depth * (1 - mean)
-    over = mean > plr
-    first = np.where(over.any(axis=1), over.argmax(axis=1), size)
+    first = over(mean, plr)
     forwarded = ladder.offered_pps * (1 - mean)
     for start in np.unique(first[first < size - 2]):
         rows = np.flatnonzero(first == start)
         forwarded[rows, start:] = _smoothed(ladder, int(start), forwarded[rows, start:], rng)
-    return Draws(mean, forwarded, _outcomes(ladder.offered_pps, forwarded, first, eta), first)
-
-
-def _outcomes(offered_pps: Floats, forwarded: Floats, first: Ints, eta: float) -> NDArray[np.int8]:
-    """The written rule on many curves at once; `forwarded` has shape (draws, G)."""
-    size = offered_pps.size
-    outcome = np.full(forwarded.shape[0], OPEN, dtype=np.int8)
-    if size > 1:
-        high = np.diff(forwarded, axis=1) >= eta * np.diff(offered_pps)
-        # A step counts from the first load over the limit on.
-        counted = np.arange(size - 1) >= first[:, None]
-        violated = (high & counted).any(axis=1)
-        seen = first < size - 1
-        outcome[seen & violated] = BAD
-        outcome[seen & ~violated & (first > 0)] = GOOD
-    return outcome
+    read = headrooms(ladder.offered_pps, mean, forwarded, plr, seed)
+    outcome = np.full(draws, OPEN, dtype=np.int8)
+    outcome[read.high < HEADROOM_LIMIT] = GOOD
+    outcome[read.low >= HEADROOM_LIMIT] = BAD
+    return Draws(mean, forwarded, outcome, first, read)
 
 
 def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Generator) -> Floats:

@@ -36,6 +36,11 @@ class RuleResult:
     tir: tuple[float, ...]
     """TIR from the potential saturation point on, one a step."""
 
+    @property
+    def word(self) -> Literal["GOOD", "BAD"]:
+        """The rule's verdict."""
+        return "GOOD" if self.good else "BAD"
+
 
 def apply_rule(rule: PublishedRule, curve: Curve, plr: float = 0.005) -> RuleResult:
     """Applies a published rule with the loss limit `plr` (a ratio, 0.005 is 0.5 %).

@@ -21,10 +21,10 @@ What "the truth" is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from scipy import special, stats
 
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve, Run
+from planewise.judge.headroom import exact_headroom
 from planewise.units import percent_text
 
 Array: TypeAlias = NDArray[np.float64]
@@ -314,27 +315,12 @@ class SyntheticSut:
         truth = self.truth(loss_ratio or 0.005)
         return truth.pdr_pps if loss_ratio else truth.ndr_pps
 
-    def verdict(
-        self,
-        offered_pps: Sequence[float],
-        *,
-        loss_ratio: float = 0.005,
-        eta: float = 0.1,
-        elapsed_s: float = 0.0,
-    ) -> Literal["GOOD", "BAD"]:
-        """PASTRAMI's rule as written, on the exact mean loss ratios at these offered loads.
-
-        From the first load whose mean loss ratio exceeds `loss_ratio`, every throughput increase
-        ratio ΔR/ΔO must stay below `eta`. No crossing, or crossing only at the last load: BAD.
-        """
-        loads = np.sort(np.asarray(offered_pps, dtype=np.float64))
-        rates = loads * (1.0 - self.expected_loss_ratio(loads, elapsed_s))
-        above = np.nonzero(1.0 - rates / loads > loss_ratio)[0]
-        if above.size == 0 or above[0] == loads.size - 1:
-            return "BAD"
-        first = int(above[0])
-        increase = np.diff(rates[first:]) / np.diff(loads[first:])
-        return "GOOD" if bool(np.all(increase < eta)) else "BAD"
+    def headroom(self, loss_ratio: float = 0.005, elapsed_s: float = 0.0) -> float | None:
+        """Headroom of the exact mean curve; None where PDR is not in sight."""
+        around = self.capacity_pps * max(1.0 + self.wavering.drift_per_s * elapsed_s, 1e-3)
+        return exact_headroom(
+            lambda loads: self.expected_loss_ratio(loads, elapsed_s, _COARSE), around, loss_ratio
+        )
 
 
 def _clumped_cdf(loss_ratio: float, sent: Array, expected: Array, burst: float) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -13,20 +14,31 @@ from planewise.errors import BadInputError
 from planewise.judge import probability
 from planewise.judge.curve import Curve, Floats
 from planewise.judge.diagnose import Caution, diagnose, host_busy
+from planewise.judge.headroom import LIMIT as HEADROOM_LIMIT
+from planewise.judge.headroom import headrooms
 from planewise.judge.probability import BAD, GOOD, OPEN, Draws, Drift, Moments
-from planewise.judge.rules import ETA, PUBLISHED_RULES, PublishedRule, apply_rule
+from planewise.judge.rules import ETA, PUBLISHED_RULES, PublishedRule, RuleResult, apply_rule
 from planewise.units import percent_text, rate_text
 
 Rule = Literal["planewise", "as-published", "as-coded-intent", "as-written"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 Word = Literal["GOOD", "BAD", "UNDECIDED"]
 
-GOOD_AT = 0.95
-"""Probability of GOOD from which the verdict is GOOD."""
-BAD_AT = 0.05
-"""Probability of GOOD up to which the verdict is BAD."""
-BORDER = 0.1
-"""A mean loss within this share of the limit is on the border: more runs would hardly tell."""
+DRAWS = 6_000
+"""Drawn curves of a verdict."""
+SURE = 0.95
+"""Probability from which a verdict is GOOD, or BAD."""
+MOST_DISTURBED = 0.033
+"""GOOD needs so many runs that no larger share of them can be disturbed (95 %): 90 without one. If
+one run in twenty were disturbed, 90 would show none with a probability of 1 %."""
+BORDER = 1.25
+"""BORDERLINE: the answer turns when both limits, of loss and headroom, are divided or multiplied by
+this."""
+_NEAR = 0.03
+"""How far below a knee a load is added, as a share."""
+_BUMP = 0.05
+_CERTAIN_FALL = 4.0
+"""Loss falls with load where it does by this share of the limit and so many standard errors."""
 _BEYOND = (1.1, 1.25)
 """Loads to try next where the ladder ends too early, as multiples of its last load."""
 
@@ -74,16 +86,20 @@ class Step:
 @dataclass(frozen=True)
 class Headroom:
     """How much more than at PDR comes through at most: (highest throughput − that at PDR) / that at
-    PDR. Unlike TIR it does not depend on how far apart the loads of the ladder are."""
+    PDR. judge/headroom.py defines it."""
 
-    share: float
     low: float
     high: float
-    """95 % interval."""
+    """95 % interval, PDR being anywhere between two loads. Infinite: the ladder has no bound."""
+
+    def __str__(self) -> str:
+        low, high = (percent_text(round(max(0.0, end), 3)) for end in (self.low, self.high))
+        return f"{low} to {high}" if math.isfinite(self.high) else f"{low} or more"
 
 
-Open = Literal["", "ladder too short", "borderline", "drift", "other"]
-"""What an UNDECIDED verdict wants: other loads, a decision of the reader's, more runs."""
+Open = Literal["", "ladder too short", "borderline", "few runs", "drift", "other"]
+"""What an UNDECIDED verdict wants: other loads; the reader's own limit; so many runs that disturbed
+ones would have shown; a system that stays the same; more runs."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +113,20 @@ class Verdict:
     open: Open
     """Of UNDECIDED: which kind; else empty."""
     headroom: Headroom | None
-    """None where the ladder does not go from below PDR to beyond it."""
+    """None where nothing was `tested`."""
+    pastrami: RuleResult
+    """PASTRAMI's saturation conditions as the paper writes them, on the sample means."""
+    delta_ucl95: float | None
+    """PASTRAMI's accuracy at the first load over the limit: (UCL95 − PLR) / PLR."""
     disturbed_at_most: float
     """Share of runs that may be disturbed for all that was seen at the loads that decide (95 %)."""
     probability_good: float
-    """That the curve's true means fulfil the written rule, whatever `rule` decided; what the
-    ladder is too short to show counts half."""
+    """That headroom is below its limit, whatever `rule` decided, if disturbed runs are no more
+    frequent than they were seen to be. PDR lies anywhere between two loads; a ladder that ends or
+    begins too early counts half."""
     probability_open: float
-    """That the ladder ends, or begins, too early to tell, however many runs it has."""
+    """That the loads cannot tell, however many runs they have: they end or begin too early, or lie
+    too far apart."""
     pdr: Estimate | None
     """Highest load up to which no more than the limit is lost, interpolated; None when the
     first load already loses more, or nothing was `tested`. Infinite `high_pps`: no load loses
@@ -130,6 +152,12 @@ class Verdict:
     `ndr`, `first_crossing` and `saturation` are None."""
 
     @property
+    def label(self) -> str:
+        """The word, of UNDECIDED with its kind where it has a name of its own."""
+        named = self.open in ("ladder too short", "borderline", "few runs", "drift")
+        return f"{self.verdict} ({self.open.upper()})" if named else self.verdict
+
+    @property
     def no_pdr(self) -> str:
         """Why there is no PDR; empty when there is."""
         return self._missing(self.pdr, "the first load already loses more")
@@ -151,47 +179,43 @@ def judge(
     plr: float = 0.005,
     *,
     eta: float = ETA,
-    good_at: float = GOOD_AT,
-    bad_at: float = BAD_AT,
-    draws: int = 6_000,
+    draws: int = DRAWS,
     seed: int = 1,
 ) -> Verdict:
     """Judges a curve. Deterministic for a seed; never raises for a valid curve.
 
     `rule` decides the word; intervals, probability and warnings are the same for all rules.
-    `plr` is a ratio (0.005 is 0.5 %), `eta` the TIR below which a step counts as saturated (the
-    published rules have their own), `draws` the number of drawn curves. BadInputError for an
-    unknown rule or a limit that is no ratio.
+    `plr` is a ratio (0.005 is 0.5 %), `eta` the TIR below which a step is shown as saturated (no
+    rule uses it), `draws` the number of drawn curves. BadInputError for an unknown rule or a limit
+    that is no ratio.
     """
     _check(rule, plr)
     whole, curve = curve, curve.tested
     ladder = probability.moments(curve)
-    drawn = probability.draw(ladder, plr=plr, eta=eta, draws=draws, seed=seed)
-    good = drawn.probability_good
+    drawn = probability.draw(ladder, plr=plr, draws=draws, seed=seed)
     drift = probability.curve_drift(curve)
     if rule in PUBLISHED_RULES:
-        word, reason = _published(rule, curve, plr)
+        decision = _published(rule, curve, plr)
+    elif curve.untested:
+        decision = Decision("UNDECIDED", "other", _UNTESTED)
     else:
-        word = "GOOD" if good >= good_at else "BAD" if good <= bad_at else "UNDECIDED"
-        erratic = word == "BAD" and not rise_is_shown(drawn, ladder, eta, 1 - bad_at)
-        if erratic or (drift is not None and drift.material):
-            word = "UNDECIDED"
-        reason = _reason(word, drawn, ladder, plr, eta, drift, erratic=erratic)
-        if word == "BAD" and (busy := host_busy(curve)):
-            word, reason = "UNDECIDED", f"{reason}; but {busy[0].text}"
-        if curve.untested:
-            word, reason = "UNDECIDED", _UNTESTED
-    seen, runs = deciding_runs(ladder, plr)
+        decision = decide(ladder, drawn, plr, drift)
+        if decision.word == "BAD" and (busy := host_busy(curve)):
+            decision = Decision("UNDECIDED", "other", f"{decision.reason}; but {busy[0].text}")
+    word = decision.word
     warnings = (*_loads_left_out(whole, curve), *diagnose(curve, ladder, drawn, plr, drift))
     tested = not curve.untested
+    crossing = curve.first_over(plr)
     return Verdict(
         verdict=word,
         rule=rule,
-        reason=reason,
-        open=_open(word, ladder, drawn, drift, plr),
-        headroom=_headroom(ladder, drawn, plr) if tested else None,
-        disturbed_at_most=disturbed_at_most(seen, runs),
-        probability_good=good if tested else 0.5,
+        reason=decision.reason,
+        open=decision.open,
+        headroom=_headroom(drawn) if tested else None,
+        pastrami=apply_rule("as-written", curve, plr),
+        delta_ucl95=None if crossing is None else curve.points[crossing].delta_ucl95,
+        disturbed_at_most=disturbed_at_most(*deciding_runs(ladder, plr)),
+        probability_good=drawn.probability_good if tested else 0.5,
         probability_open=drawn.share(OPEN) if tested else 1.0,
         pdr=_pdr(ladder, drawn, plr) if tested else None,
         first_crossing=_first_crossing(ladder, drawn, plr) if tested else None,
@@ -200,10 +224,64 @@ def judge(
         trashing=next((warning for warning in warnings if warning.code == "trashing"), None),
         steps=_steps(ladder, drawn),
         warnings=warnings,
-        next_loads=next_loads(ladder, drawn) if word == "UNDECIDED" and tested else (),
+        next_loads=next_loads(ladder, drawn, plr, decision.open)
+        if word == "UNDECIDED" and tested
+        else (),
         plr=plr,
         tested=tested,
     )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The word, of UNDECIDED the kind, and why."""
+
+    word: Word
+    open: Open
+    reason: str
+
+
+def decide(
+    ladder: Moments, drawn: Draws, plr: float, drift: Drift | None, sure: float = SURE
+) -> Decision:
+    """The verdict of the rule `planewise`: an equivalence test of headroom against its limit.
+
+    `sure` is the probability that GOOD and BAD need. Sweeps stop by this function, too.
+    """
+    good, bad, open_ = (drawn.share(outcome) for outcome in (GOOD, BAD, OPEN))
+    if drift is not None and drift.material:
+        return Decision("UNDECIDED", "drift", _drifted(drift))
+    size = _size_text(_headroom(drawn))
+    if bad >= sure and drawn.shown >= sure:
+        return Decision("BAD", "", f"beyond PDR throughput still rises, by {size}")
+    if good >= sure:
+        seen, runs = deciding_runs(ladder, plr)
+        flat = f"beyond PDR throughput no longer rises, or by {size}"
+        hidden = f"at most {percent_text(round(disturbed_at_most(seen, runs), 3))} of runs may be"
+        if (bump := _bump(ladder, plr)) is not None:
+            lossy, gap = rate_text(ladder.offered_pps[bump]), "between the loads beside it"
+            reason = (
+                f"more is lost at {lossy} than at higher loads, and {gap} it may pass the limit"
+            )
+            return Decision("UNDECIDED", "ladder too short", reason)
+        if runs < (needed := runs_for_good(seen)):
+            few = f"{hidden} disturbed, as {runs} of the {needed} runs that GOOD needs were made"
+            return Decision("UNDECIDED", "few runs", f"{flat}; but {few} at the loads that decide")
+        return Decision("GOOD", "", f"{flat}: PDR stands for the curve; {hidden} disturbed")
+    lenient, _ = drawn.shares_at(ladder.offered_pps, plr * BORDER, HEADROOM_LIMIT * BORDER)
+    _, strict = drawn.shares_at(ladder.offered_pps, plr / BORDER, HEADROOM_LIMIT / BORDER)
+    if lenient >= SURE and strict >= SURE:
+        band = f"a loss of {percent_text(plr)} or a headroom of {percent_text(HEADROOM_LIMIT)}"
+        return Decision(
+            "UNDECIDED", "borderline", f"the answer turns near the limits, {band}: {size}"
+        )
+    if open_ > max(good, bad) or min(good, bad) <= 1 - SURE < open_:
+        return Decision("UNDECIDED", "ladder too short", _too_short(ladder, plr))
+    return Decision("UNDECIDED", "other", _not_told(ladder, drawn, plr, erratic=bad >= sure))
+
+
+def _size_text(headroom: Headroom) -> str:
+    return f"{headroom} (limit {percent_text(HEADROOM_LIMIT)})"
 
 
 def deciding_runs(ladder: Moments, plr: float) -> tuple[int, int]:
@@ -220,53 +298,19 @@ def disturbed_at_most(seen: int, runs: int) -> float:
     return float(betaincinv(seen + 1, runs - seen, 0.95)) if runs > seen else 1.0
 
 
-def _open(word: Word, ladder: Moments, drawn: Draws, drift: Drift | None, plr: float) -> Open:
-    if word != "UNDECIDED":
-        return ""
-    if drift is not None and drift.material:
-        return "drift"
-    if drawn.share(OPEN) > max(drawn.share(GOOD), drawn.share(BAD)):
-        return "ladder too short"
-    if (np.abs(ladder.mean - plr) <= BORDER * plr).any():
-        return "borderline"
-    return "other"
+@lru_cache
+def runs_for_good(seen: int) -> int:
+    """Runs that GOOD needs where `seen` of them were disturbed."""
+    runs = seen + 1
+    while disturbed_at_most(seen, runs) > MOST_DISTURBED:
+        runs += 1
+    return runs
 
 
-def _headroom(ladder: Moments, drawn: Draws, plr: float) -> Headroom | None:
-    """From the same draws as the verdict; throughput at PDR is PDR · (1 − limit)."""
-    size = ladder.offered_pps.size
-    inner = (drawn.first_over > 0) & (drawn.first_over < size)
-    mean = ladder.mean[None, :]
-    at_pdr = float(_crossings(ladder.offered_pps, mean, plr)[0][0]) * (1 - plr)
-    if inner.mean() < 0.95 or not 0 < at_pdr < math.inf:
-        return None
-    means, forwarded = drawn.plr[inner], drawn.forwarded_pps[inner]
-    lower, upper = (ends * (1 - plr) for ends in _crossings(ladder.offered_pps, means, plr))
-    beyond = np.arange(size) >= drawn.first_over[inner][:, None]
-    highest = np.where(beyond, forwarded, -np.inf).max(axis=1)
-    least = np.maximum(highest - upper, 0) / upper
-    most = np.maximum(highest - lower, 0) / lower
-    over = np.flatnonzero(ladder.mean > plr)
-    best = float((ladder.offered_pps * (1 - ladder.mean))[over].max()) if over.size else at_pdr
-    share = max(0.0, best - at_pdr) / at_pdr
-    low, high = float(np.quantile(least, 0.025)), float(np.quantile(most, 0.975))
-    return Headroom(share, min(low, share), max(high, share))
-
-
-def rise_is_shown(drawn: Draws, ladder: Moments, eta: float, at: float) -> bool:
-    """Whether throughput rises between some two loads beyond PDR, with probability `at`.
-
-    That some step of many rises is probable wherever the runs vary much, too: every draw of an
-    erratic curve has a step that does, each another. That proves nothing about the system.
-    """
-    offered, forwarded = ladder.offered_pps, drawn.forwarded_pps
-    for low in range(offered.size - 1):
-        beyond = (drawn.first_over <= low)[:, None]
-        rise = forwarded[:, low + 1 :] - forwarded[:, [low]]
-        over = rise >= eta * (offered[low + 1 :] - offered[low])
-        if float((over & beyond).mean(axis=0).max()) >= at:
-            return True
-    return False
+def _headroom(drawn: Draws) -> Headroom:
+    """From the same draws as the verdict."""
+    low, high = _quantile(drawn.headroom.low, 0.025), _quantile(drawn.headroom.high, 0.975)
+    return Headroom(low, max(low, high))
 
 
 _UNTESTED = (
@@ -292,19 +336,52 @@ def _loads_left_out(whole: Curve, tested: Curve) -> tuple[Caution, ...]:
     )
 
 
-def next_loads(ladder: Moments, drawn: Draws, most: int = 3) -> tuple[float, ...]:
+def next_loads(
+    ladder: Moments, drawn: Draws, plr: float, open_: Open, most: int = 3
+) -> tuple[float, ...]:
     """Offered loads where further trials would decide most, most first."""
-    last = float(ladder.offered_pps[-1])
-    first = float(ladder.offered_pps[0])
-    if drawn.share(OPEN) > 0.5:
-        early = float((drawn.first_over == 0).mean()) > 0.5 and ladder.offered_pps.size > 1
-        beyond = [0.8 * first, 0.5 * first] if early else [last * by for by in _BEYOND]
-        return tuple(float(f"{load:.4g}") for load in beyond)
+    if open_ == "ladder too short":
+        return tuple(float(f"{load:.4g}") for load in missing_loads(ladder, drawn, plr))
     gain = probability.sensitivity(drawn, ladder)
     if gain.max() <= 0:
         return ()
     order = np.argsort(-gain)[:most]
     return tuple(float(ladder.offered_pps[i]) for i in order if gain[i] > 0.05 * gain.max())
+
+
+def missing_loads(ladder: Moments, drawn: Draws, plr: float) -> list[float]:
+    """Loads that the ladder lacks: below it, beyond it, or between PDR's neighbours."""
+    offered, over = ladder.offered_pps, np.flatnonzero(ladder.mean > plr)
+    first, last = float(offered[0]), float(offered[-1])
+    if (bump := _bump(ladder, plr)) is not None:
+        beside = sorted({max(0, bump - 1), bump + 1}, key=lambda i: -float(ladder.mean[i]))
+        return [float(offered[bump] + offered[i]) / 2 for i in beside]
+    if float((drawn.first_over == 0).mean()) > 0.5:
+        return [0.8 * first, 0.5 * first]
+    if over.size == 0 or over[0] >= offered.size - 1:
+        return [last * by for by in _BEYOND]
+    below, above = float(offered[over[0] - 1]), float(offered[over[0]])
+    knee = min(above * (1 - float(ladder.mean[over[0]])) / (1 - plr), above)
+    if knee > below * (1 + 2 * _NEAR):
+        # Just below the knee: if nothing is lost there, little is left between PDR's readings.
+        return [max(knee * (1 - _NEAR), (below + knee) / 2), (below + knee) / 2]
+    return [last * by for by in _BEYOND]
+
+
+def _bump(ladder: Moments, plr: float) -> int | None:
+    """A load below PDR that certainly loses more than a higher one does, neither more than the
+    limit, and whose neighbours are so far away that the limit may be passed between them."""
+    mean, scale, offered = ladder.mean, ladder.scale, ladder.offered_pps
+    over = np.flatnonzero(mean > plr)
+    below = int(over[0]) if over.size else mean.size
+    for index in np.argsort(-mean[: max(0, below - 1)]):
+        later = slice(index + 1, below)
+        fall = mean[index] - mean[later]
+        certain = _CERTAIN_FALL * np.hypot(scale[index], scale[later])
+        gap = offered[index + 1] / offered[max(0, index - 1)] - 1
+        if (fall > np.maximum(certain, _BUMP * plr)).any() and gap > 2 * _NEAR:
+            return int(index)
+    return None
 
 
 def _check(rule: str, plr: float) -> None:
@@ -318,106 +395,70 @@ def _check(rule: str, plr: float) -> None:
         )
 
 
-def _published(rule: Rule, curve: Curve, plr: float) -> tuple[Word, str]:
+def _published(rule: Rule, curve: Curve, plr: float) -> Decision:
     name: PublishedRule = next(known for known in PUBLISHED_RULES if known == rule)
     result = apply_rule(name, curve, plr)
-    return ("GOOD" if result.good else "BAD"), result.reason
+    return Decision(result.word, "", result.reason)
 
 
-def _reason(
-    word: Word,
-    drawn: Draws,
-    ladder: Moments,
-    plr: float,
-    eta: float,
-    drift: Drift | None,
-    *,
-    erratic: bool,
-) -> str:
+def _drifted(drift: Drift) -> str:
+    return (
+        "the system did not stay the same: its capacity changed by "
+        f"{percent_text(drift.change, signed=True)} during the sweep, so that its loads "
+        "cannot be compared"
+    )
+
+
+def _too_short(ladder: Moments, plr: float) -> str:
+    """What the loads lack."""
     offered, mean = ladder.offered_pps, ladder.mean
-    good, bad, open_ = (drawn.share(outcome) for outcome in (GOOD, BAD, OPEN))
     over = np.flatnonzero(mean > plr)
-    if drift is not None and drift.material:
+    if over.size == 0:
         return (
-            "the system did not stay the same: its capacity changed by "
-            f"{percent_text(drift.change, signed=True)} during the sweep, so that its loads "
-            "cannot be compared"
+            f"no load up to {rate_text(offered[-1])} lost more than {percent_text(plr)}: PDR "
+            "and saturation lie above what was measured"
         )
-    if open_ > max(good, bad):
-        if over.size == 0:
-            return (
-                f"no load up to {rate_text(offered[-1])} lost more than {percent_text(plr)}: PDR "
-                "and saturation lie above what was measured"
-            )
-        if over[0] == 0 and offered.size > 1:
-            return (
-                f"the first load, {rate_text(offered[0])}, already lost {percent_text(mean[0])}: "
-                "PDR lies below what was measured"
-            )
+    if over[0] == 0 and offered.size > 1:
+        return (
+            f"the first load, {rate_text(offered[0])}, already lost {percent_text(mean[0])}: "
+            "PDR lies below what was measured"
+        )
+    if over[0] == offered.size - 1:
         return (
             f"only the last load, {rate_text(offered[-1])}, lost more than {percent_text(plr)}: "
             "whether throughput still rises beyond it was not measured"
         )
-    start = int(over[0]) if over.size else offered.size - 1
-    tir = np.diff(offered * (1 - mean)) / np.diff(offered)
-    at = f"{rate_text(offered[start])}, where loss first exceeds {percent_text(plr)}"
-    if word == "GOOD":
-        return f"from {at}, throughput no longer rises with load: PDR stands for the curve"
-    if word == "BAD":
-        worst = start + int(np.argmax(tir[start:])) if start < tir.size else tir.size - 1
-        return (
-            f"beyond {at}, throughput still rises: TIR is {tir[worst]:.2f} from "
-            f"{rate_text(offered[worst])} to {rate_text(offered[worst + 1])} (below {eta:g} would "
-            "be saturation)"
-        )
-    if erratic:
-        return (
-            f"the runs vary too much: beyond {at}, throughput goes up and down, and between no two "
-            "loads is it certain to rise"
-        )
-    if open_ > 0.05:
-        return (
-            "it is not certain that the ladder reaches saturation: a load that lost "
-            f"{percent_text(mean[start])} decides"
-        )
     return (
-        f"the runs do not tell: with probability {percent_text(round(good, 2))} throughput no "
-        f"longer rises beyond {at}, with {percent_text(round(bad, 2))} it does"
+        f"PDR lies between {rate_text(offered[over[0] - 1])} and {rate_text(offered[over[0]])}: "
+        f"these loads lie too far apart, or {rate_text(offered[-1])} is too early an end, to tell "
+        f"whether more than {percent_text(HEADROOM_LIMIT)} more comes through beyond it"
     )
 
 
-def _crossings(offered: Floats, means: Floats, plr: float) -> tuple[Floats, Floats]:
-    """First crossing of `plr` in each row of `means`: lower and upper reading between loads.
-
-    Between the last load below the limit and the first above, throughput follows at least the
-    chord (lower reading) and, as it does not fall with load before saturation, is at most that
-    of the upper load: R = (1 − plr) · O gives the upper reading. 0 where the first load is over
-    the limit, infinite where none is.
-    """
-    size = offered.size
-    over = means > plr
-    first = np.where(over.any(axis=1), over.argmax(axis=1), size)
-    inner = (first > 0) & (first < size)
-    upper_at = np.clip(first, 1, size - 1) if size > 1 else np.zeros_like(first)
-    lower_at = np.maximum(upper_at - 1, 0)
-    rows = np.arange(means.shape[0])
-    below, above = offered[lower_at], offered[upper_at]
-    plr_below, plr_above = means[rows, lower_at], means[rows, upper_at]
-    share = (plr - plr_below) / np.where(plr_above > plr_below, plr_above - plr_below, 1)
-    chord = below + np.clip(share, 0, 1) * (above - below)
-    knee = np.clip(above * (1 - plr_above) / (1 - plr), chord, above)
-    outside = np.where(first == 0, 0.0, np.inf)
-    return np.where(inner, chord, outside), np.where(inner, knee, outside)
+def _not_told(ladder: Moments, drawn: Draws, plr: float, *, erratic: bool) -> str:
+    """Why runs do not decide."""
+    over = np.flatnonzero(ladder.mean > plr)
+    start = int(over[0]) if over.size else ladder.offered_pps.size - 1
+    if erratic:
+        return (
+            f"the runs vary too much: beyond {rate_text(ladder.offered_pps[start])} throughput "
+            "goes up and down, and at no load is it certain to be higher than at PDR"
+        )
+    good, bad = (percent_text(round(drawn.share(outcome), 2)) for outcome in (GOOD, BAD))
+    return (
+        f"the runs do not tell: beyond PDR throughput rises by {_size_text(_headroom(drawn))}; "
+        f"below the limit with probability {good}, above with {bad}"
+    )
 
 
 def _pdr(ladder: Moments, drawn: Draws, plr: float) -> Estimate | None:
-    value = float(_crossings(ladder.offered_pps, ladder.mean[None, :], plr)[0][0])
+    mean = ladder.mean[None, :]
+    read = headrooms(ladder.offered_pps, mean, ladder.offered_pps * (1 - mean), plr)
+    value = float(read.pdr_low_pps[0])
     if value == 0:
         return None
-    lower, upper = _crossings(ladder.offered_pps, drawn.plr, plr)
-    last = float(ladder.offered_pps[-1])
-    low, high = _quantile(lower, 0.025), _quantile(upper, 0.975)
-    value = min(value, last)
+    low = _quantile(drawn.headroom.pdr_low_pps, 0.025)
+    high = _quantile(drawn.headroom.pdr_high_pps, 0.975)
     return Estimate(value, min(low, value), max(high, value))
 
 

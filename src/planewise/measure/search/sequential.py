@@ -16,15 +16,25 @@ import numpy as np
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge import probability
 from planewise.judge.curve import Bools, Curve, Floats, Ints, LoadPoint, Run, RunTable
-from planewise.judge.probability import BAD, GOOD, OPEN
-from planewise.judge.rules import ETA
-from planewise.judge.verdict import BAD_AT, Verdict, judge, rise_is_shown
+from planewise.judge.verdict import (
+    DRAWS as JUDGE_DRAWS,
+)
+from planewise.judge.verdict import (
+    SURE,
+    Decision,
+    Verdict,
+    decide,
+    deciding_runs,
+    judge,
+    missing_loads,
+    runs_for_good,
+)
 from planewise.measure.search.measurer import ExhaustedError, Measurer
 
-Stopped = Literal["decided", "ladder too short", "drifting", "budget spent", "no more runs"]
+Stopped = Literal[
+    "decided", "borderline", "ladder too short", "drifting", "budget spent", "no more runs"
+]
 
-_MIN_EXTENSION = 1.1
-"""Factor by which a ladder that ends too early is extended, at least; else by its last step."""
 _MOST_LIMITED = 2
 """Runs that the generator limited, and more than were not, after which a load is given up."""
 
@@ -34,25 +44,21 @@ class SequentialPlan:
     """How a sequential sweep spends its trials. benches/judge_replay shows what else would do."""
 
     plr: float = 0.005
-    eta: float = ETA
     first_runs: int = 2
     """Runs at each load before the first look."""
     min_runs: int = 3
     """Runs at each load from the last one below the loss limit on, before it may stop."""
-    min_good_runs: int = 44
-    """Runs in all at those loads before it may stop at GOOD: if one run in ten were disturbed, so
-    many would show none with a probability of 0.9^44, 1 %."""
     batch: int = 3
     """Trials between two looks, at least; a sixteenth of those done when that is more."""
     stop_at: float = 0.99
     """Probability at which it stops; higher than the verdict's, as it looks many times."""
     max_runs_per_load: int = 50
-    max_mean_runs: float = 20.0
-    """Budget: trials a load, on average over the ladder."""
+    max_mean_runs: float = 30.0
+    """Budget: trials a load, on average over the ladder. GOOD takes 90 at the loads that decide."""
     max_traffic_s: float = math.inf
     """Budget: traffic time."""
     max_extensions: int = 6
-    """Loads that may be added where the ladder ends too early."""
+    """Loads that may be added where the ladder ends too early, or where two lie too far apart."""
     draws: int = 1000
 
 
@@ -61,8 +67,8 @@ class _Load:
     """One load of the ladder as it fills."""
 
     offered_pps: float
-    plr: list[float] = field(default_factory=list)
-    order: list[float] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    """Those that the SUT limited."""
     limited: int = 0
     exhausted: bool = False
 
@@ -105,11 +111,10 @@ class Planner:
         load = self._at(offered_pps)
         if run.limited:
             load.limited += 1
-            if load.limited >= _MOST_LIMITED and load.limited > len(load.plr):
+            if load.limited >= _MOST_LIMITED and load.limited > len(load.runs):
                 load.exhausted = True
         else:
-            load.plr.append(run.plr)
-            load.order.append(self._trials)
+            load.runs.append(run)
         self._trials += 1
 
     def exhausted(self, offered_pps: float) -> None:
@@ -121,10 +126,10 @@ class Planner:
 
         Afterwards `stopped` says why.
         """
-        count = np.array([len(load.plr) for load in self._ladder])
+        count = np.array([len(load.runs) for load in self._ladder])
         free = np.array(
             [
-                not load.exhausted and len(load.plr) < self.plan.max_runs_per_load
+                not load.exhausted and len(load.runs) < self.plan.max_runs_per_load
                 for load in self._ladder
             ]
         )
@@ -134,29 +139,29 @@ class Planner:
             return self._in_rounds(first[:left])
         if not count.any():
             return self._stop("no more runs")
-        if self._drifts():
+        ladder, draws, decision = self._look(self.plan.stop_at, self.plan.draws)
+        if decision.open == "drift":
             return self._stop("drifting")
-        moments, draws = self._look()
-        shares = [draws.share(outcome) for outcome in (GOOD, BAD, OPEN)]
-        sure = max(shares) >= self.plan.stop_at
-        if sure and shares[BAD] == max(shares):  # the verdict wants its proof, so there is no stop
-            sure = rise_is_shown(draws, moments, self.plan.eta, 1 - BAD_AT)
-        if sure:
-            good = shares[GOOD] == max(shares)
-            missing = self._missing(moments, count, free, good=good)[: max(0, left)]
+        if decision.word != "UNDECIDED" or decision.open in ("few runs", "borderline"):
+            good = decision.open == "few runs" or decision.word == "GOOD"
+            missing = self._missing(ladder, count, free, good=good)[: max(0, left)]
             if missing.size:
                 return self._in_rounds(missing)
-            if shares[OPEN] < self.plan.stop_at:
-                return self._stop("decided")
-            added = self._extended(draws)
-            return [added] * self.plan.first_runs if added else self._stop("ladder too short")
+            # The verdict's own look, with its own draws: what it would leave open goes on.
+            if self._look()[2].word == decision.word and decision.open != "few runs":
+                return self._stop("borderline" if decision.open else "decided")
+        if decision.open == "ladder too short":
+            if added := self._extended(ladder, draws):
+                return [added] * self.plan.first_runs
+            if draws.share(probability.OPEN) >= self.plan.stop_at:
+                return self._stop("ladder too short")
         if left <= 0:
             return self._stop("budget spent")
         if not free.any():
             return self._stop("no more runs")
         # The more there is, the less one more trial changes: looks become rarer.
         batch = min(left, max(self.plan.batch, int(count.sum()) // 16))
-        return self._in_rounds(self._where_it_decides(moments, draws, count, free, batch))
+        return self._in_rounds(self._where_it_decides(ladder, draws, count, free, batch))
 
     def _at(self, offered_pps: float) -> _Load:
         return next(load for load in self._ladder if load.offered_pps == offered_pps)
@@ -165,52 +170,27 @@ class Planner:
         self.stopped = why
         return []
 
-    def _look(self) -> tuple[probability.Moments, probability.Draws]:
-        """The model on what there is; loads that lie close are pooled, empty ones left out."""
-        measured = [load for load in self._ladder if load.plr]
-        loads = np.array([load.offered_pps for load in measured])
-        offered, runs, places = [], [], []
-        for group in probability.groups(loads):
-            members = [np.array(load.plr) for load in measured[group]]
-            weights = [values.size for values in members]
-            offered.append(float(np.average(loads[group], weights=weights)))
-            runs.append(
-                probability.levelled(np.repeat(loads[group], weights), np.concatenate(members))
-            )
-            places.append(np.concatenate([np.array(load.order) for load in measured[group]]))
-        moments = probability.moments_of(np.array(offered), runs, places)
-        draws = probability.draw(
-            moments,
-            plr=self.plan.plr,
-            eta=self.plan.eta,
-            draws=self.plan.draws,
-            seed=int(self._rng.integers(2**63)),
+    def _look(
+        self, sure: float = SURE, draws: int = JUDGE_DRAWS
+    ) -> tuple[probability.Moments, probability.Draws, Decision]:
+        """What the judge would say to the runs so far; without arguments exactly that."""
+        curve = Curve(
+            "sweep", tuple(LoadPoint(at.offered_pps, at.runs) for at in self._ladder if at.runs)
         )
-        return moments, draws
+        ladder = probability.moments(curve)
+        drawn = probability.draw(ladder, plr=self.plan.plr, draws=draws, seed=1)
+        drift = probability.curve_drift(curve)
+        return ladder, drawn, decide(ladder, drawn, self.plan.plr, drift, sure)
 
-    def _drifts(self) -> bool:
-        measured = [load for load in self._ladder if load.plr]
-        drift = probability.sweep_drift(
-            [np.array(load.order) for load in measured], [np.array(load.plr) for load in measured]
-        )
-        return drift is not None and drift.material
-
-    def _extended(self, draws: probability.Draws) -> float | None:
-        """Adds a load where the ladder ends, or begins, too early; None when it cannot."""
+    def _extended(self, ladder: probability.Moments, draws: probability.Draws) -> float | None:
+        """Adds a load that the ladder lacks; None when it cannot."""
         if self._extensions == self.plan.max_extensions:
             return None
-        lowest, highest = self._ladder[0].offered_pps, self._ladder[-1].offered_pps
-        if float((draws.first_over == 0).mean()) > 0.5:
-            load = float(f"{lowest * 0.8:.4g}")
-            if load < self._extend[0]:
-                return None
-            self._ladder.insert(0, _Load(load))
-        else:
-            last_step = highest / self._ladder[-2].offered_pps
-            load = float(f"{highest * max(_MIN_EXTENSION, last_step):.4g}")
-            if load > self._extend[1]:
-                return None
-            self._ladder.append(_Load(load))
+        load = float(f"{missing_loads(ladder, draws, self.plan.plr)[0]:.4g}")
+        known = [at.offered_pps for at in self._ladder]
+        if not self._extend[0] <= load <= self._extend[1] or load in known:
+            return None
+        self._ladder.insert(int(np.searchsorted(known, load)), _Load(load))
         self._extensions += 1
         return load
 
@@ -226,7 +206,8 @@ class Planner:
         if good:
             planned = count + short
             can = free & relevant
-            for _ in range(self.plan.min_good_runs - int(planned[relevant].sum())):
+            enough = runs_for_good(deciding_runs(moments, self.plan.plr)[0])
+            for _ in range(enough - int(planned[relevant].sum())):
                 can &= planned < self.plan.max_runs_per_load
                 if not can.any():
                     break
@@ -348,5 +329,5 @@ def sweep_until_verdict(
             remedy="offer lower loads, or measure the generator's own maximum first",
         )
     curve = Curve(name, tuple(LoadPoint(load, RunTable.of(at)) for load, at in runs.items()))
-    verdict = judge(curve, plr=plan.plr, eta=plan.eta)
+    verdict = judge(curve, plr=plan.plr)
     return SweepResult(curve, verdict, planner.stopped or "budget spent", trials, traffic_s)

@@ -6,22 +6,20 @@ noise. A few loads further up can tell it; their cost is counted with the search
 
 from __future__ import annotations
 
-import math
 import statistics
 
 from planewise.judge.curve import Curve, Run
-from planewise.judge.verdict import judge
+from planewise.judge.verdict import judge, runs_for_good
 from planewise.measure.search.goals import Finding, GoalResult, SearchVerdict
-from planewise.measure.search.sequential import SequentialPlan
 from planewise.measure.search.session import BudgetSpentError, Session
 
-LADDER = (0.7, 1.12, 1.45, 1.9)
-"""Loads relative to PDR."""
+LADDER = (0.7, 0.95, 1.12, 1.45, 1.9)
+"""Loads relative to PDR. The second is so near that little room is left for PDR below it."""
 _ROUNDS = (2, 3, 5)
 """Runs at each load after which the judge is asked; the last is the most."""
 _DURATION_S = 0.3
-_ENOUGH = SequentialPlan().min_good_runs
-"""Trials at the ladder's loads before GOOD is said."""
+_ENOUGH = runs_for_good(0)
+"""Trials at the ladder's loads that decide before GOOD is said."""
 _FALLEN = 0.9
 """Throughput below this share of that at the edge has fallen."""
 
@@ -58,26 +56,22 @@ def find_verdict(session: Session, results: tuple[GoalResult, ...]) -> SearchVer
         done = rounds
         judged = judge(Curve.from_runs("search", runs), plr=result.goal.loss_ratio)
         verdict = SearchVerdict(judged.verdict, judged.reason, judged.probability_good)
-        if judged.verdict != "UNDECIDED":
+        if judged.verdict == "BAD" or judged.open == "few runs":
             break
-    verdict = _doubted(verdict, session)
-    if verdict.label != "GOOD":
+    if judged.open != "few runs" and judged.verdict != "GOOD":
         return verdict
-    return _confirmed(verdict, session, runs, result.goal.loss_ratio)
+    return _doubted(_confirmed(verdict, session, runs, result.goal.loss_ratio), session)
 
 
 def _confirmed(
     verdict: SearchVerdict, session: Session, runs: dict[float, list[Run]], plr: float
 ) -> SearchVerdict:
-    """GOOD stands when enough trials were seen that bad ones would have been among them."""
-    low, high = min(runs), max(runs)
-    seen = sum(low <= trial.offered_pps <= high for trial in session.trials)
-    if seen >= _ENOUGH:
-        return verdict
+    """The verdict once so many trials were made that disturbed ones would be among them."""
+    deciding = [load for load in runs if load > min(runs)]
     try:
-        for _ in range(math.ceil((_ENOUGH - seen) / len(runs))):
-            for load, done in runs.items():
-                done.append(session.measure(load, _DURATION_S).run)
+        while sum(len(runs[load]) for load in deciding) < _ENOUGH:
+            for load in deciding:
+                runs[load].append(session.measure(load, _DURATION_S).run)
     except BudgetSpentError:
         return SearchVerdict(
             "UNDECIDED",
