@@ -48,6 +48,8 @@ class HostNote:
     that was not noted."""
     labs: str = ""
     """Where the lab of a host of a lab keeps its files."""
+    promiscuous: bool | None = None
+    """Whether somebody had the NIC receive every frame; None where that was not noted."""
 
 
 class Ownership:

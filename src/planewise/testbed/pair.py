@@ -310,7 +310,10 @@ def _note(host: Host, nic: str) -> HostNote:
     target = host.place
     labs = str(state_root()) if target.startswith("lab:") else ""
     forwarding = host.read_text(_forwarding_of(nic)).strip()
-    return HostNote(target, nic, "UP" in link["flags"], int(link["mtu"]), forwarding, labs)
+    flags = link["flags"]
+    return HostNote(
+        target, nic, "UP" in flags, int(link["mtu"]), forwarding, labs, "PROMISC" in flags
+    )
 
 
 def _forwarding_of(nic: str) -> str:
@@ -321,6 +324,9 @@ def _return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
     for host, note in zip(hosts, notes, strict=True):
         state = "up" if note.up else "down"
         argv = ["ip", "link", "set", note.nic, "mtu", str(note.mtu_bytes), state]
+        if note.promiscuous is not None:
+            # Open vSwitch sets it, and a killed one leaves it so.
+            argv += ["promisc", "on" if note.promiscuous else "off"]
         host.run(argv).check()
         if note.forwarding:
             # Planes that route switch it on (testbed/planes/veth.py).
