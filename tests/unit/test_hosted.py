@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.testbed import ledger, script
+from planewise.testbed import ledger, pair, script
 from planewise.testbed.containers import Container, cgroup_files, image, join_command, last_words
 from planewise.testbed.crew import CrewKind, Member, ShellCrew
 from planewise.testbed.host import Finished, LocalHost
@@ -257,6 +257,25 @@ def test_what_is_lent_from_other_hosts_is_noted_and_kept_where_it_cannot_be_remo
     assert len(ledger.leftovers(tmp_path, namespaces=False)) == 1
     assert len(ledger.sweep(tmp_path, lambda _: None, namespaces=False)) == 1
     assert ledger.leftovers(tmp_path, namespaces=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "words"), [(True, ["promisc", "on"]), (False, ["promisc", "off"]), (None, [])]
+)
+def test_a_nic_is_promiscuous_afterwards_where_it_was_before(
+    monkeypatch: pytest.MonkeyPatch, before: bool | None, words: list[str]
+) -> None:
+    asked: list[list[str]] = []
+    host = LocalHost("server")
+
+    def run(argv: list[str], **_: object) -> Finished:
+        asked.append(argv)
+        return Finished(tuple(argv), 0, "", "")
+
+    monkeypatch.setattr(host, "run", run)
+    note = HostNote("ssh://server", "eth1", up=True, mtu_bytes=1500, promiscuous=before)
+    pair.return_nics([host], [note])
+    assert asked == [["ip", "link", "set", "eth1", "mtu", "1500", "up", *words]]
 
 
 def test_a_host_without_planewised_is_told_where_it_comes_from(

@@ -123,7 +123,7 @@ def remote_pair(targets: Targets) -> Iterator[Pair]:
                 _give_back(hosts.values(), notes, ownership)
             raise
         with signals.uninterrupted():
-            _return_nics(hosts.values(), notes)
+            return_nics(hosts.values(), notes)
             ownership.release()
 
 
@@ -133,7 +133,7 @@ def _give_back(hosts: Iterable[SshHost], notes: Iterable[HostNote], ownership: O
         for host, note in zip(hosts, notes, strict=True):
             remove_guests(host, ownership.token)
             remove_traces(host, note.nic, ownership.token)
-        _return_nics(hosts, notes)
+        return_nics(hosts, notes)
     except PlanewiseError:
         ownership.abandon()
     else:
@@ -297,7 +297,7 @@ def _clean_open(host: SshHost, note: HostNote, token: str) -> None:
             remove_ours(api, token)
             api.close()
     remove_traces(host, note.nic, token)
-    _return_nics([host], [note])
+    return_nics([host], [note])
 
 
 def _is_down(target: str) -> bool:
@@ -320,7 +320,8 @@ def _forwarding_of(nic: str) -> str:
     return f"/proc/sys/net/ipv4/conf/{nic}/forwarding"
 
 
-def _return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
+def return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
+    """Gives servers their NICs back as they were noted."""
     for host, note in zip(hosts, notes, strict=True):
         state = "up" if note.up else "down"
         argv = ["ip", "link", "set", note.nic, "mtu", str(note.mtu_bytes), state]
