@@ -17,6 +17,7 @@ from planewise import __version__
 from planewise.commands import (
     advise,
     alloc,
+    boost,
     calibrate,
     clean,
     compare,
@@ -80,6 +81,7 @@ app.command("search")(search.search)
 app.command("judge")(judge.judge)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("boost")(boost.boost)
 app.command("calibrate")(calibrate.calibrate)
 app.command("advise")(advise.advise)
 app.command("clean")(clean.clean)

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use pw_alloc::gain::GainCurve;
 use pw_alloc::model::{PfId, Wish};
 use pw_alloc::settings::Settings;
 use pw_alloc::traffic::Traffic;
@@ -40,6 +41,8 @@ pub struct Config {
     pub machines: Machines,
     /// How decisions are made.
     pub alloc: Settings,
+    /// What `planewise boost` measured; then `alloc.benefit.curve` is its curve.
+    pub gain_profile: Option<PathBuf>,
     /// What is wished for guests, by name.
     pub guests: BTreeMap<String, Wish>,
     /// A made-up host instead of this one.
@@ -60,6 +63,7 @@ impl Default for Config {
             containers: Containers::default(),
             machines: Machines::default(),
             alloc: Settings::default(),
+            gain_profile: None,
             guests: BTreeMap::new(),
             simulated: None,
         }
@@ -161,6 +165,12 @@ pub fn parse(text: &str, name: &str) -> Result<Config> {
     if let Err(error) = config.alloc.check() {
         return wrong(format!("alloc: {}", error.what), &error.remedy);
     }
+    if config.gain_profile.is_some() && config.alloc.benefit.curve != GainCurve::default() {
+        return wrong(
+            "both gain_profile and alloc.benefit.curve say what a VF saves".into(),
+            "leave one of them out: the profile is measured",
+        );
+    }
     if let Some(tcp) = &config.tcp {
         let needed =
             [("certificate", &tcp.certificate), ("key", &tcp.key), ("tokens", &tcp.tokens)];
@@ -250,6 +260,10 @@ mod tests {
             ("[log]\nformat = 'xml'", "x.toml:2: unknown variant `xml`"),
             ("sample_s = nan", "sample_s = NaN is out of range"),
             ("[alloc.benefit]\ncurve = []", "the gain curve has no points"),
+            (
+                "gain_profile = \"g\"\n[alloc.benefit]\ncurve = [{ pps = 1, saved_us = 2 }]",
+                "both gain_profile and alloc.benefit.curve",
+            ),
             ("step_timeout_s = 0.0", "step_timeout_s = 0 is out of range"),
             ("[containers.namespaces.'']", "containers.namespaces.: '' names no network namespace"),
             ("[containers.namespaces.a]\ninterface = 'a b'", "'a b' cannot be the name"),

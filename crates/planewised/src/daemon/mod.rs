@@ -9,6 +9,7 @@ pub mod guests;
 pub mod journal;
 pub mod net;
 pub mod pool;
+pub mod profile;
 pub mod request;
 pub mod run;
 pub mod simulated;

@@ -16,6 +16,7 @@ use crate::daemon::core::{Core, Host};
 use crate::daemon::guests;
 use crate::daemon::journal::Journal;
 use crate::daemon::pool::machine::Machine;
+use crate::daemon::profile;
 use crate::daemon::request::{Caller, Envelope, Request, ends};
 use crate::daemon::simulated::World;
 use crate::daemon::status::Status;
@@ -71,14 +72,22 @@ impl Signals {
     }
 }
 
-fn read(path: &Path) -> Result<Config> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        Error::bad_input(
-            format!("cannot read the configuration {}: {error}", path.display()),
-            "docs/reference/alloc.md has an example",
-        )
-    })?;
-    config::parse(&text, &path.display().to_string())
+/// Reads the configuration and the gain profile that it names; what an operator should know of the latter.
+fn read(path: &Path) -> Result<(Config, Vec<String>)> {
+    let text = |what: &str, path: &Path, remedy: &str| {
+        std::fs::read_to_string(path).map_err(|error| {
+            Error::bad_input(format!("cannot read the {what} {}: {error}", path.display()), remedy)
+        })
+    };
+    let example = "docs/reference/alloc.md has an example";
+    let mut config =
+        config::parse(&text("configuration", path, example)?, &path.display().to_string())?;
+    let Some(file) = &config.gain_profile else { return Ok((config, Vec::new())) };
+    let profile = text("gain profile", file, "`planewise boost RUN -o FILE` writes one")?;
+    let here = if config.simulated.is_some() { None } else { Some(profile::Host::here()?) };
+    let gain = profile::parse(&profile, &file.display().to_string(), here.as_ref())?;
+    config.alloc.benefit.curve = gain.curve;
+    Ok((config, gain.notes))
 }
 
 fn host(config: &Config, dry_run: bool) -> Result<Host> {
@@ -96,8 +105,11 @@ fn host(config: &Config, dry_run: bool) -> Result<Host> {
 /// # Errors
 /// It cannot start: the configuration makes no sense, another daemon runs, root is needed.
 pub fn run(args: &Args) -> Result<()> {
-    let config = read(&args.config)?;
+    let (config, gain_notes) = read(&args.config)?;
     face::log::start(config.log);
+    for note in gain_notes {
+        tracing::info!("{note}");
+    }
     if config.simulated.is_none() && !nix::unistd::geteuid().is_root() {
         return Err(Error::failed(
             "a host's VFs can be moved by root alone",
@@ -158,7 +170,7 @@ fn work(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core {
 /// Reads the configuration again, and certificate, key and tokens. What cannot change in a running daemon
 /// stays as it is.
 fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
-    let config = read(&args.config)?;
+    let (config, gain_notes) = read(&args.config)?;
     let old = core.config();
     let fixed = [
         ("socket", config.socket == old.socket),
@@ -177,6 +189,9 @@ fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
     }
     let fresh = face::read_again(&config)?;
     core.configure(config)?;
+    for note in gain_notes {
+        tracing::info!("{note}");
+    }
     face.renew(&fresh);
     Ok(())
 }

@@ -1,0 +1,365 @@
+"""What a fast plane saves a guest's packets, by packet rate and frame size. Knows no file.
+
+Publication F (section 4.3) ranks guests by the *boost* of a VF: by how much the median latency
+falls, as a share of the paravirtual one. The daemon's policy `benefit` needs the same in time: what
+each packet of a guest saves at that guest's rate. Both come from one run, block by block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean, median
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from planewise.errors import BadInputError
+from planewise.judge.bounded import Bounded, exact, mean_of, median_of, minus
+from planewise.judge.statistics import RunSample, observe
+from planewise.judge.statistics.paired import median_interval
+from planewise.store.models import Level, TrialRecord
+from planewise.units import percent_text, rate_text, time_text
+
+PASSES = 4
+"""How often a round trip between two guests passes the plane: request and answer, at either end."""
+PACKETS_PER_ROUND_TRIP = 2
+"""Packets that a guest's interface counts in one: one sent, one received."""
+FEWEST_BLOCKS = 6
+"""With fewer, no order statistics hold a median with 95 %."""
+LEVEL_SHARE = 0.01
+"""By how much a trial may miss the rate that it is labelled with."""
+SIZE_MARGIN = 0.25
+"""Savings of the largest and the smallest frame that differ by less are practically the same."""
+
+VARIED = {"plane", "frequency_pps", "size_bytes"}
+
+SizeMatters = Literal["yes", "no", "not known"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median over blocks with its 95 % interval (order statistics); infinite where it is open."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """Both planes at one packet rate and frame size."""
+
+    frequency_pps: float
+    """Round trips a second."""
+    size_bytes: int
+    """Frame, with FCS."""
+    blocks: int
+    slow_ns: Interval
+    """Median RTT on the slow plane."""
+    fast_ns: Interval
+    boost: Interval
+    """1 − fast/slow of the medians: publication F's boost, as a share."""
+    boost_p99: Interval
+    """The same of the 99th percentiles."""
+
+    @property
+    def pps(self) -> float:
+        """Packets a second that the guest's interface counts."""
+        return PACKETS_PER_ROUND_TRIP * self.frequency_pps
+
+
+@dataclass(frozen=True)
+class GainPoint:
+    """What each packet of a guest saves at that guest's packet rate."""
+
+    pps: float
+    """Packets a second, both directions."""
+    saved_us: float
+    """Fitted: the time saved by all packets of a second never falls with the rate."""
+    low_us: float
+    high_us: float
+
+
+@dataclass(frozen=True)
+class CpuRow:
+    """Kernel CPU time per packet on both planes under load."""
+
+    size_bytes: int
+    slow_ns: Interval
+    fast_ns: Interval
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a run says of the gain of one plane over another."""
+
+    slow: str
+    fast: str
+    rows: tuple[Row, ...]
+    curve: tuple[GainPoint, ...]
+    """By rising packet rate."""
+    cpu: tuple[CpuRow, ...]
+    size_matters: SizeMatters
+    notes: tuple[str, ...]
+    """Sentences that a reader needs."""
+
+
+def gain_of(sample: RunSample, slow: str, fast: str) -> Gain:
+    """The gain of plane `fast` over `slow` in this run.
+
+    Raises:
+        BadInputError: the run cannot tell: other factors vary, a plane is missing, too few blocks,
+            or the time saved by all packets of a second surely falls with the rate.
+    """
+    _check(sample, slow, fast)
+    missed = _missed(sample.trials)
+    medians = _by_stratum(sample, "rtt", missed)
+    tails = _by_stratum(sample, "rtt_p99", missed)
+    rows, notes, saved = [], list(_missed_notes(sample.trials, missed)), {}
+    for stratum in sorted(medians):
+        pairs = _pairs(medians[stratum], slow, fast)
+        if len(pairs) < FEWEST_BLOCKS:
+            notes.append(
+                f"{_stratum_text(stratum)}: {len(pairs)} blocks have both planes and "
+                f"{FEWEST_BLOCKS} are needed, so it is left out"
+            )
+            continue
+        saved[stratum] = {block: minus(a, b) for block, (a, b) in pairs.items()}
+        rows.append(_row(stratum, pairs, _pairs(tails.get(stratum, {}), slow, fast)))
+    if not rows:
+        raise BadInputError(
+            f"no packet rate has {FEWEST_BLOCKS} blocks with both {slow} and {fast}",
+            where=sample.label,
+            remedy=f"set blocks: 8 in the design, or resume the run; {'; '.join(notes)}".rstrip(
+                "; "
+            ),
+        )
+    curve, curve_notes = _curve(saved, sample.label)
+    size_matters, size_note = _size(saved)
+    notes += [*curve_notes, size_note]
+    return Gain(
+        slow, fast, tuple(rows), curve, _cpu(sample, slow, fast), size_matters, tuple(notes)
+    )
+
+
+def _check(sample: RunSample, slow: str, fast: str) -> None:
+    levels: dict[str, set[Level]] = defaultdict(set)
+    trials = [one for one in sample.trials if one.status == "done" and one.kind == "rtt"]
+    for trial in trials:
+        for name, level in sample.cell(trial).items():
+            levels[name].add(level)
+    for plane in (slow, fast):
+        if plane not in levels["plane"]:
+            there = ", ".join(sorted(map(str, levels["plane"]))) or "no plane"
+            raise BadInputError(
+                f"the run has no round-trip times of plane '{plane}'; it has {there}",
+                where=sample.label,
+                remedy="name two of its planes with --plane and --against",
+            )
+    varied = sorted(name for name in levels if name not in VARIED and len(levels[name]) > 1)
+    if varied:
+        raise BadInputError(
+            f"the run varies {', '.join(varied)}, too: its gain is not that of the plane alone",
+            where=sample.label,
+            remedy="measure with plane, frequency_pps and size_bytes as the only factors, as "
+            "experiments/boost.yaml does",
+        )
+
+
+# --- values by stratum ---------------------------------------------------------------------------
+
+Stratum = tuple[float, int]
+"""Round trips a second, frame bytes."""
+ByBlock = Mapping[int, Bounded]
+Pairs = Mapping[int, tuple[Bounded, Bounded]]
+
+
+def _stratum_text(stratum: Stratum) -> str:
+    return f"{rate_text(stratum[0])} of {stratum[1]} bytes"
+
+
+def _stratum(cell: Mapping[str, Level]) -> Stratum:
+    return float(cell.get("frequency_pps", 0)), int(cell.get("size_bytes", 0))
+
+
+def _missed(trials: Iterable[TrialRecord]) -> dict[tuple[Stratum, str, int], float]:
+    """By stratum, plane and block: the achieved rate of trials that are not at their rate [1/s]."""
+    found = {}
+    for trial in trials:
+        if trial.kind != "rtt" or trial.status != "done" or trial.load is None:
+            continue
+        wanted, achieved = trial.load.intended_pps, trial.load.achieved_pps
+        if wanted > 0 and abs(achieved / wanted - 1) > LEVEL_SHARE:
+            found[_stratum(trial.cell), str(trial.cell.get("plane")), trial.block] = achieved
+    return found
+
+
+def _missed_notes(
+    trials: Sequence[TrialRecord], missed: Mapping[tuple[Stratum, str, int], float]
+) -> Iterable[str]:
+    by_level: dict[tuple[Stratum, str], list[float]] = defaultdict(list)
+    for (stratum, plane, _), achieved in missed.items():
+        by_level[stratum, plane].append(achieved)
+    for (stratum, plane), rates in sorted(by_level.items()):
+        yield (
+            f"{_stratum_text(stratum)} on {plane}: {len(rates)} trials reached only "
+            f"{rate_text(median(rates))} and do not count"
+        )
+
+
+def _by_stratum(
+    sample: RunSample, metric: str, missed: Mapping[tuple[Stratum, str, int], float]
+) -> dict[Stratum, dict[str, dict[int, Bounded]]]:
+    """By stratum, plane and block; several trials of a block are averaged."""
+    values: dict[tuple[Stratum, str, int], list[Bounded]] = defaultdict(list)
+    for one in observe([sample], metric).observations:
+        key = _stratum(one.cell), str(one.cell["plane"]), one.block
+        if key not in missed:
+            values[key].append(one.bounded)
+    found: dict[Stratum, dict[str, dict[int, Bounded]]] = {}
+    for (stratum, plane, block), several in values.items():
+        found.setdefault(stratum, {}).setdefault(plane, {})[block] = mean_of(several)
+    return found
+
+
+def _pairs(planes: Mapping[str, ByBlock], slow: str, fast: str) -> Pairs:
+    a, b = planes.get(slow, {}), planes.get(fast, {})
+    return {block: (a[block], b[block]) for block in sorted(a.keys() & b.keys())}
+
+
+def _interval(values: Sequence[Bounded]) -> Interval:
+    return Interval(median_of(values).value, *median_interval(values))
+
+
+def _boost(slow: Bounded, fast: Bounded) -> Bounded:
+    """1 − fast/slow, with the ends that bounds leave."""
+    low = 1 - fast.high / slow.low if slow.low > 0 and math.isfinite(fast.high) else -math.inf
+    high = 1 - fast.low / slow.high if fast.low > 0 else 1.0
+    return Bounded(min(max(1 - fast.value / slow.value, low), high), low, high)
+
+
+def _row(stratum: Stratum, pairs: Pairs, tails: Pairs) -> Row:
+    boost_p99 = (
+        _interval([_boost(a, b) for a, b in tails.values()])
+        if tails
+        else Interval(math.nan, -math.inf, math.inf)
+    )
+    return Row(
+        frequency_pps=stratum[0],
+        size_bytes=stratum[1],
+        blocks=len(pairs),
+        slow_ns=_interval([a for a, _ in pairs.values()]),
+        fast_ns=_interval([b for _, b in pairs.values()]),
+        boost=_interval([_boost(a, b) for a, b in pairs.values()]),
+        boost_p99=boost_p99,
+    )
+
+
+# --- the curve -----------------------------------------------------------------------------------
+
+
+def _curve(
+    saved: Mapping[Stratum, Mapping[int, Bounded]], where: str
+) -> tuple[tuple[GainPoint, ...], list[str]]:
+    """The time that a packet saves by packet rate, fitted so that the gain never falls.
+
+    What ranks guests is the time that all packets of a second save. A guest that sends more cannot
+    gain less; the fit is the isotonic regression of that (Barlow et al., Statistical inference
+    under order restrictions, 1972), weighed by the blocks' precision. Under the same order a lower
+    end holds for all higher rates, too, and an upper end for all lower ones.
+    """
+    rates = sorted({frequency for frequency, _ in saved})
+    gains = []
+    for rate in rates:
+        blocks: dict[int, list[Bounded]] = defaultdict(list)
+        for stratum, values in saved.items():
+            if stratum[0] == rate:
+                for block, value in values.items():
+                    blocks[block].append(value)
+        # µs a second: each round trip's saving is that of PASSES passes, of which the guest's
+        # interface counts PACKETS_PER_ROUND_TRIP.
+        scale = rate * PACKETS_PER_ROUND_TRIP / PASSES / 1e3
+        whole = [mean_of(several) for several in blocks.values()]
+        gains.append(_interval([_scaled(value, scale) for value in whole]))
+    floor = np.maximum.accumulate([gain.low for gain in gains])
+    ceiling = np.minimum.accumulate([gain.high for gain in reversed(gains)])[::-1]
+    if (floor > ceiling).any():
+        before, after = max(
+            combinations(range(len(gains)), 2),
+            key=lambda pair: gains[pair[0]].low - gains[pair[1]].high,
+        )
+        raise BadInputError(
+            f"the gain falls with the packet rate: {_per_second(gains[before].low)} or more at "
+            f"{rate_text(rates[before])} and {_per_second(gains[after].high)} or less at "
+            f"{rate_text(rates[after])}",
+            where=where,
+            remedy="look in the run's report for what disturbed the faster trials, and measure "
+            "with rates that both planes carry",
+        )
+    spreads = [max(gain.high - gain.low, 1e-9) for gain in gains]
+    weights = [1 / spread**2 if math.isfinite(spread) else 1e-12 for spread in spreads]
+    fitted = isotonic_regression([gain.value for gain in gains], weights=weights).x
+    points, notes = [], []
+    for rate, fit, low, high in zip(rates, fitted, floor, ceiling, strict=True):
+        pps = PACKETS_PER_ROUND_TRIP * rate
+        if fit < 0:
+            notes.append(f"at {rate_text(rate)} the fast plane saves nothing: it counts as 0 µs")
+        points.append(
+            GainPoint(pps, max(float(fit), 0.0) / pps, float(low) / pps, float(high) / pps)
+        )
+    return tuple(points), notes
+
+
+def _scaled(value: Bounded, scale: float) -> Bounded:
+    return Bounded(value.value * scale, value.low * scale, value.high * scale)
+
+
+def _per_second(us: float) -> str:
+    return f"{time_text(us * 1e3)} a second"
+
+
+def _size(saved: Mapping[Stratum, Mapping[int, Bounded]]) -> tuple[SizeMatters, str]:
+    """Whether the saving depends on the frame size, block by block over all rates."""
+    sizes = sorted({size for _, size in saved})
+    if len(sizes) < 2:
+        return "not known", "one frame size was measured: whether size matters is not known"
+    small, large = sizes[0], sizes[-1]
+    rates = [rate for rate, size in saved if size == small and (rate, large) in saved]
+    ratios = []
+    for block in sorted({block for values in saved.values() for block in values}):
+        both = [
+            (saved[rate, small][block], saved[rate, large][block])
+            for rate in rates
+            if block in saved[rate, small] and block in saved[rate, large]
+        ]
+        if both and fmean(a.value for a, _ in both) > 0:
+            ratios.append(exact(fmean(b.value for _, b in both) / fmean(a.value for a, _ in both)))
+    if len(ratios) < FEWEST_BLOCKS:
+        return "not known", "too few blocks tell whether the frame size matters"
+    found = _interval(ratios)
+    words = (
+        f"frames of {large} bytes save {percent_text(found.value)} of what frames of {small} bytes "
+        f"save ({percent_text(found.low)} to {percent_text(found.high)})"
+    )
+    if found.low > 1 - SIZE_MARGIN and found.high < 1 + SIZE_MARGIN:
+        return "no", f"the frame size does not matter, as publication F takes it: {words}"
+    if found.low > 1 or found.high < 1:
+        return "yes", f"the frame size matters, other than publication F takes it: {words}"
+    return "not known", f"whether the frame size matters is not known: {words}"
+
+
+def _cpu(sample: RunSample, slow: str, fast: str) -> tuple[CpuRow, ...]:
+    values: dict[tuple[int, str], list[Bounded]] = defaultdict(list)
+    for one in observe([sample], "cpu_per_packet").observations:
+        values[int(one.cell.get("size_bytes", 0)), str(one.cell["plane"])].append(one.bounded)
+    sizes = sorted({size for size, _ in values})
+    return tuple(
+        CpuRow(size, _interval(values[size, slow]), _interval(values[size, fast]))
+        for size in sizes
+        if (size, slow) in values and (size, fast) in values
+    )

@@ -1,0 +1,143 @@
+"""A host's gain as a file: `planewise boost` writes it, `planewised` reads it."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from planewise.advise.gain import Gain, Interval, SizeMatters
+from planewise.store.models import Fingerprint, RunInfo
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProfileHost(_Part):
+    """Where it was measured: a daemon elsewhere refuses the profile."""
+
+    cpu_model: str
+    cpus: PositiveInt
+    kernel: str
+    """Release; another one is told of, not refused."""
+    virtualisation: str
+
+
+class CurvePoint(_Part):
+    """What each packet saves at a guest's packet rate."""
+
+    pps: PositiveFloat
+    """Packets a second that the guest's interface counts, both directions."""
+    saved_us: NonNegativeFloat
+    low_us: float | None = None
+    """95 % interval; left out where it is open."""
+    high_us: float | None = None
+
+
+class MeasuredRow(_Part):
+    """One packet rate and frame size, as measured."""
+
+    round_trips_pps: PositiveFloat
+    size_bytes: PositiveInt
+    blocks: PositiveInt
+    slow_us: float
+    fast_us: float
+    boost_percent: float
+    boost_low_percent: float | None = None
+    boost_high_percent: float | None = None
+    boost_p99_percent: float | None = None
+
+
+class GainProfile(_Part):
+    """The file."""
+
+    format: Literal[1] = 1
+    kind: Literal["gain"] = "gain"
+    planewise: str
+    run: str
+    slow: str
+    """The plane without a VF."""
+    fast: str
+    size_matters: SizeMatters
+    emulated: str = ""
+    """Why its times are not those of hardware; empty where they are."""
+    host: ProfileHost
+    curve: Annotated[tuple[CurvePoint, ...], Field(min_length=1)]
+    measured: tuple[MeasuredRow, ...] = ()
+
+
+def profile_of(gain: Gain, info: RunInfo) -> GainProfile:
+    """The gain with the host of the run's sender, whose fingerprint it carries."""
+    host = _host(info)
+    return GainProfile(
+        planewise=info.planewise,
+        run=info.run,
+        slow=gain.slow,
+        fast=gain.fast,
+        size_matters=gain.size_matters,
+        emulated=info.emulated,
+        host=ProfileHost(
+            cpu_model=host.cpu_model,
+            cpus=host.cpus,
+            kernel=host.kernel,
+            virtualisation=host.virtualisation,
+        ),
+        curve=tuple(
+            CurvePoint(
+                pps=point.pps,
+                saved_us=point.saved_us,
+                low_us=_closed(point.low_us),
+                high_us=_closed(point.high_us),
+            )
+            for point in gain.curve
+        ),
+        measured=tuple(
+            MeasuredRow(
+                round_trips_pps=row.frequency_pps,
+                size_bytes=row.size_bytes,
+                blocks=row.blocks,
+                slow_us=row.slow_ns.value / 1e3,
+                fast_us=row.fast_ns.value / 1e3,
+                boost_percent=100 * row.boost.value,
+                boost_low_percent=_closed(100 * row.boost.low),
+                boost_high_percent=_closed(100 * row.boost.high),
+                boost_p99_percent=_p99(row.boost_p99),
+            )
+            for row in gain.rows
+        ),
+    )
+
+
+def _host(info: RunInfo) -> Fingerprint:
+    return info.hosts.get("sender") or info.hosts.get("shared") or next(iter(info.hosts.values()))
+
+
+def _closed(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _p99(interval: Interval) -> float | None:
+    return _closed(100 * interval.value)
+
+
+def gain_profile_text(profile: GainProfile) -> str:
+    """The profile as TOML; numbers with four significant digits."""
+    return tomli_w.dumps(_rounded(profile.model_dump(exclude_none=True)))
+
+
+def _rounded(value: object) -> dict[str, object]:
+    assert isinstance(value, dict)
+    return {key: _short(item) for key, item in value.items()}
+
+
+def _short(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return _rounded(value)
+    if isinstance(value, list | tuple):
+        return [_short(item) for item in value]
+    return value

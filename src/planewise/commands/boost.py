@@ -1,0 +1,116 @@
+"""`planewise boost`: what a VF saves a guest's packets, as a profile that the daemon reads."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planewise.commands import console
+
+if TYPE_CHECKING:
+    from planewise.advise.gain import Gain, Interval
+
+
+def boost(
+    measured: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run of two planes by packet rate, as of experiments/boost.yaml."
+        ),
+    ],
+    fast: Annotated[str, typer.Option("--plane", help="The plane that is scarce.")] = "vf",
+    slow: Annotated[
+        str, typer.Option("--against", help="The plane that a guest has without it.")
+    ] = "bridge",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a plane saves by packet rate and frame size, and write it as the host's profile.
+
+    `planewised` reads it (gain_profile in its configuration): its policy `benefit` then ranks
+    guests by what was measured.
+    """
+    from planewise.advise.gain import gain_of
+    from planewise.advise.gain_profile import gain_profile_text, profile_of
+    from planewise.judge.statistics import RunSample
+    from planewise.store.files import write_file
+    from planewise.store.rundir import RunReader
+
+    reader = RunReader(measured)
+    gain = gain_of(RunSample(str(measured), reader.info, reader.trials()), slow, fast)
+    profile = profile_of(gain, reader.info)
+    if out is not None:
+        write_file(out, gain_profile_text(profile).encode())
+    if json_:
+        console.print_json({**profile.model_dump(), "notes": gain.notes})
+        return
+    _print(gain, reader.info.emulated)
+    if out is not None:
+        print(out)
+
+
+def _print(gain: Gain, emulated: str) -> None:
+    from rich.table import Table
+
+    from planewise.units import rate_text, time_text
+
+    table = Table(title=f"{gain.fast} instead of {gain.slow}", box=None, pad_edge=False)
+    for heading in (
+        "round trips",
+        "frame",
+        "blocks",
+        gain.slow,
+        gain.fast,
+        "boost",
+        "boost of p99",
+    ):
+        table.add_column(heading, justify="right")
+    for row in gain.rows:
+        table.add_row(
+            rate_text(row.frequency_pps),
+            f"{row.size_bytes} B",
+            str(row.blocks),
+            time_text(row.slow_ns.value),
+            time_text(row.fast_ns.value),
+            _share(row.boost),
+            _share(row.boost_p99),
+        )
+    curve = Table(title="what each packet of a guest saves", box=None, pad_edge=False)
+    for heading in ("guest's packets", "saved", "95 % interval"):
+        curve.add_column(heading, justify="right")
+    for point in gain.curve:
+        ends = (point.low_us * 1e3, point.high_us * 1e3)
+        curve.add_row(
+            rate_text(point.pps),
+            time_text(point.saved_us * 1e3),
+            " to ".join("open" if math.isinf(end) else time_text(end) for end in ends),
+        )
+    console.out().print(table)
+    print()
+    console.out().print(curve)
+    for cpu in gain.cpu:
+        print(
+            f"CPU of the kernel a packet of {cpu.size_bytes} bytes: "
+            f"{time_text(cpu.slow_ns.value)} on {gain.slow}, "
+            f"{time_text(cpu.fast_ns.value)} on {gain.fast}"
+        )
+    for note in gain.notes:
+        print(f"{note[:1].upper()}{note[1:]}.")
+    if emulated:
+        print(f"Emulated: {emulated}. Such a profile ranks guests; its times are not a server's.")
+
+
+def _share(interval: Interval) -> str:
+    from planewise.units import percent_text
+
+    if math.isnan(interval.value):
+        return "not known"
+    ends = " to ".join(
+        "open" if math.isinf(end) else percent_text(end) for end in (interval.low, interval.high)
+    )
+    return f"{percent_text(interval.value)} ({ends})"
