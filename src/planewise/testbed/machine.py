@@ -73,6 +73,8 @@ class MachineState:
     """Switches that were made."""
     notes: dict[str, str] = field(default_factory=dict)
     """What switches, by name, found out when they were made and their planes want to know."""
+    directory: str = ""
+    """See `Site.directory`; a switch that is a program sets it when it is made."""
     nic_up: bool = False
     opened: ExitStack = field(default_factory=ExitStack)
     """Closes what was opened here."""

@@ -162,7 +162,7 @@ class Site:
     peer_nic_mac: str = ""
     """The same of the other host's NIC."""
     directory: str = ""
-    """A scratch directory of the host, for sockets of programs that a plane starts there."""
+    """Where a switch that is a program has its sockets on the host; empty where none runs."""
 
     def on(self, uplink: str) -> Site:
         """The same host with another uplink."""

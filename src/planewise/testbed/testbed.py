@@ -233,6 +233,7 @@ class Testbed:
                     here.perform(steps)
                     steps = list(wanted.create(here, site))
                     here.switches.add(wanted.name)
+                    site = self._site(here)
                 steps += wanted.add_nic(site)
             here.switch = wanted.name if wanted else ""
         site = self._site(here)
@@ -319,7 +320,7 @@ class Testbed:
             machine.docker_bridge,
             self.resources(here.role).mac,
             self.resources(peer).mac,
-            here.host.directory,
+            here.directory,
         )
         switch = _switch_of(here.switch)
         return site if switch is None else site.on(switch.interface(site))

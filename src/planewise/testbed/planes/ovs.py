@@ -47,8 +47,9 @@ class OpenVswitchBridge(Switch):
 
     def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
         """See `Switch.create`."""
-        here.host.run(["mkdir", "-p", _directory(site)]).check()
-        switch = here.opened.enter_context(OpenVswitch(here.host, _directory(site)))
+        here.directory = f"{here.host.directory}/ovs"
+        here.host.run(["mkdir", "-p", here.directory]).check()
+        switch = here.opened.enter_context(OpenVswitch(here.host, here.directory))
         here.notes[self.name] = datapath_of(here.host, alone=bool(site.netns))
         bridge = self.interface(site)
         switch.configure(
@@ -115,15 +116,14 @@ class OvsPlane(BridgePlane):
     def unplug(self, here: MachineState, placed: PlacedGuest) -> None:
         """The switch forgets the port."""
         port = self.host_interface(placed.guest)
-        command = vsctl(f"{here.host.directory}/ovs", "--if-exists", "del-port", port)
-        here.host.run(command)
+        here.host.run(vsctl(here.directory, "--if-exists", "del-port", port))
 
     def introduce(self, site: Site, guest: Guest, peer: Guest, within: bool) -> tuple[Step, ...]:
         """Static neighbours, and static entries of the switch against flooding."""
 
         def known(port: str, mac: str) -> RunProgram:
             entry = (site.uplink, port, "0", mac)
-            return RunProgram("", appctl(_directory(site), "fdb/add", *entry))
+            return RunProgram("", appctl(site.directory, "fdb/add", *entry))
 
         return (
             *neighbours(guest, peer, peer.mac),
@@ -132,13 +132,8 @@ class OvsPlane(BridgePlane):
         )
 
 
-def _directory(site: Site) -> str:
-    """Where the switch of a host lives."""
-    return f"{site.directory}/ovs"
-
-
 def _configure(site: Site, *arguments: str) -> RunProgram:
-    return RunProgram("", vsctl(_directory(site), *arguments))
+    return RunProgram("", vsctl(site.directory, *arguments))
 
 
 PLANE = OvsPlane()
