@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 
-.PHONY: quick setup test test-setup lint unit linux lab docker-rtt nfv bench bench-judge bench-vms format wheel
+.PHONY: quick setup test test-setup lint unit linux lab docker-rtt nfv bench bench-judge bench-vms format wheel site
 
 quick: setup
 	planewise quick
@@ -69,3 +69,7 @@ format:
 
 wheel: setup
 	@scripts/static maturin build --release -o dist
+
+# The documentation as a site: target/site; `python -m http.server -d target/site` serves it.
+site: test-setup
+	NO_MKDOCS_2_WARNING=1 mkdocs build -q --strict -f packaging/site/mkdocs.yml

@@ -56,6 +56,8 @@ def shown() -> list[Shown]:
     seen: dict[str, Shown] = {}
     for document in guides():
         for command in commands(document):
-            if command.command not in seen or (command.step and not seen[command.command].step):
+            known = seen.get(command.command)
+            if known is None or (command.step and not known.step):
+                seen.pop(command.command, None)
                 seen[command.command] = command
     return list(seen.values())

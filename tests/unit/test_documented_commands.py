@@ -24,7 +24,7 @@ def known_to_planewise(command: Shown) -> None:
     words = words[: words.index("--") + 2] if "--" in words else words
     words = [word for word in words if word != "…" and word != "--help"]
     node = typer.main.get_command(app)
-    while (commands := getattr(node, "commands", None)) and words:
+    while (commands := getattr(node, "commands", None)) and words and words[0][0] != "-":
         if words[0] not in commands:
             raise UsageError(f"no command {words[0]}")
         node = commands[words.pop(0)]

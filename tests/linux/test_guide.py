@@ -1,0 +1,176 @@
+"""Every step of the guide is run here, or named with the test that runs the like."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from planewise.advise.model import Chain
+from planewise.store.models import TrialRecord
+from tests.documents import ROOT, Shown, shown
+from tests.unit import importer_samples, made_up_chains, made_up_run
+from tests.unit.made_up_run import MadeUp
+
+pytestmark = pytest.mark.linux
+
+ELSEWHERE = {
+    r"make test": (".ci/run", "make test"),
+    r"make (quick|lab|nfv|docker-rtt)": ("Makefile", "setup"),
+    r"planewise run experiments/nfv-.*": ("tests/linux/test_chains.py", "vhost-user"),
+    r"planewise run experiments/docker-rtt.*": ("tests/linux/test_designs.py", "docker-rtt.yaml"),
+    r"planewise run experiments/kvm-.*": ("tests/vm/test_run.py", "kvm-rtt"),
+    r"planewise run experiments/my-first.yaml --live": ("tests/linux/test_live.py", "--live"),
+    r"planewise run my-design.yaml --lab": ("tests/lab/test_vms.py", "passthrough"),
+    r"planewise lab .*": ("tests/lab/test_lab.py", '"lab", "run"'),
+    r"planewised vf setup .*": ("tests/lab/test_vf.py", '"vf", "setup"'),
+    r"planewise clean": ("tests/linux/test_doctor_and_clean.py", '"clean"'),
+    r"scripts/setup lab": ("Makefile", "scripts/setup lab"),
+}
+"""What needs a lab, virtual machines or minutes of its own, and the test that runs the like."""
+
+UNTIL_STOPPED = r"planewise alloc (watch|page)|planewised daemon .*"
+STANDS_FOR = {"db": "steady", "--minutes 10": "--minutes 0.5"}
+"""Words of the guide that mean something else in the scratch folder: its guests, less time."""
+RUNS = {"docs/guide/chains.md": "CHAINS"}
+"""The run that RUN means in a document, where it is no run of guests."""
+
+DESIGN = {"blocks": 1, "rtt": {"packets": 20}, "sweep": {"loads": 2, "duration_s": 0.1}}
+
+
+def steps() -> list[Shown]:
+    return [command for command in shown() if command.step]
+
+
+def is_elsewhere(command: str) -> bool:
+    return any(re.fullmatch(pattern, command) for pattern in ELSEWHERE)
+
+
+HERE = [step for step in steps() if not is_elsewhere(step.command)]
+
+
+def text_blocks(document: str, first: str) -> str:
+    """The indented block of a document whose first line begins so, without the indent."""
+    lines = (ROOT / document).read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"    {first}"))
+    block = []
+    for line in lines[start:]:
+        if not line.startswith("    "):
+            break
+        block.append(line[4:])
+    return "\n".join(block) + "\n"
+
+
+def chains() -> list[TrialRecord]:
+    """Trials of chains: two planes, both patterns, two replicates."""
+    return [
+        made_up_chains.trial(plane, Chain(pattern, 2, 64), pps, replicate=replicate)
+        for plane, pps in (("vhost-user", 5e6), ("bridge", 3e5))
+        for pattern in made_up_chains.PATTERNS
+        for replicate in range(2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with everything that the guide takes for given."""
+    folder = tmp_path_factory.mktemp("guide")
+    wanted = MadeUp(planes=("veth", "bridge"), blocks=2, packets=50)
+    (folder / "RUN").symlink_to(made_up_run.write(folder / "runs" / "first", wanted))
+    made_up_chains.write(folder / "CHAINS", chains())
+    (folder / "experiments").symlink_to(ROOT / "experiments")
+    design = YAML(typ="safe").load((ROOT / "experiments" / "my-first.yaml").read_text()) | DESIGN
+    with (folder / "my.yaml").open("w") as file:
+        YAML(typ="safe").dump(design, file)
+    (folder / "workload.yaml").write_text(text_blocks("docs/guide/advise.md", "pattern:"))
+    samples = importer_samples.every(importer_samples.trials(runs=6))
+    (folder / "lab").mkdir()
+    (folder / "results.csv").write_bytes(samples["csv"])
+    (folder / "results.json").write_bytes(samples["nfvbench"])
+    for name in ("old.txt", "lab/one.txt", "lab/two.txt"):
+        (folder / name).write_bytes(samples["pastrami"])
+    socket = folder / "planewised.sock"
+    block = text_blocks("docs/guide/allocate.md", "cat > try.toml")
+    configuration = block.split("END'\n")[1].split("\nEND")[0]
+    (folder / "try.toml").write_text(
+        configuration.replace("/tmp/try/planewised.sock", str(socket)).replace(
+            "/tmp/try", str(folder / "state")
+        )
+    )
+    daemon = subprocess.Popen(
+        ["planewised", "daemon", "--config", "try.toml"], cwd=folder, env=environment(folder)
+    )
+    try:
+        for _ in range(600):
+            if socket.exists():
+                break
+            time.sleep(0.1)
+        yield folder
+    finally:
+        daemon.terminate()
+        assert daemon.wait(60) == 0
+
+
+def environment(folder: Path) -> dict[str, str]:
+    scripts = Path(sys.executable).parent
+    return {
+        **os.environ,
+        "PATH": f"{scripts}:{os.environ['PATH']}",
+        "PLANEWISE_SOCKET": str(folder / "planewised.sock"),
+    }
+
+
+def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command in the folder as a shell does; what never ends is stopped by Ctrl-C."""
+    for word, meaning in STANDS_FOR.items():
+        command = re.sub(rf"(?<!\S){re.escape(word)}(?!\S)", meaning, command)
+    with subprocess.Popen(
+        ["bash", "-c", f"exec {command}" if ">" not in command else command],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(
+                timeout=4 if re.fullmatch(UNTIL_STOPPED, command) else 200
+            )
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            try:
+                out, err = process.communicate(timeout=20)
+            finally:
+                process.kill()
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.mark.parametrize("step", HERE, ids=str)
+def test_a_step_of_the_guide_does_what_it_says(step: Shown, folder: Path) -> None:
+    if step.command == "planewised daemon --config try.toml":
+        return  # the fixture has started it
+    command = re.sub(r"(?<=\s)RUN(?!\S)", RUNS.get(step.document, "RUN"), step.command)
+    done = typed(command, folder)
+    stopped = re.fullmatch(UNTIL_STOPPED, step.command) is not None
+    assert done.returncode in ((0, 130) if stopped else (0,)), (done.stdout[-500:], done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_run_elsewhere_is_run_there() -> None:
+    used = {
+        pattern for pattern in ELSEWHERE if any(re.fullmatch(pattern, s.command) for s in steps())
+    }
+    assert used == set(ELSEWHERE), "no document shows these any more"
+    for file, needle in ELSEWHERE.values():
+        assert needle in (ROOT / file).read_text(), f"{file} no longer has {needle}"
+    assert shutil.which("bash")

@@ -1,0 +1,186 @@
+"""The documentation site: built without a warning, whole, and read from a disk, with no network."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from planewise.testbed.vfs import find_planewised
+from tests.documents import ROOT
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. mkdocs holds links and anchors of the sources; a warning is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "mkdocs", "build", "--strict"),
+            *("-f", str(ROOT / "packaging" / "site" / "mkdocs.yml"), "-d", str(folder)),
+        ],
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+@dataclass
+class Page(html.parser.HTMLParser):
+    """Where a page leads to and what it loads."""
+
+    ids: set[str] = field(default_factory=set)
+    links: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = {name: value or "" for name, value in attrs}
+        self.ids |= {told[name] for name in ("id", "name") if name in told}
+        if tag == "a" and told.get("href"):
+            self.links.append(told["href"])
+        elif "src" in told:
+            self.loads.append(told["src"])
+        elif tag == "link" and told.get("rel") != "canonical":
+            self.loads.append(told.get("href", ""))
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    read = {}
+    for file in sorted(site.rglob("*.html")):
+        read[file] = Page()
+        read[file].feed(file.read_text())
+    return read
+
+
+def test_every_link_leads_to_a_page_and_an_anchor_that_exist(pages: dict[Path, Page]) -> None:
+    broken = []
+    followed = 0
+    for file, page in pages.items():
+        if file.name == "404.html":
+            continue  # its links are absolute: it is shown at any address
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or link.startswith("//"):
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            target = target / "index.html" if target.is_dir() else target
+            followed += 1
+            anchors = pages[target].ids if target in pages else {unquote(parts.fragment)}
+            if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                broken.append((str(file.name), link))
+    assert broken == []
+    assert followed > 1000
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+    for file, page in pages.items():
+        if file.name != "404.html":
+            for source in page.loads:
+                assert not urlsplit(source).scheme or source.startswith("data:"), source
+                assert (file.parent / urlsplit(source).path).exists(), (file.name, source)
+    for style in site.rglob("*.css"):
+        remote = re.findall(r"url\(['\"]?(https?:)?//[^)]*", style.read_text())
+        assert remote == [], style.name
+
+
+def test_the_index_of_the_search_is_part_of_the_site(site: Path) -> None:
+    documents = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    assert any("quarantined" in one["text"] for one in documents)
+
+
+def test_every_document_and_every_commands_help_is_on_the_site(site: Path) -> None:
+    for document in (ROOT / "docs").rglob("*.md"):
+        page = site / document.relative_to(ROOT / "docs").with_suffix(".html")
+        assert page.is_file(), document.name
+        assert page.name in (site / "index.html").read_text() or page.name == "index.html"
+    told = (site / "reference" / "planewise.html").read_text()
+    for words in ("planewise alloc drain", "--require-good", "--bundle"):
+        assert words in told
+    said = subprocess.run([find_planewised(), "vf", "--help"], capture_output=True, text=True)
+    for name in set(re.findall(r"^  ([a-z]+) ", said.stdout, flags=re.MULTILINE)) - {"help"}:
+        assert f"planewised vf {name}" in (site / "reference" / "planewised.html").read_text()
+
+
+def test_the_api_is_shown_with_all_its_paths(site: Path) -> None:
+    described = json.loads((site / "reference" / "openapi.json").read_text())
+    shown = re.sub(r"<[^>]+>", "", (site / "reference" / "api.html").read_text())
+    assert len(described["paths"]) > 8
+    for path in described["paths"]:
+        assert path in shown
+
+
+FRAME = """<!doctype html><title>frame</title><body style="margin:0"><pre id="out"></pre>
+<iframe src="{page}" style="border:0;width:{width}px;height:900px"></iframe>
+<script>
+document.querySelector("iframe").onload = async event => {{
+  const inner = event.target.contentDocument, win = event.target.contentWindow;
+  const root = inner.documentElement;
+  const wait = ms => new Promise(done => setTimeout(done, ms));
+  await wait(500);
+  const scrolled = "pre, .md-typeset__scrollwrap, .md-sidebar, .md-search, .md-skip";
+  const inside = one => one.closest(scrolled);
+  const wide = [...inner.querySelectorAll(".md-main *")].filter(one =>
+    !inside(one) && one.getBoundingClientRect().right > root.clientWidth + 1);
+  document.getElementById("out").textContent = JSON.stringify({{
+    content: root.scrollWidth, width: root.clientWidth,
+    wide: wide.map(one => one.outerHTML.slice(0, 80)),
+    loaded: win.performance.getEntriesByType("resource").map(one => one.name)
+      .filter(name => !name.startsWith("file:") && !name.startsWith("data:")),
+  }});
+}};
+</script>"""
+
+
+def look(page: Path, width: int, tmp_path: Path) -> dict[str, list[str]]:
+    """What a browser shows of a page that is read from the disk."""
+    frame = tmp_path / "frame.html"
+    frame.write_text(FRAME.format(page=page.as_uri(), width=width))
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            *(BROWSER, "--headless", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"),
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            *("--host-resolver-rules=MAP * ~NOTFOUND", "--allow-file-access-from-files"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1600,1000"),
+            *("--virtual-time-budget=30000", "--dump-dom", frame.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    out = re.search(r'<pre id="out">(.+?)</pre>', done.stdout, flags=re.DOTALL)
+    if out is None:
+        pytest.skip(f"chromium does not run here: {done.stderr.strip()[-200:]}")
+    return json.loads(html.unescape(out[1]))  # type: ignore[no-any-return]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+@pytest.mark.parametrize("width", [360, 1100])
+@pytest.mark.parametrize("name", ["index", "reference/alloc", "reference/api", "SPECIFICATION"])
+def test_a_page_fits_its_window(site: Path, tmp_path: Path, name: str, width: int) -> None:
+    seen = look(site / f"{name}.html", width, tmp_path)
+    assert seen["wide"] == []
+    assert seen["content"] <= seen["width"]
+    assert seen["loaded"] == []
