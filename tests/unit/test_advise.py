@@ -22,7 +22,7 @@ from planewise.advise.model import (
     profile_text,
     shipped,
 )
-from planewise.advise.workload import Workload, advise, course, why_not
+from planewise.advise.workload import Ranked, Workload, _hold_to_rate, advise, course, why_not
 from planewise.errors import BadInputError
 
 XL710 = shipped("xl710")
@@ -383,3 +383,40 @@ def test_lines_of_a_chart_are_the_models() -> None:
     assert [one.chain.vnfs for one in points] == [*range(1, 9)] * 2
     assert points[5].pps == predict(XL710, "vf-passthrough", EAST_WEST.chain).pps
     assert course(XL710, replace(EAST_WEST, application="kernel")) == ()
+
+
+RATES = st.floats(1e3, 1e8)
+
+
+@given(
+    pps=RATES,
+    asked=RATES,
+    ends=st.none() | st.tuples(st.floats(0.5, 1), st.floats(1, 2)),
+    at_least=st.booleans(),
+    measured=st.booleans(),
+)
+def test_a_rate_without_an_interval_and_a_bound_are_never_taken_as_exact(
+    pps: float,
+    asked: float,
+    ends: tuple[float, float] | None,
+    at_least: bool,
+    measured: bool,
+) -> None:
+    low, high = (None, None) if ends is None else (pps * ends[0], pps * ends[1])
+    one = Ranked(
+        "vf", True, None, pps, low, None if at_least else high, None, None,
+        "", 0, (), measured=measured, at_least=at_least,
+    )  # fmt: skip
+    meets = _hold_to_rate(one, replace(NORTH_SOUTH, rate_pps=asked), "measurement").meets
+    known_low = low if low is not None else pps if at_least else None
+    assert (meets is True) == (known_low is not None and asked <= known_low)
+    assert (meets is False) == (one.high_pps is not None and asked > one.high_pps)
+
+
+def test_what_plain_virtio_carried_at_most_rules_a_rate_out_and_never_in() -> None:
+    def virtio(rate_pps: float) -> bool | None:
+        ranking = advise(XL710, replace(NORTH_SOUTH, rate_pps=rate_pps)).ranking
+        return next(one.meets for one in ranking if one.plane == "virtio-bridge")
+
+    assert virtio(1e3) is None
+    assert virtio(500e6) is False

@@ -322,19 +322,26 @@ def _bound(prediction: Prediction, profile: Profile) -> Statement:
 def _hold_to_rate(
     one: Ranked, workload: Workload, basis: Literal["model", "measurement"], source: str = ""
 ) -> Ranked:
-    """With a sentence on the rate that was asked for, where one was and it is known."""
+    """With a sentence on the rate that was asked for, where one was and it is known.
+
+    A rate without an interval is not taken as exact: one that was seen at least is a lower bound,
+    and nothing else tells on which side of the demand it lies.
+    """
     if workload.rate_pps is None or one.pps is None:
         return one
-    if one.low_pps is None and not one.measured:
+    low, high = one.low_pps, one.high_pps
+    if low is None and one.at_least:
+        low = one.pps
+    if low is None:
+        what = "measurement" if one.measured else "prediction"
         said = Statement(
             f"Whether it carries the {rate_text(workload.rate_pps)} that are asked for is not "
-            "known: the prediction has no interval.",
+            f"known: the {what} has no interval.",
             basis,
             source,
         )
-        return replace(one, statements=(*one.statements, said))
-    low = one.pps if one.low_pps is None else one.low_pps
-    high = one.high_pps if one.high_pps is not None else math.inf if one.at_least else one.pps
+        return replace(one, meets=None, statements=(*one.statements, said))
+    high = math.inf if high is None else high
     meets = True if low >= workload.rate_pps else False if high < workload.rate_pps else None
     word = {True: "carries", False: "does not carry", None: "may or may not carry"}[meets]
     said = Statement(
@@ -357,7 +364,9 @@ def _virtio(profile: Profile | None, workload: Workload) -> Ranked:
             "virtio-bridge", True, None, None, None, None, None, None,
             "guest's kernel", 0, (said,), floor_ns=floor,
         )  # fmt: skip
-    meets = None if workload.rate_pps is None else workload.rate_pps <= _POLLED_VIRTIO_PPS
+    # "At most" rules a rate out, and never in.
+    asked = workload.rate_pps
+    meets = False if asked is not None and asked > _POLLED_VIRTIO_PPS else None
     said = Statement(
         f"Under a polling program plain virtio carried at most {rate_text(_POLLED_VIRTIO_PPS)}: "
         "every packet wakes the host's kernel.",

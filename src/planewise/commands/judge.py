@@ -337,10 +337,10 @@ def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None
 _APART = ("BORDERLINE", "LADDER TOO SHORT")
 _STYLES = {"GOOD": "green", "BAD": "red", "UNDECIDED": "yellow"}
 _COLUMNS = (
-    "verdict", "P(GOOD)", "headroom", "PDR", "saturation", "loads", "runs", "format", "file",
+    "verdict", "score", "headroom", "PDR", "saturation", "loads", "runs", "format", "file",
     "warnings",
 )  # fmt: skip
-_NUMBERS = frozenset({"P(GOOD)", "headroom", "PDR", "saturation", "loads", "runs"})
+_NUMBERS = frozenset({"score", "headroom", "PDR", "saturation", "loads", "runs"})
 
 
 def _row(one: Judged) -> tuple[str, ...]:

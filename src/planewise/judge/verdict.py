@@ -121,12 +121,12 @@ class Verdict:
     disturbed_at_most: float
     """Share of runs that may be disturbed for all that was seen at the loads that decide (95 %)."""
     probability_good: float
-    """That headroom is below its limit, whatever `rule` decided, if disturbed runs are no more
-    frequent than they were seen to be. PDR lies anywhere between two loads; a ladder that ends or
-    begins too early counts half."""
+    """Share of drawn curves whose headroom is below its limit, whatever `rule` decided: a score
+    that rises with the chance of GOOD, and no calibrated probability (docs/concepts/verdict.md has
+    said against true). A ladder that ends or begins too early counts half."""
     probability_open: float
-    """That the loads cannot tell, however many runs they have: they end or begin too early, or lie
-    too far apart."""
+    """Share of drawn curves of which the loads cannot tell, however many runs they have: they end
+    or begin too early, or lie too far apart."""
     pdr: Estimate | None
     """Highest load up to which no more than the limit is lost, interpolated; None when the
     first load already loses more, or nothing was `tested`. Infinite `high_pps`: no load loses
@@ -447,7 +447,7 @@ def _not_told(ladder: Moments, drawn: Draws, plr: float, *, erratic: bool) -> st
     good, bad = (percent_text(round(drawn.share(outcome), 2)) for outcome in (GOOD, BAD))
     return (
         f"the runs do not tell: beyond PDR throughput rises by {_size_text(_headroom(drawn))}; "
-        f"below the limit with probability {good}, above with {bad}"
+        f"below the limit in {good} of the drawn curves, above it in {bad}"
     )
 
 

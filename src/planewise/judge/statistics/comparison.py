@@ -424,7 +424,8 @@ class _Table:
                 yield KendallBar(self.metric.name, self.factor, level, stratum, correlation)
 
     def notes(self, pairs: Sequence[tuple[Level, Level]]) -> Iterable[str]:
-        """Replicates that have no partner."""
+        """What cannot be compared, and, in one sentence, replicates that have no partner."""
+        alone = []
         for a, b in pairs:
             only = {
                 level: sum(key not in self._values[other] for key in self._values[level])
@@ -439,10 +440,12 @@ class _Table:
                 continue
             for level, other in ((a, b), (b, a)):
                 if only[level]:
-                    yield (
+                    alone.append(
                         f"{only[level]} of {whole[level]} replicates of {level} have no partner "
-                        f"of {other} in their block and are left out of that comparison"
+                        f"of {other}"
                     )
+        if alone:
+            yield f"left out of these comparisons, in their block: {'; '.join(alone)}"
 
 
 def _known(value: float, end: float) -> float | None:

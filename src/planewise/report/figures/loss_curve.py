@@ -204,7 +204,7 @@ def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
             "PDR",
             "NDR",
             "Saturation",
-            "Probability of GOOD",
+            "Score of GOOD",
             "Warnings",
         ),
         rows=tuple(
