@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +90,29 @@ def test_a_probe_started_with_its_parent_dies_with_it(
     finally:
         if alive(child):
             os.kill(child, 9)
+
+
+@pytest.mark.parametrize("rate", ["1k", "1M"])
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
+def test_cpu_time_by_mode_agrees_with_mpstat_within_two_points(
+    netns_pair: Network, load: float, rate: str
+) -> None:
+    if shutil.which("mpstat") is None:
+        pytest.skip("mpstat is not here; `scripts/setup test` installs it (sysstat)")
+    cpus, b = str(os.cpu_count()), netns_pair.b
+    burn = ("burn", "--load", str(load), "--threads", cpus, "--duration", "8")
+    ping = ("ping", b.ipv4, "--rate", rate, "--duration", "8")
+    with (
+        Running(*burn, netns=netns_pair.a.netns) as burning,
+        Running(*ping, netns=netns_pair.a.netns),
+        Running("cpu", "--duration", "4", netns=netns_pair.a.netns) as own,
+        subprocess.Popen(["mpstat", "-o", "JSON", "4", "1"], stdout=subprocess.PIPE) as other,
+    ):
+        told, _ = other.communicate(timeout=60)
+        ours = own.finish().output["cpu"]["all"]
+        burning.stop()
+    (host,) = json.loads(told)["sysstat"]["hosts"]
+    theirs = host["statistics"][0]["cpu-load"][0]
+    for mode, share in ours.items():
+        assert abs(100 * share - theirs[mode]) <= 2, (mode, ours, theirs)
+    assert 1 - ours["idle"] >= load - 0.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planewise.advise.recommend import recommend
-from planewise.judge.statistics import RunSample, compare_levels, observe
+from planewise.judge.statistics import RunSample, compare_levels, metrics_in, observe
 from planewise.judge.statistics.metrics import by_frequency
+from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design_file import load_design
 from planewise.measure.schedule import make_schedule
+from planewise.measure.stages import Stages
 from planewise.report.data import RunData
 from planewise.report.figures import guests as guests_figure
 from planewise.report.figures import rtt as rtt_figure
@@ -219,6 +222,39 @@ def test_a_set_load_that_was_not_had_is_missed_as_far_as_the_window_tells(
     assert missed == (["background"] if beyond > 0 else []) or abs(beyond) < 1e-6
 
 
+def test_cpu_shares_of_less_than_a_second_count_nowhere(tmp_path: Path) -> None:
+    wanted = MadeUp(
+        planes=("veth", "bridge"), load_types=("none",), blocks=8, load_blocks=0, failed=0
+    )
+    path = write(tmp_path / "run", wanted)
+    told = RunData(RunReader(path))
+    assert {cell.replicates for cell in told.cpu} == {8}
+    assert all(cell.deviation for cell in told.cpu)
+    short = [one.model_copy(update={"cpu_window_s": 0.003}) for one in RunReader(path).trials()]
+    text = "".join(one.model_dump_json(exclude_defaults=True) + "\n" for one in short)
+    (path / "trials.jsonl").write_text(text)
+    data = RunData(RunReader(path))
+    assert data.cpu == []
+    assert metrics_in([sample(path)])[-1] == "loss"
+    assert observe([sample(path)], "cpu:shared").observations == ()
+    assert any("unsupported" in one.why for one in data.left_out)
+
+
+def test_short_load_trials_tell_cpu_time_only_where_they_last_a_second_together(
+    tmp_path: Path,
+) -> None:
+    def seen(loads: int, each_s: float) -> int:
+        ladder = tuple(0.3 + 0.1 * step for step in range(loads))
+        wanted = MadeUp(planes=("veth",), load_types=("none",), blocks=0, ladder=ladder)
+        path = write(tmp_path / f"{loads}-{each_s}", wanted)
+        trials = [one.model_copy(update={"duration_s": each_s}) for one in RunReader(path).trials()]
+        run = RunSample("run", RunReader(path).info, trials)
+        return len(observe([run], "cpu_per_packet").observations)
+
+    assert seen(4, 0.1) == 0
+    assert seen(4, 0.25) == 5
+
+
 def test_guests_that_do_as_much_as_they_can_miss_nothing() -> None:
     assert keeps_levels(beside_load(None, 123.0))
 
@@ -254,3 +290,45 @@ def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked(
             assert kept == (record.missed == ())
             assert abs(share - 1) <= 0.01 + 1e-9 if kept else abs(share - 1) >= 0.01 - 1e-9
             assert record.missed in ((), ("frequency_pps",))
+
+
+class Willing:
+    """A stage that can set everything up."""
+
+    def unavailable(self, cells: Sequence[Cell]) -> dict[Cell, str]:
+        return {}
+
+    def __enter__(self) -> Willing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def refused_here(text: str, tmp_path: Path) -> dict[Cell, str]:
+    path = tmp_path / "design.yaml"
+    path.write_text(text)
+    design = load_design(path)
+    makers = {"namespace": lambda _: Willing(), "container": lambda _: Willing()}
+    with Stages(design, None, makers) as stages:  # type: ignore[arg-type]
+        return dict(stages.unavailable(cells_of(design)))
+
+
+def test_cpu_load_has_no_location_where_both_hosts_are_one_machine(tmp_path: Path) -> None:
+    text = (
+        "factors: {plane: [veth, bridge], load_type: [cpu, network], background_guests: [0, 4], "
+        "load_location: [sender, responder]}\n"
+    )
+    refused = refused_here(text, tmp_path)
+    assert {(c.plane, c.load_type, c.load_location) for c in refused} == {
+        (plane, "cpu", "responder") for plane in ("veth", "bridge")
+    }
+    assert all("share its CPUs" in reason for reason in refused.values())
+    constraint = "constraints: [{when: {load_type: cpu}, require: {load_location: responder}}]\n"
+    assert refused_here(text + constraint, tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["docker-rtt", "kvm-baseline"])
+def test_designs_for_this_machine_ask_for_no_void_location(name: str, tmp_path: Path) -> None:
+    text = Path(f"experiments/reduced/{name}.yaml").read_text()
+    assert refused_here(text, tmp_path) == {}

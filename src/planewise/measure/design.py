@@ -199,6 +199,9 @@ class RttPart(Part):
     """Packets of a trial."""
     warmup_packets: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Packets sent and thrown away before the first RTT trial of a cell in a block."""
+    steady_s: Annotated[float, Field(ge=0, le=600)] = 0.0
+    """After a trial its traffic goes on for so long, for CPU time alone: clock ticks need a second
+    at least, and a trial at a high rate lasts milliseconds."""
 
 
 class SweepPart(Part):

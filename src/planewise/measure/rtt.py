@@ -11,6 +11,7 @@ of one host's clock (publication K, section 4):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from planewise.measure.design import Protocol
 from planewise.measure.probe import CpuOutput, PingOutput, TapOutput, parse
 from planewise.measure.schedule import RttTrial
 from planewise.measure.stage import Place, TrialResult
+from planewise.store.levels import is_kept
 from planewise.store.models import Capture, Latency, Limit, Metric, TrialRecord
 from planewise.testbed.host import Host, HostProcess
 from planewise.testbed.model import CapturePoint, Guest, HostRole
@@ -57,6 +59,8 @@ class RttPath:
     """Whether the hosts are two machines: each then has CPUs of its own to watch."""
     patience_s: float = FIRST_ANSWER_S
     """How long the first answer of all may take."""
+    most_steady_packets: int = 2_000_000
+    """What the probe in the guest has memory for; a shorter window then tells nothing of CPUs."""
 
 
 def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
@@ -82,7 +86,13 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
                 Capture(point=p.name, host=role, packets=p.packets, dropped=p.dropped)
                 for p in output.points
             ]
-    return TrialResult(_record(path, place, ping, packets, captures, cpu), packets)
+        record = _record(path, place, ping, packets, captures, cpu)
+        if trial.steady_s:  # once nothing captures any more
+            watch = _watch_responder(path, running)
+            steady = _steady(path, trial)
+            used = _cpu(steady, watch)
+            record = record.model_copy(update=_steadily(record, steady, used))
+    return TrialResult(record, packets)
 
 
 def _watch_responder(path: RttPath, running: ExitStack) -> HostProcess | None:
@@ -126,27 +136,52 @@ def _start_taps(
 def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, pl.DataFrame]:
     host = path.hosts["sender"]
     file = f"{host.directory}/ping.csv"
+    output = _send(path, trial, trial.packets, "--packets", file)
+    schema = dict.fromkeys(_STAMPS, pl.Int64)  # a stamp that is always missing is still a number
+    taken = host.take(file, directory, netns=path.sender.netns)
+    return output, pl.read_csv(taken, schema_overrides=schema)
+
+
+def _steady(path: RttPath, trial: RttTrial) -> PingOutput:
+    """The trial's traffic once more, for what the CPUs do; its packets are not kept."""
+    packets = math.ceil(trial.frequency_pps * trial.steady_s)
+    return _send(path, trial, min(packets, path.most_steady_packets))
+
+
+def _steadily(
+    record: TrialRecord, steady: PingOutput, cpu: Mapping[str, dict[str, float]]
+) -> dict[str, object]:
+    """What a record has of the traffic for CPU time: nothing where its rate was not kept."""
+    if is_kept(steady.load.intended_pps, steady.load.achieved_pps):
+        return {"cpu": dict(cpu), "cpu_window_s": steady.duration_s}
+    said = (
+        f"the traffic for CPU time was sent at {steady.load.achieved_pps:.0f} packets/s in place "
+        f"of {steady.load.intended_pps:.0f}: there is no CPU time of this trial"
+    )
+    return {"cpu": {}, "warnings": (*record.warnings, said)}
+
+
+def _send(path: RttPath, trial: RttTrial, packets: int, *options: str) -> PingOutput:
+    host = path.hosts["sender"]
     argv = [
         *(host.probe, "ping", path.responder.ipv4),
         *("--proto", trial.protocol),
         *("--rate", f"{trial.frequency_pps:g}"),
-        *("--count", str(trial.packets)),
+        *("--count", str(packets)),
         *("--size", str(trial.size_bytes)),
         *("--patience", f"{path.patience_s:g}"),
-        *("--packets", file),
+        *options,
     ]
     finished = host.run(
         argv,
         netns=path.sender.netns,
-        timeout_s=120 + 10 * path.patience_s + 2 * trial.packets / trial.frequency_pps,
-        expected_s=trial.packets / trial.frequency_pps,
+        timeout_s=120 + 10 * path.patience_s + 2 * packets / trial.frequency_pps,
+        expected_s=packets / trial.frequency_pps,
     )
     output = parse(finished, PingOutput)
     if output.interrupted:
         raise KeyboardInterrupt
-    schema = dict.fromkeys(_STAMPS, pl.Int64)  # a stamp that is always missing is still a number
-    taken = host.take(file, directory, netns=path.sender.netns)
-    return output, pl.read_csv(taken, schema_overrides=schema)
+    return output
 
 
 def _read_tap(file: Path) -> pl.DataFrame:

@@ -63,13 +63,15 @@ class RttTrial:
     size_bytes: int
     packets: int
     protocol: RttProtocol = "icmp"
+    steady_s: float = 0.0
+    """How long its traffic goes on afterwards for CPU time."""
     kind: ClassVar[TrialKind] = "rtt"
     samples: ClassVar[bool] = False
 
     @property
     def expected_s(self) -> float:
         """See `Trial.expected_s`."""
-        return self.packets / self.frequency_pps
+        return self.packets / self.frequency_pps + self.steady_s
 
     def traffic(self) -> dict[str, Level]:
         """See `Trial.traffic`."""
@@ -265,7 +267,7 @@ def _warmup(
     warmup: list[RttTrial | LoadTrial] = []
     if design.rtt is not None and design.rtt.warmup_packets and rtt_trials:
         packets = design.rtt.warmup_packets
-        warmup.append(replace(rtt_trials[0], name="warm-up", packets=packets))
+        warmup.append(replace(rtt_trials[0], name="warm-up", packets=packets, steady_s=0.0))
     if design.sweep is not None and design.sweep.warmup_s and load_trials:
         seconds = design.sweep.warmup_s
         warmup.append(replace(load_trials[0], name="warm-up", duration_s=seconds))
@@ -283,6 +285,7 @@ def _rtt_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> lis
             size_bytes=one.size_bytes,
             packets=design.rtt.packets,
             protocol=one.protocol,
+            steady_s=design.rtt.steady_s,
         )
         for one in traffic.rtt
     ]

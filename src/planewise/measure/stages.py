@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Self
@@ -50,6 +51,25 @@ def _kind(cell: Cell) -> GuestKind:
     return "process" if cell.vnfs else _FAMILY.get(cell.guest, cell.guest)
 
 
+ONE_PLACE = (
+    "both hosts are this machine and share its CPUs, so that CPU load at the sender and at the "
+    "responder is one load: it is measured once, on two servers at both"
+)
+
+
+def _second_places(cells: Sequence[Cell]) -> frozenset[Cell]:
+    """Of cells that differ in nothing but the location of their CPU load, all but the first."""
+    seen: set[Cell] = set()
+    second = []
+    for cell in cells:
+        if cell.load_type == "cpu":
+            alike = replace(cell, load_location="responder")
+            if alike in seen:
+                second.append(cell)
+            seen.add(alike)
+    return frozenset(second)
+
+
 class Stages:
     """Sends each cell to the stage of its kind of guest, or to that of chains."""
 
@@ -71,8 +91,9 @@ class Stages:
         """Which of these cells cannot be set up here, and why."""
         kinds: dict[GuestKind, list[Cell]] = {}
         reasons: dict[Cell, str] = {}
+        void = _second_places(cells) if self._here else frozenset[Cell]()
         for cell in cells:
-            if reason := self._refusal(cell):
+            if reason := self._refusal(cell) or (ONE_PLACE if cell in void else ""):
                 reasons[cell] = reason
             else:
                 kinds.setdefault(_kind(cell), []).append(cell)

@@ -205,6 +205,7 @@ class VmStation:
             not_measurable=arrangement.not_measurable,
             separate=pair.separate and not arrangement.shared,
             patience_s=EMULATED_PATIENCE_S if emulated else 10.0,
+            most_steady_packets=20_000,
         )
 
     def rtt(self, trial: RttTrial, place: Place) -> TrialResult:

@@ -23,7 +23,7 @@ from planewise.report.cells import NO_PLANE, Factors, Naming, level_rank, rank
 from planewise.report.left_out import LeftOut
 from planewise.report.packets import Packets, RttMetric, Unread
 from planewise.report.rtt_cell import RttCell, summarise
-from planewise.store.levels import keeps_levels, missed_levels
+from planewise.store.levels import cpu_of, keeps_levels, missed_levels
 from planewise.store.models import (
     ChainLimit,
     ChainResult,
@@ -48,10 +48,18 @@ class CpuCell:
     host: str
     shares: Mapping[str, float]
     """By group of `CPU_GROUPS`, each a share of all CPUs' time; idle is what remains."""
-    busy_low: float
-    busy_high: float
-    """Least and most busy share of a replicate."""
-    replicates: int
+    replicates_busy: tuple[float, ...]
+    """Busy share of each replicate."""
+
+    @property
+    def replicates(self) -> int:
+        """How many there are."""
+        return len(self.replicates_busy)
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation of the busy share over replicates (n − 1); None of a single one."""
+        return statistics.stdev(self.replicates_busy) if self.replicates > 1 else None
 
     @property
     def busy(self) -> float:
@@ -258,9 +266,10 @@ class RunData:
     @cached_property
     def cpu(self) -> list[CpuCell]:
         """CPU by cell and host during RTT trials (load trials where there are no others)."""
-        kind = "rtt" if any(trial.kind == "rtt" for trial in self.counted) else "load"
+        told = [trial for trial in self.counted if cpu_of(trial)]
+        kind = "rtt" if any(trial.kind == "rtt" for trial in told) else "load"
         cells: dict[tuple[str, Factors, str], list[Mapping[str, float]]] = {}
-        for trial in self.counted:
+        for trial in told:
             if trial.kind == kind:
                 for host, modes in trial.cpu.items():
                     key = (*self.key(trial), host)
@@ -284,9 +293,7 @@ class RunData:
                         group: statistics.fmean(groups[group] for groups in grouped)
                         for group in CPU_GROUPS
                     },
-                    busy_low=min(busy),
-                    busy_high=max(busy),
-                    replicates=len(samples),
+                    replicates_busy=tuple(busy),
                 )
             )
         return sorted(

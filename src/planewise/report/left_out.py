@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from planewise.store.levels import NAMES, missed_levels
+from planewise.store.levels import NAMES, cpu_of, missed_levels
 from planewise.store.models import Metric, TrialRecord
 from planewise.units import percent_text
 
@@ -95,6 +95,16 @@ def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
                 len(shares),
             )
             for (plane, kind, factor), shares in missed.items()
+        ),
+        *(
+            LeftOut(
+                f"CPU time of RTT trials of {plane}",
+                "unsupported: clock ticks tell nothing of less than a second (`rtt.steady_s`)",
+                times,
+            )
+            for plane, times in Counter(
+                plane for plane, t in done if t.kind == "rtt" and t.cpu and not cpu_of(t)
+            ).items()
         ),
         *_warnings(trial for _, trial in done),
     ]

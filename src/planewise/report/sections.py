@@ -482,6 +482,7 @@ def _cpu_by_factor(data: RunData) -> Section:
         )
         for place, page in enumerate(pages)
     )
+    figures += cpu.all_boxes(pages, data.planes)
     return _by_factor(
         replace(_CPU, figures=figures),
         [

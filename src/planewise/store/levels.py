@@ -85,6 +85,23 @@ def _missed_rate(trial: TrialRecord) -> Iterable[MissedLevel]:
         yield MissedLevel("frequency_pps", wanted, trial.load.achieved_pps)
 
 
+CPU_WINDOW_S = 0.99
+"""Least time over which CPU shares are told: 99 of the clock ticks in which CPU time is booked."""
+
+
+def cpu_window_s(trial: TrialRecord) -> float:
+    """How long a trial's CPU shares were counted."""
+    return trial.duration_s if trial.cpu_window_s is None else trial.cpu_window_s
+
+
+def cpu_of(trial: TrialRecord) -> dict[str, dict[str, float]]:
+    """A trial's CPU shares by host and mode; empty where the window was too short to tell any.
+
+    Zero ticks in 3 ms are no share of zero. Of several load trials, see `kernel time per packet`.
+    """
+    return trial.cpu if cpu_window_s(trial) >= CPU_WINDOW_S else {}
+
+
 def keeps_levels(trial: TrialRecord) -> bool:
     """Whether a trial came to a result and kept the levels of its cell."""
     return trial.status == "done" and not missed_levels(trial)

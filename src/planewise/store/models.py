@@ -232,6 +232,9 @@ class TrialRecord(Record):
     cpu: dict[str, dict[str, Share]] = {}
     """By host (`sender`, `responder`, or `shared` when both are one machine) and mpstat mode
     (`usr nice sys iowait irq soft steal guest gnice idle`): share of all CPUs' time."""
+    cpu_window_s: NonNegativeFloat | None = None
+    """How long `cpu` was counted, where that was not `duration_s`. Clock ticks tell nothing of less
+    than a second: such `cpu` counts nowhere."""
     background: BackgroundResult | None = None
     """Of a trial beside background load; runs from before it did not record what was achieved."""
     host: dict[str, HostState] = {}

@@ -17,7 +17,7 @@ from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded
-from planewise.store.levels import keeps_levels
+from planewise.store.levels import CPU_WINDOW_S, cpu_of, cpu_window_s, keeps_levels
 from planewise.store.models import Latency, Level, RunInfo, TrialRecord
 from planewise.units import rate_text
 
@@ -156,7 +156,7 @@ def cpu_metrics(samples: Sequence[RunSample], *, modes: bool = True) -> tuple[st
     seen: dict[str, set[str]] = {}
     for sample in samples:
         for trial in _done(sample):
-            for host, shares in trial.cpu.items():
+            for host, shares in cpu_of(trial).items():
                 seen.setdefault(host, set()).update(m for m, share in shares.items() if share > 0)
     names = []
     for host in sorted(seen):
@@ -498,6 +498,8 @@ def _pdr(trials: Sequence[TrialRecord]) -> Value | None:
 def _kernel_ns_per_packet(trials: Sequence[TrialRecord], info: RunInfo) -> Value | None:
     """Median over a block's load trials of kernel CPU time per forwarded packet [ns]."""
     costs = []
+    if sum(trial.duration_s for trial in trials if trial.cpu) < CPU_WINDOW_S:
+        return None
     for trial in trials:
         if trial.counts is None or not trial.counts.received or not trial.cpu:
             continue
@@ -518,7 +520,7 @@ def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
     """Busy share, or the share of one mode, of one host's CPUs."""
     _, _, rest = name.partition(":")
     host, _, mode = rest.partition(":")
-    hosts = {h for sample in samples for trial in _done(sample) for h in trial.cpu}
+    hosts = {h for sample in samples for trial in _done(sample) for h in cpu_of(trial)}
     if not host:
         if len(hosts) > 1:
             raise BadInputError(
@@ -540,12 +542,12 @@ def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
         if mode
         else Metric(f"cpu:{host}", f"{where}, busy", "share", True)
     )
-    kinds = {trial.kind for sample in samples for trial in _done(sample) if trial.cpu}
+    kinds = {trial.kind for sample in samples for trial in _done(sample) if cpu_of(trial)}
     kind = "rtt" if "rtt" in kinds else "load"
     observations = []
     for sample in samples:
         for trial in _done(sample):
-            modes = trial.cpu.get(host)
+            modes = cpu_of(trial).get(host)
             if trial.kind != kind or not modes:
                 continue
             share = (
@@ -553,7 +555,7 @@ def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:
                 if mode
                 else sum(modes.get(one, 0.0) for one in CPU_MODES if one not in IDLE_MODES)
             )
-            ticks = max(1.0, trial.duration_s * USER_HZ * _cpus(sample.info, host))
+            ticks = max(1.0, cpu_window_s(trial) * USER_HZ * _cpus(sample.info, host))
             observations.append(
                 Observation(sample.label, trial.block, sample.cell(trial), share, 1 / ticks)
             )

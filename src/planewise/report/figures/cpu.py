@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from planewise.report import sentences, theme
 from planewise.report.cells import Factors, common_factors, words
 from planewise.report.data import CPU_GROUPS, CpuCell
 from planewise.report.facets import Page
 from planewise.report.figures import grid, stacked, vega
-from planewise.report.figures.base import Figure, Table, Value
+from planewise.report.figures.base import Figure, Missing, Table, Value
 from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.stacked import Bar, Layout
 from planewise.report.figures.vega import Row, Span, Spec
@@ -115,6 +117,55 @@ def by_factor(page: Page[CpuCell], planes: Sequence[str], *, name: str, title: s
     )
 
 
+def all_boxes(pages: Sequence[Page[CpuCell]], planes: Sequence[str]) -> tuple[Figure, ...]:
+    """A figure a page, of those with several replicates of a cell."""
+    return tuple(
+        boxes(page, planes, name=f"cpu-replicates{f'-{place}' if len(pages) > 1 else ''}")
+        for place, page in enumerate(pages, start=1)
+        if any(item.content.replicates > 1 for item in page.items)
+    )
+
+
+def boxes(page: Page[CpuCell], planes: Sequence[str], *, name: str) -> Figure:
+    """Boxes of the replicates' busy time by series and band, as publication K draws them."""
+    cells = [item.content for item in page.items]
+    most = max(0.05, *(max(cell.replicates_busy) for cell in cells))
+    span = Span(0.0, min(1.0, most * 1.08), log=False)
+    lead = sentences.of_cpu(cells)
+    return Figure(
+        name=name,
+        title=f"CPU time of replicates{f', {page.label}' if page.label else ''}",
+        lead=lead,
+        caption=(
+            "Share of all CPUs' time that is not idle while RTT is measured, by replicate. Box: "
+            "the middle half of them; thick line: median; thin line: least to most."
+        ),
+        alt=f"Boxplots of CPU time. {lead}",
+        draw=lambda width: grid.draw(page, planes, span, "share", _boxes, width),
+        table=table(cells, common_factors(cell.factors for cell in cells)),
+    )
+
+
+def _boxes(slots: Sequence[Slot[CpuCell]], plot: Plot) -> list[Spec]:
+    names = ("least", "q25", "median", "q75", "most")
+    rows: list[Row] = []
+    for slot in slots:
+        left, right = slot.inner(0.7)
+        values = quartiles(slot.item.content)
+        told = f"{slot.series}, {words(slot.item.factors)}: median {theme.share(values[2])}"
+        place = {"series": slot.series, "left": left, "right": right, "centre": slot.centre}
+        rows.append({**place, "hover": told, **dict(zip(names, values, strict=True))})
+    colour = {"color": plot.colour()}
+    whiskers = {"x": plot.x("centre"), "y": plot.y("least"), "y2": {"field": "most"}}
+    middle = plot.box("left", "right", "q25", "q75")
+    median = {"x": plot.x("left"), "x2": {"field": "right"}, "y": plot.y("median")}
+    return [
+        vega.mark("rule", rows, {**whiskers, **colour}, strokeWidth=1),
+        vega.mark("rect", rows, {**middle, **colour}, opacity=0.35),
+        vega.mark("rule", rows, {**median, **colour}, hover=True, strokeWidth=2),
+    ]
+
+
 def _marks(slots: Sequence[Slot[CpuCell]], plot: Plot, shown: Sequence[str]) -> list[Spec]:
     bars: list[Row] = []
     for slot in slots:
@@ -149,6 +200,11 @@ def _marks(slots: Sequence[Slot[CpuCell]], plot: Plot, shown: Sequence[str]) -> 
     ]
 
 
+def quartiles(cell: CpuCell) -> tuple[float, ...]:
+    """Least, lower quartile, median, upper quartile and most of the replicates' busy share."""
+    return tuple(map(float, np.quantile(cell.replicates_busy, (0.0, 0.25, 0.5, 0.75, 1.0))))
+
+
 def table(cells: Sequence[CpuCell], common: Factors) -> Table:
     """CPU time by cell, host and mode."""
     hosts = sorted({cell.host for cell in cells})
@@ -158,7 +214,8 @@ def table(cells: Sequence[CpuCell], common: Factors) -> Table:
             "Plane",
             *(("Host",) if hosts != ["shared"] else ()),
             "Busy",
-            "Least and most of a replicate",
+            "Standard deviation",
+            "Least, quartiles, most of a replicate",
             *(NAMES[group].capitalize() for group in CPU_GROUPS),
         ),
         rows=tuple(
@@ -167,7 +224,10 @@ def table(cells: Sequence[CpuCell], common: Factors) -> Table:
                 cell.plane,
                 *((cell.host,) if hosts != ["shared"] else ()),
                 Value(theme.share(cell.busy), cell.busy),
-                f"{theme.share(cell.busy_low)} – {theme.share(cell.busy_high)}",
+                Missing("one replicate")
+                if cell.deviation is None
+                else Value(theme.share(cell.deviation), cell.deviation),
+                " – ".join(theme.share(value) for value in quartiles(cell)),
                 *(
                     Value(theme.share(cell.shares[group]), cell.shares[group])
                     for group in CPU_GROUPS
