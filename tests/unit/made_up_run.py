@@ -298,6 +298,7 @@ def _rtt(
         latency=latency,  # type: ignore[arg-type]
         not_measurable=not_measurable,  # type: ignore[arg-type]
         cpu=_cpu(rng, wanted, load),
+        cpu_window_s=1.0,
         schedule_slip_ns=latency_of(user_tx - scheduled),
         captures=()
         if hidden

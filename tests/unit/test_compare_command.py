@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -180,3 +182,33 @@ def test_packets_that_were_not_kept_are_missed_only_where_they_are_needed(tmp_pa
     done = compare(bare, "--as-published")
     assert isinstance(done.exception, BadInputError)
     assert "no packets were kept" in done.exception.what
+
+
+def test_series_join_the_planes_of_main_and_background_guests_as_published(tmp_path: Path) -> None:
+    wanted = MadeUp(
+        planes=("bridge", "macvlan"),
+        background_planes=("bridge", "macvlan"),
+        load_types=("cpu",),
+        locations=("sender", "responder"),
+        blocks=8,
+        packets=50,
+        load_blocks=0,
+        failed=0,
+        hidden=(),
+    )
+    path = write(tmp_path / "run", wanted)
+    found: Any = answer(path, "--factor", "series", "--as-published", "--kendall")
+    series = {
+        "all on bridge",
+        "all on macvlan",
+        "bridge, others on macvlan",
+        "macvlan, others on bridge",
+    }
+    (family,) = found["families"]
+    assert set(family["levels"]) == series
+    assert {bar["level"] for bar in family["kendall"]} == series
+    tests = found["as_published"]["tests"]
+    rtt = [one for one in tests if one["metric"] == "rtt"]
+    at_sender = {(one["a"], one["b"]) for one in rtt if one["stratum"] == "sender"}
+    assert at_sender == set(combinations(sorted(series), 2))
+    assert {one["stratum"] for one in tests} >= {"sender", "responder"}

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from planewise.judge.statistics.runs import Difference
 
 ALL = "all"
+SERIES = "series"
+"""The factor that joins the planes of main and background guests."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,12 @@ def compare(
         typer.Argument(metavar="RUN…", help="Run directories; several are looked at together."),
     ],
     factor: Annotated[
-        str, typer.Option("--factor", help="Whose levels are compared; `run` compares runs.")
+        str,
+        typer.Option(
+            "--factor",
+            help="Whose levels are compared; `run` compares runs, `series` planes together with "
+            "those of their background guests.",
+        ),
     ] = "plane",
     metric: Annotated[
         list[str] | None,
@@ -134,6 +141,8 @@ def _analyse(
         )
     readers = [RunReader(path) for path in paths]
     samples = join([(reader.path, reader.info, reader.trials()) for reader in readers])
+    if factor == SERIES:
+        samples = tuple(_with_series(sample) for sample in samples)
     names = _metric_names(metrics, samples)
     families, rankings = [], []
     for name in names:
@@ -196,6 +205,17 @@ def _analyse(
         pooled,
         notes,
     )
+
+
+def _with_series(sample: RunSample) -> RunSample:
+    """The run's trials by series, as publications K and D name them: a plane for all guests, or for
+    the main ones beside background guests on another."""
+    from dataclasses import replace
+
+    from planewise.report.cells import Naming, by_series
+
+    naming = Naming(trial.cell for trial in sample.trials)
+    return replace(sample, trials=by_series(sample.trials, naming, SERIES))
 
 
 def _metric_names(asked: list[str], samples: Sequence[RunSample]) -> tuple[str, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from planewise.store.models import Level
+from planewise.store.models import Level, TrialRecord
 from planewise.units import rate_text
 
 Factors = tuple[tuple[str, Level], ...]
@@ -81,6 +81,31 @@ class Naming:
         if not self._both or background is None:
             return plane
         return f"all on {plane}" if background == plane else f"{plane}, others on {background}"
+
+
+def by_series(
+    trials: Sequence[TrialRecord], naming: Naming, factor: str = "plane"
+) -> list[TrialRecord]:
+    """The trials with their series as level of `factor`, where the background's planes vary.
+
+    A trial without background guests stands in every series of its plane.
+    """
+    result = []
+    for trial in trials:
+        own = naming.series(trial.cell)
+        if factor == "plane" and naming.like(own) == (own,) == (naming.plane(own),):
+            result.append(trial)
+            continue
+        others = {
+            name: level
+            for name, level in trial.cell.items()
+            if name not in ("plane", "background_plane")
+        }
+        result += [
+            trial.model_copy(update={"cell": others | {factor: series}})
+            for series in naming.like(own)
+        ]
+    return result
 
 
 def plane_of(cell: Mapping[str, Level]) -> str:

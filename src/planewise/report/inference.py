@@ -16,8 +16,8 @@ from planewise.judge.statistics import (
 )
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.report import theme
+from planewise.report.cells import by_series
 from planewise.report.data import RunData
-from planewise.store.models import TrialRecord
 from planewise.units import bits_text, rate_text, time_text
 
 FACTOR = "plane"
@@ -39,7 +39,7 @@ class Compared:
 
 def compare(data: RunData) -> list[Compared]:
     """All metrics by which two planes at least can be compared."""
-    sample = RunSample(data.info.run, data.info, _by_series(data))
+    sample = RunSample(data.info.run, data.info, by_series(data.trials, data.naming))
     hosts = sorted({host for trial in data.done for host in trial.cpu})
     result = []
     for name in (*_METRICS, *(f"cpu:{host}" for host in hosts)):
@@ -55,21 +55,6 @@ def compare(data: RunData) -> list[Compared]:
 
 def _levels(observed: Observed) -> set[str]:
     return {str(one.cell[FACTOR]) for one in observed.observations if FACTOR in one.cell}
-
-
-def _by_series(data: RunData) -> list[TrialRecord]:
-    """The trials with their series for a plane, where the background's planes vary as well."""
-    naming = data.naming
-    if all(naming.like(series) == (series,) == (naming.plane(series),) for series in data.planes):
-        return data.trials
-    result = []
-    for trial in data.trials:
-        others = {name: level for name, level in trial.cell.items() if name != "background_plane"}
-        result += [
-            trial.model_copy(update={"cell": others | {FACTOR: series}})
-            for series in naming.like(data.key(trial)[0])
-        ]
-    return result
 
 
 def change_text(one: Comparison, value: float) -> str:
