@@ -26,9 +26,9 @@ from planewise.measure.design import Protocol
 from planewise.measure.probe import CpuOutput, PingOutput, TapOutput, parse
 from planewise.measure.schedule import RttTrial
 from planewise.measure.stage import Place, TrialResult
-from planewise.store.levels import is_kept
+from planewise.store.levels import is_kept, keeps_levels
 from planewise.store.models import Capture, Latency, Limit, Metric, TrialRecord
-from planewise.testbed.host import Host, HostProcess
+from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import CapturePoint, Guest, HostRole
 from planewise.testbed.scratch import scratch
 
@@ -89,7 +89,8 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
         record = _record(path, place, ping, packets, captures, cpu)
         if trial.steady_s:  # once nothing captures any more
             watch = _watch_responder(path, running)
-            steady = _steady(path, trial)
+            # A trial that missed its rate counts nowhere, and its packets would take for ever.
+            steady = _steady(path, trial) if keeps_levels(record) else ping
             used = _cpu(steady, watch)
             record = record.model_copy(update=_steadily(record, steady, used))
     return TrialResult(record, packets)
@@ -136,16 +137,34 @@ def _start_taps(
 def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, pl.DataFrame]:
     host = path.hosts["sender"]
     file = f"{host.directory}/ping.csv"
-    output = _send(path, trial, trial.packets, "--packets", file)
+    finished = host.run(
+        [*_command(path, trial, trial.packets), "--packets", file],
+        netns=path.sender.netns,
+        timeout_s=120 + 10 * path.patience_s + 2 * trial.packets / trial.frequency_pps,
+        expected_s=trial.packets / trial.frequency_pps,
+    )
+    output = parse(finished, PingOutput)
+    if output.interrupted:
+        raise KeyboardInterrupt
     schema = dict.fromkeys(_STAMPS, pl.Int64)  # a stamp that is always missing is still a number
     taken = host.take(file, directory, netns=path.sender.netns)
     return output, pl.read_csv(taken, schema_overrides=schema)
 
 
 def _steady(path: RttPath, trial: RttTrial) -> PingOutput:
-    """The trial's traffic once more, for what the CPUs do; its packets are not kept."""
-    packets = math.ceil(trial.frequency_pps * trial.steady_s)
-    return _send(path, trial, min(packets, path.most_steady_packets))
+    """The trial's traffic once more, for what the CPUs do; its packets are not kept.
+
+    It ends in time also where its rate is not had.
+    """
+    wanted = math.ceil(trial.frequency_pps * trial.steady_s)
+    host = path.hosts["sender"]
+    argv = _command(path, trial, min(wanted, path.most_steady_packets))
+    with host.start(argv, netns=path.sender.netns) as process:
+        try:
+            finished = process.wait(READY_S + path.patience_s + 2 * trial.steady_s)
+        except ProcessTimeoutError:
+            finished = process.stop()
+    return parse(finished, PingOutput)
 
 
 def _steadily(
@@ -161,27 +180,15 @@ def _steadily(
     return {"cpu": {}, "warnings": (*record.warnings, said)}
 
 
-def _send(path: RttPath, trial: RttTrial, packets: int, *options: str) -> PingOutput:
-    host = path.hosts["sender"]
-    argv = [
-        *(host.probe, "ping", path.responder.ipv4),
+def _command(path: RttPath, trial: RttTrial, packets: int) -> list[str]:
+    return [
+        *(path.hosts["sender"].probe, "ping", path.responder.ipv4),
         *("--proto", trial.protocol),
         *("--rate", f"{trial.frequency_pps:g}"),
         *("--count", str(packets)),
         *("--size", str(trial.size_bytes)),
         *("--patience", f"{path.patience_s:g}"),
-        *options,
     ]
-    finished = host.run(
-        argv,
-        netns=path.sender.netns,
-        timeout_s=120 + 10 * path.patience_s + 2 * packets / trial.frequency_pps,
-        expected_s=packets / trial.frequency_pps,
-    )
-    output = parse(finished, PingOutput)
-    if output.interrupted:
-        raise KeyboardInterrupt
-    return output
 
 
 def _read_tap(file: Path) -> pl.DataFrame:
