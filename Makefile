@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 
-.PHONY: quick setup test test-setup lint unit linux lab docker-rtt nfv bench bench-judge bench-vms format wheel site
+.PHONY: quick setup test test-setup lint unit linux lab docker-rtt nfv bench bench-judge bench-vms format wheel release site
 
 quick: setup
 	planewise quick
@@ -69,6 +69,10 @@ format:
 
 wheel: setup
 	@scripts/static maturin build --release -o dist
+
+# What people install, from the last commit, into dist/ (docs/guide/install.md).
+release: setup
+	@packaging/release dist
 
 # The documentation as a site: target/site; `python -m http.server -d target/site` serves it.
 site: test-setup

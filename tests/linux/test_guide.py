@@ -25,7 +25,7 @@ pytestmark = pytest.mark.linux
 
 ELSEWHERE = {
     r"make test": (".ci/run", "make test"),
-    r"make (quick|lab|nfv|docker-rtt)": ("Makefile", "setup"),
+    r"make (quick|lab|nfv|docker-rtt)|planewise quick": ("Makefile", "setup"),
     r"planewise run experiments/nfv-.*": ("tests/linux/test_chains.py", "vhost-user"),
     r"planewise run experiments/docker-rtt.*": ("tests/linux/test_designs.py", "docker-rtt.yaml"),
     r"planewise run experiments/kvm-.*": ("tests/vm/test_run.py", "kvm-rtt"),
@@ -34,6 +34,7 @@ ELSEWHERE = {
     r"planewise lab .*": ("tests/lab/test_lab.py", '"lab", "run"'),
     r"planewised vf setup .*": ("tests/lab/test_vf.py", '"vf", "setup"'),
     r"planewise (run experiments/boost.yaml|boost) .*": ("tests/unit/test_boost.py", "boost"),
+    r"make release": ("packaging/release", "SHA256SUMS"),
     r"planewise clean": ("tests/linux/test_doctor_and_clean.py", '"clean"'),
     r"scripts/setup lab": ("Makefile", "scripts/setup lab"),
 }
