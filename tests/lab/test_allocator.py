@@ -335,7 +335,7 @@ def test_a_guest_that_is_let_go_has_what_it_had_before(hosts: tuple[LabHost, Lab
         # A second daemon on the same state is refused in a sentence.
         second = a.run(["/tmp/pw-planewised", "daemon", "--config", config], timeout_s=PATIENCE_S)
         assert second.exit_code == 1
-        assert "is in use" in second.stderr
+        assert "another planewised manages this host's VFs" in second.stderr
         assert "another planewised" in second.stderr
         # Nobody asks for the guest any more: SIGHUP.
         configure(a, settings(0.2, 0.5, {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -109,3 +110,70 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     for name in graph:
         visit(name, ())
     assert len(order) == len(files)
+
+
+CRATES = Path(__file__).parents[2] / "crates"
+
+HELD_FREE = ("linux", "planewised", "sriov", "wheel")
+"""Crates whose modules are free of circles.
+
+In alloc history and policy use each other, in probe the ends of a trial and its options, and the
+parts of ping.
+"""
+
+
+def rust_modules(crate: Path) -> dict[tuple[str, ...], Path]:
+    """The modules of a crate: `daemon::core` is in daemon/core.rs or daemon/core/mod.rs."""
+    found = {}
+    for file in (crate / "src").rglob("*.rs"):
+        parts = file.relative_to(crate / "src").with_suffix("").parts
+        found[() if parts in (("lib",), ("main",)) else parts[: -(parts[-1] == "mod") or None]] = (
+            file
+        )
+    return found
+
+
+def rust_uses(module: tuple[str, ...], file: Path) -> set[tuple[str, ...]]:
+    """Paths of the crate's own modules and items that a file names, tests of its own left out."""
+    text = re.sub(r"(?s)#\[cfg\(test\)\]\s*mod tests \{.*", "", file.read_text())
+    text = re.sub(r"//.*", "", text)
+    used = set()
+    for path in re.findall(r"\b((?:crate|super|self)(?:::\w+)+(?:::\{[^;]*?\}(?=;))?)", text):
+        head, _, group = path.partition("::{")
+        words = head.split("::")
+        base = () if words[0] == "crate" else module
+        while words[0] == "super":
+            base, words = base[:-1], words[1:]
+            words = words or [""]
+        words = [word for word in words if word not in ("crate", "self", "")]
+        used.add((*base, *words))
+        used |= {(*base, *words, name) for name in re.findall(r"\b[a-z]\w*", group)}
+    return used
+
+
+@pytest.mark.parametrize("crate", HELD_FREE)
+def test_no_modules_of_a_crate_use_each_other_in_a_circle(crate: str) -> None:
+    """A module and those inside of it count as one where they use each other: that is no circle."""
+    modules = rust_modules(CRATES / crate)
+    graph: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for module, file in modules.items():
+        known = set()
+        for path in rust_uses(module, file):
+            while path and path not in modules:
+                path = path[:-1]
+            inside = path[: len(module)] == module or module[: len(path)] == path
+            known |= set() if inside else {path}
+        graph[module] = known
+    state: dict[tuple[str, ...], bool] = {}
+
+    def visit(module: tuple[str, ...], way: tuple[tuple[str, ...], ...]) -> None:
+        if module in way:
+            circle = ["::".join(step) for step in (*way[way.index(module) :], module)]
+            raise AssertionError(f"circle in {crate}: {' -> '.join(circle)}")
+        if module not in state:
+            for other in sorted(graph[module]):
+                visit(other, (*way, module))
+            state[module] = True
+
+    for module in graph:
+        visit(module, ())

@@ -1,7 +1,7 @@
 //! The journal: what is about to be done, written before it is done. Lines with a checksum, so that a
 //! line torn by a crash is told from a whole one. Knows no files: text in, text out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,8 +9,9 @@ use crate::model::{GuestId, VfId};
 use crate::plan::{Direction, Move};
 use crate::step::Step;
 
-/// Version of the journal's lines.
-pub const FORMAT: u32 = 1;
+/// Version of the journal's lines. Lines of earlier versions are read; a journal of a later one is
+/// refused ([`Read::newer`]). 2 added [`Entry::Recover`] and [`Entry::Settled`].
+pub const FORMAT: u32 = 2;
 
 /// How a move ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,10 +77,30 @@ pub enum Entry {
         /// How.
         ending: Ending,
     },
-    /// The operator says that a marked guest is well again.
+    /// The operator says that a marked guest is well again, or it was started anew.
     Unmark {
         /// Which guest.
         guest: GuestId,
+    },
+    /// VFs about which journal and world disagree are recovered; the steps follow as intents.
+    Recover {
+        /// The recovery's number, from the same series as those of moves.
+        operation: u64,
+        /// Which VFs.
+        vfs: BTreeSet<VfId>,
+    },
+    /// What a recovery came to. Only what it is about changes; moves of these VFs are closed.
+    Settled {
+        /// Which recovery.
+        operation: u64,
+        /// The VFs that it is about.
+        vfs: BTreeSet<VfId>,
+        /// Who holds which of them.
+        holders: BTreeMap<VfId, GuestId>,
+        /// Those of them that are not fit for the pool, and what is wrong with them.
+        quarantined: BTreeMap<VfId, String>,
+        /// Guests that are marked now, and those that are not any more (`null`).
+        marks: BTreeMap<GuestId, Option<String>>,
     },
 }
 
@@ -103,6 +124,8 @@ pub struct Read {
     pub torn: bool,
     /// Numbers of other lines that cannot be read, from 1.
     pub damaged: Vec<usize>,
+    /// Number of the first line that a newer version wrote: whole, and not understood.
+    pub newer: Option<usize>,
 }
 
 /// Reads a journal. Never fails: what cannot be read is named, and the world decides.
@@ -118,18 +141,36 @@ pub fn read(text: &[u8]) -> Read {
         };
         let (one, after) = (&rest[..end], &rest[end + 1..]);
         match entry(one) {
-            Some(entry) => read.entries.push(entry),
-            None if after.is_empty() => read.torn = true,
-            None => read.damaged.push(number),
+            Line::Entry(Entry::Checkpoint { format, .. }) if format > FORMAT => {
+                read.newer.get_or_insert(number);
+            }
+            Line::Entry(entry) => read.entries.push(entry),
+            Line::Newer => {
+                read.newer.get_or_insert(number);
+            }
+            Line::Damaged if after.is_empty() => read.torn = true,
+            Line::Damaged => read.damaged.push(number),
         }
         rest = after;
     }
     read
 }
 
-fn entry(line: &[u8]) -> Option<Entry> {
-    let (sum, body) = std::str::from_utf8(line).ok()?.split_once(' ')?;
-    (sum == checksum(body)).then(|| serde_json::from_str(body).ok())?
+enum Line {
+    Entry(Entry),
+    /// Its checksum is right, its content is not of this version.
+    Newer,
+    Damaged,
+}
+
+fn entry(line: &[u8]) -> Line {
+    let parts = std::str::from_utf8(line).ok().and_then(|line| line.split_once(' '));
+    match parts {
+        Some((sum, body)) if sum == checksum(body) => {
+            serde_json::from_str(body).map_or(Line::Newer, Line::Entry)
+        }
+        _ => Line::Damaged,
+    }
 }
 
 /// A move that has begun and not ended.
@@ -218,17 +259,52 @@ impl Ledger {
                 }
             }
             Entry::Unmark { guest } => drop(self.marked.remove(guest)),
+            Entry::Recover { operation, .. } => {
+                self.next_operation = self.next_operation.max(operation.saturating_add(1));
+            }
+            Entry::Settled { vfs, holders, quarantined, marks, .. } => {
+                self.open.retain(|_, open| !vfs.contains(&open.change.vf));
+                self.holders.retain(|vf, _| !vfs.contains(vf));
+                self.quarantined.retain(|vf, _| !vfs.contains(vf));
+                self.holders.extend(holders.clone());
+                self.quarantined.extend(quarantined.clone());
+                for (guest, mark) in marks {
+                    match mark {
+                        Some(why) => self.marked.insert(guest.clone(), why.clone()),
+                        None => self.marked.remove(guest),
+                    };
+                }
+            }
         }
     }
 
-    /// The line that makes all lines before it dispensable. Only when no move is open.
-    pub fn checkpoint(&self) -> Option<Entry> {
-        self.open.is_empty().then(|| Entry::Checkpoint {
+    /// The VFs of which anything is known.
+    pub fn vfs(&self) -> impl Iterator<Item = &VfId> {
+        let open = self.open.values().map(|open| &open.change.vf);
+        self.holders.keys().chain(self.quarantined.keys()).chain(open)
+    }
+
+    /// Does the ledger know anything of this VF: a holder, a move under way, a fault?
+    pub fn knows(&self, vf: &VfId) -> bool {
+        self.holders.contains_key(vf)
+            || self.quarantined.contains_key(vf)
+            || self.open.values().any(|open| open.change.vf == *vf)
+    }
+
+    /// The lines that make all lines before them dispensable: what counts, then the moves under way.
+    pub fn digest(&self) -> Vec<Entry> {
+        let mut lines = vec![Entry::Checkpoint {
             format: FORMAT,
             holders: self.holders.clone(),
             marked: self.marked.clone(),
             quarantined: self.quarantined.clone(),
-        })
+        }];
+        for (&operation, open) in &self.open {
+            lines.push(Entry::Begin { operation, change: open.change.clone() });
+            lines.extend(open.step.clone().map(|step| Entry::Intent { operation, step }));
+            lines.extend(open.done.then_some(Entry::Done { operation }));
+        }
+        lines
     }
 }
 
@@ -265,13 +341,22 @@ mod tests {
         let entries = some_entries();
         let text: String = entries.iter().map(line).collect();
         let read = read(text.as_bytes());
-        assert_eq!(read, Read { entries, torn: false, damaged: vec![] });
+        assert_eq!(read, Read { entries, ..Read::default() });
         let ledger = Ledger::replay(&read.entries);
         assert_eq!(ledger.holders.len(), 2);
         assert_eq!(ledger.next_operation, 8);
         assert!(ledger.marked.is_empty() && ledger.open.is_empty());
-        let again = ledger.checkpoint().expect("nothing is open");
-        assert_eq!(Ledger::replay([&again]).holders, ledger.holders);
+        assert_eq!(Ledger::replay(&ledger.digest()).holders, ledger.holders);
+    }
+
+    #[test]
+    fn a_digest_keeps_the_moves_that_are_under_way() {
+        for lines in 1..=4 {
+            let ledger = Ledger::replay(&some_entries()[..lines]);
+            let digest = Ledger::replay(&ledger.digest());
+            assert_eq!((&digest.open, &digest.holders), (&ledger.open, &ledger.holders));
+            assert_eq!(digest.marked, ledger.marked);
+        }
     }
 
     #[test]
@@ -285,6 +370,38 @@ mod tests {
             assert!(read.damaged.is_empty());
             assert_eq!(read.torn, length > 0 && text.as_bytes()[length - 1] != b'\n');
         }
+    }
+
+    #[test]
+    fn a_line_of_a_newer_version_is_told_from_a_torn_one_wherever_it_stands() {
+        let known = line(&Entry::Unmark { guest: "web".into() });
+        let body = r#"{"entry":"from-the-future","operation":7}"#;
+        let future = format!("{} {body}\n", checksum(body));
+        let last = read(format!("{known}{future}").as_bytes());
+        assert_eq!((last.newer, last.torn, last.entries.len()), (Some(2), false, 1));
+        let first = read(format!("{future}{known}").as_bytes());
+        assert_eq!((first.newer, first.damaged.len()), (Some(1), 0));
+        let mut checkpoint = some_entries().swap_remove(0);
+        if let Entry::Checkpoint { format, .. } = &mut checkpoint {
+            *format = FORMAT + 1;
+        }
+        assert_eq!(read(line(&checkpoint).as_bytes()).newer, Some(1));
+    }
+
+    #[test]
+    fn a_settled_recovery_changes_what_it_is_about_and_nothing_else() {
+        let mut ledger = Ledger::replay(&some_entries()[..4]);
+        let (mended, other) = (VfId::new("pf0", 2), VfId::new("pf0", 0));
+        assert!(ledger.knows(&mended) && ledger.open.len() == 1);
+        ledger.take_in(&Entry::Settled {
+            operation: 8,
+            vfs: [mended.clone()].into(),
+            holders: BTreeMap::new(),
+            quarantined: BTreeMap::new(),
+            marks: [("old".into(), None)].into(),
+        });
+        assert!(!ledger.knows(&mended) && ledger.marked.is_empty());
+        assert_eq!(ledger.holders.get(&other), Some(&"db".into()));
     }
 
     #[test]

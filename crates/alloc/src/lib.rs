@@ -4,6 +4,7 @@
 
 pub mod allocator;
 pub mod error;
+pub mod evidence;
 pub mod execute;
 pub mod gain;
 pub mod history;
@@ -15,6 +16,7 @@ pub mod patience;
 pub mod plan;
 pub mod policy;
 pub mod recover;
+pub mod repair;
 pub mod settings;
 pub mod signal;
 pub mod simulate;

@@ -159,6 +159,45 @@ impl Step {
             | Self::Release { .. } => None,
         }
     }
+
+    /// The VF that it is about, if it is about one.
+    pub const fn vf(&self) -> Option<&VfId> {
+        match self {
+            Self::Reserve { vf, .. }
+            | Self::SetMac { vf, .. }
+            | Self::Attach { vf, .. }
+            | Self::AwaitPath { vf, .. }
+            | Self::Detach { vf, .. }
+            | Self::Recall { vf }
+            | Self::ClearMac { vf }
+            | Self::Reset { vf }
+            | Self::Release { vf } => Some(vf),
+            Self::Prefer { path, .. } | Self::Direct { path, .. } | Self::Verify { path, .. } => {
+                match path {
+                    Path::Vf(vf) => Some(vf),
+                    Path::Paravirtual => None,
+                }
+            }
+        }
+    }
+
+    /// Its name in the journal.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Reserve { .. } => "reserve",
+            Self::SetMac { .. } => "set-mac",
+            Self::Attach { .. } => "attach",
+            Self::AwaitPath { .. } => "await-path",
+            Self::Prefer { .. } => "prefer",
+            Self::Direct { .. } => "direct",
+            Self::Verify { .. } => "verify",
+            Self::Detach { .. } => "detach",
+            Self::Recall { .. } => "recall",
+            Self::ClearMac { .. } => "clear-mac",
+            Self::Reset { .. } => "reset",
+            Self::Release { .. } => "release",
+        }
+    }
 }
 
 /// The steps that give a VF to a guest. With a bond the guest can send, and be reached from the wire,

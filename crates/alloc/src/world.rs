@@ -13,8 +13,12 @@ pub enum Place {
     Pool,
     /// In this guest.
     Guest(GuestId),
-    /// Somewhere else: in a namespace of nobody, bound to a process that is gone.
+    /// It left the host for a guest of ours that is gone: in a namespace of nobody. It is recalled.
     Lost,
+    /// With the host itself or with somebody who is not managed, and how. It is not touched.
+    Foreign(String),
+    /// It cannot be told, and why not. It is not touched, and stays whose the journal says it is.
+    Unknown(String),
 }
 
 /// A VF as it is found.
@@ -52,6 +56,8 @@ pub struct Found {
     pub vfs: BTreeMap<VfId, FoundVf>,
     /// The guests that are managed.
     pub guests: BTreeMap<GuestId, FoundGuest>,
+    /// Kinds of guests that could not be asked, one sentence each: guests may be missing.
+    pub gaps: Vec<String>,
 }
 
 impl Found {
@@ -155,6 +161,16 @@ impl Found {
             }
         }
         let unknown = |vf: &VfId| format!("there is no VF {vf}");
+        if let Step::Reserve { vf, .. }
+        | Step::SetMac { vf, .. }
+        | Step::ClearMac { vf }
+        | Step::Recall { vf }
+        | Step::Reset { vf } = step
+            && let Some(Place::Foreign(why) | Place::Unknown(why)) =
+                self.vfs.get(vf).map(|vf| &vf.place)
+        {
+            return Err(format!("{vf} is left alone: {why}"));
+        }
         match step {
             Step::Reserve { .. } | Step::Reset { .. } | Step::Release { .. } => {}
             Step::SetMac { vf, mac } => {
@@ -236,6 +252,26 @@ impl Found {
             }
         }
         Ok(())
+    }
+
+    /// The guest releases what it holds without being asked: the VF is back with the host, and its
+    /// address still on it.
+    pub fn release(&mut self, guest: &GuestId) {
+        for vf in self.vfs.values_mut().filter(|vf| vf.place == Place::Guest(guest.clone())) {
+            vf.place = Place::Pool;
+        }
+        if let Some(found) = self.guests.get_mut(guest) {
+            (found.vf_up, found.active) = (false, Path::Paravirtual);
+        }
+    }
+
+    /// The guest is started anew under its name: what it held is released, frames come by its
+    /// paravirtual path as far as the host's bridge is concerned.
+    pub fn restart(&mut self, guest: &GuestId) {
+        self.release(guest);
+        if let Some(found) = self.guests.get_mut(guest) {
+            found.directed = Path::Paravirtual;
+        }
     }
 
     /// The guest goes away, whatever it holds; the kernel gives its VF back or strands it.

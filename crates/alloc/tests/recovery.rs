@@ -10,7 +10,7 @@ use pw_alloc::execute::{Action, Execution, Failure};
 use pw_alloc::journal::{self, Ending, Entry, Ledger};
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::plan::{Direction, Move, Reason};
-use pw_alloc::recover::{Recovery, recover};
+use pw_alloc::recover::{Recovery, recover, recover_in_parts};
 use pw_alloc::step::{Join, Path, Step, give};
 use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
 
@@ -77,13 +77,38 @@ impl Host {
             let whole = self.journal.rfind('\n').map_or(0, |end| end + 1);
             self.journal.truncate(whole);
         }
-        let recovery = recover(&Ledger::replay(&read.entries), &self.found);
+        let ledger = Ledger::replay(&read.entries);
+        let recovery = recover(&ledger, &self.found);
+        assert_parts_are_the_whole(&ledger, &self.found, &recovery);
         for step in &recovery.steps {
             self.perform(step)?.expect("what recovery does can be done");
         }
         self.write(&recovery.checkpoint())?;
         Ok(recovery)
     }
+}
+
+/// A recovery in parts does what one of everything does, and no two parts meet.
+fn assert_parts_are_the_whole(ledger: &Ledger, found: &Found, whole: &Recovery) {
+    let parts = recover_in_parts(ledger, found, None);
+    let steps = |recovery: &Recovery| recovery.steps.clone();
+    let mut in_parts: Vec<Step> = parts.iter().flat_map(steps).collect();
+    let mut at_once = steps(whole);
+    in_parts.sort();
+    at_once.sort();
+    assert_eq!(in_parts, at_once);
+    let mut together = Recovery::default();
+    for part in &parts {
+        assert!(together.vfs.is_disjoint(&part.vfs) && together.guests.is_disjoint(&part.guests));
+        together.vfs.extend(part.vfs.clone());
+        together.guests.extend(part.guests.clone());
+        together.holders.extend(part.holders.clone());
+        together.marked.extend(part.marked.clone());
+        together.quarantined.extend(part.quarantined.clone());
+    }
+    assert_eq!(together.holders, whole.holders);
+    assert_eq!(together.marked, whole.marked);
+    assert_eq!(together.quarantined, whole.quarantined);
 }
 
 fn vf(index: u16) -> VfId {
@@ -333,4 +358,70 @@ fn of_two_vfs_in_one_guest_the_one_that_the_journal_knows_stays() {
     let recovery = host.start().unwrap_or_else(|Killed| unreachable!());
     assert_eq!(recovery.holders, [(vf(0), "a".into())].into());
     assert!(host.found.faults().is_empty(), "{:?}", host.found.faults());
+}
+
+#[test]
+fn a_vf_in_other_hands_or_in_unknown_ones_is_never_touched() {
+    let hands = [
+        Place::Foreign("process 7 (dpdk-testpmd) holds /dev/vfio/12".into()),
+        Place::Unknown("libvirt cannot be asked".into()),
+    ];
+    for place in hands {
+        for known in [true, false] {
+            let (mut host, _) = host(Join::Failover);
+            // VF 0 is held by a by the journal; VF 2 the journal does not know.
+            let index = if known { 0 } else { 2 };
+            host.found.guests.remove(&"a".into());
+            host.found.vfs.get_mut(&vf(0)).expect("VF 0").place = Place::Foreign("x".into());
+            host.found.vfs.get_mut(&vf(index)).expect("a VF").place = place.clone();
+            let mac = Mac([2, 0, 0, 0, 0, 1]);
+            host.found.vfs.get_mut(&vf(index)).expect("a VF").mac = mac;
+            let recovery = host.start().unwrap_or_else(|Killed| unreachable!());
+            let touched = recovery.steps.iter().any(|step| format!("{step:?}").contains("Vf"));
+            assert!(!touched, "{place:?} {known}: {:?}", recovery.steps);
+            assert_eq!(host.found.vfs[&vf(index)].mac, mac);
+            let stays = known && matches!(place, Place::Unknown(_));
+            assert_eq!(recovery.holders.contains_key(&vf(index)), stays, "{place:?} {known}");
+        }
+    }
+}
+
+#[test]
+fn a_mark_outlives_a_restart_and_goes_when_the_guest_has_released_its_vf() {
+    let (mut host, _) = host(Join::Failover);
+    let checkpoint = Entry::Checkpoint {
+        format: journal::FORMAT,
+        holders: [(vf(0), "a".into())].into(),
+        marked: [("a".into(), "did not release it".into())].into(),
+        quarantined: [].into(),
+    };
+    host.journal = journal::line(&checkpoint);
+    let recovery = host.start().unwrap_or_else(|Killed| unreachable!());
+    assert!(recovery.marked.contains_key(&GuestId::from("a")), "it still has the VF");
+    assert_eq!(recovery.holders.get(&vf(0)), Some(&"a".into()));
+    // It releases the VF late: its address is still on it.
+    host.found.vfs.get_mut(&vf(0)).expect("VF 0").place = Place::Pool;
+    let a = host.found.guests.get_mut(&GuestId::from("a")).expect("a");
+    (a.vf_up, a.active) = (false, Path::Paravirtual);
+    assert!(!host.found.reachable(&"a".into()), "a black hole");
+    let recovery = host.start().unwrap_or_else(|Killed| unreachable!());
+    assert!(recovery.marked.is_empty() && recovery.holders.is_empty());
+    assert!(host.found.faults().is_empty(), "{:?}", host.found.faults());
+}
+
+#[test]
+fn a_recovery_of_one_vf_leaves_all_others_as_they_are() {
+    let (mut host, _) = host(Join::Bond);
+    host.found.vfs.get_mut(&vf(1)).expect("VF 1").mac = Mac([2, 0, 0, 0, 0, 1]);
+    host.found.vfs.get_mut(&vf(2)).expect("VF 2").mac = Mac([2, 0, 0, 0, 0, 2]);
+    let ledger = Ledger::replay(&journal::read(host.journal.as_bytes()).entries);
+    let only = BTreeSet::from([vf(2)]);
+    let mut parts = recover_in_parts(&ledger, &host.found, Some((&only, &BTreeSet::new())));
+    assert_eq!(parts.len(), 1);
+    let recovery = parts.remove(0);
+    assert!(recovery.steps.iter().all(|step| format!("{step}").contains("pf0/2")));
+    assert!(!recovery.steps.is_empty());
+    let mut after = ledger.clone();
+    after.take_in(&recovery.settled(9, &ledger));
+    assert_eq!(after, Ledger { next_operation: after.next_operation, ..ledger });
 }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -98,6 +99,33 @@ impl Netns {
             _ => Error::failed(format!("cannot enter network namespace '{self}': {errno}"), ""),
         })
     }
+}
+
+/// The cookie of the calling thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14): no other
+/// namespace of this boot has or had it, whereas inode numbers are given again. None where the kernel
+/// does not know it.
+///
+/// # Errors
+/// The kernel gives no socket.
+pub fn cookie() -> Result<Option<u64>> {
+    // asm-generic/socket.h; the libc crate has no name for it on every target.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let socket = std::os::unix::net::UnixDatagram::unbound()
+        .map_err(|error| Error::failed(format!("cannot open a socket: {error}"), ""))?;
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the socket is open; cookie and length are valid for writing, and length says how many
+    // bytes cookie has.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    Ok((failed == 0).then_some(cookie))
 }
 
 /// Runs `work` on a thread of its own inside `netns` (none: where this process is).
@@ -210,6 +238,23 @@ mod tests {
                 assert_eq!(spec.to_string().parse::<IfSpec>().ok(), Some(spec));
             }
         });
+    }
+
+    #[test]
+    fn a_cookie_tells_namespaces_apart_whose_inodes_are_the_same() {
+        let inode_and_cookie = || {
+            let thread = std::thread::spawn(|| {
+                nix::sched::unshare(CloneFlags::CLONE_NEWNET).ok()?;
+                let file = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
+                Some((std::os::unix::fs::MetadataExt::ino(&file), cookie().ok()??))
+            });
+            thread.join().expect("no panic")
+        };
+        // Six namespaces, each gone before the next is made; without privileges none can be made.
+        let seen: Vec<(u64, u64)> = (0..6).filter_map(|_| inode_and_cookie()).collect();
+        let cookies: std::collections::BTreeSet<u64> = seen.iter().map(|seen| seen.1).collect();
+        assert_eq!(cookies.len(), seen.len(), "{seen:?}");
+        assert_eq!(cookie().expect("a socket"), cookie().expect("a socket"));
     }
 
     #[test]

@@ -14,6 +14,10 @@ pub const HEADER_BYTES: usize = 16;
 const NLMSG_NOOP: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
+/// What is dumped changed meanwhile: parts may be missing (`NLM_F_DUMP_INTR`).
+const DUMP_INTERRUPTED: u16 = 0x10;
+/// How often a dump that was interrupted is begun anew.
+const DUMP_TRIES: u32 = 10;
 
 /// The kernel's refusal of a request: an errno.
 pub type Errno = i32;
@@ -59,6 +63,28 @@ impl RouteSocket {
         }))
     }
 
+    /// Asks for everything of a kind. A dump that the kernel says was interrupted is asked for again.
+    ///
+    /// # Errors
+    /// The socket failed, the kernel refused, or the dump was interrupted each time: what is there is
+    /// not known then.
+    pub fn dump(&mut self, message: &RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>> {
+        let mut code = 0;
+        for _ in 0..DUMP_TRIES {
+            match self.request(message.clone(), NLM_F_DUMP)? {
+                Ok(answers) => return Ok(answers),
+                Err(errno) => code = errno,
+            }
+            if code != libc::EINTR {
+                break;
+            }
+        }
+        Err(Error::failed(
+            format!("the kernel did not list what was asked for: {}", errno_text(code)),
+            "",
+        ))
+    }
+
     /// Sends one request and collects the answers as they came, headers included. The inner result
     /// is the kernel's errno.
     ///
@@ -82,15 +108,25 @@ impl RouteSocket {
         packet.serialize(&mut bytes);
         self.socket.send(&bytes, 0).map_err(failed)?;
         let mut answers = Vec::new();
+        let mut interrupted = false;
         loop {
             let (datagram, _) = self.socket.recv_from_full().map_err(failed)?;
             for part in messages(&datagram) {
                 if part.sequence != self.sequence {
                     continue;
                 }
+                interrupted |=
+                    flags & NLM_F_DUMP == NLM_F_DUMP && part.flags & DUMP_INTERRUPTED != 0;
                 match part.kind {
                     NLMSG_NOOP => {}
-                    NLMSG_DONE => return Ok(Ok(answers)),
+                    NLMSG_DONE if interrupted => return Ok(Err(libc::EINTR)),
+                    // The end of a dump says how it went; that of anything else says nothing.
+                    NLMSG_DONE => {
+                        return Ok(match part.done_errno() {
+                            0 => Ok(answers),
+                            code => Err(code),
+                        });
+                    }
                     NLMSG_ERROR => {
                         return Ok(match part.errno() {
                             0 => Ok(answers),
@@ -126,6 +162,7 @@ pub fn errno_text(code: Errno) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part<'a> {
     kind: u16,
+    flags: u16,
     sequence: u32,
     /// The header included.
     bytes: &'a [u8],
@@ -137,6 +174,11 @@ impl Part<'_> {
         let code = self.bytes.get(HEADER_BYTES..HEADER_BYTES + 4);
         code.and_then(|bytes| bytes.try_into().ok())
             .map_or(libc::EBADMSG, |bytes| i32::from_ne_bytes(bytes).saturating_abs())
+    }
+
+    /// What an NLMSG_DONE says; nothing is success.
+    fn done_errno(&self) -> Errno {
+        if self.bytes.len() < HEADER_BYTES + 4 { 0 } else { self.errno() }
     }
 }
 
@@ -151,6 +193,7 @@ fn messages(datagram: &[u8]) -> Vec<Part<'_>> {
         }
         found.push(Part {
             kind: u16::from_ne_bytes([rest[4], rest[5]]),
+            flags: u16::from_ne_bytes([rest[6], rest[7]]),
             sequence: u32::from_ne_bytes([rest[8], rest[9], rest[10], rest[11]]),
             bytes: &rest[..length],
         });
@@ -173,6 +216,23 @@ mod tests {
         assert!(!read_ones.is_empty());
         let raw = socket.exchange(ask(), NLM_F_DUMP).expect("answered").expect("allowed");
         assert_eq!(raw.len(), read_ones.len());
+    }
+
+    #[test]
+    fn a_dump_that_the_kernel_refuses_is_an_error_and_not_empty() {
+        let mut socket = RouteSocket::open().expect("Linux");
+        assert!(
+            !socket.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default())).unwrap().is_empty()
+        );
+        // The end of a dump that failed half way, as the kernel writes it.
+        let mut done = Vec::new();
+        done.extend(20_u32.to_ne_bytes());
+        done.extend(NLMSG_DONE.to_ne_bytes());
+        done.extend(DUMP_INTERRUPTED.to_ne_bytes());
+        done.extend([0; 8]);
+        done.extend((-libc::ENOMEM).to_ne_bytes());
+        let parts = messages(&done);
+        assert_eq!((parts[0].done_errno(), parts[0].flags), (libc::ENOMEM, DUMP_INTERRUPTED));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use pw_linux::error::{Error, Result};
 
 use crate::address::PciAddress;
 use crate::driver;
-use crate::kernel::Kernel;
+use crate::kernel::{Holder, Kernel};
 use crate::model::{Machine, Netdev, Pf, Place, Vf};
 use crate::sysfs;
 
@@ -140,11 +140,21 @@ fn pf(
         let info = infos.iter().flatten().find(|info| info.index == index);
         let netdev = netdevs.remove(&vf);
         let iommu_group = group(&tree, vf);
-        let holder = kernel.vfio_holder(vf, iommu_group);
+        let driver = tree.link(vf, "driver");
+        let holder = match driver.as_deref() {
+            Some(driver::VFIO) => kernel.vfio_holder(vf, iommu_group),
+            _ => Holder::Nobody,
+        };
+        let use_is_unknown = matches!(holder, Holder::Unknown(_));
+        let used_by = match holder {
+            Holder::Nobody => used_by(netdev.as_ref()),
+            Holder::Process(process) => Some(process),
+            Holder::Unknown(why) => Some(format!("whether a process holds it is unknown: {why}")),
+        };
         vfs.push(Vf {
             index,
             address: vf,
-            driver: tree.link(vf, "driver"),
+            driver,
             driver_override: tree
                 .text(vf, "driver_override")
                 .and_then(|text| sysfs::driver_override(&text)),
@@ -157,7 +167,8 @@ fn pf(
                 info.and_then(|info| info.counters),
                 seen_on_pf,
             ),
-            used_by: holder.or_else(|| used_by(netdev.as_ref())),
+            used_by,
+            use_is_unknown,
             netdev,
             owner: None,
         });

@@ -1,5 +1,7 @@
 //! What is asked of the kernel and told to it, as a trait: Linux itself, or a made-up one in tests.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
@@ -40,8 +42,8 @@ pub trait Kernel {
     /// The socket failed.
     fn vfs(&mut self, pf: &Netdev) -> Result<Option<Vec<VfInfo>>>;
 
-    /// The process that holds a function through VFIO, for a sentence; none when none does.
-    fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Option<String>;
+    /// Does a process hold a function through VFIO? Only asked of functions that vfio-pci has.
+    fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Holder;
 
     /// Interfaces that must not go away, each with the reason: default routes and the SSH session.
     ///
@@ -86,6 +88,17 @@ pub trait Kernel {
         to: &Place,
         name: &str,
     ) -> Result<std::result::Result<(), Errno>>;
+}
+
+/// Who holds a function through VFIO.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// Nobody.
+    Nobody,
+    /// A process, for a sentence.
+    Process(String),
+    /// It cannot be told, and why not. Not to be taken for nobody.
+    Unknown(String),
 }
 
 /// Linux, below a sysfs. Where the root is no sysfs but a made-up tree, netlink is left alone: its
@@ -182,12 +195,14 @@ impl Kernel for Linux {
         run_at(&pf.netns, || Links::open()?.vfs(&pf.name))
     }
 
-    fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Option<String> {
+    fn vfio_holder(&mut self, vf: PciAddress, group: Option<u32>) -> Holder {
         if !self.real {
-            return None;
+            return Holder::Nobody;
         }
-        let mut files: Vec<String> =
-            group.iter().map(|group| format!("/dev/vfio/{group}")).collect();
+        let mut files: Vec<String> = group
+            .iter()
+            .flat_map(|group| [format!("/dev/vfio/{group}"), format!("/dev/vfio/noiommu-{group}")])
+            .collect();
         if let Ok(entries) = fs::read_dir(self.tree.path(device(vf)).join("vfio-dev")) {
             files.extend(
                 entries.flatten().map(|entry| {
@@ -195,7 +210,15 @@ impl Kernel for Linux {
                 }),
             );
         }
-        holder_of(&files)
+        match holder_of(&files, Path::new("/proc")) {
+            process @ Holder::Process(_) => process,
+            // The process cannot be seen. That vfio-pci has enabled the device tells of it all the
+            // same: it does so when the device is opened (vfio_pci_core_enable).
+            _ if self.tree.number(vf, "enable").is_some_and(|uses| uses > 0) => {
+                Holder::Process(format!("a process that cannot be seen has opened {vf}"))
+            }
+            holder => holder,
+        }
     }
 
     fn vital(&mut self) -> Result<Vec<(String, String)>> {
@@ -275,22 +298,70 @@ impl Kernel for Linux {
     }
 }
 
-/// The process that has one of the files open, for a sentence.
-fn holder_of(files: &[String]) -> Option<String> {
-    for entry in fs::read_dir("/proc").ok()?.flatten() {
+/// The process that has one of the files open. `proc` is where procfs is mounted. To read the open
+/// files of other users' processes needs CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE: without them the
+/// answer is [`Holder::Unknown`] unless a process that can be read has it.
+pub fn holder_of(files: &[String], proc: &Path) -> Holder {
+    let mut unreadable = None;
+    let processes = match fs::read_dir(proc) {
+        Ok(processes) => processes,
+        Err(error) => return Holder::Unknown(format!("{}: {error}", proc.display())),
+    };
+    for entry in processes.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        let Ok(open) = fs::read_dir(entry.path().join("fd")) else { continue };
-        for file in open.flatten() {
-            let target = fs::read_link(file.path()).unwrap_or_default();
+        let mut missed = |error: &std::io::Error| {
+            // A process or a file that has gone meanwhile holds nothing.
+            let gone = error.kind() == std::io::ErrorKind::NotFound
+                || error.raw_os_error() == Some(libc::ESRCH);
+            if !gone {
+                unreadable.get_or_insert_with(|| {
+                    format!("the open files of process {pid} cannot be read: {error}")
+                });
+            }
+        };
+        let open = match fs::read_dir(entry.path().join("fd")) {
+            Ok(open) => open,
+            Err(error) => {
+                missed(&error);
+                continue;
+            }
+        };
+        for file in open {
+            let target = match file.and_then(|file| fs::read_link(file.path())) {
+                Ok(target) => target,
+                Err(error) => {
+                    missed(&error);
+                    continue;
+                }
+            };
             if let Some(held) = files.iter().find(|held| Path::new(held) == target) {
                 let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-                return Some(format!("process {pid} ({}) holds {held}", name.trim()));
+                return Holder::Process(format!("process {pid} ({}) holds {held}", name.trim()));
             }
         }
     }
-    None
+    unreadable.map_or(Holder::Nobody, Holder::Unknown)
+}
+
+/// The interfaces that must not go away and those below them (a bridge's ports, a bond's members),
+/// each with the reason.
+///
+/// # Errors
+/// The socket failed.
+pub fn vital_interfaces(kernel: &mut dyn Kernel) -> Result<BTreeMap<String, String>> {
+    let mut all = BTreeMap::new();
+    for (vital, reason) in kernel.vital()? {
+        let mut below = vec![vital];
+        while let Some(name) = below.pop() {
+            if let Entry::Vacant(place) = all.entry(name) {
+                below.extend(kernel.tree().lower(place.key()));
+                place.insert(reason.clone());
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// Where the SSH sessions come from that this process runs in, also behind sudo.

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::address::{
     AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
 };
@@ -16,7 +16,7 @@ use netlink_packet_route::link::{
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use pw_linux::error::{Error, Result};
-use pw_linux::rtnetlink::{Errno, RouteSocket};
+use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use serde::Serialize;
 
 use crate::address::PciAddress;
@@ -123,7 +123,7 @@ impl Links {
     /// The socket failed.
     pub fn all(&mut self, place: &Place) -> Result<Vec<Seen>> {
         let ask = RouteNetlinkMessage::GetLink(LinkMessage::default());
-        let answers = self.socket.request(ask, NLM_F_DUMP)?.unwrap_or_default();
+        let answers = self.socket.dump(&ask)?;
         let mut rows: Vec<Row> = answers
             .into_iter()
             .filter_map(|answer| match answer {
@@ -132,7 +132,7 @@ impl Links {
             })
             .collect();
         let ask = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        for answer in self.socket.request(ask, NLM_F_DUMP)?.unwrap_or_default() {
+        for answer in self.socket.dump(&ask)? {
             let RouteNetlinkMessage::NewAddress(address) = answer else { continue };
             let Some(text) = read_address(&address) else { continue };
             let index = address.header.index;
@@ -166,8 +166,14 @@ impl Links {
         let mut ask = LinkMessage::default();
         ask.attributes.push(LinkAttribute::IfName(interface.into()));
         ask.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::Vf]));
-        let answers = self.socket.exchange(RouteNetlinkMessage::GetLink(ask), 0)?;
-        Ok(answers.ok().and_then(|answers| Some(vfinfo::read(answers.first()?))))
+        match self.socket.exchange(RouteNetlinkMessage::GetLink(ask), 0)? {
+            Ok(answers) => Ok(answers.first().map(|answer| vfinfo::read(answer))),
+            Err(libc::ENODEV) => Ok(None),
+            Err(code) => Err(Error::failed(
+                format!("the kernel does not tell the VFs of {interface}: {}", errno_text(code)),
+                "",
+            )),
+        }
     }
 
     /// Tells a PF about one of its VFs.
@@ -274,7 +280,7 @@ impl Links {
             let mut ask = RouteMessage::default();
             ask.header.address_family = family;
             let ask = RouteNetlinkMessage::GetRoute(ask);
-            for answer in self.socket.request(ask, NLM_F_DUMP)?.unwrap_or_default() {
+            for answer in self.socket.dump(&ask)? {
                 let RouteNetlinkMessage::NewRoute(route) = answer else { continue };
                 if route.header.destination_prefix_length == 0
                     && route.header.kind == RouteType::Unicast

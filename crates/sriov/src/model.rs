@@ -81,8 +81,11 @@ pub struct Vf {
     pub netdev: Option<Netdev>,
     /// What the PF's driver counts for it.
     pub counters: Counters,
-    /// Who uses it now, as a sentence; none when nobody does.
+    /// Who uses it now, as a sentence; none when nobody does. An unknown user is a user.
     pub used_by: Option<String>,
+    /// `used_by` says why it cannot be told who uses it.
+    #[serde(default)]
+    pub use_is_unknown: bool,
     /// Who moved or changed it through Planewise; none when nobody did.
     pub owner: Option<String>,
 }

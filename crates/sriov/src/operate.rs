@@ -12,7 +12,7 @@ use crate::address::PciAddress;
 use crate::apply::apply;
 use crate::discover::settled_pf;
 use crate::driver;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, vital_interfaces};
 use crate::lookup;
 use crate::model::{Machine, Pf, Place, Vf};
 use crate::plan::{self, Driver, Move, Plan, Settings, Setup, Step};
@@ -548,21 +548,12 @@ impl<K: Kernel> Operator<'_, K> {
         if self.options.force {
             return Ok(());
         }
-        for (vital, reason) in self.kernel.vital()? {
-            let tree = self.kernel.tree();
-            let mut below = vec![vital];
-            let mut seen = BTreeSet::new();
-            while let Some(name) = below.pop() {
-                if names.contains(&name) {
-                    return Err(Error::failed(
-                        format!("{name} carries {reason}, which would be cut"),
-                        "use another PF, or add --force if you can do without",
-                    ));
-                }
-                if seen.insert(name.clone()) {
-                    below.extend(tree.lower(&name));
-                }
-            }
+        let vital = vital_interfaces(self.kernel)?;
+        if let Some((name, reason)) = names.iter().find_map(|name| vital.get_key_value(name)) {
+            return Err(Error::failed(
+                format!("{name} carries {reason}, which would be cut"),
+                "use another PF, or add --force if you can do without",
+            ));
         }
         Ok(())
     }

@@ -7,6 +7,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use atomic_write_file::AtomicWriteFile;
+use atomic_write_file::unix::OpenOptionsExt as _;
 use nix::fcntl::{Flock, FlockArg};
 use pw_linux::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -204,20 +206,13 @@ impl State {
     /// The directory is full or not ours.
     pub fn write(&self, record: &Record) -> Result<()> {
         let file = self.file(record.kind(), record.address());
-        let scratch = file.with_extension(format!("new-{}", std::process::id()));
         let written = || -> std::io::Result<()> {
-            let mut opened = fs::OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o644)
-                .open(&scratch)?;
+            let mut opened =
+                AtomicWriteFile::options().preserve_mode(false).mode(0o644).open(&file)?;
             opened.write_all(&serde_json::to_vec_pretty(record)?)?;
-            opened.sync_all()?;
-            fs::rename(&scratch, &file)
+            opened.commit()
         };
         written().map_err(|error| {
-            let _ = fs::remove_file(&scratch);
             Error::failed(
                 format!(
                     "the record {} cannot be written: {error}; nothing was changed",

@@ -71,11 +71,25 @@ impl Default for Config {
 }
 
 /// Which VFs are given.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PoolConfig {
     /// The VFs of these PFs; empty: of all PFs that have VFs.
     pub pfs: Vec<PfId>,
+    /// Addresses learned behind one port of a host's bridge that a PF is told to ask for at most.
+    pub learned_per_port: usize,
+    /// The same for all ports, and one PF.
+    pub learned_per_pf: usize,
+    /// Guests get VFs although the host filters their frames (VLAN filtering of the bridge, libvirt's
+    /// nwfilter), which a VF bypasses.
+    pub bypass_filters: bool,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        // An 82576 has filters for 16 addresses beside those of its 7 VFs; guests need one each.
+        Self { pfs: Vec::new(), learned_per_port: 4, learned_per_pf: 8, bypass_filters: false }
+    }
 }
 
 /// Containers and namespaces as guests.

@@ -10,6 +10,7 @@ use pw_alloc::model::{Mac, PfId};
 use pw_linux::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::daemon::disk::write_json;
 use crate::daemon::net::{Forward, Link, Net};
 use crate::daemon::pool::PoolView;
 
@@ -26,25 +27,54 @@ struct Asked {
     mac: Mac,
 }
 
+/// Since when, and because of whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Known {
+    /// The bridge last knew the address then.
+    at: Instant,
+    /// The index of the port behind which it was learned; 0: the bridge itself.
+    port: u32,
+}
+
+/// What is on the disk of an address.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    #[serde(flatten)]
+    asked: Asked,
+    #[serde(default)]
+    port: u32,
+}
+
+/// How many learned addresses PFs may be told to ask for. A NIC has few filters (an 82576 24, its VFs'
+/// among them), guests that are managed need one each, and a guest may send from any address it likes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Behind one port of a bridge.
+    pub per_port: usize,
+    /// For one PF.
+    pub per_pf: usize,
+}
+
 /// The addresses that PFs ask for because of us.
 #[derive(Debug)]
 pub struct Forwarding {
     path: PathBuf,
-    /// With the moment at which the bridge last knew it.
-    asked: BTreeMap<Asked, Instant>,
+    asked: BTreeMap<Asked, Known>,
+    budget: Budget,
     next: Instant,
 }
 
 impl Forwarding {
     /// Those that an earlier daemon asked for are ours, too.
-    pub fn new(state_directory: &Path) -> Self {
+    pub fn new(state_directory: &Path, budget: Budget) -> Self {
         let path = state_directory.join("forwarding.json");
-        let kept: Vec<Asked> = std::fs::read(&path)
+        let kept: Vec<Kept> = std::fs::read(&path)
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or_default();
-        let now = Instant::now();
-        Self { path, asked: kept.into_iter().map(|asked| (asked, now)).collect(), next: now }
+        let at = Instant::now();
+        let asked = kept.into_iter().map(|Kept { asked, port }| (asked, Known { at, port }));
+        Self { path, asked: asked.collect(), budget, next: at }
     }
 
     /// Lets the PFs ask for what has come, and not for what is gone. `managed`: addresses of guests
@@ -61,8 +91,10 @@ impl Forwarding {
         let mut net = Net::here()?;
         let (links, forwards) = (net.all()?, net.forwards()?);
         let wanted = wanted(view, &links, &forwards, managed);
-        for asked in &wanted {
-            self.asked.entry(asked.clone()).and_modify(|at| *at = now);
+        for (asked, port) in &wanted {
+            self.asked
+                .entry(asked.clone())
+                .and_modify(|known| *known = Known { at: now, port: *port });
         }
         let has = |asked: &Asked| {
             let index = view.pfs.get(&asked.pf).map(|pf| pf.index);
@@ -71,21 +103,39 @@ impl Forwarding {
                 .any(|entry| entry.own && Some(entry.index) == index && entry.mac == asked.mac)
         };
         // Addresses that somebody else asked for stay somebody else's.
-        let new: Vec<Asked> = wanted.into_iter().filter(|asked| !has(asked)).collect();
+        let wanted = wanted.into_iter().filter(|(asked, _)| !has(asked)).collect();
+        let (new, crowded) = admit(&self.asked, wanted, self.budget);
         let gone: Vec<Asked> = self
             .asked
             .iter()
-            .filter(|(asked, at)| now - **at > REMEMBERED || managed.contains(&asked.mac))
+            .filter(|(asked, known)| now - known.at > REMEMBERED || managed.contains(&asked.mac))
             .map(|(asked, _)| asked.clone())
             .collect();
+        let crowded = crowded.map_or(Ok(()), |port| {
+            let name = links.iter().find(|link| link.index == port).map(|link| link.name.as_str());
+            let Budget { per_port, per_pf } = self.budget;
+            Err(Error::failed(
+                format!(
+                    "more addresses are behind {} than PFs are told to ask for: guests on VFs do not \
+                     reach the others by the NIC",
+                    name.unwrap_or("a port of a bridge")
+                ),
+                format!(
+                    "if they are wanted: [pool] learned_per_port (now {per_port}) and learned_per_pf \
+                     (now {per_pf})"
+                ),
+            ))
+        });
         if new.is_empty() && gone.is_empty() {
-            return Ok(());
+            return crowded;
         }
-        self.asked.extend(new.iter().map(|asked| (asked.clone(), now)));
+        self.asked.extend(
+            new.iter().map(|(asked, port)| (asked.clone(), Known { at: now, port: *port })),
+        );
         // Written before it is done: what is written and not done does no harm.
         self.keep()?;
         let mut refused = Ok(());
-        for asked in &new {
+        for asked in new.keys() {
             if let Some(pf) = view.pfs.get(&asked.pf) {
                 refused = refused.and(net.nic_takes(asked.mac, pf.index, true));
             }
@@ -97,28 +147,58 @@ impl Forwarding {
             self.asked.remove(&asked);
         }
         self.keep()?;
-        refused
+        refused.and(crowded)
     }
 
     fn keep(&self) -> Result<()> {
-        let all: Vec<&Asked> = self.asked.keys().collect();
-        let next = self.path.with_extension("new");
-        let written = std::fs::write(&next, serde_json::to_vec(&all).unwrap_or_default())
-            .and_then(|()| std::fs::rename(&next, &self.path));
-        written.map_err(|error| {
+        let kept =
+            |(asked, known): (&Asked, &Known)| Kept { asked: asked.clone(), port: known.port };
+        let all: Vec<Kept> = self.asked.iter().map(kept).collect();
+        write_json(&self.path, &all).map_err(|error| {
             Error::failed(format!("cannot write {}: {error}", self.path.display()), "make space")
         })
     }
 }
 
-/// What PFs are to ask for: what their bridge has learned on its other ports, and the bridge itself.
+/// Those of the new addresses that the budget has room for, with their ports; and a port of which some
+/// were left out. What was asked for earlier stays: whoever comes late and with many crowds nobody out.
+fn admit(
+    asked: &BTreeMap<Asked, Known>,
+    new: BTreeMap<Asked, u32>,
+    budget: Budget,
+) -> (BTreeMap<Asked, u32>, Option<u32>) {
+    let mut per_port: BTreeMap<(PfId, u32), usize> = BTreeMap::new();
+    let mut per_pf: BTreeMap<PfId, usize> = BTreeMap::new();
+    for (asked, known) in asked.iter().filter(|(asked, _)| !new.contains_key(*asked)) {
+        *per_port.entry((asked.pf.clone(), known.port)).or_default() += 1;
+        *per_pf.entry(asked.pf.clone()).or_default() += 1;
+    }
+    let mut crowded = None;
+    let mut admitted = BTreeMap::new();
+    for (address, port) in new {
+        let behind = per_port.entry((address.pf.clone(), port)).or_default();
+        let of_pf = per_pf.entry(address.pf.clone()).or_default();
+        let again = asked.contains_key(&address);
+        // The bridge's own address is one, and nobody's to forge.
+        if again || port == 0 || *behind < budget.per_port && *of_pf < budget.per_pf {
+            *behind += 1;
+            *of_pf += 1;
+            admitted.insert(address, port);
+        } else {
+            crowded = Some(port);
+        }
+    }
+    (admitted, crowded)
+}
+
+/// What PFs are to ask for, and behind which port it is: what their bridge has learned on its other ports, and the bridge itself.
 fn wanted(
     view: &PoolView,
     links: &[Link],
     forwards: &[Forward],
     managed: &BTreeSet<Mac>,
-) -> BTreeSet<Asked> {
-    let mut wanted = BTreeSet::new();
+) -> BTreeMap<Asked, u32> {
+    let mut wanted = BTreeMap::new();
     for (name, pf) in &view.pfs {
         let bridge = links.iter().find(|link| {
             link.kind.as_deref() == Some("bridge") && Some(&link.name) == pf.bridge.as_ref()
@@ -133,10 +213,10 @@ fn wanted(
         let learned = forwards
             .iter()
             .filter(|entry| !entry.own && !entry.permanent && port(entry.index))
-            .map(|entry| entry.mac);
-        for mac in learned.chain(bridge.mac) {
+            .map(|entry| (entry.mac, entry.index));
+        for (mac, port) in learned.chain(bridge.mac.map(|mac| (mac, 0))) {
             if Some(mac) != own && !managed.contains(&mac) && mac.0[0] & 1 == 0 {
-                wanted.insert(Asked { pf: name.clone(), mac });
+                wanted.insert(Asked { pf: name.clone(), mac }, port);
             }
         }
     }
@@ -187,7 +267,11 @@ mod tests {
             link_up: true,
             bridge: Some("br0".into()),
         };
-        let view = PoolView { pfs: [("pf0".into(), pf)].into(), vfs: BTreeMap::new() };
+        let view = PoolView {
+            pfs: [("pf0".into(), pf)].into(),
+            vfs: BTreeMap::new(),
+            missing: Vec::new(),
+        };
         let group = Forward { mac: Mac([1, 0, 0x5e, 0, 0, 1]), ..learned(2, 0) };
         let forwards = [
             learned(2, 1),
@@ -200,17 +284,50 @@ mod tests {
         ];
         let managed = BTreeSet::from([Mac([6, 0, 0, 0, 0, 2])]);
         let wanted = wanted(&view, &links, &forwards, &managed);
-        let macs: Vec<Mac> = wanted.into_iter().map(|asked| asked.mac).collect();
+        let macs: Vec<Mac> = wanted.into_keys().map(|asked| asked.mac).collect();
         assert_eq!(macs, [Mac([2, 0, 0, 0, 0, 5]), Mac([6, 0, 0, 0, 0, 1])]);
     }
 
     #[test]
     fn what_was_asked_for_is_known_after_a_restart() {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut forwarding = Forwarding::new(directory.path());
+        let mut forwarding = Forwarding::new(directory.path(), BUDGET);
         let asked = Asked { pf: "pf0".into(), mac: Mac([6, 0, 0, 0, 0, 1]) };
-        forwarding.asked.insert(asked.clone(), Instant::now());
+        forwarding.asked.insert(asked.clone(), Known { at: Instant::now(), port: 7 });
         forwarding.keep().expect("written");
-        assert!(Forwarding::new(directory.path()).asked.contains_key(&asked));
+        let again = Forwarding::new(directory.path(), BUDGET);
+        assert_eq!(again.asked.get(&asked).map(|known| known.port), Some(7));
+        // As it was written before ports were kept.
+        let old = r#"[{"pf":"pf0","mac":"06:00:00:00:00:01"}]"#;
+        std::fs::write(directory.path().join("forwarding.json"), old).expect("written");
+        assert!(Forwarding::new(directory.path(), BUDGET).asked.contains_key(&asked));
+    }
+
+    const BUDGET: Budget = Budget { per_port: 4, per_pf: 8 };
+
+    #[test]
+    fn a_thousand_forged_addresses_take_no_more_filters_than_one_port_may_have() {
+        let address = |number: u32| {
+            let [a, b, c, d] = number.to_be_bytes();
+            Asked { pf: "pf0".into(), mac: Mac([6, 0, a, b, c, d]) }
+        };
+        let forged = |from: u32, port| (from..from + 1000).map(|n| (address(n), port)).collect();
+        let mut asked = BTreeMap::new();
+        let take = |asked: &mut BTreeMap<Asked, Known>, new, port| {
+            let (admitted, crowded) = admit(asked, new, BUDGET);
+            assert_eq!(crowded, Some(port));
+            let known = |port| Known { at: Instant::now(), port };
+            asked.extend(admitted.into_iter().map(|(asked, port)| (asked, known(port))));
+            asked.len()
+        };
+        assert_eq!(take(&mut asked, forged(0, 2), 2), 4);
+        // Others of the same port, after the bridge has forgotten the first ones: none.
+        assert_eq!(take(&mut asked, forged(5000, 2), 2), 4);
+        // Another guest still has its own; three guests together no more than the PF's budget.
+        assert_eq!(take(&mut asked, forged(10_000, 3), 3), 8);
+        assert_eq!(take(&mut asked, forged(20_000, 4), 4), 8);
+        // The bridge's own address always; what was asked for before is asked for again.
+        let (admitted, _) = admit(&asked, [(address(99_999), 0), (address(0), 2)].into(), BUDGET);
+        assert_eq!(admitted.len(), 2);
     }
 }

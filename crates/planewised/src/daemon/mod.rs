@@ -3,6 +3,8 @@
 
 pub mod config;
 pub mod core;
+pub mod crew;
+pub mod disk;
 pub mod failpoint;
 pub mod forwarding;
 pub mod guests;

@@ -3,8 +3,9 @@
 
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::link::{
     BondAllPortActive, BondFailOverMac, BondMode, InfoBond, InfoBondPort, InfoData, InfoKind,
     InfoPortData, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, MiiStatus,
@@ -17,7 +18,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use pw_alloc::model::Mac;
 use pw_alloc::signal::Counters;
 use pw_linux::error::{Error, Result};
-use pw_linux::netns::{Netns, run_in};
+use pw_linux::netns::{Netns, cookie, run_in};
 use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use pw_sriov::link::{Change, Links};
 
@@ -61,6 +62,26 @@ pub struct Net {
     socket: RouteSocket,
     links: Links,
     place: String,
+    identity: Identity,
+}
+
+/// What tells the namespace of a [`Net`] from every other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Its inode: given again once the namespace is gone.
+    pub inode: u64,
+    /// Its cookie: never given again; none before Linux 5.14.
+    pub cookie: Option<u64>,
+}
+
+impl Identity {
+    /// That of the calling thread's namespace.
+    fn here() -> Result<Self> {
+        let file = std::fs::metadata("/proc/thread-self/ns/net").map_err(|error| {
+            Error::failed(format!("cannot look at this namespace: {error}"), "")
+        })?;
+        Ok(Self { inode: file.ino(), cookie: cookie()? })
+    }
 }
 
 /// An entry of a bridge's or a NIC's forwarding table.
@@ -82,7 +103,17 @@ impl Net {
     /// # Errors
     /// The kernel gives no socket.
     pub fn here() -> Result<Self> {
-        Ok(Self { socket: RouteSocket::open()?, links: Links::open()?, place: String::new() })
+        Ok(Self {
+            socket: RouteSocket::open()?,
+            links: Links::open()?,
+            place: String::new(),
+            identity: Identity::here()?,
+        })
+    }
+
+    /// The namespace that it works in.
+    pub const fn identity(&self) -> Identity {
+        self.identity
     }
 
     /// Opens it in that namespace; it stays there.
@@ -126,7 +157,7 @@ impl Net {
     /// The socket failed.
     pub fn all(&mut self) -> Result<Vec<Link>> {
         let ask = RouteNetlinkMessage::GetLink(LinkMessage::default());
-        let answers = self.socket.request(ask, NLM_F_DUMP)?.unwrap_or_default();
+        let answers = self.socket.dump(&ask)?;
         Ok(answers
             .into_iter()
             .filter_map(|answer| match answer {
@@ -157,11 +188,17 @@ impl Net {
     }
 
     fn one(&mut self, ask: LinkMessage) -> Result<Option<Link>> {
-        let answers = self.socket.request(RouteNetlinkMessage::GetLink(ask), 0)?;
-        Ok(answers.ok().into_iter().flatten().find_map(|answer| match answer {
-            RouteNetlinkMessage::NewLink(message) => Some(read_link(message)),
-            _ => None,
-        }))
+        match self.socket.request(RouteNetlinkMessage::GetLink(ask), 0)? {
+            Ok(answers) => Ok(answers.into_iter().find_map(|answer| match answer {
+                RouteNetlinkMessage::NewLink(message) => Some(read_link(message)),
+                _ => None,
+            })),
+            // No such interface is an answer; anything else is none.
+            Err(libc::ENODEV) => Ok(None),
+            Err(code) => {
+                self.said(|| "ask about an interface".to_owned(), Err(code)).map(|()| None)
+            }
+        }
     }
 
     /// Changes an interface.
@@ -369,7 +406,7 @@ impl Net {
         let mut ask = NeighbourMessage::default();
         ask.header.family = AddressFamily::Bridge;
         let ask = RouteNetlinkMessage::GetNeighbour(ask);
-        let answers = self.socket.request(ask, NLM_F_DUMP)?.unwrap_or_default();
+        let answers = self.socket.dump(&ask)?;
         Ok(answers
             .into_iter()
             .filter_map(|answer| {
@@ -409,7 +446,7 @@ impl Net {
             let mut ask = RouteMessage::default();
             ask.header.address_family = family;
             let ask = RouteNetlinkMessage::GetRoute(ask);
-            for answer in self.socket.request(ask, NLM_F_DUMP)?.unwrap_or_default() {
+            for answer in self.socket.dump(&ask)? {
                 let RouteNetlinkMessage::NewRoute(route) = answer else { continue };
                 let leaves = route.attributes.contains(&RouteAttribute::Oif(index));
                 if leaves
@@ -435,6 +472,12 @@ impl Net {
             answer => self.said(|| format!("add the route {route:?}"), answer),
         }
     }
+}
+
+/// Does this bridge filter by VLAN? What leaves by a VF does not pass it.
+pub fn filters_vlans(bridge: &str) -> bool {
+    let file = format!("/sys/class/net/{bridge}/bridge/vlan_filtering");
+    std::fs::read_to_string(file).is_ok_and(|text| text.trim() == "1")
 }
 
 /// A route as it is kept: to where, by whom.

@@ -1,23 +1,28 @@
 //! `planewised daemon`: puts the daemon together, waits for requests and signals, ends it. Decides
 //! nothing.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, Signal};
 use pw_linux::error::{Error, Result};
+use pw_sriov::state::State;
 use tokio::sync::oneshot;
 
 use crate::daemon::config::{self, Config};
 use crate::daemon::core::{Core, Host};
+use crate::daemon::crew::Threads;
+use crate::daemon::forwarding::Budget;
 use crate::daemon::guests;
 use crate::daemon::journal::Journal;
 use crate::daemon::pool::machine::Machine;
 use crate::daemon::profile;
-use crate::daemon::request::{Caller, Envelope, Request, ends};
+use crate::daemon::request::{Caller, Envelope, Fault, Refused, Request, ends};
 use crate::daemon::simulated::World;
 use crate::daemon::status::Status;
 use crate::face::{self, Face};
@@ -35,6 +40,8 @@ pub struct Args {
     dry_run: bool,
 }
 
+/// Between two looks at what is still under way when the daemon is to end.
+const ENDING: Duration = Duration::from_millis(100);
 /// The longest sleep: by then the clock has been looked at again.
 const NAP: Duration = Duration::from_millis(500);
 
@@ -58,13 +65,11 @@ impl Signals {
         std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
+                let wake = waker(wake);
                 while let Ok(signal) = set.wait() {
                     let flag = if signal == Signal::SIGHUP { &reload } else { &stop };
                     flag.store(true, Ordering::SeqCst);
-                    // A request that nobody waits for does nothing but wake the loop.
-                    let (reply, _) = oneshot::channel();
-                    let caller = Caller::Local { uid: 0, pid: None };
-                    let _ = wake.try_send(Envelope { request: Request::Plan, caller, reply });
+                    wake();
                 }
             })
             .map_err(|error| failed(&error))?;
@@ -90,13 +95,44 @@ fn read(path: &Path) -> Result<(Config, Vec<String>)> {
     Ok((config, gain.notes))
 }
 
-fn host(config: &Config, dry_run: bool) -> Result<Host> {
+/// What wakes the core: a request that nobody waits for.
+fn waker(wake: SyncSender<Envelope>) -> impl Fn() + Send + Sync {
+    move || {
+        let (reply, _) = oneshot::channel();
+        let caller = Caller::Local { uid: 0, pid: None };
+        // A core that has more requests than it can hold is awake.
+        let _ = wake.try_send(Envelope { request: Request::Plan, caller, reply });
+    }
+}
+
+fn host(config: &Config, dry_run: bool, wake: SyncSender<Envelope>) -> Result<Host> {
     if let Some(simulated) = &config.simulated {
         return Ok(World::new(simulated).host());
     }
     Ok(Host {
-        pool: Box::new(Machine::new(config.pool.pfs.clone(), &config.state_directory)),
+        pool: Box::new(Machine::new(
+            config.pool.pfs.clone(),
+            &config.state_directory,
+            Budget { per_port: config.pool.learned_per_port, per_pf: config.pool.learned_per_pf },
+        )),
         kinds: guests::kinds(config, dry_run)?,
+        crew: Box::new(Threads::new(Arc::new(waker(wake)))),
+    })
+}
+
+/// What a daemon holds while it manages this host's VFs: the same for all state directories.
+fn only_daemon(directory: &Path) -> Result<Flock<File>> {
+    State::new(directory).make()?;
+    let path = directory.join("lock-daemon");
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.map_err(|error| {
+        Error::failed(format!("the lock {} cannot be made: {error}", path.display()), "run as root")
+    })?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| {
+        Error::failed(
+            format!("another planewised manages this host's VFs: it has {}", path.display()),
+            "stop it first: two would take each other's VFs",
+        )
     })
 }
 
@@ -116,8 +152,16 @@ pub fn run(args: &Args) -> Result<()> {
             "run as root, or try a made-up host: [simulated] in the configuration",
         ));
     }
-    // A second daemon ends here, before it has touched anything.
-    let (journal, notes) = Journal::open(&config.state_directory)?;
+    // A second daemon ends here, before it has touched anything, whatever its state directory is.
+    let _only = match (&config.simulated, args.dry_run) {
+        (None, false) => Some(only_daemon(&State::usual_directory())?),
+        _ => None,
+    };
+    let (journal, notes) = if args.dry_run {
+        Journal::look(&config.state_directory)?
+    } else {
+        Journal::open(&config.state_directory)?
+    };
     for note in notes {
         tracing::warn!("{note}");
     }
@@ -125,7 +169,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (core_ends, face_ends) = ends(first);
     let signals = Signals::listen(face_ends.requests.clone())?;
     let stop = Arc::clone(&signals.stop);
-    let host = host(&config, args.dry_run)?;
+    let host = host(&config, args.dry_run, face_ends.requests.clone())?;
     let face = face::start(&config, face_ends)?;
     if args.dry_run {
         tracing::info!("only looks: `planewise alloc plan` says what would be done");
@@ -163,6 +207,16 @@ fn work(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core {
             Err(RecvTimeoutError::Disconnected) => std::thread::sleep(wait),
         }
     }
+    // What is under way comes to its end, as far as guests let it; the journal knows of the rest.
+    let end = Instant::now() + Duration::from_secs_f64(2.0 * core.config().step_timeout_s);
+    core.finish(now_ms());
+    while !core.is_idle() && Instant::now() < end {
+        if let Ok(envelope) = core.ends().requests.recv_timeout(ENDING) {
+            let what = "the daemon ends";
+            envelope.answer(Err(Refused::new(Fault::Unavailable, what, "start it again")));
+        }
+        core.finish(now_ms());
+    }
     core.stopping();
     core
 }
@@ -172,16 +226,7 @@ fn work(mut core: Core, face: &Face, signals: &Signals, args: &Args) -> Core {
 fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
     let (config, gain_notes) = read(&args.config)?;
     let old = core.config();
-    let fixed = [
-        ("socket", config.socket == old.socket),
-        ("group", config.group == old.group),
-        ("tcp", config.tcp == old.tcp),
-        ("log", config.log == old.log),
-        ("state_directory", config.state_directory == old.state_directory),
-        ("simulated", config.simulated == old.simulated),
-        ("pool", config.pool == old.pool),
-    ];
-    if let Some((name, _)) = fixed.iter().find(|(_, same)| !same) {
+    if let Some(name) = fixed_difference(old, &config) {
         return Err(Error::failed(
             format!("{}: {name} cannot be changed while the daemon runs", args.config.display()),
             "restart it: guests keep working meanwhile",
@@ -194,4 +239,51 @@ fn reload(core: &mut Core, face: &Face, args: &Args) -> Result<()> {
     }
     face.renew(&fresh);
     Ok(())
+}
+
+/// What differs between two configurations and cannot change in a running daemon.
+fn fixed_difference(old: &Config, new: &Config) -> Option<&'static str> {
+    let fixed = [
+        ("socket", new.socket == old.socket),
+        ("group", new.group == old.group),
+        ("tcp", new.tcp == old.tcp),
+        ("log", new.log == old.log),
+        ("state_directory", new.state_directory == old.state_directory),
+        ("simulated", new.simulated == old.simulated),
+        ("pool", new.pool == old.pool),
+        ("machines", new.machines == old.machines),
+    ];
+    fixed.into_iter().find(|(_, same)| !same).map(|(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_daemon_of_a_host_is_refused_whatever_its_state_directory_is() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let first = only_daemon(directory.path()).expect("the only one");
+        let second = only_daemon(directory.path()).expect_err("another one runs");
+        assert!(second.what.contains("another planewised manages this host's VFs"));
+        assert!(!second.remedy.is_empty());
+        drop(first);
+        only_daemon(directory.path()).expect("the first one has ended");
+    }
+
+    #[test]
+    fn what_cannot_change_in_a_running_daemon_is_named() {
+        let parse = |text: &str| config::parse(text, "x").expect("valid");
+        let old = parse("");
+        for (text, name) in [
+            ("[machines]\nsockets = ['/run/other']", "machines"),
+            ("[pool]\npfs = ['eth1']", "pool"),
+            ("state_directory = '/elsewhere'", "state_directory"),
+            ("group = 'network'", "group"),
+        ] {
+            assert_eq!(fixed_difference(&old, &parse(text)), Some(name), "{text}");
+        }
+        let other = parse("sample_s = 2.0\n[alloc]\npolicy = 'fair'\n[guests.a]\nclass = 2");
+        assert_eq!(fixed_difference(&old, &other), None);
+    }
 }

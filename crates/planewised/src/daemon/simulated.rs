@@ -5,16 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use pw_alloc::evidence::User;
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId, Wish};
 use pw_alloc::signal::{Counters, Reading, Sample};
 use pw_alloc::step::{Join, Path, Step};
 use pw_alloc::traffic::{Flow, Traffic};
 use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
-use pw_linux::error::Result;
+use pw_linux::error::{Error, Result};
 
 use crate::daemon::config::Simulated;
-use crate::daemon::guests::{Discovery, Guests, Managed};
+use crate::daemon::core::Host;
+use crate::daemon::crew::{AtOnce, Crew, Hands};
+use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
 use crate::daemon::status::GuestKind;
 
@@ -38,6 +41,23 @@ struct Made {
     changed: bool,
     samples_at_ms: Option<u64>,
     next_guest: u64,
+    /// How often a guest of this name was started.
+    incarnations: BTreeMap<GuestId, u64>,
+    /// Why the guests cannot be asked about.
+    silent: Option<String>,
+    /// The PF's driver is unloaded: there is neither PF nor VF.
+    pf_away: bool,
+    /// The fault that whoever looks at this host has.
+    fault: Option<Fault>,
+}
+
+/// A fault of the daemon's eyes that is put back so that a test can show that it would be noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// A VF of which it cannot be told who uses it counts as nobody's.
+    UnknownIsNobody,
+    /// While the guests cannot be asked about there are none.
+    SilentIsEmpty,
 }
 
 #[derive(Debug)]
@@ -71,13 +91,19 @@ impl World {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its pool and its guests, for the core.
-    pub fn host(&self) -> crate::daemon::core::Host {
+    /// Its pool and its guests, for the core; whatever is done is done at once.
+    pub fn host(&self) -> Host {
+        self.host_with(Box::new(AtOnce::default()))
+    }
+
+    /// The same, with others who perform steps.
+    pub fn host_with(&self, crew: Box<dyn Crew>) -> Host {
         // Whoever asks first is to see all.
         self.made().changed = true;
-        crate::daemon::core::Host {
+        Host {
             pool: Box::new(SimulatedPool(self.clone())),
             kinds: vec![Box::new(SimulatedGuests(self.clone()))],
+            crew,
         }
     }
 
@@ -108,7 +134,67 @@ impl World {
             claimed: 0.0,
         };
         made.traffic.insert(name.into(), source);
+        *made.incarnations.entry(name.into()).or_default() += 1;
         made.changed = true;
+    }
+
+    /// A guest is started anew between two looks: same name, same address; its VF is back with the
+    /// host, with the address on it.
+    pub fn restart(&self, name: &str) {
+        let mut made = self.made();
+        let id = GuestId::from(name);
+        made.found.restart(&id);
+        *made.incarnations.entry(id).or_default() += 1;
+        made.changed = true;
+    }
+
+    /// Somebody other than a guest takes a VF, or the host cannot tell who has it; or it is free again.
+    pub fn place(&self, vf: &VfId, place: Place) {
+        if let Some(found) = self.made().found.vfs.get_mut(vf) {
+            found.place = place;
+        }
+    }
+
+    /// The kind of guests cannot be asked about (its daemon is away), or can again.
+    pub fn silence(&self, why: Option<&str>) {
+        let mut made = self.made();
+        made.silent = why.map(Into::into);
+        made.changed = true;
+    }
+
+    /// The guest's paths are joined by this.
+    pub fn join(&self, name: &str, join: Join) {
+        let mut made = self.made();
+        if let Some(guest) = made.found.guests.get_mut(&GuestId::from(name)) {
+            guest.join = join;
+            made.changed = true;
+        }
+    }
+
+    /// A step is done, or only its first half, as when whoever does it is killed.
+    pub fn does(&self, step: &Step, partly: bool) {
+        let _ = self.made().found.perform_until(step, partly);
+    }
+
+    /// The PF's driver is unloaded, and with it all VFs are gone, or it is back.
+    pub fn reload_driver(&self, away: bool) {
+        let mut made = self.made();
+        made.pf_away = away;
+        let guests: Vec<GuestId> = made.found.guests.keys().cloned().collect();
+        guests.iter().for_each(|guest| made.found.release(guest));
+        for vf in made.found.vfs.values_mut() {
+            *vf = FoundVf { mac: Mac::ZERO, place: Place::Pool };
+        }
+    }
+
+    /// Whoever looks has this fault from now on.
+    pub fn put_back(&self, fault: Fault) {
+        self.made().fault = Some(fault);
+    }
+
+    /// A guest releases the VF that it has, whether it is asked or not; its address stays on the VF.
+    pub fn releases(&self, name: &str) {
+        self.made().found.release(&GuestId::from(name));
     }
 
     /// A guest is destroyed, whatever it holds.
@@ -168,7 +254,7 @@ impl World {
         self.made().found.clone()
     }
 
-    fn perform(&self, step: &Step) -> std::result::Result<(), Failure> {
+    fn do_step(&self, step: &Step) -> std::result::Result<(), Failure> {
         let mut made = self.made();
         if let Step::AwaitPath { guest, vf } = step
             && made.refusing.contains(guest)
@@ -181,6 +267,29 @@ impl World {
     }
 }
 
+fn user_of(place: &Place, hidden: bool, fault: Option<Fault>) -> User {
+    match place {
+        Place::Unknown(_) if fault == Some(Fault::UnknownIsNobody) => User::Nobody,
+        _ if hidden => User::Unknown("it is nowhere to be seen".to_owned()),
+        Place::Pool => User::Nobody,
+        Place::Guest(guest) => User::Guest(format!("{guest} has it")),
+        Place::Lost => User::Guest("a namespace of nobody has it".to_owned()),
+        Place::Foreign(why) => User::Host(why.clone()),
+        Place::Unknown(why) => User::Unknown(why.clone()),
+    }
+}
+
+impl Hands for World {
+    fn perform(
+        &mut self,
+        step: &Step,
+        _pool: &PoolView,
+        _deadline: Instant,
+    ) -> std::result::Result<(), Failure> {
+        self.do_step(step)
+    }
+}
+
 /// The VFs of a made-up host.
 #[derive(Debug)]
 pub struct SimulatedPool(World);
@@ -190,6 +299,9 @@ impl Pool for SimulatedPool {
         let mut made = self.0.made();
         let hidden = made.unseen > 0;
         made.unseen = made.unseen.saturating_sub(1);
+        if made.pf_away {
+            return Ok(PoolView { missing: vec![PF.into()], ..PoolView::default() });
+        }
         let pf = PoolPf {
             index: 1,
             address: "ffff:00:00.0".parse()?,
@@ -197,13 +309,18 @@ impl Pool for SimulatedPool {
             link_up: !made.link_down,
             bridge: Some("simulated".into()),
         };
-        let mut view = PoolView { pfs: [(PfId::from(PF), pf)].into(), vfs: BTreeMap::new() };
+        let mut view = PoolView {
+            pfs: [(PfId::from(PF), pf)].into(),
+            vfs: BTreeMap::new(),
+            missing: Vec::new(),
+        };
         for (id, vf) in &made.found.vfs {
             let seen = PoolVf {
                 address: "ffff:00:00.0".parse()?,
                 mac: vf.mac,
                 driver: None,
-                at_home: vf.place == Place::Pool && !hidden,
+                user: user_of(&vf.place, hidden, made.fault),
+                strayed: hidden || matches!(vf.place, Place::Lost | Place::Guest(_)),
                 counters: Reading::Unsupported,
             };
             view.vfs.insert(id.clone(), seen);
@@ -212,18 +329,22 @@ impl Pool for SimulatedPool {
     }
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {
-        let link_up = !self.0.made().link_down;
-        view.pfs.values_mut().for_each(|pf| pf.link_up = link_up);
+        let made = self.0.made();
+        if made.pf_away {
+            return Err(Error::failed(format!("the PF {PF} has changed"), ""));
+        }
+        view.pfs.values_mut().for_each(|pf| pf.link_up = !made.link_down);
+        for (id, vf) in &made.found.vfs {
+            if let Some(seen) = view.vfs.get_mut(id) {
+                seen.user = user_of(&vf.place, made.unseen > 0, made.fault);
+                seen.mac = vf.mac;
+            }
+        }
         Ok(())
     }
 
-    fn perform(
-        &mut self,
-        step: &Step,
-        _view: &PoolView,
-        _deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
-        self.0.perform(step)
+    fn hands(&self) -> Box<dyn Hands> {
+        Box::new(self.0.clone())
     }
 }
 
@@ -242,7 +363,11 @@ impl Guests for SimulatedGuests {
 
     fn discover(&mut self, _pool: &PoolView) -> Result<Discovery> {
         let mut made = self.0.made();
-        if !std::mem::take(&mut made.changed) {
+        if made.silent.is_some() && made.fault == Some(Fault::SilentIsEmpty) {
+            made.changed = true;
+            return Ok(Discovery::Guests(Vec::new()));
+        }
+        if made.silent.is_some() || !std::mem::take(&mut made.changed) {
             return Ok(Discovery::Unchanged);
         }
         let managed = made.found.guests.iter().map(|(id, guest)| Managed {
@@ -252,6 +377,7 @@ impl Guests for SimulatedGuests {
             wish: Wish::default(),
             paravirtual_up: guest.paravirtual_up,
             leaving: false,
+            incarnation: made.incarnations.get(id).copied().unwrap_or_default().to_string(),
         });
         Ok(Discovery::Guests(managed.collect()))
     }
@@ -299,23 +425,47 @@ impl Guests for SimulatedGuests {
         }
     }
 
-    fn find(&mut self, _pool: &PoolView) -> Result<Found> {
-        let mut found = self.0.made().found.clone();
-        let guests = found.guests.clone();
-        found.vfs.retain(|_, vf| match &vf.place {
-            Place::Guest(guest) => guests.contains_key(guest),
-            _ => false,
-        });
-        Ok(found)
+    fn holdings(&mut self, _pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
+        let mut holdings: BTreeMap<GuestId, Option<BTreeSet<VfId>>> = BTreeMap::new();
+        let made = self.0.made();
+        for (id, vf) in &made.found.vfs {
+            if let Place::Guest(guest) = &vf.place {
+                let has = holdings.entry(guest.clone()).or_insert_with(|| Some(BTreeSet::new()));
+                has.get_or_insert_default().insert(id.clone());
+            }
+        }
+        holdings
     }
 
-    fn perform(
-        &mut self,
-        step: &Step,
-        _pool: &PoolView,
-        _deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
-        self.0.perform(step)
+    fn tell_again(&mut self) {
+        self.0.made().changed = true;
+    }
+
+    fn gap(&self) -> Option<String> {
+        let made = self.0.made();
+        made.silent.clone().filter(|_| made.fault != Some(Fault::SilentIsEmpty))
+    }
+
+    fn find(&mut self, _pool: &PoolView) -> Finding {
+        let world = self.0.clone();
+        Finding::Later(Box::new(move || {
+            let made = world.made();
+            if let Some(why) = &made.silent {
+                let gap = (made.fault != Some(Fault::SilentIsEmpty)).then(|| why.clone());
+                return Ok(Found { gaps: gap.into_iter().collect(), ..Found::default() });
+            }
+            let mut found = made.found.clone();
+            let guests = found.guests.clone();
+            found.vfs.retain(|_, vf| match &vf.place {
+                Place::Guest(guest) => guests.contains_key(guest),
+                _ => false,
+            });
+            Ok(found)
+        }))
+    }
+
+    fn hands(&mut self, _guest: &GuestId) -> std::result::Result<Box<dyn Hands>, Failure> {
+        Ok(Box::new(self.0.clone()))
     }
 
     fn release(&mut self, _guest: &GuestId) -> Result<()> {

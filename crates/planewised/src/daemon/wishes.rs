@@ -2,13 +2,14 @@
 //! restarts. Knows nothing of what comes of it.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use pw_alloc::model::{GuestId, Stance};
 use pw_alloc::settings::PolicyKind;
 use pw_linux::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+
+use super::disk::write_json;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -48,14 +49,7 @@ impl Wishes {
     }
 
     fn keep(&mut self, kept: Kept) -> Result<()> {
-        let next = self.path.with_extension("new");
-        let written = (|| {
-            let mut file = std::fs::File::create(&next)?;
-            file.write_all(&serde_json::to_vec(&kept).unwrap_or_default())?;
-            file.sync_all()?;
-            std::fs::rename(&next, &self.path)
-        })();
-        written.map_err(|error| {
+        write_json(&self.path, &kept).map_err(|error| {
             Error::failed(
                 format!("cannot write {}: {error}", self.path.display()),
                 "make space: a wish that would be forgotten is not granted",

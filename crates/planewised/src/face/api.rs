@@ -26,7 +26,7 @@ use utoipa::{Modify, OpenApi, ToSchema};
 
 use super::listen::Door;
 use super::problem::Problem;
-use super::token::Shown;
+use super::token::{Role, Shown};
 use super::{Shared, events, metrics, page};
 use crate::daemon::request::{Answer, Caller, Envelope, Event, Fault, Request};
 use crate::daemon::status::{Guest, Planned, Status};
@@ -162,7 +162,13 @@ async fn guard(
     let caller = match request.extensions().get::<Door>() {
         Some(Door::Socket(caller)) => caller.clone(),
         Some(Door::Tls(keys)) => match keys.tokens().owner(request.headers()) {
-            Some((name, shown)) if reads || shown == Shown::Bearer => Caller::Token(name),
+            Some((name, Shown::Bearer, Role::Order)) => Caller::Token(name),
+            Some((name, _, _)) if reads => Caller::Token(name),
+            Some((_, _, Role::Read)) => {
+                let what = "this token is good for reading only";
+                let remedy = "use one whose line in tcp.tokens has the role `order`";
+                return Problem::new(Fault::Forbidden, what, remedy).into_response();
+            }
             Some(_) => {
                 let what = "a browser's login is good for reading only";
                 let remedy = "send the token as `Authorization: Bearer TOKEN`";

@@ -1,7 +1,9 @@
 //! Sockets, connections and their limits. Knows who is at the other end, not what is asked.
 
+use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
@@ -22,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
@@ -39,6 +42,11 @@ const CONNECTIONS: usize = 64;
 const REFUSING: usize = 16;
 /// A request's head, and a pause between two requests, are at most so long.
 const HEAD: Duration = Duration::from_secs(10);
+/// Whoever takes nothing of an answer for so long is cut off. The kernel is told the same of data that
+/// is not acknowledged (TCP_USER_TIMEOUT, tcp(7)).
+const WRITE: Duration = Duration::from_secs(10);
+/// Connections by TCP from one address at once.
+const CONNECTIONS_EACH: usize = 16;
 /// A TLS handshake takes at most so long.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// A request's head is at most so large [bytes], with so many fields.
@@ -321,16 +329,18 @@ async fn serve_tls(shared: Arc<Shared>, tcp: Tcp, router: Router) {
         Err(error) => return tracing::error!(%error, "TCP cannot be served"),
     };
     let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let peers = Arc::new(Peers::default());
     loop {
         let accepted = tokio::select! {
             () = stopped(&shared) => return,
             accepted = listener.accept() => accepted,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, from)) = accepted else {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
         // A full house is not explained to strangers: that would cost what there is none of.
+        let Some(peer) = peers.enter(from.ip()) else { continue };
         let Ok(permit) = room.clone().try_acquire_owned() else { continue };
         let acceptor = TlsAcceptor::from(tcp.keys.server());
         let door = Door::Tls(tcp.keys.clone());
@@ -340,7 +350,7 @@ async fn serve_tls(shared: Arc<Shared>, tcp: Tcp, router: Router) {
             if let Ok(Ok(stream)) = timeout(HANDSHAKE, handshake).await {
                 converse(stream, door, router, shared).await;
             }
-            drop(permit);
+            drop((permit, peer));
         });
     }
 }
@@ -350,7 +360,61 @@ async fn accept_tls(
     stream: TcpStream,
 ) -> io::Result<tokio_rustls::server::TlsStream<TcpStream>> {
     stream.set_nodelay(true)?;
+    give_up_after(&stream, WRITE)?;
     acceptor.accept(stream).await
+}
+
+/// How many connections each address has open by TCP.
+#[derive(Debug, Default)]
+struct Peers(Mutex<HashMap<IpAddr, usize>>);
+
+/// One of them; it counts until it is dropped.
+#[derive(Debug)]
+struct Peer {
+    peers: Arc<Peers>,
+    address: IpAddr,
+}
+
+impl Peers {
+    /// One more connection from this address; none: it has enough.
+    fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Peer> {
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = open.entry(address).or_default();
+        if *count >= CONNECTIONS_EACH {
+            return None;
+        }
+        *count += 1;
+        Some(Peer { peers: self.clone(), address })
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let mut open = self.peers.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = open.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// The kernel ends the connection once data have not been acknowledged for so long.
+fn give_up_after(stream: &TcpStream, wait: Duration) -> io::Result<()> {
+    let wait_ms = libc::c_uint::try_from(wait.as_millis()).unwrap_or(libc::c_uint::MAX);
+    // SAFETY: the socket is open; the option's value is an unsigned int, which is read before the
+    // call returns, and its size is given.
+    let done = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_USER_TIMEOUT,
+            (&raw const wait_ms).cast(),
+            size_of::<libc::c_uint>() as libc::socklen_t,
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn full() -> Problem {
@@ -387,7 +451,9 @@ where
         .header_read_timeout(HEAD)
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEAD_FIELDS);
-    let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(WRITE));
+    let mut connection = pin!(http.serve_connection(TokioIo::new(Box::pin(stream)), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = stopped(&shared) => {
@@ -424,6 +490,31 @@ mod tests {
         second.remove();
         assert!(!path.exists());
         assert_eq!(std::fs::read_dir(directory.path().join("run")).expect("read").count(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_takes_nothing_of_an_answer_is_cut_off() {
+        // Nobody reads at the other end, and the pipe has room for a byte.
+        let (stream, _other) = tokio::io::duplex(1);
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(WRITE));
+        let mut stream = Box::pin(stream);
+        let begun = tokio::time::Instant::now();
+        let error = stream.write_all(b"an answer").await.expect_err("cut off");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() >= WRITE);
+    }
+
+    #[test]
+    fn one_address_cannot_take_all_connections() {
+        let peers = Arc::new(Peers::default());
+        let (one, other) = ([198, 18, 0, 1].into(), [198, 18, 0, 2].into());
+        let mut open: Vec<Option<Peer>> = (0..CONNECTIONS).map(|_| peers.enter(one)).collect();
+        assert_eq!(open.iter().flatten().count(), CONNECTIONS_EACH);
+        assert!(peers.enter(other).is_some());
+        open.clear();
+        assert!(peers.enter(one).is_some());
+        assert!(peers.0.lock().expect("no panic").is_empty());
     }
 
     #[test]

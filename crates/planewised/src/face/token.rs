@@ -24,18 +24,35 @@ pub enum Shown {
     Basic,
 }
 
+/// What a token is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Reading.
+    Read,
+    /// Reading, and ordering what the daemon does.
+    Order,
+}
+
+#[derive(Clone)]
+struct Token {
+    name: String,
+    secret: String,
+    role: Role,
+}
+
 /// The tokens that open the door, by name.
 #[derive(Clone)]
-pub struct Tokens(Vec<(String, String)>);
+pub struct Tokens(Vec<Token>);
 
 impl std::fmt::Debug for Tokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+        f.debug_list().entries(self.0.iter().map(|token| (&token.name, token.role))).finish()
     }
 }
 
 impl Tokens {
-    /// Reads a file of lines `NAME TOKEN`.
+    /// Reads a file of lines `NAME TOKEN [ROLE]`; the role is `read` or `order`, which it is when none
+    /// is written.
     ///
     /// # Errors
     /// It cannot be read, others than its owner and group can, or a line makes no sense.
@@ -46,10 +63,10 @@ impl Tokens {
 
     fn parse(text: &str, name: &str) -> Result<Self> {
         let remedy = format!(
-            "write lines of a name and a token of at least {SHORTEST} characters, as from \
-             `openssl rand -hex 24`"
+            "write lines of a name, a token of at least {SHORTEST} characters, as from \
+             `openssl rand -hex 24`, and, if it shall do no more, `read`"
         );
-        let mut tokens: Vec<(String, String)> = Vec::new();
+        let mut tokens: Vec<Token> = Vec::new();
         for (at, line) in text.lines().enumerate() {
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
@@ -60,9 +77,15 @@ impl Tokens {
                 Err(Error::bad_input(format!("{name}:{}: {what}", at + 1), remedy.clone()))
             };
             let mut words = line.split_whitespace();
-            let (Some(owner), Some(token), None) = (words.next(), words.next(), words.next())
+            let (Some(name), Some(token), role, None) =
+                (words.next(), words.next(), words.next(), words.next())
             else {
-                return wrong("this is not a name and a token");
+                return wrong("this is not a name, a token and a role");
+            };
+            let role = match role {
+                Some("read") => Role::Read,
+                Some("order") | None => Role::Order,
+                Some(_) => return wrong("the role is neither read nor order"),
             };
             if token.len() < SHORTEST {
                 return wrong("the token is too short");
@@ -70,10 +93,10 @@ impl Tokens {
             if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
                 return wrong("the token has characters that no header can carry");
             }
-            if tokens.iter().any(|(_, other)| other == token) {
+            if tokens.iter().any(|other| other.secret == token) {
                 return wrong("this token is there twice");
             }
-            tokens.push((owner.to_owned(), token.to_owned()));
+            tokens.push(Token { name: name.to_owned(), secret: token.to_owned(), role });
         }
         if tokens.is_empty() {
             return Err(Error::bad_input(format!("{name}: there is no token in it"), remedy));
@@ -81,8 +104,8 @@ impl Tokens {
         Ok(Self(tokens))
     }
 
-    /// Whose token these headers show, and how.
-    pub fn owner(&self, headers: &HeaderMap) -> Option<(String, Shown)> {
+    /// Whose token these headers show, how, and what it is good for.
+    pub fn owner(&self, headers: &HeaderMap) -> Option<(String, Shown, Role)> {
         let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
         let (scheme, rest) = value.split_once(' ')?;
         let (token, shown) = if scheme.eq_ignore_ascii_case("bearer") {
@@ -95,12 +118,12 @@ impl Tokens {
         };
         // All are compared, each in constant time: how long this takes tells nothing.
         let mut owner = None;
-        for (name, right) in &self.0 {
-            if bool::from(right.as_bytes().ct_eq(token.as_bytes())) {
-                owner = Some(name);
+        for right in &self.0 {
+            if bool::from(right.secret.as_bytes().ct_eq(token.as_bytes())) {
+                owner = Some(right);
             }
         }
-        owner.map(|name| (name.clone(), shown))
+        owner.map(|token| (token.name.clone(), shown, token.role))
     }
 }
 
@@ -150,10 +173,10 @@ mod tests {
         let of = |value: &str| tokens.owner(&headers(value));
         assert_eq!(
             of("Bearer 0123456789abcdef0123456789"),
-            Some(("prometheus".into(), Shown::Bearer))
+            Some(("prometheus".into(), Shown::Bearer, Role::Order))
         );
         let basic = format!("basic {}", STANDARD.encode("me:ABCDEFGHIJKLMNOPQRSTUVWX"));
-        assert_eq!(of(&basic), Some(("admin".into(), Shown::Basic)));
+        assert_eq!(of(&basic), Some(("admin".into(), Shown::Basic, Role::Order)));
         for wrong in
             ["Bearer ", "Bearer prometheus", "0123456789abcdef0123456789", "Basic !", "Digest x"]
         {
@@ -164,12 +187,24 @@ mod tests {
     }
 
     #[test]
+    fn a_token_for_reading_orders_nothing() {
+        let text = "scraper 0123456789abcdef0123456789 read\nadmin ABCDEFGHIJKLMNOPQRSTUVWX order";
+        let tokens = Tokens::parse(text, "tokens").expect("good");
+        let role = |token: &str| {
+            tokens.owner(&headers(&format!("Bearer {token}"))).map(|(_, _, role)| role)
+        };
+        assert_eq!(role("0123456789abcdef0123456789"), Some(Role::Read));
+        assert_eq!(role("ABCDEFGHIJKLMNOPQRSTUVWX"), Some(Role::Order));
+    }
+
+    #[test]
     fn a_bad_file_of_tokens_is_named_by_line_and_tells_no_token() {
         for (text, what) in [
             ("", "no token in it"),
-            ("\n0123456789abcdef0123456789", "t:2: this is not a name and a token"),
+            ("\n0123456789abcdef0123456789", "t:2: this is not a name, a token and a role"),
             ("a short", "t:1: the token is too short"),
-            ("a x x", "t:1: this is not"),
+            ("a x x x", "t:1: this is not"),
+            ("a 0123456789abcdef0123456789 write", "t:1: the role is neither"),
             ("a ÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄÄ", "no header can carry"),
             (
                 "a 0123456789abcdef0123456789\nb 0123456789abcdef0123456789",

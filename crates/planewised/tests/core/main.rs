@@ -3,6 +3,9 @@
 
 #![allow(clippy::expect_used, reason = "helpers of tests fail by panicking")]
 
+mod faults;
+mod hanging;
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -14,9 +17,10 @@ use planewised::daemon::request::{
 };
 use planewised::daemon::simulated::World;
 use planewised::daemon::status::{Place, Status};
-use pw_alloc::model::GuestId;
+use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::traffic::Traffic;
+use pw_alloc::world;
 use tokio::sync::oneshot;
 
 struct Daemon {
@@ -371,4 +375,113 @@ fn no_sequence_of_troubles_loses_a_vf_or_gives_one_twice() {
         assert!(faults.is_empty(), "{faults:?}");
         assert!(daemon.core.status().guests.iter().all(|guest| guest.marked.is_none()));
     });
+}
+
+fn vf(index: u16) -> VfId {
+    VfId::new(planewised::daemon::simulated::PF, index)
+}
+
+fn faults(daemon: &Daemon) -> Vec<String> {
+    daemon.world.found().faults()
+}
+
+#[test]
+fn a_guest_that_was_started_anew_between_two_looks_is_no_holder_any_more() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a"]);
+    daemon.world.restart("a");
+    daemon.pass(1);
+    // Its VF is as new, or it has it again.
+    assert!(faults(&daemon).is_empty(), "{:?}", faults(&daemon));
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a"]);
+    assert!(faults(&daemon).is_empty(), "{:?}", faults(&daemon));
+}
+
+#[test]
+fn a_vf_that_is_released_late_is_taken_back_with_its_address_within_a_sample() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+    daemon.pass(20);
+    daemon.world.answers("a", false);
+    daemon.world.send("b", Traffic::Constant(5000.0));
+    daemon.pass(30);
+    assert!(daemon.core.status().guests[0].marked.is_some());
+    // After the time-out the guest lets go after all.
+    daemon.world.answers("a", true);
+    daemon.world.releases("a");
+    daemon.pass(2);
+    assert!(faults(&daemon).is_empty(), "{:?}", faults(&daemon));
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["b"]);
+    assert!(daemon.core.status().guests[0].marked.is_none(), "it answered by letting go");
+}
+
+#[test]
+fn a_vf_that_the_host_uses_or_of_which_nothing_is_known_is_given_to_nobody() {
+    for place in [
+        world::Place::Foreign("its interface eth3 is a port of br0".into()),
+        world::Place::Unknown("process 7 cannot be read".into()),
+    ] {
+        let mut daemon = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 400.0)]);
+        daemon.world.place(&vf(0), place.clone());
+        daemon.pass(40);
+        assert_eq!(daemon.holders(), ["a"], "{place:?}");
+        assert_eq!(daemon.world.found().vfs[&vf(0)].place, place);
+        let told = daemon.core.status().vfs.iter().find(|seen| seen.id == vf(0)).cloned();
+        assert!(told.and_then(|seen| seen.why).is_some_and(|why| why.contains(": ")));
+        // Once it is free it is anybody's.
+        daemon.world.place(&vf(0), world::Place::Pool);
+        daemon.pass(20);
+        assert_eq!(daemon.holders(), ["a", "b"]);
+    }
+}
+
+#[test]
+fn guests_that_cannot_be_asked_about_keep_what_they_have_also_over_a_restart() {
+    let mut first = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 400.0)]);
+    first.pass(20);
+    assert_eq!(first.holders(), ["a", "b"]);
+    let Daemon { core, world, directory, .. } = first;
+    drop(core);
+    let before = world.found();
+    world.silence(Some("Docker does not answer"));
+    let mut second = start(SETTINGS, world, directory, 0);
+    second.pass(30);
+    assert_eq!(second.world.found(), before, "nothing was touched");
+    second.world.silence(None);
+    second.pass(30);
+    assert_eq!(second.holders(), ["a", "b"]);
+    assert_eq!(second.world.found(), before);
+    assert_eq!(second.moves(), 0);
+}
+
+#[test]
+fn a_mark_is_there_after_a_restart() {
+    let mut first = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+    first.pass(20);
+    first.world.answers("a", false);
+    first.world.send("b", Traffic::Constant(5000.0));
+    first.pass(30);
+    assert!(first.core.status().guests[0].marked.is_some());
+    let Daemon { core, world, directory, .. } = first;
+    drop(core);
+    world.answers("a", true);
+    let mut second = start(SETTINGS, world, directory, 0);
+    second.pass(30);
+    let a = &second.core.status().guests[0];
+    assert!(a.marked.is_some() && a.vf.is_some(), "until the operator says otherwise: {a:?}");
+}
+
+#[test]
+fn regret_is_kept_while_a_plan_does_not_come_off() {
+    // A waiter whose give is refused by the world has not had its turn.
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
+    daemon.world.place(&vf(0), world::Place::Foreign("a DPDK process holds it".into()));
+    daemon.pass(60);
+    assert_eq!(daemon.moves(), 0);
+    assert_eq!(daemon.core.status().counters.given.undone, 0, "nothing was even tried");
+    daemon.world.place(&vf(0), world::Place::Pool);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a"]);
 }

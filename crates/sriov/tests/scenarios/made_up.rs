@@ -10,7 +10,7 @@ use std::path::Path;
 use pw_linux::error::{Error, Result};
 use pw_linux::rtnetlink::Errno;
 use pw_sriov::address::PciAddress;
-use pw_sriov::kernel::Kernel;
+use pw_sriov::kernel::{Holder, Kernel};
 use pw_sriov::link::{Change, Seen, Setting};
 use pw_sriov::mac::Mac;
 use pw_sriov::model::{
@@ -33,7 +33,7 @@ pub struct MadeUp {
     namespaces: Vec<Namespace>,
     next_index: u32,
     pub vital: Vec<(String, String)>,
-    pub vfio_holder: Option<String>,
+    pub vfio_holder: Holder,
     pub counted: u64,
     /// What the kernel answers to a number of VFs.
     pub refuses_vfs: Option<i32>,
@@ -57,7 +57,7 @@ impl MadeUp {
             namespaces: Vec::new(),
             next_index: 1,
             vital: Vec::new(),
-            vfio_holder: None,
+            vfio_holder: Holder::Nobody,
             counted: 0,
             refuses_vfs: None,
             deaf: 0,
@@ -280,9 +280,11 @@ impl Kernel for MadeUp {
         Ok(Some(infos.map(|info| VfInfo { counters: Some(counters), ..info }).collect()))
     }
 
-    fn vfio_holder(&mut self, vf: PciAddress, _group: Option<u32>) -> Option<String> {
-        let driver = self.tree.link(vf, "driver");
-        self.vfio_holder.clone().filter(|_| driver.as_deref() == Some("vfio-pci"))
+    fn vfio_holder(&mut self, vf: PciAddress, _group: Option<u32>) -> Holder {
+        match self.tree.link(vf, "driver").as_deref() {
+            Some("vfio-pci") => self.vfio_holder.clone(),
+            _ => Holder::Nobody,
+        }
     }
 
     fn vital(&mut self) -> Result<Vec<(String, String)>> {

@@ -4,16 +4,17 @@
 pub mod containers;
 pub mod libvirt;
 
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{GuestId, Mac, VfId, Wish};
 use pw_alloc::signal::Sample;
-use pw_alloc::step::{Join, Step};
+use pw_alloc::step::Join;
 use pw_alloc::world::Found;
 use pw_linux::error::Result;
 
 use crate::daemon::config::Config;
+use crate::daemon::crew::{Hands, Search};
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
 
@@ -22,6 +23,9 @@ use crate::daemon::status::GuestKind;
 pub struct Managed {
     /// Its name, unique on the host.
     pub id: GuestId,
+    /// Tells this run of the guest from every other of its name: it changes when the guest is started
+    /// anew, and with nothing else.
+    pub incarnation: String,
     /// Its address on its paravirtual path.
     pub mac: Mac,
     /// What joins its paths.
@@ -45,8 +49,16 @@ pub enum Discovery {
     Guests(Vec<Managed>),
 }
 
+/// What [`Guests::find`] found.
+pub enum Finding {
+    /// This.
+    Found(Found),
+    /// It has to ask somebody who may take his time: a task is to do it.
+    Later(Search),
+}
+
 /// One kind of guests of a host. All calls come from one thread; none may wait longer than a few
-/// milliseconds, but for `find`, `perform` and `release`.
+/// milliseconds.
 pub trait Guests: Send {
     /// What the kind is called in sentences and in the status, as `containers`.
     fn name(&self) -> &'static str;
@@ -67,40 +79,35 @@ pub trait Guests: Send {
     /// out; one without counters is `Reading::Unsupported`.
     fn sample(&mut self, now_ms: u64, pool: &PoolView, into: &mut Vec<(GuestId, Sample)>);
 
-    /// Its part of the world, read afresh: all its guests, and those VFs that are in them
-    /// (`Place::Guest`). VFs that are in none of its guests are left out.
-    ///
-    /// # Errors
-    /// It cannot be told what is. Nothing is moved then.
-    fn find(&mut self, pool: &PoolView) -> Result<Found>;
+    /// The VFs that guests have, as this sample shows it; guests that are left out have none, and of
+    /// those with `None` it cannot be told. Costs no more than `sample`, and comes after it.
+    fn holdings(&mut self, pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>>;
 
-    /// Does one step about a guest of this kind: `Attach`, `AwaitPath`, `Prefer`, `Direct`, `Verify`
-    /// or `Detach`. (`Reserve` needs nothing; the pool does the others.) It may be done twice, and
-    /// after it was begun and interrupted at any point. Returns by the deadline.
-    ///
-    /// # Errors
-    /// Why it is not done; `guest_silent` when the guest did not answer in time, or refused.
-    fn perform(
-        &mut self,
-        step: &Step,
-        pool: &PoolView,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure>;
+    /// Why guests of this kind may be missing from what [`Guests::discover`] told: their source has
+    /// not answered yet, or does not any more. None: they are all there.
+    fn gap(&self) -> Option<String>;
 
-    /// Makes a VF of the pool ready for a guest, as far as that disturbs nobody: frames for the guest
-    /// are lost from the moment in which the VF gets its address, and what can be done before should
-    /// be. Part of `Step::Reserve`; `Step::Reset` undoes it.
-    ///
-    /// # Errors
-    /// Why it cannot be done.
-    fn prepare(
-        &mut self,
-        _vf: &VfId,
-        _pool: &PoolView,
-        _deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
-        Ok(())
+    /// Has [`Guests::discover`] tell all guests again.
+    fn tell_again(&mut self) {}
+
+    /// Has its source been asked for the first time and neither answered nor failed yet?
+    fn is_pending(&self) -> bool {
+        false
     }
+
+    /// Its part of the world, read afresh: all its guests, and those VFs that are in them
+    /// (`Place::Guest`), or in somebody of this kind who is not managed (`Place::Foreign`). VFs that
+    /// are in neither are left out. What cannot be asked is a gap ([`Found::gaps`]), not *nothing*.
+    fn find(&mut self, pool: &PoolView) -> Finding;
+
+    /// What performs a step about this guest: `Attach`, `AwaitPath`, `Prefer`, `Direct`, `Verify` or
+    /// `Detach`. `Reserve` makes the VF ready for the guest as far as that disturbs nobody (frames for
+    /// the guest are lost from the moment in which the VF gets its address) and waits for whatever must
+    /// be over before that guest is given a device; `Step::Reset` undoes it.
+    ///
+    /// # Errors
+    /// There is no such guest any more.
+    fn hands(&mut self, guest: &GuestId) -> std::result::Result<Box<dyn Hands>, Failure>;
 
     /// Gives back what a guest had before it was managed. It holds no VF any more.
     ///
@@ -123,8 +130,9 @@ pub trait Guests: Send {
 /// # Errors
 /// The kernel gives no socket.
 pub fn kinds(config: &Config, dry_run: bool) -> Result<Vec<Box<dyn Guests>>> {
+    let bypass = config.pool.bypass_filters;
     let containers =
-        containers::Containers::new(&config.containers, &config.state_directory, dry_run)?;
-    let machines = libvirt::Machines::new(config.machines.sockets.clone())?;
+        containers::Containers::new(&config.containers, &config.state_directory, dry_run, bypass)?;
+    let machines = libvirt::Machines::new(config.machines.sockets.clone(), bypass)?;
     Ok(vec![Box::new(containers), Box::new(machines)])
 }

@@ -1,26 +1,34 @@
 //! This machine's VFs as a pool. Knows nothing of guests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use pw_alloc::evidence::User;
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::{Counters, Reading};
 use pw_alloc::step::Step;
 use pw_linux::error::{Error, Result};
+use pw_sriov::address::PciAddress;
 use pw_sriov::apply::apply;
 use pw_sriov::discover;
 use pw_sriov::driver;
-use pw_sriov::kernel::{Kernel, Linux};
+use pw_sriov::kernel::{Kernel, Linux, vital_interfaces};
 use pw_sriov::link::{Links, Setting};
 use pw_sriov::model::{self, LinkState, Place, Vlan, VlanProtocol};
 use pw_sriov::plan::{self, Driver};
-use pw_sriov::state::State;
+use pw_sriov::state::{Before, Record, State};
 
-use crate::daemon::forwarding::Forwarding;
+use crate::daemon::crew::Hands;
+use crate::daemon::forwarding::{Budget, Forwarding};
+use crate::daemon::guests::containers::VF_NAME;
 use crate::daemon::net::Net;
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
+
+/// How long a process that has released a VF may take to close it.
+const CLOSING: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The VFs of these PFs.
 #[derive(Debug)]
@@ -34,32 +42,98 @@ pub struct Machine {
 
 impl Machine {
     /// The VFs of the PFs named, or of all that have VFs. What is told to PFs is kept in this directory.
-    pub fn new(pfs: Vec<PfId>, state_directory: &Path) -> Self {
+    pub fn new(pfs: Vec<PfId>, state_directory: &Path, budget: Budget) -> Self {
         let kernel = Linux::new(Path::new("/sys"));
         let state = State::new(State::usual_directory());
-        Self { pfs, kernel, state, forwarding: Forwarding::new(state_directory) }
+        Self { pfs, kernel, state, forwarding: Forwarding::new(state_directory, budget) }
     }
 
-    fn steps(&mut self, id: &VfId, step: &Step) -> Result<plan::Plan> {
-        let address = pw_sriov::lookup::pf(&mut self.kernel, id.pf.as_str())?;
-        let pf = discover::settled_pf(&mut self.kernel, address)?;
+    /// Who uses a VF, as far as a few files of sysfs tell: they show what is in this namespace, and
+    /// that vfio-pci has enabled the device for whoever opened it.
+    fn glance(&self, vf: PciAddress) -> User {
+        let tree = self.kernel.tree();
+        match tree.link(vf, "driver").as_deref() {
+            None => User::Nobody,
+            Some(driver::VFIO) => match tree.number(vf, "enable") {
+                Some(0) => User::Nobody,
+                Some(_) => User::Guest("a process has opened it".to_owned()),
+                None => User::Unknown("sysfs does not say whether it is enabled".to_owned()),
+            },
+            Some(_) if tree.interfaces(vf).is_empty() => {
+                User::Guest("its interface is not in this namespace".to_owned())
+            }
+            Some(_) => User::Nobody,
+        }
+    }
+}
+
+/// What performs steps about this machine's VFs.
+struct MachineHands {
+    kernel: Linux,
+    state: State,
+}
+
+impl MachineHands {
+    fn vf(&mut self, id: &VfId, pf: PciAddress) -> Result<(model::Pf, model::Vf)> {
+        let pf = discover::settled_pf(&mut self.kernel, pf)?;
         let index = u32::from(id.index);
-        let vf = pf.vfs.iter().find(|vf| vf.index == index).ok_or_else(|| {
+        let vf = pf.vfs.iter().find(|vf| vf.index == index).cloned().ok_or_else(|| {
             Error::failed(format!("the VF {id} is gone"), "`planewised vf list` shows what is")
         })?;
-        let tell = |setting| plan::Step::Set { pf: address, vf: index, setting };
+        Ok((pf, vf))
+    }
+
+    /// The VF, once nobody uses it: a process that has just released it may take a moment to close it.
+    fn unused_vf(
+        &mut self,
+        id: &VfId,
+        pf: PciAddress,
+        deadline: Instant,
+    ) -> Result<(model::Pf, model::Vf)> {
+        let deadline = deadline.min(Instant::now() + CLOSING);
+        loop {
+            let (pf, vf) = self.vf(id, pf)?;
+            let user = Evidence::of(&mut self.kernel, &self.state)?.user(&vf);
+            match user.unavailable_reason() {
+                None => return Ok((pf, vf)),
+                Some(why) if Instant::now() >= deadline => {
+                    return Err(Error::failed(
+                        format!("the VF {id} is left alone: {why}"),
+                        "end that use first: the kernel would wait for it without end",
+                    ));
+                }
+                Some(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    fn steps(
+        &mut self,
+        id: &VfId,
+        address: PciAddress,
+        step: &Step,
+        deadline: Instant,
+    ) -> Result<plan::Plan> {
+        let tell = |setting| plan::Step::Set { pf: address, vf: u32::from(id.index), setting };
         let mac = |mac: Mac| tell(Setting::Mac(pw_sriov::mac::Mac(mac.0)));
+        if let Step::Recall { .. } = step {
+            let (_, vf) = self.vf(id, address)?;
+            return Ok(match &vf.netdev {
+                Some(netdev) if !netdev.netns.is_home() => plan::bring_home(&vf, &self.names()?),
+                _ => Vec::new(),
+            });
+        }
+        let (pf, vf) = self.unused_vf(id, address, deadline)?;
         Ok(match step {
+            // A guest's VF sends by no address but its own, from its first frame on.
+            Step::Reserve { .. } => {
+                let unchecked =
+                    vf.config.as_ref().and_then(|config| config.spoof_check) == Some(false);
+                unchecked.then(|| tell(Setting::SpoofCheck(true))).into_iter().collect()
+            }
             Step::SetMac { mac: wanted, .. } => vec![mac(*wanted)],
             Step::ClearMac { .. } => vec![mac(Mac::ZERO)],
-            Step::Recall { .. } => match &vf.netdev {
-                Some(netdev) if !netdev.netns.is_home() => {
-                    let taken = self.names()?;
-                    plan::bring_home(vf, &taken)
-                }
-                _ => Vec::new(),
-            },
-            Step::Reset { .. } => Self::reset(&pf, vf, &tell)?,
+            Step::Reset { .. } => Self::reset(&pf, &vf, &tell)?,
             _ => Vec::new(),
         })
     }
@@ -74,14 +148,6 @@ impl Machine {
         vf: &model::Vf,
         tell: &dyn Fn(Setting) -> plan::Step,
     ) -> Result<plan::Plan> {
-        if vf.driver.as_deref() == Some(driver::VFIO)
-            && let Some(used) = &vf.used_by
-        {
-            return Err(Error::failed(
-                format!("the VF {} cannot be reset: {used}", vf.address),
-                "end it first: the kernel would wait for it without end",
-            ));
-        }
         let mut plan = plan::Plan::new();
         let file = |name: &str| format!("bus/pci/devices/{}/{name}", vf.address);
         let write = |file: String, value: String| plan::Step::Write { file, value };
@@ -119,6 +185,7 @@ impl Pool for Machine {
     fn read(&mut self) -> Result<PoolView> {
         let machine = discover::machine(&mut self.kernel)?;
         let links = Net::here()?.all()?;
+        let evidence = Evidence::of(&mut self.kernel, &self.state)?;
         let mut view = PoolView::default();
         for pf in machine.pfs {
             let Some(netdev) = &pf.netdev else { continue };
@@ -135,15 +202,12 @@ impl Pool for Machine {
                 .find(|link| Some(link.index) == master && link.kind.as_deref() == Some("bridge"));
             for vf in &pf.vfs {
                 let Ok(index) = u16::try_from(vf.index) else { continue };
-                let held = vf.driver.as_deref() == Some(driver::VFIO) && vf.used_by.is_some();
-                let away = vf.netdev.as_ref().is_some_and(|netdev| !netdev.netns.is_home());
-                let lost = vf.netdev.is_none()
-                    && vf.driver.as_deref().is_some_and(|driver| driver != driver::VFIO);
                 let seen = PoolVf {
                     address: vf.address,
                     mac: mac_of(vf),
                     driver: vf.driver.clone(),
-                    at_home: !held && !away && !lost,
+                    user: evidence.user(vf),
+                    strayed: strayed(vf),
                     counters: reading(&vf.counters),
                 };
                 view.vfs.insert(VfId::new(name.clone(), index), seen);
@@ -157,14 +221,7 @@ impl Pool for Machine {
             };
             view.pfs.insert(name, seen);
         }
-        for pf in &self.pfs {
-            if !view.pfs.contains_key(pf) {
-                return Err(Error::failed(
-                    format!("{pf} of the configuration's [pool] is no PF of this host"),
-                    "`planewised vf list` shows them",
-                ));
-            }
-        }
+        view.missing = self.pfs.iter().filter(|pf| !view.pfs.contains_key(*pf)).cloned().collect();
         Ok(view)
     }
 
@@ -172,7 +229,11 @@ impl Pool for Machine {
         let mut net = Net::here()?;
         let mut links = Links::open()?;
         for (name, pf) in &mut view.pfs {
-            let link = net.indexed(pf.index)?;
+            let link = net.indexed(pf.index)?.filter(|link| link.name == name.as_str());
+            if link.is_none() {
+                // Its driver was bound anew, or it was renamed: nothing of the view holds any more.
+                return Err(Error::failed(format!("the PF {name} has changed"), ""));
+            }
             pf.link_up = link.is_some_and(|link| link.up && link.carrier);
             let counts = |(id, vf): (&VfId, &PoolVf)| {
                 id.pf == *name && matches!(vf.counters, Reading::Counted(_))
@@ -189,6 +250,15 @@ impl Pool for Machine {
                 }
             }
         }
+        for (id, vf) in &mut view.vfs {
+            let seen = self.glance(vf.address);
+            // A glance tells of coming and going; who it is, and the host's own use, `read` tells.
+            let with_host = matches!(vf.user, User::Nobody | User::Host(_));
+            if seen.is_nobody() != with_host {
+                tracing::debug!("{id}: {seen:?} was {:?}", vf.user);
+                vf.user = seen;
+            }
+        }
         Ok(())
     }
 
@@ -196,34 +266,101 @@ impl Pool for Machine {
         self.forwarding.settle(view, managed)
     }
 
+    fn hands(&self) -> Box<dyn Hands> {
+        Box::new(MachineHands { kernel: Linux::new(Path::new("/sys")), state: self.state.clone() })
+    }
+}
+
+impl Hands for MachineHands {
     fn perform(
         &mut self,
         step: &Step,
         view: &PoolView,
         deadline: Instant,
     ) -> std::result::Result<(), Failure> {
-        let (Step::SetMac { vf, .. }
+        let (Step::Reserve { vf, .. }
+        | Step::SetMac { vf, .. }
         | Step::ClearMac { vf }
         | Step::Recall { vf }
-        | Step::Reset { vf }
-        | Step::Release { vf }) = step
+        | Step::Reset { vf }) = step
         else {
             return Ok(());
         };
         let failed = |error: Error| Failure { why: error.what, guest_silent: false };
-        if matches!(step, Step::Release { .. }) {
-            return Ok(());
-        }
-        let address = view.vfs.get(vf).map(|vf| vf.address).ok_or_else(|| Failure {
-            why: format!("the VF {vf} is not known"),
-            guest_silent: false,
-        })?;
-        // So that a `planewised vf` that works on this VF is not disturbed.
-        let wait = deadline.saturating_duration_since(Instant::now());
+        let unknown = || Failure { why: format!("the VF {vf} is not known"), guest_silent: false };
+        let address = view.vfs.get(vf).map(|vf| vf.address).ok_or_else(unknown)?;
+        let pf = view.pfs.get(&vf.pf).map(|pf| pf.address).ok_or_else(unknown)?;
+        // The locks of `planewised vf`: the PF is not set up anew meanwhile, nobody else is at the VF.
+        let wait = || deadline.saturating_duration_since(Instant::now());
         self.state.make().map_err(failed)?;
-        let _lock = self.state.lock(address, false, wait).map_err(failed)?;
-        let steps = self.steps(vf, step).map_err(failed)?;
+        let _pf_lock = self.state.lock(pf, true, wait()).map_err(failed)?;
+        let _lock = self.state.lock(address, false, wait()).map_err(failed)?;
+        let steps = self.steps(vf, pf, step, deadline).map_err(failed)?;
         apply(&mut self.kernel, &steps, &[]).map_err(failed)
+    }
+}
+
+/// What tells of the host's own use of VFs.
+struct Evidence {
+    /// Interfaces that carry the default route or an SSH session, with the reason.
+    vital: BTreeMap<String, String>,
+    /// What `planewised vf` keeps.
+    records: Vec<Record>,
+}
+
+impl Evidence {
+    /// At this moment.
+    fn of(kernel: &mut Linux, state: &State) -> Result<Self> {
+        Ok(Self { vital: vital_interfaces(kernel)?, records: state.all()? })
+    }
+
+    fn user(&self, vf: &model::Vf) -> User {
+        let used = || vf.used_by.clone().unwrap_or_default();
+        if vf.use_is_unknown {
+            return User::Unknown(used());
+        }
+        if vf.driver.as_deref() == Some(driver::VFIO) {
+            return match &vf.used_by {
+                Some(process) => User::Guest(process.clone()),
+                None => self.recorded(vf),
+            };
+        }
+        match &vf.netdev {
+            None if vf.driver.is_some() => {
+                User::Unknown("its interface is in no namespace that can be seen".to_owned())
+            }
+            Some(netdev) if !netdev.netns.is_home() => User::Guest(used()),
+            Some(netdev) => match self.vital.get(&netdev.name) {
+                Some(reason) => {
+                    User::Host(format!("its interface {} carries {reason}", netdev.name))
+                }
+                None if vf.used_by.is_some() => User::Host(used()),
+                None => self.recorded(vf),
+            },
+            None => self.recorded(vf),
+        }
+    }
+
+    /// A VF that `planewised vf` moved, or changed for an owner, is that owner's until it is restored.
+    fn recorded(&self, vf: &model::Vf) -> User {
+        let record = self.records.iter().find(|record| record.address() == vf.address);
+        match record {
+            Some(Record { owner, before: Before::Vf { before_move, .. }, .. })
+                if owner.is_some() || before_move.is_some() =>
+            {
+                let owner = owner.as_deref().unwrap_or("nobody by name");
+                User::Host(format!("`planewised vf` keeps it for {owner}"))
+            }
+            _ => User::Nobody,
+        }
+    }
+}
+
+/// Is a VF away as a guest of ours leaves it behind?
+fn strayed(vf: &model::Vf) -> bool {
+    match &vf.netdev {
+        Some(netdev) => !netdev.netns.is_home() && netdev.name == VF_NAME,
+        None => vf.driver.as_deref().is_some_and(|driver| driver != driver::VFIO),
     }
 }
 

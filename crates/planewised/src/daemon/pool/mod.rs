@@ -2,55 +2,16 @@
 //! of guests.
 
 pub mod machine;
+pub mod view;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::collections::BTreeSet;
 
-use pw_alloc::execute::Failure;
-use pw_alloc::model::{Mac, PfId, VfId};
-use pw_alloc::signal::Reading;
-use pw_alloc::step::Step;
+use pw_alloc::model::Mac;
 use pw_linux::error::Result;
-use pw_sriov::address::PciAddress;
 
-/// A PF whose VFs are in the pool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolPf {
-    /// Its interface's index in the host's namespace.
-    pub index: u32,
-    /// Its PCI address.
-    pub address: PciAddress,
-    /// Its NUMA node.
-    pub numa: Option<u16>,
-    /// Does it have a link?
-    pub link_up: bool,
-    /// The bridge that it is a port of.
-    pub bridge: Option<String>,
-}
+use crate::daemon::crew::Hands;
 
-/// A VF of the pool, as it is now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolVf {
-    /// Its PCI address.
-    pub address: PciAddress,
-    /// The address that the NIC delivers to it; zero: none.
-    pub mac: Mac,
-    /// Its driver.
-    pub driver: Option<String>,
-    /// Is it with the host: not in another namespace, not with a process through VFIO?
-    pub at_home: bool,
-    /// What the PF counts for it.
-    pub counters: Reading,
-}
-
-/// The pool as it was last read.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PoolView {
-    /// PFs by interface name.
-    pub pfs: BTreeMap<PfId, PoolPf>,
-    /// Their VFs.
-    pub vfs: BTreeMap<VfId, PoolVf>,
-}
+pub use self::view::{PoolPf, PoolVf, PoolView};
 
 /// The VFs of a host.
 pub trait Pool: Send {
@@ -60,7 +21,8 @@ pub trait Pool: Send {
     /// The kernel does not answer.
     fn read(&mut self) -> Result<PoolView>;
 
-    /// Reads only what changes all the time, into `view`: counters and links.
+    /// Reads only what changes all the time, into `view`: counters, links, and whether VFs are with
+    /// the host. What the host itself does with a VF, `read` tells.
     ///
     /// # Errors
     /// The kernel does not answer.
@@ -75,15 +37,8 @@ pub trait Pool: Send {
         Ok(())
     }
 
-    /// Does one step about a VF that is in no guest: `SetMac`, `ClearMac`, `Recall`, `Reset` or
-    /// `Release`. May be done twice.
-    ///
-    /// # Errors
-    /// Why it is not done.
-    fn perform(
-        &mut self,
-        step: &Step,
-        view: &PoolView,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure>;
+    /// What performs steps about VFs that are in no guest: `Reserve`, `SetMac`, `ClearMac`, `Recall`,
+    /// `Reset` and `Release`. All but `Recall` look first, and refuse a VF of which it is not certain
+    /// that nobody uses it.
+    fn hands(&self) -> Box<dyn Hands>;
 }

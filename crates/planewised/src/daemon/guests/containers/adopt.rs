@@ -1,7 +1,9 @@
 //! How a namespace becomes a guest, and stops being one: its veth is made a member of a bond that has
 //! its name, addresses and routes. May be interrupted anywhere and begun again.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pw_alloc::model::{GuestId, PfId, VfId};
 use pw_linux::error::{Error, Result};
@@ -40,8 +42,47 @@ pub struct Adopted {
     pub bridge: Option<String>,
     /// The PFs that are ports of the same bridge: only their VFs lead to the same network.
     pub pfs: Vec<PfId>,
+    /// Its VFs, shared with whoever moves them.
+    pub paths: Arc<Mutex<Paths>>,
+}
+
+/// The VFs of a guest, as last seen.
+#[derive(Debug, Default)]
+pub struct Paths {
     /// The VF that it sends by, and that one's index in the guest.
     pub on_vf: Option<(VfId, u32)>,
+    /// The VFs whose interfaces are in its namespace, by their indices.
+    pub has: BTreeMap<VfId, u32>,
+}
+
+impl Adopted {
+    /// The same for another thread, with a socket of its own.
+    pub fn another(&self) -> Result<Self> {
+        let net = Net::at(&self.netns)?;
+        if net.identity() != self.net.identity() {
+            return Err(Error::failed(
+                "the guest's namespace is gone: another one has its name".to_owned(),
+                "",
+            ));
+        }
+        Ok(Self {
+            netns: self.netns.clone(),
+            inode: self.inode,
+            net,
+            record: self.record.clone(),
+            bond: self.bond,
+            veth: self.veth,
+            port: self.port,
+            bridge: self.bridge.clone(),
+            pfs: self.pfs.clone(),
+            paths: Arc::clone(&self.paths),
+        })
+    }
+
+    /// Its VFs.
+    pub fn paths(&self) -> MutexGuard<'_, Paths> {
+        self.paths.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Makes a namespace a guest, or sees that it is one. `dry_run`: looks whether it could be one.
@@ -53,15 +94,17 @@ pub fn adopt(
     pool: &PoolView,
     dry_run: bool,
 ) -> Result<Adopted> {
-    let inode = inode(&spec.netns)
-        .ok_or_else(|| Error::failed(format!("there is no namespace {}", spec.netns), ""))?;
+    if inode(&spec.netns).is_none() {
+        return Err(Error::failed(format!("there is no namespace {}", spec.netns), ""));
+    }
     let mut net = Net::at(&spec.netns)?;
-    let known = record::read(records, id)?
-        .filter(|record| record.inode == inode && record.boot == record::boot());
-    let record = match known {
-        Some(record) => record,
-        None => before(id, spec, inode, &mut net)?,
+    let namespace = net.identity();
+    let known = record::read(records, id)?.filter(|record| record.is_of(namespace));
+    let mut record = match known {
+        Some(record) => Record { netns: spec.netns.to_string(), ..record },
+        None => before(id, spec, &mut net)?,
     };
+    record.container.clone_from(&spec.container);
     let port = home.indexed(record.port)?.ok_or_else(|| {
         Error::failed(
             "the other end of its veth is not in the host's namespace",
@@ -87,18 +130,24 @@ pub fn adopt(
         (bond, veth.index)
     } else {
         record::write(records, &record)?;
-        join(&mut net, &record)?
+        let joined = join(&mut net, &record)?;
+        if !record.taken_over {
+            failpoint::reached(|| "adopt/taken-over".to_owned());
+            record.taken_over = true;
+            record::write(records, &record)?;
+        }
+        joined
     };
     let adopted = Adopted {
         netns: spec.netns.clone(),
-        inode,
+        inode: namespace.inode,
         net,
         bond,
         veth,
         port: port.index,
         bridge,
         pfs,
-        on_vf: None,
+        paths: Arc::default(),
         record,
     };
     if !dry_run {
@@ -108,7 +157,8 @@ pub fn adopt(
 }
 
 /// What the guest is before it is managed.
-fn before(id: &GuestId, spec: &Spec, inode: u64, net: &mut Net) -> Result<Record> {
+fn before(id: &GuestId, spec: &Spec, net: &mut Net) -> Result<Record> {
+    let namespace = net.identity();
     let links = net.all()?;
     let veths = || links.iter().filter(|link| link.kind.as_deref() == Some("veth"));
     let link = match &spec.interface {
@@ -147,7 +197,10 @@ fn before(id: &GuestId, spec: &Spec, inode: u64, net: &mut Net) -> Result<Record
     Ok(Record {
         guest: id.clone(),
         netns: spec.netns.to_string(),
-        inode,
+        inode: namespace.inode,
+        cookie: namespace.cookie,
+        container: None,
+        taken_over: false,
         boot: record::boot(),
         interface: link.name.clone(),
         mac,
@@ -207,14 +260,17 @@ fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
     if record.up && !bond.up {
         net.change(&bond, &Change::Up(true))?;
     }
-    let has = net.addresses(&record.interface)?;
-    let fresh = has.is_empty();
-    for address in record.addresses.iter().filter(|address| fresh && !has.contains(address)) {
-        net.change(&bond, &Change::AddAddress(address.parse()?))?;
-    }
-    // What the guest has changed since is the guest's affair.
-    for route in record.routes.iter().filter(|_| fresh) {
-        net.add_route(bond.index, route)?;
+    // Once they are all there, what the guest changes is the guest's affair. Until then what a crash
+    // or a refusal left out is added: what is there already is no error.
+    if !record.taken_over {
+        for address in &record.addresses {
+            net.change(&bond, &Change::AddAddress(address.parse()?))?;
+            failpoint::reached(|| "adopt/address".to_owned());
+        }
+        for route in &record.routes {
+            net.add_route(bond.index, route)?;
+            failpoint::reached(|| "adopt/route".to_owned());
+        }
     }
     // Left on by a kill in the middle of a switch.
     net.hear_all(&bond, false)?;
@@ -235,7 +291,10 @@ fn settle(adopted: &Adopted, home: &mut Net, pool: &PoolView) -> Result<()> {
 }
 
 /// The guest gets back what it had before it was managed.
-pub fn give_back(adopted: &mut Adopted, home: &mut Net) -> Result<()> {
+pub fn give_back(adopted: &mut Adopted, home: &mut Net, records: &Path) -> Result<()> {
+    // Interrupted and taken in again, it is to get its addresses once more.
+    adopted.record.taken_over = false;
+    record::write(records, &adopted.record)?;
     let record = adopted.record.clone();
     let net = &mut adopted.net;
     let links = net.all()?;

@@ -1,20 +1,22 @@
-//! Docker's containers that are to be managed, by their labels. A thread of its own waits for
-//! Docker's events, so that a Docker that hangs holds nobody up. Starts and stops nothing.
+//! Docker's containers that are to be managed, by their labels. A thread of its own asks Docker and
+//! waits for its events, so that a Docker that hangs holds nobody up. Starts and stops nothing.
 
-use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::collections::HashMap;
+use std::future::Future;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use bollard::errors::Error;
+use bollard::models::{ContainerInspectResponse, ContainerSummary};
+use bollard::query_parameters::{EventsOptionsBuilder, ListContainersOptionsBuilder};
+use bollard::{API_DEFAULT_VERSION, Docker as Client};
+use futures_util::StreamExt;
 use pw_alloc::model::{GuestId, PfId, Stance, Wish};
-use serde::Deserialize;
 
 /// The label that makes a container a guest.
 const LABEL: &str = "planewise.managed=true";
-/// Answers that are longer are none [bytes].
-const LONGEST: u64 = 64 << 20;
+/// Docker has so long to answer one request.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two tries to reach Docker, and two looks without an event.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -24,6 +26,8 @@ const PAUSE: Duration = Duration::from_secs(5);
 pub struct Container {
     /// Its name.
     pub id: GuestId,
+    /// Docker's id with the moment at which it was started: another run is another guest.
+    pub run: String,
     /// Its first process.
     pub pid: u32,
     /// Its interface, if a label names it.
@@ -32,11 +36,20 @@ pub struct Container {
     pub wish: Wish,
 }
 
+/// Which containers are to be managed.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Containing {
+    /// These and no others.
+    All(Vec<Container>),
+    /// It cannot be told, and why not: Docker has not answered yet, or does not any more.
+    Unknown(String),
+}
+
 /// What was seen last.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Seen {
     /// The containers.
-    pub containers: Vec<Container>,
+    pub containers: Containing,
     /// What is amiss.
     pub trouble: Option<String>,
 }
@@ -45,6 +58,7 @@ pub struct Seen {
 #[derive(Debug)]
 pub struct Docker {
     seen: Arc<Mutex<Seen>>,
+    socket: PathBuf,
 }
 
 impl Docker {
@@ -53,137 +67,108 @@ impl Docker {
         if socket.as_os_str().is_empty() {
             return None;
         }
-        let seen = Arc::new(Mutex::new(Seen::default()));
-        let (weak, socket) = (Arc::downgrade(&seen), socket.to_path_buf());
-        std::thread::Builder::new()
-            .name("docker".into())
-            .spawn(move || watch(&weak, &socket))
-            .ok()?;
-        Some(Self { seen })
+        let unheard = Containing::Unknown("Docker has not answered yet".to_owned());
+        let seen = Arc::new(Mutex::new(Seen { containers: unheard, trouble: None }));
+        let (weak, path) = (Arc::downgrade(&seen), socket.to_path_buf());
+        let run = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime.block_on(watch(&weak, &path)),
+            Err(error) => tracing::error!("Docker is not watched: {error}"),
+        };
+        if let Err(error) = std::thread::Builder::new().name("docker".into()).spawn(run) {
+            tracing::error!("Docker is not watched: {error}");
+        }
+        Some(Self { seen, socket: socket.to_path_buf() })
     }
 
     /// What was seen last.
     pub fn seen(&self) -> Seen {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    /// Is there a Docker on this host, whether or not it answers?
+    pub fn is_there(&self) -> bool {
+        self.socket.exists()
+    }
 }
 
-/// Looks at every event, until nobody wants to know any more.
-fn watch(seen: &Weak<Mutex<Seen>>, socket: &Path) {
-    let mut events: Option<UnixStream> = None;
-    loop {
-        // No socket, no Docker: that is no trouble.
-        let now = if socket.exists() {
-            if events.is_none() {
-                events = subscribe(socket).ok();
-            }
-            list(socket)
-        } else {
-            events = None;
-            Ok(Vec::new())
-        };
-        {
+/// Lists at every event, until nobody wants to know any more.
+async fn watch(seen: &Weak<Mutex<Seen>>, socket: &Path) {
+    while seen.strong_count() > 0 {
+        if let Err(why) = follow(seen, socket).await {
             let Some(seen) = seen.upgrade() else { return };
             let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            match now {
-                Ok(containers) => *seen = Seen { containers, trouble: None },
-                // Those that are known stay: Docker restarting ends no container.
-                Err(why) => {
-                    seen.trouble =
-                        Some(format!("Docker does not answer at {}: {why}", socket.display()));
-                }
-            }
+            // Its containers may go on without it: what is known of them is not known any more.
+            let why = format!("Docker does not answer at {}: {why}", socket.display());
+            seen.trouble = socket.exists().then(|| why.clone());
+            seen.containers = Containing::Unknown(why);
         }
-        let wait = |stream: &mut UnixStream| -> bool {
-            let mut buffer = [0; 4096];
-            match stream.read(&mut buffer) {
-                Ok(0) => false,
-                Ok(_) => true,
-                Err(error) => matches!(
-                    error.kind(),
-                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
-                ),
-            }
-        };
-        match &mut events {
-            Some(stream) => {
-                if !wait(stream) {
-                    events = None;
-                    std::thread::sleep(Duration::from_millis(200));
-                }
-            }
-            None => std::thread::sleep(PAUSE),
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// One connection to Docker, until it breaks.
+async fn follow(seen: &Weak<Mutex<Seen>>, socket: &Path) -> Result<(), String> {
+    let path = socket.to_str().ok_or("its path is no text")?;
+    let client = Client::connect_with_unix(path, PATIENCE.as_secs(), API_DEFAULT_VERSION)
+        .map_err(|error| error.to_string())?;
+    let client = within(client.negotiate_version()).await?;
+    let filters = HashMap::from([
+        ("type", vec!["container"]),
+        ("event", vec!["start", "die", "rename", "pause", "unpause"]),
+    ]);
+    let options = EventsOptionsBuilder::default().filters(&filters).build();
+    let mut events = std::pin::pin!(client.events(Some(options)));
+    loop {
+        let containers = list(&client).await?;
+        {
+            let Some(seen) = seen.upgrade() else { return Ok(()) };
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            *seen = Seen { containers: Containing::All(containers), trouble: None };
+        }
+        match tokio::time::timeout(PAUSE, events.next()).await {
+            Ok(None) => return Err("its events end".to_owned()),
+            Ok(Some(Err(error))) => return Err(error.to_string()),
+            Ok(Some(Ok(_))) | Err(_) => {}
         }
     }
 }
 
-/// A stream that something comes by whenever a container starts, ends or is renamed.
-fn subscribe(socket: &Path) -> std::io::Result<UnixStream> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PAUSE))?;
-    let filters = escaped(r#"{"type":["container"],"event":["start","die","rename"]}"#);
-    let request = format!("GET /events?filters={filters} HTTP/1.1\r\nHost: docker\r\n\r\n");
-    stream.write_all(request.as_bytes())?;
-    Ok(stream)
+async fn within<T>(ask: impl Future<Output = Result<T, Error>>) -> Result<T, String> {
+    match tokio::time::timeout(PATIENCE, ask).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("nothing came within {} s", PATIENCE.as_secs())),
+    }
 }
 
-fn escaped(text: &str) -> String {
-    text.bytes()
-        .map(|byte| match byte {
-            b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'_' | b'.' => {
-                char::from(byte).to_string()
-            }
-            _ => format!("%{byte:02X}"),
-        })
-        .collect()
-}
-
-#[derive(Deserialize)]
-struct Listed {
-    #[serde(rename = "Id")]
-    id: String,
-    #[serde(rename = "Names", default)]
-    names: Vec<String>,
-    #[serde(rename = "Labels", default)]
-    labels: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Deserialize)]
-struct Inspected {
-    #[serde(rename = "State")]
-    state: InspectedState,
-}
-
-#[derive(Deserialize)]
-struct InspectedState {
-    #[serde(rename = "Pid", default)]
-    pid: u32,
-}
-
-fn list(socket: &Path) -> Result<Vec<Container>, String> {
-    let filters = escaped(&format!(r#"{{"label":["{LABEL}"]}}"#));
-    let answer = get(socket, &format!("/containers/json?filters={filters}"))?;
-    let listed: Vec<Listed> =
-        serde_json::from_slice(&answer).map_err(|error| format!("its list: {error}"))?;
+/// All containers that are to be managed and run; or why that cannot be told.
+async fn list(client: &Client) -> Result<Vec<Container>, String> {
+    let filters = HashMap::from([("label", vec![LABEL])]);
+    let options = ListContainersOptionsBuilder::default().filters(&filters).build();
     let mut found = Vec::new();
-    for one in listed {
-        if !one.id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-            continue;
-        }
-        // One that has ended since is not there any more.
-        let Ok(answer) = get(socket, &format!("/containers/{}/json", one.id)) else { continue };
-        let Ok(inspected) = serde_json::from_slice::<Inspected>(&answer) else { continue };
-        if inspected.state.pid > 0 {
-            found.push(container(&one, inspected.state.pid));
+    for listed in within(client.list_containers(Some(options))).await? {
+        let Some(id) = &listed.id else { return Err("it lists a container without id".into()) };
+        let asked = tokio::time::timeout(PATIENCE, client.inspect_container(id, None)).await;
+        match asked {
+            Ok(Ok(inspected)) => found.extend(container(&listed, &inspected)),
+            // It has ended since.
+            Ok(Err(Error::DockerResponseServerError { status_code: 404, .. })) => {}
+            Ok(Err(error)) => return Err(format!("{id}: {error}")),
+            Err(_) => return Err(format!("{id}: nothing came within {} s", PATIENCE.as_secs())),
         }
     }
     Ok(found)
 }
 
-fn container(listed: &Listed, pid: u32) -> Container {
-    let name = listed.names.first().map(|name| name.trim_start_matches('/'));
-    let labels = listed.labels.clone().unwrap_or_default();
-    let label = |name: &str| labels.get(&format!("planewise.{name}")).map(String::as_str);
+/// A container that runs; none: it does not.
+fn container(listed: &ContainerSummary, inspected: &ContainerInspectResponse) -> Option<Container> {
+    let state = inspected.state.as_ref()?;
+    let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0)?;
+    let id = listed.id.as_deref()?;
+    let name = listed.names.iter().flatten().next().map(|name| name.trim_start_matches('/'));
+    let label = |name: &str| {
+        let labels = listed.labels.as_ref()?;
+        labels.get(&format!("planewise.{name}")).map(String::as_str)
+    };
     let wish = Wish {
         stance: match label("stance") {
             Some("pinned") => Stance::Pinned,
@@ -200,75 +185,117 @@ fn container(listed: &Listed, pid: u32) -> Container {
             .unwrap_or_default(),
         numa: label("numa").and_then(|text| text.parse().ok()),
     };
-    Container {
-        id: GuestId::from(name.filter(|name| !name.is_empty()).unwrap_or(&listed.id)),
+    Some(Container {
+        id: GuestId::from(name.filter(|name| !name.is_empty()).unwrap_or(id)),
+        run: format!("{id} {}", state.started_at.as_deref().unwrap_or_default()),
         pid,
         interface: label("interface").map(str::to_owned),
         wish,
-    }
-}
-
-/// The body of an answer. HTTP/1.0: it ends with the connection and comes in one piece.
-fn get(socket: &Path, path: &str) -> Result<Vec<u8>, String> {
-    let said = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
-            format!("nothing came within {} s", PATIENCE.as_secs())
-        }
-        _ => error.to_string(),
-    };
-    let mut stream = UnixStream::connect(socket).map_err(said)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(said)?;
-    stream.set_write_timeout(Some(PATIENCE)).map_err(said)?;
-    let request = format!("GET {path} HTTP/1.0\r\nHost: docker\r\n\r\n");
-    stream.write_all(request.as_bytes()).map_err(said)?;
-    let mut answer = Vec::new();
-    stream.take(LONGEST).read_to_end(&mut answer).map_err(said)?;
-    body(&answer).map(<[u8]>::to_vec)
-}
-
-fn body(answer: &[u8]) -> Result<&[u8], String> {
-    let mut headers = [httparse::EMPTY_HEADER; 64];
-    let mut response = httparse::Response::new(&mut headers);
-    match response.parse(answer).map_err(|error| error.to_string())? {
-        httparse::Status::Complete(length) if response.code == Some(200) => Ok(&answer[length..]),
-        httparse::Status::Complete(_) => Err(format!("status {}", response.code.unwrap_or(0))),
-        httparse::Status::Partial => Err("its answer ends too early".to_owned()),
-    }
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    use std::time::Instant;
+
     use super::*;
+
+    const LISTED: &str = r#"{"Id":"0a1b","Names":["/web"],"Labels":{"planewise.managed":"true",
+        "planewise.stance":"pinned","planewise.class":"3","planewise.min-share":"7",
+        "planewise.pfs":"pf0,pf1","planewise.interface":"eth1","planewise.numa":"x"}}"#;
+    const INSPECTED: &str =
+        r#"{"Id":"0a1b","State":{"Pid":42,"StartedAt":"2026-01-01T00:00:00.5Z"}}"#;
 
     #[test]
     fn labels_say_what_is_wished_and_bad_ones_say_nothing() {
-        let text = r#"{"Id":"0a1b","Names":["/web"],"Labels":{"planewise.managed":"true",
-            "planewise.stance":"pinned","planewise.class":"3","planewise.min-share":"7",
-            "planewise.pfs":"pf0,pf1","planewise.interface":"eth1","planewise.numa":"x"}}"#;
-        let listed: Listed = serde_json::from_str(text).expect("Docker's form");
-        let read = container(&listed, 42);
+        let listed = serde_json::from_str(LISTED).expect("Docker's form");
+        let inspected = serde_json::from_str(INSPECTED).expect("Docker's form");
+        let read = container(&listed, &inspected).expect("it runs");
         assert_eq!((read.id.as_str(), read.pid), ("web", 42));
         assert_eq!(read.interface.as_deref(), Some("eth1"));
+        assert_eq!(read.run, "0a1b 2026-01-01T00:00:00.5Z");
         let wish = read.wish;
         assert_eq!((wish.stance, wish.class, wish.min_share), (Stance::Pinned, 3, 0.0));
         assert_eq!((wish.pfs.len(), wish.numa), (2, None));
+        let stopped = serde_json::from_str(r#"{"State":{"Pid":0}}"#).expect("Docker's form");
+        assert_eq!(container(&listed, &stopped), None);
     }
 
-    #[test]
-    fn no_answer_ends_in_a_panic() {
-        bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
-            let _ = body(bytes);
-            let _ = serde_json::from_slice::<Vec<Listed>>(bytes)
-                .map(|listed| listed.iter().map(|one| container(one, 1)).collect::<Vec<_>>());
+    /// A made-up Docker that answers each request by its path.
+    fn made_up(answer: impl Fn(&str) -> (u16, String) + Send + 'static) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(directory.path().join("sock")).expect("a socket");
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                let mut text = Vec::new();
+                let mut byte = [0];
+                while !text.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|n| n > 0) {
+                    text.push(byte[0]);
+                }
+                let text = String::from_utf8_lossy(&text).into_owned();
+                let path = text.split(' ').nth(1).unwrap_or_default();
+                if path.contains("/events") {
+                    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+                    let _ = stream.write_all(head.as_bytes());
+                    std::mem::forget(stream);
+                    continue;
+                }
+                let (status, body) = answer(path);
+                let head = format!(
+                    "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nConnection: close\r\n\
+                     Content-Length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                let _ = stream.write_all(head.as_bytes());
+            }
         });
-        assert_eq!(body(b"HTTP/1.0 200 OK\r\n\r\n[]"), Ok(b"[]".as_slice()));
-        assert_eq!(body(b"HTTP/1.0 500 No\r\n\r\n[]"), Err("status 500".to_owned()));
+        directory
+    }
+
+    fn answer(path: &str, inspect: (u16, &str)) -> (u16, String) {
+        if path.contains("/containers/json") {
+            (200, format!("[{LISTED}]"))
+        } else if path.contains("/containers/") {
+            (inspect.0, inspect.1.to_owned())
+        } else {
+            (200, r#"{"ApiVersion":"1.41"}"#.to_owned())
+        }
+    }
+
+    /// What is seen once it is no longer the first answer.
+    fn seen(directory: &tempfile::TempDir) -> Seen {
+        let docker = Docker::watch(&directory.path().join("sock")).expect("watched");
+        let first = docker.seen();
+        assert!(matches!(first.containers, Containing::Unknown(_)), "nothing is known at first");
+        let begun = Instant::now();
+        while docker.seen() == first && begun.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        docker.seen()
     }
 
     #[test]
-    fn a_host_without_docker_has_no_containers_and_no_trouble() {
+    fn a_container_is_gone_only_when_docker_says_404() {
+        let there = made_up(|path| answer(path, (200, INSPECTED)));
+        let Containing::All(all) = seen(&there).containers else { panic!("it answers") };
+        assert_eq!(all.len(), 1);
+        let gone = made_up(|path| answer(path, (404, r#"{"message":"no such container"}"#)));
+        assert_eq!(seen(&gone).containers, Containing::All(Vec::new()));
+        let broken = made_up(|path| answer(path, (500, r#"{"message":"out of memory"}"#)));
+        let seen = seen(&broken);
+        assert!(matches!(seen.containers, Containing::Unknown(_)), "{seen:?}");
+        assert!(seen.trouble.is_some());
+    }
+
+    #[test]
+    fn a_host_without_docker_has_no_trouble_and_nothing_is_known_of_its_containers() {
         assert!(Docker::watch(Path::new("")).is_none());
         let docker = Docker::watch(Path::new("/nonexistent/docker.sock")).expect("watched");
-        assert_eq!(docker.seen(), Seen::default());
+        let seen = docker.seen();
+        assert!(matches!(seen.containers, Containing::Unknown(_)) && seen.trouble.is_none());
+        assert!(!docker.is_there());
     }
 }

@@ -1,14 +1,14 @@
 //! What a guest was before it was managed, on the disk. Knows nothing of how it is given back.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use pw_alloc::model::{GuestId, Mac};
 use pw_linux::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::daemon::net::Route;
+use crate::daemon::disk::write_json;
+use crate::daemon::net::{Identity, Route};
 
 /// A guest before it was managed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,6 +19,16 @@ pub struct Record {
     pub netns: String,
     /// The namespace's inode: another one is another guest.
     pub inode: u64,
+    /// The namespace's cookie, which no other namespace of this boot has; none before Linux 5.14.
+    #[serde(default)]
+    pub cookie: Option<u64>,
+    /// The container that it is of, by Docker's id; none: a namespace of the configuration.
+    #[serde(default)]
+    pub container: Option<String>,
+    /// The bond has taken over addresses and routes: from here on they are the guest's affair. Records
+    /// of before this was kept are of guests whose bond had.
+    #[serde(default = "yes")]
+    pub taken_over: bool,
     /// The boot that it was in.
     pub boot: String,
     /// Its interface.
@@ -35,6 +45,21 @@ pub struct Record {
     pub routes: Vec<Route>,
     /// The PFs that were told its address, and the host's end of its veth.
     pub port: u32,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl Record {
+    /// Is it of this very namespace?
+    pub fn is_of(&self, namespace: Identity) -> bool {
+        let same = match (self.cookie, namespace.cookie) {
+            (Some(recorded), Some(cookie)) => recorded == cookie,
+            _ => true,
+        };
+        same && self.inode == namespace.inode && self.boot == boot()
+    }
 }
 
 /// This boot.
@@ -113,16 +138,9 @@ pub fn all(directory: &Path) -> Result<Vec<Record>> {
 /// It cannot be written.
 pub fn write(directory: &Path, record: &Record) -> Result<()> {
     let path = path(directory, &record.guest);
-    let next = path.with_extension("new");
-    let written = (|| {
-        fs::create_dir_all(directory)?;
-        let mut file = fs::File::create(&next)?;
-        file.write_all(&serde_json::to_vec(record).unwrap_or_default())?;
-        file.sync_all()?;
-        fs::rename(&next, &path)?;
-        fs::File::open(directory)?.sync_all()
-    })();
-    written.map_err(|error: std::io::Error| failed("write", &path, &error))
+    fs::create_dir_all(directory)
+        .and_then(|()| write_json(&path, record))
+        .map_err(|error| failed("write", &path, &error))
 }
 
 /// Removes a guest's record.
@@ -148,6 +166,9 @@ mod tests {
             guest: name.into(),
             netns: "web".into(),
             inode: 7,
+            cookie: Some(70),
+            container: None,
+            taken_over: true,
             boot: boot(),
             interface: "eth0".into(),
             mac: Mac([2, 0, 0, 0, 0, 1]),
@@ -172,6 +193,30 @@ mod tests {
         remove(directory.path(), &"web".into()).expect("removed");
         remove(directory.path(), &"web".into()).expect("again");
         assert_eq!(read(directory.path(), &"web".into()).expect("read"), None);
+    }
+
+    #[test]
+    fn a_namespace_that_got_the_inode_of_another_is_another() {
+        let record = record("web");
+        assert!(record.is_of(Identity { inode: 7, cookie: Some(70) }));
+        assert!(!record.is_of(Identity { inode: 7, cookie: Some(71) }));
+        assert!(!record.is_of(Identity { inode: 8, cookie: Some(70) }));
+        // Before Linux 5.14 the inode is all there is.
+        assert!(record.is_of(Identity { inode: 7, cookie: None }));
+        assert!(
+            !Record { boot: "another".into(), ..record }.is_of(Identity { inode: 7, cookie: None })
+        );
+    }
+
+    #[test]
+    fn a_record_of_before_cookies_is_read() {
+        let mut text = serde_json::to_value(record("web")).expect("JSON");
+        let fields = text.as_object_mut().expect("an object");
+        for field in ["cookie", "container", "taken_over"] {
+            assert!(fields.remove(field).is_some());
+        }
+        let read: Record = serde_json::from_value(text).expect("still a record");
+        assert!(read.taken_over && read.cookie.is_none());
     }
 
     #[test]

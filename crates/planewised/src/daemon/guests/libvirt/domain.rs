@@ -50,6 +50,8 @@ pub struct Nic {
     pub plugged: bool,
     /// The VLAN that its frames belong to.
     pub vlan: Option<u16>,
+    /// The nwfilter that its frames pass on the host.
+    pub filter: Option<String>,
 }
 
 /// A PCI function that is plugged into a domain.
@@ -214,7 +216,9 @@ fn find_nic(
         .and_then(|vlan| child(vlan, "tag"))
         .and_then(|tag| tag.attribute("id"))
         .and_then(|id| id.parse().ok());
-    Ok(Nic { mac, tap: tap.to_owned(), teams, plugged, vlan })
+    let filter = child(*nic, "filterref").and_then(|filter| filter.attribute("filter"));
+    let filter = filter.map(str::to_owned);
+    Ok(Nic { mac, tap: tap.to_owned(), teams, plugged, vlan, filter })
 }
 
 fn read_function(device: Node<'_, '_>) -> Option<Function> {
@@ -316,6 +320,13 @@ mod tests {
         assert_eq!(nic.mac.to_string(), "52:54:00:00:00:01");
         assert_eq!((nic.tap.as_str(), nic.teams.as_deref()), ("vnet0", Some("ua-net0")));
         assert_eq!((nic.vlan, nic.plugged), (Some(42), true));
+        assert_eq!(nic.filter, None);
+        let filtered = DOMAIN.replace(
+            "<alias name='ua-net0'/>",
+            "<alias name='ua-net0'/><filterref filter='clean-traffic'/>",
+        );
+        let filtered = super::read(&filtered).expect("a domain").nic.expect("a NIC");
+        assert_eq!(filtered.filter.as_deref(), Some("clean-traffic"));
         assert!(read.agent);
         let functions: Vec<String> =
             read.functions.iter().map(|one| one.address.to_string()).collect();

@@ -33,6 +33,12 @@ pub struct Tap {
 
 /// The host's side.
 pub trait Host: Send {
+    /// The same for another thread.
+    ///
+    /// # Errors
+    /// The kernel gives no socket.
+    fn another(&self) -> Result<Box<dyn Host>>;
+
     /// All interfaces that may be taps, by name.
     ///
     /// # Errors
@@ -98,6 +104,10 @@ impl Linux {
 }
 
 impl Host for Linux {
+    fn another(&self) -> Result<Box<dyn Host>> {
+        Ok(Box::new(Self::here()?))
+    }
+
     fn taps(&mut self) -> Result<BTreeMap<String, Tap>> {
         let links = self.net.all()?;
         let bridges: BTreeMap<u32, String> = links

@@ -5,6 +5,8 @@
 pub mod agent;
 pub mod api;
 pub mod domain;
+mod find;
+mod hands;
 pub mod host;
 pub mod packet;
 #[cfg(test)]
@@ -18,39 +20,32 @@ pub mod xdr;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{GuestId, Origin, PfId, Stance, VfId};
 use pw_alloc::signal::{Reading, Sample};
-use pw_alloc::step::{Join, Path, Step};
-use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
+use pw_alloc::step::Join;
+use pw_alloc::world::Found;
 use pw_linux::error::{Error, Result};
 use pw_sriov::address::PciAddress;
 
 use self::agent::Agents;
-use self::api::{Domain, Libvirt, Refusal, Uuid, Why};
-use self::domain::{Described, Function, Nic};
+use self::api::{Domain, Libvirt, Refusal, Uuid};
+use self::domain::{Function, Nic};
+use self::find::Finder;
+use self::hands::{MachineHands, NoMachine, SETTLES, Settling, failure};
 use self::host::{Host, Linux, Tap};
 use self::socket::Socket;
 use self::watch::{Known, Watch};
-use crate::daemon::guests::{Discovery, Guests, Managed};
+use crate::daemon::crew::Hands;
+use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
+use crate::daemon::net::filters_vlans;
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
 
-/// Between two looks at what is waited for.
-const LOOK: Duration = Duration::from_millis(20);
-/// Between two attempts to reach a libvirt that is being restarted.
-const RETRY: Duration = Duration::from_millis(200);
-/// A guest that has not released a device is asked again after this. Native PCIe hotplug takes a
-/// second request within five seconds for a withdrawal of the first.
-const ASK_AGAIN: Duration = Duration::from_secs(7);
-/// The first look at all machines may take so long.
-const FIRST_LOOK: Duration = Duration::from_secs(30);
-/// Libvirt has so long for a look after the deadline.
-const LAST_LOOK: Duration = Duration::from_secs(1);
 /// Libvirt has so long to tell what is.
-const FIND: Duration = Duration::from_secs(60);
+const FIND: Duration = Duration::from_secs(20);
 
 /// What was last known of a guest.
 #[derive(Debug, Clone)]
@@ -80,6 +75,11 @@ pub struct Machines {
     troubles: Vec<String>,
     /// Guests that were managed once and may still hold a VF.
     leaving: BTreeSet<Uuid>,
+    /// Guests get VFs although the host filters their frames.
+    bypass_filters: bool,
+    settling: Settling,
+    /// How long a machine is given no device, for each request to release one.
+    settles: Duration,
 }
 
 impl std::fmt::Debug for Machines {
@@ -94,7 +94,7 @@ impl Machines {
     ///
     /// # Errors
     /// The kernel gives no socket for netlink.
-    pub fn new(sockets: Vec<PathBuf>) -> Result<Self> {
+    pub fn new(sockets: Vec<PathBuf>, bypass_filters: bool) -> Result<Self> {
         let paths = if sockets.is_empty() {
             socket::SOCKETS.iter().map(PathBuf::from).collect()
         } else {
@@ -104,7 +104,8 @@ impl Machines {
         // Agents have a connection of their own: those that do not answer would fill the other's.
         let agents = Agents::start(Arc::new(Socket::new(paths, false)));
         let watch = Watch::start(Arc::clone(&libvirt));
-        Ok(Self::with(libvirt, watch, agents, Box::new(Linux::here()?)))
+        let machines = Self::with(libvirt, watch, agents, Box::new(Linux::here()?));
+        Ok(Self { bypass_filters, settles: SETTLES, ..machines })
     }
 
     fn with(
@@ -125,219 +126,9 @@ impl Machines {
             untold: true,
             troubles: Vec::new(),
             leaving: BTreeSet::new(),
-        }
-    }
-
-    /// A guest of that name; none when it does not run or is not managed.
-    fn guest(&self, id: &GuestId) -> std::result::Result<&Guest, Failure> {
-        self.guests.get(id).ok_or_else(|| failure(format!("there is no machine {id} that runs")))
-    }
-
-    /// Its live XML, now. Waits for a libvirt that is being restarted. None: it does not run any more.
-    fn now(
-        &self,
-        domain: &Domain,
-        deadline: Instant,
-    ) -> std::result::Result<Option<Described>, Failure> {
-        let texts = self
-            .patiently(deadline, |libvirt| libvirt.xml(std::slice::from_ref(domain), deadline))
-            .map_err(|refusal| failure(refusal.words))?;
-        match texts.into_iter().next() {
-            Some(Ok(text)) => domain::read(&text).map(Some).map_err(failure),
-            None | Some(Err(Refusal { why: Why::NoDomain, .. })) => Ok(None),
-            Some(Err(refusal)) => Err(failure(refusal.words)),
-        }
-    }
-
-    /// Asks until there is a libvirt that answers.
-    fn patiently<T>(
-        &self,
-        deadline: Instant,
-        ask: impl Fn(&dyn Libvirt) -> api::Answer<T>,
-    ) -> api::Answer<T> {
-        loop {
-            match ask(&*self.libvirt) {
-                Err(Refusal { why: Why::Gone, .. }) if Instant::now() + RETRY < deadline => {
-                    std::thread::sleep(RETRY);
-                }
-                answer => return answer,
-            }
-        }
-    }
-
-    fn attach(
-        &mut self,
-        id: &GuestId,
-        vf_id: &VfId,
-        pool: &PoolView,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
-        let vf = address_of(pool, vf_id)?;
-        let (domain, nic) = {
-            let guest = self.guest(id)?;
-            (guest.domain.clone(), guest.nic.clone())
-        };
-        let gone = || failure(format!("{id} does not run any more"));
-        // Its frames are the VF's from now on, those from the host's bridge not before it is up.
-        self.host.yield_address(nic.mac, vf_id, pool).map_err(|error| failure(error.what))?;
-        if let Some(vlan) = nic.vlan {
-            self.host.tag(vf_id, vlan, pool).map_err(|error| failure(error.what))?;
-        }
-        let device = domain::hostdev(vf, nic.teams.as_deref());
-        loop {
-            let described = self.now(&domain, deadline)?.ok_or_else(gone)?;
-            if described.functions.iter().any(|one| one.address == vf) {
-                return Ok(());
-            }
-            match self.libvirt.attach(&domain, &device, deadline) {
-                Ok(()) => return Ok(()),
-                // It may have been done all the same: the live XML tells.
-                Err(Refusal { why: Why::Gone, .. }) if Instant::now() + RETRY < deadline => {
-                    std::thread::sleep(RETRY);
-                }
-                Err(Refusal { why: Why::NoDomain, .. }) => return Err(gone()),
-                Err(refusal) => return Err(failure(refusal.words)),
-            }
-        }
-    }
-
-    fn detach(
-        &mut self,
-        id: &GuestId,
-        vf_id: &VfId,
-        pool: &PoolView,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
-        let vf = address_of(pool, vf_id)?;
-        // A machine that is gone has left everything behind.
-        let Some(guest) = self.guests.get(id) else { return Ok(()) };
-        let (domain, nic) = (guest.domain.clone(), guest.nic.clone());
-        let mut asked: Option<Instant> = None;
-        let mut silenced = self.host.in_use(vf) != Some(true);
-        let mut why = String::new();
-        loop {
-            // What was asked for at the last moment is looked for once more.
-            let last = asked.is_some() && Instant::now() >= deadline;
-            let look_by = deadline.max(Instant::now() + LAST_LOOK);
-            let Some(described) = self.now(&domain, look_by)? else { return Ok(()) };
-            let Some(function) = described.functions.into_iter().find(|one| one.address == vf)
-            else {
-                return Ok(());
-            };
-            let Some(alias) = function.alias else {
-                return Err(failure("libvirt gives the device no alias".into()));
-            };
-            if last {
-                let why = format!("{id} has not released it in time{why}");
-                return Err(Failure { why, guest_silent: true });
-            }
-            if asked.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN) {
-                match self.libvirt.detach(&domain, &alias, deadline) {
-                    Ok(()) => asked = Some(Instant::now()),
-                    // The next look tells.
-                    Err(Refusal { why: Why::NoDevice | Why::NoDomain, .. }) => {
-                        asked = Some(Instant::now());
-                    }
-                    Err(Refusal { why: Why::Gone, .. }) => std::thread::sleep(RETRY),
-                    Err(refusal) if matches!(refusal.why, Why::Unplugging | Why::Late) => {
-                        asked = Some(Instant::now());
-                        why = format!(" ({refusal})");
-                    }
-                    Err(refusal) => return Err(failure(refusal.words)),
-                }
-            } else {
-                self.watch.pause(LOOK);
-            }
-            if !silenced && self.host.in_use(vf) == Some(false) {
-                // Its driver has let go, its device is still there. Until address and forwarding
-                // follow, which are the next steps, whatever is sent to it is lost.
-                silenced = true;
-                let _ = self.host.silence(vf_id, pool);
-                if let Some(tap) = self.taps.get(&nic.tap) {
-                    let _ = self.host.direct(nic.mac, tap, &Path::Paravirtual, pool);
-                }
-            }
-        }
-    }
-
-    /// Does the guest drive the VF, as far as can be seen?
-    fn drives(&self, guest: &Guest, vf: PciAddress) -> bool {
-        self.host.in_use(vf) == Some(true)
-            || (guest.agent && self.agents.drives(&guest.domain, guest.nic.mac))
-    }
-
-    fn await_path(
-        &self,
-        id: &GuestId,
-        vf: PciAddress,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
-        let guest = self.guest(id)?;
-        loop {
-            if self.drives(guest, vf) {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                let why = format!(
-                    "{id} has not brought it up in time: its kernel may lack the VF's driver"
-                );
-                return Err(failure(why));
-            }
-            if self.now(&guest.domain, deadline)?.is_none() {
-                return Err(failure(format!("{id} does not run any more")));
-            }
-            self.watch.pause(LOOK);
-        }
-    }
-
-    fn verify(
-        &mut self,
-        id: &GuestId,
-        path: &Path,
-        pool: &PoolView,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
-        match path {
-            Path::Vf(vf) => {
-                let address = address_of(pool, vf)?;
-                let guest = self.guest(id)?;
-                if self.drives(guest, address) {
-                    return Ok(());
-                }
-                Err(failure(format!("{id} does not drive {vf}")))
-            }
-            Path::Paravirtual => {
-                let guest = self.guest(id)?.clone();
-                let described = self
-                    .now(&guest.domain, deadline)?
-                    .ok_or_else(|| failure(format!("{id} does not run any more")))?;
-                let nic = described.nic.map_err(failure)?;
-                self.taps = self.host.taps().map_err(|error| failure(error.what))?;
-                match self.taps.get(&nic.tap) {
-                    Some(tap) if tap.works && nic.plugged => Ok(()),
-                    _ => Err(failure(format!("its tap {} has no link", nic.tap))),
-                }
-            }
-        }
-    }
-
-    fn direct(
-        &mut self,
-        id: &GuestId,
-        path: &Path,
-        pool: &PoolView,
-    ) -> std::result::Result<(), Failure> {
-        let nic = match self.guests.get(id) {
-            Some(guest) => guest.nic.clone(),
-            // Nobody is left to send anything to.
-            None => return Ok(()),
-        };
-        self.taps = self.host.taps().map_err(|error| failure(error.what))?;
-        match self.taps.get(&nic.tap) {
-            Some(tap) => {
-                self.host.direct(nic.mac, tap, path, pool).map_err(|error| failure(error.what))
-            }
-            None => Err(failure(format!("its tap {} is gone", nic.tap))),
+            bypass_filters: false,
+            settling: Settling::default(),
+            settles: Duration::ZERO,
         }
     }
 
@@ -394,7 +185,8 @@ impl Machines {
         let wrong = described.mark.as_ref().and_then(|mark| mark.wrong.clone());
         let held = holds(&described.functions, pool);
         let was = before.get(&id).is_some_and(|one| one.domain.uuid == known.domain.uuid)
-            || self.leaving.contains(&known.domain.uuid);
+            || self.leaving.contains(&known.domain.uuid)
+            || has_ours(&described.functions, pool);
         let managed = described.mark.is_some() && wrong.is_none();
         // What it got from us is taken before it is let go.
         let leaving = !managed && !held.is_empty() && was;
@@ -431,8 +223,22 @@ impl Machines {
                 ));
             }
         }
+        let bridge = tap.and_then(|tap| tap.bridge.as_deref());
+        let filters =
+            nic.filter.as_ref().map(|filter| format!("the nwfilter {filter}")).or_else(|| {
+                // With a VLAN of its own the VF is put into it by the PF.
+                let bridge = bridge.filter(|bridge| nic.vlan.is_none() && filters_vlans(bridge))?;
+                Some(format!("the VLAN filtering of {bridge}"))
+            });
+        if let Some(filter) = filters.filter(|_| !self.bypass_filters) {
+            wish.stance = Stance::Excluded;
+            self.troubles.push(format!(
+                "{name} gets no VF, which would bypass {filter} ([pool] bypass_filters)"
+            ));
+        }
         let managed = Managed {
             id,
+            incarnation: incarnation(&known.domain),
             mac: nic.mac,
             join: Join::Failover,
             wish,
@@ -456,14 +262,19 @@ fn holds(functions: &[Function], pool: &PoolView) -> Vec<VfId> {
     found
 }
 
-fn address_of(pool: &PoolView, vf: &VfId) -> std::result::Result<PciAddress, Failure> {
-    let found = pool.vfs.get(vf).map(|vf| vf.address);
-    found.ok_or_else(|| failure(format!("there is no VF {vf}")))
+/// Is one of these functions a VF of the pool that this daemon plugged in?
+fn has_ours(functions: &[Function], pool: &PoolView) -> bool {
+    let ours = |function: &Function| {
+        function.alias.as_deref() == Some(domain::ALIAS)
+            && pool.vfs.values().any(|vf| vf.address == function.address)
+    };
+    functions.iter().any(ours)
 }
 
-/// The guest is not to blame.
-const fn failure(why: String) -> Failure {
-    Failure { why, guest_silent: false }
+/// One run of a domain: libvirt numbers them anew at every start.
+fn incarnation(domain: &Domain) -> String {
+    let uuid: String = domain.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{uuid}/{}", domain.id)
 }
 
 fn away(refusal: &Refusal) -> Error {
@@ -482,20 +293,7 @@ impl Guests for Machines {
         GuestKind::Vm
     }
 
-    fn prepare(
-        &mut self,
-        vf: &VfId,
-        pool: &PoolView,
-        _: Instant,
-    ) -> std::result::Result<(), Failure> {
-        self.host.prepare(address_of(pool, vf)?).map_err(|error| failure(error.what))
-    }
-
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
-        if self.version.is_none() {
-            // What is recovered at the start is about machines that have to be known.
-            self.watch.await_first(FIRST_LOOK);
-        }
         {
             let board = self.watch.board();
             // A host without libvirt has no machines, which is no error.
@@ -556,112 +354,67 @@ impl Guests for Machines {
         }
     }
 
-    fn find(&mut self, pool: &PoolView) -> Result<Found> {
-        let deadline = Instant::now() + FIND;
-        let mut found = Found::default();
-        let asked = self
-            .libvirt
-            .domains(deadline)
-            .and_then(|domains| watch::describe(&*self.libvirt, domains, deadline));
-        let known = match asked {
-            Ok(known) => known,
-            // A host that never had a libvirt has no machines. One whose libvirt is being restarted
-            // may have some, and a VF in other hands may be in theirs.
-            Err(Refusal { why: Why::Gone, .. })
-                if self.watch.board().empty
-                    && !(self.libvirt.installed() && pool.vfs.values().any(|vf| !vf.at_home)) =>
-            {
-                return Ok(found);
-            }
-            Err(refusal) => return Err(away(&refusal)),
-        };
-        self.taps = self.host.taps()?;
-        let directed = self.host.directed(pool)?;
-        for known in known {
-            let id = GuestId::from(known.domain.name.as_str());
-            let described = known.described.map_err(|why| {
-                Error::failed(
-                    format!("the XML of {id} cannot be read: {why}"),
-                    "what it holds cannot be told without",
-                )
-            })?;
-            let held = holds(&described.functions, pool);
-            let managed = described.mark.as_ref().is_some_and(|mark| mark.wrong.is_none());
-            if !managed && held.is_empty() {
-                continue;
-            }
-            for vf in &held {
-                let mac = pool.vfs.get(vf).map_or(pw_alloc::model::Mac::ZERO, |vf| vf.mac);
-                found.vfs.insert(vf.clone(), FoundVf { mac, place: Place::Guest(id.clone()) });
-            }
-            let guest = match described.nic {
-                Ok(nic) => {
-                    let tap = self.taps.get(&nic.tap);
-                    let agent = described.agent;
-                    let up = held.iter().find(|vf| {
-                        let address = pool.vfs.get(*vf).map(|vf| vf.address);
-                        address.is_some_and(|address| {
-                            self.host.in_use(address) == Some(true)
-                                || agent && self.agents.drives(&known.domain, nic.mac)
-                        })
-                    });
-                    let by_pf = directed.get(&nic.mac);
-                    FoundGuest {
-                        mac: nic.mac,
-                        join: Join::Failover,
-                        // What somebody else plugged in is not ours to take.
-                        answers: managed || self.leaving.contains(&known.domain.uuid),
-                        paravirtual_up: nic.plugged && tap.is_some_and(|tap| tap.works),
-                        vf_up: up.is_some(),
-                        active: up.map_or(Path::Paravirtual, |vf| Path::Vf((*vf).clone())),
-                        directed: held
-                            .iter()
-                            .find(|vf| by_pf == Some(&vf.pf))
-                            .map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone())),
-                    }
-                }
-                Err(_) => FoundGuest {
-                    mac: pw_alloc::model::Mac::ZERO,
-                    join: Join::Failover,
-                    answers: false,
-                    paravirtual_up: false,
-                    vf_up: false,
-                    active: Path::Paravirtual,
-                    directed: Path::Paravirtual,
-                },
-            };
-            found.guests.insert(id, guest);
-        }
-        Ok(found)
+    fn holdings(&mut self, pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
+        let unheard = self.gap().is_some();
+        self.guests
+            .iter()
+            .filter(|(_, guest)| !guest.functions.is_empty())
+            .map(|(id, guest)| {
+                let has = (!unheard).then(|| holds(&guest.functions, pool).into_iter().collect());
+                (id.clone(), has)
+            })
+            .collect()
     }
 
-    fn perform(
-        &mut self,
-        step: &Step,
-        pool: &PoolView,
-        deadline: Instant,
-    ) -> std::result::Result<(), Failure> {
-        self.refresh(pool);
-        match step {
-            Step::Attach { guest, vf } => self.attach(guest, vf, pool, deadline),
-            Step::AwaitPath { guest, vf } => {
-                self.await_path(guest, address_of(pool, vf)?, deadline)
-            }
-            // The guest sends by the VF while it has it and drives it: that is the guest's kernel.
-            Step::Prefer { guest, path: path @ Path::Vf(_) } => {
-                self.verify(guest, path, pool, deadline)
-            }
-            Step::Prefer { .. } => Ok(()),
-            Step::Direct { guest, path } => self.direct(guest, path, pool),
-            Step::Verify { guest, path } => self.verify(guest, path, pool, deadline),
-            Step::Detach { guest, vf } => self.detach(guest, vf, pool, deadline),
-            Step::Reserve { .. }
-            | Step::SetMac { .. }
-            | Step::Recall { .. }
-            | Step::ClearMac { .. }
-            | Step::Reset { .. }
-            | Step::Release { .. } => Ok(()),
+    fn gap(&self) -> Option<String> {
+        let board = self.watch.board();
+        match &board.trouble {
+            // A host that never had a libvirt has no machines.
+            Some(_) if board.empty && !self.libvirt.installed() => None,
+            Some(trouble) => Some(away(trouble).what),
+            None => board.empty.then(|| "libvirt has not answered yet".to_owned()),
         }
+    }
+
+    fn is_pending(&self) -> bool {
+        let board = self.watch.board();
+        board.empty && board.trouble.is_none()
+    }
+
+    fn hands(&mut self, id: &GuestId) -> std::result::Result<Box<dyn Hands>, Failure> {
+        let Some(guest) = self.guests.get(id).cloned() else { return Ok(Box::new(NoMachine)) };
+        Ok(Box::new(MachineHands {
+            libvirt: Arc::clone(&self.libvirt),
+            watch: Arc::clone(&self.watch),
+            agents: Arc::clone(&self.agents),
+            host: self.host.another().map_err(|error| failure(error.what))?,
+            guest,
+            settling: Arc::clone(&self.settling),
+            settles: self.settles,
+        }))
+    }
+
+    fn tell_again(&mut self) {
+        self.untold = true;
+    }
+
+    fn find(&mut self, pool: &PoolView) -> Finding {
+        let host = match self.host.another() {
+            Ok(host) => host,
+            Err(error) => {
+                return Finding::Found(Found { gaps: vec![error.what], ..Found::default() });
+            }
+        };
+        let mut finder = Finder {
+            libvirt: Arc::clone(&self.libvirt),
+            agents: Arc::clone(&self.agents),
+            host,
+            leaving: self.leaving.clone(),
+            // A host that never had a libvirt has no machines. One whose libvirt is away may have some.
+            may_be_missing: self.watch.board().empty && !self.libvirt.installed(),
+        };
+        let pool = pool.clone();
+        Finding::Later(Box::new(move || finder.find(&pool)))
     }
 
     fn release(&mut self, _: &GuestId) -> Result<()> {

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use pw_alloc::evidence::User;
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::{Counters, Reading};
@@ -16,6 +17,7 @@ use pw_sriov::address::PciAddress;
 use super::api::{Answer, Domain, Event, Libvirt, Refusal, Uuid, Why};
 use super::domain::NAMESPACE;
 use super::host::{Host, Tap};
+use crate::daemon::crew::Hands;
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
 
 /// What a guest does when it is asked to release a device.
@@ -38,10 +40,14 @@ pub struct Machine {
     /// Its guest makes a bond itself: the NIC is no half of a pair.
     pub joins_itself: bool,
     pub runs: bool,
+    /// How often it was started.
+    pub starts: i32,
     pub tap_works: bool,
     pub manner: Manner,
     /// It brings a VF up after so many looks; none: never.
     pub drives_after: Option<u32>,
+    /// It lets a VF go after so many looks though nobody asked; none: never.
+    pub ejects_after: Option<u32>,
     pub vfs: Vec<Attached>,
     /// What its agent says that it counts; none: there is no agent.
     pub word: Option<u64>,
@@ -52,7 +58,7 @@ pub struct Machine {
 #[derive(Debug, Clone)]
 pub struct Attached {
     pub address: PciAddress,
-    alias: String,
+    pub alias: String,
     looks: u32,
     /// Asked to release it, and looked at so often since.
     asked: Option<u32>,
@@ -124,7 +130,8 @@ impl Simulated {
                 address: address(index),
                 mac: Mac::ZERO,
                 driver: Some("igbvf".into()),
-                at_home: true,
+                user: User::Nobody,
+                strayed: false,
                 counters: Reading::Unsupported,
             };
             world.vfs.insert(vf(index), pooled);
@@ -199,9 +206,11 @@ pub fn machine(n: u16) -> Machine {
         marked: true,
         joins_itself: false,
         runs: true,
+        starts: 1,
         tap_works: true,
         manner: Manner::Releases(0),
         drives_after: Some(1),
+        ejects_after: None,
         vfs: Vec::new(),
         word: None,
         tap_packets: 0,
@@ -248,10 +257,15 @@ impl Machine {
                 *looks += 1;
             }
         }
-        let Manner::Releases(after) = manner else { return Vec::new() };
-        let (left, stay) = std::mem::take(&mut self.vfs)
-            .into_iter()
-            .partition::<Vec<_>, _>(|vf| vf.asked.is_some_and(|looks| looks > after));
+        let ejects_after = self.ejects_after;
+        let leaves = |vf: &Attached| {
+            let releases = match manner {
+                Manner::Releases(after) => vf.asked.is_some_and(|looks| looks > after),
+                Manner::Silent | Manner::Refuses => false,
+            };
+            releases || ejects_after.is_some_and(|after| vf.looks > after)
+        };
+        let (left, stay) = std::mem::take(&mut self.vfs).into_iter().partition::<Vec<_>, _>(leaves);
         self.vfs = stay;
         left.into_iter().map(|vf| vf.alias).collect()
     }
@@ -268,7 +282,11 @@ impl Libvirt for Simulated {
         let world = self.call()?;
         let running = world.machines.iter().filter(|(_, machine)| machine.runs);
         Ok(running
-            .map(|(uuid, machine)| Domain { uuid: *uuid, name: machine.name.clone(), id: 1 })
+            .map(|(uuid, machine)| Domain {
+                uuid: *uuid,
+                name: machine.name.clone(),
+                id: machine.starts,
+            })
             .collect())
     }
 
@@ -370,6 +388,10 @@ impl Libvirt for Simulated {
 }
 
 impl Host for Simulated {
+    fn another(&self) -> Result<Box<dyn Host>> {
+        Ok(Box::new(self.clone()))
+    }
+
     fn taps(&mut self) -> Result<BTreeMap<String, Tap>> {
         let world = self.world();
         let machines = world.machines.values().filter(|machine| machine.runs);
@@ -438,7 +460,9 @@ impl Pool for Simulated {
         let mut vfs = world.vfs.clone();
         for vf in vfs.values_mut() {
             let held = |machine: &Machine| machine.vfs.iter().any(|one| one.address == vf.address);
-            vf.at_home = !world.machines.values().any(held);
+            if let Some(machine) = world.machines.values().find(|machine| held(machine)) {
+                vf.user = User::Guest(format!("the process of {} holds it", machine.name));
+            }
         }
         let pf = PoolPf {
             index: 3,
@@ -447,7 +471,7 @@ impl Pool for Simulated {
             link_up: true,
             bridge: Some("br0".into()),
         };
-        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs })
+        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs, missing: Vec::new() })
     }
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {
@@ -455,6 +479,12 @@ impl Pool for Simulated {
         Ok(())
     }
 
+    fn hands(&self) -> Box<dyn Hands> {
+        Box::new(self.clone())
+    }
+}
+
+impl Hands for Simulated {
     fn perform(
         &mut self,
         step: &Step,

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pw_alloc::evidence::User;
 use pw_alloc::execute::{Action, Execution, Failure};
 use pw_alloc::journal::{Ending, Entry, Ledger};
 use pw_alloc::model::{GuestId, Mac, Origin};
@@ -19,7 +20,8 @@ use super::api::Libvirt;
 use super::simulated::{Manner, Simulated, mac, machine, uuid, vf};
 use super::watch::Watch;
 use super::{Guests, Machines};
-use crate::daemon::guests::{Discovery, Managed};
+use crate::daemon::crew::Hands;
+use crate::daemon::guests::{Discovery, Finding, Managed};
 use crate::daemon::pool::{Pool, PoolView};
 
 /// A step has so long here; a guest that behaves needs none of it.
@@ -73,15 +75,20 @@ impl Daemon {
     fn perform(&mut self, step: &Step) -> Result<(), Failure> {
         let pool = self.pool();
         let deadline = Instant::now() + self.patience;
-        match step {
-            Step::Reserve { vf, .. } => self.machines.prepare(vf, &pool, deadline),
-            Step::SetMac { .. }
-            | Step::ClearMac { .. }
-            | Step::Recall { .. }
-            | Step::Reset { .. }
-            | Step::Release { .. } => self.simulated.perform(step, &pool, deadline),
-            _ => Guests::perform(&mut self.machines, step, &pool, deadline),
+        match step.guest() {
+            None => self.simulated.perform(step, &pool, deadline),
+            Some(guest) => self.hands(guest)?.perform(step, &pool, deadline),
         }
+    }
+
+    /// What moves a machine's VF, by what is known now.
+    fn hands(&mut self, guest: &GuestId) -> Result<Box<dyn Hands>, Failure> {
+        // A daemon looks before each sample; a libvirt that is away leaves what was known.
+        let pool = self.pool();
+        if let Ok(Discovery::Guests(guests)) = self.machines.discover(&pool) {
+            self.managed = guests;
+        }
+        self.machines.hands(guest)
     }
 
     /// One move; the journal's lines.
@@ -117,11 +124,18 @@ impl Daemon {
     /// The whole world as a start of the daemon finds it.
     fn find(&mut self) -> Found {
         let pool = self.pool();
-        let mut found = self.machines.find(&pool).expect("libvirt is there");
+        let mut found = found(&mut self.machines, &pool);
+        assert_eq!(found.gaps, Vec::<String>::new(), "libvirt is there");
+        // As the core does: whoever released a VF meanwhile does not have it any more.
+        let pool = self.pool();
         for (id, vf) in &pool.vfs {
             found.vfs.entry(id.clone()).or_insert(pw_alloc::world::FoundVf {
                 mac: vf.mac,
-                place: if vf.at_home { Place::Pool } else { Place::Lost },
+                place: match &vf.user {
+                    User::Nobody => Place::Pool,
+                    User::Host(why) | User::Guest(why) => Place::Foreign(why.clone()),
+                    User::Unknown(why) => Place::Unknown(why.clone()),
+                },
             });
         }
         found
@@ -136,6 +150,14 @@ impl Daemon {
             self.perform(step).expect("what recovery does can be done");
         }
         recovery
+    }
+}
+
+/// What of the world is the machines'.
+fn found(machines: &mut Machines, pool: &PoolView) -> Found {
+    match machines.find(pool) {
+        Finding::Found(found) => found,
+        Finding::Later(search) => search().expect("a gap, if anything"),
     }
 }
 
@@ -382,11 +404,67 @@ fn a_guest_without_a_driver_for_the_vf_gives_it_back() {
 }
 
 #[test]
+fn a_device_that_leaves_the_guest_again_is_not_waited_for() {
+    // A guest that works off a request to release what was in that slot before.
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    simulated.change(0, |machine| {
+        (machine.drives_after, machine.ejects_after) = (None, Some(2));
+    });
+    let begun = Instant::now();
+    let ending = daemon.give(0, 0);
+    let Ending::Undone { why } = ending else { panic!("{ending:?}") };
+    assert!(why.contains("m0 let it go before it had brought it up"), "{why}");
+    assert!(begun.elapsed() < PATIENCE / 10);
+    assert_eq!(simulated.world().vfs[&vf(0)].mac, Mac::ZERO);
+    assert!(daemon.find().faults().is_empty());
+    simulated.change(0, |machine| {
+        (machine.drives_after, machine.ejects_after) = (Some(1), None);
+    });
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+}
+
+#[test]
+fn a_guest_that_has_just_released_a_device_is_given_the_next_one_later() {
+    let simulated = Simulated::with(2, 2);
+    let mut daemon = Daemon::on(&simulated);
+    daemon.machines.settles = Duration::from_millis(300);
+    drop(daemon.managed());
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    assert_eq!(daemon.take(0, 0), Ending::Completed);
+    let released = Instant::now();
+    // Only the machine that released one waits.
+    assert_eq!(daemon.give(1, 1), Ending::Completed);
+    daemon.patience = Duration::from_millis(50);
+    let ending = daemon.give(0, 0);
+    let Ending::Undone { why } = ending else { panic!("{ending:?}") };
+    assert!(why.contains("m0 has just released a device"), "{why}");
+    daemon.patience = PATIENCE;
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    assert!(released.elapsed() >= Duration::from_millis(250));
+}
+
+#[test]
+fn a_guest_that_says_nothing_is_not_asked_again_soon() {
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    simulated.change(0, |machine| machine.manner = Manner::Silent);
+    // Longer than it is waited for after a refusal.
+    daemon.patience = super::hands::ASK_AGAIN + Duration::from_secs(1);
+    assert!(matches!(daemon.take(0, 0), Ending::Stuck { .. }));
+    assert_eq!(simulated.world().asked_again, 0);
+}
+
+#[test]
 fn a_machine_that_ends_with_a_vf_gives_it_back() {
     let simulated = Simulated::with(2, 1);
     let mut daemon = Daemon::on(&simulated);
     drop(daemon.managed());
     assert_eq!(daemon.give(0, 0), Ending::Completed);
+    let mut hands = daemon.hands(&"m0".into()).expect("it runs");
     simulated.destroy(0);
     let names: Vec<String> = daemon.managed().iter().map(|one| one.id.to_string()).collect();
     assert_eq!(names, ["m1"]);
@@ -394,8 +472,8 @@ fn a_machine_that_ends_with_a_vf_gives_it_back() {
     let pool = daemon.pool();
     let step = Step::Detach { guest: "m0".into(), vf: vf(0) };
     let deadline = Instant::now() + PATIENCE;
-    assert_eq!(Guests::perform(&mut daemon.machines, &step, &pool, deadline), Ok(()));
-    assert!(pool.vfs[&vf(0)].at_home);
+    assert_eq!(hands.perform(&step, &pool, deadline), Ok(()));
+    assert_eq!(pool.vfs[&vf(0)].user, User::Nobody);
 }
 
 #[test]
@@ -404,11 +482,12 @@ fn a_libvirtd_that_is_restarted_in_a_move_does_not_end_it() {
         let simulated = Simulated::with(1, 1);
         let mut daemon = Daemon::on(&simulated);
         drop(daemon.managed());
+        let mut hands = daemon.hands(&"m0".into()).expect("it runs");
         simulated.restart_libvirtd(Some(calls));
         let step = Step::Attach { guest: "m0".into(), vf: vf(0) };
         let pool = daemon.pool();
         let deadline = Instant::now() + Duration::from_secs(60);
-        let done = Guests::perform(&mut daemon.machines, &step, &pool, deadline);
+        let done = hands.perform(&step, &pool, deadline);
         assert_eq!(done, Ok(()), "{calls}");
         assert_eq!(holder(&simulated, 0).as_deref(), Some("m0"));
     }
@@ -423,7 +502,8 @@ fn while_libvirt_is_away_the_guests_stay_and_afterwards_all_is_read_anew() {
     let pool = daemon.pool();
     let error = daemon.machines.discover(&pool).expect_err("it is away");
     assert!(error.what.contains("libvirt cannot be asked") && !error.remedy.is_empty());
-    assert!(daemon.machines.find(&pool).is_err());
+    assert_eq!(found(&mut daemon.machines, &pool).gaps.len(), 1);
+    assert!(daemon.machines.gap().is_some());
     assert_eq!(daemon.samples().len(), 2);
     // A machine ended meanwhile, and nobody told.
     simulated.world().machines.remove(&uuid(0));
@@ -440,7 +520,8 @@ fn a_daemon_that_starts_while_libvirt_is_away_touches_no_vf_in_a_machines_hands(
     simulated.restart_libvirtd(None);
     let mut daemon = Daemon::on(&simulated);
     let pool = daemon.pool();
-    assert!(daemon.machines.find(&pool).is_err());
+    let found = found(&mut daemon.machines, &pool);
+    assert!(found.guests.is_empty() && found.gaps.len() == 1, "{found:?}");
     simulated.world().there = true;
     assert_eq!(daemon.recover(&[]).holders.len(), 1);
 }
@@ -457,9 +538,13 @@ fn the_first_look_knows_all_machines_and_later_ones_are_told_by_the_watcher() {
         Discovery::Guests(guests) => Some(guests.len()),
         Discovery::Unchanged => None,
     };
+    let deadline = Instant::now() + PATIENCE;
+    while machines.is_pending() {
+        assert!(Instant::now() < deadline && machines.gap().is_some());
+        std::thread::sleep(Duration::from_millis(5));
+    }
     assert_eq!(count(machines.discover(&pool).expect("it is there")), Some(3));
     simulated.destroy(1);
-    let deadline = Instant::now() + PATIENCE;
     while count(machines.discover(&pool).expect("it is there")) != Some(2) {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(5));
@@ -475,7 +560,7 @@ fn a_host_without_libvirt_has_no_machines_and_no_errors() {
     assert!(daemon.managed().is_empty());
     let pool = daemon.pool();
     assert_eq!(daemon.machines.discover(&pool).ok(), Some(Discovery::Unchanged));
-    assert!(daemon.machines.find(&pool).expect("nothing").guests.is_empty());
+    assert!(found(&mut daemon.machines, &pool).guests.is_empty());
     assert!(daemon.samples().is_empty());
 }
 
@@ -547,13 +632,27 @@ fn a_vf_that_somebody_else_plugged_in_is_left_alone() {
     drop(daemon.managed());
     assert_eq!(daemon.give(0, 0), Ending::Completed);
     simulated.change(0, |machine| machine.marked = false);
-    // Another daemon, which has never seen it.
+    // Another daemon, which has never seen it, knows its own device by its alias, and takes it back.
+    let mut other = Daemon::on(&simulated);
+    assert!(other.managed().iter().all(|one| one.leaving || one.id.as_str() == "m1"));
+    // What somebody else plugged in is in other hands, whatever the journal says.
+    simulated.change(0, |machine| machine.vfs[0].alias = "hostdev0".into());
     let mut daemon = Daemon::on(&simulated);
     let recovery = daemon.recover(&[]);
     assert!(recovery.steps.is_empty(), "{:?}", recovery.steps);
-    assert!(recovery.marked.contains_key(&"m0".into()));
-    assert_eq!(recovery.holders.get(&vf(0)), Some(&GuestId::from("m0")));
+    assert!(recovery.marked.is_empty() && recovery.holders.is_empty(), "{recovery:?}");
     assert_eq!(daemon.managed().len(), 1);
+}
+
+#[test]
+fn a_machine_that_is_started_anew_is_another_run_of_the_same_guest() {
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    let first = daemon.managed()[0].clone();
+    simulated.change(0, |machine| machine.starts += 1);
+    let second = daemon.managed()[0].clone();
+    assert_eq!((&first.id, first.mac), (&second.id, second.mac));
+    assert_ne!(first.incarnation, second.incarnation);
 }
 
 #[test]

@@ -53,7 +53,8 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// The content, also after a panic of whoever had it.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -100,22 +101,6 @@ impl Watch {
             self.turn(Duration::ZERO);
         }
         lock(&self.board)
-    }
-
-    /// Waits until it has looked once, or knows that it cannot, or for so long.
-    pub fn await_first(&self, wait: Duration) {
-        let deadline = Instant::now() + wait;
-        let mut board = self.board();
-        while board.empty && board.trouble.is_none() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            board = match self.changed.wait_timeout(board, left) {
-                Ok((board, _)) => board,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
-        }
     }
 
     /// Waits for a change, or for so long.

@@ -1,0 +1,454 @@
+//! Plans, and what is under way: each move and each recovery is driven from report to report, each step
+//! journalled before it is begun. Nothing here waits.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pw_alloc::allocator::Decision;
+use pw_alloc::evidence::User;
+use pw_alloc::execute::{Action, Execution, Failure};
+use pw_alloc::journal::{Ending, Entry};
+use pw_alloc::model::{GuestId, Mac, VfId};
+use pw_alloc::plan::{Direction, Move, Plan};
+use pw_alloc::repair::Repair;
+use pw_alloc::step::{Path, Step};
+use pw_linux::error::Error;
+
+use super::{Core, OVERDUE_MS, bare, place};
+use crate::daemon::crew::{Hands, Task, Work};
+use crate::daemon::failpoint;
+use crate::daemon::request::Event;
+use crate::daemon::status::{self, MoveRecord, StepRecord, unix_ms};
+
+/// A move or a recovery under way.
+pub(super) struct Active {
+    what: What,
+    begun: Instant,
+    /// The step that a task performs.
+    step: Option<Step>,
+    /// That step should have ended by then [ms].
+    due_ms: u64,
+    overdue_told: bool,
+}
+
+/// Which of the two.
+enum What {
+    Move { execution: Box<Execution>, record: Box<MoveRecord> },
+    Recovery(Box<Repair>),
+}
+
+/// What is to be done next about something under way.
+enum Next {
+    Write(Entry),
+    Announce(Entry, Step),
+    Do(Step),
+    Ended(Ending),
+    Settle,
+}
+
+impl Active {
+    pub(super) fn recovery(repair: Repair) -> Self {
+        Self::new(What::Recovery(Box::new(repair)))
+    }
+
+    fn new(what: What) -> Self {
+        Self { what, begun: Instant::now(), step: None, due_ms: u64::MAX, overdue_told: false }
+    }
+
+    /// Is it about this VF?
+    pub(super) fn is_about_vf(&self, vf: &VfId) -> bool {
+        match &self.what {
+            What::Move { execution, .. } => execution.change().vf == *vf,
+            What::Recovery(repair) => repair.vfs().contains(vf),
+        }
+    }
+
+    /// Is it about this guest?
+    pub(super) fn is_about_guest(&self, guest: &GuestId) -> bool {
+        match &self.what {
+            What::Move { execution, .. } => execution.change().guest == *guest,
+            What::Recovery(repair) => repair.guests().contains(guest),
+        }
+    }
+
+    /// Whom it gives this VF.
+    pub(super) fn gives(&self, vf: &VfId) -> Option<&GuestId> {
+        match &self.what {
+            What::Move { execution, .. } => {
+                let change = execution.change();
+                let gives = change.direction == Direction::Give && change.vf == *vf;
+                gives.then_some(&change.guest)
+            }
+            What::Recovery(_) => None,
+        }
+    }
+
+    /// Should its step have ended long ago?
+    pub(super) const fn is_overdue(&self) -> bool {
+        self.overdue_told
+    }
+
+    /// What it is, in a sentence.
+    fn words(&self) -> String {
+        match &self.what {
+            What::Move { execution, .. } => bare(execution.change()),
+            What::Recovery(repair) => {
+                let vfs: Vec<String> = repair.vfs().iter().map(ToString::to_string).collect();
+                format!("bring {} in order", vfs.join(", "))
+            }
+        }
+    }
+
+    fn next(&mut self) -> Next {
+        match &mut self.what {
+            What::Move { execution, .. } => match execution.next_action() {
+                Action::Write(entry) => Next::Write(entry),
+                Action::Do(step) => Next::Do(step),
+                Action::Finished(ending) => Next::Ended(ending),
+            },
+            What::Recovery(repair) => match repair.next_step() {
+                Some((entry, step)) => Next::Announce(entry, step),
+                None => Next::Settle,
+            },
+        }
+    }
+}
+
+impl Core {
+    pub(super) fn decide(&mut self, now_ms: u64) -> Decision {
+        let begun = Instant::now();
+        let snapshot = self.snapshot(now_ms);
+        let decision = self.allocator.decide(&snapshot);
+        let elapsed = begun.elapsed();
+        self.status.counters.decision_durations.observe(elapsed.as_secs_f64());
+        for verdict in &decision.verdicts {
+            if let Some(guest) = self.guests.get_mut(&verdict.guest) {
+                guest.why = verdict.reason.to_string();
+            }
+        }
+        self.ends.tell(Event::Decided {
+            moves: decision.plan.moves.len() as u64,
+            deferred: decision.deferred as u64,
+            duration_ms: elapsed.as_secs_f64() * 1e3,
+        });
+        decision
+    }
+
+    /// The VFs and guests of which a move is under way or waits for its turn, and all others of what is
+    /// being recovered.
+    pub(super) fn is_vf_under_way(&self, vf: &VfId) -> bool {
+        self.active.values().any(|active| active.is_about_vf(vf))
+            || self.queue.iter().any(|change| change.vf == *vf)
+    }
+
+    /// The same of a guest.
+    pub(super) fn is_guest_under_way(&self, guest: &GuestId) -> bool {
+        self.active.values().any(|active| active.is_about_guest(guest))
+            || self.queue.iter().any(|change| change.guest == *guest)
+    }
+
+    /// These moves are made, each as soon as nothing else about its guest or VF is under way. A plan
+    /// leaves out what is under way, so what waits stays.
+    pub(super) fn plan_moves(&mut self, moves: Vec<Move>) {
+        self.queue.extend(moves);
+    }
+
+    /// Begins the moves that need not wait.
+    pub(super) fn begin_queued(&mut self, now_ms: u64) {
+        let mut waiting = VecDeque::new();
+        let (mut vfs, mut guests) = (BTreeSet::new(), BTreeSet::new());
+        for change in std::mem::take(&mut self.queue) {
+            if (self.stop)() || self.doubtful {
+                continue;
+            }
+            let waits = vfs.contains(&change.vf)
+                || guests.contains(&change.guest)
+                || self.active.values().any(|active| {
+                    active.is_about_vf(&change.vf) || active.is_about_guest(&change.guest)
+                });
+            if waits {
+                vfs.insert(change.vf.clone());
+                guests.insert(change.guest.clone());
+                waiting.push_back(change);
+                continue;
+            }
+            let ledger = self.journal.ledger();
+            let stands = match change.direction {
+                // The take before it did not come off, or something else has become of the VF.
+                Direction::Give => {
+                    !ledger.knows(&change.vf) && self.unavailable_reason(&change.vf).is_none()
+                }
+                Direction::Take => ledger.holders.get(&change.vf) == Some(&change.guest),
+            };
+            if stands {
+                self.begin_move(change, now_ms);
+            }
+        }
+        // What was begun may have queued nothing; what waited goes first.
+        waiting.append(&mut self.queue);
+        self.queue = waiting;
+    }
+
+    fn begin_move(&mut self, change: Move, now_ms: u64) {
+        let Some(guest) = self.guests.get(&change.guest) else { return };
+        let (mac, join) = (guest.managed.mac, guest.managed.join);
+        let plan = Plan { moves: vec![change.clone()] };
+        let operation = self.journal.ledger().next_operation;
+        let record = Box::new(MoveRecord::begun(operation, &change));
+        self.tell_move(&record, Event::MoveBegan);
+        let execution = Box::new(Execution::new(operation, change, mac, join));
+        self.begin(operation, Active::new(What::Move { execution, record }), now_ms);
+        // A plan that does not come off has cost nobody's patience.
+        if self.active.contains_key(&operation) {
+            self.allocator.commit(&plan, now_ms);
+        }
+    }
+
+    /// Begins a move or a recovery.
+    pub(super) fn begin(&mut self, operation: u64, active: Active, now_ms: u64) {
+        self.active.insert(operation, active);
+        self.drive(operation, now_ms);
+    }
+
+    /// Goes on until a task has been begun or nothing is left to be done.
+    fn drive(&mut self, operation: u64, now_ms: u64) {
+        while let Some(active) = self.active.get_mut(&operation) {
+            let (line, step) = match active.next() {
+                Next::Write(entry) => (Some(entry), None),
+                Next::Announce(entry, step) => (Some(entry), Some(step)),
+                Next::Do(step) => (None, Some(step)),
+                Next::Ended(ending) => return self.ended(operation, &ending),
+                Next::Settle => return self.settled(operation, now_ms),
+            };
+            if let Some(line) = line
+                && let Err(error) = self.journal.append(&line)
+            {
+                self.journal_failed(&error);
+                self.active.remove(&operation);
+                return;
+            }
+            if let Some(step) = step {
+                return self.begin_step(operation, step, now_ms);
+            }
+        }
+    }
+
+    fn begin_step(&mut self, operation: u64, step: Step, now_ms: u64) {
+        let due_ms = now_ms + (self.config.step_timeout_s * 1e3) as u64;
+        let Some(active) = self.active.get_mut(&operation) else { return };
+        (active.step, active.due_ms) = (Some(step.clone()), due_ms);
+        match &active.what {
+            What::Move { execution, .. } => {
+                let direction = execution.change().direction;
+                failpoint::reached(|| format!("{}/before", place(direction, &step)));
+            }
+            What::Recovery(_) => {
+                failpoint::reached(|| format!("recover/{}/before", step.word()));
+                tracing::info!("recovery: {step}");
+            }
+        }
+        match self.hands(&step) {
+            Ok(hands) => {
+                let pool = Arc::new(self.view.clone());
+                let within = Duration::from_secs_f64(self.config.step_timeout_s);
+                let work = Work::Step { step, hands, pool, within };
+                self.host.crew.begin(Task { number: operation, work });
+            }
+            Err(failure) => self.failed_at_once.push((operation, failure)),
+        }
+    }
+
+    /// Who performs this step.
+    fn hands(&mut self, step: &Step) -> std::result::Result<Vec<Box<dyn Hands>>, Failure> {
+        let mut hands = Vec::new();
+        if matches!(step, Step::Reserve { .. }) || step.guest().is_none() {
+            hands.push(self.host.pool.hands());
+        }
+        if let Some(guest) = step.guest() {
+            match self.guests.get(guest) {
+                Some(tracked) => hands.push(self.host.kinds[tracked.kind].hands(guest)?),
+                // Nobody is left to send anything to.
+                None if matches!(
+                    step,
+                    Step::Direct { .. } | Step::Prefer { path: Path::Paravirtual, .. }
+                ) => {}
+                None => {
+                    let why = format!("{guest} is not managed any more");
+                    return Err(Failure { why, guest_silent: true });
+                }
+            }
+        }
+        Ok(hands)
+    }
+
+    /// A step has been done, or has failed.
+    pub(super) fn stepped(
+        &mut self,
+        operation: u64,
+        result: std::result::Result<(), Failure>,
+        seconds: f64,
+        now_ms: u64,
+    ) {
+        let Some(active) = self.active.get_mut(&operation) else { return };
+        let Some(step) = active.step.take() else { return };
+        active.due_ms = u64::MAX;
+        match &mut active.what {
+            What::Move { execution, record } => {
+                let direction = execution.change().direction;
+                failpoint::reached(|| format!("{}/after", place(direction, &step)));
+                let duration_ms = seconds * 1e3;
+                record.steps.push(StepRecord { step: step.to_string(), duration_ms });
+                execution.report(result);
+                let record = record.clone();
+                self.tell_move(&record, Event::MoveStepped);
+            }
+            What::Recovery(repair) => {
+                if result.is_err() {
+                    failpoint::reached(|| format!("recover/{}/failed", step.word()));
+                }
+                // It is tried again, and told once.
+                if let Some(why) = repair.report(result)
+                    && self.told.insert(why.clone())
+                {
+                    self.tell_error(&Error::failed(why, ""), step.guest(), step.vf());
+                }
+            }
+        }
+        if self.doubtful {
+            // The journal cannot be written: what becomes of it, journal and world will tell.
+            self.active.remove(&operation);
+            return;
+        }
+        self.drive(operation, now_ms);
+    }
+
+    /// A move has ended.
+    fn ended(&mut self, operation: u64, ending: &Ending) {
+        let Some(active) = self.active.remove(&operation) else { return };
+        let seconds = active.begun.elapsed().as_secs_f64();
+        let What::Move { execution, mut record } = active.what else { return };
+        record.duration_ms = Some(seconds * 1e3);
+        record.ending = Some(status::Ending::from(ending));
+        self.tell_ending(execution.change(), ending, seconds);
+        self.tell_move(&record, Event::MoveEnded);
+        // Places and addresses have changed.
+        self.next_read_ms = 0;
+    }
+
+    fn tell_ending(&mut self, change: &Move, ending: &Ending, seconds: f64) {
+        let how = status::Ending::from(ending).how;
+        self.status.counters.count_move(change.direction, how, seconds);
+        match ending {
+            Ending::Completed => {
+                self.allocator.measured(change.direction, seconds, None);
+                if change.direction == Direction::Give {
+                    self.allocator.given(&change.guest, &change.vf);
+                }
+                // The pool is read again with the next sample; what is decided and published until
+                // then is to be right, too.
+                if let Some(vf) = self.view.vfs.get_mut(&change.vf) {
+                    (vf.user, vf.mac) = match change.direction {
+                        Direction::Take => (User::Nobody, Mac::ZERO),
+                        Direction::Give => {
+                            (User::Guest(format!("{} has it", change.guest)), vf.mac)
+                        }
+                    };
+                }
+                if let Some(guest) = self.guests.get_mut(&change.guest) {
+                    guest.since_ms = self.now_ms;
+                    guest.since_unix_ms = unix_ms();
+                    guest.why = change.reason.to_string();
+                }
+            }
+            Ending::Undone { why } => {
+                if let Some(vf) = self.view.vfs.get_mut(&change.vf)
+                    && change.direction == Direction::Give
+                {
+                    (vf.user, vf.mac) = (User::Nobody, Mac::ZERO);
+                }
+                if change.direction == Direction::Give {
+                    self.allocator.undone(&change.guest, &change.vf, self.now_ms);
+                    if let Some(guest) = self.guests.get_mut(&change.guest) {
+                        guest.why = format!("could not be given {}: {why}", change.vf);
+                    }
+                }
+                let error = Error::failed(format!("cannot {}: {why}", bare(change)), "");
+                self.tell_error(&error, Some(&change.guest), Some(&change.vf));
+            }
+            Ending::Stuck { why } => {
+                let error = Error::failed(
+                    format!("{} keeps what it has and is left alone: {why}", change.guest),
+                    format!("when it is well again: planewise alloc unmark {}", change.guest),
+                );
+                self.tell_error(&error, Some(&change.guest), Some(&change.vf));
+                let (guest, why) = (change.guest.clone(), why.clone());
+                self.ends.tell(Event::GuestMarked { guest, why });
+            }
+            Ending::Quarantined { why } => {
+                let error = Error::failed(
+                    format!("{} is not given any more: {why}", change.vf),
+                    "it is reset again once nobody uses it, ever more seldom",
+                );
+                self.tell_error(&error, Some(&change.guest), Some(&change.vf));
+                let (vf, why) = (change.vf.clone(), why.clone());
+                self.ends.tell(Event::VfQuarantined { vf, why });
+            }
+        }
+    }
+
+    /// A recovery has come to its end.
+    fn settled(&mut self, operation: u64, now_ms: u64) {
+        let Some(active) = self.active.remove(&operation) else { return };
+        let What::Recovery(repair) = active.what else { return };
+        let holders = repair.holders().clone();
+        let line = repair.settled(self.journal.ledger());
+        if let Err(error) = self.journal.append(&line) {
+            return self.journal_failed(&error);
+        }
+        self.taken_over(&holders, now_ms);
+        (self.next_read_ms, self.decide_now) = (0, true);
+    }
+
+    /// Tells of tasks that should have ended long ago.
+    pub(super) fn tell_overdue(&mut self, now_ms: u64) {
+        let mut told = Vec::new();
+        for active in self.active.values_mut() {
+            if active.overdue_told || now_ms <= active.due_ms.saturating_add(OVERDUE_MS) {
+                continue;
+            }
+            active.overdue_told = true;
+            let step = active.step.as_ref().map(ToString::to_string).unwrap_or_default();
+            told.push(format!("cannot {}: to {step} does not come to an end", active.words()));
+        }
+        for what in told {
+            let remedy = "the kernel may wait for whoever uses the device; everything else goes on";
+            self.tell_error(&Error::failed(what, remedy), None, None);
+        }
+    }
+
+    /// Lets guests go that are no longer to be managed, once they hold nothing.
+    pub(super) fn let_go(&mut self) {
+        let leaving: Vec<(GuestId, usize)> = self
+            .guests
+            .iter()
+            .filter(|(_, guest)| guest.managed.leaving)
+            .filter(|(id, _)| self.held_by(id).is_none() && !self.is_guest_under_way(id))
+            .map(|(id, guest)| (id.clone(), guest.kind))
+            .collect();
+        for (id, kind) in leaving {
+            match self.host.kinds[kind].release(&id) {
+                Ok(()) => {
+                    self.guests.remove(&id);
+                    self.ends.tell(Event::GuestGone { guest: id });
+                }
+                Err(error) => self.tell_once(&error),
+            }
+        }
+    }
+
+    fn held_by(&self, id: &GuestId) -> Option<&VfId> {
+        let holders = &self.journal.ledger().holders;
+        holders.iter().find(|(_, holder)| *holder == id).map(|(vf, _)| vf)
+    }
+}

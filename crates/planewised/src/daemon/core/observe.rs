@@ -1,0 +1,376 @@
+//! What the core sees: the pool, the guests, their traffic, and where that contradicts the journal.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use pw_alloc::evidence::{Observation, ObservedGuest, ObservedVf, User, doubt};
+use pw_alloc::journal::Entry;
+use pw_alloc::model::{
+    GuestId, GuestView, Health, Holding, Snapshot, Stance, VfId, VfState, VfView, Wish,
+};
+use pw_alloc::signal::Tracker;
+use pw_linux::error::Error;
+
+use super::{Core, Doubt, Tracked};
+use crate::daemon::guests::{Discovery, Managed};
+use crate::daemon::request::Event;
+use crate::daemon::status::unix_ms;
+
+/// Between two readings of the pool while a VF is where a guest may have left it [ms].
+const READ_STRAYED_MS: u64 = 2_000;
+/// The same while somebody else uses a VF, which may end at any moment.
+const READ_FOREIGN_MS: u64 = 10_000;
+/// The same at other times. What the host does with VFs is looked at again before each is given.
+const READ_MS: u64 = 60_000;
+
+impl Core {
+    pub(super) fn observe(&mut self, now_ms: u64) {
+        let begun = Instant::now();
+        self.observe_pool(now_ms);
+        self.discover(now_ms);
+        if !self.dry_run {
+            let managed = self.guests.values().map(|guest| guest.managed.mac).collect();
+            if let Err(error) = self.host.pool.settle(&self.view, &managed) {
+                self.tell_once(&error);
+            }
+        }
+        let mut samples = std::mem::take(&mut self.samples);
+        samples.clear();
+        for kind in &mut self.host.kinds {
+            kind.sample(now_ms, &self.view, &mut samples);
+        }
+        let settings = self.allocator.settings().signal;
+        for (id, sample) in &samples {
+            if let Some(guest) = self.guests.get_mut(id) {
+                guest.tracker.feed(sample, &settings);
+            }
+        }
+        self.samples = samples;
+        self.observe_doubts(now_ms);
+        self.tell_overdue(now_ms);
+        let snapshot = self.snapshot(now_ms);
+        self.allocator.observe(&snapshot);
+        self.status.counters.samples += 1;
+        self.status.counters.sample_durations.observe(begun.elapsed().as_secs_f64());
+    }
+
+    fn observe_pool(&mut self, now_ms: u64) {
+        let links: Vec<_> =
+            self.view.pfs.iter().map(|(pf, seen)| (pf.clone(), seen.link_up)).collect();
+        let unused = |core: &Self| -> BTreeSet<VfId> {
+            let vfs = core.view.vfs.iter().filter(|(_, vf)| vf.user.is_nobody());
+            vfs.map(|(id, _)| id.clone()).collect()
+        };
+        let before = unused(self);
+        let known = !self.view.pfs.is_empty();
+        let sampled = known && self.host.pool.sample(&mut self.view).is_ok();
+        // Who a VF went to, what the host does with its own, and PFs that came: more than a sample.
+        if !sampled || now_ms >= self.next_read_ms || unused(self) != before {
+            self.read_pool(now_ms);
+        }
+        let after = unused(self);
+        self.decide_now |= known && after.difference(&before).next().is_some();
+        for (pf, was_up) in links {
+            let up = self.view.pfs.get(&pf).is_some_and(|seen| seen.link_up);
+            if up != was_up {
+                // Its holders fall back, or may have VFs again: that does not wait.
+                self.decide_now = true;
+                self.ends.tell(Event::Link { pf, up });
+                if up {
+                    self.allocator.retry(None);
+                }
+            }
+        }
+    }
+
+    fn read_pool(&mut self, now_ms: u64) {
+        match self.host.pool.read() {
+            Ok(view) => {
+                for pf in &view.missing {
+                    self.tell_once(&Error::failed(
+                        format!("{pf} of the configuration's [pool] is no PF of this host"),
+                        "`planewised vf list` shows them",
+                    ));
+                }
+                self.view = view;
+            }
+            Err(error) => self.tell_once(&error),
+        }
+        let ledger = self.journal.ledger();
+        let unheld = || {
+            self.view
+                .vfs
+                .iter()
+                .filter(|(id, _)| !ledger.holders.contains_key(*id))
+                .map(|(_, vf)| vf)
+        };
+        let period_ms = if unheld().any(|vf| vf.strayed) {
+            READ_STRAYED_MS
+        } else if unheld().any(|vf| !vf.user.is_nobody()) {
+            READ_FOREIGN_MS
+        } else {
+            READ_MS
+        };
+        self.next_read_ms = now_ms + period_ms;
+    }
+
+    /// Compares the journal with what this sample shows.
+    fn observe_doubts(&mut self, now_ms: u64) {
+        let mut seen = Observation {
+            complete: self.host.kinds.iter().all(|kind| kind.gap().is_none()),
+            pfs: self.view.pfs.keys().cloned().collect(),
+            ..Observation::default()
+        };
+        for (id, vf) in &self.view.vfs {
+            let observed = ObservedVf { user: vf.user.clone(), mac: vf.mac };
+            seen.vfs.insert(id.clone(), observed);
+        }
+        for (id, guest) in &self.guests {
+            let observed = ObservedGuest { mac: guest.managed.mac, has: Some(BTreeSet::new()) };
+            seen.guests.insert(id.clone(), observed);
+        }
+        for (at, kind) in self.host.kinds.iter_mut().enumerate() {
+            for (id, has) in kind.holdings(&self.view) {
+                let of_kind = self.guests.get(&id).is_some_and(|guest| guest.kind == at);
+                if let Some(guest) = seen.guests.get_mut(&id).filter(|_| of_kind) {
+                    guest.has = has;
+                }
+            }
+        }
+        let mut found = doubt(self.journal.ledger(), &seen);
+        let suspects = std::mem::take(&mut self.suspects);
+        for (vf, why) in suspects.iter().filter(|(vf, _)| seen.vfs.contains_key(*vf)) {
+            found.entry(vf.clone()).or_insert_with(|| why.clone());
+        }
+        self.doubts.retain(|vf, _| found.contains_key(vf));
+        for (vf, why) in found {
+            let certain = suspects.contains_key(&vf)
+                || seen.vfs.get(&vf).is_some_and(|vf| vf.user.is_nobody());
+            // What guests have may be told a moment later than what became of their VFs: only the
+            // kernel's word is taken at once, everything else when it is seen twice.
+            let samples = if certain { 2 } else { 1 };
+            let known = self.doubts.entry(vf).or_insert(Doubt {
+                why,
+                samples: 0,
+                tries: 0,
+                next_ms: now_ms,
+            });
+            known.samples = known.samples.saturating_add(samples);
+        }
+        self.drop_marks_of_the_gone(seen.complete);
+    }
+
+    /// A mark ends with its guest: another one of that name has nothing to do with it.
+    fn drop_marks_of_the_gone(&mut self, complete: bool) {
+        if !complete || self.doubtful || self.dry_run {
+            return;
+        }
+        let ledger = self.journal.ledger();
+        let holds = |id: &GuestId| ledger.holders.values().any(|holder| holder == id);
+        let gone: Vec<GuestId> = ledger
+            .marked
+            .keys()
+            .filter(|id| !self.guests.contains_key(*id) && !holds(id))
+            .filter(|id| !self.is_guest_under_way(id))
+            .cloned()
+            .collect();
+        for guest in gone {
+            if let Err(error) = self.journal.append(&Entry::Unmark { guest }) {
+                return self.journal_failed(&error);
+            }
+        }
+    }
+
+    fn discover(&mut self, now_ms: u64) {
+        for at in 0..self.host.kinds.len() {
+            let kind = &mut self.host.kinds[at];
+            let found = match kind.discover(&self.view) {
+                Ok(Discovery::Unchanged) => None,
+                Ok(Discovery::Guests(found)) => Some(found),
+                Err(error) => {
+                    self.tell_once(&error);
+                    None
+                }
+            };
+            for trouble in self.host.kinds[at].troubles() {
+                self.tell_once(&Error::failed(trouble, ""));
+            }
+            if let Some(found) = found {
+                self.take_in(at, found, now_ms);
+            }
+        }
+    }
+
+    fn take_in(&mut self, kind: usize, found: Vec<Managed>, now_ms: u64) {
+        let names: BTreeSet<&GuestId> = found.iter().map(|guest| &guest.id).collect();
+        let gone: Vec<GuestId> = self
+            .guests
+            .iter()
+            .filter(|(id, guest)| guest.kind == kind && !names.contains(id))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in gone {
+            self.guests.remove(&id);
+            self.suspect(&id, "is gone");
+            if self.name_clashes.remove(&id) {
+                self.host.kinds.iter_mut().for_each(|kind| kind.tell_again());
+            }
+            self.ends.tell(Event::GuestGone { guest: id });
+        }
+        for managed in found {
+            let id = managed.id.clone();
+            match self.guests.get_mut(&id) {
+                Some(known) if known.kind == kind => {
+                    let anew = known.managed.incarnation != managed.incarnation;
+                    known.managed = managed;
+                    if anew {
+                        self.started_anew(&id, now_ms);
+                    }
+                }
+                Some(known) => {
+                    let other = self.host.kinds[known.kind].name();
+                    let this = self.host.kinds[kind].name();
+                    self.name_clashes.insert(id.clone());
+                    self.tell_once(&Error::failed(
+                        format!("two guests are called {id}: one of {other}, one of {this}"),
+                        "rename one: the second one is not managed",
+                    ));
+                }
+                None => {
+                    let tracked = Tracked {
+                        kind,
+                        managed,
+                        tracker: Tracker::default(),
+                        since_ms: now_ms,
+                        since_unix_ms: unix_ms(),
+                        why: "has just been found".to_owned(),
+                    };
+                    self.guests.insert(id.clone(), tracked);
+                    if !self.doubtful {
+                        // It was not there, or could not be asked about, when all was recovered.
+                        self.suspected.insert(id.clone());
+                    }
+                    // What another guest of that name could not do says nothing about this one.
+                    self.allocator.retry(Some(&id));
+                    let kind = self.host.kinds[kind].kind();
+                    self.ends.tell(Event::GuestAppeared { guest: id, kind });
+                }
+            }
+        }
+    }
+
+    /// What a guest has by the journal is to be looked at: it went, or it is another one.
+    pub(super) fn suspect(&mut self, id: &GuestId, what: &str) {
+        let ledger = self.journal.ledger();
+        let held = ledger.holders.iter().filter(|(_, holder)| *holder == id);
+        let suspects: Vec<_> =
+            held.map(|(vf, _)| (vf.clone(), format!("{id}, who held {vf}, {what}"))).collect();
+        self.decide_now |= !suspects.is_empty();
+        self.suspects.extend(suspects);
+        self.suspected.insert(id.clone());
+    }
+
+    /// A guest was started anew between two looks: nothing of what was known of it holds.
+    fn started_anew(&mut self, id: &GuestId, now_ms: u64) {
+        if let Some(guest) = self.guests.get_mut(id) {
+            guest.tracker = Tracker::default();
+            (guest.since_ms, guest.since_unix_ms) = (now_ms, unix_ms());
+            guest.why = "was started anew".to_owned();
+        }
+        if self.journal.ledger().marked.contains_key(id)
+            && !self.dry_run
+            && let Err(error) = self.journal.append(&Entry::Unmark { guest: id.clone() })
+        {
+            self.journal_failed(&error);
+        }
+        self.allocator.retry(Some(id));
+        self.suspect(id, "was started anew");
+    }
+
+    /// What is wished for a guest: by the operator, else the configuration, else its labels.
+    pub(super) fn wish(&self, id: &GuestId, managed: &Managed) -> Wish {
+        let mut wish = match self.config.guests.get(id.as_str()) {
+            Some(configured) => {
+                let mut wish = configured.clone();
+                // Where it can be at all is a fact of the host, and no wish.
+                if wish.pfs.is_empty() {
+                    wish.pfs.clone_from(&managed.wish.pfs);
+                }
+                wish.numa = wish.numa.or(managed.wish.numa);
+                wish
+            }
+            None => managed.wish.clone(),
+        };
+        if let Some(stance) = self.wishes.stance(id) {
+            wish.stance = stance;
+        }
+        if managed.leaving || self.status.draining {
+            wish.stance = Stance::Excluded;
+        }
+        wish
+    }
+
+    /// Why a VF can be neither given nor taken; none when it is the pool's, or a guest's that is there.
+    pub(super) fn unavailable_reason(&self, id: &VfId) -> Option<String> {
+        if let Some(doubt) = self.doubts.get(id) {
+            return Some(doubt.why.clone());
+        }
+        match self.journal.ledger().holders.get(id) {
+            // Once it had been taken nobody could say that it is free.
+            Some(holder) if self.guests.contains_key(holder) => {
+                match &self.view.vfs.get(id)?.user {
+                    unknown @ User::Unknown(_) => unknown.unavailable_reason(),
+                    _ => None,
+                }
+            }
+            Some(holder) => Some(format!("{holder} holds it, of which nothing is known")),
+            None => self.view.vfs.get(id)?.user.unavailable_reason(),
+        }
+    }
+
+    pub(super) fn snapshot(&self, now_ms: u64) -> Snapshot {
+        let ledger = self.journal.ledger();
+        let held: BTreeMap<&GuestId, &VfId> =
+            ledger.holders.iter().map(|(vf, guest)| (guest, vf)).collect();
+        let settings = &self.allocator.settings().signal;
+        let guests = self
+            .guests
+            .iter()
+            .map(|(id, guest)| GuestView {
+                id: id.clone(),
+                rate: guest.tracker.rate(now_ms, settings),
+                wish: self.wish(id, &guest.managed),
+                holds: held
+                    .get(id)
+                    .map(|vf| Holding { vf: (*vf).clone(), since_ms: guest.since_ms }),
+                health: match ledger.marked.get(id) {
+                    Some(why) => Health::Stuck(why.clone()),
+                    None if self.is_guest_under_way(id) => Health::Busy,
+                    None => Health::Ready,
+                },
+                paravirtual_up: guest.managed.paravirtual_up,
+            })
+            .collect();
+        let vfs = self
+            .view
+            .vfs
+            .keys()
+            .map(|id| {
+                let pf = self.view.pfs.get(&id.pf);
+                let state = if let Some(why) = ledger.quarantined.get(id) {
+                    VfState::Quarantined(why.clone())
+                } else if self.is_vf_under_way(id) {
+                    VfState::Quarantined("a move of it is under way".to_owned())
+                } else if let Some(why) = self.unavailable_reason(id) {
+                    VfState::Quarantined(why)
+                } else if pf.is_none_or(|pf| !pf.link_up) {
+                    VfState::LinkDown
+                } else {
+                    VfState::Usable
+                };
+                VfView { id: id.clone(), numa: pf.and_then(|pf| pf.numa), state }
+            })
+            .collect();
+        Snapshot { now_ms, guests, vfs }
+    }
+}

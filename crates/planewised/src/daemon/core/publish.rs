@@ -1,0 +1,108 @@
+//! What the core tells: status, events, errors.
+
+use std::collections::BTreeMap;
+
+use pw_alloc::model::{GuestId, VfId};
+use pw_linux::error::Error;
+
+use super::Core;
+use crate::daemon::request::Event;
+use crate::daemon::status::{self, ErrorRecord, MoveRecord, unix_ms};
+
+impl Core {
+    pub(super) fn tell_move(&mut self, record: &MoveRecord, event: fn(MoveRecord) -> Event) {
+        self.status.tell_move(record.clone());
+        self.ends.tell(event(record.clone()));
+    }
+
+    pub(super) fn tell_error(&mut self, error: &Error, guest: Option<&GuestId>, vf: Option<&VfId>) {
+        tracing::error!("{error}");
+        let record = ErrorRecord {
+            at_unix_ms: unix_ms(),
+            what: error.what.clone(),
+            remedy: error.remedy.clone(),
+            guest: guest.cloned(),
+            vf: vf.cloned(),
+        };
+        self.status.tell_error(record.clone());
+        self.ends.tell(Event::Error(record));
+    }
+
+    /// Tells a trouble that lasts, once.
+    pub(super) fn tell_once(&mut self, error: &Error) {
+        if self.told.len() > 1000 {
+            self.told.clear();
+        }
+        if self.told.insert(error.what.clone()) {
+            self.tell_error(error, None, None);
+        }
+    }
+
+    pub(super) fn publish(&mut self, now_ms: u64) {
+        let ledger = self.journal.ledger();
+        let held: BTreeMap<&GuestId, &VfId> =
+            ledger.holders.iter().map(|(vf, guest)| (guest, vf)).collect();
+        let signal = &self.allocator.settings().signal;
+        self.status.at_unix_ms = unix_ms();
+        self.status.guests = self
+            .guests
+            .iter()
+            .map(|(id, guest)| {
+                let wish = self.wish(id, &guest.managed);
+                status::Guest {
+                    id: id.clone(),
+                    kind: self.host.kinds[guest.kind].kind(),
+                    mac: Some(guest.managed.mac),
+                    vf: held.get(id).map(|vf| (*vf).clone()),
+                    since_unix_ms: guest.since_unix_ms,
+                    why: guest.why.clone(),
+                    rate: guest.tracker.rate(now_ms, signal).into(),
+                    stance: wish.stance,
+                    class: wish.class,
+                    moving: self.is_guest_under_way(id),
+                    paravirtual_up: guest.managed.paravirtual_up,
+                    marked: ledger.marked.get(id).cloned(),
+                }
+            })
+            .collect();
+        self.status.vfs = self
+            .view
+            .vfs
+            .keys()
+            .map(|id| {
+                let under_way = self.active.values().find_map(|active| active.gives(id));
+                let holder = ledger.holders.get(id).or(under_way).cloned();
+                let why =
+                    ledger.quarantined.get(id).cloned().or_else(|| self.unavailable_reason(id));
+                let place = match (&holder, &why) {
+                    (_, Some(_)) => status::Place::Quarantined,
+                    (Some(_), None) => status::Place::Held,
+                    (None, None) => status::Place::Pool,
+                };
+                status::Vf { id: id.clone(), place, holder, why }
+            })
+            .collect();
+        self.status.pools = self
+            .view
+            .pfs
+            .iter()
+            .map(|(pf, seen)| {
+                let count = |place: Option<status::Place>| {
+                    let of = self.status.vfs.iter().filter(|vf| {
+                        vf.id.pf == *pf && place.is_none_or(|place| vf.place == place)
+                    });
+                    u32::try_from(of.count()).unwrap_or(u32::MAX)
+                };
+                status::Pool {
+                    pf: pf.clone(),
+                    vfs: count(None),
+                    free: count(Some(status::Place::Pool)),
+                    quarantined: count(Some(status::Place::Quarantined)),
+                    link_up: seen.link_up,
+                    numa: seen.numa,
+                }
+            })
+            .collect();
+        self.ends.publish(self.status.clone());
+    }
+}

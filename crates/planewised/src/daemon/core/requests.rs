@@ -1,0 +1,209 @@
+//! What is asked of the core, and its answers.
+
+use pw_alloc::journal::Entry;
+use pw_alloc::model::{GuestId, Stance};
+use pw_alloc::settings::PolicyKind;
+use pw_linux::error::{Error, Result};
+
+use super::{Core, RELOADED, alloc_error};
+use crate::daemon::config::Config;
+use crate::daemon::request::{Answer, Envelope, Event, Fault, Refused, Request};
+use crate::daemon::status::Planned;
+
+impl Core {
+    /// Performs one request and answers it.
+    pub fn handle(&mut self, envelope: Envelope, now_ms: u64) {
+        if envelope.is_abandoned() {
+            return;
+        }
+        let request = envelope.request.clone();
+        let caller = envelope.caller.to_string();
+        let answer = self.answer(&request, now_ms);
+        if let Ok(answer) = &answer
+            && request != Request::Plan
+        {
+            self.status.counters.requests += 1;
+            let what = match answer {
+                Answer::Done(what) => what.clone(),
+                Answer::Plan(plan) => format!("{} moves", plan.moves.len()),
+            };
+            let request = request.name().to_owned();
+            self.ends.tell(Event::Requested { request, caller, what });
+        }
+        self.publish(now_ms);
+        envelope.answer(answer);
+    }
+
+    fn answer(&mut self, request: &Request, now_ms: u64) -> std::result::Result<Answer, Refused> {
+        if let Some(guest) = request.guest()
+            && !self.guests.contains_key(guest)
+        {
+            return Err(Refused::unknown_guest(guest));
+        }
+        match request {
+            Request::Plan => {
+                let snapshot = self.snapshot(now_ms);
+                let decision = self.allocator.decide(&snapshot);
+                Ok(Answer::Plan(Planned::new(&decision.plan, decision.deferred, false)))
+            }
+            Request::Pin { guest } => self.set_stance(guest, Some(Stance::Pinned), "pinned"),
+            Request::Exclude { guest } => {
+                self.set_stance(guest, Some(Stance::Excluded), "excluded")
+            }
+            Request::Free { guest } => {
+                self.set_stance(guest, Some(Stance::Free), "left to the policy")
+            }
+            Request::Policy { policy } => {
+                self.wishes.set_policy(Some(*policy))?;
+                self.use_policy(*policy)?;
+                Ok(Answer::Done(format!("the policy is {}", policy.as_str())))
+            }
+            Request::Rebalance => {
+                if self.doubtful || self.dry_run {
+                    return Err(self.not_now());
+                }
+                self.allocator.retry(None);
+                let decision = self.decide(now_ms);
+                // The answer does not wait for the moves: the next tick makes them.
+                self.decide_now = true;
+                Ok(Answer::Plan(Planned::new(&decision.plan, decision.deferred, true)))
+            }
+            Request::Drain { on } => {
+                self.wishes.set_draining(*on)?;
+                self.allocator.retry(None);
+                self.status.draining = *on;
+                self.decide_now = true;
+                Ok(Answer::Done(if *on {
+                    "every VF goes back to its pool".to_owned()
+                } else {
+                    "VFs are given again".to_owned()
+                }))
+            }
+            Request::Unmark { .. } if self.dry_run => Err(self.not_now()),
+            Request::Unmark { guest } => {
+                if !self.journal.ledger().marked.contains_key(guest) {
+                    return Err(Refused::new(
+                        Fault::Conflict,
+                        format!("{guest} is not marked"),
+                        "`planewise alloc status` shows who is",
+                    ));
+                }
+                self.journal.append(&Entry::Unmark { guest: guest.clone() })?;
+                self.ends.tell(Event::GuestUnmarked { guest: guest.clone() });
+                self.allocator.retry(Some(guest));
+                // What it has become is for the world to say.
+                self.suspect(guest, "was unmarked");
+                self.next_sample_ms = 0;
+                self.decide_now = true;
+                Ok(Answer::Done(format!("{guest} is taken part of again")))
+            }
+            Request::Reload => Err(Refused::new(
+                Fault::Unavailable,
+                "the configuration is not read again here",
+                "send SIGHUP to the daemon",
+            )),
+        }
+    }
+
+    fn not_now(&self) -> Refused {
+        if self.dry_run {
+            return Refused::new(
+                Fault::Conflict,
+                "this daemon only looks (--dry-run)",
+                "start it without --dry-run",
+            );
+        }
+        Refused::new(
+            Fault::Unavailable,
+            "journal and host are still being compared",
+            "try again in a second",
+        )
+    }
+
+    fn set_stance(
+        &mut self,
+        guest: &GuestId,
+        stance: Option<Stance>,
+        word: &str,
+    ) -> std::result::Result<Answer, Refused> {
+        self.wishes.set_stance(guest, stance)?;
+        self.allocator.retry(Some(guest));
+        self.decide_now = true;
+        Ok(Answer::Done(format!("{guest} is {word}")))
+    }
+
+    fn use_policy(&mut self, policy: PolicyKind) -> Result<()> {
+        let mut settings = self.allocator.settings().clone();
+        settings.policy = policy;
+        self.allocator.configure(settings).map_err(alloc_error)?;
+        self.status.policy = policy;
+        self.decide_now = true;
+        Ok(())
+    }
+
+    /// Another configuration from now on. What cannot change while the daemon runs is said.
+    ///
+    /// # Errors
+    /// The settings make no sense: the old ones stay.
+    pub fn configure(&mut self, config: Config) -> Result<()> {
+        let mut settings = config.alloc.clone();
+        settings.policy = self.wishes.policy().unwrap_or(settings.policy);
+        self.allocator.configure(settings.clone()).map_err(alloc_error)?;
+        self.allocator.retry(None);
+        self.status.policy = settings.policy;
+        self.status.interval_s = settings.interval_s;
+        self.status.sample_s = config.sample_s;
+        for kind in &mut self.host.kinds {
+            kind.configure(&config);
+        }
+        self.config = config;
+        (self.next_sample_ms, self.decide_now) = (0, true);
+        Ok(())
+    }
+
+    /// Says that a configuration was refused; the one in force stays.
+    pub fn refuse(&mut self, error: &Error) {
+        self.tell_error(error, None, None);
+    }
+
+    /// Answers a request to read the configuration again.
+    pub fn reloaded(&mut self, envelope: Envelope, result: Result<()>, now_ms: u64) {
+        if result.is_ok() {
+            self.status.counters.requests += 1;
+            self.ends.tell(Event::Requested {
+                request: envelope.request.name().to_owned(),
+                caller: envelope.caller.to_string(),
+                what: RELOADED.to_owned(),
+            });
+        }
+        self.publish(now_ms);
+        let answer = result.map(|()| Answer::Done(RELOADED.to_owned()));
+        envelope.answer(answer.map_err(Refused::from));
+    }
+
+    /// The configuration in force.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What the daemon leaves when it stops, in a sentence.
+    pub fn leaves(&self) -> String {
+        let holders = &self.journal.ledger().holders;
+        let held: Vec<String> =
+            holders.iter().map(|(vf, guest)| format!("{guest} on {vf}")).collect();
+        let others = self.guests.len().saturating_sub(holders.len());
+        match held.len() {
+            0 => format!("{others} guests stay on their paravirtual paths"),
+            _ => format!(
+                "stay as they are: {}; and {others} guests on their paravirtual paths",
+                held.join(", ")
+            ),
+        }
+    }
+
+    /// Tells that the daemon stops.
+    pub fn stopping(&mut self) {
+        let what = self.leaves();
+        self.ends.tell(Event::Stopping { what });
+    }
+}

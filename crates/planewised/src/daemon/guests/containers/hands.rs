@@ -1,0 +1,396 @@
+//! Moves a VF into a guest's namespace and out of it, and between the paths of its bond. Knows one
+//! guest.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use pw_alloc::execute::Failure;
+use pw_alloc::model::{GuestId, Mac, VfId};
+use pw_alloc::step::{Join, Path, Step};
+use pw_alloc::world::{FoundGuest, FoundVf, Place};
+use pw_linux::error::{Error, Result};
+use pw_sriov::link::{Change, Links, Setting};
+
+use super::adopt::{self, Adopted, Paths};
+use super::{VF_NAME, pfs_of};
+use crate::daemon::crew::Hands;
+use crate::daemon::failpoint;
+use crate::daemon::net::{Link, Net};
+use crate::daemon::pool::PoolView;
+
+/// How long both paths of a guest are heard while it goes from one to the other: longer than a frame
+/// takes through the host.
+const OVERLAP: Duration = Duration::from_millis(10);
+/// Between two looks at something that is waited for.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What moves VFs of one guest.
+pub(super) struct ContainerHands {
+    adopted: Adopted,
+    home: Net,
+}
+
+impl ContainerHands {
+    /// Of this guest.
+    pub(super) fn new(adopted: Adopted) -> Result<Self> {
+        Ok(Self { adopted, home: Net::here()? })
+    }
+}
+
+impl Hands for ContainerHands {
+    fn perform(
+        &mut self,
+        step: &Step,
+        pool: &PoolView,
+        deadline: Instant,
+    ) -> std::result::Result<(), Failure> {
+        let Self { adopted, home } = self;
+        match step {
+            Step::Attach { vf, .. } => adopted.attach(home, pool, vf).map_err(failed),
+            Step::AwaitPath { vf, .. } => adopted.await_path(pool, vf, deadline),
+            Step::Prefer { path, .. } => adopted.prefer(home, pool, path).map_err(failed),
+            Step::Direct { path, .. } => adopted.direct(home, pool, path).map_err(failed),
+            Step::Verify { path, .. } => adopted.verify(home, pool, path).map_err(failed),
+            Step::Detach { vf, .. } => adopted.detach(home, pool, vf).map_err(failed),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn failed(error: Error) -> Failure {
+    Failure { why: error.what, guest_silent: false }
+}
+
+fn silent(why: String) -> Failure {
+    Failure { why, guest_silent: true }
+}
+
+/// The address of a member that the guest does not send by: nobody else's, and the same each time.
+fn resting(of: &str) -> Mac {
+    // FNV-1a.
+    let hash = of
+        .bytes()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let [_, a, b, c] = hash.to_be_bytes();
+    Mac([0x06, 0x70, 0x76, a, b, c])
+}
+
+impl Adopted {
+    /// The interface of a VF in the guest.
+    fn vf_link(&mut self, pool: &PoolView, vf: &VfId) -> Result<Option<Link>> {
+        let Some(address) = pool.vfs.get(vf).map(|vf| vf.address.to_string()) else {
+            return Ok(None);
+        };
+        let links = self.net.all()?;
+        Ok(links.into_iter().find(|link| link.device.as_deref() == Some(&address)))
+    }
+
+    fn bond(&mut self) -> Result<Link> {
+        let gone = format!("its bond {} is gone", self.record.interface);
+        self.net.indexed(self.bond)?.ok_or_else(|| Error::failed(gone, ""))
+    }
+
+    fn veth(&mut self) -> Result<Link> {
+        let gone = format!("its veth {} is gone", adopt::VETH_NAME);
+        self.net.indexed(self.veth)?.ok_or_else(|| Error::failed(gone, ""))
+    }
+
+    fn attach(&mut self, home: &mut Net, pool: &PoolView, vf: &VfId) -> Result<()> {
+        let bond = self.bond()?;
+        let known = pool.vfs.get(vf).ok_or_else(|| {
+            Error::failed(format!("the VF {vf} is not known"), "`planewised vf list` shows them")
+        })?;
+        if self.vf_link(pool, vf)?.is_none() {
+            let address = known.address.to_string();
+            let here = home.all()?;
+            let link = here
+                .iter()
+                .find(|link| link.device.as_deref() == Some(&address))
+                .ok_or_else(|| {
+                    let driver = known.driver.as_deref().unwrap_or("none");
+                    Error::failed(
+                        format!("the VF {vf} has no interface here: its driver is {driver}"),
+                        format!("planewised vf bind {vf} netdev"),
+                    )
+                })?;
+            if let Some(pf) = pool.pfs.get(&vf.pf) {
+                // An address that the PF was told could not be replaced by the bond's.
+                let none = Setting::Mac(pw_sriov::mac::Mac::NONE);
+                let told = Links::open()?.set_vf(pf.index, u32::from(vf.index), none)?;
+                told.map_err(|code| {
+                    let why = pw_sriov::kernel::explain(code);
+                    Error::failed(format!("cannot clear the address of {vf}: {why}"), "")
+                })?;
+            }
+            home.change(link, &Change::Up(false))?;
+            let netns = self.open()?;
+            home.carry(link, netns.as_fd(), VF_NAME)?;
+        }
+        failpoint::reached(|| "inside/attach".to_owned());
+        let link = self.vf_link(pool, vf)?.ok_or_else(|| {
+            Error::failed(format!("{vf} did not arrive in the guest's namespace"), "")
+        })?;
+        self.paths().has.insert(vf.clone(), link.index);
+        if link.master != Some(bond.index) {
+            self.net.change(&link, &Change::Up(false))?;
+            if link.mtu_bytes != bond.mtu_bytes {
+                self.net.change(&link, &Change::MtuBytes(bond.mtu_bytes))?;
+            }
+            self.net.enslave(&link, Some(bond.index))?;
+        }
+        Ok(())
+    }
+
+    /// Opens the guest's namespace.
+    fn open(&self) -> Result<File> {
+        let gone = |why: String| Error::failed(format!("the guest's namespace is gone: {why}"), "");
+        let file = File::open(self.netns.path()).map_err(|error| gone(error.to_string()))?;
+        let inode = file.metadata().map_err(|error| gone(error.to_string()))?.ino();
+        if inode != self.inode {
+            return Err(gone("another one has its name".to_owned()));
+        }
+        Ok(file)
+    }
+
+    fn await_path(
+        &mut self,
+        pool: &PoolView,
+        vf: &VfId,
+        deadline: Instant,
+    ) -> std::result::Result<(), Failure> {
+        loop {
+            let link = self.vf_link(pool, vf).map_err(failed)?;
+            let Some(link) = link else { return Err(silent(format!("{vf} left the guest"))) };
+            if link.up && link.carrier && link.member_up == Some(true) {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let what = if link.up { "has no link" } else { "is down" };
+                return Err(failed(Error::failed(format!("{vf} {what} in the guest"), "")));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn give_mac(&mut self, link: &Link, mac: Mac) -> Result<()> {
+        match self.net.indexed(link.index)? {
+            Some(now) if now.mac == Some(mac) => Ok(()),
+            _ => self.net.change(link, &Change::Mac(pw_sriov::mac::Mac(mac.0))),
+        }
+    }
+
+    /// The guest sends by `path` and is reached by it. For a moment both members hear the guest's
+    /// frames and both have its address, so that none falls between them: some come twice.
+    fn prefer(&mut self, home: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
+        let bond = self.bond()?;
+        let veth = self.veth()?;
+        let mac = self.record.mac;
+        self.net.hear_all(&bond, true)?;
+        let done = match path {
+            Path::Vf(vf) => self.go_to_vf(home, pool, vf, &bond, &veth),
+            Path::Paravirtual => self.go_to_veth(home, pool, &bond, &veth),
+        };
+        self.net.hear_all(&bond, false)?;
+        done?;
+        self.paths().on_vf = None;
+        if let Path::Vf(vf) = path {
+            let link = self.vf_link(pool, vf)?;
+            let Some(link) = link.filter(|link| link.mac == Some(mac)) else {
+                return Err(Error::failed(
+                    format!("{vf} did not take the guest's address {mac}"),
+                    "its PF must let it: ip link set PF vf N trust on",
+                ));
+            };
+            self.paths().on_vf = Some((vf.clone(), link.index));
+        }
+        Ok(())
+    }
+
+    fn go_to_vf(
+        &mut self,
+        home: &mut Net,
+        pool: &PoolView,
+        vf: &VfId,
+        bond: &Link,
+        veth: &Link,
+    ) -> Result<()> {
+        let mac = self.record.mac;
+        let link = self
+            .vf_link(pool, vf)?
+            .ok_or_else(|| Error::failed(format!("{vf} is not in the guest"), ""))?;
+        // The NIC sends to the VF from here on, and the VF is heard.
+        self.give_mac(&link, mac)?;
+        failpoint::reached(|| "inside/prefer-vf".to_owned());
+        self.net.set_active(bond, &link)?;
+        self.direct(home, pool, &Path::Vf(vf.clone()))?;
+        // What is still on its way by the bridge arrives while the veth has the address, too.
+        std::thread::sleep(OVERLAP);
+        self.give_mac(veth, resting(&mac.to_string()))
+    }
+
+    fn go_to_veth(
+        &mut self,
+        home: &mut Net,
+        pool: &PoolView,
+        bond: &Link,
+        veth: &Link,
+    ) -> Result<()> {
+        let mac = self.record.mac;
+        self.give_mac(veth, mac)?;
+        if bond.active != Some(veth.index) {
+            self.net.set_active(bond, veth)?;
+        }
+        failpoint::reached(|| "inside/prefer-veth".to_owned());
+        self.direct(home, pool, &Path::Paravirtual)?;
+        // What the VF has received and not handed on yet has come by the PF, too, by then.
+        std::thread::sleep(OVERLAP);
+        for link in self.net.all()? {
+            if link.master == Some(bond.index)
+                && link.mac == Some(mac)
+                && let Some(device) = &link.device
+            {
+                let rest = resting(device);
+                self.give_mac(&link, rest)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn direct(&mut self, home: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
+        let mac = self.record.mac;
+        match path {
+            Path::Vf(vf) => {
+                let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
+                if pf.bridge == self.bridge && pf.bridge.is_some() {
+                    home.bridge_sends(mac, pf.index, true)?;
+                }
+                home.nic_takes(mac, pf.index, false)?;
+            }
+            Path::Paravirtual => {
+                for (_, pf) in pfs_of(pool, self.bridge.as_deref()) {
+                    home.nic_takes(mac, pf.index, true)?;
+                }
+                if self.bridge.is_some() {
+                    home.bridge_sends(mac, self.port, true)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(&mut self, home: &mut Net, pool: &PoolView, path: &Path) -> Result<()> {
+        let mac = self.record.mac;
+        let no = |what: String| Err(Error::failed(what, ""));
+        match path {
+            Path::Paravirtual => {
+                let veth = self.veth()?;
+                let port = home.indexed(self.port)?;
+                if !(veth.up && veth.carrier) || veth.master != Some(self.bond) {
+                    return no(format!("{} in the guest is down", veth.name));
+                }
+                if port.is_none_or(|port| !port.up || !port.carrier) {
+                    return no("the host's end of its veth is down".to_owned());
+                }
+            }
+            Path::Vf(vf) => {
+                let bond = self.bond()?;
+                let Some(link) = self.vf_link(pool, vf)? else {
+                    return no(format!("{vf} is not in the guest"));
+                };
+                if bond.active != Some(link.index) {
+                    return no(format!("the guest does not send by {vf}"));
+                }
+                if !link.carrier || link.mac != Some(mac) {
+                    return no(format!("{vf} has no link or not the guest's address"));
+                }
+                let told = Links::open()?.vfs(vf.pf.as_str())?.unwrap_or_default();
+                let told = told
+                    .iter()
+                    .find(|info| info.index == u32::from(vf.index))
+                    .and_then(|info| info.config.mac);
+                // A PF that does not say (zeros) has not said otherwise.
+                if told.is_some_and(|told| told.0 != mac.0 && told.0 != Mac::ZERO.0) {
+                    return no(format!("the NIC does not send {mac} to {vf}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn detach(&mut self, home: &mut Net, pool: &PoolView, vf: &VfId) -> Result<()> {
+        let Some(link) = self.vf_link(pool, vf)? else { return Ok(()) };
+        if link.master.is_some() {
+            self.net.enslave(&link, None)?;
+        }
+        failpoint::reached(|| "inside/detach".to_owned());
+        self.net.change(&link, &Change::Up(false))?;
+        let taken: Vec<String> = home.all()?.into_iter().map(|link| link.name).collect();
+        let name = (0..).map(|number| format!("vf{number}")).find(|name| !taken.contains(name));
+        let here = File::open("/proc/thread-self/ns/net")
+            .map_err(|error| Error::failed(format!("cannot open this namespace: {error}"), ""))?;
+        self.net.carry(&link, here.as_fd(), &name.unwrap_or_default())?;
+        let mut paths = self.paths();
+        paths.on_vf = None;
+        paths.has.remove(vf);
+        Ok(())
+    }
+
+    /// What is of it in the world.
+    pub(super) fn find(
+        &mut self,
+        id: &GuestId,
+        pool: &PoolView,
+        home: &mut Net,
+    ) -> Result<(FoundGuest, BTreeMap<VfId, FoundVf>)> {
+        let mac = self.record.mac;
+        let links = self.net.all()?;
+        let bond = links.iter().find(|link| link.index == self.bond);
+        let veth = links.iter().find(|link| link.index == self.veth);
+        let port = home.indexed(self.port)?;
+        let mut found = FoundGuest {
+            mac,
+            join: Join::Bond,
+            answers: bond.is_some(),
+            paravirtual_up: veth.is_some_and(|veth| veth.up && veth.carrier)
+                && port.is_some_and(|port| port.up && port.carrier),
+            vf_up: false,
+            active: Path::Paravirtual,
+            directed: Path::Paravirtual,
+        };
+        let mut vfs = BTreeMap::new();
+        let mut paths = Paths::default();
+        let forwards = home.forwards()?;
+        for (vf, seen) in &pool.vfs {
+            let address = seen.address.to_string();
+            let Some(link) = links.iter().find(|link| link.device.as_deref() == Some(&address))
+            else {
+                continue;
+            };
+            paths.has.insert(vf.clone(), link.index);
+            let has = seen.mac == mac || link.mac == Some(mac);
+            let place = Place::Guest(id.clone());
+            vfs.insert(vf.clone(), FoundVf { mac: if has { mac } else { Mac::ZERO }, place });
+            let member = link.master == Some(self.bond);
+            found.vf_up |= member && link.up && link.carrier && link.member_up == Some(true);
+            if bond.is_some_and(|bond| bond.active == Some(link.index)) && has {
+                found.active = Path::Vf(vf.clone());
+                paths.on_vf = Some((vf.clone(), link.index));
+            }
+            let Some(pf) = pool.pfs.get(&vf.pf) else { continue };
+            let on_pf = |own: bool| {
+                forwards
+                    .iter()
+                    .any(|entry| entry.mac == mac && entry.index == pf.index && entry.own == own)
+            };
+            let bridged = pf.bridge == self.bridge && pf.bridge.is_some();
+            if !on_pf(true) && (!bridged || on_pf(false)) {
+                found.directed = Path::Vf(vf.clone());
+            }
+        }
+        *self.paths() = paths;
+        Ok((found, vfs))
+    }
+}

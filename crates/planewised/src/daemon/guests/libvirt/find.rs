@@ -1,0 +1,107 @@
+//! What a libvirt's machines have of the pool, asked for afresh. May take its time.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pw_alloc::model::{GuestId, Mac};
+use pw_alloc::step::{Join, Path};
+use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
+use pw_linux::error::Result;
+
+use super::agent::Agents;
+use super::api::{Libvirt, Refusal, Uuid, Why};
+use super::host::Host;
+use super::{FIND, away, has_ours, holds, watch};
+use crate::daemon::pool::PoolView;
+
+/// Looks once.
+pub(super) struct Finder {
+    pub(super) libvirt: Arc<dyn Libvirt>,
+    pub(super) agents: Arc<Agents>,
+    pub(super) host: Box<dyn Host>,
+    /// Machines that were managed once and may still hold a VF.
+    pub(super) leaving: BTreeSet<Uuid>,
+    /// There may be no libvirt, which is no gap.
+    pub(super) may_be_missing: bool,
+}
+
+impl Finder {
+    /// The machines that are managed, and where the VFs are that machines have.
+    pub(super) fn find(&mut self, pool: &PoolView) -> Result<Found> {
+        let deadline = Instant::now() + FIND;
+        let mut found = Found::default();
+        let asked = self
+            .libvirt
+            .domains(deadline)
+            .and_then(|domains| watch::describe(&*self.libvirt, domains, deadline));
+        let known = match asked {
+            Ok(known) => known,
+            Err(Refusal { why: Why::Gone, .. }) if self.may_be_missing => return Ok(found),
+            Err(refusal) => {
+                found.gaps.push(away(&refusal).what);
+                return Ok(found);
+            }
+        };
+        let taps = self.host.taps()?;
+        let directed = self.host.directed(pool)?;
+        for known in known {
+            let id = GuestId::from(known.domain.name.as_str());
+            let described = match known.described {
+                Ok(described) => described,
+                Err(why) => {
+                    found.gaps.push(format!("the XML of {id} cannot be read: {why}"));
+                    continue;
+                }
+            };
+            let held = holds(&described.functions, pool);
+            let managed = described.mark.as_ref().is_some_and(|mark| mark.wrong.is_none());
+            if !managed && held.is_empty() {
+                continue;
+            }
+            let ours = managed
+                || self.leaving.contains(&known.domain.uuid)
+                || has_ours(&described.functions, pool);
+            let nic = match described.nic {
+                Ok(nic) if ours => nic,
+                // What somebody else plugged in, or what we cannot move, is not ours to take.
+                _ => {
+                    for vf in held {
+                        let place = Place::Foreign(format!("the machine {id} has it"));
+                        let mac = Mac::ZERO;
+                        found.vfs.insert(vf, FoundVf { mac, place });
+                    }
+                    continue;
+                }
+            };
+            for vf in &held {
+                let mac = pool.vfs.get(vf).map_or(Mac::ZERO, |vf| vf.mac);
+                found.vfs.insert(vf.clone(), FoundVf { mac, place: Place::Guest(id.clone()) });
+            }
+            let tap = taps.get(&nic.tap);
+            let agent = described.agent;
+            let up = held.iter().find(|vf| {
+                let address = pool.vfs.get(*vf).map(|vf| vf.address);
+                address.is_some_and(|address| {
+                    self.host.in_use(address) == Some(true)
+                        || agent && self.agents.drives(&known.domain, nic.mac)
+                })
+            });
+            let by_pf = directed.get(&nic.mac);
+            let guest = FoundGuest {
+                mac: nic.mac,
+                join: Join::Failover,
+                answers: true,
+                paravirtual_up: nic.plugged && tap.is_some_and(|tap| tap.works),
+                vf_up: up.is_some(),
+                active: up.map_or(Path::Paravirtual, |vf| Path::Vf((*vf).clone())),
+                directed: held
+                    .iter()
+                    .find(|vf| by_pf == Some(&vf.pf))
+                    .map_or(Path::Paravirtual, |vf| Path::Vf(vf.clone())),
+            };
+            found.guests.insert(id, guest);
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,52 @@
+//! The VFs that are given and taken, and their PFs, as they were last read.
+
+use std::collections::BTreeMap;
+
+use pw_alloc::evidence::User;
+use pw_alloc::model::{Mac, PfId, VfId};
+use pw_alloc::signal::Reading;
+use pw_sriov::address::PciAddress;
+
+/// A PF whose VFs are in the pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolPf {
+    /// Its interface's index in the host's namespace.
+    pub index: u32,
+    /// Its PCI address.
+    pub address: PciAddress,
+    /// Its NUMA node.
+    pub numa: Option<u16>,
+    /// Does it have a link?
+    pub link_up: bool,
+    /// The bridge that it is a port of.
+    pub bridge: Option<String>,
+}
+
+/// A VF of the pool, as it is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolVf {
+    /// Its PCI address.
+    pub address: PciAddress,
+    /// The address that the NIC delivers to it; zero: none.
+    pub mac: Mac,
+    /// Its driver.
+    pub driver: Option<String>,
+    /// Who uses it.
+    pub user: User,
+    /// It is away from the host as a guest of ours leaves it behind: its interface is in another
+    /// namespace under the name that it has in guests, or in none that can be seen.
+    pub strayed: bool,
+    /// What the PF counts for it.
+    pub counters: Reading,
+}
+
+/// The pool as it was last read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PoolView {
+    /// PFs by interface name.
+    pub pfs: BTreeMap<PfId, PoolPf>,
+    /// Their VFs.
+    pub vfs: BTreeMap<VfId, PoolVf>,
+    /// PFs of the configuration that this host does not have, or not at the moment.
+    pub missing: Vec<PfId>,
+}

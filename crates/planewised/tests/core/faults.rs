@@ -1,0 +1,134 @@
+//! Faults around the core: names that clash, full disks, drivers that are loaded anew.
+
+use std::collections::BTreeMap;
+use std::io::{Error, ErrorKind, Result};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use planewised::daemon::config::{self, Config, Simulated};
+use planewised::daemon::core::{Core, Host};
+use planewised::daemon::journal::{Journal, Storage};
+use planewised::daemon::request::ends;
+use planewised::daemon::simulated::World;
+use planewised::daemon::status::Status;
+use pw_alloc::settings::PolicyKind;
+use pw_alloc::traffic::Traffic;
+
+use super::{SETTINGS, daemon, faults, id};
+
+fn core(host: Host, journal: Journal, directory: &Path) -> Core {
+    let mut config: Config = config::parse(SETTINGS, "test").expect("valid");
+    config.state_directory = directory.to_owned();
+    let (core_ends, _) = ends(Status::new(PolicyKind::Activity, 1.0, 1.0));
+    Core::new(config, host, journal, core_ends, false, Box::new(|| false)).expect("starts")
+}
+
+#[test]
+fn of_two_guests_of_one_name_and_two_kinds_the_first_is_managed_until_it_goes() {
+    let mut daemon = daemon(SETTINGS, 1, &[]);
+    let machines = World::new(&Simulated { vfs: 0, guests: BTreeMap::new() });
+    let mut host = daemon.world.host();
+    host.kinds.extend(machines.host().kinds);
+    let directory = tempfile::tempdir().expect("a directory");
+    let (journal, _) = Journal::open(directory.path()).expect("a journal");
+    daemon.core = core(host, journal, directory.path());
+    daemon.directory = directory;
+    daemon.world.add("web", Traffic::Constant(100.0));
+    daemon.pass(10);
+    let mac = daemon.core.status().guests[0].mac;
+    machines.add("other", Traffic::Constant(1.0));
+    machines.add("web", Traffic::Constant(9000.0));
+    daemon.pass(20);
+    let guests = daemon.core.status().guests.clone();
+    let web: Vec<_> = guests.iter().filter(|guest| guest.id == id("web")).collect();
+    assert_eq!((web.len(), web[0].mac), (1, mac), "the second did not take the first one's place");
+    assert_eq!(daemon.holders(), ["web"]);
+    let told =
+        daemon.core.status().errors.iter().filter(|error| error.what.contains("are called web"));
+    assert_eq!(told.count(), 1, "it is said once");
+    // The first one goes: the second is the one of that name.
+    daemon.world.destroy("web", false);
+    daemon.pass(10);
+    assert!(
+        daemon.core.status().guests.iter().any(|guest| guest.id == id("web") && guest.mac != mac)
+    );
+}
+
+/// A disk that is full as long as the test says so.
+#[derive(Clone, Default)]
+struct Disk(Arc<Mutex<(Vec<u8>, bool)>>);
+
+impl Storage for Disk {
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut disk = self.0.lock().expect("no panic");
+        if disk.1 {
+            return Err(Error::from(ErrorKind::StorageFull));
+        }
+        disk.0.extend(bytes);
+        Ok(())
+    }
+
+    fn truncate(&mut self, length_bytes: u64) -> Result<()> {
+        self.0.lock().expect("no panic").0.truncate(length_bytes as usize);
+        Ok(())
+    }
+
+    fn replace(&mut self, bytes: &[u8]) -> Result<()> {
+        self.append(bytes)
+    }
+}
+
+#[test]
+fn on_a_full_disk_neither_a_move_nor_a_recovery_does_anything_until_there_is_room() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+    let disk = Disk::default();
+    let (journal, _) = Journal::over("j", Box::new(disk.clone()), b"", false).expect("begun");
+    daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a"]);
+    disk.0.lock().expect("no panic").1 = true;
+    // A move is due, and a VF is to be recovered that its holder has left with its address.
+    daemon.world.restart("a");
+    daemon.world.send("b", Traffic::Constant(5000.0));
+    let before = daemon.world.found();
+    daemon.pass(60);
+    assert_eq!(daemon.world.found(), before, "nothing was touched");
+    let told =
+        daemon.core.status().errors.iter().filter(|error| error.what.contains("cannot write"));
+    assert_eq!(told.count(), 1, "it is said once");
+    disk.0.lock().expect("no panic").1 = false;
+    daemon.pass(120);
+    assert_eq!(daemon.holders(), ["b"]);
+    assert!(faults(&daemon).is_empty(), "{:?}", faults(&daemon));
+}
+
+#[test]
+fn a_pf_whose_driver_is_loaded_anew_is_taken_in_again_with_its_vfs() {
+    let mut daemon = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 400.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a", "b"]);
+    for away_s in [0, 1, 30] {
+        daemon.world.reload_driver(true);
+        daemon.pass(away_s);
+        daemon.world.reload_driver(false);
+        daemon.pass(40);
+        assert_eq!(daemon.holders(), ["a", "b"], "after {away_s} s");
+        assert!(faults(&daemon).is_empty(), "{:?}", faults(&daemon));
+    }
+}
+
+#[test]
+fn a_mark_ends_with_its_guest_and_does_not_pass_to_the_next_of_that_name() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+    daemon.pass(20);
+    daemon.world.answers("a", false);
+    daemon.world.send("b", Traffic::Constant(5000.0));
+    daemon.pass(30);
+    assert!(daemon.core.status().guests[0].marked.is_some());
+    daemon.world.destroy("a", false);
+    daemon.pass(10);
+    daemon.world.add("a", Traffic::Constant(1.0));
+    daemon.pass(10);
+    assert!(daemon.core.status().guests[0].marked.is_none());
+    assert_eq!(daemon.holders(), ["b"]);
+}

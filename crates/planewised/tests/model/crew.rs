@@ -1,0 +1,246 @@
+//! Simulated hands, journal and chance: what a step takes, what a kill leaves half done, and what no step
+//! may ever do.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use planewised::daemon::crew::{Crew, Report, Task, Work};
+use planewised::daemon::journal::Storage;
+use planewised::daemon::simulated::World;
+use pw_alloc::journal::{self, Entry};
+use pw_alloc::model::VfId;
+use pw_alloc::step::Step;
+use pw_alloc::world::Place;
+
+/// How long a step may take [ms], as the core's configuration has it.
+pub const STEP_TIMEOUT_MS: u64 = 30_000;
+/// A VF that has been in other hands for so long must have been seen there [ms].
+const SEEN_MS: u64 = 4_000;
+
+/// The same numbers from the same seed (xorshift64*).
+#[derive(Debug, Clone)]
+pub struct Chance(u64);
+
+impl Chance {
+    pub const fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15))
+    }
+
+    /// A number below `limit`.
+    pub const fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % limit
+    }
+}
+
+/// What is shared by the core's crew, its journal and the test.
+#[derive(Debug)]
+pub struct Shared {
+    pub now_ms: u64,
+    pub chance: Chance,
+    pending: Vec<(u64, Waiting)>,
+    /// The journal's bytes.
+    pub text: Vec<u8>,
+    /// The last step that the journal announces, by operation.
+    intents: BTreeMap<u64, Step>,
+    /// When the first step of each operation was begun [ms].
+    begun_ms: BTreeMap<u64, u64>,
+    /// The disk takes nothing more.
+    pub full: bool,
+    /// A fault put back: a full disk is taken for one that has written.
+    pub full_is_unseen: bool,
+    /// Since when VFs are in other hands, or in hands of which nothing is known [ms].
+    pub away_since_ms: BTreeMap<VfId, u64>,
+    /// What must never be, in sentences.
+    pub violations: Vec<String>,
+    pub steps: u64,
+    pub told: VecDeque<String>,
+}
+
+impl Shared {
+    /// Keeps the last things that happened, to be told of when something breaks.
+    pub fn tell(&mut self, what: String) {
+        if self.told.len() >= 40 {
+            self.told.pop_front();
+        }
+        self.told.push_back(what);
+    }
+}
+
+/// A task that nobody has begun to perform: the world changes when it ends.
+struct Waiting(Task);
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "task {}", self.0.number)
+    }
+}
+
+/// Simulated hands.
+#[derive(Debug, Clone)]
+pub struct Made {
+    shared: Arc<Mutex<Shared>>,
+    world: World,
+}
+
+impl Made {
+    pub fn new(world: World, seed: u64) -> Self {
+        let shared = Shared {
+            now_ms: 0,
+            chance: Chance::new(seed ^ 0x5eed),
+            pending: Vec::new(),
+            text: Vec::new(),
+            intents: BTreeMap::new(),
+            begun_ms: BTreeMap::new(),
+            full: false,
+            full_is_unseen: false,
+            away_since_ms: BTreeMap::new(),
+            violations: Vec::new(),
+            steps: 0,
+            told: VecDeque::new(),
+        };
+        Self { shared: Arc::new(Mutex::new(shared)), world }
+    }
+
+    pub fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The daemon is killed: of each step under way nothing is done, half of it, or all.
+    pub fn kill(&self) {
+        let pending = std::mem::take(&mut self.shared().pending);
+        for (_, Waiting(task)) in pending {
+            let Work::Step { step, .. } = &task.work else { continue };
+            match self.shared().chance.below(3) {
+                0 => {}
+                1 => self.world.does(step, true),
+                _ => drop(task.perform()),
+            }
+        }
+        let mut shared = self.shared();
+        shared.intents.clear();
+        shared.begun_ms.clear();
+    }
+
+    /// What no step may do, as it is about to change the world.
+    fn check(&self, number: u64, step: &Step) {
+        let found = self.world.found();
+        let mut shared = self.shared();
+        shared.steps += 1;
+        let told = format!("{} ms, operation {number}: {step}", shared.now_ms);
+        shared.tell(told);
+        let now_ms = shared.now_ms;
+        let begun_ms = *shared.begun_ms.entry(number).or_insert(now_ms);
+        if shared.intents.get(&number) != Some(step) {
+            shared.violations.push(format!("to {step} is not in the journal"));
+        }
+        let Some(vf) = step.vf() else { return };
+        let Some(place) = found.vfs.get(vf).map(|vf| vf.place.clone()) else { return };
+        match (step, &place) {
+            (Step::Attach { guest, .. }, Place::Guest(other)) if guest != other => {
+                shared.violations.push(format!("{vf} of {other} is given to {guest}"));
+            }
+            (
+                Step::Reserve { .. }
+                | Step::SetMac { .. }
+                | Step::ClearMac { .. }
+                | Step::Reset { .. }
+                | Step::Recall { .. },
+                Place::Guest(guest),
+            ) => shared.violations.push(format!("{step}, which {guest} has")),
+            // A move or a recovery that was under way before meets hands that refuse; one that is begun
+            // when it has long been seen should not have been.
+            (
+                Step::Reserve { .. }
+                | Step::SetMac { .. }
+                | Step::ClearMac { .. }
+                | Step::Reset { .. }
+                | Step::Recall { .. }
+                | Step::Attach { .. },
+                Place::Foreign(_) | Place::Unknown(_),
+            ) => {
+                let since = shared.away_since_ms.get(vf).copied().unwrap_or(u64::MAX);
+                if begun_ms.saturating_sub(since) > SEEN_MS {
+                    shared.violations.push(format!("{step}, which is not ours: {place:?}"));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Crew for Made {
+    fn begin(&mut self, task: Task) {
+        let takes_ms = match &task.work {
+            Work::Step { step, .. } => {
+                self.check(task.number, step);
+                let found = self.world.found();
+                let silent = step.guest().and_then(|guest| found.guests.get(guest));
+                match silent {
+                    Some(guest) if !guest.answers => STEP_TIMEOUT_MS,
+                    _ => self.shared().chance.below(900),
+                }
+            }
+            Work::Find(_) => self.shared().chance.below(3_000),
+        };
+        let mut shared = self.shared();
+        let end_ms = shared.now_ms + takes_ms;
+        shared.pending.push((end_ms, Waiting(task)));
+    }
+
+    fn ended(&mut self, now_ms: u64) -> Vec<Report> {
+        let due: Vec<Task> = {
+            let mut shared = self.shared();
+            let pending = std::mem::take(&mut shared.pending);
+            let (mut due, later): (Vec<_>, Vec<_>) =
+                pending.into_iter().partition(|(end_ms, _)| *end_ms <= now_ms);
+            shared.pending = later;
+            due.sort_by_key(|(end_ms, _)| *end_ms);
+            due.into_iter().map(|(_, Waiting(task))| task).collect()
+        };
+        due.into_iter()
+            .map(|task| Report { took: Duration::from_millis(300), ..task.perform() })
+            .collect()
+    }
+}
+
+/// A journal in memory, on a disk that may be full.
+pub struct Disk(pub Made);
+
+impl Storage for Disk {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut shared = self.0.shared();
+        if shared.full {
+            if shared.full_is_unseen {
+                return Ok(());
+            }
+            shared.text.extend(&bytes[..bytes.len() / 2]);
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        shared.text.extend(bytes);
+        for entry in journal::read(bytes).entries {
+            if let Entry::Intent { operation, step } = entry {
+                shared.intents.insert(operation, step);
+            }
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, length_bytes: u64) -> io::Result<()> {
+        self.0.shared().text.truncate(usize::try_from(length_bytes).unwrap_or(usize::MAX));
+        Ok(())
+    }
+
+    fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut shared = self.0.shared();
+        if shared.full {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        shared.text = bytes.to_vec();
+        Ok(())
+    }
+}
