@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -157,6 +158,23 @@ def test_two_writers_of_one_run_directory_are_refused(tmp_path: Path) -> None:
         pytest.raises(PlanewiseError, match="another planewise"),
     ):
         RunWriter.resume(tmp_path / "run")
+
+
+def test_a_disk_without_room_for_a_line_has_no_part_of_it_when_the_run_ends(tmp_path: Path) -> None:
+    """By the kernel's limit of a file's size, which ends a line in its middle as a disk does."""
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        writer.append(make_trial("a"))
+        file = tmp_path / "run" / "trials.jsonl"
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 50, before[1]))
+        try:
+            with pytest.raises(PlanewiseError, match="cannot write the run directory"):
+                writer.append(make_trial("b"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    reader = RunReader(tmp_path / "run")
+    assert [trial.trial for trial in reader.trials()] == ["a"]
+    assert not reader.is_cut()
 
 
 def test_a_full_disk_keeps_what_was_finished_and_says_so(

@@ -166,7 +166,8 @@ class RunWriter:
         self.next_order = next_order
         """`order` of the next trial."""
         self._lock = lock
-        self._trials = (path / TRIALS_FILE).open("ab")
+        # Unbuffered: what a full disk did not take must not come back when the file is closed.
+        self._trials = (path / TRIALS_FILE).open("ab", buffering=0)
 
     @classmethod
     def create(cls, path: Path, info: RunInfo) -> Self:
@@ -222,10 +223,13 @@ class RunWriter:
                 name = packets_file(trial.trial)
                 _write_parquet(packets, self.path / name)
                 trial = trial.model_copy(update={"packets": name})
-            start = self._trials.tell()
+            start = os.fstat(self._trials.fileno()).st_size
+            line = memoryview(trial.model_dump_json(exclude_defaults=True).encode() + b"\n")
             try:
-                self._trials.write(trial.model_dump_json(exclude_defaults=True).encode() + b"\n")
-                self._trials.flush()
+                while (
+                    line
+                ):  # the system may take a part, and refuse the rest when it is asked again
+                    line = line[self._trials.write(line) :]
                 os.fsync(self._trials.fileno())
             except OSError:
                 os.truncate(self.path / TRIALS_FILE, start)
