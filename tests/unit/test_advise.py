@@ -19,9 +19,9 @@ from planewise.advise.model import (
     Pattern,
     load_profile,
     predict,
-    profile_text,
     shipped,
 )
+from planewise.advise.toml_text import toml_text
 from planewise.advise.workload import Ranked, Workload, _hold_to_rate, advise, course, why_not
 from planewise.errors import BadInputError
 
@@ -372,7 +372,7 @@ def test_the_page_of_an_emulated_host_draws_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = tmp_path / "emulated.toml"
-    profile.write_text(profile_text(XL710.model_copy(update={"emulated": True})))
+    profile.write_text(toml_text(XL710.model_copy(update={"emulated": True})))
     text = page(["--profile", str(profile), "--pattern", "east-west"], tmp_path, monkeypatch)
     assert "of an emulated host" in text
     assert "<svg" not in text

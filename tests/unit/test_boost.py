@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from planewise.advise.gain import PACKETS_PER_ROUND_TRIP, PASSES, Gain, gain_of
-from planewise.advise.gain_profile import gain_profile_text, profile_of
+from planewise.advise.gain_profile import profile_of
+from planewise.advise.toml_text import toml_text
 from planewise.errors import BadInputError
 from planewise.judge.statistics import RunSample
 from planewise.store.models import Counts, Load, TrialRecord
@@ -146,7 +147,7 @@ def test_trials_that_are_not_at_their_rate_do_not_count_and_are_named(info_of: R
     )
     found = gain(late)
     assert {row.frequency_pps for row in found.rows} == {100.0, 1000.0}
-    assert any("reached only 4 kpps" in note for note in found.notes)
+    assert any("4 kpps in place of 10 kpps" in note for note in found.notes)
 
 
 def test_what_cannot_tell_a_gain_is_refused_in_a_sentence(info_of: RunReader) -> None:
@@ -165,7 +166,7 @@ def test_what_cannot_tell_a_gain_is_refused_in_a_sentence(info_of: RunReader) ->
 
 def test_the_profile_names_the_host_and_holds_the_curve(info_of: RunReader, tmp_path: Path) -> None:
     found = gain(measured(lambda rate, _: 20.0 + rate / 200, info_of))
-    text = gain_profile_text(profile_of(found, info_of.info))
+    text = toml_text(profile_of(found, info_of.info))
     (tmp_path / "gain.toml").write_text(text)
     read = tomllib.loads(text)
     host = info_of.info.hosts["shared"]

@@ -20,13 +20,13 @@ from planewise.advise.model import (
     load_profile,
     packet_rate_pps,
     predict,
-    profile_text,
     shipped,
 )
 from planewise.advise.model.ethernet import line_rate_pps
 from planewise.advise.model.fit import Measured, fit
 from planewise.advise.model.pcie import receive_cost, transmit_cost
 from planewise.advise.throughput import read_throughput
+from planewise.advise.toml_text import toml_text
 from planewise.errors import BadInputError, PlanewiseError
 from tests.unit.published_data import nfv_brief
 
@@ -242,7 +242,7 @@ def test_too_few_rows_are_refused() -> None:
 
 def test_a_profile_that_is_written_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "host.toml"
-    file.write_text(profile_text(XL710))
+    file.write_text(toml_text(XL710))
     assert load_profile(file) == XL710
 
 
@@ -251,9 +251,9 @@ def test_a_profile_that_is_written_is_read_again(tmp_path: Path) -> None:
     [
         ("", "name: field required"),
         ("name = ", "no TOML"),
-        (profile_text(XL710).replace("lanes = 8", "lanes = 0"), "lanes 0"),
-        (profile_text(XL710).replace("pmd_ns = ", "pmd_ns = -"), "cores.pmd_ns"),
-        (profile_text(XL710) + "\n[moon]\nphase = 1\n", "moon"),
+        (toml_text(XL710).replace("lanes = 8", "lanes = 0"), "lanes 0"),
+        (toml_text(XL710).replace("pmd_ns = ", "pmd_ns = -"), "cores.pmd_ns"),
+        (toml_text(XL710) + "\n[moon]\nphase = 1\n", "moon"),
     ],
 )
 def test_a_file_that_is_no_profile_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:

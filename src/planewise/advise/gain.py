@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded, exact, mean_of, median_of, minus
 from planewise.judge.statistics import RunSample, observe
 from planewise.judge.statistics.paired import median_interval
+from planewise.store.levels import MissedLevel, missed_levels
 from planewise.store.models import Level, TrialRecord
 from planewise.units import percent_text, rate_text, time_text
 
@@ -31,8 +32,6 @@ PACKETS_PER_ROUND_TRIP = 2
 """Packets that a guest's interface counts in one: one sent, one received."""
 FEWEST_BLOCKS = 6
 """With fewer, no order statistics hold a median with 95 %."""
-LEVEL_SHARE = 0.01
-"""By how much a trial may miss the rate that it is labelled with."""
 SIZE_MARGIN = 0.25
 """Savings of the largest and the smallest frame that differ by less are practically the same."""
 
@@ -117,10 +116,8 @@ def gain_of(sample: RunSample, slow: str, fast: str) -> Gain:
             or the time saved by all packets of a second surely falls with the rate.
     """
     _check(sample, slow, fast)
-    missed = _missed(sample.trials)
-    medians = _by_stratum(sample, "rtt", missed)
-    tails = _by_stratum(sample, "rtt_p99", missed)
-    rows, notes, saved = [], list(_missed_notes(sample.trials, missed)), {}
+    medians, tails = (_by_stratum(sample, metric) for metric in ("rtt", "rtt_p99"))
+    rows, notes, saved = [], list(_missed(sample.trials)), {}
     for stratum in sorted(medians):
         pairs = _pairs(medians[stratum], slow, fast)
         if len(pairs) < FEWEST_BLOCKS:
@@ -187,40 +184,28 @@ def _stratum(cell: Mapping[str, Level]) -> Stratum:
     return float(cell.get("frequency_pps", 0)), int(cell.get("size_bytes", 0))
 
 
-def _missed(trials: Iterable[TrialRecord]) -> dict[tuple[Stratum, str, int], float]:
-    """By stratum, plane and block: the achieved rate of trials that are not at their rate [1/s]."""
-    found = {}
+def _missed(trials: Iterable[TrialRecord]) -> Iterable[str]:
+    """What trials that are not at their level achieved: `observe` has left them out."""
+    by_level: dict[tuple[Stratum, str, str], list[MissedLevel]] = defaultdict(list)
     for trial in trials:
-        if trial.kind != "rtt" or trial.status != "done" or trial.load is None:
-            continue
-        wanted, achieved = trial.load.intended_pps, trial.load.achieved_pps
-        if wanted > 0 and abs(achieved / wanted - 1) > LEVEL_SHARE:
-            found[_stratum(trial.cell), str(trial.cell.get("plane")), trial.block] = achieved
-    return found
-
-
-def _missed_notes(
-    trials: Sequence[TrialRecord], missed: Mapping[tuple[Stratum, str, int], float]
-) -> Iterable[str]:
-    by_level: dict[tuple[Stratum, str], list[float]] = defaultdict(list)
-    for (stratum, plane, _), achieved in missed.items():
-        by_level[stratum, plane].append(achieved)
-    for (stratum, plane), rates in sorted(by_level.items()):
+        if trial.kind == "rtt":
+            for missed in missed_levels(trial):
+                where = _stratum(trial.cell), str(trial.cell.get("plane")), missed.factor
+                by_level[where].append(missed)
+    for (stratum, plane, _), several in sorted(by_level.items()):
+        middle = sorted(several, key=lambda one: one.share)[len(several) // 2]
         yield (
-            f"{_stratum_text(stratum)} on {plane}: {len(rates)} trials reached only "
-            f"{rate_text(median(rates))} and do not count"
+            f"{_stratum_text(stratum)} on {plane}: {len(several)} trials do not count "
+            f"({middle.sentence})"
         )
 
 
-def _by_stratum(
-    sample: RunSample, metric: str, missed: Mapping[tuple[Stratum, str, int], float]
-) -> dict[Stratum, dict[str, dict[int, Bounded]]]:
+def _by_stratum(sample: RunSample, metric: str) -> dict[Stratum, dict[str, dict[int, Bounded]]]:
     """By stratum, plane and block; several trials of a block are averaged."""
     values: dict[tuple[Stratum, str, int], list[Bounded]] = defaultdict(list)
     for one in observe([sample], metric).observations:
         key = _stratum(one.cell), str(one.cell["plane"]), one.block
-        if key not in missed:
-            values[key].append(one.bounded)
+        values[key].append(one.bounded)
     found: dict[Stratum, dict[str, dict[int, Bounded]]] = {}
     for (stratum, plane, block), several in values.items():
         found.setdefault(stratum, {}).setdefault(plane, {})[block] = mean_of(several)

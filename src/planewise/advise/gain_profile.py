@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from planewise.advise.gain import Gain, Interval, SizeMatters
@@ -121,23 +120,3 @@ def _closed(value: float) -> float | None:
 
 def _p99(interval: Interval) -> float | None:
     return _closed(100 * interval.value)
-
-
-def gain_profile_text(profile: GainProfile) -> str:
-    """The profile as TOML; numbers with four significant digits."""
-    return tomli_w.dumps(_rounded(profile.model_dump(exclude_none=True)))
-
-
-def _rounded(value: object) -> dict[str, object]:
-    assert isinstance(value, dict)
-    return {key: _short(item) for key, item in value.items()}
-
-
-def _short(value: object) -> object:
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return _rounded(value)
-    if isinstance(value, list | tuple):
-        return [_short(item) for item in value]
-    return value

@@ -202,7 +202,7 @@ def _shipped() -> tuple[str, ...]:
 
 def _show(host: Profile | None, json_: bool) -> None:
     """The profile, or the names of those that there are."""
-    from planewise.advise.model import profile_text
+    from planewise.advise.toml_text import toml_text
 
     if host is None and json_:
         console.print_json({"profiles": list(_shipped())})
@@ -212,7 +212,7 @@ def _show(host: Profile | None, json_: bool) -> None:
     elif json_:
         console.print_json(host.model_dump())
     else:
-        print(profile_text(host), end="")
+        print(toml_text(host), end="")
 
 
 def _evidence(runs: Iterable[Path]) -> list[Evidence]:

@@ -36,7 +36,8 @@ def boost(
     guests by what was measured.
     """
     from planewise.advise.gain import gain_of
-    from planewise.advise.gain_profile import gain_profile_text, profile_of
+    from planewise.advise.gain_profile import profile_of
+    from planewise.advise.toml_text import toml_text
     from planewise.judge.statistics import RunSample
     from planewise.store.files import write_file
     from planewise.store.rundir import RunReader
@@ -45,7 +46,7 @@ def boost(
     gain = gain_of(RunSample(str(measured), reader.info, reader.trials()), slow, fast)
     profile = profile_of(gain, reader.info)
     if out is not None:
-        write_file(out, gain_profile_text(profile).encode())
+        write_file(out, toml_text(profile).encode())
     if json_:
         console.print_json({**profile.model_dump(), "notes": gain.notes})
         return
@@ -106,11 +107,10 @@ def _print(gain: Gain, emulated: str) -> None:
 
 
 def _share(interval: Interval) -> str:
-    from planewise.units import percent_text
-
+    """As `41 % (25 to 65)`, in whole per cent: the table fits 80 columns."""
     if math.isnan(interval.value):
         return "not known"
-    ends = " to ".join(
-        "open" if math.isinf(end) else percent_text(end) for end in (interval.low, interval.high)
+    low, high = (
+        "open" if math.isinf(end) else f"{100 * end:.0f}" for end in (interval.low, interval.high)
     )
-    return f"{percent_text(interval.value)} ({ends})"
+    return f"{100 * interval.value:.0f} % ({low} to {high})"

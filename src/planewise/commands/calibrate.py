@@ -44,8 +44,8 @@ def calibrate(
     tell that were not measured.
     """
     from planewise.advise.calibration import calibrate_rows, table
-    from planewise.advise.model import profile_text
     from planewise.advise.profiles import find_profile
+    from planewise.advise.toml_text import toml_text
     from planewise.store.files import write_file
     from planewise.units import percent_text
 
@@ -60,7 +60,7 @@ def calibrate(
         emulated=bool(emulated),
     )
     if out is not None:
-        write_file(out, profile_text(found.profile).encode())
+        write_file(out, toml_text(found.profile).encode())
     if json_:
         console.print_json(
             {
@@ -89,7 +89,7 @@ def calibrate(
         print(table(found))
     if out is None:
         print()
-        print(profile_text(found.profile), end="")
+        print(toml_text(found.profile), end="")
     else:
         print(out)
 

@@ -253,29 +253,31 @@ def _pausing_queue(draw: Random) -> Adversary:
     )
 
 
+def _states(
+    kind: str,
+    draw: Random,
+    lower: tuple[float, float],
+    share: tuple[float, float],
+    stay: tuple[float, float] | None = None,
+) -> Adversary:
+    """Two states of the capacity. Ranges that are drawn from: the factor of the lower state, the
+    share of trials in it, the chance that a trial keeps its state (None: independent trials)."""
+    low = float(draw.uniform(*share))
+    capacity, factor = _capacity(draw), float(draw.uniform(*lower))
+    kept = 0.0 if stay is None else float(draw.uniform(*stay))
+    return Adversary(
+        kind, capacity, Factors((factor, 1.0), (low, 1 - low), stay=kept, sd=_small(draw))
+    )
+
+
 def _two_states(draw: Random) -> Adversary:
     """Two states, the lower with 0.5 to 0.97 of the capacity, in 20 to 80 % of trials."""
-    low = float(draw.uniform(0.2, 0.8))
-    return Adversary(
-        "two-states",
-        _capacity(draw),
-        Factors((float(draw.uniform(0.5, 0.97)), 1.0), (low, 1 - low), sd=_small(draw)),
-    )
+    return _states("two-states", draw, lower=(0.5, 0.97), share=(0.2, 0.8))
 
 
 def _markov(draw: Random) -> Adversary:
     """Two states, the lower with 0.9 to 0.98 of the capacity, kept by 30 to 80 % of trials."""
-    low = float(draw.uniform(0.3, 0.7))
-    return Adversary(
-        "markov",
-        _capacity(draw),
-        Factors(
-            (float(draw.uniform(0.9, 0.98)), 1.0),
-            (low, 1 - low),
-            stay=float(draw.uniform(0.3, 0.8)),
-            sd=_small(draw),
-        ),
-    )
+    return _states("markov", draw, lower=(0.9, 0.98), share=(0.3, 0.7), stay=(0.3, 0.8))
 
 
 def _skewed(draw: Random) -> Adversary:
@@ -310,32 +312,12 @@ def _turbo(draw: Random) -> Adversary:
 
 def _throttled(draw: Random) -> Adversary:
     """One trial in ten to three has 60 to 95 % of the capacity, and the next often has, too."""
-    low = float(draw.uniform(0.1, 0.35))
-    return Adversary(
-        "throttled",
-        _capacity(draw),
-        Factors(
-            (float(draw.uniform(0.6, 0.95)), 1.0),
-            (low, 1 - low),
-            stay=float(draw.uniform(0.0, 0.6)),
-            sd=_small(draw),
-        ),
-    )
+    return _states("throttled", draw, lower=(0.6, 0.95), share=(0.1, 0.35), stay=(0.0, 0.6))
 
 
 def _sticky(draw: Random) -> Adversary:
     """Two states, the lower with 0.7 to 0.95 of the capacity, kept by 90 to 97 % of trials."""
-    low = float(draw.uniform(0.3, 0.7))
-    return Adversary(
-        "sticky",
-        _capacity(draw),
-        Factors(
-            (float(draw.uniform(0.7, 0.95)), 1.0),
-            (low, 1 - low),
-            stay=float(draw.uniform(0.9, 0.97)),
-            sd=_small(draw),
-        ),
-    )
+    return _states("sticky", draw, lower=(0.7, 0.95), share=(0.3, 0.7), stay=(0.9, 0.97))
 
 
 def _disturbed(draw: Random) -> Adversary:

@@ -502,9 +502,9 @@ def _compared(data: RunData) -> list[Section]:
     first = {one.family.metric.name: one for one in reversed(found)}
     figures = []
     for one in found:
-        metric = one.family.metric
-        at = "" if one is first[metric.name] else f"-{metric.frequency_pps:g}pps"
-        figures.append(comparison.figure(one, name=base.slug(f"compared-{metric.name}{at}")))
+        name, pps = one.family.metric.name, one.family.metric.frequency_pps
+        at = "" if one is first[name] else f"-{pps:g}pps"
+        figures.append(comparison.figure(one, name=base.slug(f"compared-{name}{at}")))
     bars = kendall.figure(
         [one for one in found if one.family.metric.name in _CORRELATED or _is_cpu(one)],
         data.planes,

@@ -9,7 +9,6 @@ from planewise.advise.model.pcie import KERNEL_82599, POLLING_82599, Link, Rings
 from planewise.advise.model.profile import (
     Profile,
     load_profile,
-    profile_text,
     shipped,
     shipped_names,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "load_profile",
     "packet_rate_pps",
     "predict",
-    "profile_text",
     "shipped",
     "shipped_names",
 ]

@@ -8,9 +8,8 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planewise.advise.model.pcie import Link, Rings
@@ -206,19 +205,3 @@ def shipped(name: str) -> Profile:
     folder = resources.files("planewise.advise") / "profiles"
     with resources.as_file(folder / f"{name}.toml") as file:
         return load_profile(file)
-
-
-def profile_text(profile: Profile) -> str:
-    """The profile as TOML; numbers with four significant digits."""
-    return tomli_w.dumps(_rounded(profile.model_dump(exclude_none=True)))
-
-
-def _rounded(value: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _rounded(item)
-        if isinstance(item, dict)
-        else float(f"{item:.4g}")
-        if isinstance(item, float)
-        else item
-        for key, item in value.items()
-    }
