@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 
 from planewise.report import facets, html, packets, renderer, summaries, svg, tables
-from planewise.report.cells import Naming
 from planewise.report.data import RunData
 from planewise.report.facets import Item
 from planewise.report.figures import base, boxes, scatter, vega
@@ -18,6 +17,7 @@ from planewise.report.figures.base import Figure, Missing, Table, Value
 from planewise.report.renderer import Renderer
 from planewise.report.rtt_cell import RttCell
 from planewise.report.sections import choose
+from planewise.store.cells import Naming
 from planewise.store.rundir import RunReader
 from tests.unit import made_up_run
 from tests.unit.made_up_run import HIDDEN_REASON, MadeUp

@@ -12,10 +12,10 @@ import pytest
 
 from planewise.judge.verdict import Estimate, judge
 from planewise.report import html
-from planewise.report.cells import common_factors, factors_of, plane_of, words
 from planewise.report.data import RunData
 from planewise.report.figures import loss_curve, parts, rtt, tail
 from planewise.report.figures.base import Missing, Table, Value
+from planewise.store.cells import common_factors, factors_of, plane_of, words
 from planewise.store.rundir import RunReader
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,31 +12,9 @@ from planewise.commands import console
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from planewise.judge.statistics import Family, Metric, RankingCheck, RunSample
+    from planewise.judge.analysis import Analysis
+    from planewise.judge.statistics import Family, RankingCheck
     from planewise.judge.statistics.pooled import PooledTest
-    from planewise.judge.statistics.runs import Difference
-
-ALL = "all"
-SERIES = "series"
-"""The factor that joins the planes of main and background guests."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Everything that is printed."""
-
-    samples: tuple[RunSample, ...]
-    paths: tuple[Path, ...]
-    differences: tuple[Difference, ...]
-    families: tuple[Family, ...]
-    rankings: tuple[RankingCheck | None, ...]
-    """One a family."""
-    """By stratum; empty unless asked for."""
-    pooled: tuple[PooledTest, ...] | None
-    """None unless asked for."""
-    notes: tuple[str, ...]
 
 
 def compare(
@@ -108,225 +85,20 @@ def compare(
     metrics = list(metric or [])
     if tails:
         metrics += ["rtt", "rtt_p99", "rtt_p999"]
-    found = _analyse(runs, factor, metrics, by, baseline, margin, as_published)
+    from planewise.judge.analysis import Question, analyse
+
+    question = Question(factor, tuple(metrics), by, baseline, margin)
+    found = analyse(runs, question, as_published=as_published)
     if json:
         console.print_json(_as_json(found))
     else:
         _print(found, kendall=kendall)
 
 
-def _analyse(
-    paths: list[Path],
-    factor: str,
-    metrics: list[str],
-    by: str | None,
-    baseline: str | None,
-    margin: float,
-    as_published: bool,
-) -> _Found:
-    from planewise.judge.statistics import (
-        by_frequency,
-        check_ranking,
-        compare_levels,
-        metrics_in,
-        observe,
-    )
-    from planewise.judge.statistics.runs import differences, join
-    from planewise.store.levels import keeps_levels
-    from planewise.store.rundir import RunReader
-
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise BadInputError(
-            "a run is named twice", where="planewise compare", remedy="name each run once"
-        )
-    readers = [RunReader(path) for path in paths]
-    samples = join([(reader.path, reader.info, reader.trials()) for reader in readers])
-    if factor == SERIES:
-        samples = tuple(_with_series(sample) for sample in samples)
-    names = _metric_names(metrics, samples)
-    families, rankings = [], []
-    for name in names:
-        whole = observe(samples, name)
-        if not whole.observations and len(names) > 1:
-            continue
-        if not whole.observations:
-            _nothing_measured(whole.metric, samples)
-        _check_factors(factor, by, samples)
-        for part in by_frequency(whole, factor):
-            families.append(compare_levels(part, factor, by=by, baseline=baseline, margin=margin))
-            rankings.append(check_ranking(part, factor, margin=margin))
-    _check_levels(families, factor, samples, metrics_in(samples))
-    notes = _notes(samples)
-    pooled: tuple[PooledTest, ...] | None = None
-    if as_published:
-        from planewise.judge.statistics.metrics import Observation, cpu_metrics, rtt_source
-        from planewise.judge.statistics.packets import Readings, ReadingTable, of_trials
-        from planewise.store.packets import read_rtts
-
-        unread: dict[str, int] = {}
-        packets = []
-        for path, sample in zip(paths, samples, strict=True):
-            trials = [t for t in sample.trials if t.kind == "rtt" and keeps_levels(t)]
-            for one in read_rtts(path, trials, rtt_source(samples)):
-                if one.why:
-                    unread[one.why] = unread.get(one.why, 0) + 1
-                else:
-                    where = Observation(
-                        sample.label, one.trial.block, sample.cell(one.trial), 0.0, 0.0
-                    )
-                    packets.append(Readings(where, one.rtt_ns[one.rtt_ns > 0]))
-        notes += tuple(
-            f"{times} trial{'s' if times != 1 else ''} without packets: {why}"
-            for why, times in unread.items()
-        )
-        if not packets:
-            raise BadInputError(
-                "no packets were kept: pooled tests need them",
-                where=", ".join(str(path) for path in paths),
-                remedy="leave --as-published away; the comparison needs none",
-            )
-        run_factors = {name for sample in samples for name in sample.extra}
-        table = ReadingTable(packets, factor, by, run_factors)
-        cpus = [observe(samples, name) for name in cpu_metrics(samples, modes=False)]
-        pooled = table.pooled("rtt") + tuple(
-            test
-            for cpu in cpus
-            for test in ReadingTable(of_trials(cpu), factor, by, cpu.run_factors).pooled(
-                cpu.metric.name
-            )
-        )
-    labelled = {sample.label: sample.info for sample in samples}
-    return _Found(
-        samples,
-        tuple(paths),
-        differences(labelled),
-        tuple(families),
-        tuple(rankings),
-        pooled,
-        notes,
-    )
-
-
-def _with_series(sample: RunSample) -> RunSample:
-    """The run's trials by series, as publications K and D name them: a plane for all guests, or for
-    the main ones beside background guests on another."""
-    from dataclasses import replace
-
-    from planewise.report.cells import Naming, by_series
-
-    naming = Naming(trial.cell for trial in sample.trials)
-    return replace(sample, trials=by_series(sample.trials, naming, SERIES))
-
-
-def _metric_names(asked: list[str], samples: Sequence[RunSample]) -> tuple[str, ...]:
-    from planewise.judge.statistics import metrics_in
-    from planewise.judge.statistics.metrics import cpu_metrics
-
-    present = metrics_in(samples)
-    if not present:
-        raise BadInputError(
-            "no trial came to a result at its level: there is nothing to compare",
-            where=", ".join(sample.label for sample in samples),
-            remedy="`planewise report` says why trials failed, and what they achieved",
-        )
-    if not asked:
-        usual = ("rtt", "throughput", "transmitted", "goodput")
-        return (next((name for name in usual if name in present), present[0]),)
-    names: list[str] = []
-    for name in asked:
-        if name == ALL:
-            names += present
-        elif name == "cpu":
-            names += cpu_metrics(samples, modes=False)
-        else:
-            names.append(name)
-    return tuple(dict.fromkeys(names))
-
-
-def _nothing_measured(metric: Metric, samples: Sequence[RunSample]) -> None:
-    from planewise.judge.statistics import metrics_in
-
-    raise BadInputError(
-        f"no trial has {metric.title}",
-        where=", ".join(sample.label for sample in samples),
-        remedy=f"metrics that there are: {', '.join(metrics_in(samples))}",
-    )
-
-
-def _factors(samples: Sequence[RunSample]) -> dict[str, set[str]]:
-    """Levels, as text, by factor."""
-    found: dict[str, set[str]] = {}
-    for sample in samples:
-        for trial in sample.trials:
-            for name, level in sample.cell(trial).items():
-                found.setdefault(name, set()).add(str(level))
-    return found
-
-
-def _check_factors(factor: str, by: str | None, samples: Sequence[RunSample]) -> None:
-    known = _factors(samples)
-    for flag, name in (("--factor", factor), ("--by", by)):
-        if name and name not in known and not (flag == "--by" and name == "load"):
-            one_run = name == "run" and len(samples) == 1
-            raise BadInputError(
-                "one run alone has no factor run" if one_run else f"there is no factor '{name}'",
-                where=flag,
-                remedy="name two runs or more"
-                if one_run
-                else f"factors that there are: {', '.join(sorted(known))}",
-            )
-
-
-def _check_levels(
-    families: Sequence[Family],
-    factor: str,
-    samples: Sequence[RunSample],
-    present: tuple[str, ...],
-) -> None:
-    if not families:
-        raise BadInputError(
-            "none of these metrics was measured",
-            where="--metric",
-            remedy=f"metrics that there are: {', '.join(present)}",
-        )
-    if all(len(family.levels) + len(family.not_measurable) < 2 for family in families):
-        several = sorted(name for name, levels in _factors(samples).items() if len(levels) > 1)
-        only = ", ".join(str(level) for level in families[0].levels)
-        raise BadInputError(
-            f"{factor} has a single level ({only}): there is nothing to compare it with",
-            where="--factor",
-            remedy=f"factors with several levels: {', '.join(several)}"
-            if several
-            else "name several runs",
-        )
-
-
-def _notes(samples: Sequence[RunSample]) -> tuple[str, ...]:
-    from planewise.store.levels import missed_levels
-
-    notes = []
-    for sample in samples:
-        missed = sum(bool(missed_levels(trial)) for trial in sample.trials)
-        failed = sum(trial.status == "failed" for trial in sample.trials)
-        prefix = f"{sample.label}: " if len(samples) > 1 else ""
-        if failed:
-            notes.append(f"{prefix}{failed} of {len(sample.trials)} trials failed and are left out")
-        if missed:
-            notes.append(
-                f"{prefix}{missed} of {len(sample.trials)} trials missed their level by more than "
-                "1 % and are left out: `planewise report` shows what they achieved"
-            )
-        if sample.info.status in ("running", "interrupted", "failed"):
-            notes.append(f"{prefix}the run is {sample.info.status}: more trials may follow")
-        if sample.info.emulated:
-            notes.append(f"{prefix}times are not those of hardware: {sample.info.emulated}")
-    return tuple(notes)
-
-
 # --- for people ---------------------------------------------------------------------------------
 
 
-def _print(found: _Found, *, kendall: bool) -> None:
+def _print(found: Analysis, *, kendall: bool) -> None:
     out = console.out()
     for place, (family, ranking) in enumerate(zip(found.families, found.rankings, strict=True)):
         if place:
@@ -341,7 +113,7 @@ def _print(found: _Found, *, kendall: bool) -> None:
             out.print(f"  - {line}", markup=False)
 
 
-def _run_sentences(found: _Found) -> list[str]:
+def _run_sentences(found: Analysis) -> list[str]:
     if not found.differences:
         if len(found.samples) > 1:
             return ["The runs' hosts, designs and versions are alike as far as they are known."]
@@ -484,7 +256,7 @@ def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
 # --- for programs -------------------------------------------------------------------------------
 
 
-def _as_json(found: _Found) -> dict[str, object]:
+def _as_json(found: Analysis) -> dict[str, object]:
     from planewise.judge.statistics.pooled import WARNING
 
     return {

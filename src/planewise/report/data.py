@@ -19,10 +19,10 @@ from planewise.judge.from_store import curves_from_trials
 from planewise.judge.verdict import Verdict, judge
 from planewise.report import left_out, theme
 from planewise.report import packets as packet_files
-from planewise.report.cells import NO_PLANE, Factors, Naming, level_rank, rank
 from planewise.report.left_out import LeftOut
 from planewise.report.packets import Packets, RttMetric, Unread
 from planewise.report.rtt_cell import RttCell, summarise
+from planewise.store.cells import NO_PLANE, Factors, Naming, level_rank, rank
 from planewise.store.levels import cpu_of, keeps_levels, missed_levels
 from planewise.store.models import (
     ChainLimit,

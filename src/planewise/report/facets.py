@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Generic, TypeVar
 
-from planewise.report.cells import (
+from planewise.store.cells import (
     FACTORS,
     LOAD_FACTORS,
     NAMES,

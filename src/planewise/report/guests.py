@@ -10,10 +10,10 @@ from planewise.judge.bounded import Bounded, exact, median_of
 from planewise.judge.statistics import RunSample, observe
 from planewise.judge.statistics.metrics import cpu_metrics
 from planewise.judge.statistics.paired import median_interval
-from planewise.report.cells import Factors, rank
 from planewise.report.data import RunData
 from planewise.report.facets import Item
 from planewise.report.figures.vega import Quantity
+from planewise.store.cells import Factors, rank
 from planewise.store.models import TrialRecord
 
 GUESTS = "background_guests"

@@ -19,12 +19,12 @@ from markupsafe import Markup, escape
 import planewise
 from planewise.judge.statistics.sentences import bound_text
 from planewise.report import inference, renderer, svg, tables, theme
-from planewise.report.cells import common_factors, words
 from planewise.report.data import RunData
 from planewise.report.figures import base, comparison, kendall
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.renderer import Drawing, Renderer
 from planewise.report.sections import ORDER, Section, choose
+from planewise.store.cells import common_factors, words
 from planewise.store.files import write_file
 from planewise.store.models import Ranked
 from planewise.store.rundir import RunReader

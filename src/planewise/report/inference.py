@@ -16,8 +16,8 @@ from planewise.judge.statistics import (
 )
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.report import theme
-from planewise.report.cells import by_series
 from planewise.report.data import RunData
+from planewise.store.cells import by_series
 from planewise.units import bits_text, rate_text, time_text
 
 FACTOR = "plane"

@@ -10,10 +10,10 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 
 from planewise.report import summaries
-from planewise.report.cells import Factors, words
 from planewise.report.left_out import LeftOut
 from planewise.report.packets import Packets, RttMetric, Unread
 from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
+from planewise.store.cells import Factors, words
 from planewise.store.levels import missed_levels
 from planewise.store.models import Counts, Latency, Metric, TrialRecord
 

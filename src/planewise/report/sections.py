@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from planewise.report import facets, inference, sentences, theme
-from planewise.report.cells import common_factors, words
 from planewise.report.data import CpuCell, RunData
 from planewise.report.facets import Item, Page
 from planewise.report.figures import (
@@ -34,6 +33,7 @@ from planewise.report.figures import (
 from planewise.report.figures.base import Figure, Table
 from planewise.report.inference import Compared
 from planewise.report.rtt_cell import RttCell
+from planewise.store.cells import common_factors, words
 
 _MOST_CONTEXTS = 6
 """Conditions that are drawn as rows of planes; more become small multiples along a factor."""

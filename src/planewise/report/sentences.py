@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planewise.report import theme
-from planewise.report.cells import Factors, common_factors, words
 from planewise.report.data import CpuCell
 from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import Spread
+from planewise.store.cells import Factors, common_factors, words
 from planewise.units import time_text
 
 Time = Callable[[RttCell], Spread | str]

@@ -13,8 +13,8 @@ import vl_convert
 
 from planewise.errors import BadInputError
 from planewise.report import renderer
-from planewise.report.cells import Factors
 from planewise.report.figures.vega import Spec, with_title
+from planewise.store.cells import Factors
 from planewise.store.files import write_file
 
 Format = Literal["svg", "pdf", "png", "html"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planewise.report import theme
-from planewise.report.cells import Factors, common_factors, words
 from planewise.report.facets import Page
 from planewise.report.figures import grid, vega
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
@@ -14,6 +13,7 @@ from planewise.report.figures.rtt import achieved
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import Spread
+from planewise.store.cells import Factors, common_factors, words
 from planewise.units import time_text
 
 Time = Callable[[RttCell], Spread | str]

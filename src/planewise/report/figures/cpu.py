@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from planewise.report import sentences, theme
-from planewise.report.cells import Factors, common_factors, words
 from planewise.report.data import CPU_GROUPS, CpuCell
 from planewise.report.facets import Page
 from planewise.report.figures import grid, stacked, vega
@@ -15,6 +14,7 @@ from planewise.report.figures.base import Figure, Missing, Table, Value
 from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.stacked import Bar, Layout
 from planewise.report.figures.vega import Row, Span, Spec
+from planewise.store.cells import Factors, common_factors, words
 
 NAMES = {
     "programs": "programs",

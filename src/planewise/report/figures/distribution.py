@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planewise.report import sentences, theme
-from planewise.report.cells import common_factors, words
 from planewise.report.facets import Page
 from planewise.report.figures import vega
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import meaningful
+from planewise.store.cells import common_factors, words
 from planewise.units import time_text
 
 MOST_CONTEXTS = 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planewise.report import facets, theme
-from planewise.report.cells import common_factors, words
 from planewise.report.data import RunData
 from planewise.report.facets import Page
 from planewise.report.figures import base, grid, vega
@@ -14,6 +13,7 @@ from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.guests import Curves, Point
 from planewise.report.guests import curves as all_curves
+from planewise.store.cells import common_factors, words
 from planewise.units import rate_text, time_text
 
 

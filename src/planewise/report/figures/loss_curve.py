@@ -12,11 +12,11 @@ from itertools import pairwise
 from planewise.judge.curve import Curve, LoadPoint
 from planewise.judge.verdict import Estimate, Verdict
 from planewise.report import theme
-from planewise.report.cells import Factors, words
 from planewise.report.data import JudgedCurve
 from planewise.report.figures import base, vega
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.figures.vega import Channel, Look, Row, Span, Spec
+from planewise.store.cells import Factors, words
 from planewise.units import rate_text
 
 FLOOR = 1e-6

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planewise.report import sentences, theme
-from planewise.report.cells import common_factors, words
 from planewise.report.facets import Page
 from planewise.report.figures import grid, vega
 from planewise.report.figures.base import Figure, Table, Value
 from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
+from planewise.store.cells import common_factors, words
 
 
 def figure(page: Page[RttCell], planes: Sequence[str], *, name: str, title: str) -> Figure:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planewise.report import theme
-from planewise.report.cells import Factors, common_factors, words
 from planewise.report.figures import stacked
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.figures.stacked import Bar, Layout
 from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import Parts
+from planewise.store.cells import Factors, common_factors, words
 from planewise.units import time_text
 
 NAMES = {

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 
 from planewise.report import theme
-from planewise.report.cells import Factors, common_factors, words
 from planewise.report.figures import base, vega
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.figures.vega import Channel, Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
+from planewise.store.cells import Factors, common_factors, words
 from planewise.units import rate_text, time_text
 
 _ROW = 34

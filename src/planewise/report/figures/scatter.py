@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planewise.report import theme
-from planewise.report.cells import common_factors, words
 from planewise.report.facets import Page
 from planewise.report.figures import grid, vega
 from planewise.report.figures.base import Figure, Table, Value
@@ -13,6 +12,7 @@ from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import MOST_POINTS, Distribution
+from planewise.store.cells import common_factors, words
 from planewise.units import time_text
 
 MOST = 2400

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from planewise.report import theme
-from planewise.report.cells import words
 from planewise.report.data import Visit
 from planewise.report.figures import vega
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.figures.vega import Row, Span, Spec
+from planewise.store.cells import words
 from planewise.units import percent_text, rate_text, time_text
 
 _MOST_POINTS = 400

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planewise.report import theme
-from planewise.report.cells import common_factors, words
 from planewise.report.figures import rtt
 from planewise.report.figures.base import Entry, Missing, Table, Value
 from planewise.report.rtt_cell import TAIL, RttCell
+from planewise.store.cells import common_factors, words
 from planewise.units import time_text
 
 

@@ -1,0 +1,269 @@
+"""Runs compared with one another and within: what `planewise compare` prints, as a value.
+
+Reads run directories; prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planewise.errors import BadInputError
+from planewise.judge.statistics import (
+    Family,
+    Metric,
+    Observation,
+    RankingCheck,
+    RunSample,
+    by_frequency,
+    check_ranking,
+    compare_levels,
+    metrics_in,
+    observe,
+)
+from planewise.judge.statistics.comparison import MARGIN
+from planewise.judge.statistics.metrics import cpu_metrics, rtt_source
+from planewise.judge.statistics.packets import Readings, ReadingTable, of_trials
+from planewise.judge.statistics.pooled import PooledTest
+from planewise.judge.statistics.runs import Difference, differences, join
+from planewise.store.cells import Naming, by_series
+from planewise.store.levels import keeps_levels, missed_levels
+from planewise.store.models import Level, TrialRecord
+from planewise.store.packets import read_rtts
+from planewise.store.rundir import RunReader
+
+ALL = "all"
+SERIES = "series"
+"""The factor that joins the planes of main and background guests."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What runs are asked."""
+
+    factor: str = "plane"
+    """Whose levels are compared; `run` compares runs, `series` planes with their backgrounds'."""
+    metrics: tuple[str, ...] = ()
+    """Empty: the first usual one that was measured; `all` and `cpu` stand for several."""
+    by: str | None = None
+    """Factor whose levels are looked at apart; None: the load's location."""
+    baseline: str | None = None
+    """Compare every level with this one only."""
+    margin: float = MARGIN
+    where: Mapping[str, Collection[Level]] | None = None
+    """Levels that a cell must have to count, by factor; a cell without the factor counts."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All that was found."""
+
+    samples: tuple[RunSample, ...]
+    paths: tuple[Path, ...]
+    differences: tuple[Difference, ...]
+    """In which the runs differ, as far as it was recorded."""
+    families: tuple[Family, ...]
+    rankings: tuple[RankingCheck | None, ...]
+    """One a family."""
+    pooled: tuple[PooledTest, ...] | None
+    """The publications' tests by stratum; None unless asked for."""
+    notes: tuple[str, ...]
+
+
+def analyse(paths: Sequence[Path], question: Question, *, as_published: bool = False) -> Analysis:
+    """Compares the levels of a factor in the run directories `paths`.
+
+    Raises:
+        BadInputError: a run is named twice or is none; a factor or metric does not exist; there is
+            nothing to compare.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BadInputError(
+            "a run is named twice", where="planewise compare", remedy="name each run once"
+        )
+    readers = [RunReader(path) for path in paths]
+    samples = join([(reader.path, reader.info, reader.trials()) for reader in readers])
+    if question.where:
+        samples = tuple(_only(sample, question.where) for sample in samples)
+    if question.factor == SERIES:
+        samples = tuple(_with_series(sample) for sample in samples)
+    names = _metric_names(question.metrics, samples)
+    families, rankings = [], []
+    for name in names:
+        whole = observe(samples, name)
+        if not whole.observations and len(names) > 1:
+            continue
+        if not whole.observations:
+            _nothing_measured(whole.metric, samples)
+        _check_factors(question.factor, question.by, samples)
+        for part in by_frequency(whole, question.factor):
+            families.append(
+                compare_levels(
+                    part,
+                    question.factor,
+                    by=question.by,
+                    baseline=question.baseline,
+                    margin=question.margin,
+                )
+            )
+            rankings.append(check_ranking(part, question.factor, margin=question.margin))
+    _check_levels(families, question.factor, samples, metrics_in(samples))
+    notes, pooled = _notes(samples), None
+    if as_published:
+        pooled, unread = _pooled(paths, samples, question)
+        notes += unread
+    return Analysis(
+        samples,
+        tuple(paths),
+        differences({sample.label: sample.info for sample in samples}),
+        tuple(families),
+        tuple(rankings),
+        pooled,
+        notes,
+    )
+
+
+def _only(sample: RunSample, where: Mapping[str, Collection[Level]]) -> RunSample:
+    def counts(trial: TrialRecord) -> bool:
+        return all(name not in trial.cell or trial.cell[name] in where[name] for name in where)
+
+    return replace(sample, trials=[trial for trial in sample.trials if counts(trial)])
+
+
+def _with_series(sample: RunSample) -> RunSample:
+    """The run's trials by series, as publications K and D name them: a plane for all guests, or for
+    the main ones beside background guests on another."""
+    naming = Naming(trial.cell for trial in sample.trials)
+    return replace(sample, trials=by_series(sample.trials, naming, SERIES))
+
+
+def _pooled(
+    paths: Sequence[Path], samples: Sequence[RunSample], question: Question
+) -> tuple[tuple[PooledTest, ...], tuple[str, ...]]:
+    """The publications' tests on single readings, and why readings are missing."""
+    packets, unread = [], Counter[str]()
+    for path, sample in zip(paths, samples, strict=True):
+        trials = [t for t in sample.trials if t.kind == "rtt" and keeps_levels(t)]
+        for one in read_rtts(path, trials, rtt_source(samples)):
+            if one.why:
+                unread[one.why] += 1
+                continue
+            where = Observation(sample.label, one.trial.block, sample.cell(one.trial), 0.0, 0.0)
+            packets.append(Readings(where, one.rtt_ns[one.rtt_ns > 0]))
+    if not packets:
+        raise BadInputError(
+            "no packets were kept: pooled tests need them",
+            where=", ".join(str(path) for path in paths),
+            remedy="leave --as-published away; the comparison needs none",
+        )
+    run_factors = {name for sample in samples for name in sample.extra}
+    table = ReadingTable(packets, question.factor, question.by, run_factors)
+    tests = table.pooled("rtt")
+    for name in cpu_metrics(samples, modes=False):
+        cpu = observe(samples, name)
+        readings = ReadingTable(of_trials(cpu), question.factor, question.by, cpu.run_factors)
+        tests += readings.pooled(cpu.metric.name)
+    return tests, tuple(
+        f"{times} trial{'s' if times != 1 else ''} without packets: {why}"
+        for why, times in unread.items()
+    )
+
+
+def _metric_names(asked: Sequence[str], samples: Sequence[RunSample]) -> tuple[str, ...]:
+    present = metrics_in(samples)
+    if not present:
+        raise BadInputError(
+            "no trial came to a result at its level: there is nothing to compare",
+            where=", ".join(sample.label for sample in samples),
+            remedy="`planewise report` says why trials failed, and what they achieved",
+        )
+    if not asked:
+        usual = ("rtt", "throughput", "transmitted", "goodput")
+        return (next((name for name in usual if name in present), present[0]),)
+    names: list[str] = []
+    for name in asked:
+        if name == ALL:
+            names += present
+        elif name == "cpu":
+            names += cpu_metrics(samples, modes=False)
+        else:
+            names.append(name)
+    return tuple(dict.fromkeys(names))
+
+
+def _nothing_measured(metric: Metric, samples: Sequence[RunSample]) -> None:
+    raise BadInputError(
+        f"no trial has {metric.title}",
+        where=", ".join(sample.label for sample in samples),
+        remedy=f"metrics that there are: {', '.join(metrics_in(samples))}",
+    )
+
+
+def _factors(samples: Sequence[RunSample]) -> dict[str, set[str]]:
+    """Levels, as text, by factor."""
+    found: dict[str, set[str]] = {}
+    for sample in samples:
+        for trial in sample.trials:
+            for name, level in sample.cell(trial).items():
+                found.setdefault(name, set()).add(str(level))
+    return found
+
+
+def _check_factors(factor: str, by: str | None, samples: Sequence[RunSample]) -> None:
+    known = _factors(samples)
+    for flag, name in (("--factor", factor), ("--by", by)):
+        if name and name not in known and not (flag == "--by" and name == "load"):
+            one_run = name == "run" and len(samples) == 1
+            raise BadInputError(
+                "one run alone has no factor run" if one_run else f"there is no factor '{name}'",
+                where=flag,
+                remedy="name two runs or more"
+                if one_run
+                else f"factors that there are: {', '.join(sorted(known))}",
+            )
+
+
+def _check_levels(
+    families: Sequence[Family],
+    factor: str,
+    samples: Sequence[RunSample],
+    present: tuple[str, ...],
+) -> None:
+    if not families:
+        raise BadInputError(
+            "none of these metrics was measured",
+            where="--metric",
+            remedy=f"metrics that there are: {', '.join(present)}",
+        )
+    if all(len(family.levels) + len(family.not_measurable) < 2 for family in families):
+        several = sorted(name for name, levels in _factors(samples).items() if len(levels) > 1)
+        only = ", ".join(str(level) for level in families[0].levels)
+        raise BadInputError(
+            f"{factor} has a single level ({only}): there is nothing to compare it with",
+            where="--factor",
+            remedy=f"factors with several levels: {', '.join(several)}"
+            if several
+            else "name several runs",
+        )
+
+
+def _notes(samples: Sequence[RunSample]) -> tuple[str, ...]:
+    notes = []
+    for sample in samples:
+        missed = sum(bool(missed_levels(trial)) for trial in sample.trials)
+        failed = sum(trial.status == "failed" for trial in sample.trials)
+        prefix = f"{sample.label}: " if len(samples) > 1 else ""
+        if failed:
+            notes.append(f"{prefix}{failed} of {len(sample.trials)} trials failed and are left out")
+        if missed:
+            notes.append(
+                f"{prefix}{missed} of {len(sample.trials)} trials missed their level by more than "
+                "1 % and are left out: `planewise report` shows what they achieved"
+            )
+        if sample.info.status in ("running", "interrupted", "failed"):
+            notes.append(f"{prefix}the run is {sample.info.status}: more trials may follow")
+        if sample.info.emulated:
+            notes.append(f"{prefix}times are not those of hardware: {sample.info.emulated}")
+    return tuple(notes)
