@@ -19,6 +19,7 @@ from planewise.commands import (
     alloc,
     boost,
     calibrate,
+    campaign,
     clean,
     compare,
     doctor,
@@ -79,6 +80,7 @@ app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
 app.command("search")(search.search)
 app.command("judge")(judge.judge)
+app.command("campaign")(campaign.campaign)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("boost")(boost.boost)

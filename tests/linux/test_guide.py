@@ -99,7 +99,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "lab").mkdir()
     (folder / "results.csv").write_bytes(samples["csv"])
     (folder / "results.json").write_bytes(samples["nfvbench"])
-    for name in ("old.txt", "lab/one.txt", "lab/two.txt"):
+    one, two = (f"lab/rig_tb{place}_raw_30_k{place}.8_intel_vm.txt" for place in (5, 6))
+    for name in ("old.txt", one, two):
         (folder / name).write_bytes(samples["pastrami"])
     socket = folder / "planewised.sock"
     block = text_blocks("docs/guide/allocate.md", "cat > try.toml")

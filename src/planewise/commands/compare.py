@@ -140,7 +140,7 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
         out.print(ranking.sentence, markup=False)
     out.print()
     several = len(family.strata) > 1
-    values = _Rows(family.metric.title, *(family.strata if several else ("",)))
+    values = console.Rows(family.metric.title, *(family.strata if several else ("",)))
     for level in family.levels:
         row = []
         for stratum in family.strata:
@@ -150,7 +150,7 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
     values.print()
     if family.comparisons:
         out.print()
-        table = _Rows(
+        table = console.Rows(
             *([_by_title(family.by)] if several else []),
             "compared",
             "answer",
@@ -182,27 +182,6 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
         out.print(f"  - {note}", markup=False)
 
 
-class _Rows:
-    """A table of one line a row, whatever the terminal's width: to be compared and grepped."""
-
-    def __init__(self, *titles: str) -> None:
-        self._rows = [titles]
-
-    def add(self, *cells: str) -> None:
-        """Adds a row of as many cells as there are titles."""
-        self._rows.append(cells)
-
-    def print(self) -> None:
-        """On stdout."""
-        from rich.text import Text
-
-        widths = [max(len(row[i]) for row in self._rows) for i in range(len(self._rows[0]))]
-        out = console.out()
-        for place, row in enumerate(self._rows):
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            out.print(Text(line.rstrip(), style="" if place else "bold"), soft_wrap=True)
-
-
 def _by_title(by: str) -> str:
     return by.replace("_", " ")
 
@@ -212,7 +191,7 @@ def _p_text(p: float) -> str:
 
 
 def _print_kendall(family: Family) -> None:
-    table = _Rows("Kendall's tau-b", *family.strata)
+    table = console.Rows("Kendall's tau-b", *family.strata)
     for level in family.levels:
         row = []
         for stratum in family.strata:
@@ -235,7 +214,7 @@ def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
     out.print()
     out.print(f"warning: {WARNING}", markup=False)
     out.print()
-    table = _Rows(
+    table = console.Rows(
         "as published", "metric", "compared", "pairs", "median shift", "p", "Kendall's tau-b"
     )
     for one in pooled:

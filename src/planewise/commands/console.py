@@ -47,3 +47,24 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+class Rows:
+    """A table of one line a row, whatever the terminal's width: to be compared and grepped."""
+
+    def __init__(self, *titles: str) -> None:
+        self._rows = [titles]
+
+    def add(self, *cells: str) -> None:
+        """Adds a row of as many cells as there are titles."""
+        self._rows.append(cells)
+
+    def print(self) -> None:
+        """On stdout."""
+        from rich.text import Text
+
+        widths = [max(len(row[i]) for row in self._rows) for i in range(len(self._rows[0]))]
+        console = out()
+        for place, row in enumerate(self._rows):
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            console.print(Text(line.rstrip(), style="" if place else "bold"), soft_wrap=True)

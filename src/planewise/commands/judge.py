@@ -122,17 +122,23 @@ def judge(
     Reads PASTRAMI, TRex, NFVbench, MLRsearch, CSIT, CSV, and Planewise's own results.
     """
     quiet = bool(context.obj and context.obj.quiet)
-    chosen = _checked(files or [], example, rule, format_name, plr)
+    if not files and example is None:
+        raise BadInputError(
+            "there is nothing to judge",
+            where="planewise judge",
+            remedy="name files with results, or try `planewise judge --example realistic`",
+        )
+    chosen = checked_rule(rule, plr)
     judged: list[Judged] = []
     failed = 0
     if example is not None:
         judged.append(_judge_example(example, chosen, plr))
     for file in files or []:
         try:
-            judged += _judge_file(file, format_name, chosen, plr)
+            judged += judge_file(file, format_name, chosen, plr)
         except PlanewiseError as error:
             failed += 1
-            _complain(error)
+            complain(error)
     if json:
         console.print_json([_as_json(one, chosen, plr) for one in judged])
     elif judged:
@@ -149,24 +155,18 @@ def judge(
         _require_good(judged)
 
 
-def _checked(
-    files: list[Path], example: str | None, rule: str, format_name: str | None, plr: float
-) -> Rule:
-    from planewise.judge.verdict import RULES
-    from planewise.store import importers
+def checked_rule(rule: str, plr: float) -> Rule:
+    """The rule by its name.
 
-    if not files and example is None:
-        raise BadInputError(
-            "there is nothing to judge",
-            where="planewise judge",
-            remedy="name files with results, or try `planewise judge --example realistic`",
-        )
+    Raises:
+        BadInputError: there is no such rule, or `plr` is no ratio.
+    """
+    from planewise.judge.verdict import RULES
+
     if not 0 < plr < 1:
         raise BadInputError(
             f"{plr:g} is no loss ratio between 0 and 1", where="--plr", remedy="0.5 % is 0.005"
         )
-    if format_name is not None:
-        importers.importer(format_name)
     for known in RULES:
         if rule == known:
             return known
@@ -175,7 +175,14 @@ def _checked(
     )
 
 
-def _judge_file(file: Path, format_name: str | None, rule: Rule, plr: float) -> list[Judged]:
+def judge_file(
+    file: Path, format_name: str | None, rule: Rule = "planewise", plr: float = 0.005
+) -> list[Judged]:
+    """Every curve of a file or run directory with its verdict.
+
+    Raises:
+        BadInputError: the file cannot be read, or has nothing to judge.
+    """
     from planewise.judge.from_store import curve_from_trials, with_few_loads
     from planewise.judge.verdict import judge as judge_curve
     from planewise.store import importers
@@ -227,7 +234,8 @@ def _judge_example(name: str, rule: Rule, plr: float) -> Judged:
     return Judged(f"example:{name}", trials, curve, judge_curve(curve, rule, plr))
 
 
-def _complain(error: PlanewiseError) -> None:
+def complain(error: PlanewiseError) -> None:
+    """What is wrong with a file, while others go on."""
     print(f"error: {error.what}", file=sys.stderr)
     if error.remedy:
         print(f"hint: {error.remedy}", file=sys.stderr)

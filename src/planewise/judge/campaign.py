@@ -1,0 +1,183 @@
+"""A campaign: the same question asked of many configurations. Knows verdicts; reads no file.
+
+PASTRAMI (arXiv 2410.18644, table I) varies an experiment by aspects: kernel, NIC ring, IRQ pinning,
+platform, duration and number of runs. Here a curve's aspects are what is recorded about it, and a
+configuration is all of them but those that tell one repetition from another.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+import numpy as np
+
+from planewise.judge.verdict import Open, Verdict, Word
+from planewise.store.loads import LoadTrials
+from planewise.store.models import Level
+
+REPETITION = frozenset({"repetition", "date", "run", "seed"})
+"""What tells one repetition of a configuration from another."""
+NOT_SAID = "not said"
+"""Level of an aspect of which nothing was recorded."""
+_NOT_ASPECTS = frozenset({"emulated"})
+
+
+@dataclass(frozen=True)
+class Member:
+    """One curve of a campaign."""
+
+    name: str
+    aspects: Mapping[str, Level]
+    """Without what tells repetitions apart."""
+    repetition: tuple[tuple[str, Level], ...]
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A figure over curves [packet/s]."""
+
+    known: int
+    """Curves that have it."""
+    median_pps: float
+    low_pps: float
+    """The least and the greatest: no interval, but what was seen."""
+    high_pps: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """All curves of one level of one aspect."""
+
+    aspect: str
+    level: Level
+    words: Mapping[Word, int]
+    open: Mapping[Open, int]
+    """Of UNDECIDED: the kinds that have a name."""
+    pastrami_good: int
+    """GOOD by PASTRAMI's conditions as the paper writes them."""
+    pdr: Figures | None
+    """Of the curves whose PDR the ladder bounds; None where it bounds none."""
+    saturation: Figures | None
+
+    @property
+    def curves(self) -> int:
+        """How many."""
+        return sum(self.words.values())
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often two repetitions of one configuration get the same word."""
+
+    configurations: int
+    """That were repeated."""
+    pairs: int
+    agree: int
+    """Pairs with the same word, UNDECIDED with UNDECIDED included."""
+    opposite: int
+    """Pairs of GOOD and BAD."""
+    agree_pastrami: int
+    """Pairs with the same word by PASTRAMI's conditions."""
+    pdr_ratio: float | None
+    """Median over pairs of the greater PDR divided by the lesser; None where no pair has both."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """All curves by aspect."""
+
+    members: tuple[Member, ...]
+    rows: tuple[Row, ...]
+    """Aspects that vary, in the order of their names; levels by rising number, then name."""
+    agreement: Agreement
+
+
+def member(trials: LoadTrials, verdict: Verdict, repetition: Collection[str] = ()) -> Member:
+    """A curve with what its file or run says of the experiment.
+
+    The duration of a trial is an aspect also where only the trials tell it. `repetition` names
+    further aspects that tell one repetition from another, such as testbeds of one make.
+    """
+    told_apart = REPETITION | set(repetition)
+    info: dict[str, Level] = {
+        name: level for name, level in trials.info.items() if name not in _NOT_ASPECTS
+    }
+    if "duration_s" not in info and trials.duration_s is not None:
+        seconds = np.unique(np.round(trials.duration_s[np.isfinite(trials.duration_s)], 1))
+        if seconds.size == 1:
+            whole = int(seconds[0])
+            info["duration_s"] = whole if whole == seconds[0] else float(seconds[0])
+    return Member(
+        f"{trials.name} {trials.curve}".strip(),
+        {name: level for name, level in info.items() if name not in told_apart},
+        tuple(sorted((name, level) for name, level in info.items() if name in told_apart)),
+        verdict,
+    )
+
+
+def campaign(members: Sequence[Member], aspects: Sequence[str] = ()) -> Campaign:
+    """Counts words and figures by aspect; `aspects`: these alone, default all that vary."""
+    names = sorted({name for one in members for name in one.aspects})
+    rows = []
+    for name in aspects or names:
+        by_level: dict[Level, list[Member]] = defaultdict(list)
+        for one in members:
+            by_level[one.aspects.get(name, NOT_SAID)].append(one)
+        if len(by_level) > 1 or aspects:
+            rows += [_row(name, level, by_level[level]) for level in sorted(by_level, key=_natural)]
+    return Campaign(tuple(members), tuple(rows), _agreement(members))
+
+
+def _natural(level: Level) -> list[tuple[bool, float, str]]:
+    """Sorts 5.6 before 5.18 as kernels are, and what was not said last."""
+    if level == NOT_SAID:
+        return [(True, math.inf, "")]
+    parts = re.findall(r"\d+|\D+", str(level))
+    return [(not part.isdigit(), float(part) if part.isdigit() else 0.0, part) for part in parts]
+
+
+def _row(aspect: str, level: Level, members: Sequence[Member]) -> Row:
+    verdicts = [one.verdict for one in members]
+    return Row(
+        aspect,
+        level,
+        dict(Counter(one.verdict for one in verdicts)),
+        dict(Counter(one.open for one in verdicts if one.open)),
+        sum(one.pastrami.word == "GOOD" for one in verdicts),
+        _figures([one.pdr.pps for one in verdicts if one.pdr and one.pdr.bounded]),
+        _figures([one.saturation.throughput_pps for one in verdicts if one.saturation]),
+    )
+
+
+def _figures(values: Sequence[float]) -> Figures | None:
+    if not values:
+        return None
+    return Figures(len(values), median(values), min(values), max(values))
+
+
+def _agreement(members: Sequence[Member]) -> Agreement:
+    repeated: dict[tuple[tuple[str, Level], ...], list[Verdict]] = defaultdict(list)
+    for one in members:
+        repeated[tuple(sorted(one.aspects.items()))].append(one.verdict)
+    several = [verdicts for verdicts in repeated.values() if len(verdicts) > 1]
+    pairs = [pair for verdicts in several for pair in combinations(verdicts, 2)]
+    ratios = [
+        max(a.pdr.pps, b.pdr.pps) / min(a.pdr.pps, b.pdr.pps)
+        for a, b in pairs
+        if a.pdr and b.pdr and a.pdr.bounded and b.pdr.bounded
+    ]
+    return Agreement(
+        len(several),
+        len(pairs),
+        sum(a.verdict == b.verdict for a, b in pairs),
+        sum({a.verdict, b.verdict} == {"GOOD", "BAD"} for a, b in pairs),
+        sum(a.pastrami.word == b.pastrami.word for a, b in pairs),
+        median(ratios) if ratios else None,
+    )
