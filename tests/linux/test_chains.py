@@ -92,7 +92,12 @@ def check(trial: TrialRecord) -> None:
     assert chain.delivered_pps > 0
     assert chain.tx_bps == pytest.approx(8 * (chain.frame_bytes - 4) * chain.tx_pps)
     assert chain.why
-    assert sum(len(core.tasks) for core in chain.cores) == 1 + int(trial.cell["vnfs"])
+    frames = chain.frames
+    assert frames is not None
+    assert frames.sent >= trial.counts.sent
+    assert frames.sent == frames.received + sum(frames.lost.values())
+    tasks = {task for core in chain.cores for task in core.tasks}
+    assert {one.name for one in chain.vnfs} < tasks
     if trial.cell["size_bytes"] != "imix":
         assert chain.frame_bytes == pytest.approx(float(trial.cell["size_bytes"]), abs=0.01)
 
@@ -200,21 +205,35 @@ def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_pat
     assert not removed & set(netns.names())
 
 
-def test_chains_that_the_kernel_forwards_are_measured_both_ways(tmp_path: Path) -> None:
-    needs("bridge")
+def test_functions_that_poll_and_that_route_are_fed_alike_in_one_run_both_ways(
+    tmp_path: Path,
+) -> None:
+    needs("vhost-user")
     path = design(
         tmp_path / "chains.yaml",
-        "plane: bridge, guest: process, path: [north-south, east-west], vnfs: 2, size_bytes: 512",
-        "chain: {duration_s: 1, warmup_s: 0.2}",
+        "path: [north-south, east-west], vnfs: 2, size_bytes: 512",
+        "functions: [{forwarder: testpmd, plane: vhost-user}, {forwarder: kernel, plane: bridge}]\n"
+        "chain: {duration_s: 1, warmup_s: 0.2, uplink: af_packet, offered_pps: 2000}",
     )
     out = tmp_path / "run"
     finished = planewise("run", path, "--out", out, "--json")
     assert finished.returncode == 0, finished.stderr
-    for trial in RunReader(out).trials():
+    trials = RunReader(out).trials()
+    assert {one.cell["plane"] for one in trials} == {"vhost-user", "bridge"}
+    assert len(trials) == 4
+    for trial in trials:
+        assert trial.status == "done", trial.reason
         check(trial)
-    through = results(out)["east-west", 2, 512]
-    # Nothing enters the second function but what the first one sent.
-    assert through.vnfs[1].tx_packets <= 1.1 * through.vnfs[0].tx_packets
+        assert trial.chain is not None
+        assert trial.chain.offered_pps == pytest.approx(2000, rel=0.2)
+        sent = {one.name: one.tx_packets for one in trial.chain.vnfs}
+        if trial.cell["path"] == "east-west":
+            # Nothing enters the second function but what the first one sent.
+            assert sent["vnf2"] <= 1.1 * sent["vnf1"]
+        else:
+            # The switch tells the functions' traffic apart.
+            assert sent["vnf1"] == pytest.approx(sent["vnf2"], rel=0.5)
+    assert "What became of every frame" in (out / "report.html").read_text()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ _WORDS: dict[ChainLimit, str] = {
     "PMD core": "the switch's polling core",
     "VNF core": "the functions' cores",
     "generator": "the generator",
+    "uplink": "the switch's uplink",
     "shared core": "cores that were shared",
     "kernel": "the kernel",
     "NIC": "the NIC",

@@ -141,7 +141,11 @@ def one_kind(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     as the model means them, else containers. Their rates are no replicates of one another."""
     kinds = {str(one.cell.get("guest", "")) for one in trials}
     leading = next((kind for kind in ("process", "container", "vm") if kind in kinds), None)
-    return [one for one in trials if leading is None or one.cell.get("guest", "") == leading]
+    alike = [one for one in trials if leading is None or one.cell.get("guest", "") == leading]
+    # What forwards by itself on a plane is not named in a cell; one that polls comes first.
+    forwarders = {str(one.cell.get("forwarder", "")) for one in alike}
+    own = "testpmd" if "testpmd" in forwarders else ""
+    return [one for one in alike if one.cell.get("forwarder", "") == own]
 
 
 def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:

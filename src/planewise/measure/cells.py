@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
+from typing import Literal, cast
 
 from planewise.measure.design import (
     LOAD_TRAFFIC,
@@ -24,7 +25,8 @@ from planewise.measure.design import (
     TrafficPath,
 )
 from planewise.store.models import Level
-from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes import FUNCTIONS_OF
+from planewise.testbed.planes.kinds import Forwarder, GuestKind
 
 CELL_FACTORS = (
     "plane",
@@ -37,7 +39,7 @@ CELL_FACTORS = (
     "vnfs",
 )
 """The factors of a cell, in the order of its name; the last is that of chains."""
-CHAIN_FACTORS = ("plane", "guest", "path", "vnfs")
+CHAIN_FACTORS = ("plane", "guest", "forwarder", "path", "vnfs")
 """Of these, those that a chain has; it has no background guests, and no load beside its own."""
 
 
@@ -53,6 +55,7 @@ class Testbed:
     background_guests: int
     path: TrafficPath
     vnfs: int = 0
+    forwarder: Forwarder | Literal[""] = ""
 
 
 @dataclass(frozen=True, order=True)
@@ -69,6 +72,8 @@ class Cell:
     path: TrafficPath = "north-south"
     vnfs: int = 0
     """Network functions of a chain; 0: no chain."""
+    forwarder: Forwarder | Literal[""] = ""
+    """What sends frames on in each; empty: what does where nothing is said."""
 
     @property
     def background(self) -> str:
@@ -79,12 +84,21 @@ class Cell:
     def testbed(self) -> Testbed:
         """What must stand for it; cells with the same one differ in their load alone."""
         behind = self.background if self.background_guests else self.plane
-        return Testbed(self.guest, self.plane, behind, self.background_guests, self.path, self.vnfs)
+        return Testbed(
+            self.guest,
+            self.plane,
+            behind,
+            self.background_guests,
+            self.path,
+            self.vnfs,
+            self.forwarder,
+        )
 
     def levels(self) -> dict[str, Level]:
         """As a trial record has them."""
         names = CHAIN_FACTORS if self.vnfs else CELL_FACTORS[:-1]
-        return {name: getattr(self, name) for name in names}
+        levels = {name: getattr(self, name) for name in names}
+        return {name: level for name, level in levels.items() if level != ""}
 
     @property
     def name(self) -> str:
@@ -175,11 +189,27 @@ def _combinations(design: Design) -> Iterator[tuple[str, dict[str, Level]]]:
             for inner in product(*(getattr(factors, name) for name in traffic)):
                 levels = of_cell | dict(zip(traffic, inner, strict=True))
                 if all(constraint.allows(levels) for constraint in design.constraints):
-                    yield kind, levels
+                    for forwarder in _forwarders(of_cell, design):
+                        yield kind, levels | forwarder
+
+
+def _forwarders(levels: Mapping[str, Level], design: Design) -> Iterator[dict[str, Level]]:
+    """The factor `forwarder`, once for each of the design's functions that a combination is of.
+
+    What forwards on a plane where nothing is said is no level: such cells are those of designs
+    without `functions`.
+    """
+    if not design.functions:
+        yield {}
+    own, guest = str(levels["plane"]), cast("GuestKind", levels["guest"])
+    for one in design.functions:
+        able = FUNCTIONS_OF.get(own, {}).get(guest, ())
+        if one.guest == guest and (one.plane is None or own in one.plane):
+            yield {} if able[:1] == (one.forwarder,) else {"forwarder": one.forwarder}
 
 
 def _cell(levels: dict[str, Level], design: Design) -> Cell:
-    own = {name: levels[name] for name in CELL_FACTORS}
+    own = {name: levels[name] for name in (*CELL_FACTORS, "forwarder") if name in levels}
     first = design.factors
     if own["background_guests"] == 0:
         own |= {"load_type": "none", "background_plane": first.background_plane[0]}

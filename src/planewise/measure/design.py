@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from planewise.store.models import Level
-from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes.kinds import Forwarder, GuestKind
 
 MAX_COMBINATIONS = 200_000
 """Combinations of levels that a design may span; more is refused before anything is listed."""
@@ -204,6 +204,17 @@ class RttPart(Part):
     at least, and a trial at a high rate lasts milliseconds."""
 
 
+class FunctionPart(Part):
+    """What a function of a chain is, and the planes that it is measured on."""
+
+    forwarder: Forwarder
+    """What sends frames on: dpdk-testpmd, a kernel that routes, or an XDP program."""
+    guest: GuestKind = "process"
+    """What the function is."""
+    plane: Levels[str] | None = None
+    """Its planes; None: those of `factors.plane` that can have it."""
+
+
 class SweepPart(Part):
     """Load trials at a ladder of offered loads: one a load, cell and block."""
 
@@ -248,6 +259,9 @@ class ChainPart(Part):
     """Traffic runs for so long before each trial is measured."""
     offered_pps: Rate | None = None
     """What the generator offers a chain, all in all; None: as much as it can."""
+    uplink: Literal["af_packet", "af_xdp"] | None = None
+    """How a DPDK switch is fed from outside: its driver of a veth pair on this machine. None: the
+    generator is a device on the switch, which nothing paces."""
     cpus: CpusPart = CpusPart()
     """Pinning."""
 
@@ -362,6 +376,11 @@ class Design(Part):
         BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
     ] = ()
     """Combinations that are left out."""
+    functions: Annotated[
+        tuple[FunctionPart, ...],
+        BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+    ] = ()
+    """Functions of chains that are compared; in place of `factors.guest`."""
     rtt: RttPart | None = None
     sweep: SweepPart | None = None
     chain: ChainPart | None = None
@@ -385,6 +404,26 @@ class Design(Part):
         if isinstance(raw, dict) and not any(part in raw for part in MEASURES):
             return {**raw, "rtt": {}}
         return raw
+
+    @model_validator(mode="before")
+    @classmethod
+    def _levels_of_functions(cls, raw: object) -> object:
+        """`functions` gives the levels of `factors.guest`, and of `factors.plane` where all of
+        them name theirs."""
+        if not isinstance(raw, dict) or not isinstance(raw.get("factors"), dict):
+            return raw
+        functions = raw.get("functions")
+        if not isinstance(functions, list | tuple) or not functions:
+            return raw
+        named = [one for one in functions if isinstance(one, dict)]
+        guests = dict.fromkeys(one.get("guest", "process") for one in named)
+        planes = [_listed(one["plane"]) for one in named if "plane" in one]
+        levels: dict[str, object] = {"guest": list(guests)}
+        named_all = len(planes) == len(functions)
+        if named_all and all(isinstance(own, tuple) for own in planes):
+            own_planes = (name for own in planes if isinstance(own, tuple) for name in own)
+            levels["plane"] = list(dict.fromkeys(own_planes))
+        return {**raw, "factors": {**levels, **raw["factors"]}}
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:

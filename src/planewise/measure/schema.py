@@ -15,6 +15,12 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def design_schema() -> dict[str, Any]:
     """As `docs/reference/design.schema.json` has it."""
     schema = Design.model_json_schema()
+    # Functions of chains may name the planes in its place.
+    schema["$defs"]["Factors"].pop("required", None)
+    schema["anyOf"] = [
+        {"required": ["functions"]},
+        {"properties": {"factors": {"required": ["plane"]}}},
+    ]
     return {
         "$schema": DIALECT,
         **schema,

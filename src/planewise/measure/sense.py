@@ -20,7 +20,7 @@ from planewise.measure.design import (
     has_level,
 )
 from planewise.store.models import Level
-from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, planes_of
+from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, plane, planes_of
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 STAMP_BYTES = 90
@@ -51,6 +51,7 @@ def find_problem(design: Design) -> Problem | None:
         or _unknown_level(design)
         or _contradiction(design)
         or _at_odds(design)
+        or _impossible_function(design)
         or _impossible_cell(design)
     )
 
@@ -128,7 +129,7 @@ def _contradiction(design: Design) -> Problem | None:
     left = {name: set(levels) for name, levels in design.factors}
     for combination in combinations(design):
         for name, level in combination.items():
-            left[name].discard(level)
+            left.get(name, set()).discard(level)
         if not any(left.values()):
             return None
     in_use = factors_in_use(design)
@@ -265,6 +266,12 @@ def _at_odds(design: Design) -> Problem | None:
                 "round-trip times and load are not measured through chains",
                 "make a design of its own for `tcp`",
             )
+    if design.functions and not functions:
+        return Problem(
+            ("functions",),
+            "they are those of a chain, and `factors.vnfs` is 0",
+            "give `factors.vnfs` numbers from 1 to 8, and `chain: {}`",
+        )
     if functions and max(factors.background_guests):
         return Problem(
             ("factors", "background_guests"),
@@ -274,13 +281,35 @@ def _at_odds(design: Design) -> Problem | None:
     return None
 
 
+def _impossible_function(design: Design) -> Problem | None:
+    """A function that none of its planes can have, or not one that it names itself."""
+    for number, function in enumerate(design.functions):
+        planes = function.plane or design.factors.plane
+        unknown = next((name for name in planes if name not in GUESTS_OF), None)
+        if unknown is not None:
+            return Problem(
+                ("functions", number),
+                f"there is no plane called {unknown!r}",
+                f"planes of chains: {', '.join(FUNCTIONS_OF)}",
+            )
+        refused = [
+            why for name in planes
+            if (why := plane(name).function_refusal(function.guest, function.forwarder))
+        ]  # fmt: skip
+        if refused and (function.plane is not None or len(refused) == len(planes)):
+            return Problem(
+                ("functions", number), refused[0], "docs/reference/designs.md has the table of them"
+            )
+    return None
+
+
 def _impossible_cell(design: Design) -> Problem | None:
     """A cell whose guests cannot have the plane, or whose frames cannot carry the protocol."""
     for levels in combinations(design):
         kind: GuestKind = levels["guest"]  # type: ignore[assignment]
         own = str(levels["plane"])
         others = own if levels["background_plane"] == SAME else str(levels["background_plane"])
-        if kind not in GUESTS_OF[own]:
+        if kind not in GUESTS_OF[own] and not design.functions:
             return _cannot_have(design, kind, "plane", own)
         if levels["background_guests"] and kind not in GUESTS_OF[others]:
             return _cannot_have(design, kind, "background_plane", others)
@@ -291,6 +320,8 @@ def _impossible_cell(design: Design) -> Problem | None:
                 "give `factors.vnfs` numbers from 1 to 8",
             )
         if levels["vnfs"] and kind not in FUNCTIONS_OF.get(own, ()):
+            if design.functions:
+                continue  # left out of the run, which says so
             return _no_function(design, kind, own)
         if design.tcp is not None:
             if levels["vnfs"] and kind != "process":

@@ -28,6 +28,7 @@ from planewise.store.models import (
     ChainLimit,
     ChainResult,
     CoreUse,
+    FrameAccount,
     HostState,
     Level,
     Recommendation,
@@ -97,6 +98,8 @@ class ChainCell:
     """What shows it, in the first replicate that it bound."""
     cores: tuple[CoreUse, ...]
     """Of that replicate."""
+    frames: FrameAccount | None
+    """Of all replicates together; None where older versions measured them."""
 
 
 @dataclass(frozen=True)
@@ -313,18 +316,19 @@ class RunData:
     def chains(self) -> list[ChainCell]:
         """Throughput of chains, by plane, path, length and frame size."""
         cells: dict[tuple[str, str, int, Level], list[ChainResult]] = {}
-        kinds: dict[Level, set[Level]] = {}
+        kinds: dict[Level, set[tuple[Level, Level]]] = {}
         for trial in self.done:
             if trial.chain is not None:
                 own = kinds.setdefault(trial.cell.get("plane", NO_PLANE), set())
-                own.add(trial.cell.get("guest", ""))
+                own.add((trial.cell.get("guest", ""), trial.cell.get("forwarder", "")))
         for trial in self.done:
             if trial.chain is not None:
                 cell = trial.cell
                 plane = cell.get("plane", NO_PLANE)
-                guest = f", {cell.get('guest')}" if len(kinds[plane]) > 1 else ""
+                several = len({guest for guest, _ in kinds[plane]}) > 1
+                what = (cell.get("guest", "") if several else "", cell.get("forwarder", ""))
                 key = (
-                    f"{plane}{guest}",
+                    ", ".join(str(one) for one in (plane, *what) if one),
                     str(cell.get("path", "")),
                     int(cell.get("vnfs", len(trial.chain.vnfs))),
                     cell.get("size_bytes", 0),
@@ -349,6 +353,7 @@ class RunData:
                     limit=limit,
                     why=shown.why,
                     cores=shown.cores,
+                    frames=_all_frames([one.frames for one in results if one.frames]),
                 )
             )
         return sorted(
@@ -449,3 +454,18 @@ class RunData:
     ) -> tuple[RttCell | None, list[LeftOut]]:
         plane, factors = self.key(trials[0])
         return summarise(plane, factors, self.rtt_metric, trials, packets)
+
+
+def _all_frames(accounts: Sequence[FrameAccount]) -> FrameAccount | None:
+    """Of several replicates together."""
+    if not accounts:
+        return None
+    lost: Counter[str] = Counter()
+    for one in accounts:
+        for place, frames in one.lost.items():
+            lost[place] += frames
+    return FrameAccount(
+        sent=sum(one.sent for one in accounts),
+        received=sum(one.received for one in accounts),
+        lost=dict(lost),
+    )

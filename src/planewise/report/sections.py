@@ -187,6 +187,7 @@ def _chains(data: RunData) -> Section:
             (label, table)
             for label, table in (
                 ("What bounds them", chains.bounds(data.chains)),
+                ("What became of every frame", chains.account(data.chains)),
                 ("What the CPUs did", chains.cores(data.chains)),
             )
             if table.rows

@@ -17,6 +17,7 @@ FACTORS = (
     "background_guests",
     "background_plane",
     "guest",
+    "forwarder",
     "path",
     "size_bytes",
     "frequency_pps",
@@ -190,6 +191,8 @@ def level_words(name: str, level: Level) -> str:
         return f"background guests on {'the same plane' if level == SAME else level}"
     if name == "guest":
         return {"vm": "virtual machines", "process": "processes"}.get(str(level), f"{level}s")
+    if name == "forwarder":
+        return f"forwarded by {level}"
     if name == "host":
         return f"{level} host"
     if name == "path":

@@ -7,7 +7,7 @@ size with its 4-byte FCS (RFC 2544, section 9), shares are 0 to 1.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -151,11 +151,31 @@ class CoreUse(Record):
     """Share of its time that they spent on packets, not on polling in vain; None: not told."""
 
 
-ChainLimit = Literal["generator", "PMD core", "VNF core", "shared core", "kernel", "NIC", "unknown"]
+ChainLimit = Literal[
+    "generator", "uplink", "PMD core", "VNF core", "shared core", "kernel", "NIC", "unknown"
+]
 """What bounds a chain; the capacity model uses the same words where it knows them.
 
-`shared core` is no property of the plane: tasks that poll had to wait for one another.
+`shared core` is no property of the plane: tasks that poll had to wait for one another. Nor is
+`uplink`, by which frames come into a switch from a generator outside.
 """
+
+
+class FrameAccount(Record):
+    """What became of every frame of a trial of a chain, from before the first was sent until all
+    were at rest, the warm-up's among them."""
+
+    sent: NonNegativeInt
+    received: NonNegativeInt
+    lost: dict[str, int] = {}
+    """By place, along the way: `to vnf1`, `in vnf1`, …; places that lost none are left out. Below
+    zero where more frames left a place than entered it: some that the generator did not send."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.sent != self.received + sum(self.lost.values()):
+            raise ValueError("frames sent are not those received and those lost")
+        return self
 
 
 class ChainResult(Record):
@@ -176,6 +196,8 @@ class ChainResult(Record):
     limit: ChainLimit
     why: str
     """What shows it, one sentence."""
+    frames: FrameAccount | None = None
+    """None in runs of older versions."""
 
 
 class TcpResult(Record):

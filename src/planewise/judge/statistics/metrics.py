@@ -419,7 +419,7 @@ def is_limited(trial: TrialRecord) -> bool:
     return any(limit != "sut" for limit in trial.limits)
 
 
-NOT_THE_PLANES = ("generator", "shared core", "link", "unknown")
+NOT_THE_PLANES = ("generator", "uplink", "shared core", "link", "unknown")
 """Limits of a chain that say nothing of its plane but that it carries at least so much."""
 
 

@@ -11,6 +11,7 @@ from planewise.store.models import (
     ChainResult,
     CoreUse,
     Counts,
+    FrameAccount,
     KpiSample,
     Level,
     Throughput,
@@ -81,6 +82,15 @@ class Between:
             arrived += (after.received - before.received) / self.seconds_of(name)
             sent += (after.packets - before.packets) / self.seconds_of(name)
         return _share(1 - arrived / sent) if sent > 0 else 0.0
+
+    @property
+    def missed_by_uplink(self) -> float | None:
+        """Share of the generator's packets lost on the switch's uplink; None: it has none."""
+        first, last = self.first.uplink, self.last.uplink
+        if first is None or last is None:
+            return None
+        lost = self.offered - (last[0] - first[0]) + (last[1] - first[1]) - self.delivered
+        return _share(lost / self.offered) if self.offered else 0.0
 
     def used(self, cpu: int) -> float:
         """Share of a CPU's time that was not idle."""
@@ -181,14 +191,22 @@ def kpi(between: Between, at: datetime, trial: str, cell: Mapping[str, Level]) -
     )
 
 
-def result(between: Between, placement: Placement, asked_bytes: float) -> ChainResult:
-    """A trial's throughput. `asked_bytes` is the mean frame [with FCS] where none was sent."""
+def result(
+    between: Between,
+    placement: Placement,
+    asked_bytes: float,
+    frames: FrameAccount | None = None,
+) -> ChainResult:
+    """A trial's throughput.
+
+    `asked_bytes` is the mean frame [with FCS] where none was sent; `frames` what became of each.
+    """
     totals = between.totals()
     packets = sum(one.tx_packets for one in totals)
     bps = sum(one.tx_bps for one in totals)
     pps = sum(one.tx_pps for one in totals)
     find = limit_of if between.first.kernel_s is None else limit_of_kernel
-    limit, why = find(between, placement)
+    limit, why = carried(between, frames) or find(between, placement)
     return ChainResult(
         offered_pps=between.offered / between.ends_seconds,
         delivered_pps=between.delivered / between.ends_seconds,
@@ -199,6 +217,7 @@ def result(between: Between, placement: Placement, asked_bytes: float) -> ChainR
         cores=between.cores(placement),
         limit=limit,
         why=why,
+        frames=frames,
     )
 
 
@@ -206,6 +225,25 @@ def counts(between: Between) -> Counts:
     """What the generator sent and got back."""
     sent = max(between.offered, between.delivered)
     return Counts(sent=sent, received=between.delivered, lost=sent - between.delivered)
+
+
+def carried(between: Between, frames: FrameAccount | None) -> tuple[ChainLimit, str] | None:
+    """That a generator of frames of its own offered no more than the chain carries; None: it did.
+
+    A device on the switch always has more, so that it bounds by being slow alone (`limit_of`).
+    """
+    if between.first.kernel_s is None and between.last.uplink is None:
+        return None
+    offered, lost = between.offered, between.offered - between.delivered
+    if frames is not None and frames.sent:
+        offered, lost = frames.sent, frames.sent - frames.received
+    if lost > FULL_RING * offered:
+        return None
+    return (
+        "generator",
+        f"{percent_text(max(0, lost) / max(1, offered))} of the packets were lost: "
+        "the generator offered no more than is carried",
+    )
 
 
 def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
@@ -238,7 +276,14 @@ def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
             share, one = max(slow, key=lambda pair: pair[0])
             why += f"; {percent_text(share)} of those for {one.name} found its ring full"
         return "PMD core", why
-    if not slow and between.offered:
+    missed = between.missed_by_uplink
+    if missed is not None and missed > FULL_RING:
+        return (
+            "uplink",
+            f"{percent_text(missed)} of the packets were lost between generator and switch, "
+            f"whose core had {percent_text(1 - (switch or 0.0))} of its time left",
+        )
+    if not slow and between.offered and between.last.uplink is None:
         return "generator", "neither the switch nor a function was busy, and nothing was lost"
     return "unknown", "no core was busy, yet packets found rings full"
 
@@ -246,12 +291,6 @@ def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
 def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
     """What bounds a chain whose functions are the kernel's own forwarding, and what shows it."""
     lost = between.offered - between.delivered
-    if lost <= FULL_RING * between.offered:
-        return (
-            "generator",
-            f"{percent_text(max(0, lost) / max(1, between.offered))} of the packets were lost: "
-            "the generator offered no more than is carried",
-        )
     functions = {
         cpu: tasks for cpu, tasks in placement.tasks.items() if GENERATOR not in tasks
     } or placement.tasks

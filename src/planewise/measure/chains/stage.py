@@ -23,7 +23,7 @@ from planewise.measure.schedule import ChainTrial, TcpTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.tcp import PROGRAM, End, Passed, measure_tcp
 from planewise.measure.vms import options_of
-from planewise.store.models import ChainLimit, KpiSample, Limit, Load, TrialRecord
+from planewise.store.models import ChainLimit, FrameAccount, KpiSample, Limit, Load, TrialRecord
 from planewise.testbed.chains import kernel, local_guests, vhost_user
 from planewise.testbed.chains.kernel import KernelChain
 from planewise.testbed.chains.local_guests import ContainedChain, MachineChain
@@ -66,8 +66,8 @@ class ChainTestbed(Protocol):
     def start(self, size: FrameSize, limit_s: float) -> None:
         """Has the generator send, as much as is taken, until `stop` or for `limit_s`."""
 
-    def stop(self) -> None:
-        """Ends that."""
+    def stop(self) -> FrameAccount | None:
+        """Ends that, and says what became of every frame; None where nothing was sent."""
 
     def read(self, *, whole: bool = True) -> ChainReading:
         """The counters now."""
@@ -91,6 +91,7 @@ class RoutedStage(ABC):
     def __init__(self, design: Design) -> None:
         self._wanted = {} if design.chain is None else design.chain.cpus.named()
         self._offered_pps = None if design.chain is None else design.chain.offered_pps
+        self._uplink = None if design.chain is None else design.chain.uplink
         self._tcp = design.tcp is not None
         self._options = options_of(design)
         self._with_vms = False
@@ -145,7 +146,7 @@ class ChainStage(RoutedStage):
             placement = self._place(chain)
             steps: Sequence[object]
             if chain.plane == "vhost-user":
-                steps = vhost_user.plan(chain, placement)
+                steps = vhost_user.plan(chain, placement, self._uplink)
             elif chain.kind == "process":
                 steps = kernel.plan("0" * 8, chain, apart=self._tcp).steps
             else:
@@ -158,8 +159,11 @@ class ChainStage(RoutedStage):
             return _ELSEWHERE[cell.plane]
         if self._tcp and cell.plane != "bridge":
             return "functions that poll have no TCP, and no kernel at their ends"
-        if self._offered_pps is not None and cell.plane == "vhost-user":
-            return "the generator of chains on vhost-user cannot be paced: leave `offered_pps` out"
+        if self._offered_pps is not None and cell.plane == "vhost-user" and not self._uplink:
+            return (
+                "the generator on a switch without an uplink cannot be paced: give `chain.uplink` "
+                "a driver, or leave `offered_pps` out"
+            )
         if self._tcp and not shutil.which(PROGRAM):
             return f"{PROGRAM} is not installed here"
         try:
@@ -185,8 +189,10 @@ class ChainStage(RoutedStage):
 
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is no task: its work is done where a frame comes from.
-        first = SWITCH if chain.plane == "vhost-user" else GENERATOR
-        return place((first, *chain.names), os.sched_getaffinity(0), self._wanted)
+        first = [SWITCH] if chain.plane == "vhost-user" else [GENERATOR]
+        if chain.plane == "vhost-user" and self._uplink:
+            first.append(GENERATOR)
+        return place((*first, *chain.names), os.sched_getaffinity(0), self._wanted)
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[ChainStation]:
@@ -196,7 +202,7 @@ class ChainStage(RoutedStage):
         testbed: VhostChain | KernelChain
         pps = self._offered_pps
         if chain.plane == "vhost-user":
-            testbed = VhostChain(chain, placement)
+            testbed = VhostChain(chain, placement, self._uplink, pps)
         elif chain.kind == "vm":
             testbed = MachineChain(chain, placement, self._platform, self._options, offered_pps=pps)
         elif chain.kind == "container":
@@ -235,7 +241,7 @@ def chain_of(cell: Cell) -> Chain:
     Raises:
         BadInputError: it is none that can be built.
     """
-    return Chain(cell.plane, cell.path, cell.vnfs, cell.guest)
+    return Chain(cell.plane, cell.path, cell.vnfs, cell.guest, cell.forwarder)
 
 
 @dataclass
@@ -278,8 +284,8 @@ class ChainStation:
                 if last:
                     break
         finally:
-            testbed.stop()
-        return TrialResult(_record(Between.of(first, now), trial, place, testbed, started))
+            frames = testbed.stop()
+        return TrialResult(_record(Between.of(first, now), trial, place, testbed, started, frames))
 
     def _await_traffic(self) -> None:
         """Waits until every function has transmitted: starting may take long on a busy machine."""
@@ -319,6 +325,7 @@ _LIMITS: Mapping[ChainLimit, tuple[Limit, ...]] = MappingProxyType(
         "VNF core": ("sut",),
         "kernel": ("sut",),
         "NIC": ("sut",),
+        "uplink": ("generator",),
     }
 )
 """As other trials say it. A shared core is a limit of the machine, not of the chain."""
@@ -330,10 +337,15 @@ def _wait(seconds: float) -> None:
 
 
 def _record(
-    between: Between, trial: ChainTrial, place: Place, testbed: ChainTestbed, started: datetime
+    between: Between,
+    trial: ChainTrial,
+    place: Place,
+    testbed: ChainTestbed,
+    started: datetime,
+    frames: FrameAccount | None,
 ) -> TrialRecord:
     size = mean_bytes(trial.size_bytes)
-    result = evaluate.result(between, testbed.placement, size)
+    result = evaluate.result(between, testbed.placement, size, frames)
     if not result.tx_pps:
         raise PlanewiseError(
             "no function of the chain transmitted a packet",

@@ -217,6 +217,29 @@ def bounds(cells: Sequence[ChainCell]) -> Table:
     )
 
 
+def account(cells: Sequence[ChainCell]) -> Table:
+    """Frames sent, received and lost by place, chain by chain; without runs of older versions."""
+    return Table(
+        columns=("Plane", "Path", "Functions", "Frames", "Sent", "Came back", "Lost, by place"),
+        rows=tuple(
+            (
+                cell.plane,
+                cell.path,
+                Value(str(cell.vnfs), cell.vnfs),
+                _size(cell.size),
+                Value(theme.count(cell.frames.sent), cell.frames.sent),
+                Value(theme.count(cell.frames.received), cell.frames.received),
+                ", ".join(
+                    f"{theme.count(lost)} {place}" for place, lost in cell.frames.lost.items()
+                )
+                or "none",
+            )
+            for cell in cells
+            if cell.frames is not None
+        ),
+    )
+
+
 def cores(cells: Sequence[ChainCell]) -> Table:
     """What the CPUs did, chain by chain."""
     return Table(

@@ -50,8 +50,8 @@ def find_program() -> str | None:
     return shutil.which(PROGRAM)
 
 
-def command(socket: Path, cpu: int, ring: int, mode: str, prefix: str) -> list[str]:
-    """The command line of a function behind a vhost-user port. Pure.
+def command(socket: Path, cpu: int, ring: int, peer: str, prefix: str) -> list[str]:
+    """The command line of a function behind a vhost-user port, whose frames go to `peer`. Pure.
 
     testpmd wants two logical cores, one for its prompt: both are the same CPU here.
     """
@@ -60,7 +60,8 @@ def command(socket: Path, cpu: int, ring: int, mode: str, prefix: str) -> list[s
         *("--in-memory", "--single-file-segments", "--no-pci", "--no-telemetry"),
         *("--file-prefix", prefix, "-m", str(MEMORY_BYTES >> 20)),
         *("--vdev", f"net_virtio_user0,path={socket},server=1,queue_size={ring}"),
-        *("--", "--interactive", "--no-mlockall", f"--forward-mode={mode}"),
+        *("--", "--interactive", "--no-mlockall", "--forward-mode=mac"),
+        f"--eth-peer=0,{peer}",
         *(f"--total-num-mbufs={_BUFFERS}", "--record-core-cycles"),
     ]
 

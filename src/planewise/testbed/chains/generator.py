@@ -1,4 +1,4 @@
-"""What a chain's generator runs: one probe a stream of frames. Starts nothing but a calibration."""
+"""A chain's generator: one probe a stream of frames, on this machine or another host."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planewise.testbed.chains.model import Chain, FrameSize, frames_of
 from planewise.testbed.chains.routing import SOURCE, TARGET, target
+from planewise.testbed.chains.streams import Streams
 from planewise.testbed.host import Host
 
 MIXED = 0.7
 """Share of what a generator sends of one size that several probes together keep up."""
+
+OVERLOAD_PPS = 3_000_000
+"""More than one CPU sends through packet sockets: as much as the generator can."""
 
 _PORT = 4862
 _RING_MIB = 8
@@ -66,3 +70,47 @@ def generator_pps(host: Host, options: Sequence[str] = ()) -> float:
     argv = [host.probe, "trial", "--calibrate-only", "--size", "64", *options]
     finished = host.run(argv, timeout_s=_CALIBRATE_S, expected_s=1.0)
     return float(finished.json()["max_pps"])
+
+
+class LocalGenerator:
+    """The generator of a chain on this machine: probes that share one CPU.
+
+    Args:
+        host: where they run.
+        cpu: theirs.
+        ends: where frames leave and where they come back, as pw-probe takes interfaces.
+        offered_pps: of all streams [packet/s]; None: as much as it can.
+    """
+
+    def __init__(
+        self, host: Host, cpu: int, ends: tuple[str, str], offered_pps: float | None
+    ) -> None:
+        self._host = host
+        self._options = ("--tx-cpu", str(cpu), "--rx-cpu", str(cpu))
+        self._ends = ends
+        self._offered_pps = offered_pps
+        self._most_pps = 0.0
+        self.streams = Streams()
+
+    def start(self, chain: Chain, size: FrameSize, limit_s: float, macs: Mapping[int, str]) -> None:
+        """Sends until `streams.stop()`; keeps account of every frame of `limit_s`, and ends then.
+
+        Raises:
+            PlanewiseError: what it can send is not known, and cannot be measured.
+        """
+        pps = self._offered_pps or OVERLOAD_PPS
+        if len(frames_of(size)) > 1 and not self._offered_pps:
+            # Programs of one CPU share it by time, not by frames: a mix must be paced.
+            self._most_pps = self._most_pps or generator_pps(self._host, self._options[:2])
+            pps = MIXED * self._most_pps
+        for arguments in commands(
+            chain,
+            size,
+            limit_s,
+            pps,
+            ends=self._ends,
+            macs=macs,
+            max_pps=OVERLOAD_PPS,
+            options=("--with-parent", *self._options),
+        ):
+            self.streams.add(self._host.start((self._host.probe, *arguments)))

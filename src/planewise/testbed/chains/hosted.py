@@ -16,7 +16,9 @@ from functools import cached_property
 from typing import Self
 
 from planewise.errors import PlanewiseError
+from planewise.store.models import FrameAccount
 from planewise.testbed import counters, script
+from planewise.testbed.chains import account
 from planewise.testbed.chains.generator import MIXED, commands
 from planewise.testbed.chains.local_guests import contain
 from planewise.testbed.chains.machines import FunctionMachines, function_guest, told
@@ -59,6 +61,7 @@ _OVERLOAD = 1.5
 """The generator is asked for so many times what it can send: as much as it can."""
 _BRIDGE_MAC = "02:70:77:0f:00:ff"
 _INDEX = 24_000
+_REST_S = 20.0
 _LOOK_S = 180.0
 """An emulated host that is flooded answers late."""
 
@@ -271,6 +274,7 @@ class HostedChain:
         self._passed = machines_on
         self._held: dict[HostRole, list[int]] = {role: [] for role in HOSTS}
         self._streams = Streams()
+        self._before: account.Way = ()
         self._ends: tuple[str, str] = ("", "")
         self._macs: dict[int, str] = {}
         self._standing = ExitStack()
@@ -379,15 +383,36 @@ class HostedChain:
         # Programs of one CPU share it by time, not by frames: a mix must be paced.
         share = _OVERLOAD if len(frames_of(size)) == 1 else MIXED
         pps = self._offered_pps or self._generator_pps * share
+        self._before = self._way()
         ends = tuple(f"{GUEST_INTERFACE}@{self.netns(place)}" for place in ("c", "d"))
         for arguments in commands(
             self.chain, size, limit_s, pps, ends=(ends[0], ends[1]), macs=self._macs
         ):
             self._streams.add(self._source.start((self._source.probe, *arguments)))
 
-    def stop(self) -> None:
-        """Ends the generator's traffic. Idempotent."""
+    def stop(self) -> FrameAccount | None:
+        """Ends the generator's traffic, and says what became of it. Idempotent."""
+        if not self._streams:
+            return None
         self._streams.stop()
+        return account.account(self._before, account.at_rest(self._way, _REST_S))
+
+    def _way(self) -> account.Way:
+        ends = self._look(self._source, (), [self.netns("c"), self.netns("d")]).interfaces
+        if self._passed is not None:
+            read = self._passed.machines.read()
+            passed = [(one.received or 0, one.packets) for one in read.values()]
+        else:
+            names = [self.netns(f"v{number}") for number in range(1, self.chain.vnfs + 1)]
+            seen = self._look(self._functions.host, (), names).interfaces
+            counted = [seen[name][GUEST_INTERFACE] for name in names]
+            passed = [(one["rx_packets"], one["tx_packets"]) for one in counted]
+        return account.way(
+            self.chain,
+            ends[self.netns("c")][GUEST_INTERFACE]["tx_packets"],
+            ends[self.netns("d")][GUEST_INTERFACE]["rx_packets"],
+            dict(zip(self.chain.names, passed, strict=True)),
+        )
 
     def read(self, *, whole: bool = True) -> ChainReading:
         """The counters now."""

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from planewise.store.models import FrameAccount
 from planewise.testbed import counters
-from planewise.testbed.chains.generator import MIXED, commands, generator_pps
+from planewise.testbed.chains import account
+from planewise.testbed.chains.generator import LocalGenerator
 from planewise.testbed.chains.model import (
     GENERATOR,
     Chain,
     FrameSize,
     Placement,
-    frames_of,
 )
 from planewise.testbed.chains.reading import (
     ChainReading,
@@ -42,7 +43,6 @@ from planewise.testbed.chains.routing import (
     router_settings,
     routing,
 )
-from planewise.testbed.chains.streams import Streams
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
 from planewise.testbed.namespaces import _Testbed
@@ -63,10 +63,10 @@ from planewise.testbed.plan import (
 )
 from planewise.testbed.steering import may_steer, steer
 
+REST_S = 5.0
+"""Frames that were sent are at their ends long before; a busy machine may take a second."""
 _MTU_BYTES = 1500
 _TX, _RX = "tx0", "rx0"
-_OVERLOAD_PPS = 3_000_000
-"""More than one CPU sends through packet sockets: as much as the generator can."""
 
 
 def unavailable_reason() -> str:
@@ -228,7 +228,8 @@ class KernelChain(_Testbed):
         self._apart = apart
         self._offered_pps = offered_pps
         self._token = ""
-        self._streams = Streams()
+        self._generator: LocalGenerator | None = None
+        self._before: account.Way = ()
         self._ksoftirqd: dict[int, int] = {}
 
     def _plan(self, token: str) -> Plan:
@@ -236,7 +237,7 @@ class KernelChain(_Testbed):
         return plan(token, self.chain, apart=self._apart)
 
     def _hosts(self) -> list[LocalHost]:
-        self._streams = Streams()  # closing a host ends what it started
+        self._generator = None  # closing a host ends what it started
         self._token = ""
         host = self.__dict__.pop("host", None)
         return [] if host is None else [host]
@@ -287,42 +288,39 @@ class KernelChain(_Testbed):
         It keeps account of every frame of `limit_s`, and ends by itself after that.
         """
         self.stop()
-        # Programs of one CPU share it by time, not by frames: a mix must be paced.
-        pps = self._offered_pps or (
-            _OVERLOAD_PPS if len(frames_of(size)) == 1 else MIXED * self._generator_pps
-        )
-        netns, cpu = self.netns("g"), str(self.placement.cpu(GENERATOR))
-        for arguments in commands(
-            self.chain,
-            size,
-            limit_s,
-            pps,
-            ends=(f"{_TX}@{netns}", f"{_RX}@{netns}"),
-            macs=_macs(self.chain),
-            max_pps=_OVERLOAD_PPS,
-            options=("--with-parent", "--tx-cpu", cpu, "--rx-cpu", cpu),
-        ):
-            self._streams.add(self.host.start((self.host.probe, *arguments)))
+        self._before = self._way()
+        if self._generator is None:
+            cpu, netns = self.placement.cpu(GENERATOR), self.netns("g")
+            ends = f"{_TX}@{netns}", f"{_RX}@{netns}"
+            self._generator = LocalGenerator(self.host, cpu, ends, self._offered_pps)
+        self._generator.start(self.chain, size, limit_s, _macs(self.chain))
 
-    @cached_property
-    def _generator_pps(self) -> float:
-        """What the generator sends of the smallest frames where nothing limits it."""
-        return generator_pps(self.host, ("--tx-cpu", str(self.placement.cpu(GENERATOR))))
+    def stop(self) -> FrameAccount | None:
+        """Ends the generator's traffic, and says what became of it. Idempotent."""
+        if self._generator is None or not self._generator.streams:
+            return None
+        self._generator.streams.stop()
+        return account.account(self._before, account.at_rest(self._way, REST_S))
 
-    def stop(self) -> None:
-        """Ends the generator's traffic. Idempotent."""
-        self._streams.stop()
+    def _way(self) -> account.Way:
+        offered, delivered = self._passed_ends()
+        functions = dict(zip(self.chain.names, self._passed(), strict=True))
+        return account.way(self.chain, offered, delivered, functions)
+
+    def _passed_ends(self) -> tuple[int, int]:
+        """Frames that left the generator, and that came back."""
+        if self._apart:
+            sent, received = self._counters("c"), self._counters("d")
+        else:
+            sent = received = self._counters("g")
+        return sent[_TX]["tx_packets"], received[_RX]["rx_packets"]
 
     def read(self, *, whole: bool = True) -> ChainReading:
         """The counters now."""
-        self._streams.check()
+        if self._generator is not None:
+            self._generator.streams.check()
         sent = self._sent()
-        if self._apart:
-            offered = self._counters("c")[_TX]["tx_packets"]
-            delivered = self._counters("d")[_RX]["rx_packets"]
-        else:
-            ends = self._counters("g")
-            offered, delivered = ends[_TX]["tx_packets"], ends[_RX]["rx_packets"]
+        offered, delivered = self._passed_ends()
         cpus = cpu_times()
         return ChainReading(
             at_s=now_s(),
@@ -336,11 +334,17 @@ class KernelChain(_Testbed):
 
     def _sent(self) -> Sequence[Sent]:
         """What the functions have sent, in order."""
-        counted = (
+        return [sent_by(interface) for interface in self._interfaces()]
+
+    def _passed(self) -> Sequence[tuple[int, int]]:
+        """Frames that reached each function and that left it, in order."""
+        return [(one["rx_packets"], one["tx_packets"]) for one in self._interfaces()]
+
+    def _interfaces(self) -> Sequence[Mapping[str, int]]:
+        return [
             self._counters(f"v{number}")[GUEST_INTERFACE]
             for number in range(1, self.chain.vnfs + 1)
-        )
-        return [sent_by(interface) for interface in counted]
+        ]
 
     def _counters(self, place: str) -> dict[str, dict[str, int]]:
         return counters.parse(self.host.read_text("/proc/net/dev", netns=self.netns(place)))

@@ -142,6 +142,9 @@ class MachineChain(KernelChain):
     def _place(self, cpus: Mapping[int, int]) -> None:
         self.machines.pin(cpus)
 
+    def _passed(self) -> Sequence[tuple[int, int]]:
+        return [(one.received or 0, one.packets) for one in self.machines.read().values()]
+
     def _sent(self) -> Sequence[Sent]:
         # A bridge is between who sent them and what arrives.
         return [replace(one, received=None) for one in self.machines.read().values()]

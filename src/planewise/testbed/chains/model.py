@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Literal
 
 from planewise.errors import BadInputError, UnsupportedError
-from planewise.testbed.planes import FUNCTIONS_OF
-from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
+from planewise.testbed.planes import FUNCTIONS_OF, plane
+from planewise.testbed.planes.kinds import Forwarder, GuestKind
 
 Pattern = Literal["north-south", "east-west"]
 FrameSize = int | Literal["imix"]
@@ -28,17 +27,6 @@ IMIX: tuple[tuple[int, int], ...] = ((64, 7), (594, 4), (1518, 1))
 """The simple IMIX: frame sizes [bytes, with FCS] and how many of each in twelve."""
 
 SWITCH, GENERATOR = "switch", "generator"
-
-PLANES: Mapping[str, str] = MappingProxyType(
-    {
-        "vhost-user": "Open vSwitch with DPDK; functions are dpdk-testpmd on virtio-user",
-        "bridge": "the kernel's bridge; functions are namespaces, or containers, that route",
-        "virtio-bridge": "the kernel's bridge; functions are virtual machines that route",
-        "vf": "a NIC's switch; functions are namespaces, or containers, that route",
-        "vf-passthrough": "a NIC's switch; functions are virtual machines that route",
-    }
-)
-"""Every plane that a chain can have, with what it is."""
 
 
 def frames_of(size: FrameSize) -> tuple[tuple[int, int], ...]:
@@ -65,25 +53,23 @@ class Chain:
     vnfs: int
     kind: GuestKind = "process"
     """What a function is."""
+    forwarder: Forwarder | Literal[""] = ""
+    """What sends frames on in each; empty: what does where nothing is said."""
 
     def __post_init__(self) -> None:
         """Refuses what cannot be built anywhere."""
-        if self.plane not in PLANES:
-            raise BadInputError(
-                f"there is no chain on the plane {self.plane}",
-                remedy=f"one of {', '.join(PLANES)}",
-            )
-        if self.kind not in FUNCTIONS_OF[self.plane]:
-            able = " or ".join(GUEST_WORDS[kind][1] for kind in FUNCTIONS_OF[self.plane])
-            raise BadInputError(
-                f"functions of a chain on {self.plane} cannot be {GUEST_WORDS[self.kind][1]}",
-                remedy=f"they are {able}",
-            )
+        if reason := plane(self.plane).function_refusal(self.kind, self.forwarder):
+            raise BadInputError(reason, remedy=f"planes of chains: {', '.join(FUNCTIONS_OF)}")
         if not 1 <= self.vnfs <= LONGEST:
             raise BadInputError(
                 f"a chain of {self.vnfs} network functions cannot be built",
                 remedy=f"1 to {LONGEST}",
             )
+
+    @property
+    def forwards(self) -> Forwarder:
+        """What sends frames on in each function."""
+        return self.forwarder or FUNCTIONS_OF[self.plane][self.kind][0]
 
     @property
     def on_vfs(self) -> bool:

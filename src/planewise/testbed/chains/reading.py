@@ -86,6 +86,8 @@ class ChainReading:
     """The role of the functions' host; empty where the generator is on the same machine."""
     machines: bool = False
     """Whether it is guests' kernels that forward, in virtual machines."""
+    uplink: tuple[int, int] | None = None
+    """Frames that entered and left a switch that polls by its uplink, where it has one."""
     ends_at_s: float | None = None
     """When `offered` and `delivered` were read, by their own host's clock; None: at `at_s`."""
 

@@ -51,6 +51,16 @@ class Port:
     """The CPU that polls it; None leaves that to the switch."""
 
 
+@dataclass(frozen=True)
+class Flow:
+    """What comes from one port goes to another."""
+
+    here: str
+    there: str
+    to_mac: str = ""
+    """Only frames for this address; empty: all."""
+
+
 def find_program() -> str | None:
     """Open vSwitch's daemon with DPDK on this machine."""
     return next((path for path in PROGRAMS if Path(path).exists()), None)
@@ -119,11 +129,13 @@ class Switch(OpenVswitch):
         if arguments:
             self.configure(*arguments[1:])
 
-    def set_flows(self, hops: Sequence[tuple[str, str]]) -> None:
-        """What comes from the first port of a hop goes to the second; all else is dropped."""
+    def set_flows(self, flows: Sequence[Flow]) -> None:
+        """Has frames go so, and all others dropped."""
         lines = [
-            f"in_port={self._numbers[here]},actions=output:{self._numbers[there]}\n"
-            for here, there in hops
+            f"in_port={self._numbers[flow.here]},"
+            + (f"dl_dst={flow.to_mac}," if flow.to_mac else "")
+            + f"actions=output:{self._numbers[flow.there]}\n"
+            for flow in flows
         ]
         self._run(
             *("ovs-ofctl", "replace-flows", f"unix:{self._directory}/{BRIDGE}.mgmt", "-"),

@@ -1,8 +1,9 @@
 """Chains on vhost-user: Open vSwitch with DPDK between dpdk-testpmd processes. No NIC is needed.
 
-The generator is a device of DPDK's on the switch, polled like a NIC whose queue is never empty, at
-no core of its own: the null device, or for mixes one that repeats a file of frames, which the
-polling core copies. Knows no measurement.
+The generator is outside, behind an uplink of the switch (`uplink.py`). Without one it is a device
+of DPDK's on the switch, polled like a NIC whose queue is never empty, at no core of its own: the
+null device, or for mixes one that repeats a file of frames, which the polling core copies. Knows no
+measurement.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from pathlib import Path
 from typing import Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.chains import frames, functions, hugepages, switch
+from planewise.store.models import FrameAccount
+from planewise.testbed import counters as interfaces
+from planewise.testbed.chains import account, frames, functions, hugepages, switch, uplink
 from planewise.testbed.chains.functions import Function
+from planewise.testbed.chains.generator import LocalGenerator
 from planewise.testbed.chains.model import (
     FCS_BYTES,
     GENERATOR,
@@ -28,7 +32,7 @@ from planewise.testbed.chains.model import (
     Placement,
 )
 from planewise.testbed.chains.reading import ChainReading, Sent, cpu_times, now_s, task_s
-from planewise.testbed.chains.switch import Port, Switch
+from planewise.testbed.chains.switch import Flow, Port, Switch
 from planewise.testbed.host import LocalHost
 from planewise.testbed.namespaces import _Testbed
 from planewise.testbed.plan import Plan, new_namespace
@@ -41,6 +45,7 @@ RING = 1024
 """Packets that a ring between switch and function holds."""
 
 _FIRST_SOURCE = 100
+REST_S = 5.0
 _CONNECT_S = 180.0
 _POLL_S = 0.05
 
@@ -100,7 +105,7 @@ class StartFunction:
 
     def command(self, socket: Path) -> tuple[str, ...]:
         """Its command line, where the switch meets it at `socket`."""
-        return tuple(functions.command(socket, self.cpu, RING, "mac", self.name))
+        return tuple(functions.command(socket, self.cpu, RING, uplink.BACK_MAC, self.name))
 
     def __str__(self) -> str:
         return shlex.join(self.command(Path(f"{self.name}.sock")))
@@ -112,10 +117,12 @@ class AddPorts:
 
     ports: tuple[tuple[str, int], ...]
     """Name and CPU."""
+    uplink: tuple[Port, ...] = ()
 
     def __str__(self) -> str:
         said = ", ".join(f"{name} (polled by CPU {cpu})" for name, cpu in self.ports)
-        return f"add the vhost-user ports {said} to a bridge with datapath_type=netdev"
+        up = "".join(f", and {one.name}: {one.options['dpdk-devargs']}" for one in self.uplink)
+        return f"add the vhost-user ports {said} to a bridge with datapath_type=netdev{up}"
 
 
 @dataclass(frozen=True)
@@ -131,15 +138,20 @@ class Forward:
 Step = TakeHugePages | StartSwitch | StartFunction | AddPorts | Forward
 
 
-def plan(chain: Chain, placement: Placement) -> tuple[Step, ...]:
-    """What makes `chain`, in order. Pure."""
+def plan(
+    chain: Chain, placement: Placement, driver: uplink.Driver | None = None
+) -> tuple[Step, ...]:
+    """What makes `chain`, in order; `driver` is that of its uplink, if it has one. Pure."""
     polling = placement.cpus(SWITCH)
     turns = cycle(polling)
     return (
         TakeHugePages(memory_bytes(chain)),
         StartSwitch(polling, SWITCH_BYTES),
         *(StartFunction(name, placement.cpu(name)) for name in chain.names),
-        AddPorts(tuple((name, next(turns)) for name in chain.names)),
+        AddPorts(
+            tuple((name, next(turns)) for name in chain.names),
+            uplink.ports(driver, polling) if driver else (),
+        ),
         Forward(chain.hops),
     )
 
@@ -151,26 +163,40 @@ class VhostChain(_Testbed):
         UnsupportedError: a program, huge pages or a privilege is missing.
     """
 
-    def __init__(self, chain: Chain, placement: Placement) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        placement: Placement,
+        driver: uplink.Driver | None = None,
+        offered_pps: float | None = None,
+    ) -> None:
+        """`driver` is that of the uplink; None: it has none, and nothing paces the generator."""
         super().__init__(f"chain of {chain.vnfs} on vhost-user, {chain.pattern}")
         self.chain = chain
         self.placement = placement
+        self._driver = driver
+        self._offered_pps = offered_pps
+        self._generator: LocalGenerator | None = None
+        self._token = ""
         self._host: LocalHost | None = None
         self._switch: Switch | None = None
         self._functions: dict[str, Function] = {}
         self._sources: dict[str, str] = {}
         self._hops: tuple[tuple[str, str], ...] = ()
         self._made = 0
+        self._before: account.Way = ()
         self._directory = Path()
         self._stack = ExitStack()
 
     def _plan(self, token: str) -> Plan:
-        self._host = LocalHost("chain", f"pw-{token}-s")
-        return Plan(new_namespace(f"pw-{token}-s"))
+        self._token, own = token, f"pw-{token}-s"
+        self._host = LocalHost("chain", own)
+        outside = uplink.plan(token, own).steps if self._driver else ()
+        return Plan((*new_namespace(own), *outside))
 
     def _hosts(self) -> list[LocalHost]:
         self._functions.clear()
-        self._switch = None
+        self._switch = self._generator = None
         try:
             # Ends functions and switch, then gives their memory back.
             self._stack.close()
@@ -192,7 +218,7 @@ class VhostChain(_Testbed):
     def _build(self) -> None:
         assert self._host is not None
         self._directory = self._stack.enter_context(scratch())
-        for step in plan(self.chain, self.placement):
+        for step in plan(self.chain, self.placement, self._driver):
             self._perform(step, self._host)
         for function in self._functions.values():
             function.say("start")
@@ -212,21 +238,24 @@ class VhostChain(_Testbed):
                 self._stack.callback(function.close)
                 self._functions[step.name] = function
             case AddPorts():
-                self._add_ports(step.ports)
+                self._add_ports(step.ports, step.uplink)
             case Forward():
                 self._hops = step.hops
 
-    def _add_ports(self, ports: tuple[tuple[str, int], ...]) -> None:
+    def _add_ports(self, ports: tuple[tuple[str, int], ...], more: tuple[Port, ...]) -> None:
         self.switch.change_ports(
             [
-                Port(
-                    name,
-                    number,
-                    "dpdkvhostuserclient",
-                    {"vhost-server-path": str(self.switch.socket(name))},
-                    cpu,
-                )
-                for number, (name, cpu) in enumerate(ports, start=1)
+                *more,
+                *(
+                    Port(
+                        name,
+                        number,
+                        "dpdkvhostuserclient",
+                        {"vhost-server-path": str(self.switch.socket(name))},
+                        cpu,
+                    )
+                    for number, (name, cpu) in enumerate(ports, start=1)
+                ),
             ]
         )
         for function in self._functions.values():
@@ -250,9 +279,14 @@ class VhostChain(_Testbed):
     def start(self, size: FrameSize, limit_s: float = 0.0) -> None:
         """Has the generator send frames of `size`, as many as are taken, until `stop`.
 
-        `limit_s` is for generators that need to know; this one does not.
+        One behind an uplink keeps account of every frame of `limit_s`, and ends after that.
         """
         self.stop()
+        for function in self._functions.values():
+            function.clear()
+        if self._driver is not None:
+            self._start_outside(size, limit_s)
+            return
         cpus = cycle(self.placement.cpus(SWITCH))
         ports: list[Port] = []
         for number, entry in enumerate(self.chain.entries, start=_FIRST_SOURCE):
@@ -260,9 +294,19 @@ class VhostChain(_Testbed):
             ports.append(Port(f"g{number}", number, "dpdk", options, next(cpus)))
             self._sources[entry] = f"g{number}"
         self.switch.change_ports(ports)
+        self._before = self._way()
         self.switch.set_flows(self._flows())
-        for function in self._functions.values():
-            function.clear()
+
+    def _start_outside(self, size: FrameSize, limit_s: float) -> None:
+        assert self._host is not None
+        self.switch.set_flows(self._flows())
+        self._before = self._way()
+        if self._generator is None:
+            cpu, ends = self.placement.cpu(GENERATOR), uplink.ends_of(self._token)
+            there = f"{uplink.TX}@{ends}", f"{uplink.RX}@{ends}"
+            self._generator = LocalGenerator(self._host, cpu, there, self._offered_pps)
+        macs = {number: uplink.mac_of(number) for number in range(1, self.chain.vnfs + 1)}
+        self._generator.start(self.chain, size, limit_s, macs)
 
     def _source(self, size: FrameSize) -> str:
         """A device of DPDK that always has frames to be received, and drops what is sent to it."""
@@ -275,25 +319,64 @@ class VhostChain(_Testbed):
             file.write_bytes(frames.pcap(frames.mixed(IMIX)))
         return f"net_pcap{self._made},rx_pcap={file},infinite_rx=1"
 
-    def _flows(self) -> list[tuple[str, str]]:
+    def _flows(self) -> list[Flow]:
         flows = []
         for here, there in self._hops:
-            if here == GENERATOR:
-                flows.append((self._sources[there], there))
+            if here == GENERATOR and self._driver:
+                flows.append(uplink.entry(self.chain.names.index(there) + 1, there))
+            elif here == GENERATOR:
+                flows.append(Flow(self._sources[there], there))
+            elif there == GENERATOR and self._driver:
+                flows.append(Flow(here, uplink.OUT))
             elif there == GENERATOR:
                 # Where it came from, north-south; there is one entry alone, east-west.
-                flows.append((here, self._sources.get(here, self._sources[self.chain.entries[0]])))
+                back = self._sources.get(here, self._sources.get(self.chain.entries[0], ""))
+                flows.append(Flow(here, back))
             else:
-                flows.append((here, there))
+                flows.append(Flow(here, there))
         return flows
 
-    def stop(self) -> None:
-        """Ends the generator's traffic. Idempotent."""
-        names = list(self._sources.values())
-        self._sources.clear()
-        if names:
+    def stop(self) -> FrameAccount | None:
+        """Ends the generator's traffic, and says what became of it. Idempotent."""
+        if self._generator is not None and self._generator.streams:
+            self._generator.streams.stop()
+            return account.account(self._before, account.at_rest(self._way, REST_S))
+        if not self._sources:
+            return None
+        sources = list(self._sources.values())
+        try:
+            self.switch.set_flows([flow for flow in self._flows() if flow.here not in sources])
+            after = account.at_rest(self._way, REST_S)
             self.switch.set_flows(())
-            self.switch.change_ports((), names)
+        finally:
+            self._sources.clear()
+            self.switch.change_ports((), sources)
+        return account.account(self._before, after)
+
+    def _way(self) -> account.Way:
+        counters = self.switch.counters()
+        functions_passed = {
+            name: (one.rx_packets, one.tx_packets)
+            for name, one in ((name, own.forwarded()) for name, own in self._functions.items())
+        }
+        if self._driver:
+            switch = counters[uplink.IN].rx_packets, counters[uplink.OUT].tx_packets
+            return account.way(self.chain, *self._ends(), functions_passed, switch)
+        # A device that is never empty goes on being polled: what it sent is what was passed on.
+        entries = [counters[name] for name in self.chain.entries]
+        return account.way(
+            self.chain,
+            sum(one.tx_packets + one.tx_dropped for one in entries),
+            sum(counters[name].tx_packets for name in self._sources.values()),
+            functions_passed,
+        )
+
+    def _ends(self) -> tuple[int, int]:
+        """Frames that left the generator outside, and that came back to it."""
+        assert self._host is not None
+        text = self._host.read_text("/proc/net/dev", netns=uplink.ends_of(self._token))
+        ends = interfaces.parse(text)
+        return ends[uplink.TX]["tx_packets"], ends[uplink.RX]["rx_packets"]
 
     def read(self, *, whole: bool = True) -> ChainReading:
         """The counters now. Without `whole`, functions are not asked how busy they are."""
@@ -301,6 +384,13 @@ class VhostChain(_Testbed):
         counters = self.switch.counters()
         at_s = now_s()
         sources = [counters[name] for name in self._sources.values()]
+        offered = sum(one.rx_packets for one in sources)
+        delivered = sum(one.tx_packets for one in sources)
+        passed = None
+        if self._generator is not None:
+            self._generator.streams.check()
+            offered, delivered = self._ends()
+            passed = counters[uplink.IN].rx_packets, counters[uplink.OUT].tx_packets
         tasks = {SWITCH: task_s(self.switch.pid, "pmd")}
         busy: dict[str, float] = {}
         for name, function in self._functions.items():
@@ -317,8 +407,9 @@ class VhostChain(_Testbed):
                 )
                 for name in self.chain.names
             },
-            offered=sum(one.rx_packets for one in sources),
-            delivered=sum(one.tx_packets for one in sources),
+            uplink=passed,
+            offered=offered,
+            delivered=delivered,
             cpus=cpu_times(),
             tasks_s=tasks,
             busy_s=busy,

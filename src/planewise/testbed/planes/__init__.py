@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from planewise.errors import BadInputError, UnsupportedError
-from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
+from planewise.testbed.planes.kinds import GUEST_WORDS, Forwarder, GuestKind
 from planewise.testbed.planes.plane import Plane
 from planewise.testbed.planes.vm import VmPlane
 
@@ -33,10 +33,10 @@ GUESTS_OF: Mapping[str, tuple[GuestKind, ...]] = MappingProxyType(
 )
 """Every plane, with the kinds of guest that it exists for."""
 
-FUNCTIONS_OF: Mapping[str, tuple[GuestKind, ...]] = MappingProxyType(
+FUNCTIONS_OF: Mapping[str, Mapping[GuestKind, tuple[Forwarder, ...]]] = MappingProxyType(
     {plane.name: plane.functions for plane in PLANES if plane.functions}
 )
-"""Every plane that a chain can have, with what its functions can be."""
+"""Every plane that a chain can have, with what its functions can be, and what forwards in each."""
 
 
 def known() -> tuple[str, ...]:

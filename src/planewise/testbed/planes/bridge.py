@@ -44,7 +44,7 @@ class BridgePlane(Plane):
     name = "bridge"
     description = "a veth pair into a Linux bridge that has the NIC as a port"
     guests: ClassVar[tuple[GuestKind, ...]] = ("namespace", "container", "process")
-    functions: ClassVar[tuple[GuestKind, ...]] = ("process", "container")
+    functions: ClassVar = {"process": ("kernel",), "container": ("kernel",)}
     rank = 20
     switch: ClassVar[Switch | None] = LinuxBridge()
 

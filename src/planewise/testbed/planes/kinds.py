@@ -1,4 +1,4 @@
-"""The kinds of guest, and the words for them. Knows no plane, no host and no kernel."""
+"""The kinds of guest and of forwarder, and the words for them. Knows no plane and no host."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from types import MappingProxyType
 from typing import Literal
 
 GuestKind = Literal["namespace", "container", "vm", "process"]
+Forwarder = Literal["testpmd", "kernel", "xdp"]
+"""What sends a function's frames on: dpdk-testpmd, which polls; a kernel that routes; or an XDP
+program."""
 
 GUEST_WORDS: Mapping[GuestKind, tuple[str, str]] = MappingProxyType(
     {

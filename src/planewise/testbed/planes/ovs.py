@@ -9,7 +9,7 @@ sockets. A server has one kernel datapath, which another Open vSwitch may have: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from planewise.testbed.host import Host
 from planewise.testbed.model import Guest, Site
@@ -76,7 +76,7 @@ class OvsPlane(BridgePlane):
     name = "ovs"
     description = "a veth pair into an Open vSwitch without DPDK that has the NIC as a port"
     guests = ("namespace", "container")
-    functions = ()
+    functions: ClassVar = {}
     rank = 25
     switch = OpenVswitchBridge()
     needs = ("ovs",)

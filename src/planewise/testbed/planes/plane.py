@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from planewise.store.models import Metric
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import AddNeighbour, AddVeth, SetAddress, SetUp, Step
-from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.planes.kinds import GUEST_WORDS, Forwarder, GuestKind
 
 if TYPE_CHECKING:
     from planewise.testbed.host import Host
@@ -49,6 +49,15 @@ class Switch(ABC):
         """Takes the NIC out of it."""
 
 
+_NO_FORWARDER: Mapping[Forwarder, str] = {
+    "testpmd": "dpdk-testpmd polls a device that is its alone, and the interface of such a "
+    "function is a kernel's",
+    "kernel": "such a function has a ring in shared memory, and no interface that a kernel could "
+    "route on",
+    "xdp": "planewise has no XDP program that forwards",
+}
+
+
 class Plane:
     """A way for a guest's frames to reach the NIC."""
 
@@ -58,8 +67,9 @@ class Plane:
     """One sentence."""
     guests: ClassVar[tuple[GuestKind, ...]]
     """The kinds of guest that it exists for."""
-    functions: ClassVar[tuple[GuestKind, ...]] = ()
-    """Of these, the kinds that can be functions of a chain on it."""
+    functions: ClassVar[Mapping[GuestKind, tuple[Forwarder, ...]]] = {}
+    """Of these, the kinds that can be functions of a chain on it, and what can forward in each;
+    the first does where nothing is said."""
     rank: ClassVar[int] = 100
     """Its place where planes are listed."""
     switch: ClassVar[Switch | None] = None
@@ -92,6 +102,18 @@ class Plane:
     def refusal(self, kind: GuestKind) -> str:
         """Why guests of this kind cannot have it, as the rest of a sentence. Pure."""
         return "" if kind in self.guests else f"it exists for {' and '.join(self.guests)} guests"
+
+    def function_refusal(self, kind: GuestKind, forwarder: Forwarder | Literal[""]) -> str:
+        """Why no function of a chain can be so on this plane, as a sentence. Pure."""
+        if not self.functions:
+            return f"no chain is built on the plane {self.name}"
+        if kind not in self.functions:
+            able = " or ".join(GUEST_WORDS[one][1] for one in self.functions)
+            many = GUEST_WORDS[kind][1]
+            return f"functions of a chain on {self.name} cannot be {many}: they are {able}"
+        if not forwarder or forwarder in self.functions[kind]:
+            return ""
+        return f"{_NO_FORWARDER[forwarder]} (on {self.name}, {GUEST_WORDS[kind][1]})"
 
     def lacking(self, found: Resources) -> str:
         """What a machine lacks for it beside what guests need, as a sentence. Pure."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from planewise.testbed.model import Guest, Site
 from planewise.testbed.plan import Step
@@ -20,7 +20,7 @@ class VfPlane(Plane):
     name = "vf"
     description = "the network device of an SR-IOV virtual function, moved into the guest"
     guests = ("namespace", "container", "process")
-    functions = ("process", "container")
+    functions: ClassVar = {"process": ("kernel",), "container": ("kernel",)}
     rank = 60
     vfs = 1
     nic_within_host = True

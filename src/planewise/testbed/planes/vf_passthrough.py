@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from planewise.testbed.planes.vm import VF_REMEDY, VIRTUAL_WIRE, VmPlane
 
 UNSEEN = "the guest drives the VF itself: its frames pass the host by, which cannot see them"
@@ -13,7 +15,7 @@ class VfPassthroughPlane(VmPlane):
 
     name = "vf-passthrough"
     description = "a virtual function given to a virtual machine whole (VFIO)"
-    functions = ("vm",)
+    functions: ClassVar = {"vm": ("kernel",)}
     rank = 74
     vfs = 1
     nic_within_host = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.planes.plane import Plane
 
@@ -12,7 +14,7 @@ class VhostUserPlane(Plane):
     name = "vhost-user"
     description = "a DPDK switch (Open vSwitch) that shares memory with a virtual machine"
     guests = ("vm", "process")
-    functions = ("process",)
+    functions: ClassVar = {"process": ("testpmd",)}
     rank = 75
     chains_only = "its switch polls on cores of its own, as functions of a chain have them"
     needs = ("dpdk", "vm")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from planewise.testbed.planes.vm import TapPlane
 
 
@@ -10,7 +12,7 @@ class VirtioBridgePlane(TapPlane):
 
     name = "virtio-bridge"
     description = "a paravirtual NIC (virtio) of a virtual machine, on a bridge"
-    functions = ("vm",)
+    functions: ClassVar = {"vm": ("kernel",)}
     rank = 71
     model = "virtio"
 

@@ -1,0 +1,163 @@
+"""Functions of chains by forwarder, guest and plane; accounts of frames; a switch's uplink."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planewise.errors import BadInputError
+from planewise.measure.cells import cells_of
+from planewise.measure.chains.evaluate import Between, result
+from planewise.measure.chains.stage import ChainStage
+from planewise.measure.design import Design
+from planewise.measure.design_file import load_design
+from planewise.store.models import FrameAccount
+from planewise.testbed.chains import uplink, vhost_user
+from planewise.testbed.chains.account import account, at_rest, way
+from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, place
+from tests.unit import test_chains as tc
+
+
+def loaded(tmp_path: Path, text: str) -> Design:
+    path = tmp_path / "design.yaml"
+    path.write_text(text)
+    return load_design(path)
+
+
+def test_one_design_holds_functions_of_several_forwarders_guests_and_planes(tmp_path: Path) -> None:
+    design = loaded(
+        tmp_path,
+        "functions:\n"
+        "  - {forwarder: testpmd, plane: vhost-user}\n"
+        "  - {forwarder: kernel, plane: bridge}\n"
+        "  - {forwarder: kernel, guest: vm, plane: virtio-bridge}\n"
+        "factors: {path: east-west, vnfs: 2}\nchain: {}\n",
+    )
+    assert [(cell.plane, cell.guest) for cell in cells_of(design)] == [
+        ("vhost-user", "process"),
+        ("bridge", "process"),
+        ("virtio-bridge", "vm"),
+    ]
+    # What forwards by itself is no level: such cells are those of designs without `functions`.
+    assert not any("forwarder" in cell.levels() for cell in cells_of(design))
+
+
+def test_functions_are_crossed_with_planes_and_what_cannot_be_says_why(tmp_path: Path) -> None:
+    design = loaded(
+        tmp_path,
+        "functions: [{forwarder: testpmd}, {forwarder: kernel}]\n"
+        "factors: {plane: [vhost-user, bridge], path: east-west, vnfs: 2}\nchain: {}\n",
+    )
+    refused = ChainStage(design).unavailable(cells_of(design))
+    assert {
+        (cell.plane, cell.forwarder): why for cell, why in refused.items() if cell.forwarder
+    } == {
+        ("vhost-user", "kernel"): "such a function has a ring in shared memory, and no interface "
+        "that a kernel could route on (on vhost-user, processes)",
+        ("bridge", "testpmd"): "dpdk-testpmd polls a device that is its alone, and the interface "
+        "of such a function is a kernel's (on bridge, processes)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("functions", "line", "words"),
+    [
+        ("[{forwarder: kernel, plane: vhost-user}]", 1, "a ring in shared memory"),
+        ("[{forwarder: testpmd, plane: bridge}]", 1, "dpdk-testpmd polls a device"),
+        ("[{forwarder: xdp, plane: bridge}]", 1, "no XDP program that forwards"),
+        ("[{forwarder: kernel, plane: macvlan}]", 1, "no chain is built on the plane macvlan"),
+        ("[{forwarder: kernel, guest: vm, plane: bridge}]", 1, "on bridge cannot be virtual"),
+        ("[{forwarder: kernel, plane: nowhere}]", 2, "no plane called 'nowhere'"),
+        ("[{forwarder: kernle, plane: bridge}]", 1, "forwarder"),
+        ("[{plane: bridge}]", 1, "forwarder"),
+    ],
+)
+def test_a_function_that_cannot_be_is_refused_with_its_line(
+    functions: str, line: int, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInputError) as caught:
+        loaded(
+            tmp_path, f"functions: {functions}\nfactors: {{path: east-west, vnfs: 2}}\nchain: {{}}"
+        )
+    assert f"design.yaml:{line}: " in caught.value.what
+    assert words in caught.value.what
+
+
+# --- what became of every frame -----------------------------------------------------------------
+
+
+def test_every_frame_that_is_not_received_is_lost_at_a_place() -> None:
+    chain = Chain("vhost-user", "east-west", 2)
+    before = way(chain, 10, 5, {"vnf1": (9, 8), "vnf2": (7, 6)}, (10, 5))
+    after = way(chain, 110, 65, {"vnf1": (99, 98), "vnf2": (87, 76)}, (110, 66))
+    found = account(before, after)
+    assert (found.sent, found.received) == (100, 60)
+    assert found.lost == {
+        "to vnf1": 10,
+        "to vnf2": 10,
+        "in vnf2": 10,
+        "from vnf2": 9,
+        "out of the switch": 1,
+    }
+    north = Chain("bridge", "north-south", 2)
+    counted = way(north, 100, 80, {"vnf1": (50, 45), "vnf2": (45, 40)})
+    nothing = way(north, 0, 0, {"vnf1": (0, 0), "vnf2": (0, 0)})
+    assert account(nothing, counted).lost == {
+        "to the functions": 5,
+        "in vnf1": 5,
+        "in vnf2": 5,
+        "from the functions": 5,
+    }
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=6, max_size=6), st.booleans())
+def test_frames_lost_by_place_add_up_to_those_that_did_not_come_back(
+    counts: list[int], through: bool
+) -> None:
+    chain = Chain("bridge", "east-west" if through else "north-south", 2)
+    sent, received, *own = counts
+    functions = {"vnf1": (own[0], own[1]), "vnf2": (own[2], own[3])}
+    nothing = way(chain, 0, 0, {"vnf1": (0, 0), "vnf2": (0, 0)})
+    assert account(nothing, way(chain, sent, received, functions)).sent == sent
+
+
+def test_counters_are_read_once_no_frame_is_on_its_way() -> None:
+    chain = Chain("bridge", "north-south", 1)
+    looks = iter([way(chain, 9, left, {"vnf1": (9, left)}) for left in (3, 8, 9, 9, 1)])
+    assert at_rest(lambda: next(looks), 60.0)[-1].left == 9
+
+
+# --- a switch's uplink --------------------------------------------------------------------------
+
+
+def test_a_paced_generator_behind_an_uplink_is_the_limit_where_nothing_is_lost() -> None:
+    first = replace(tc.START, uplink=(0, 0))
+    end = replace(tc.after(had=0.3).last, uplink=(4_000_000, 4_000_000))
+    whole = Between.of(first, end)
+    assert result(whole, tc.ALONE, 64.0).limit == "generator"
+    # What was lost by the account of all frames counts, not the two looks at running counters.
+    told = FrameAccount(sent=100, received=50, lost={"to vnf1": 50})
+    assert result(whole, tc.ALONE, 64.0, told).limit == "shared core"
+
+
+def test_packets_lost_on_the_way_into_an_idle_switch_are_the_uplinks() -> None:
+    end = replace(tc.after().last, offered=8_000_000, uplink=(4_000_000, 4_000_000))
+    found = result(Between.of(replace(tc.START, uplink=(0, 0)), end), tc.ALONE, 64.0)
+    assert found.limit == "uplink"
+    assert found.why == (
+        "50 % of the packets were lost between generator and switch, whose core had 50 % of its "
+        "time left"
+    )
+
+
+def test_a_switch_is_fed_by_its_uplink_and_functions_are_told_apart_by_address() -> None:
+    placement = place((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
+    steps = vhost_user.plan(Chain("vhost-user", "north-south", 2), placement, "af_packet")
+    (ports,) = [one for one in steps if isinstance(one, vhost_user.AddPorts)]
+    assert [port.name for port in ports.uplink] == [uplink.IN, uplink.OUT]
+    assert "net_af_packet0,iface=" in str(ports)
+    assert uplink.entry(1, "vnf1").to_mac != uplink.entry(2, "vnf2").to_mac
