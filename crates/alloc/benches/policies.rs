@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use pw_alloc::Settings;
 use pw_alloc::settings::PolicyKind;
-use pw_alloc::simulate::{Player, SCENARIOS, Scenario, compare};
+use pw_alloc::simulate::{Player, SCENARIOS, Scenario, Shard, compare};
 
 const POLICIES: [PolicyKind; 3] = [PolicyKind::Fair, PolicyKind::Activity, PolicyKind::Benefit];
 
@@ -37,8 +37,9 @@ fn main() {
             let Ok(mut scenario) = Scenario::named(name) else { continue };
             (scenario.seed, scenario.duration_s) = (u64::from(seed), seconds);
             scenario.switch_s = switch_s;
-            let Ok((outcomes, _)) = compare(&scenario, &players, &settings) else { continue };
-            for (at, outcome) in outcomes.iter().enumerate() {
+            let played = compare(&scenario, &players, &settings, Shard::WHOLE);
+            let Ok(played) = played else { continue };
+            for (at, outcome) in played.outcomes().iter().enumerate() {
                 shares[at].extend(outcome.share_of_optimum.map(|share| share * 100.0));
                 moves[at] += outcome.moves_per_h / f64::from(seeds);
             }

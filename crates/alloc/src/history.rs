@@ -1,11 +1,12 @@
 //! What the allocator remembers of the past: who held for how long, who changed when, what a switch
 //! was measured to cost, and what waiting has cost so far. Time comes with the snapshots.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
 
-use crate::model::{GuestId, Health, Snapshot, Stance, VfId};
+use crate::model::{GuestId, GuestView, Health, Snapshot, Stance, VfId};
 use crate::patience::Advantages;
-use crate::policy::{self, Standing};
+use crate::policy;
 use crate::settings::{PolicyKind, Settings};
 
 /// A guest that is gone is remembered for so long [ms]: coming back does not start its story anew.
@@ -24,8 +25,8 @@ struct Advantage {
     sum: f64,
     /// The price of the switch, when it was last known [µs].
     price_us: f64,
-    /// Whose VF it took.
-    rival: Option<GuestId>,
+    /// Whose VF it took, and the slot that this guest had then.
+    rival: Option<(GuestId, usize)>,
 }
 
 impl Advantage {
@@ -91,6 +92,30 @@ impl History {
             holds: None,
         }
     }
+
+    /// Takes in the time since the guest was last seen.
+    fn observe(&mut self, guest: &GuestView, now_ms: u64, elapsed_ms: u64, settings: &Settings) {
+        self.seen_ms = now_ms;
+        let share = guest.wish.min_share.clamp(0.0, 1.0);
+        self.owed_ms += share * elapsed_ms as f64;
+        if guest.holds.is_some() {
+            self.held_ms += elapsed_ms;
+            self.turns_ms += elapsed_ms;
+            self.owed_ms -= elapsed_ms as f64;
+            self.regret = 0.0;
+        }
+        let most = if share > 0.0 { MOST_OWED_MS } else { 0.0 };
+        self.owed_ms = self.owed_ms.clamp(-most, most);
+        // Paid in turns, not in crumbs.
+        let turn_ms = settings.min_residency_s.max(settings.interval_s) * 1e3;
+        self.owing = share > 0.0 && self.owed_ms > if self.owing { 0.0 } else { turn_ms };
+        let holds = guest.holds.as_ref().map(|held| &held.vf);
+        if self.holds.as_ref() != holds {
+            self.holds = holds.cloned();
+            self.changed_ms = Some(now_ms);
+            self.regret = 0.0;
+        }
+    }
 }
 
 /// What switches were measured to cost: means that forget.
@@ -138,7 +163,19 @@ impl SwitchCost {
 /// What is remembered of all guests.
 #[derive(Debug, Clone, Default)]
 pub struct Histories {
-    guests: BTreeMap<GuestId, History>,
+    /// By slot; a guest keeps its slot until it is forgotten.
+    guests: Vec<History>,
+    /// By slot.
+    names: Vec<GuestId>,
+    slots: BTreeMap<GuestId, usize>,
+    /// By slot: the place of the guest's name in alphabetical order.
+    alphabet: Vec<u32>,
+    /// The slots of the last snapshot's guests, in its order.
+    order: Vec<usize>,
+    /// By slot: what a VF is worth to the guest now; NaN where it cannot be moved. Kept for its memory.
+    values: Vec<f64>,
+    waiters: Vec<Ranked>,
+    holders: Vec<Ranked>,
     last_ms: Option<u64>,
     /// When VFs were given, within the last interval [ms].
     given_ms: VecDeque<u64>,
@@ -150,10 +187,58 @@ pub struct Histories {
     pub switch: SwitchCost,
 }
 
+/// A guest's place in the ranking: its standing as a number, its name's place, its slot.
+type Ranked = (u128, Reverse<u32>, usize);
+
 impl Histories {
     /// What is remembered of this guest.
     pub fn of(&self, id: &GuestId) -> Option<&History> {
-        self.guests.get(id)
+        self.slots.get(id).map(|&slot| &self.guests[slot])
+    }
+
+    /// The same for the guest at this place of a snapshot: quicker when its guests are those of the last
+    /// one, in the same order.
+    pub fn at(&self, place: usize, id: &GuestId) -> Option<&History> {
+        self.slot(place, id).map(|slot| &self.guests[slot])
+    }
+
+    /// The guest's number here, until a guest is forgotten.
+    pub(crate) fn slot(&self, place: usize, id: &GuestId) -> Option<usize> {
+        let hint = self.order.get(place).copied().filter(|&slot| self.names[slot] == *id);
+        hint.or_else(|| self.slots.get(id).copied())
+    }
+
+    /// How many guests are remembered.
+    pub(crate) const fn slots(&self) -> usize {
+        self.guests.len()
+    }
+
+    fn slot_or_new(&mut self, place: usize, id: &GuestId, new: impl FnOnce() -> History) -> usize {
+        self.slot(place, id).unwrap_or_else(|| {
+            let slot = self.guests.len();
+            self.guests.push(new());
+            self.names.push(id.clone());
+            self.slots.insert(id.clone(), slot);
+            slot
+        })
+    }
+
+    /// Forgets guests that have been gone for long.
+    fn forget(&mut self, now_ms: u64) {
+        let keep = |history: &History| history.seen_ms + REMEMBERED_MS >= now_ms;
+        if !self.guests.iter().all(keep) {
+            let (mut guests, mut names) = (Vec::new(), Vec::new());
+            for (history, name) in self.guests.drain(..).zip(self.names.drain(..)) {
+                if keep(&history) {
+                    guests.push(history);
+                    names.push(name);
+                }
+            }
+            (self.guests, self.names) = (guests, names);
+            self.slots = self.names.iter().cloned().zip(0..).collect();
+            self.alphabet.clear();
+            self.order.clear();
+        }
     }
 
     /// VFs given in the interval that ends now.
@@ -169,40 +254,36 @@ impl Histories {
         now_ms: u64,
     ) {
         // Whose VF a guest takes: it was taken from that one in the same plan.
-        let mut lost: BTreeMap<VfId, GuestId> = BTreeMap::new();
+        let mut lost: BTreeMap<VfId, usize> = BTreeMap::new();
         for (id, holds) in changes {
-            let history = self.guests.entry(id.clone()).or_default();
+            let slot = self.slot_or_new(usize::MAX, id, History::default);
+            let history = &mut self.guests[slot];
             history.changed_ms = Some(now_ms);
             let before = std::mem::replace(&mut history.holds, holds.cloned());
             match holds {
                 None => {
                     if let Some(vf) = before {
-                        lost.insert(vf, id.clone());
+                        lost.insert(vf, slot);
                     }
-                    self.end_advantage(id);
+                    self.end_advantage(slot);
                 }
                 Some(vf) => {
                     // A VF that nobody held tells nothing of a lead.
-                    history.advantage = lost.get(vf).map_or(Advantage::NONE, |rival| {
-                        let most = history.advantage.most;
-                        Advantage {
-                            rival: Some(rival.clone()),
-                            sum: most,
-                            ..history.advantage.clone()
-                        }
+                    history.advantage = lost.get(vf).map_or(Advantage::NONE, |&rival| Advantage {
+                        rival: Some((self.names[rival].clone(), rival)),
+                        sum: history.advantage.most,
+                        ..history.advantage.clone()
                     });
                     self.given_ms.push_back(now_ms);
                 }
             }
-            if let Some(history) = self.guests.get_mut(id) {
-                history.regret = 0.0;
-            }
+            self.guests[slot].regret = 0.0;
         }
     }
 
     /// A lead is over: its guest and all learn from it.
-    fn end_advantage(&mut self, id: &GuestId) {
-        let Some(history) = self.guests.get_mut(id) else { return };
+    fn end_advantage(&mut self, slot: usize) {
+        let history = &mut self.guests[slot];
         let ended = std::mem::take(&mut history.advantage);
         history.advantages.ended(ended.most, ended.price_us, history.threshold);
         self.advantages.ended(ended.most, ended.price_us, history.threshold);
@@ -217,7 +298,8 @@ impl Histories {
     /// Remembers that this VF could not be given to this guest: it is tried again after one interval,
     /// then after two, four, …, up to the bound.
     pub fn undone(&mut self, id: &GuestId, vf: &VfId, now_ms: u64, settings: &Settings) {
-        let history = self.guests.entry(id.clone()).or_default();
+        let slot = self.slot_or_new(usize::MAX, id, History::default);
+        let history = &mut self.guests[slot];
         let intervals = 2_f64.powi(i32::try_from(history.undone.min(64)).unwrap_or(64));
         let wait_s = (settings.interval_s * intervals).min(settings.retry_most_s);
         history.undone = history.undone.saturating_add(1);
@@ -234,8 +316,8 @@ impl Histories {
 
     /// Whoever could not be given a VF may be tried again at once: this guest, or all.
     pub fn retry(&mut self, id: Option<&GuestId>) {
-        let all = self.guests.iter_mut().filter(|(known, _)| id.is_none_or(|id| id == *known));
-        for (_, history) in all {
+        let all = self.names.iter().zip(&mut self.guests);
+        for (_, history) in all.filter(|(known, _)| id.is_none_or(|id| id == *known)) {
             (history.undone, history.retry_ms) = (0, 0);
         }
     }
@@ -248,35 +330,21 @@ impl Histories {
         while self.given_ms.front().is_some_and(|at| at.saturating_add(interval_ms) < now.now_ms) {
             self.given_ms.pop_front();
         }
-        for guest in &now.guests {
-            let history = self.guests.entry(guest.id.clone()).or_insert_with(|| History {
-                arrived_ms: now.now_ms,
-                holds: guest.holds.as_ref().map(|held| held.vf.clone()),
-                ..History::default()
-            });
-            history.seen_ms = now.now_ms;
-            let share = guest.wish.min_share.clamp(0.0, 1.0);
-            history.owed_ms += share * elapsed_ms as f64;
-            if guest.holds.is_some() {
-                history.held_ms += elapsed_ms;
-                history.turns_ms += elapsed_ms;
-                history.owed_ms -= elapsed_ms as f64;
-                history.regret = 0.0;
+        let mut order = std::mem::take(&mut self.order);
+        order.resize(now.guests.len(), usize::MAX);
+        for (place, guest) in now.guests.iter().enumerate() {
+            let known = self.names.get(order[place]).is_some_and(|name| *name == guest.id);
+            if !known {
+                order[place] = self.slot_or_new(usize::MAX, &guest.id, || History {
+                    arrived_ms: now.now_ms,
+                    holds: guest.holds.as_ref().map(|held| held.vf.clone()),
+                    ..History::default()
+                });
             }
-            let most = if share > 0.0 { MOST_OWED_MS } else { 0.0 };
-            history.owed_ms = history.owed_ms.clamp(-most, most);
-            // Paid in turns, not in crumbs.
-            let turn_ms = settings.min_residency_s.max(settings.interval_s) * 1e3;
-            history.owing =
-                share > 0.0 && history.owed_ms > if history.owing { 0.0 } else { turn_ms };
-            let holds = guest.holds.as_ref().map(|held| &held.vf);
-            if history.holds.as_ref() != holds {
-                history.holds = holds.cloned();
-                history.changed_ms = Some(now.now_ms);
-                history.regret = 0.0;
-            }
+            self.guests[order[place]].observe(guest, now.now_ms, elapsed_ms, settings);
         }
-        self.guests.retain(|_, history| history.seen_ms + REMEMBERED_MS >= now.now_ms);
+        self.order = order;
+        self.forget(now.now_ms);
         self.level_turns(now, settings);
         if settings.policy == PolicyKind::Benefit {
             self.regret(now, settings, elapsed_ms as f64 / 1e3);
@@ -286,94 +354,104 @@ impl Histories {
     /// Keeps the turns of all within reach of each other: nobody saves up turns while it may not
     /// have one, and nobody who comes late has turns to catch up on.
     fn level_turns(&mut self, now: &Snapshot, settings: &Settings) {
-        let competing: BTreeSet<&GuestId> = now
-            .guests
-            .iter()
-            .filter(|guest| guest.wish.stance == Stance::Free && guest.health == Health::Ready)
-            .map(|guest| &guest.id)
-            .collect();
+        let competes =
+            |guest: &GuestView| guest.wish.stance == Stance::Free && guest.health == Health::Ready;
         // Whoever arrived in this moment has no turns yet and sets no standard.
-        let settled = competing
-            .iter()
-            .filter_map(|id| self.guests.get(*id))
-            .filter(|history| history.arrived_ms < now.now_ms)
-            .map(|history| history.turns_ms);
-        let Some((low, high)) = settled.fold(None, |range: Option<(u64, u64)>, turns| {
-            Some(range.map_or((turns, turns), |(low, high)| (low.min(turns), high.max(turns))))
-        }) else {
-            return;
-        };
-        let lag_ms = (settings.fair_turn_s * 1e3 * LAG_TURNS) as u64;
-        let floor = low.max(high.saturating_sub(lag_ms));
-        for guest in &now.guests {
-            let Some(history) = self.guests.get_mut(&guest.id) else { continue };
-            if competing.contains(&guest.id) {
-                history.turns_ms = history.turns_ms.max(floor);
-            } else {
-                history.turns_ms = floor;
+        let (mut low, mut high) = (u64::MAX, 0);
+        for (guest, &slot) in now.guests.iter().zip(&self.order) {
+            let history = &self.guests[slot];
+            if competes(guest) && history.arrived_ms < now.now_ms {
+                (low, high) = (low.min(history.turns_ms), high.max(history.turns_ms));
             }
         }
+        if low == u64::MAX {
+            return;
+        }
+        let lag_ms = (settings.fair_turn_s * 1e3 * LAG_TURNS) as u64;
+        let floor = low.max(high.saturating_sub(lag_ms));
+        for (guest, &slot) in now.guests.iter().zip(&self.order) {
+            let turns_ms = &mut self.guests[slot].turns_ms;
+            *turns_ms = if competes(guest) { floor.max(*turns_ms) } else { floor };
+        }
+    }
+
+    /// Ranks the guests that can be moved: the best waiter first, the worst holder first.
+    fn rank(&mut self, now: &Snapshot, settings: &Settings) {
+        if self.alphabet.len() != self.names.len() {
+            self.alphabet.resize(self.names.len(), 0);
+            for (&slot, place) in self.slots.values().zip(0..) {
+                self.alphabet[slot] = place;
+            }
+        }
+        self.values.clear();
+        self.values.resize(self.guests.len(), f64::NAN);
+        self.waiters.clear();
+        self.holders.clear();
+        for (guest, &slot) in now.guests.iter().zip(&self.order) {
+            if guest.wish.stance != Stance::Free || guest.health != Health::Ready {
+                continue;
+            }
+            let standing = policy::standing(guest, &self.guests[slot], settings);
+            self.values[slot] = standing.value;
+            let side = if guest.holds.is_some() { &mut self.holders } else { &mut self.waiters };
+            side.push((standing.key(), Reverse(self.alphabet[slot]), slot));
+        }
+        self.holders.sort_unstable_by_key(|&(key, Reverse(name), _)| (key, name));
+        // All waiters behind as many as there are holders are held against the same one.
+        let paired = self.holders.len();
+        if (1..self.waiters.len()).contains(&paired) {
+            self.waiters.select_nth_unstable_by(paired, |a, b| b.cmp(a));
+        }
+        let paired = paired.min(self.waiters.len());
+        self.waiters[..paired].sort_unstable_by(|a, b| b.cmp(a));
     }
 
     /// Adds what waiting cost in the last seconds: the best waiter is held against the holder that
     /// gains least, the second against the second, and so on. It falls again while the holder gains
     /// more, and never below zero. Leads that ended are learned from.
     fn regret(&mut self, now: &Snapshot, settings: &Settings, seconds: f64) {
-        let blank = History::default();
-        let mut values: BTreeMap<&GuestId, f64> = BTreeMap::new();
-        let mut waiters: Vec<(Standing, &GuestId)> = Vec::new();
-        let mut holders: Vec<(Standing, &GuestId)> = Vec::new();
-        for guest in &now.guests {
-            if guest.wish.stance != Stance::Free || guest.health != Health::Ready {
-                continue;
-            }
-            let standing = policy::standing(guest, &blank, settings);
-            values.insert(&guest.id, standing.value);
-            let side = if guest.holds.is_some() { &mut holders } else { &mut waiters };
-            side.push((standing, &guest.id));
-        }
-        waiters.sort_by(|a, b| b.0.compare(&a.0).then(a.1.cmp(b.1)));
-        holders.sort_by(|a, b| a.0.compare(&b.0).then(a.1.cmp(b.1)));
-        let switch = self.switch;
+        self.rank(now, settings);
         // A rate over the time between two samples is on average half of it old.
         let lag_s = seconds / 2.0 + settings.signal.smoothing.lag_s();
         let mut ended = Vec::new();
-        for (at, (waiter, id)) in waiters.iter().enumerate() {
-            let Some(history) = self.guests.get_mut(*id) else { continue };
-            let Some((holder, _)) = holders.get(at).or(holders.last()) else { continue };
-            let lead_us_per_s = waiter.value - holder.value;
+        for (place, &(_, _, slot)) in self.waiters.iter().enumerate() {
+            let Some(&(_, _, holder)) = self.holders.get(place).or(self.holders.last()) else {
+                break;
+            };
+            let (waiting, holding) = (self.values[slot], self.values[holder]);
+            let history = &mut self.guests[slot];
             // Who sees a lead late also sees its end late: a switch costs that much, too.
-            let price_us = switch.price_us(waiter.value, holder.value, settings)
-                + lag_s * lead_us_per_s.max(0.0);
-            let lead = in_prices(lead_us_per_s * seconds, price_us);
+            let price_us = self.switch.price_us(waiting, holding, settings)
+                + lag_s * (waiting - holding).max(0.0);
+            let lead = in_prices((waiting - holding) * seconds, price_us);
             history.regret = (history.regret + lead).max(0.0);
             if history.regret > history.advantage.most {
                 (history.advantage.most, history.advantage.price_us) = (history.regret, price_us);
             }
             if history.regret == 0.0 && history.advantage.most > 0.0 {
-                ended.push((*id).clone());
+                ended.push(slot);
             }
         }
-        for (holder, id) in &holders {
-            let Some(Advantage { rival: Some(rival), .. }) =
-                self.guests.get(*id).map(|history| &history.advantage)
-            else {
-                continue;
-            };
-            let rival = values.get(rival).copied();
-            let Some(history) = self.guests.get_mut(*id) else { continue };
-            let advantage = &mut history.advantage;
-            let lead = rival.map_or(f64::NEG_INFINITY, |value| {
-                in_prices((holder.value - value) * seconds, advantage.price_us)
+        for &(_, _, slot) in &self.holders {
+            let Some((name, rival)) = &self.guests[slot].advantage.rival else { continue };
+            let rival = Some(*rival)
+                .filter(|&rival| self.names.get(rival) == Some(name))
+                .or_else(|| self.slots.get(name).copied())
+                .map(|rival| self.values[rival])
+                .filter(|value| !value.is_nan());
+            let value = self.values[slot];
+            let advantage = &mut self.guests[slot].advantage;
+            let lead = rival.map_or(f64::NEG_INFINITY, |rival| {
+                in_prices((value - rival) * seconds, advantage.price_us)
             });
             advantage.sum += lead;
             advantage.most = advantage.most.max(advantage.sum);
             if advantage.sum <= advantage.most - 1.0 {
-                ended.push((*id).clone());
+                ended.push(slot);
             }
         }
-        for id in &ended {
-            self.end_advantage(id);
+        for slot in ended {
+            self.end_advantage(slot);
         }
     }
 }

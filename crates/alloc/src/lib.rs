@@ -3,6 +3,7 @@
 //! observations, and whoever uses the crate performs the steps (docs/concepts/allocation.md).
 
 pub mod allocator;
+mod draft;
 pub mod error;
 pub mod evidence;
 pub mod execute;
@@ -15,6 +16,7 @@ pub mod optimum;
 pub mod patience;
 pub mod plan;
 pub mod policy;
+mod quiet;
 pub mod recover;
 pub mod repair;
 pub mod settings;

@@ -12,18 +12,18 @@ pub struct Seeker {
 
 /// Who sits where, by PF.
 #[derive(Debug)]
-pub struct Seating<'a> {
-    seekers: &'a [Seeker],
+pub struct Seating {
+    seekers: Vec<Seeker>,
     seats: Vec<usize>,
     /// Seated guests by PF.
     pub taken: Vec<Vec<usize>>,
 }
 
-impl<'a> Seating<'a> {
+impl Seating {
     /// Nobody is seated yet; `seats` has the number of seats by PF.
-    pub fn new(seekers: &'a [Seeker], seats: Vec<usize>) -> Self {
+    pub fn new(seats: Vec<usize>) -> Self {
         let taken = vec![Vec::new(); seats.len()];
-        Self { seekers, seats, taken }
+        Self { seekers: Vec::new(), seats, taken }
     }
 
     /// Are all seats taken?
@@ -33,12 +33,28 @@ impl<'a> Seating<'a> {
 
     /// Seats one more guest without unseating anybody; others may have to move to another PF, those
     /// who sit at home last. True when there was a way.
-    pub fn seat(&mut self, guest: usize) -> bool {
-        let Seeker { pfs, home } = &self.seekers[guest];
-        let home = home.filter(|home| pfs.contains(home));
-        home.is_some_and(|home| self.seat_on(guest, &[home], false))
-            || self.seat_on(guest, pfs, false)
-            || self.seat_on(guest, pfs, true)
+    pub fn seat(&mut self, seeker: Seeker) -> bool {
+        let guest = self.seekers.len();
+        let home = seeker.home.filter(|home| seeker.pfs.contains(home));
+        self.seekers.push(seeker);
+        if let Some(home) = home
+            && (self.take_free_seat(guest, &[home]) || self.seat_on(guest, &[home], false))
+        {
+            return true;
+        }
+        let pfs = self.seekers[guest].pfs.clone();
+        self.take_free_seat(guest, &pfs)
+            || self.seat_on(guest, &pfs, false)
+            || self.seat_on(guest, &pfs, true)
+    }
+
+    /// The path without anybody in between.
+    fn take_free_seat(&mut self, guest: usize, pfs: &[usize]) -> bool {
+        let free = pfs.iter().find(|&&pf| self.taken[pf].len() < self.seats[pf]);
+        free.is_some_and(|&pf| {
+            self.taken[pf].push(guest);
+            true
+        })
     }
 
     /// An augmenting path over PFs (breadth first, so that as few as possible move).
@@ -101,8 +117,8 @@ mod tests {
                     home: Some(usize::from(home % 4)).filter(|pf| *pf < 3),
                 })
                 .collect();
-            let mut seating = Seating::new(&seekers, seats.clone());
-            let seated: Vec<bool> = (0..seekers.len()).map(|guest| seating.seat(guest)).collect();
+            let mut seating = Seating::new(seats.clone());
+            let seated: Vec<bool> = seekers.iter().cloned().map(|one| seating.seat(one)).collect();
             let mut chosen: Vec<usize> = Vec::new();
             for (guest, seated) in seated.into_iter().enumerate() {
                 chosen.push(guest);
@@ -136,9 +152,8 @@ mod tests {
     #[test]
     fn nobody_leaves_home_while_a_newcomer_can_move() {
         let anywhere = |home| Seeker { pfs: vec![0, 1], home };
-        let seekers = [anywhere(None), anywhere(Some(0))];
-        let mut seating = Seating::new(&seekers, vec![1, 1]);
-        assert!(seating.seat(0) && seating.seat(1));
+        let mut seating = Seating::new(vec![1, 1]);
+        assert!(seating.seat(anywhere(None)) && seating.seat(anywhere(Some(0))));
         assert_eq!(seating.taken, [vec![1], vec![0]]);
     }
 }

@@ -36,9 +36,18 @@ pub struct Standing {
 impl Standing {
     /// The order of ranking.
     pub fn compare(&self, other: &Self) -> Ordering {
-        (self.active, self.class, self.tier)
-            .cmp(&(other.active, other.class, other.tier))
-            .then(self.value.total_cmp(&other.value))
+        self.key().cmp(&other.key())
+    }
+
+    /// The same order as a number: activity, class and tier above the value, whose bits are turned so
+    /// that they rise with it (the order of `f64::total_cmp`).
+    pub const fn key(&self) -> u128 {
+        let bits = self.value.to_bits();
+        let value = if bits >> 63 == 0 { bits | 1 << 63 } else { !bits };
+        ((self.active as u128) << 80)
+            | ((self.class as u128) << 72)
+            | ((self.tier as u128) << 64)
+            | value as u128
     }
 }
 
@@ -48,7 +57,7 @@ pub fn traffic(guest: &GuestView, settings: &Settings) -> (Tier, f64) {
     let Some(rate) = guest.rate else { return (Tier::Unknown, 0.0) };
     let pps = if rate.pps.is_finite() { rate.pps.max(0.0) } else { 0.0 };
     let half_lives = rate.blind_ms as f64 / 1e3 / settings.blind_half_life_s;
-    let pps = pps * (-half_lives).exp2();
+    let pps = if rate.blind_ms == 0 { pps } else { pps * (-half_lives).exp2() };
     let tier = match rate.origin {
         // What is out of sight is not known to be idle.
         _ if pps < settings.idle_pps && rate.blind_ms > 0 => Tier::Unknown,

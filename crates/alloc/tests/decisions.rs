@@ -114,6 +114,32 @@ fn no_plan_gives_a_vf_twice_or_takes_the_only_working_path() {
 }
 
 #[test]
+fn the_quick_plan_is_the_decisions() {
+    each_any_world(|allocator, now| assert_eq!(allocator.plan(now), allocator.decide(now).plan));
+    // Without constraints, second by second: most decisions change nothing.
+    bolero::check!().with_iterations(60).with_type::<(u8, Vec<[u8; 12]>)>().for_each(
+        |(vfs_count, rates)| {
+            for policy in POLICIES {
+                let mut allocator = allocator(settings(policy));
+                let mut now =
+                    snapshot(0, guests(&[0.0; 12]), vfs("pf0", u16::from(vfs_count % 14)));
+                for (second, rates) in rates.iter().enumerate() {
+                    now.now_ms = second as u64 * 1_000;
+                    for (guest, pps) in now.guests.iter_mut().zip(rates) {
+                        guest.rate = rate(f64::from(*pps));
+                    }
+                    allocator.observe(&now);
+                    let plan = allocator.plan(&now);
+                    assert_eq!(plan, allocator.decide(&now).plan);
+                    now = plan.try_on(&now).expect("performed");
+                    allocator.commit(&plan, now.now_ms);
+                }
+            }
+        },
+    );
+}
+
+#[test]
 fn once_a_plan_is_performed_there_is_nothing_more_to_do() {
     each_any_world(|allocator, now| {
         let plan = allocator.decide(now).plan;

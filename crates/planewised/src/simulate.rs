@@ -1,12 +1,16 @@
 //! `planewised simulate`: what the policies would do with given traffic. Touches nothing.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use pw_alloc::settings::Settings;
-use pw_alloc::simulate::{Outcome, PLAYERS, SCENARIOS, Scenario, compare};
+use pw_alloc::simulate::trace::{FrameMix, Trace};
+use pw_alloc::simulate::{self, Outcome, PLAYERS, Played, Player, SCENARIOS, Scenario, Shard};
 use pw_linux::error::{Error, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::daemon::{config, profile};
 use crate::output;
 
 /// Play traffic against all policies, in a made-up host.
@@ -14,25 +18,55 @@ use crate::output;
 /// Latencies are a model: a constant on a VF, and the gain curve above it on the paravirtual path.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A built-in scenario: flexvf, flexvf-ftp-quiet, flexvf-ftp-busy, flapping, bursts,
-    /// heavy-tail or diurnal.
+    /// A built-in scenario: flexvf, flexvf-ftp-quiet, flexvf-ftp-busy, flapping, crossing, bursts,
+    /// heavy-tail, diurnal or download.
     #[arg(default_value = "flexvf")]
     scenario: String,
     /// Read the scenario from this TOML file instead.
     #[arg(long, value_name = "FILE", conflicts_with = "scenario")]
     file: Option<PathBuf>,
+    /// Play this trace (CSV: time_s, guest, pps or bytes_per_s; `-`: from stdin) on a host of --vfs VFs.
+    #[arg(long, value_name = "FILE", requires = "vfs", conflicts_with_all = ["scenario", "file", "shard"])]
+    trace: Option<PathBuf>,
+    /// Frame sizes of a trace whose rates are bytes, each with its share of the frames: 64:7,594:4,1518:1.
+    #[arg(long, value_name = "SIZES", requires = "trace")]
+    mix: Option<FrameMix>,
+    /// VFs of the host.
+    #[arg(long, value_name = "N")]
+    vfs: Option<u16>,
+    /// Take gain and price of a switch from this gain profile.
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
     /// How long to play [s].
     #[arg(long, value_name = "SECONDS")]
     duration: Option<u32>,
     /// For what is random.
     #[arg(long)]
     seed: Option<u64>,
+    /// How many such hosts there are.
+    #[arg(long, value_name = "N")]
+    hosts: Option<u32>,
+    /// Play only this policy (again for more): paravirtual, random, fair, activity, benefit.
+    #[arg(long = "policy", value_name = "NAME", value_parser = player)]
+    players: Vec<Player>,
     /// As FlexVF decides: no limit to the moves of an interval, no residency.
     #[arg(long)]
     unbounded: bool,
-    /// Print JSON.
+    /// Play every N-th host only, from the I-th on, and print JSON for --merge.
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+    /// Add up what all shards printed.
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["scenario", "file", "trace", "shard"])]
+    merge: Vec<PathBuf>,
+    /// Print JSON, of --merge too.
     #[arg(long)]
     json: bool,
+}
+
+fn player(name: &str) -> std::result::Result<Player, String> {
+    let names = PLAYERS.map(Player::as_str).join(", ");
+    let found = PLAYERS.into_iter().find(|player| player.as_str() == name);
+    found.ok_or_else(|| format!("there is none of that name; choose one of {names}"))
 }
 
 #[derive(Debug, Serialize)]
@@ -41,34 +75,158 @@ struct Body {
     settings: Settings,
     /// The most that could have been saved, switches paid [µs/s]; none where it is not known.
     optimum_us_per_s: Option<f64>,
+    /// The most that whoever moves no VF after the first second could have saved [µs/s].
+    static_us_per_s: Option<f64>,
     outcomes: Vec<Outcome>,
+}
+
+impl Body {
+    fn new(scenario: Scenario, settings: Settings, played: &Played) -> Self {
+        let by_second = |us: f64| us / played.seconds;
+        Self {
+            scenario,
+            settings,
+            optimum_us_per_s: played.hindsight.map(|best| by_second(best.optimum_us)),
+            static_us_per_s: played.hindsight.map(|best| by_second(best.static_us)),
+            outcomes: played.outcomes(),
+        }
+    }
+}
+
+/// What a shard prints.
+#[derive(Debug, Serialize, Deserialize)]
+struct ShardBody {
+    scenario: Scenario,
+    settings: Settings,
+    shard: Shard,
+    played: Played,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let mut scenario = match &args.file {
-        Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|error| {
-                Error::bad_input(
-                    format!("cannot read {}: {error}", path.display()),
-                    "give the path of a scenario in TOML (docs/reference/alloc.md)",
-                )
-            })?;
-            crate::daemon::config::read(&text, &path.display().to_string())?
-        }
-        None => Scenario::named(&args.scenario).map_err(bad_input)?,
-    };
-    scenario.duration_s = args.duration.unwrap_or(scenario.duration_s);
-    scenario.seed = args.seed.unwrap_or(scenario.seed);
+    if !args.merge.is_empty() {
+        return output::print("simulate", &merge(&args.merge)?, args.json, text);
+    }
+    let scenario = scenario(args)?;
     let mut settings = Settings::default();
     if args.unbounded {
         settings.max_moves = None;
         settings.min_residency_s = 0.0;
     }
-    let (outcomes, optimum) = compare(&scenario, &PLAYERS, &settings).map_err(bad_input)?;
-    let optimum_us_per_s = optimum.map(|best| best.gain_us / f64::from(scenario.duration_s));
-    let body = Body { scenario, settings, optimum_us_per_s, outcomes };
-    output::print("simulate", &body, args.json, text)
+    let players = if args.players.is_empty() { &PLAYERS[..] } else { &args.players };
+    if let Some(path) = &args.trace {
+        let played = play_trace(path, args.mix, &scenario, players, &settings)?;
+        return output::print("simulate", &Body::new(scenario, settings, &played), args.json, text);
+    }
+    let shard = args.shard.unwrap_or(Shard::WHOLE);
+    let played = simulate::compare(&scenario, players, &settings, shard).map_err(bad_input)?;
+    match args.shard {
+        Some(shard) => {
+            let body = ShardBody { scenario, settings, shard, played };
+            output::print("simulate", &body, true, |_| String::new())
+        }
+        None => output::print("simulate", &Body::new(scenario, settings, &played), args.json, text),
+    }
+}
+
+fn scenario(args: &Args) -> Result<Scenario> {
+    let mut scenario = match &args.file {
+        Some(path) => config::read(&read(path, "a scenario in TOML")?, &shown(path))?,
+        None => Scenario::named(&args.scenario).map_err(bad_input)?,
+    };
+    if args.trace.is_some() {
+        // Guests and times are the trace's.
+        (scenario.groups, scenario.duration_s) = (Vec::new(), 0);
+    }
+    scenario.vfs = args.vfs.unwrap_or(scenario.vfs);
+    scenario.hosts = args.hosts.unwrap_or(scenario.hosts);
+    scenario.duration_s = args.duration.unwrap_or(scenario.duration_s);
+    scenario.seed = args.seed.unwrap_or(scenario.seed);
+    if let Some(path) = &args.profile {
+        let gain = profile::parse(&read(path, "a gain profile")?, &shown(path), None)?;
+        scenario.curve = gain.curve;
+    }
+    Ok(scenario)
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn read(path: &Path, what: &str) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|error| {
+        Error::bad_input(
+            format!("cannot read {}: {error}", path.display()),
+            format!("give the path of {what} (docs/reference/alloc.md)"),
+        )
+    })
+}
+
+fn play_trace(
+    path: &Path,
+    mix: Option<FrameMix>,
+    scenario: &Scenario,
+    players: &[Player],
+    settings: &Settings,
+) -> Result<Played> {
+    scenario.check_host().map_err(bad_input)?;
+    let input: Box<dyn Read> = if path.as_os_str() == "-" {
+        Box::new(std::io::stdin())
+    } else {
+        Box::new(File::open(path).map_err(|error| {
+            Error::bad_input(
+                format!("cannot read {}: {error}", path.display()),
+                "give the path of a trace in CSV (docs/reference/alloc.md)",
+            )
+        })?)
+    };
+    let mut trace = Trace::new(&shown(path), input, mix).map_err(bad_input)?;
+    let mut played = simulate::play(&mut trace, scenario, 0, players, settings, &|_| 0, true)
+        .map_err(bad_input)?;
+    played.groups = vec!["trace".into()];
+    Ok(played)
+}
+
+/// Adds shards up.
+fn merge(paths: &[PathBuf]) -> Result<Body> {
+    let remedy = "give what each `planewised simulate … --shard I/N` of one simulation printed";
+    let mut whole: Option<ShardBody> = None;
+    let mut numbers = Vec::new();
+    for path in paths {
+        let wrong = |what: &str| Error::bad_input(format!("{}: {what}", path.display()), remedy);
+        let text = read(path, "a shard's output")?;
+        let part: ShardBody = serde_json::from_str(&text)
+            .map_err(|error| wrong(&format!("this is no shard's output: {error}")))?;
+        if numbers.contains(&part.shard.number) {
+            return Err(wrong(&format!("shard {} is there twice", part.shard.number)));
+        }
+        numbers.push(part.shard.number);
+        match &mut whole {
+            None => whole = Some(part),
+            Some(whole) => {
+                let players = |body: &ShardBody| {
+                    body.played.tallies.iter().map(|tally| tally.player).collect::<Vec<_>>()
+                };
+                if (&whole.scenario, &whole.settings, whole.shard.of)
+                    != (&part.scenario, &part.settings, part.shard.of)
+                    || players(whole) != players(&part)
+                {
+                    return Err(wrong("it is a shard of another simulation"));
+                }
+                whole.played.add(part.played);
+            }
+        }
+    }
+    let Some(whole) = whole else { return Err(Error::bad_input("there are no shards", remedy)) };
+    if numbers.len() < whole.shard.of as usize {
+        let missing: Vec<String> = (1..=whole.shard.of)
+            .filter(|number| !numbers.contains(number))
+            .map(|number| number.to_string())
+            .collect();
+        let what = format!("shards {} of {} are missing", missing.join(", "), whole.shard.of);
+        return Err(Error::bad_input(what, remedy));
+    }
+    Ok(Body::new(whole.scenario, whole.settings, &whole.played))
 }
 
 /// An error of the pure crate, as one about the user's input.
@@ -78,9 +236,12 @@ pub fn bad_input(error: pw_alloc::Error) -> Error {
 
 fn text(body: &Body) -> String {
     let mut lines = vec![format!(
-        "{:<12} {:>9} {:>10} {:>9} {:>9}   median latency by group [µs] (share of time on a VF)",
-        "", "mean µs", "of optimum", "moves/h", "longest s"
+        "{:<12} {:>9} {:>10} {:>9} {:>9} {:>9} {:>8}   median latency by group [µs] (share of time on a VF)",
+        "", "mean µs", "of optimum", "of static", "moves/h", "longest s", "fairness"
     )];
+    let percent = |share: Option<f64>| {
+        share.map_or_else(|| "not known".into(), |share| format!("{:.1} %", share * 100.0))
+    };
     for outcome in &body.outcomes {
         let groups: Vec<String> = outcome
             .groups
@@ -91,16 +252,15 @@ fn text(body: &Body) -> String {
                 Some(format!("{name} {:.1} ({:.0} %)", latency.median, share.median * 100.0))
             })
             .collect();
-        let share = outcome
-            .share_of_optimum
-            .map_or_else(|| "not known".into(), |share| format!("{:.1} %", share * 100.0));
         lines.push(format!(
-            "{:<12} {:>9.1} {:>10} {:>9.1} {:>9}   {}",
-            outcome.player,
+            "{:<12} {:>9.1} {:>10} {:>9} {:>9.1} {:>9} {:>8}   {}",
+            outcome.player.as_str(),
             outcome.mean_latency_us,
-            share,
+            percent(outcome.share_of_optimum),
+            percent(outcome.share_of_static),
             outcome.moves_per_h,
             outcome.longest_wait_s,
+            outcome.fairness.map_or_else(String::new, |index| format!("{index:.2}")),
             groups.join(", ")
         ));
     }

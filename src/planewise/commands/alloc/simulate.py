@@ -16,20 +16,48 @@ def simulate(
     scenario: Annotated[
         str | None,
         typer.Argument(
-            help="flexvf, flexvf-ftp-quiet, flexvf-ftp-busy, flapping or bursts.",
+            help="flexvf, flexvf-ftp-quiet, flexvf-ftp-busy, flapping, crossing, bursts, "
+            "heavy-tail, diurnal or download.",
             show_default="flexvf",
         ),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", help="Read the scenario from this TOML file.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="Play this trace (CSV or Parquet) on a host of --vfs VFs."),
+    ] = None,
+    mix: Annotated[
+        str | None,
+        typer.Option("--mix", help="Frame sizes, where the trace has bytes: 64:7,594:4,1518:1."),
+    ] = None,
+    vfs: Annotated[int | None, typer.Option("--vfs", help="VFs of the host.", min=0)] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", help="Take gain and price of a switch from this gain profile."),
+    ] = None,
     duration: Annotated[
         int | None, typer.Option("--duration", help="How long to play [s].", min=1)
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="For what is random.", min=0)] = None,
+    hosts: Annotated[
+        int | None, typer.Option("--hosts", help="How many such hosts there are.", min=1)
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", help="Play this policy only; again for more.")
+    ] = None,
     unbounded: Annotated[
         bool, typer.Option("--unbounded", help="As FlexVF: all moves at once, no residency.")
     ] = False,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", help="I/N: play every N-th host only; prints JSON for --merge."),
+    ] = None,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option("--merge", help="Add up what a shard printed; again for each."),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Play traffic against all policies; nothing on this machine is touched."""
@@ -40,14 +68,46 @@ def simulate(
             "a scenario was named and a file given", where="--file", remedy="give one of them"
         )
     options = [] if scenario is None else [scenario]
-    for flag, value in (("--file", file), ("--duration", duration), ("--seed", seed)):
+    text = None
+    if trace is not None and trace.suffix == ".parquet":
+        text, trace = _parquet_as_csv(trace), Path("-")
+    values = {
+        "--file": file,
+        "--trace": trace,
+        "--mix": mix,
+        "--vfs": vfs,
+        "--profile": profile,
+        "--duration": duration,
+        "--seed": seed,
+        "--hosts": hosts,
+        "--shard": shard,
+    }
+    for flag, value in values.items():
         if value is not None:
             options += [flag, str(value)]
+    for name in policy or ():
+        options += ["--policy", name]
     options += ["--unbounded"] * unbounded + ["--json"] * json_
+    if merge:
+        options += ["--merge", *map(str, merge)]
     command = [str(find_planewised()), "simulate", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, check=False)
     if done.returncode:
-        what, _, remedy = done.stderr.strip().partition("\n")
+        what, _, remedy = done.stderr.decode().strip().partition("\n")
         kind = BadInputError if done.returncode == 2 else PlanewiseError
         raise kind(what.removeprefix("planewised: "), remedy=remedy.strip())
-    sys.stdout.write(done.stdout)
+    sys.stdout.write(done.stdout.decode())
+
+
+def _parquet_as_csv(path: Path) -> bytes:
+    """The table as CSV with a header."""
+    import polars
+
+    try:
+        return polars.read_parquet(path).write_csv().encode()
+    except (OSError, polars.exceptions.PolarsError) as error:
+        raise BadInputError(
+            f"cannot be read as Parquet: {error}",
+            where=str(path),
+            remedy="give a table with the columns time_s, guest, and pps or bytes_per_s",
+        ) from error

@@ -1,0 +1,46 @@
+//! How fast the simulator plays: guest-intervals a second, by family of traffic and policy, with 100 guests
+//! of each. Prints figures; never passes or fails. Run: cargo bench -p pw-alloc --bench simulate -- [SECONDS]
+
+use std::time::Instant;
+
+use pw_alloc::Settings;
+use pw_alloc::settings::PolicyKind;
+use pw_alloc::simulate::{Feed, Host, Interval, MadeUp, Player, SCENARIOS, Scenario};
+
+fn main() {
+    let seconds = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(20_000_u32);
+    println!("million guest-intervals a second, 100 guests, {seconds} s of simulated time");
+    for (name, _) in SCENARIOS {
+        let Ok(mut scenario) = Scenario::named(name) else { continue };
+        let guests = scenario.guests();
+        for group in &mut scenario.groups {
+            group.guests = (group.guests * 100).div_ceil(guests);
+        }
+        scenario.vfs = (usize::from(scenario.vfs) * 100 / guests) as u16;
+        scenario.duration_s = seconds;
+        print!("{name:<17}");
+        for policy in [PolicyKind::Fair, PolicyKind::Activity, PolicyKind::Benefit] {
+            let began = Instant::now();
+            let Some(played) = play(&scenario, policy) else { continue };
+            print!(
+                "  {} {:6.2}",
+                policy.as_str(),
+                played as f64 / began.elapsed().as_secs_f64() / 1e6
+            );
+        }
+        println!();
+    }
+}
+
+fn play(scenario: &Scenario, policy: PolicyKind) -> Option<usize> {
+    let mut feed = MadeUp::new(scenario, 0);
+    let mut host = Host::new(scenario, 0, Player::Policy(policy), &Settings::default()).ok()?;
+    let (mut interval, mut played) = (Interval::default(), 0);
+    while feed.next(&mut interval).ok()? {
+        interval.gain.clear();
+        interval.gain.extend(interval.pps.iter().map(|pps| scenario.curve.gain_us_per_s(*pps)));
+        host.live(&interval, &|guest| feed.name(guest)).ok()?;
+        played += interval.pps.len();
+    }
+    Some(played)
+}
