@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 
-.PHONY: quick setup test test-setup lint unit linux lab docker-rtt nfv bench bench-judge bench-vms format wheel release site
+.PHONY: publications quick setup test test-setup lint unit linux lab docker-rtt nfv bench bench-judge bench-vms format wheel release site
 
 quick: setup
 	planewise quick
@@ -61,6 +61,18 @@ SYSTEMS ?= 20
 bench-judge: test-setup
 	python benches/judge.py --systems $(RUNS) --noise $(NOISE)
 	python benches/judge_replay.py --seeds $(SEEDS) --synthetic $(SYSTEMS)
+
+# The pages of docs/results from runs of their designs; a design whose run is there is not measured again.
+# Wants an otherwise idle machine for about forty minutes.
+PAPERS := runs/publications
+publications:
+	@scripts/setup lab
+	for design in boost-here publications/nfv-brief publications/kvm-rtt; do \
+	  test -e $(PAPERS)/$$(basename $$design) || \
+	    planewise run experiments/$$design.yaml --out $(PAPERS)/$$(basename $$design) || exit; done
+	test -e $(PAPERS)/docker-rtt || \
+	  planewise run experiments/publications/docker-rtt.yaml --lab --out $(PAPERS)/docker-rtt
+	planewise publications $(PAPERS)/* $(if $(RECORDINGS),--recordings $(RECORDINGS)) -o docs/results
 
 format:
 	cargo fmt

@@ -25,6 +25,7 @@ from planewise.commands import (
     doctor,
     judge,
     lab,
+    publications,
     quick,
     report,
     run,
@@ -81,6 +82,7 @@ app.command("sweep")(sweep.sweep)
 app.command("search")(search.search)
 app.command("judge")(judge.judge)
 app.command("campaign")(campaign.campaign)
+app.command("publications")(publications.publications)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("boost")(boost.boost)

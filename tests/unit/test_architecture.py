@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "advise": {"judge", "store"},
     "report": {"judge", "store"},
     "live": {"store"},
+    "publications": {"advise", "judge", "report", "store"},
     "boot": set(),
     "lab": {"boot"},
     "testbed": {"store", "lab", "boot"},

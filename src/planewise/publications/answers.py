@@ -1,0 +1,273 @@
+"""Claims asked of runs: held, did not hold, or cannot be told here. Draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from planewise.advise.gain import Gain, gain_of
+from planewise.errors import BadInputError
+from planewise.judge.analysis import SERIES, Question, analyse
+from planewise.judge.statistics import Comparison, Family, Outcome, RunSample
+from planewise.judge.statistics.sentences import sentence
+from planewise.judge.verdict import Verdict
+from planewise.publications.claims import Claim, GainOf, Order, Same, Words
+from planewise.store.cells import Naming
+from planewise.store.models import Level, RunInfo, TrialRecord
+from planewise.store.rundir import RunReader
+from planewise.units import percent_text, rate_text
+
+Word = Literal["held", "did not hold", "cannot be told here"]
+
+_DEFAULTS: Mapping[str, Level] = {"guest": "namespace", "path": "north-south"}
+"""Levels that a cell without the factor has."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that claims are asked of."""
+
+    path: Path
+    info: RunInfo
+    trials: Sequence[TrialRecord]
+    """Finished ones."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one run, or all that there are, say of a claim."""
+
+    word: Word
+    measured: str
+    """What was measured, with its interval; or why it cannot be told."""
+    run: str
+    """Name of the run; empty where no run could be asked."""
+
+
+def read_run(path: Path) -> Run:
+    """A run directory.
+
+    Raises:
+        BadInputError: it is none.
+    """
+    reader = RunReader(path)
+    done = [trial for trial in reader.trials() if trial.status == "done"]
+    return Run(path, reader.info, done)
+
+
+def answers(claim: Claim, runs: Sequence[Run], verdicts: Sequence[Verdict]) -> list[Answer]:
+    """One answer a run that has what the claim is about; a single one if there is no such run."""
+    if claim.words is not None:
+        return [_of_words(claim.words, verdicts)]
+    found = []
+    for run in runs:
+        if claim.order is not None:
+            found += _of_order(claim.order, run)
+        elif claim.same is not None:
+            found += _of_same(claim.same, run)
+        elif claim.rates is not None:
+            found += _of_gain(claim.rates, run, _rises)
+        elif claim.sizes is not None:
+            found += _of_gain(claim.sizes, run, _without_size)
+    return found or [Answer("cannot be told here", f"no run has {_needs(claim)}", "")]
+
+
+def _of_order(claim: Order, run: Run) -> list[Answer]:
+    levels = _levels(run, claim.factor, claim.where)
+    wanted = _ends((claim.better, claim.than), levels)
+    instead = [claim.stand_in.get(str(level), level) for level in wanted]
+    replaced = not set(wanted) <= levels and set(instead) <= levels
+    better, than = instead if replaced else wanted
+    if better == than or not {better, than} <= levels:
+        return []
+    question = Question(
+        claim.factor, (claim.metric,), where={**claim.where, **_both(claim.factor, better, than)}
+    )
+    answer = _asked(run, question, (better, than), "better")
+    if answer is None or not replaced:
+        return [answer] if answer else []
+    return [_stood_in(answer, [(a, b) for a, b in zip(wanted, instead, strict=True) if a != b])]
+
+
+def _of_same(claim: Same, run: Run) -> list[Answer]:
+    levels = _levels(run, claim.factor, claim.where)
+    first, second = _ends(claim.levels, levels)
+    if first == second or not {first, second} <= levels:
+        return []
+    question = Question(
+        claim.factor,
+        (claim.metric,),
+        margin=claim.margin,
+        where={**claim.where, **_both(claim.factor, first, second)},
+    )
+    answer = _asked(run, question, (first, second), "practically the same")
+    return [answer] if answer else []
+
+
+def _asked(
+    run: Run, question: Question, levels: tuple[Level, Level], wanted: Outcome
+) -> Answer | None:
+    """What the comparison of two levels says; None where the run has no pair of them."""
+    try:
+        families = analyse([run.path], question).families
+    except BadInputError as error:
+        return Answer("cannot be told here", error.what, run.info.run)
+    pairs = [(family, one) for family in families if (one := family.find(*levels)) is not None]
+    if not pairs:
+        return None
+    outcomes = {one.outcome for _, one in pairs}
+    if outcomes == {wanted}:
+        word: Word = "held"
+    elif outcomes <= {wanted, "not known"}:
+        word = "cannot be told here"
+    else:
+        word = "did not hold"
+    return Answer(word, " ".join(_told(family, one) for family, one in pairs), run.info.run)
+
+
+def _both(factor: str, a: Level, b: Level) -> dict[str, list[Level]]:
+    """The two levels alone, so that nothing else shares the family's error."""
+    return {} if factor == SERIES else {factor: [a, b]}
+
+
+def _told(family: Family, one: Comparison) -> str:
+    pps = family.metric.frequency_pps
+    at = "" if pps is None else f"At {rate_text(pps)}: "
+    return at + sentence(one, family)
+
+
+def _of_gain(claim: GainOf, run: Run, read: Callable[[Gain, str], Answer]) -> list[Answer]:
+    planes = _levels(run, "plane", {})
+    fast = next((plane for plane in (claim.fast, claim.stand_in) if plane in planes), None)
+    if fast is None or claim.slow not in planes or len(_levels(run, "frequency_pps", {})) < 2:
+        return []
+    try:
+        gain = gain_of(RunSample(run.info.run, run.info, run.trials), claim.slow, fast)
+    except BadInputError as error:
+        return [Answer("cannot be told here", error.what, run.info.run)]
+    answer = read(gain, run.info.run)
+    return [_stood_in(answer, [(claim.fast, fast)]) if fast != claim.fast else answer]
+
+
+def _rises(gain: Gain, run: str) -> Answer:
+    """Whether boost at the highest rate is above that at the lowest, by frame size."""
+    sizes = sorted({row.size_bytes for row in gain.rows})
+    told, rises, falls = [], 0, 0
+    for size in sizes:
+        rows = sorted(
+            (row for row in gain.rows if row.size_bytes == size), key=lambda row: row.frequency_pps
+        )
+        first, last = rows[0], rows[-1]
+        rises += last.boost.low > first.boost.high
+        falls += last.boost.high < first.boost.low
+        told.append(
+            f"{size} bytes: {_boost(first.boost.value, first.boost.low, first.boost.high)} at "
+            f"{rate_text(first.frequency_pps)}, "
+            f"{_boost(last.boost.value, last.boost.low, last.boost.high)} at "
+            f"{rate_text(last.frequency_pps)}"
+        )
+    word: Word = (
+        "held" if rises == len(sizes) else "did not hold" if falls else "cannot be told here"
+    )
+    return Answer(word, f"RTT saved by {gain.fast} over {gain.slow}: {'; '.join(told)}.", run)
+
+
+def _boost(value: float, low: float, high: float) -> str:
+    return f"{percent_text(round(value, 2))} ({percent_text(round(low, 2))} to " + (
+        f"{percent_text(round(high, 2))})"
+    )
+
+
+def _without_size(gain: Gain, run: str) -> Answer:
+    words: dict[str, Word] = {
+        "no": "held",
+        "yes": "did not hold",
+        "not known": "cannot be told here",
+    }
+    sizes = sorted({row.size_bytes for row in gain.rows})
+    said = {
+        "no": "save practically the same",
+        "yes": "do not save the same",
+        "not known": "may or may not save the same: the intervals are too wide",
+    }[gain.size_matters]
+    return Answer(
+        words[gain.size_matters],
+        f"Frames of {sizes[0]} and of {sizes[-1]} bytes {said} ({gain.fast} over {gain.slow}).",
+        run,
+    )
+
+
+def _stood_in(answer: Answer, replaced: Iterable[tuple[Level, Level]]) -> Answer:
+    """Of a stand-in only a hint comes: the claim is about another plane."""
+    named = " and ".join(f"{other} stands in for {plane}" for plane, other in replaced)
+    return Answer(
+        "cannot be told here",
+        f"{named}; with it the claim {'would hold' if answer.word == 'held' else answer.word}. "
+        f"{answer.measured}",
+        answer.run,
+    )
+
+
+def _of_words(claim: Words, verdicts: Sequence[Verdict]) -> Answer:
+    """Shares with exact intervals (Clopper and Pearson 1934)."""
+    from scipy.stats import binomtest
+
+    if not verdicts:
+        return Answer("cannot be told here", "no recorded experiments were named", "")
+    counts = {word: sum(one.verdict == word for one in verdicts) for word in ("GOOD", "BAD")}
+    told = []
+    for word, count in counts.items():
+        low, high = binomtest(count, len(verdicts)).proportion_ci(0.95, method="exact")
+        ends = f"{percent_text(round(low, 3))} to {percent_text(round(high, 3))}"
+        told.append(f"{count} {word} (95 %: {ends})")
+    rest = len(verdicts) - sum(counts.values())
+    held = all(counts[word] for word in claim.some)
+    return Answer(
+        "held" if held else "cannot be told here" if rest else "did not hold",
+        f"Of {len(verdicts)} recorded experiments {', '.join(told)}, {rest} UNDECIDED.",
+        "recordings",
+    )
+
+
+def _levels(run: Run, factor: str, where: Mapping[str, Sequence[Level]]) -> set[Level]:
+    """Levels of a factor among the cells that `where` allows."""
+    naming = Naming(trial.cell for trial in run.trials)
+    found: set[Level] = set()
+    for trial in run.trials:
+        if all(_level(trial, name) in (None, *levels) for name, levels in where.items()):
+            if factor == SERIES:
+                found.update(naming.like(naming.series(trial.cell)))
+            elif (level := _level(trial, factor)) is not None:
+                found.add(level)
+    return found
+
+
+def _level(trial: TrialRecord, factor: str) -> Level | None:
+    return trial.cell.get(factor, _DEFAULTS.get(factor))
+
+
+def _ends(wanted: tuple[Level, Level], levels: set[Level]) -> tuple[Level, Level]:
+    """`fewest` and `most` as the levels that there are."""
+    numbers = [level for level in levels if not isinstance(level, str)]
+    ends = {"fewest": min(numbers, default="fewest"), "most": max(numbers, default="most")}
+    first, second = (ends.get(str(level), level) for level in wanted)
+    return first, second
+
+
+def _needs(claim: Claim) -> str:
+    """What a run would have to have, in words."""
+    if claim.rates or claim.sizes:
+        gain = claim.rates or claim.sizes
+        assert gain is not None
+        return f"{gain.slow} and {gain.fast} at several packet rates and frame sizes"
+    check = claim.order or claim.same
+    assert check is not None
+    pair = (check.better, check.than) if isinstance(check, Order) else check.levels
+    where = ", ".join(
+        f"{name} {' or '.join(map(str, levels))}"
+        for name, levels in check.where.items()
+        if name != check.factor
+    )
+    return f"{check.factor} {pair[0]} and {pair[1]}{f' ({where})' if where else ''}"

@@ -1,0 +1,171 @@
+"""What the publications claim, asked of runs whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from planewise.cli import app
+from planewise.errors import BadInputError
+from planewise.publications import page
+from planewise.publications.answers import Answer, Run, answers, read_run
+from planewise.publications.claims import Claim, publications
+from tests.documents import ROOT
+from tests.unit import made_up_run
+from tests.unit.made_up_run import MadeUp
+
+CLAIMS = {claim.id: claim for one in publications() for claim in one.claims}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Twelve blocks in which macvlan is faster than the bridge, and neighbours slow down both."""
+    wanted = MadeUp(
+        planes=("macvlan", "bridge"), guests=(0, 64), load_types=("cpu",), kinds=("vm",),
+        blocks=12, load_blocks=0, packets=60, failed=0, with_recommendation=False,
+    )  # fmt: skip
+    return read_run(made_up_run.write(tmp_path_factory.mktemp("runs") / "one", wanted))
+
+
+def renamed(run: Run, tmp_path: Path, **planes: str) -> Run:
+    """The same run with its planes called otherwise."""
+    lines = (run.path / "trials.jsonl").read_text()
+    for plane, other in planes.items():
+        lines = lines.replace(f'"plane":"{plane}"', f'"plane":"{other.replace("_", "-")}"')
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "run.json").write_bytes((run.path / "run.json").read_bytes())
+    (path / "trials.jsonl").write_text(lines)
+    return read_run(path)
+
+
+def only(claim: Claim, *runs: Run) -> Answer:
+    (answer,) = answers(claim, runs, ())
+    return answer
+
+
+def test_an_order_that_the_interval_bears_out_is_held(measured: Run, tmp_path: Path) -> None:
+    run = renamed(measured, tmp_path, macvlan="virtio_bridge", bridge="e1000_bridge")
+    answer = only(CLAIMS["K1"], run)
+    assert answer.word == "held"
+    assert "virtio-bridge is better than e1000-bridge" in answer.measured
+    assert "95 %" in answer.measured
+
+
+def test_the_opposite_order_did_not_hold(measured: Run, tmp_path: Path) -> None:
+    run = renamed(measured, tmp_path, macvlan="e1000_bridge", bridge="virtio_bridge")
+    assert only(CLAIMS["K1"], run).word == "did not hold"
+
+
+def test_planes_that_are_alike_hold_no_order(measured: Run, tmp_path: Path) -> None:
+    run = renamed(measured, tmp_path, macvlan="e1000_bridge", bridge="virtio_bridge")
+    twin = [
+        trial.model_copy(update={"cell": trial.cell | {"plane": "e1000-bridge"}})
+        for trial in run.trials
+        if trial.cell["plane"] == "virtio-bridge"
+    ]
+    own = [trial for trial in run.trials if trial.cell["plane"] == "virtio-bridge"]
+    lines = [one.model_dump_json(exclude_defaults=True) for one in (*own, *twin)]
+    (run.path / "trials.jsonl").write_text("\n".join(lines) + "\n")
+    assert only(CLAIMS["K1"], read_run(run.path)).word != "held"
+
+
+def test_the_least_and_the_most_of_a_factor_are_those_of_the_run(
+    measured: Run, tmp_path: Path
+) -> None:
+    run = renamed(measured, tmp_path, macvlan="virtio_bridge")
+    answer = only(CLAIMS["K2"], run)
+    assert answer.word == "held"
+    assert "0 is better than 64" in answer.measured
+
+
+def test_too_few_blocks_hold_nothing(measured: Run, tmp_path: Path) -> None:
+    run = renamed(measured, tmp_path, macvlan="virtio_bridge", bridge="e1000_bridge")
+    first = (run.path / "trials.jsonl").read_text().splitlines()
+    kept = [line for line in first if json.loads(line).get("block", 0) < 3]
+    (run.path / "trials.jsonl").write_text("\n".join(kept) + "\n")
+    answer = only(CLAIMS["K1"], read_run(run.path))
+    assert answer.word == "cannot be told here"
+    assert "3 blocks cannot tell" in answer.measured
+
+
+def test_a_claim_about_planes_that_no_run_has_cannot_be_told(measured: Run) -> None:
+    answer = only(CLAIMS["K8"], measured)
+    assert answer == Answer(
+        "cannot be told here", "no run has plane vf-passthrough and macvtap-vf (guest vm)", ""
+    )
+
+
+def test_a_claim_about_other_guests_is_not_asked(measured: Run, tmp_path: Path) -> None:
+    run = renamed(measured, tmp_path, macvlan="vf")
+    assert only(CLAIMS["D1"], run).run == "", "the run has virtual machines, D has containers"
+
+
+def test_a_stand_in_holds_no_claim(measured: Run) -> None:
+    answer = only(CLAIMS["F3"], measured)
+    assert answer.word == "cannot be told here"
+    assert answer.measured.startswith("macvlan stands in for vf; with it the claim would hold.")
+
+
+def test_every_run_that_can_be_asked_answers(measured: Run, tmp_path: Path) -> None:
+    run = renamed(measured, tmp_path, macvlan="vf")
+    assert len(answers(CLAIMS["F3"], [measured, run], ())) == 2
+
+
+def test_every_claim_names_its_place_in_the_text_and_one_check() -> None:
+    assert len(CLAIMS) == sum(len(one.claims) for one in publications())
+    assert all(claim.section for claim in CLAIMS.values())
+    with pytest.raises(ValueError, match="exactly one check"):
+        Claim(id="X", section="1", text="nothing is asked")
+    for one in publications():
+        for design in (*one.designs, one.servers):
+            if design.startswith("experiments/"):
+                assert (ROOT / design.split()[0]).exists()
+
+
+def test_the_page_has_the_claims_the_runs_and_how_to_do_it_again(measured: Run) -> None:
+    emulated = replace(
+        measured, info=measured.info.model_copy(update={"emulated": "CPUs without KVM"})
+    )
+    publication = publications()[0]
+    claims = tuple((one, (answers(one, [emulated], ())[0],)) for one in publication.claims)
+    text = page.text(page.Answered(publication, claims, (emulated,)), [])
+    assert "| K2 | RTT rises with the number of VMs that burn CPU | 4.1, RTT | held | " in text
+    assert "| CPUs without KVM |" in text
+    assert "planewise run experiments/publications/kvm-rtt.yaml --out RUN" in text
+    assert text.count("\n| K") == len(publication.claims)
+
+
+def test_the_committed_pages_have_every_claim() -> None:
+    for one in publications():
+        text = (ROOT / "docs" / "results" / f"{one.key}.md").read_text()
+        for claim in one.claims:
+            assert f"| {claim.id} | {claim.text} | {claim.section} | " in text, "make publications"
+
+
+def test_the_command_writes_a_page_each(measured: Run, tmp_path: Path) -> None:
+    out = tmp_path / "pages"
+    done = CliRunner().invoke(
+        app, ["publications", str(measured.path), "-o", str(out)], catch_exceptions=False
+    )
+    assert "K2  RTT rises with the number of VMs that burn CPU: held." in done.stdout
+    assert sorted(file.name for file in out.glob("*.md")) == sorted(
+        f"{one.key}.md" for one in publications()
+    )
+    figures = list(out.glob("*.svg"))
+    assert figures
+    written = "".join(file.read_text() for file in out.glob("*.md"))
+    assert all(f"]({figure.name})" in written for figure in figures)
+
+
+def test_nothing_to_ask_is_one_sentence(tmp_path: Path) -> None:
+    for words, said in (
+        ([], "nothing to ask"),
+        (["--recordings", str(tmp_path)], "no recorded experiments"),
+    ):
+        with pytest.raises(BadInputError, match=said):
+            CliRunner().invoke(app, ["publications", *words], catch_exceptions=False)
