@@ -4,11 +4,10 @@
 
 Prints, from one run on one pair of namespaces: the paced maximum of af_packet (the highest rate of
 a ladder that was achieved within 0.1 %), achieved over intended at 1, 10 and 100 kpps, and the loss
-that no counter explains; then, for each pair of backends in turn, the most that was sent and its
-ratio to af_packet's, 3 Mpps, and bursts of 100 at 1 Mpps. The generator runs on the first CPU, the
-sink's thread on the last. As root af_packet may ask for real-time priority (`--real-time`), which
-shows what it can do where other programs keep the CPUs busy. Never passes or fails;
-docs/SPECIFICATION.md has the promises.
+that no counter explains; benches/generators.py has the other backends and other generators. The
+generator runs on the first CPU, the sink's thread on the last. As root af_packet may ask for
+real-time priority (`--real-time`), which shows what it can do where other programs keep the CPUs
+busy. Never passes or fails; docs/SPECIFICATION.md has the promises.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -84,48 +82,6 @@ def measure(network: Network, rate_pps: float, args: argparse.Namespace) -> list
     return rows
 
 
-BACKENDS = (
-    ("af_packet", "af_packet"),
-    ("live-skb", "tc-ingress"),
-    ("live", "xdp-native"),
-)
-"""Generators with the sinks that they are for."""
-
-
-def backends(network: Network, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Far more than each can send, and a burst load, by each pair of backends in turn."""
-    path = ("--tx", network.a.spec, "--rx", network.b.spec, "--dst", network.b.ipv4)
-    cpus = sorted(os.sched_getaffinity(0))
-    pinned = ("--tx-cpu", str(cpus[0]), "--rx-cpu", str(cpus[-1]), "--max-pps", "1000M")
-    bursts = ("--rate", "1M", "--burst", "100", "--interval", "0.01")
-    loads = {"most": ("--rate", "8M"), "3 Mpps": ("--rate", "3M"), "bursts": bursts}
-    for generator, sink in BACKENDS:
-        for load, options in loads.items():
-            chosen = ("--backend", generator, "--sink", sink)
-            length = ("--duration", f"{args.seconds:g}", "--size", str(SIZE_BYTES))
-            done = run(
-                *("trial", *path, *pinned, *chosen, *options, *length), preexec_fn=args.prepare
-            )
-            if done.code:
-                print(f"{generator} to {sink}: {done.stderr.strip()}")
-                break
-            output = done.output
-            departure = output["generator"]["departure"] or output["generator"]["slip"]
-            yield {
-                "generator": generator,
-                "sink": sink,
-                "load": load,
-                "achieved_pps": output["achieved_pps"],
-                "ratio": output["achieved_pps"] / output["intended_pps"],
-                "sent": output["sent"],
-                "lost": output["lost"],
-                "unexplained": output["unexplained"],
-                "departure_p50_ns": departure["p50_ns"],
-                "departure_p99_ns": departure["p99_ns"],
-                "departure_max_ns": departure["max_ns"],
-            }
-
-
 def climb(network: Network, args: argparse.Namespace) -> Iterator[list[Row]]:
     """Trials up the ladder, until the generator is far from the rate."""
     for rate_pps in LADDER_PPS:
@@ -158,7 +114,6 @@ def main() -> None:
     with cable() as network:
         steps = [row for rate in STEPS_PPS for row in measure(network, rate, args)]
         ladder = [row for rows in climb(network, args) for row in rows]
-        by_backend = list(backends(network, args))
     every = steps + ladder
     print(f"64-byte frames over veth, {args.seconds:g} s a trial; CPUs: {os.cpu_count()}")
     print(
@@ -174,24 +129,11 @@ def main() -> None:
     print(f"highest rate sent, sink included: {max(r.achieved_pps for r in every) / 1e6:.3f} Mpps")
     print(f"paced maximum (within 0.1 %): {max(kept, default=0) / 1e6:.3f} Mpps")
     print(f"unexplained loss over all trials: {sum(row.unexplained for row in every)}")
-    print("\nbackend by backend; departure: later than due, p50, p99, max [µs]")
-    packet_pps = next((row["achieved_pps"] for row in by_backend), 0.0)
-    for entry in by_backend:
-        late = " ".join(
-            f"{entry[f'departure_{part}_ns'] / 1000:10.1f}" for part in ("p50", "p99", "max")
-        )
-        times = f"{entry['achieved_pps'] / packet_pps:5.2f} x" if entry["load"] == "most" else ""
-        print(
-            f"{entry['generator']:>9} {entry['sink']:<10} {entry['load']:<7} "
-            f"{entry['achieved_pps']:9.0f} pps  ratio {entry['ratio']:.5f}  lost {entry['lost']} "
-            f"unexplained {entry['unexplained']}  {late}  {times}"
-        )
     if args.json:
         result = {
             "generator_max_pps": alone,
             "paced_max_pps": max(kept, default=0),
             "trials": [asdict(row) for row in every],
-            "backends": by_backend,
         }
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -5,7 +5,9 @@ The commands `quick` and `run` are this with different designs. Nothing here mea
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from planewise.measure.estimate import blocks_within, estimate_s
 from planewise.measure.experiment import (
     Outcome,
     Progress,
-    find_ladders,
+    find_ranges,
     left_out,
     run,
     schedule_for,
@@ -61,33 +63,6 @@ class Finished:
     """What changed on the machine while it was measured."""
 
 
-def quick_design(planes: Sequence[str], minutes: float) -> Design:
-    """The built-in design of `planewise quick`: every plane × idle, CPU load, network load.
-
-    `minutes` sets the number of blocks, and how much one of them measures.
-
-    Raises:
-        UnsupportedError: this host has no plane.
-    """
-    if not planes:
-        raise UnsupportedError(
-            "this host can build none of the planes that Planewise knows",
-            remedy="`planewise doctor` says why, plane by plane",
-        )
-    budget_s = minutes * 60 - _AROUND_S
-    for shape in _QUICK_SHAPES:
-        design = _quick(planes, shape)
-        made_up = dict.fromkeys(cells_of(design), tuple(range(1, shape.loads + 1)))
-        blocks = int(budget_s / estimate_s(schedule_for(design, made_up, {})))
-        if blocks >= QUICK_BLOCKS:
-            break
-    return design.model_copy(update={"blocks": max(1, blocks)})
-
-
-QUICK_BLOCKS = 8
-"""Blocks that tell a difference of 10 % apart at 3 % noise (docs/concepts/statistics.md)."""
-
-
 @dataclass(frozen=True)
 class _QuickShape:
     """How much a block of `quick` measures."""
@@ -102,7 +77,8 @@ class _QuickShape:
 _QUICK_SHAPES = (
     _QuickShape(500, 7, 0.25, under_load=True),
     _QuickShape(300, 6, 0.2, under_load=True),
-    _QuickShape(300, 6, 0.15, under_load=False),
+    _QuickShape(300, 6, 0.2, under_load=False),
+    _QuickShape(200, 5, 0.15, under_load=False),
     _QuickShape(200, 4, 0.1, under_load=False),
     _QuickShape(200, 3, 0.1, under_load=False),
 )
@@ -110,6 +86,47 @@ _QUICK_SHAPES = (
 
 Of 100 packets at 1 kpps one that leaves 1.2 ms late makes the trial miss its rate by more than 1 %.
 """
+
+QUICK_BLOCKS = 8
+"""Blocks that tell a difference of 10 % apart at 3 % noise (docs/concepts/statistics.md)."""
+
+_SPARE_BLOCKS = 1.5
+"""Blocks are planned beyond what an estimate has room for: those that time is left for are run."""
+
+
+@dataclass(frozen=True)
+class Quick:
+    """`planewise quick`: every plane × idle, CPU load, network load, until its time is over."""
+
+    planes: Sequence[str]
+    ends_s: float
+    """When the result must be there, as `time.monotonic` counts."""
+
+    def __post_init__(self) -> None:
+        if not self.planes:
+            raise UnsupportedError(
+                "this host can build none of the planes that Planewise knows",
+                remedy="`planewise doctor` says why, plane by plane",
+            )
+
+    @property
+    def left_s(self) -> float:
+        """What is left for measuring."""
+        return self.ends_s - time.monotonic() - _AFTERWARDS_S
+
+    def first(self) -> Design:
+        """The design before anything is known of this machine."""
+        return _quick(self.planes, _QUICK_SHAPES[0])
+
+    def fitted(self, design: Design, pace: float) -> Design:
+        """As much of it as fits into the time that is left, on a machine of this pace."""
+        for shape in _QUICK_SHAPES:
+            fitting = _quick(self.planes, shape).model_copy(update={"seed": design.seed})
+            made_up = dict.fromkeys(cells_of(fitting), tuple(range(1, shape.loads + 1)))
+            blocks = self.left_s / estimate_s(schedule_for(fitting, made_up, {}), pace=pace)
+            if blocks >= QUICK_BLOCKS:
+                break
+        return fitting.model_copy(update={"blocks": max(1, math.ceil(blocks * _SPARE_BLOCKS))})
 
 
 def _quick(planes: Sequence[str], shape: _QuickShape) -> Design:
@@ -134,8 +151,8 @@ def _quick(planes: Sequence[str], shape: _QuickShape) -> Design:
     )
 
 
-_AROUND_S = 25.0
-"""Of quick's budget for what is not trials: doctor, building testbeds, pilots, the report."""
+_AFTERWARDS_S = 9.0
+"""Of quick's time for what comes after its trials: statistics and the report."""
 
 
 @dataclass(frozen=True)
@@ -180,24 +197,32 @@ def start(
     elsewhere: Elsewhere | None = None,
     *,
     watched: bool = False,
+    quick: Quick | None = None,
 ) -> Finished:
     """Measures `design` into the new run directory `out`, recommends and reports.
 
     `host` is what the doctor found of this machine. Where the run is `watched`, what guests send
-    is kept by the second (kpis.jsonl).
+    is kept by the second (kpis.jsonl). `quick` fits the design to the time that it has.
     """
     check_free(out)
     with _stages(design, elsewhere) as stage:
         unavailable = stage.unavailable(cells_of(design))
         for what in left_out(unavailable):
             progress.note(f"left out: {what}")
-        ladders = find_ladders(design, stage, unavailable, progress)
+        ranges = find_ranges(design, stage, unavailable, progress)
+        if quick is not None:
+            design = quick.fitted(design, ranges.pace)
+        ladders = ranges.ladders(design)
         schedule = schedule_for(design, ladders, unavailable)
         if said := check_budget(design, schedule):
             progress.note(said)
         info = _info(design, ladders, host, schedule, elsewhere, stage.facts())
         with RunWriter.create(out, info) as writer:
-            return _measure(design, schedule, stage, writer, progress, _watch(elsewhere), watched)
+            budget_s = design.budget_s if quick is None else quick.left_s
+            watch = _watch(elsewhere)
+            return _measure(
+                schedule, stage, writer, progress, watch, watched, budget_s, fill=quick is not None
+            )
 
 
 def check_budget(design: Design, schedule: Schedule) -> str:
@@ -260,7 +285,8 @@ def resume(
             )
             sessions = (*info.sessions, session)
             writer.finish(writer.info.model_copy(update={"sessions": sessions}))
-            return _measure(design, schedule, stage, writer, progress, _watch(elsewhere), watched)
+            watch = _watch(elsewhere)
+            return _measure(schedule, stage, writer, progress, watch, watched, design.budget_s)
 
 
 def changed_hosts(
@@ -320,13 +346,15 @@ def _check_something_left(schedule: Schedule, writer: RunWriter, info: RunInfo) 
 
 
 def _measure(
-    design: Design,
     schedule: Schedule,
     stage: Stage,
     writer: RunWriter,
     progress: Progress,
     watch: HostWatch | None,
     watched: bool,
+    budget_s: float | None,
+    *,
+    fill: bool = False,
 ) -> Finished:
     """Runs the schedule, recommends from everything in the run directory, and reports."""
     with ExitStack() as beside:
@@ -339,8 +367,9 @@ def _measure(
             progress,
             watch=watch,
             pauses=pauses,
-            budget_s=design.budget_s,
+            budget_s=budget_s,
             meter=meter,
+            fill=fill,
         )
     trials = RunReader(writer.path).trials()
     advice = recommend(trials, writer.info)

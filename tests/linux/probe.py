@@ -41,6 +41,11 @@ class End:
         command = ["ip", "netns", "exec", self.netns, *argv]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
+    @property
+    def mac(self) -> str:
+        """Its MAC address."""
+        return str(json.loads(self.run("ip", "-j", "link", "show", self.interface))[0]["address"])
+
     def counter(self, name: str) -> int:
         """One of the interface's counters."""
         shown = self.run("ip", "-s", "-j", "link", "show", self.interface)

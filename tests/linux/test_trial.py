@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planewise.testbed.host import find_probe
+from tests.linux import faults
 from tests.linux.probe import Network, Outcome, Running, eventually, forwarder, ip, run
 
 pytestmark = pytest.mark.linux
@@ -302,6 +303,21 @@ def test_the_kernels_account_of_a_forwarder_is_exact(netns_relay: Network) -> No
     assert output["lost"] == len(range(3, sent, 10)) + kept
     assert output["duplicate"] == len(range(5, sent, 10))
     assert output["reordered"] == len(range(7, sent, 10)) - kept
+
+
+def test_planted_faults_are_counted_to_the_frame_inside_the_kernel(netns_relay: Network) -> None:
+    if reason := faults.lacking():
+        pytest.skip(reason)
+    with faults.planted(netns_relay, 100):
+        load = ("--rate", "200k", "--duration", "0.5", "--dst-mac", "rx")
+        done = trial(netns_relay, *load, *KERNEL)
+    if "may not load BPF" in done.stderr or "Linux 6.6" in done.stderr:
+        pytest.skip(f"no generator in the kernel: {done.stderr.strip()}")
+    assert done.code == 0, done.stderr
+    assert done.output["sent"] > 10_000
+    assert faults.counted(done.output) == faults.expected(done.output, 100) or (
+        done.output["first_sequence"] % 100 == 8
+    )
 
 
 def test_bursts_leave_at_their_rate_and_as_many_as_are_due(netns_pair: Network) -> None:

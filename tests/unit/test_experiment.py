@@ -15,7 +15,7 @@ import pytest
 from planewise.errors import PlanewiseError, StorageError
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
-from planewise.measure.experiment import cell_of, find_ladders, run, schedule_for
+from planewise.measure.experiment import cell_of, find_ranges, run, schedule_for
 from planewise.measure.schedule import LoadTrial, RttTrial, Schedule
 from planewise.measure.stage import Place, TrialResult
 from planewise.store.models import Counts, Load, TrialRecord
@@ -121,7 +121,9 @@ def make_schedule() -> Schedule:
     )
     stage = MadeUpStage()
     unavailable = stage.unavailable(cells_of(design))
-    return schedule_for(design, find_ladders(design, stage, unavailable, Silent()), unavailable)
+    return schedule_for(
+        design, find_ranges(design, stage, unavailable, Silent()).ladders(design), unavailable
+    )
 
 
 def names(schedule: Schedule) -> list[str]:
@@ -201,7 +203,7 @@ def test_a_cell_is_given_up_after_three_failed_trials_in_a_row(tmp_path: Path) -
         }
     )
     stage = MadeUpStage()
-    schedule = schedule_for(design, find_ladders(design, stage, {}, Silent()), {})
+    schedule = schedule_for(design, find_ranges(design, stage, {}, Silent()).ladders(design), {})
     stage = MadeUpStage(fails=[trial.name for trial in schedule.visits[0].trials])
     with RunWriter.create(tmp_path / "run", make_info()) as writer:
         outcome = run(schedule, stage, writer, Silent())
@@ -240,10 +242,42 @@ def test_an_automatic_ladder_lies_around_what_the_pilot_forwarded() -> None:
     design = Design.model_validate(
         {"factors": {"plane": ["veth"]}, "sweep": {"max_pps": 100_000, "loads": 9}}
     )
-    ladders = find_ladders(design, MadeUpStage(), {}, Silent())
+    ladders = find_ranges(design, MadeUpStage(), {}, Silent()).ladders(design)
     (ladder,) = ladders.values()
     assert len(ladder) == 9
     assert ladder[0] < CAPACITY_PPS < ladder[-1]
+
+
+class Costly(MadeUpStage):
+    """A plane that loses nothing and takes so much of the generator's CPU that it sends less."""
+
+    def load(self, trial: LoadTrial, place: Place) -> TrialResult:
+        record = super().load(trial, place).record
+        most = Load(intended_pps=trial.offered_pps, achieved_pps=900, size_bytes=64)
+        counts = Counts(sent=270, received=270, lost=0)
+        return TrialResult(
+            record.model_copy(update={"load": most, "counts": counts, "limits": ("generator",)})
+        )
+
+
+def test_no_ladder_goes_beyond_what_the_generator_can_send_to_that_plane() -> None:
+    design = Design.model_validate({"factors": {"plane": ["macvlan"]}, "sweep": {"loads": 5}})
+    (ladder,) = find_ranges(design, Costly(), {}, Silent()).ladders(design).values()
+    assert len(ladder) == 5
+    assert 800 < ladder[-1] < 900
+
+
+def test_a_run_that_fills_its_time_has_as_many_blocks_as_there_was_room_for(
+    tmp_path: Path,
+) -> None:
+    schedule, progress = make_schedule(), Silent()
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        outcome = run(schedule, MadeUpStage(), writer, progress, budget_s=1e-9, fill=True)
+    trials = RunReader(tmp_path / "run").trials()
+    assert {trial.block for trial in trials} == {0}
+    assert (outcome.info.status, outcome.info.reason, progress.notes) == ("done", "", [])
+    assert outcome.info.design["blocks"] == 1
+    assert outcome.info.trials_planned == len(trials)
 
 
 def test_a_trials_cell_names_its_traffic() -> None:

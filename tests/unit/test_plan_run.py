@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from planewise.commands.dry_run import as_json, print_schedule
-from planewise.errors import BadInputError
+from planewise.errors import BadInputError, UnsupportedError
 from planewise.measure.cells import cells_of
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
 from planewise.measure.estimate import blocks_within, estimate_s, visit_costs_s
-from planewise.measure.experiment import run
+from planewise.measure.experiment import run, schedule_for
 from planewise.measure.schedule import LoadTrial, RttTrial, Schedule, make_schedule
-from planewise.pipeline import check_budget, differences
+from planewise.pipeline import QUICK_BLOCKS, Quick, check_budget, differences
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_experiment import MadeUpStage, Silent
 from tests.unit.test_run_directory import make_info
@@ -151,6 +151,28 @@ def test_a_budget_is_foretold_and_refused_without_room_for_a_block() -> None:
     assert f"room for about {blocks} of 8 blocks" in check_budget(budgeted(half), whole)
     with pytest.raises(BadInputError, match="budget_s: one block of the design takes about"):
         check_budget(budgeted(0.1), whole)
+
+
+@pytest.mark.parametrize("pace", [0.2, 0.6, 1.0])
+@pytest.mark.parametrize("planes", [["macvlan"], ["veth", "routed", "bridge", "macvlan"]])
+def test_quick_measures_as_much_as_eight_blocks_have_time_for(
+    planes: list[str], pace: float
+) -> None:
+    quick = Quick(planes, time.monotonic() + 180)
+    design = quick.fitted(quick.first(), pace)
+    assert design.sweep is not None
+    made_up = dict.fromkeys(cells_of(design), tuple(range(1, design.sweep.loads + 1)))
+    block_s = estimate_s(schedule_for(design, made_up, {}), pace=pace) / design.blocks
+    assert QUICK_BLOCKS * block_s <= quick.left_s
+    assert design.blocks >= QUICK_BLOCKS
+    slower = quick.fitted(quick.first(), 4 * pace)
+    assert slower.sweep is not None
+    assert (slower.sweep.loads, slower.blocks) < (design.sweep.loads, design.blocks)
+
+
+def test_quick_without_a_plane_says_who_knows_why() -> None:
+    with pytest.raises(UnsupportedError, match="none of the planes"):
+        Quick([], time.monotonic() + 180)
 
 
 def test_a_dry_run_shows_cells_order_time_and_what_cannot_run(

@@ -25,6 +25,7 @@ from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text
 from planewise.judge.verdict import judge
+from planewise.store.backends import mixed_backends
 from planewise.store.levels import keeps_levels, missed_levels
 from planewise.store.models import Ranked, Recommendation, RunInfo, TrialRecord
 from planewise.units import percent_text, rate_text, time_text
@@ -396,6 +397,8 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
             f"in {generator} load trials the generator, not the plane, was the limit: those "
             "planes forward at least what is shown"
         )
+    if mixed := mixed_backends((str(trial.cell.get("plane", "")), trial) for trial in trials):
+        words.append(mixed)
     for host in info.hosts.values():
         words.extend(
             f"{found.name} ({found.value}): {found.why}"

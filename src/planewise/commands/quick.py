@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,7 @@ def quick(
             where="--minutes",
             remedy="give between 0.5 and 1440",
         )
+    ends_s = time.monotonic() + minutes * 60
     from planewise import doctor
     from planewise.testbed import privilege
 
@@ -48,7 +50,9 @@ def quick(
     # A plane that starts a program of its own takes the time of several: `planewise run` has it.
     quickly = [name for name in planes_of("namespace") if not plane(name).needs]
     planes = [one.plane for one in host.planes if one.available and one.plane in quickly]
-    design = pipeline.quick_design(planes, minutes)
+    fitting = pipeline.Quick(planes, ends_s)
     with ProgressLine(verbosity) as progress:
-        finished = pipeline.start(design, out or default_directory(), host, progress)
+        finished = pipeline.start(
+            fitting.first(), out or default_directory(), host, progress, quick=fitting
+        )
     print_result(finished, json)

@@ -28,6 +28,7 @@ from planewise.judge.statistics.metrics import cpu_metrics, rtt_source
 from planewise.judge.statistics.packets import Readings, ReadingTable, of_trials
 from planewise.judge.statistics.pooled import PooledTest
 from planewise.judge.statistics.runs import Difference, differences, join
+from planewise.store.backends import mixed_backends
 from planewise.store.cells import Naming, by_series
 from planewise.store.levels import keeps_levels, missed_levels
 from planewise.store.models import Level, TrialRecord
@@ -266,4 +267,11 @@ def _notes(samples: Sequence[RunSample]) -> tuple[str, ...]:
             notes.append(f"{prefix}the run is {sample.info.status}: more trials may follow")
         if sample.info.emulated:
             notes.append(f"{prefix}times are not those of hardware: {sample.info.emulated}")
+    named = [
+        (f"{sample.label} {trial.cell.get('plane', '')}".strip(), trial)
+        for sample in samples
+        for trial in sample.trials
+    ]
+    if mixed := mixed_backends(named):
+        notes.append(mixed)
     return tuple(notes)

@@ -1,4 +1,8 @@
-"""About how long a run takes: for the time left and for a time budget, never for a result. Pure."""
+"""About how long a run takes: for the time left and for a time budget, never for a result. Pure.
+
+Trials last as long as they are told to. What lies around them depends on the machine: the constants
+are those of two idle cores, and a `pace` measured on the machine at hand multiplies them.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +37,15 @@ KEPT: frozenset[GuestKind] = frozenset({"namespace"})
 block."""
 
 
-def estimate_s(schedule: Schedule, finished: frozenset[str] = frozenset()) -> float:
+def estimate_s(
+    schedule: Schedule, finished: frozenset[str] = frozenset(), pace: float = 1.0
+) -> float:
     """Of the schedule's unfinished trials, in seconds."""
-    return math.fsum(visit_costs_s(schedule.visits, finished))
+    return math.fsum(visit_costs_s(schedule.visits, finished, pace))
 
 
 def visit_costs_s(
-    visits: Sequence[Visit], finished: frozenset[str] = frozenset()
+    visits: Sequence[Visit], finished: frozenset[str] = frozenset(), pace: float = 1.0
 ) -> tuple[float, ...]:
     """Of the unfinished trials of each visit, with building its testbed where that does not stand
     yet, in seconds; 0 where nothing is left to do."""
@@ -49,27 +55,33 @@ def visit_costs_s(
     for visit in visits:
         if visit.block != block:
             block, standing = visit.block, {one for one in standing if one.guest not in KEPT}
-        cost = visit_s(visit, finished)
+        cost = visit_s(visit, finished, pace)
         testbed = visit.cell.testbed
         if cost and testbed not in standing:
-            first_s, each_s = BUILD_S[testbed.guest]
-            cost += first_s + each_s * (testbed.background_guests + testbed.vnfs)
+            cost += pace * build_s(testbed)
             standing = {one for one in standing if one.guest in KEPT} | {testbed}
         costs.append(cost)
     return tuple(costs)
 
 
-def visit_s(visit: Visit, finished: frozenset[str] = frozenset()) -> float:
+def build_s(testbed: Testbed) -> float:
+    """Of building a testbed, in seconds."""
+    first_s, each_s = BUILD_S[testbed.guest]
+    return first_s + each_s * (testbed.background_guests + testbed.vnfs)
+
+
+def visit_s(visit: Visit, finished: frozenset[str] = frozenset(), pace: float = 1.0) -> float:
     """Of the unfinished trials of one visit, its testbed standing, in seconds."""
     left = [trial for trial in visit.trials if trial.name not in finished]
     if not left:
         return 0.0
-    return VISIT_OVERHEAD_S + math.fsum(trial_s(trial) for trial in (*visit.warmup, *left))
+    trials = math.fsum(trial_s(trial, pace) for trial in (*visit.warmup, *left))
+    return pace * VISIT_OVERHEAD_S + trials
 
 
-def trial_s(trial: Trial) -> float:
+def trial_s(trial: Trial, pace: float = 1.0) -> float:
     """Of one trial, in seconds."""
-    return TRIAL_OVERHEAD_S + trial.expected_s
+    return pace * TRIAL_OVERHEAD_S + trial.expected_s
 
 
 def blocks_within(schedule: Schedule, budget_s: float) -> int:

@@ -20,6 +20,7 @@ from planewise.measure.design import Design
 from planewise.measure.estimate import (
     TRIAL_OVERHEAD_S,
     VISIT_OVERHEAD_S,
+    build_s,
     estimate_s,
     trial_s,
     visit_costs_s,
@@ -43,8 +44,10 @@ FAILURES_IN_A_ROW = 3
 """After so many failed trials in a row a cell is given up; after so many cells in a row of which
 no trial succeeded, the testbed is what is broken, and the run stops."""
 
-PILOT_S = 0.3
-"""How long the overload trial runs that finds a plane's range."""
+PILOT_S = 0.2
+"""How long an overload trial runs that finds a plane's range."""
+PILOTS = 2
+"""Such trials of each plane, of which the better counts: a pause of the machine spoils one."""
 
 
 class Progress(Protocol):
@@ -69,49 +72,101 @@ class Outcome:
     info: RunInfo
 
 
-def find_ladders(
-    design: Design, stage: Stage, unavailable: Mapping[Cell, str], progress: Progress
-) -> dict[Cell, tuple[float, ...]]:
-    """The offered loads [pps] of every cell: the design's own, or around what a pilot forwards.
+@dataclass(frozen=True)
+class Range:
+    """What one plane forwarded of as much as could be offered."""
 
-    The pilot is one overload trial for each plane, kind of guest and path, on its first cell
-    without load (else its first cell); all cells of these share its ladder, so that their curves
+    forwarded_pps: float
+    most_pps: float
+    """The most that the generator can offer to this plane."""
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What the pilots found of the cells that a design sweeps, and how quickly."""
+
+    by_cell: Mapping[Cell, Range]
+    pace: float = 1.0
+    """What lies around a pilot's frames took so many times as long as `estimate` has it."""
+
+    def ladders(self, design: Design) -> dict[Cell, tuple[float, ...]]:
+        """The offered loads [pps] of every cell: the design's own, or around what was forwarded."""
+        sweep = design.sweep
+        if sweep is None:
+            return {}
+        if sweep.offered_pps != "auto":
+            return dict.fromkeys(self.by_cell, tuple(sorted(sweep.offered_pps)))
+        return {
+            cell: ladder_around(found.forwarded_pps, sweep.loads, found.most_pps)
+            for cell, found in self.by_cell.items()
+        }
+
+
+def find_ranges(
+    design: Design, stage: Stage, unavailable: Mapping[Cell, str], progress: Progress
+) -> Ranges:
+    """Runs the pilots that an automatic ladder needs.
+
+    Pilots are overload trials of each plane, kind of guest and path, on its first cell without load
+    (else its first cell); all cells of these share its range, so that their curves
     can be laid over one another.
     """
     if design.sweep is None:
-        return {}
+        return Ranges({})
     cells = [cell for cell in cells_of(design) if cell not in unavailable]
     if design.sweep.offered_pps != "auto":
-        return dict.fromkeys(cells, tuple(sorted(design.sweep.offered_pps)))
-    ladders: dict[Cell, tuple[float, ...]] = {}
+        return Ranges(dict.fromkeys(cells, Range(0.0, math.inf)))
+    found: dict[Cell, Range] = {}
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.plane, cell.guest, cell.path), []).append(cell)
-    each_s = PILOT_S + VISIT_OVERHEAD_S + TRIAL_OVERHEAD_S
+    around_s = VISIT_OVERHEAD_S + PILOTS * TRIAL_OVERHEAD_S
+    each_s = PILOTS * PILOT_S + around_s
     progress.begin("finding each plane's range", each_s * len(groups))
-    for number, own in enumerate(groups.values()):
-        progress.step(f"pilot on {own[0].plane}", number * each_s)
-        first = next((cell for cell in own if cell.load_type == "none"), own[0])
+    expected_s = taken_s = 0.0
+    for number, group in enumerate(groups.values()):
+        progress.step(f"pilot on {group[0].plane}", number * each_s)
+        first = next((cell for cell in group if cell.load_type == "none"), group[0])
         most = min(design.sweep.max_pps, stage.max_pps(first, design.frame_sizes()[0]))
-        forwarded = _pilot(design, stage, first, most)
-        ladder = ladder_around(forwarded, design.sweep.loads, most)
-        ladders.update(dict.fromkeys(own, ladder))
-    return ladders
+        began = time.monotonic()
+        result = _pilot(design, stage, first, most)
+        taken_s += time.monotonic() - began - PILOTS * PILOT_S
+        expected_s += around_s + build_s(first.testbed)
+        found.update(dict.fromkeys(group, result))
+    return Ranges(found, max(taken_s, 0.0) / expected_s if expected_s else 1.0)
 
 
-def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> float:
-    """What `cell` forwards [pps] when as much as possible is offered."""
-    assert design.sweep is not None
+_WITHIN = 0.95
+"""Share of what a pilot sent that a generator sends reliably."""
+
+
+def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> Range:
+    """What `cell` forwards when as much as possible is offered.
+
+    A plane's own way out costs the generator's CPU time too: what it could not send to this plane
+    now it cannot send in a trial.
+    """
     trial = LoadTrial("pilot", offered_pps, design.frame_sizes()[0], PILOT_S)
+    place = Place("pilot", cell.levels(), 0, 0)
     with stage.station(cell) as station:
-        place = Place("pilot", cell.levels(), 0, 0)
-        record = trial.measure_on(station, place, _discard).record
-    if record.counts is None or record.load is None or record.counts.received == 0:
+        records = [trial.measure_on(station, place, _discard).record for _ in range(PILOTS)]
+    found = [_range(record, offered_pps) for record in records]
+    best = Range(max(one.forwarded_pps for one in found), max(one.most_pps for one in found))
+    if not best.forwarded_pps:
         raise PlanewiseError(
             f"the pilot on plane {cell.plane} delivered no packet",
             remedy="see `planewise doctor`; leave the plane out of the design",
         )
-    return record.load.achieved_pps * record.counts.received / max(record.counts.sent, 1)
+    return best
+
+
+def _range(record: TrialRecord, offered_pps: float) -> Range:
+    """What one pilot found. Pure."""
+    if record.counts is None or record.load is None:
+        return Range(0.0, 0.0)
+    sent_pps = record.load.achieved_pps
+    forwarded_pps = sent_pps * record.counts.received / max(record.counts.sent, 1)
+    return Range(forwarded_pps, sent_pps * _WITHIN if "generator" in record.limits else offered_pps)
 
 
 def schedule_for(
@@ -146,6 +201,7 @@ def run(
     pauses: Pauses | None = None,
     budget_s: float | None = None,
     meter: Meter | None = None,
+    fill: bool = False,
 ) -> Outcome:
     """Runs what is not finished yet, trial by trial, and closes the run directory's status.
 
@@ -153,9 +209,12 @@ def run(
     a row of which no trial succeeded stop it. Ctrl-C stops it between two trials' records:
     everything finished is kept. `watch` looks at the hosts around every trial; a trial that
     `pauses` calls disturbed is measured again; `meter` looks on. No block is begun that `budget_s`
-    has no room for, by the pace so far; the first one always is.
+    has no room for, by the pace so far; the first one always is. With `fill` the design has as many
+    blocks as there was room for: those left out were never part of it.
     """
     total = estimate_s(schedule, writer.finished)
+    if fill and budget_s is not None:
+        total = min(total, budget_s)
     progress.begin("measuring", total)
     runner = _Runner(schedule, stage, writer, progress, watch, pauses or Pauses(), meter)
     try:
@@ -170,6 +229,8 @@ def run(
         with suppress(StorageError):
             runner.close("failed", f"planewise itself failed: {type(error).__name__}")
         raise
+    if left and fill:
+        return runner.close("done", "", blocks=schedule.blocks - left)
     if left:
         said = f"the time budget is spent: {left} of {schedule.blocks} blocks are left out"
         progress.note(said)
@@ -355,11 +416,17 @@ class _Runner:
                 remedy="mend the cause; then continue with `planewise run --resume`",
             )
 
-    def close(self, status: RunStatus, reason: str) -> Outcome:
-        """Writes the run's end into run.json."""
+    def close(self, status: RunStatus, reason: str, *, blocks: int | None = None) -> Outcome:
+        """Writes the run's end into run.json; `blocks` is how many it turned out to have."""
         info = self.writer.info.model_copy(
             update={"status": status, "reason": reason, "finished": datetime.now(UTC)}
         )
+        if blocks is not None:
+            design = {**info.design, "blocks": blocks}
+            planned = sum(
+                len(visit.trials) for visit in self.schedule.visits if visit.block < blocks
+            )
+            info = info.model_copy(update={"design": design, "trials_planned": planned})
         self.writer.finish(info)
         return Outcome(self.done, self.failed, info)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planewise.errors import BadInputError
+from planewise.store.backends import mixed_backends
 from planewise.store.levels import keeps_levels
 from planewise.store.loads import LoadTrials, TrialColumns
 
@@ -70,6 +71,9 @@ def from_records(
     common = [*(notes or [])]
     if failed:
         common.append(f"{failed} load trials failed and are left out")
+    named = ((str(record.cell.get("plane", "all")), record) for record in records)
+    if mixed := mixed_backends(named):
+        common.append(mixed)
     cells = by_cell(records, path)
     told = _differing([cell for cell, _ in cells])
     return [

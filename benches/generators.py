@@ -1,0 +1,241 @@
+"""Generators side by side on one veth pair: those of `pw-probe trial`, and others that are here.
+
+    python benches/generators.py [--seconds 1] [--repeat 2] [--json FILE]
+
+64-byte frames. First what each generator sends at most, in turn, `--repeat` times over: rate (the
+best, in packets/s and as a multiple of xdp-trafficgen's), whether it paces, and whether every frame
+is accounted for. Then each of ours at 3 Mpps and with bursts of 100 at 1 Mpps; then how much later
+than due frames leave the interface, by rate and batch. The generator is bound to the first CPU.
+Frames are dropped by native XDP at the far end where the generator sends XDP frames, with the work
+of that end on the generator's CPU and on another one (threaded NAPI). Needs root. Generators that
+are not here are named with the reason. Never passes or fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.linux.probe import End, Network, cable, run
+
+SIZE = ("--size", "64")
+OURS = (("af_packet", "af_packet"), ("live-skb", "tc-ingress"), ("live", "xdp-native"))
+"""Generators of pw-probe with the sinks that they are for."""
+RATES_PPS = (100_000, 1_000_000, 2_000_000, 3_000_000)
+BATCHES = (1, 8, 16, 64)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a generator sends: the cable, and the CPUs."""
+
+    network: Network
+    generator_cpu: int
+    other_cpu: int
+    seconds: float
+
+
+def ours(place: Place, generator: str, sink: str, *load: str) -> dict[str, Any]:
+    """One trial; `error` where it could not be run."""
+    ends = place.network
+    done = run(
+        *("trial", "--tx", ends.a.spec, "--rx", ends.b.spec, "--dst", ends.b.ipv4),
+        *("--dst-mac", "rx", "--tx-cpu", str(place.generator_cpu)),
+        *("--rx-cpu", str(place.other_cpu), "--max-pps", "1000M", *SIZE),
+        *("--duration", f"{place.seconds:g}", "--backend", generator, "--sink", sink, *load),
+        timeout_s=60 + 10 * place.seconds,
+    )
+    if done.code:
+        return {"error": done.stderr.strip().splitlines()[0]}
+    output = done.output
+    departure = output["generator"]["departure"] or output["generator"]["slip"]
+    return {
+        "pps": output["achieved_pps"],
+        "ratio": output["achieved_pps"] / output["intended_pps"],
+        "lost": output["lost"],
+        "unexplained": output["unexplained"],
+        "departure_ns": [departure[part] for part in ("p50_ns", "p99_ns", "max_ns")],
+    }
+
+
+@contextmanager
+def napi_elsewhere(end: End, cpu: int) -> Iterator[None]:
+    """The receive work of an interface in a thread on a CPU of its own, as soon as the interface
+    has a program, and with it the work that can be moved."""
+    name = end.interface
+    mover = (
+        f"until echo 1 >/sys/class/net/{name}/threaded; do sleep 0.02; done 2>/dev/null; "
+        f"for thread in $(pgrep '^napi/{name}'); do taskset -cp {cpu} $thread; done"
+    )
+    inside = ("ip", "netns", "exec", end.netns)
+    with subprocess.Popen([*inside, "timeout", "5", "sh", "-c", mover], stdout=subprocess.DEVNULL):
+        yield
+
+
+def received(end: End) -> int:
+    """Frames that an interface has received, those that XDP dropped among them."""
+    return end.counter("rx_packets")
+
+
+DROP = '__attribute__((section("xdp"), used)) int drop(void *c) { return 1; }'
+"""Drops whatever comes, and lets the far end take XDP frames."""
+
+
+@contextmanager
+def dropping(end: End) -> Iterator[None]:
+    """Native XDP that drops everything at an interface."""
+    compiler = ("clang", "-O2", "-target", "bpf", "-x", "c", "-c", "-", "-o")
+    link = ("ip", "-n", end.netns, "link", "set", end.interface)
+    with TemporaryDirectory() as directory:
+        made = f"{directory}/drop.o"
+        subprocess.run([*compiler, made], input=DROP, text=True, check=True)
+        subprocess.run([*link, "xdpdrv", "obj", made, "sec", "xdp"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*link, "xdp", "off"], check=True)
+
+
+def foreign(place: Place, command: Sequence[str], *, xdp: bool) -> dict[str, Any]:
+    """What a generator that does not end by itself brings to the far end, by its counter."""
+    network = place.network
+    if shutil.which(command[0]) is None:
+        return {"error": f"{command[0]} is not installed"}
+    pinned = ("ip", "netns", "exec", network.a.netns, "taskset", "-c", str(place.generator_cpu))
+    with dropping(network.b) if xdp else nullcontext(), TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [*pinned, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        try:
+            time.sleep(2)
+            before, began = received(network.b), time.monotonic()
+            time.sleep(place.seconds)
+            took_s = time.monotonic() - began
+            frames = received(network.b) - before
+            ended = process.poll() is not None
+        finally:
+            process.terminate()
+            process.wait()
+        if ended or not frames:
+            log.seek(0)
+            lines = [line.strip() for line in log if line.strip()]
+            return {"error": f"sent nothing here: {lines[-1] if lines else 'it said nothing'}"}
+    return {"pps": frames / took_s}
+
+
+def generators(place: Place) -> Iterator[tuple[str, bool, bool, Callable[[], dict[str, Any]]]]:
+    """Name, whether it paces, whether it accounts, and what measures it."""
+    network = place.network
+    for generator, sink in OURS:
+        most = partial(ours, place, generator, sink, "--rate", "12M")
+        yield f"pw-probe {generator}", True, True, most
+    yield "pw-probe live, NAPI elsewhere", True, True, partial(elsewhere, place)
+    mac = network.b.mac
+    trafficgen = ("xdp-trafficgen", "udp", network.a.interface, "-m", mac)
+    yield "xdp-trafficgen", False, False, partial(foreign, place, trafficgen, xdp=True)
+    for driver in ("net_af_packet0", "net_af_xdp0"):
+        bypass = ",qdisc_bypass=1" if "packet" in driver else ""
+        testpmd = (
+            *("dpdk-testpmd", "--lcores", f"0@{place.other_cpu},1@{place.generator_cpu}"),
+            *("--no-pci", "--no-huge", "-m", "256", "--no-telemetry", "--no-shconf"),
+            *("--vdev", f"{driver},iface={network.a.interface}{bypass}"),
+            *("--", "--no-mlockall", "--forward-mode=txonly", "--txpkts=60", "--auto-start"),
+            *(f"--eth-peer=0,{mac}", "--total-num-mbufs=4096", "--stats-period=60"),
+        )
+        yield f"testpmd {driver[:-1]}", False, False, partial(foreign, place, testpmd, xdp=False)
+
+
+def elsewhere(place: Place) -> dict[str, Any]:
+    """Ours with the far end's work on another CPU."""
+    with napi_elsewhere(place.network.b, place.other_cpu):
+        return ours(place, "live", "xdp-native", "--rate", "12M")
+
+
+def best(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The round with the highest rate."""
+    return max(rounds, key=lambda entry: entry.get("pps", 0.0))
+
+
+def most(place: Place, repeat: int) -> dict[str, dict[str, Any]]:
+    """What each generator sends at most, in turn."""
+    rounds: dict[str, list[dict[str, Any]]] = {}
+    facts: dict[str, tuple[bool, bool]] = {}
+    for _ in range(repeat):
+        for name, paces, accounts, measure in generators(place):
+            rounds.setdefault(name, []).append(measure())
+            facts[name] = (paces, accounts)
+    table = {name: best(found) for name, found in rounds.items()}
+    for name, entry in table.items():
+        entry["paces"], entry["accounts"] = facts[name]
+    if not Path("/proc/net/pktgen").exists():
+        table["pktgen"] = {"error": "this kernel has no pktgen (CONFIG_NET_PKTGEN)"}
+    return table
+
+
+def print_most(table: dict[str, dict[str, Any]]) -> None:
+    """The first table."""
+    beside = table.get("xdp-trafficgen", {}).get("pps")
+    print(f"{'generator':<30} {'Mpps':>7} {'x trafficgen':>12}  paced accounted  lost  unexplained")
+    for name, entry in table.items():
+        if "error" in entry:
+            print(f"{name:<30} {'-':>7}  {entry['error']}")
+            continue
+        times = f"{entry['pps'] / beside:.2f}" if beside else "-"
+        words = ("yes" if entry["paces"] else "no", "yes" if entry["accounts"] else "no")
+        lost = f"{entry['lost']} {entry['unexplained']:>8}" if "lost" in entry else "not known"
+        print(
+            f"{name:<30} {entry['pps'] / 1e6:7.3f} {times:>12}  {words[0]:<5} {words[1]:<9} {lost}"
+        )
+
+
+def main() -> None:
+    """Measures and prints three tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    if os.geteuid():
+        sys.exit("needs root: the generators in the kernel are loaded into it")
+    cpus = sorted(os.sched_getaffinity(0))
+    with cable() as network:
+        place = Place(network, cpus[0], cpus[-1], args.seconds)
+        table = most(place, args.repeat)
+        print_most(table)
+        bursts = ("--rate", "1M", "--burst", "100", "--interval", "0.01")
+        kept: dict[str, dict[str, Any]] = {}
+        print("\n3 Mpps, and bursts of 100 at 1 Mpps")
+        for generator, sink in OURS:
+            for load, options in (("3 Mpps", ("--rate", "3M")), ("bursts", bursts)):
+                entry = kept[f"{generator} {load}"] = ours(place, generator, sink, *options)
+                print(f"{generator:>10} {load:<7} {entry}")
+        print("\nlater than due at the interface [µs]: p50, p99, max (ratio achieved)")
+        late: dict[str, dict[str, Any]] = {}
+        for rate in RATES_PPS:
+            for batch in BATCHES:
+                load = ("--rate", str(rate), "--batch", str(batch))
+                entry = late[f"{rate} {batch}"] = ours(place, "live", "xdp-native", *load)
+                if "error" not in entry:
+                    times = " ".join(f"{ns / 1000:9.2f}" for ns in entry["departure_ns"])
+                    print(f"{rate:>9} pps  batch {batch:<3} {times}  ({entry['ratio']:.5f})")
+    if args.json:
+        result = {"most": table, "kept": kept, "departure": late}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Which generators and sinks measured load trials: each is another instrument. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from planewise.store.models import TrialRecord
+
+
+def backends_by(trials: Iterable[tuple[str, TrialRecord]]) -> Mapping[str, tuple[str, ...]]:
+    """The backends of finished load trials, `live-skb to xdp-native`, each with the names of its
+    trials; runs that did not record theirs are left out."""
+    found: dict[str, dict[str, None]] = {}
+    for name, trial in trials:
+        if trial.kind == "load" and trial.status == "done" and trial.generator and trial.sink:
+            found.setdefault(f"{trial.generator} to {trial.sink}", {})[name] = None
+    return {backend: tuple(sorted(names)) for backend, names in sorted(found.items())}
+
+
+def mixed_backends(trials: Iterable[tuple[str, TrialRecord]]) -> str:
+    """A sentence where named load trials were measured by different backends; else empty."""
+    found = backends_by(trials)
+    if len(found) < 2:
+        return ""
+    parts = "; ".join(f"{backend} ({', '.join(names)})" for backend, names in found.items())
+    return f"load trials were measured by different generators or sinks: {parts}"
