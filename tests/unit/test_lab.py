@@ -24,7 +24,7 @@ from planewise.boot import tools as boot_tools
 from planewise.boot.model import Accelerator, Kernel
 from planewise.boot.process import look
 from planewise.errors import BadInputError, PlanewiseError, StorageError, UnsupportedError
-from planewise.lab import initramfs, lifecycle, qemu, state
+from planewise.lab import checks, initramfs, qemu, state
 from planewise.lab.diagnose import diagnose, last_lines, refusal
 from planewise.lab.model import LabPaths, LabSpec, Platform
 from planewise.lab.state import HostRecord, Record
@@ -107,6 +107,33 @@ def test_the_outer_root_is_shared_read_only() -> None:
     shares = values(command_line("a"), "-virtfs")
     assert len(shares) == 2
     assert all("readonly=on" in share for share in shares)
+
+
+def test_a_root_of_its_own_takes_the_place_of_the_outer_one(tmp_path: Path) -> None:
+    spec = LabSpec("t", root=str(tmp_path))
+    outer, cache = values(command_line("a", spec), "-virtfs")
+    assert f"path={tmp_path},mount_tag=outer" in outer
+    assert "readonly=on" in outer
+    assert "path=/var/cache/planewise/lab," in cache
+    with pytest.raises(BadInputError, match="has no /usr/lib/systemd/systemd") as raised:
+        checks.root(spec)
+    assert "mmdebstrap" in raised.value.remedy
+    for file in ("lib/systemd/systemd", "sbin/sshd"):
+        (tmp_path / "usr" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "usr" / file).touch()
+    checks.root(spec)
+
+
+def test_the_systemd_of_a_root_starts_the_labs_sshd_and_not_its_own() -> None:
+    def archive(**how: bool) -> bytes:
+        return initramfs.personal("a", (), b"", b"", "/bin", "", "", **how)
+
+    own, outer = archive(systemd=True), archive()
+    for name in (b"lab/units/pw-lab-sshd.service", b"lab/units/ssh.socket"):
+        assert name in own
+        assert name not in outer
+    assert b"mount -t cgroup2" in outer
+    assert b"mount -t cgroup2" not in own
 
 
 def test_the_accelerator_chooses_the_cpu_model() -> None:
@@ -558,7 +585,7 @@ def test_what_qemu_complains_of_becomes_a_sentence(said: str, sentence: str, way
 
 def test_too_little_memory_is_said_before_anything_starts(state_directory: Path) -> None:
     with pytest.raises(UnsupportedError, match="two hosts of 1000000 MiB need 2000000 MiB"):
-        lifecycle.check_memory(LabSpec("t", memory_mib=1_000_000))
+        checks.memory(LabSpec("t", memory_mib=1_000_000))
 
 
 def test_a_process_is_told_apart_from_a_later_one_with_its_id() -> None:

@@ -31,6 +31,12 @@ MemoryOption = Annotated[
     int, typer.Option("--memory", metavar="MIB", help="Memory of each host in MiB.")
 ]
 CpusOption = Annotated[int, typer.Option("--cpus", help="Virtual CPUs of each host.")]
+RootOption = Annotated[
+    Path,
+    typer.Option(
+        "--root", metavar="DIR", help="A Debian or Ubuntu root whose systemd is the hosts' init."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -41,6 +47,7 @@ def up(
     pfs: PfsOption = 1,
     memory: MemoryOption = 2048,
     cpus: CpusOption = 2,
+    root: RootOption = Path("/"),
     boot_limit: Annotated[
         float, typer.Option("--boot-limit", metavar="SECONDS", help="A longer boot hangs.")
     ] = 120.0,
@@ -52,7 +59,7 @@ def up(
     """Bring the lab up; when it is up already, say so."""
     from planewise import lab
 
-    spec = lab.LabSpec(name, pfs, memory, cpus)
+    spec = lab.LabSpec(name, pfs, memory, cpus, str(root.absolute()))
     if dry_run:
         _print_plan(spec, json)
         return

@@ -3,7 +3,8 @@
 Two archives make a host's initramfs: `base` (busybox, modules, the first script; one a kernel) and
 `personal` (name, keys, ssh configuration; one a host). The first script lays a writable layer over
 the outer machine's root, which it sees read-only through 9p, and changes into it: every tool of
-the outer machine is there.
+the outer machine is there. A root of its own is taken the same way; there its systemd is the first
+process, and what a lab needs are two units below /run.
 """
 
 from __future__ import annotations
@@ -51,10 +52,17 @@ for there in proc sys dev run tmp; do $b mkdir -p /root/$there; done
 $b mount -t tmpfs -o mode=755 run /root/run
 $b cp -a /lab /root/run/lab
 $b cp -a $b /root/run/lab/busybox
-$b ln -s busybox /root/run/lab/init
-$b rm -f /root/etc/inittab && $b cp /lab/etc/inittab /root/etc/inittab
+init=/run/lab/init
+if [ -d /lab/units ]; then
+    init=/usr/lib/systemd/systemd
+    $b mkdir -p /root/run/systemd && $b cp -a /lab/units /root/run/systemd/system
+    [ -s /root/etc/machine-id ] || $b tr -d - </proc/sys/kernel/random/uuid >/root/etc/machine-id
+else
+    $b ln -s busybox /root/run/lab/init
+    $b rm -f /root/etc/inittab && $b cp /lab/etc/inittab /root/etc/inittab
+fi
 for there in proc sys dev; do $b mount -o move /$there /root/$there; done
-exec $b switch_root /root /run/lab/init
+exec $b switch_root /root $init
 """
 
 _RC = """\
@@ -63,6 +71,9 @@ _RC = """\
 b=/run/lab/busybox
 fail() { echo "FAILED_MARK$*"; $b sync; $b poweroff -f; }
 $b hostname HOST
+"""
+
+_RC_WITHOUT_SYSTEMD = """\
 $b mkdir -p /dev/pts /dev/shm /run/sshd /run/netns /run/lock /run/home
 # No udev: what loads its module when it is opened must be there to be opened.
 while read -r module name number; do
@@ -84,6 +95,16 @@ for file in passwd shadow group hosts resolv.conf; do
 done
 $b chmod 600 /etc/shadow
 $b ip link set lo up
+"""
+
+_RC_WITH_SYSTEMD = """\
+# No overlay stands on another.
+for there in /var/lib/docker /var/lib/containerd; do
+    [ ! -d $there ] || $b mount -t tmpfs -o mode=711 none $there
+done
+"""
+
+_RC_NETWORK = """\
 pf=0
 for device in /sys/bus/pci/drivers/igb/0000:*/net/*; do
     $b ip link set "${device##*/}" name pf$pf && $b ip link set pf$pf up
@@ -103,6 +124,30 @@ _INITTAB = """\
 ::sysinit:/run/lab/rc
 ::respawn:/usr/sbin/sshd -D -e -f /run/lab/sshd_config
 """
+
+_UNITS = {
+    "pw-lab.service": """\
+[Unit]
+Before=network-pre.target
+Wants=network-pre.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/run/lab/rc
+StandardOutput=file:/dev/console
+""",
+    "pw-lab-sshd.service": """\
+[Unit]
+Requires=pw-lab.service
+After=pw-lab.service
+[Service]
+ExecStart=/usr/sbin/sshd -D -e -f /run/lab/sshd_config
+RuntimeDirectory=sshd
+Restart=always
+""",
+}
+_MASKED = ("ssh.service", "ssh.socket")
+"""The distribution's own sshd would take the port."""
 
 _SSHD = """\
 ListenAddress {address}
@@ -157,15 +202,17 @@ def personal(
     path: str,
     accounts: str,
     groups: str,
+    *,
+    systemd: bool = False,
 ) -> bytes:
     """The archive of one host.
 
     `path` is what its commands get as PATH; `accounts` and `groups` are the outer machine's
-    /etc/passwd and /etc/group.
+    /etc/passwd and /etc/group. With `systemd` the root has an init and accounts of its own.
     """
     address = MANAGEMENT_HOST
     rc = (
-        _filled(_RC)
+        _filled(_RC + (_RC_WITH_SYSTEMD if systemd else _RC_WITHOUT_SYSTEMD) + _RC_NETWORK)
         .replace("HOST", host)
         .replace("MANAGEMENT_ADDRESS", f"{address}/{MANAGEMENT_NETWORK.partition('/')[2]}")
     )
@@ -186,8 +233,20 @@ def personal(
             cpio.file("lab/etc/shadow", b"root:*:19000:0:99999:7:::\nsshd:!:19000::::::\n", 0o600),
             cpio.file("lab/etc/hosts", hosts.encode()),
             cpio.file("lab/etc/resolv.conf", b""),
+            *(_unit_entries() if systemd else ()),
         ]
     )
+
+
+def _unit_entries() -> list[cpio.Entry]:
+    wants = "lab/units/multi-user.target.wants"
+    return [
+        cpio.directory("lab/units"),
+        cpio.directory(wants),
+        *(cpio.file(f"lab/units/{name}", text.encode()) for name, text in _UNITS.items()),
+        *(cpio.link(f"{wants}/{name}", f"../{name}") for name in _UNITS),
+        *(cpio.link(f"lab/units/{name}", "/dev/null") for name in _MASKED),
+    ]
 
 
 def accounts_inside(accounts: str) -> str:

@@ -18,13 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from planewise import procfs
 from planewise.boot import accelerator, kernel, packages, process, tools
 from planewise.boot import qemu as boot_qemu
 from planewise.boot.model import Accelerator, Kernel
 from planewise.boot.process import Seen
-from planewise.errors import BadInputError, PlanewiseError, StorageError, UnsupportedError
-from planewise.lab import initramfs, qemu, state
+from planewise.errors import BadInputError, PlanewiseError, StorageError
+from planewise.lab import checks, initramfs, qemu, state
 from planewise.lab.diagnose import PORT_ATTEMPTS, refusal
 from planewise.lab.model import (
     HOSTS,
@@ -52,6 +51,7 @@ _ROUNDS = 5
 _FIRST_GUESS_S = 20.0
 _FETCH_S = 60.0
 _TRIAL_S = 3.0
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Progress(Protocol):
@@ -135,8 +135,10 @@ def up(spec: LabSpec, progress: Progress, boot_limit_s: float = BOOT_LIMIT_S) ->
     found = _found_running(spec, where, boot_limit_s)
     if found is not None:
         return found
-    check_memory(spec)
+    checks.memory(spec)
+    checks.root(spec)
     platform = prepare(progress)
+    checks.modules(spec, platform)
     state.make_directory(where)
     with _signals_as_exceptions(), state.lock(where, exclusive=True, wait_s=2.0) as mine:
         if not mine:
@@ -261,10 +263,9 @@ def _platform(
         scratch = cache / f".unpack-{os.getpid()}.initrd"
         scratch.write_bytes(initramfs.base(found, programs.busybox))
         scratch.rename(base)
-    layers = list(programs.layers)
-    if found.origin == "package":
-        layers.append(found.image.parent.parent.name)
-    return Platform(program, version, found, accelerated, cache, base, tuple(layers))
+    kernel_layers = (found.image.parent.parent.name,) if found.origin == "package" else ()
+    layers = (*programs.layers, *kernel_layers)
+    return Platform(program, version, found, accelerated, cache, base, layers, kernel_layers)
 
 
 def _found_running(spec: LabSpec, where: LabPaths, boot_limit_s: float) -> LabStatus | None:
@@ -279,7 +280,7 @@ def _found_running(spec: LabSpec, where: LabPaths, boot_limit_s: float) -> LabSt
         other = found.record
         raise BadInputError(
             f"the lab `{spec.name}` is up with --pfs {other.pfs} --memory {other.memory_mib} "
-            f"--cpus {other.cpus}",
+            f"--cpus {other.cpus} --root {other.root}",
             where="planewise lab up",
             remedy="take it down first (`planewise lab down`), or choose another --name",
         )
@@ -297,6 +298,7 @@ def _write_files(spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_
         pfs=spec.pfs,
         memory_mib=spec.memory_mib,
         cpus=spec.cpus,
+        root=spec.root,
         accelerator=platform.accelerator.name,
         accelerator_reason=platform.accelerator.reason,
         kernel=platform.kernel.version,
@@ -315,12 +317,13 @@ def _write_files(spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_
         for host in HOSTS:
             personal = initramfs.personal(
                 host,
-                platform.layers,
+                platform.layers if spec.root == "/" else platform.kernel_layers,
                 host_keys[host].export_private_key(),
                 user_key.export_public_key(),
-                path_inside(),
+                path_inside() if spec.root == "/" else _SYSTEM_PATH,
                 Path("/etc/passwd").read_text(),
                 Path("/etc/group").read_text(),
+                systemd=spec.root != "/",
             )
             file = where.host(host).initrd
             file.touch(mode=0o600)
@@ -347,8 +350,7 @@ def _write_ssh_files(record: Record, where: LabPaths) -> None:
 
 def path_inside() -> str:
     """PATH of commands on the hosts: the system's, and where this planewise and pw-probe are."""
-    system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return f"{Path(sys.executable).parent}:{system}"
+    return f"{Path(sys.executable).parent}:{_SYSTEM_PATH}"
 
 
 class _HangError(PlanewiseError):
@@ -538,23 +540,6 @@ def _free_ports(count: int) -> tuple[int, ...]:
     finally:
         for one in sockets:
             one.close()
-
-
-def check_memory(spec: LabSpec) -> None:
-    """Whether two hosts fit into what is available now.
-
-    Raises:
-        UnsupportedError: they do not.
-    """
-    with suppress(OSError, KeyError):
-        free_mib = procfs.memory(Path("/proc/meminfo").read_text())["MemAvailable"] >> 20
-        needed_mib = len(HOSTS) * spec.memory_mib
-        if needed_mib > free_mib:
-            raise UnsupportedError(
-                f"two hosts of {spec.memory_mib} MiB need {needed_mib} MiB of memory, "
-                f"and {free_mib} MiB are available",
-                remedy=f"--memory {max(512, free_mib * 4 // 10)}",
-            )
 
 
 def _usual_boot_s() -> float:

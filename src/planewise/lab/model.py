@@ -38,6 +38,9 @@ class LabSpec:
     """Memory of each host."""
     cpus: int = 2
     """Virtual CPUs of each host."""
+    root: str = "/"
+    """The directory that they see as their root, read-only. Another than `/` is a root of Debian or
+    Ubuntu, whose systemd is the hosts' init."""
 
     def __post_init__(self) -> None:
         """Checks it.
@@ -140,3 +143,5 @@ class Platform:
     """What all hosts' initramfs begin with."""
     layers: tuple[str, ...] = field(default=())
     """Directories below `cache` that lie over the machine's root: unpacked packages."""
+    kernel_layers: tuple[str, ...] = field(default=())
+    """Those of them that hold the kernel's modules; another root gets no more."""

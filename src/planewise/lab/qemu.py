@@ -61,7 +61,7 @@ def command_line(
         *("-initrd", str(own.initrd)),
         *("-append", KERNEL_PARAMETERS),
         *("-device", "intel-iommu,intremap=on,caching-mode=on"),
-        *_share(OUTER_TAG, "/"),
+        *_share(OUTER_TAG, _quoted(Path(spec.root))),
         *_share(CACHE_TAG, _quoted(platform.cache)),
         *("-netdev", network),
         *("-device", f"virtio-net-pci,netdev=mgmt,mac={management_mac(host)},romfile="),

@@ -46,6 +46,7 @@ class Record(BaseModel):
     pfs: int
     memory_mib: int
     cpus: int
+    root: str = "/"
     accelerator: str
     accelerator_reason: str
     kernel: str
@@ -57,7 +58,7 @@ class Record(BaseModel):
     @property
     def spec(self) -> LabSpec:
         """What was asked for."""
-        return LabSpec(self.name, self.pfs, self.memory_mib, self.cpus)
+        return LabSpec(self.name, self.pfs, self.memory_mib, self.cpus, self.root)
 
 
 def state_root() -> Path:

@@ -1,0 +1,50 @@
+"""Clean roots of Debian and Ubuntu, made by mmdebstrap and kept in the lab's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from planewise.boot import packages
+
+BOOTABLE = ("systemd-sysv", "udev", "dbus", "kmod", "openssh-server", "iproute2")
+"""What a minimal root needs beyond itself to be booted in a lab and reached there."""
+
+_COMPONENTS = {"noble": "main,universe"}
+
+
+def root(suite: str, *more: str) -> Path:
+    """A minimal root of a suite with these packages beside BOOTABLE; skips where it cannot be had.
+
+    Fetched from the mirrors that mmdebstrap knows for the suite; made once.
+    """
+    if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
+        pytest.skip("a root of a distribution is made by mmdebstrap, as root")
+    wanted = ",".join(sorted({*BOOTABLE, *more}))
+    cache = packages.cache_directory() / "roots"
+    target = cache / f"{suite}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+    if target.is_dir():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_suffix(".new")
+    shutil.rmtree(scratch, ignore_errors=True)
+    made = subprocess.run(
+        [
+            *("mmdebstrap", "--quiet", "--variant=minbase", "--mode=root"),
+            *(f"--components={_COMPONENTS.get(suite, 'main')}", f"--include={wanted}"),
+            *(suite, str(scratch)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    if made.returncode != 0:
+        shutil.rmtree(scratch, ignore_errors=True)
+        pytest.skip(f"no root of {suite} can be had: {made.stderr.strip()[-300:]}")
+    return scratch.rename(target)
