@@ -21,8 +21,9 @@ from planewise.advise.model import (
     predict,
     shipped,
 )
+from planewise.advise.ranked import hold_to_rate
 from planewise.advise.toml_text import toml_text
-from planewise.advise.workload import Ranked, Workload, _hold_to_rate, advise, course, why_not
+from planewise.advise.workload import Ranked, Workload, advise, course, why_not
 from planewise.errors import BadInputError
 
 XL710 = shipped("xl710")
@@ -407,7 +408,7 @@ def test_a_rate_without_an_interval_and_a_bound_are_never_taken_as_exact(
         "vf", True, None, pps, low, None if at_least else high, None, None,
         "", 0, (), measured=measured, at_least=at_least,
     )  # fmt: skip
-    meets = _hold_to_rate(one, replace(NORTH_SOUTH, rate_pps=asked), "measurement").meets
+    meets = hold_to_rate(one, replace(NORTH_SOUTH, rate_pps=asked), "measurement").meets
     known_low = low if low is not None else pps if at_least else None
     assert (meets is True) == (known_low is not None and asked <= known_low)
     assert (meets is False) == (one.high_pps is not None and asked > one.high_pps)

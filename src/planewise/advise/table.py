@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planewise.advise.demand import Statement
-from planewise.advise.workload import Ranked
+from planewise.advise.ranked import Ranked
 from planewise.units import percent_text, time_text
 
 EMULATED = (

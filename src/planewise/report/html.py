@@ -23,7 +23,8 @@ from planewise.report.data import RunData
 from planewise.report.figures import base, comparison, kendall
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.renderer import Drawing, Renderer
-from planewise.report.sections import ORDER, Section, choose
+from planewise.report.section import ORDER, Section
+from planewise.report.sections import choose
 from planewise.store.cells import common_factors, words
 from planewise.store.files import write_file
 from planewise.store.models import Ranked

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planewise.report import facets, inference, sentences, theme
 from planewise.report.data import CpuCell, RunData
@@ -33,6 +33,7 @@ from planewise.report.figures import (
 from planewise.report.figures.base import Figure, Table
 from planewise.report.inference import Compared
 from planewise.report.rtt_cell import RttCell
+from planewise.report.section import OPEN, Section
 from planewise.store.cells import common_factors, words
 
 _MOST_CONTEXTS = 6
@@ -41,50 +42,9 @@ _FEW_CONTEXTS = 3
 """As many are always drawn as rows."""
 _MOST_CURVES = 24
 """Load-loss curves that are drawn one by one; the table has all."""
-_OPEN = 6
-"""Figures of a section that are unfolded; of more, all but the first ones are folded."""
 _MOST_PAGES = 4
 """Figures of small multiples that the section of RTT has, and half as many each other one: as many
 as a person looks through. The tables have every cell, `--figures` draws every figure."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the report."""
-
-    anchor: str
-    title: str
-    intro: str
-    figures: tuple[Figure, ...] = ()
-    tables: tuple[tuple[str, Table], ...] = ()
-    note: str = ""
-    virtual: str = "times"
-    """What in it is not that of hardware when the run was virtualised; empty: nothing."""
-    open_figures: int = _OPEN
-    """How many of the figures are unfolded."""
-    most_drawn: int = 1000
-    """How many are on the page at all; `note` says where the others are."""
-    folded: str = "More conditions"
-    """What the folded ones are."""
-
-
-ORDER = (
-    "rtt",
-    "missed",
-    "guests",
-    "chains",
-    "tcp",
-    "compared",
-    "tail",
-    "overhead",
-    "response",
-    "parts",
-    "lost",
-    "loss",
-    "cpu",
-    "schedule",
-)
-"""Sections as a person asks for them."""
 
 
 def choose(data: RunData) -> Iterator[Section]:
@@ -579,7 +539,7 @@ def _loss(data: RunData) -> Section:
             if len(data.curves) > _MOST_CURVES
             else ""
         ),
-        open_figures=_OPEN if len(figures) <= _OPEN else max(1, min(shared, _OPEN)),
+        open_figures=OPEN if len(figures) <= OPEN else max(1, min(shared, OPEN)),
         folded="Each curve with its intervals",
         virtual="rates",
     )

@@ -1,0 +1,111 @@
+"""What would change an answer, found by asking again with other demands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, Literal
+
+from planewise.advise.demand import (
+    Statement,
+    Workload,
+)
+from planewise.advise.model.capacity import LONGEST
+from planewise.advise.ranked import Known, Ranked, words_of
+from planewise.advise.ranking import rank
+
+_SIZES = (64, 128, 256, 512, 1024, 1518)
+
+_GIVEN_UP: dict[str, dict[str, Any]] = {
+    "live migration": {"live_migration": False},
+    "the limit of VFs": {"vfs": None, "guests": None},
+    "the limit of spare cores": {"spare_cores": None},
+    "the limit of cores": {"cores": None},
+    "the latency goal": {"latency_ns": None},
+    "isolation": {"isolation": ()},
+}
+"""Demands that can be given up, and how a workload is without."""
+_ASKED_MORE: dict[str, dict[str, Any]] = {
+    "if guests had to migrate live": {"live_migration": True},
+    "without a core for a polling switch": {"spare_cores": 0},
+}
+
+
+def changes(known: Known, workload: Workload, best: Ranked) -> Iterator[Statement]:
+    """Where the answer is another, found by asking the model again."""
+    chain = workload.chain
+    if workload.application == "polling":
+        yield from _flips(
+            known,
+            workload,
+            best,
+            [
+                (n, _with_functions(workload, n))
+                for n in range(chain.vnfs + 1, min(LONGEST, 16) + 1)
+            ],
+            "from {} functions on",
+        )
+        yield from _flips(
+            known,
+            workload,
+            best,
+            [(n, _with_functions(workload, n)) for n in range(chain.vnfs - 1, 0, -1)],
+            "with {} functions or fewer",
+        )
+        yield from _flips(
+            known,
+            workload,
+            best,
+            [
+                (size, replace(workload, chain=replace(chain, frame_bytes=size)))
+                for size in _SIZES
+                if size > chain.frame_bytes
+            ],
+            "with frames of {} bytes and more",
+        )
+        other: Literal["north-south", "east-west"] = (
+            "north-south" if chain.pattern == "east-west" else "east-west"
+        )
+        turned = replace(workload, chain=replace(chain, pattern=other))
+        yield from _flips(known, workload, best, [(other, turned)], "if traffic were {}")
+    given_up = [
+        (words, change)
+        for words, change in _GIVEN_UP.items()
+        if replace(workload, **change) != workload
+    ]
+    found = False
+    for count in (1, 2) if best.possible else (1, 2, 3):
+        for some in combinations(given_up, count):
+            together = replace(workload, **{k: v for _, one in some for k, v in one.items()})
+            words = " and ".join(name for name, _ in some)
+            for statement in _flips(known, workload, best, [(words, together)], "without {}"):
+                found = True
+                yield statement
+        if found:
+            break
+    for words, change in _ASKED_MORE.items():
+        asked = replace(workload, **change)
+        if asked != workload:
+            yield from _flips(known, workload, best, [(words, asked)], "{}")
+
+
+def _with_functions(workload: Workload, vnfs: int) -> Workload:
+    """The same with so many functions, and as many guests, or more where there must be."""
+    guests = None if workload.guests is None else max(workload.guests, vnfs)
+    return replace(workload, chain=replace(workload.chain, vnfs=vnfs), guests=guests)
+
+
+def _flips(
+    known: Known,
+    workload: Workload,
+    best: Ranked,
+    others: Sequence[tuple[object, Workload]],
+    words: str,
+) -> Iterator[Statement]:
+    for value, other in others:
+        first = rank(known, other)[0]
+        if first.possible and (first.plane != best.plane or not best.possible):
+            when = words.format(value)
+            yield Statement(f"{when[0].upper()}{when[1:]}: {words_of(first.plane)}.", "model")
+            return

@@ -1,0 +1,261 @@
+"""What runs measured, applied to a plane: rates, latency, CPU; and what that rules out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from planewise.advise.demand import (
+    DOCKER_STUDY,
+    KVM_STUDY,
+    Statement,
+    Workload,
+    on_vf,
+)
+from planewise.advise.evidence import LOAD_WORDS, ChainSeen, Evidence
+from planewise.advise.model.capacity import Chain
+from planewise.advise.ranked import MODELLED, Known, Ranked, hold_to_rate
+from planewise.units import bits_text, percent_text, rate_text, time_text
+
+
+def with_evidence(one: Ranked, evidence: Sequence[Evidence], workload: Workload) -> Ranked:
+    """The plane with what runs tell of it; a measurement of the very chain replaces the model."""
+    statements = list(one.statements)
+    for seen in evidence:
+        statements += _seen(seen)
+    one = replace(one, statements=tuple(statements))
+    streams = [seen.tcp_place for seen in evidence if seen.tcp_place]
+    times = [seen.rtt_place for seen in evidence if seen.rtt_place and len(seen.rivals) > 1]
+    # Sockets that want throughput are told apart by that, where it was measured.
+    places = times if workload.latency_ns is not None else [*streams, *times]
+    figures = [seen for seen in evidence if not seen.order_only]
+    tails = [seen.worst_p99.value for seen in figures if seen.worst_p99 is not None]
+    one = replace(
+        one,
+        place=places[0] if places else None,
+        rtt_p99_ns=max(tails, default=None),
+    )
+    if workload.application == "kernel":
+        return one
+    for seen in figures:
+        chain = seen.chain(workload.chain)
+        if chain is not None:
+            return _with_chain(one, seen.run, chain, workload)
+    for seen in figures:
+        found = _as_chain(seen, workload.chain)
+        if found is not None and one.plane not in MODELLED:
+            return _with_chain(one, seen.run, found, workload)
+    return one
+
+
+def _as_chain(seen: Evidence, chain: Chain) -> ChainSeen | None:
+    """One pair of guests is a chain of one function that sends to the other host."""
+    rate = seen.forwarded
+    if rate is None or chain.vnfs != 1 or seen.forwarded_bytes != chain.frame_bytes:
+        return None
+    limit = "generator" if rate.at_least else "kernel"
+    return ChainSeen(
+        chain.pattern, 1, chain.frame_bytes, rate.value, rate.low, rate.high, limit, rate.at_least
+    )
+
+
+def _with_chain(one: Ranked, run: str, seen: ChainSeen, workload: Workload) -> Ranked:
+    """A measurement of the very chain takes the prediction's place.
+
+    Where something else than the plane was the limit, only if it is more than predicted.
+    """
+    carried = f"Measured: this chain sent {rate_text(seen.pps)}"
+    if seen.low_pps is not None and seen.high_pps is not None:
+        carried += f" ({rate_text(seen.low_pps)} to {rate_text(seen.high_pps)})"
+    if seen.at_least:
+        why = "" if seen.limit == "unknown" else f", where the {seen.limit} was the limit"
+        said = Statement(f"{carried} at least{why}.", "measurement", run)
+    else:
+        said = Statement(f"{carried}; the {seen.limit} was the limit.", "measurement", run)
+    # The model's word on the rate is taken back.
+    kept = tuple(
+        statement
+        for statement in one.statements
+        if seen.at_least or "asked for" not in statement.text
+    )
+    one = replace(one, statements=(*kept, said))
+    if seen.at_least and one.pps is not None and one.pps >= seen.pps:
+        return one
+    one = replace(
+        one,
+        measured=True,
+        at_least=seen.at_least,
+        meets=None,
+        pps=seen.pps,
+        low_pps=seen.low_pps,
+        high_pps=None if seen.at_least else seen.high_pps,
+        gbps=seen.pps * 8 * (seen.frame_bytes - 4) / 1e9,
+        bottleneck=seen.limit,
+    )
+    return hold_to_rate(one, workload, "measurement", run)
+
+
+def _seen(seen: Evidence) -> Iterator[Statement]:
+    """What a run tells of a plane, in sentences."""
+    if seen.rtt_place is not None and len(seen.rivals) > 1:
+        place = f"number {seen.rtt_place} of {len(seen.rivals)}"
+        others = ", ".join(seen.rivals)
+        yield Statement(
+            f"By median round-trip time it was {place} ({others}).",
+            "measurement",
+            f"{seen.run}, emulated: the order alone counts" if seen.order_only else seen.run,
+        )
+    if seen.tcp_place is not None:
+        yield Statement(
+            f"By the goodput of TCP it was number {seen.tcp_place}.",
+            "measurement",
+            f"{seen.run}, emulated: the order alone counts" if seen.order_only else seen.run,
+        )
+    if seen.order_only:
+        return
+    if seen.tcp:
+        shown = ", ".join(f"{bits_text(bps)} of {size} bytes" for size, bps in seen.tcp.items())
+        yield Statement(f"TCP by messages: {shown}.", "measurement", seen.run)
+    for load, median in seen.rtt_p50.items():
+        if load not in LOAD_WORDS:
+            continue
+        tail = seen.rtt_p99.get(load)
+        most = f", {time_text(tail.value)} for 99 of 100" if tail is not None else ""
+        yield Statement(
+            f"Round-trip time {LOAD_WORDS[load]}: {time_text(median.value)} in the median{most}.",
+            "measurement",
+            seen.run,
+        )
+    if seen.forwarded is not None:
+        least = "at least " if seen.forwarded.at_least else ""
+        size = f" of {seen.forwarded_bytes} bytes" if seen.forwarded_bytes else ""
+        yield Statement(
+            f"One pair of guests: {least}{rate_text(seen.forwarded.value)}{size}.",
+            "measurement",
+            seen.run,
+        )
+    if seen.cpu_ns is not None:
+        yield Statement(
+            f"It took {time_text(seen.cpu_ns)} of the kernel's CPU for each packet.",
+            "measurement",
+            seen.run,
+        )
+    if seen.sent:
+        share = "none" if not seen.lost else percent_text(seen.lost / seen.sent)
+        yield Statement(f"Probe packets lost: {share} of {seen.sent}.", "measurement", seen.run)
+
+
+def hold_to_latency(
+    one: Ranked, known: Known, workload: Workload
+) -> tuple[Ranked, list[Statement]]:
+    """With what is known of the latency goal; and why the plane cannot keep it."""
+    goal = workload.latency_ns
+    if goal is None:
+        return one, []
+    wanted = f"{time_text(goal)} for 99 of 100 packets"
+    if one.floor_ns is not None and one.floor_ns > goal:
+        return replace(one, meets_latency=False), [
+            Statement(
+                f"Work and wires alone take {time_text(one.floor_ns)}, and the goal is "
+                f"{time_text(goal)}.",
+                "model",
+                "lower bound: no queue, no wake-up",
+            )
+        ]
+    if one.meets is False:
+        return replace(one, meets_latency=False), [
+            Statement(
+                "More is asked for than it carries: its queues stay full, and no latency goal "
+                "can be kept.",
+                "model",
+            )
+        ]
+    measured = [
+        (seen.worst_p99, seen)
+        for seen in known.of(one.plane)
+        if not seen.order_only and seen.worst_p99 is not None
+    ]
+    if measured:
+        # The worst of all runs: a goal that was missed once is not kept.
+        tail, seen = max(measured, key=lambda pair: pair[0].value)
+        load = LOAD_WORDS.get(tail.load_type, tail.load_type)
+        if tail.value > goal:
+            return replace(one, meets_latency=False), [
+                Statement(
+                    f"99 of 100 packets took up to {time_text(tail.value)} {load}, and the goal "
+                    f"is {time_text(goal)}.",
+                    "measurement",
+                    seen.run,
+                )
+            ]
+        said = Statement(
+            f"It kept {wanted}: {time_text(tail.value)} {load}, the worst that was measured.",
+            "measurement",
+            seen.run,
+        )
+        return replace(one, meets_latency=True, statements=(*one.statements, said)), []
+    bound = f"at least {time_text(one.floor_ns)} by the model; " if one.floor_ns is not None else ""
+    said = Statement(
+        f"Whether it keeps {wanted} is not known: {bound}`--run` takes a measurement.", "model"
+    )
+    return replace(one, statements=(*one.statements, said, *_latency_literature(one.plane))), []
+
+
+def _latency_literature(plane: str) -> Iterator[Statement]:
+    if on_vf(plane):
+        yield Statement(
+            "Round-trip times on VFs were the lowest of all planes: half of a bridge's and less.",
+            "literature",
+            f"{KVM_STUDY}; {DOCKER_STUDY}",
+        )
+    elif plane == "virtio-bridge":
+        yield Statement(
+            "Round-trip times over a bridge were twice those on VFs and more, beside busy "
+            "neighbours ten times.",
+            "literature",
+            f"{KVM_STUDY}; {DOCKER_STUDY}",
+        )
+
+
+def too_much_cpu(evidence: Sequence[Evidence], workload: Workload) -> list[Statement]:
+    """Where the kernel carries packets, its measured time for them must be there."""
+    spare = workload.spare_cores
+    if spare is None or workload.rate_pps is None:
+        return []
+    for seen in evidence:
+        if seen.order_only or seen.cpu_ns is None:
+            continue
+        needed = workload.rate_pps * seen.cpu_ns / 1e9
+        if needed > spare:
+            return [
+                Statement(
+                    f"At {rate_text(workload.rate_pps)} the kernel would take {needed:.1f} cores, "
+                    f"and {spare} {'is' if spare == 1 else 'are'} to spare.",
+                    "measurement",
+                    seen.run,
+                )
+            ]
+    return []
+
+
+def of_neighbours(workload: Workload, plane: str) -> Iterator[Statement]:
+    """What the load of others does to it, where isolation from load was asked for."""
+    if "load" not in workload.isolation:
+        return
+    if plane == "vhost-user":
+        yield Statement(
+            "All guests share the core that polls: what one sends takes from the others.", "model"
+        )
+    elif on_vf(plane):
+        yield Statement(
+            "A VF has queues of its own, and its rate can be capped in the NIC.",
+            "literature",
+            "ip-link(8), `vf`: max_tx_rate",
+        )
+    else:
+        yield Statement(
+            "Guests share the host's kernel: its round-trip times grew tenfold beside busy "
+            "neighbours.",
+            "literature",
+            DOCKER_STUDY,
+        )

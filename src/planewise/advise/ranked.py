@@ -1,0 +1,119 @@
+"""A plane as it stands for a workload, and what an answer rests on. Weighs nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from planewise.advise.demand import (
+    Statement,
+    Workload,
+)
+from planewise.advise.evidence import Evidence
+from planewise.advise.model.capacity import Plane
+from planewise.advise.model.profile import Profile
+from planewise.units import rate_text
+
+MODELLED: tuple[Plane, ...] = get_args(Plane)
+"""Planes that the capacity model knows."""
+ALIKE = 0.10
+"""Predictions closer than this are not told apart: some of the fitted rows lie as far off."""
+
+
+_WORDS = {
+    "vf-passthrough": "a VF passed through (SR-IOV)",
+    "vhost-user": "vhost-user on a polling switch (OVS-DPDK)",
+    "virtio-bridge": "virtio by the kernel",
+}
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One plane for the workload."""
+
+    plane: str
+    possible: bool
+    meets: bool | None
+    """Whether it carries the rate that was asked for; None where that is not known."""
+    pps: float | None
+    """What all functions send a second; None where it is not known."""
+    low_pps: float | None
+    high_pps: float | None
+    gbps: float | None
+    """Of frames without FCS."""
+    share: float | None
+    """Of the best plane's rate."""
+    bottleneck: str
+    host_cores: int
+    """Cores that it takes from the host beside the guests' own."""
+    statements: tuple[Statement, ...]
+    measured: bool = False
+    """Whether the rate was measured for this very chain, not predicted."""
+    at_least: bool = False
+    """Something else than the plane was the limit of that measurement."""
+    meets_latency: bool | None = None
+    """Whether it keeps the latency goal; None where that is not known, or none was asked for."""
+    rtt_p99_ns: float | None = None
+    """99th percentile of round-trip times measured under the worst load; None: not measured."""
+    floor_ns: float | None = None
+    """No packet is faster, by the model; None where there is none."""
+    known: bool = True
+    """Whether the profile or a run tells of it; else only demands and literature do."""
+    place: int | None = None
+    """Among what one run measured, by TCP's goodput or by round-trip time; 1 is the best."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """All that an answer rests on."""
+
+    profile: Profile | None
+    evidence: tuple[Evidence, ...]
+
+    def of(self, plane: str) -> tuple[Evidence, ...]:
+        """What runs tell of a plane; figures before orders."""
+        own = (one for one in self.evidence if one.plane == plane)
+        return tuple(sorted(own, key=lambda one: bool(one.order_only)))
+
+    @property
+    def planes(self) -> tuple[str, ...]:
+        """The planes that are weighed: those of the publications, and what was measured."""
+        measured = (one.plane for one in self.evidence)
+        return tuple(dict.fromkeys((*MODELLED, "virtio-bridge", *measured)))
+
+
+def words_of(plane: str) -> str:
+    """What a plane is called in a sentence."""
+    return _WORDS.get(plane, plane)
+
+
+def hold_to_rate(
+    one: Ranked, workload: Workload, basis: Literal["model", "measurement"], source: str = ""
+) -> Ranked:
+    """With a sentence on the rate that was asked for, where one was and it is known.
+
+    A rate without an interval is not taken as exact: one that was seen at least is a lower bound,
+    and nothing else tells on which side of the demand it lies.
+    """
+    if workload.rate_pps is None or one.pps is None:
+        return one
+    low, high = one.low_pps, one.high_pps
+    if low is None and one.at_least:
+        low = one.pps
+    if low is None:
+        what = "measurement" if one.measured else "prediction"
+        said = Statement(
+            f"Whether it carries the {rate_text(workload.rate_pps)} that are asked for is not "
+            f"known: the {what} has no interval.",
+            basis,
+            source,
+        )
+        return replace(one, meets=None, statements=(*one.statements, said))
+    high = math.inf if high is None else high
+    meets = True if low >= workload.rate_pps else False if high < workload.rate_pps else None
+    word = {True: "carries", False: "does not carry", None: "may or may not carry"}[meets]
+    said = Statement(
+        f"It {word} the {rate_text(workload.rate_pps)} that are asked for.", basis, source
+    )
+    return replace(one, meets=meets, statements=(*one.statements, said))
