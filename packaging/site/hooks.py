@@ -74,6 +74,13 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Names the dialog of the search, which the theme leaves without a name for screen readers."""
+    dialog = 'data-md-component="search" role="dialog"'
+    assert dialog in output
+    return output.replace(dialog, f'{dialog} aria-label="Search"')
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Points links out of docs/ to the copies of those files on the site."""
 

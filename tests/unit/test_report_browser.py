@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import html as markup
-import json
-import os
 import re
-import shutil
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from planewise.report import html, theme
 from planewise.store.rundir import RunReader
+from tests import browser
+from tests.browser import Seen
 from tests.unit import made_up_run
 from tests.unit.made_up_run import MadeUp
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+pytestmark = browser.needs_browser
 
 FRAME = """<!doctype html><title>frame</title><body style="margin:0"><pre id="out"></pre>
 <iframe src="{page}" style="border:0;width:{width}px;height:900px"></iframe>
@@ -52,14 +45,6 @@ document.querySelector("iframe").onload = event => {{
 </script>"""
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What the browser says of the page."""
-
-    found: dict[str, Any]
-    console: list[str]
-
-
 def look(page: Path, width: int, *flags: str, opened: bool = False) -> Seen:
     """Loads the page in a frame of `width` px; `opened` unfolds everything."""
     frame = page.with_name(f"frame-{width}-{len(flags)}-{opened}.html")
@@ -71,40 +56,7 @@ def look(page: Path, width: int, *flags: str, opened: bool = False) -> Seen:
             colour=theme.PLANES["veth"].light,
         )
     )
-    assert BROWSER is not None
-    done = subprocess.run(
-        [
-            BROWSER,
-            "--headless",
-            *(["--no-sandbox"] if os.geteuid() == 0 else []),
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--disable-dev-shm-usage",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            "--allow-file-access-from-files",
-            "--enable-logging=stderr",
-            f"--user-data-dir={page.parent / 'profile'}",
-            "--window-size=1600,1000",
-            "--virtual-time-budget=10000",
-            *flags,
-            "--dump-dom",
-            frame.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    out = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, flags=re.DOTALL)
-    if out is None:
-        pytest.skip(f"chromium does not run here: {done.stderr.strip()[-200:]}")
-    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert out[1], f"the page was not looked at: {console}"
-    return Seen(json.loads(markup.unescape(out[1])), console)
+    return browser.look(frame, page.parent / "profile", *flags, budget_s=10)
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +103,32 @@ def test_light_and_dark_follow_the_reader_and_the_figures_follow_the_page(page: 
     assert (light["paper"], light["box"]) == ("rgb(255, 255, 255)", rgb(theme.PLANES["veth"].light))
     dark = look(page, 1200, "--blink-settings=preferredColorScheme=0").found
     assert (dark["paper"], dark["box"]) == ("rgb(23, 23, 28)", rgb(theme.PLANES["veth"].dark))
+
+
+AXE_FRAME = """<!doctype html><title>frame</title><pre id="out"></pre>
+<iframe src="PAGE" style="border:0;width:WIDTHpx;height:900px"></iframe>
+<script>
+FINDINGS
+const page = document.querySelector("iframe");
+page.onload = async event => {
+  page.contentDocument.querySelectorAll("details").forEach(one => one.open = true);
+  document.getElementById("out").textContent = JSON.stringify(await findings(page));
+};
+</script>"""
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_axe_finds_nothing_serious_in_the_unfolded_page(page: Path, width: int) -> None:
+    # The page permits no script, so that of the checker needs a copy without that rule.
+    copy = page.with_name("open.html")
+    rule = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+    text, found = rule.subn("", page.read_text())
+    assert found == 1
+    copy.write_text(text)
+    frame = page.with_name("axe.html")
+    frame.write_text(
+        AXE_FRAME.replace("FINDINGS", browser.ACCESSIBILITY)
+        .replace("PAGE", copy.as_uri())
+        .replace("WIDTH", str(width))
+    )
+    assert browser.look(frame, page.parent / "profile").found == []

@@ -6,7 +6,6 @@ import html.parser
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -16,9 +15,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from planewise.testbed.vfs import find_planewised
+from tests.browser import ACCESSIBILITY, look, needs_browser
 from tests.documents import ROOT
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 
 @pytest.fixture(scope="module")
@@ -130,57 +128,51 @@ def test_the_api_is_shown_with_all_its_paths(site: Path) -> None:
 
 
 FRAME = """<!doctype html><title>frame</title><body style="margin:0"><pre id="out"></pre>
-<iframe src="{page}" style="border:0;width:{width}px;height:900px"></iframe>
 <script>
-document.querySelector("iframe").onload = async event => {{
-  const inner = event.target.contentDocument, win = event.target.contentWindow;
-  const root = inner.documentElement;
-  const wait = ms => new Promise(done => setTimeout(done, ms));
-  await wait(500);
+FINDINGS
+async function look(address, width) {
+  const page = document.createElement("iframe");
+  page.style = `border:0;width:${width}px;height:900px`;
+  const loaded = new Promise(done => page.onload = done);
+  page.src = address;
+  document.body.append(page);
+  await loaded;
+  await new Promise(done => setTimeout(done, 300));
+  const inner = page.contentDocument, root = inner.documentElement;
   const scrolled = "pre, .md-typeset__scrollwrap, .md-sidebar, .md-search, .md-skip";
-  const inside = one => one.closest(scrolled);
   const wide = [...inner.querySelectorAll(".md-main *")].filter(one =>
-    !inside(one) && one.getBoundingClientRect().right > root.clientWidth + 1);
-  document.getElementById("out").textContent = JSON.stringify({{
+    !one.closest(scrolled) && one.getBoundingClientRect().right > root.clientWidth + 1);
+  const seen = {
     content: root.scrollWidth, width: root.clientWidth,
     wide: wide.map(one => one.outerHTML.slice(0, 80)),
-    loaded: win.performance.getEntriesByType("resource").map(one => one.name)
+    loaded: page.contentWindow.performance.getEntriesByType("resource").map(one => one.name)
       .filter(name => !name.startsWith("file:") && !name.startsWith("data:")),
-  }});
-}};
+  };
+  if (width == 360) seen.findings = await findings(page);
+  page.remove();
+  return seen;
+}
+(async () => {
+  const seen = {};
+  for (const width of [360, 1100])
+    for (const address of PAGES) seen[`${address} at ${width} px`] = await look(address, width);
+  document.getElementById("out").textContent = JSON.stringify(seen);
+})();
 </script>"""
 
 
-def look(page: Path, width: int, tmp_path: Path) -> dict[str, list[str]]:
-    """What a browser shows of a page that is read from the disk."""
+@needs_browser
+def test_every_page_fits_a_phone_and_a_desk_and_axe_finds_nothing_serious(
+    site: Path, tmp_path: Path
+) -> None:
+    addresses = [page.as_uri() for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
     frame = tmp_path / "frame.html"
-    frame.write_text(FRAME.format(page=page.as_uri(), width=width))
-    assert BROWSER is not None
-    done = subprocess.run(
-        [
-            *(BROWSER, "--headless", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"),
-            *(["--no-sandbox"] if os.geteuid() == 0 else []),
-            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            *("--host-resolver-rules=MAP * ~NOTFOUND", "--allow-file-access-from-files"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1600,1000"),
-            *("--virtual-time-budget=30000", "--dump-dom", frame.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    frame.write_text(
+        FRAME.replace("FINDINGS", ACCESSIBILITY).replace("PAGES", json.dumps(addresses))
     )
-    out = re.search(r'<pre id="out">(.+?)</pre>', done.stdout, flags=re.DOTALL)
-    if out is None:
-        pytest.skip(f"chromium does not run here: {done.stderr.strip()[-200:]}")
-    return json.loads(html.unescape(out[1]))  # type: ignore[no-any-return]
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
-@pytest.mark.parametrize("width", [360, 1100])
-@pytest.mark.parametrize("name", ["index", "reference/alloc", "reference/api", "SPECIFICATION"])
-def test_a_page_fits_its_window(site: Path, tmp_path: Path, name: str, width: int) -> None:
-    seen = look(site / f"{name}.html", width, tmp_path)
-    assert seen["wide"] == []
-    assert seen["content"] <= seen["width"]
-    assert seen["loaded"] == []
+    seen = look(frame, tmp_path / "profile", budget_s=600).found
+    assert len(seen) == 2 * len(addresses)
+    assert {page: one["wide"] for page, one in seen.items() if one["wide"]} == {}
+    assert [page for page, one in seen.items() if one["content"] > one["width"]] == []
+    assert [one["loaded"] for one in seen.values() if one["loaded"]] == []
+    assert {page: one["findings"] for page, one in seen.items() if one.get("findings")} == {}
