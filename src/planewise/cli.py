@@ -23,6 +23,7 @@ from planewise.commands import (
     clean,
     compare,
     doctor,
+    fleet,
     judge,
     lab,
     publications,
@@ -73,6 +74,7 @@ def common(
 
 app.add_typer(alloc.app, name="alloc")
 app.add_typer(lab.app, name="lab")
+app.add_typer(fleet.app, name="fleet")
 
 
 app.command("doctor")(doctor.doctor)

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "lab": {"boot"},
     "testbed": {"store", "lab", "boot"},
     "measure": {"testbed", "judge", "store"},
+    "fleet": {"measure", "testbed", "judge", "report", "store"},
 }
 """Room -> rooms that it may know. measure knows judge for the searches, which place trials."""
 

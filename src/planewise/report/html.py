@@ -63,33 +63,51 @@ class Shown:
 def render(run: RunReader) -> str:
     """The report as HTML text. BadInputError when a trial line is damaged."""
     data = RunData(run)
-    environment = Environment(
+    page = (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            data=data,
+            info=data.info,
+            recommendation=data.recommendation,
+            open_reasons=_OPEN_REASONS,
+            most_rows_open=_MOST_ROWS_OPEN,
+            headline=headline(data),
+            sections=shown(data),
+            rankings=rankings(data),
+            style=style(),
+            version=planewise.__version__,
+            shared_words=_shared_words(data),
+        )
+    )
+    return unbroken(page)
+
+
+def environment() -> Environment:
+    """Templates of a page, with the filters that its tables and sentences use."""
+    templates = Environment(
         loader=PackageLoader("planewise.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.tests["value"] = lambda entry: isinstance(entry, Value)
-    environment.filters["cells"] = _cells
-    environment.filters["sentence"] = sentence
-    environment.filters["code"] = code
-    environment.filters["count"] = theme.count
-    templates = resources.files("planewise.report") / "templates"
-    style = (templates / "report.css").read_text(encoding="utf-8")
-    page = environment.get_template("report.html.j2").render(
-        data=data,
-        info=data.info,
-        recommendation=data.recommendation,
-        open_reasons=_OPEN_REASONS,
-        most_rows_open=_MOST_ROWS_OPEN,
-        headline=headline(data),
-        sections=shown(data),
-        rankings=rankings(data),
-        style=Markup(style + _recolouring() + _chips()),
-        version=planewise.__version__,
-        shared_words=_shared_words(data),
-    )
+    templates.tests["value"] = lambda entry: isinstance(entry, Value)
+    templates.filters["cells"] = _cells
+    templates.filters["sentence"] = sentence
+    templates.filters["code"] = code
+    templates.filters["count"] = theme.count
+    return templates
+
+
+def style() -> Markup:
+    """The style sheet of a page."""
+    sheet = resources.files("planewise.report") / "templates" / "report.css"
+    return Markup(sheet.read_text(encoding="utf-8") + _recolouring() + _chips())
+
+
+def unbroken(page: str) -> str:
+    """The page, with no line broken between a number and its unit."""
     return _NUMBER_AND_UNIT.sub("\u00a0", page)
 
 

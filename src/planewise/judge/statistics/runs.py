@@ -80,14 +80,15 @@ def _described(info: RunInfo) -> Iterator[tuple[str, str]]:
     several = len(info.hosts) > 1 and len({repr(host) for host in info.hosts.values()}) > 1
     for role, host in info.hosts.items():
         prefix = f"{role}: " if several else ""
-        for name, value in _host(host):
+        for name, value in described_host(host):
             yield f"{prefix}{name}", value
     for name, value in _flat("design", info.design):
         if not name.startswith(("design.ladders", "design.title", "design.seed")):
             yield name, value
 
 
-def _host(host: Fingerprint) -> Iterator[tuple[str, str]]:
+def described_host(host: Fingerprint) -> Iterator[tuple[str, str]]:
+    """What hosts are told apart by: a name and its value each."""
     for name in (*_AS_FACTORS, *_COUNTS):
         yield name, str(getattr(host, name))
     for name, state in host.mitigations.items():

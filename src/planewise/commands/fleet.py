@@ -1,0 +1,341 @@
+"""`planewise fleet`: measure pairs of many hosts, and say which of them are slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planewise.commands import console
+from planewise.commands.console import Verbosity
+from planewise.commands.progress import ProgressLine
+from planewise.errors import BadInputError, PlanewiseError
+
+if TYPE_CHECKING:
+    from planewise.fleet.analysis import Findings
+    from planewise.fleet.plan import Fleet, FleetPlan
+    from planewise.fleet.tournament import Match
+    from planewise.testbed.pair import Targets
+
+app = typer.Typer(
+    help="Many hosts: measure pairs of them by a design, and find those that are slow.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+JOB_INDEX = "JOB_COMPLETION_INDEX"
+"""What Kubernetes tells a pod of an Indexed Job."""
+
+
+@app.callback()
+def fleet() -> None:
+    """Many hosts."""
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    design_file: Annotated[
+        Path | None, typer.Argument(metavar="DESIGN.yaml", help="What each pair measures.")
+    ] = None,
+    nodes: Annotated[
+        Path | None, typer.Option("--nodes", help="A file with a host a line.")
+    ] = None,
+    pairs: Annotated[
+        int | None,
+        typer.Option("--pairs", help="How many pairs; two a node let it be told from others."),
+    ] = None,
+    out_directory: Annotated[
+        Path | None, typer.Option("--out", help="Fleet directory (default: fleets/<time>).")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="FLEET", help="Continue this directory.")
+    ] = None,
+    index: Annotated[
+        int | None,
+        typer.Option("--index", envvar=JOB_INDEX, help="Measure this pair alone, from 0."),
+    ] = None,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, help="Pairs of a round that are measured at a time.")
+    ] = 1,
+    nic: Annotated[
+        str, typer.Option("--nic", help="The interface to use on all nodes (a lab's: pf0).")
+    ] = "",
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Of who meets whom (default: from nodes).")
+    ] = None,
+    budget_pps: Annotated[
+        float | None, typer.Option("--budget-pps", help="Offer no node more [packet/s].")
+    ] = None,
+    budget_cpu: Annotated[
+        float | None, typer.Option("--budget-cpu", help="Burn no more of a node's CPUs (0 to 1).")
+    ] = None,
+    budget_time: Annotated[
+        float, typer.Option("--budget-time", help="Measure a node this share of its time at most.")
+    ] = 1.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the pairs; do nothing.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure pairs of many nodes, each into a run directory, round by round.
+
+    In a round every node is in one pair, and no two nodes meet twice. Ctrl-C stops; --resume goes
+    on without repeating what is finished, and tries again what failed.
+    """
+    if (design_file is None) == (resume is None):
+        raise BadInputError(
+            "give either a design or --resume FLEET",
+            where="planewise fleet run",
+            remedy="planewise fleet run DESIGN.yaml --nodes nodes.txt --pairs 50",
+        )
+    from planewise.fleet.plan import Fleet
+
+    budget = (budget_pps, budget_cpu, budget_time)
+    if design_file is None:
+        assert resume is not None
+        fleet = Fleet.open(resume)
+    else:
+        plan = _plan(design_file, nodes, pairs, nic, seed, budget)
+        if dry_run:
+            _print_pairs(Fleet(Path(), plan), json_)
+            return
+        fleet = Fleet.create(out_directory or _default_directory(index), plan)
+    if dry_run:
+        _print_pairs(fleet, json_)
+    elif index is not None:
+        _measure_one(fleet, index, context.obj)
+    else:
+        _measure_all(fleet, parallel, context.obj, json_)
+
+
+def _plan(
+    design_file: Path,
+    nodes_file: Path | None,
+    pairs: int | None,
+    nic: str,
+    seed: int | None,
+    limits: tuple[float | None, float | None, float],
+) -> FleetPlan:
+    from pydantic import ValidationError
+
+    from planewise.fleet.budget import within
+    from planewise.fleet.plan import Budget, FleetPlan, default_seed, read_nodes
+    from planewise.measure.design_file import load_design
+
+    if nodes_file is None or pairs is None:
+        raise BadInputError(
+            f"{'--nodes' if nodes_file is None else '--pairs'} is missing",
+            where="planewise fleet run",
+            remedy="--nodes FILE has a line a node; --pairs N of them are measured",
+        )
+    pps, cpu, time = limits
+    nodes = read_nodes(nodes_file)
+    try:
+        budget = Budget(pps=pps, cpu=cpu, time=time)
+        design = within(load_design(design_file), budget)
+        plan = FleetPlan(
+            title=design.title,
+            nodes=nodes,
+            nic=nic,
+            pairs=pairs,
+            seed=default_seed(nodes, design) if seed is None else seed,
+            budget=budget,
+            design=design.model_dump(mode="json"),
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        where = {"pps": "--budget-pps", "cpu": "--budget-cpu", "time": "--budget-time"}
+        message = first["msg"].removeprefix("Value error, ")
+        raise BadInputError(message, where=where.get(name, str(nodes_file))) from error
+    matches = plan.matches()
+    if not plan.local:
+        targets_of(plan, matches[0])  # a NIC that is not named is said now
+    return plan
+
+
+def targets_of(plan: FleetPlan, match: Match) -> Targets:
+    """The hosts of a pair. BadInputError where no NIC is named."""
+    from planewise.testbed.pair import Targets
+
+    return Targets(plan.nodes[match.sender], plan.nodes[match.responder], plan.nic)
+
+
+def _default_directory(index: int | None) -> Path:
+    from datetime import datetime
+
+    if index is not None:
+        raise BadInputError(
+            "pods of a Job need one directory",
+            where="--index",
+            remedy="name a directory on a volume that all of them mount with --out",
+        )
+    return Path("fleets") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def _print_pairs(fleet: Fleet, json_: bool) -> None:
+    from collections import Counter
+
+    from planewise.fleet.run import names
+    from planewise.fleet.tournament import MEETINGS, meetings_of
+
+    met = meetings_of(len(fleet.plan.nodes), fleet.matches)
+    if json_:
+        console.print_json(
+            {
+                "seed": fleet.plan.seed,
+                "pairs": [
+                    {"index": match.index, "round": match.round, "sender": a, "responder": b}
+                    for match in fleet.matches
+                    for a, b in [names(fleet, match)]
+                ],
+            }
+        )
+        return
+    out = console.out()
+    for match in fleet.matches:
+        sender, responder = names(fleet, match)
+        line = f"{match.index:5d}  round {match.round:<4d} {sender} -> {responder}"
+        out.print(line, markup=False)
+    shares = ", ".join(f"{count} nodes {times}" for times, count in sorted(Counter(met).items()))
+    out.print(f"Meetings of a node: {shares}.", markup=False)
+    if min(met) < MEETINGS:
+        wanted = -(-len(met) * MEETINGS // 2)
+        out.print(
+            f"Below {MEETINGS} meetings a slow node can hardly be told from its partners: "
+            f"--pairs {wanted} gives that many.",
+            markup=False,
+        )
+
+
+def _measure_all(fleet: Fleet, parallel: int, verbosity: Verbosity, json_: bool) -> None:
+    from planewise.fleet import run as fleet_run
+
+    def note(text: str) -> None:
+        if not verbosity.quiet:
+            console.err().print(text, markup=False)
+
+    done = fleet_run.run(fleet, fleet_run.in_a_process, note, parallel=parallel)
+    if json_:
+        failed = [{"pair": match.index, "reason": why} for match, why in done.failed]
+        console.print_json(
+            {
+                "fleet": str(fleet.path),
+                "measured": done.measured,
+                "failed": failed,
+                "left": done.left,
+            }
+        )
+    elif not done.left:
+        console.out().print(
+            f"All {len(fleet.matches)} pairs are measured: planewise fleet report {fleet.path}",
+            markup=False,
+        )
+    if done.left:
+        raise PlanewiseError(
+            f"{done.left} of {len(fleet.matches)} pairs are not measured",
+            remedy=f"planewise fleet run --resume {fleet.path}",
+        )
+
+
+def _measure_one(fleet: Fleet, index: int, verbosity: Verbosity) -> None:
+    """One pair in this process, as `planewise run` does it."""
+    from planewise.commands import targets
+    from planewise.fleet.run import match_of
+    from planewise.testbed import privilege
+
+    match = match_of(fleet, index)
+    if fleet.state(match) == "done":
+        return
+    where = None if fleet.plan.local else targets.Where(targets_of(fleet.plan, match))
+    if where is None:
+        privilege.ensure()
+    from planewise import doctor, pipeline
+    from planewise.fleet.run import rest
+    from planewise.store.rundir import RUN_FILE
+
+    host = doctor.diagnose() if where is None else doctor.examine(sample_s=0)
+    with ProgressLine(verbosity) as progress, fleet.using(match):
+        if fleet.state(match) == "done":
+            return  # by another process, while this one waited
+        rest(fleet, match, progress.note)
+        with targets.opened(where, progress) as elsewhere:
+            directory = fleet.directory(match)
+            if (directory / RUN_FILE).exists():
+                finished = pipeline.resume(directory, host, progress, elsewhere)
+            else:
+                design = fleet.plan.design_of(match)
+                finished = pipeline.start(design, directory, host, progress, elsewhere)
+    if finished.outcome.info.status != "done" or not finished.outcome.done:
+        raise PlanewiseError(
+            f"pair {index} is {finished.outcome.info.status}: "
+            f"{finished.outcome.info.reason or 'all of its trials failed'}"
+        )
+    fleet.succeed(match)
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(metavar="FLEET", help="A fleet directory.")],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option("--metric", help="As of compare; may be repeated.", show_default="usual ones"),
+    ] = None,
+    margin: Annotated[
+        float, typer.Option("--margin", help="Difference that does not matter; 0.05 is 5 %.")
+    ] = 0.05,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="The page [default: FLEET/report.html].", metavar="FILE"),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON, and write no page.")] = False,
+) -> None:
+    """Rank a fleet's nodes by plane and metric, and name those that are worse than most.
+
+    A pair belongs to two nodes: their shares are told apart by whom else they met.
+    """
+    if not 0 < margin < 1:
+        raise BadInputError(
+            f"{margin:g} is no margin between 0 and 1", where="--margin", remedy="5 % is 0.05"
+        )
+    from planewise.fleet.analysis import find
+    from planewise.fleet.plan import Fleet
+
+    found = find(Fleet.open(directory), metric or (), margin=margin)
+    if json_:
+        from dataclasses import asdict
+
+        console.print_json(asdict(found))
+        return
+    from planewise.fleet import page
+
+    _print(found)
+    file = out or directory / "report.html"
+    page.write(found, file)
+    print(file)
+    if not context.obj.quiet:
+        console.err().print("open the page in a browser; it needs no network")
+
+
+def _print(found: Findings) -> None:
+    from planewise.fleet import page
+
+    out = console.out()
+    text = page.headline(found)
+    out.print(f"{text[0].upper()}{text[1:]}.", markup=False, style="bold")
+    out.print(
+        f"{found.measured} of {found.pairs} pairs are measured."
+        + (f" The last attempt at {len(found.failures)} failed." if found.failures else ""),
+        markup=False,
+    )
+    if found.emulated:
+        out.print(f"Emulated times, not those of hardware: {found.emulated}.", markup=False)
+    for outlier in found.outliers:
+        out.print()
+        out.print(outlier.node, markup=False, style="bold")
+        for sentence in page.sentences(outlier):
+            out.print(f"  - {sentence}", markup=False)
+    out.print()

@@ -1,0 +1,312 @@
+"""What a fleet's pairs tell of its nodes: who is slow by which plane, and what differs there."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from planewise.errors import BadInputError
+from planewise.fleet.plan import Fleet
+from planewise.fleet.run import names
+from planewise.judge.statistics.comparison import ALPHA, MARGIN
+from planewise.judge.statistics.metrics import (
+    Metric,
+    Observation,
+    RunSample,
+    metrics_in,
+    observe,
+)
+from planewise.judge.statistics.nodes import Meeting, NodeEffect, false_discovery, node_effects
+from planewise.judge.statistics.runs import described_host
+from planewise.store.models import Fingerprint, Level
+from planewise.store.rundir import RunReader
+
+USUAL = ("rtt", "rtt_p99", "throughput", "goodput", "transmitted")
+"""Metrics that are looked at unless others are asked for."""
+
+Outcome = Literal["worse", "practically the same", "not known"]
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """One node by one plane and metric."""
+
+    node: str
+    meetings: int
+    """Pairs that it was measured in."""
+    change: float
+    """Of the metric in its pairs, against the fleet's median node: 0.2 is 20 % more. NaN: not
+    known."""
+    low: float
+    high: float
+    """95 % interval of this node alone."""
+    p: float
+    """Of this node, plane and metric alone: that it is no worse than the margin."""
+    p_fleet: float
+    """Adjusted for all nodes, planes and metrics of the report."""
+    outcome: Outcome
+    why: str
+    """Of *not known*: what stands in the way; else empty."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """All nodes by one plane and metric, the worst first; those of which nothing is known last."""
+
+    plane: str
+    metric: Metric
+    typical: float
+    """Median over pairs, in the metric's unit."""
+    pair_deviation: float
+    """Standard deviation of a pair from what its nodes predict, as a share; NaN: not known."""
+    pairs: int
+    bounds: int
+    """Pairs that gave but a bound, and count for nothing here."""
+    nodes: tuple[NodeResult, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something in which a node differs from most nodes."""
+
+    what: str
+    value: str
+    usual: str
+    """What most nodes have."""
+    shared_by: int
+    """Nodes that have its value, itself among them."""
+    worse_of_these: int
+    """How many of those are worse by some plane and metric."""
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A node that is worse by some plane and metric."""
+
+    node: str
+    results: tuple[tuple[str, str, NodeResult], ...]
+    """Plane, metric and result of each, the clearest first."""
+    differences: tuple[Difference, ...]
+    """Rarest value first."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that the report says."""
+
+    title: str
+    nodes: int
+    pairs: int
+    """Of the design."""
+    measured: int
+    failures: Mapping[int, str]
+    margin: float
+    alpha: float
+    """False discovery rate over all that is called worse."""
+    rankings: tuple[Ranking, ...]
+    outliers: tuple[Outlier, ...]
+    emulated: str
+    """Why times are not those of hardware; empty when they are."""
+
+
+def find(
+    fleet: Fleet,
+    wanted: Sequence[str] = (),
+    *,
+    margin: float = MARGIN,
+    alpha: float = ALPHA,
+) -> Findings:
+    """Reads all run directories of a fleet and judges its nodes.
+
+    Raises:
+        BadInputError: no pair is measured, or a metric is no ratio or does not exist.
+    """
+    samples, hosts, emulated = _read(fleet)
+    if not samples:
+        raise BadInputError(
+            "no pair of this fleet is measured yet",
+            where=str(fleet.path),
+            remedy=f"planewise fleet run --resume {fleet.path}",
+        )
+    available = metrics_in(samples)
+    rankings: list[Ranking] = []
+    for name in wanted or [name for name in USUAL if name in available]:
+        rankings += _rankings(fleet, samples, name, margin)
+    rankings = _judged(rankings, margin, alpha)
+    return Findings(
+        title=fleet.plan.title,
+        nodes=len(fleet.plan.nodes),
+        pairs=len(fleet.matches),
+        measured=len(samples),
+        failures=fleet.failures(),
+        margin=margin,
+        alpha=alpha,
+        rankings=tuple(rankings),
+        outliers=_outliers(rankings, hosts),
+        emulated=emulated,
+    )
+
+
+def _read(fleet: Fleet) -> tuple[list[RunSample], dict[str, Fingerprint], str]:
+    samples: list[RunSample] = []
+    hosts: dict[str, Fingerprint] = {}
+    emulated = ""
+    for match in fleet.matches:
+        if fleet.state(match) not in ("begun", "done"):
+            continue
+        reader = RunReader(fleet.directory(match))
+        trials = reader.trials()
+        if not trials:
+            continue
+        samples.append(RunSample(str(match.index), reader.info, trials))
+        emulated = emulated or reader.info.emulated
+        for role, node in zip(("sender", "responder"), names(fleet, match), strict=True):
+            host = reader.info.hosts.get(role) or reader.info.hosts.get("shared")
+            if host is not None:
+                hosts[node] = host
+    return samples, hosts, emulated
+
+
+def _rankings(
+    fleet: Fleet, samples: Sequence[RunSample], name: str, margin: float
+) -> Iterable[Ranking]:
+    observed = observe(samples, name)
+    if not observed.metric.as_ratio:
+        raise BadInputError(
+            f"{name} may be 0, and nodes are compared by ratio",
+            where="--metric",
+            remedy=f"choose among {', '.join(USUAL)}, ndr, pdr, cpu_per_packet",
+        )
+    planes: dict[str, list[Observation]] = defaultdict(list)
+    for one in observed.observations:
+        planes[str(one.cell.get("plane", ""))].append(one)
+    for plane, observations in planes.items():
+        exact = [one for one in observations if not one.at_least and not one.at_most]
+        values = _pair_values(exact, observed.metric.lower_is_better)
+        ends = {str(match.index): (match.sender, match.responder) for match in fleet.matches}
+        meetings = [Meeting(*ends[run], value) for run, value in values.items()]
+        effects = node_effects(len(fleet.plan.nodes), meetings, margin=margin)
+        measured = {one.run for one in observations}
+        yield Ranking(
+            plane=plane,
+            metric=observed.metric,
+            typical=statistics.median([one.value for one in exact]) if exact else math.nan,
+            pair_deviation=math.expm1(effects.pair_deviation),
+            pairs=len(values),
+            bounds=len(measured) - len(values),
+            nodes=tuple(
+                _result(fleet.plan.nodes[one.node], one, observed.metric.lower_is_better)
+                for one in effects.nodes
+            ),
+        )
+
+
+def _pair_values(observations: Iterable[Observation], lower_is_better: bool) -> dict[str, float]:
+    """By pair: the logarithm of its value, larger is worse, loads and other factors taken off.
+
+    Of a cell the median over blocks counts, less that cell's median over all pairs; cells count
+    alike. So a pair that lacks a cell is not taken to be faster or slower for it.
+    """
+    blocks: dict[tuple[tuple[str, Level], ...], dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for one in observations:
+        if one.value > 0:
+            value = math.log(one.value)
+            cell = tuple(sorted(one.cell.items()))
+            blocks[cell][one.run].append(value if lower_is_better else -value)
+    shifts: dict[str, list[float]] = defaultdict(list)
+    for pairs in blocks.values():
+        values = {run: statistics.median(found) for run, found in pairs.items()}
+        usual = statistics.median(values.values())
+        for run, value in values.items():
+            shifts[run].append(value - usual)
+    return {run: statistics.fmean(found) for run, found in shifts.items()}
+
+
+def _result(node: str, effect: NodeEffect, lower_is_better: bool) -> NodeResult:
+    ends = (effect.effect, effect.low, effect.high)
+    if not lower_is_better:
+        ends = (-effect.effect, -effect.high, -effect.low)
+    change, low, high = (_exp(value) - 1 for value in ends)
+    return NodeResult(
+        node, effect.meetings, change, low, high, effect.p, 1.0, "not known", effect.why
+    )
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _judged(rankings: Sequence[Ranking], margin: float, alpha: float) -> list[Ranking]:
+    """With outcomes; worst first. One family of tests: whatever is called worse, by any metric."""
+    results = [result for ranking in rankings for result in ranking.nodes]
+    adjusted = iter(false_discovery([result.p for result in results]))
+    judged = []
+    for ranking in rankings:
+        sign = 1 if ranking.metric.lower_is_better else -1
+        nodes = [_outcome(result, float(next(adjusted)), margin, alpha) for result in ranking.nodes]
+        nodes.sort(
+            key=lambda one: (one.change != one.change, one.p_fleet, -sign * one.change, one.node)
+        )
+        judged.append(replace(ranking, nodes=tuple(nodes)))
+    return judged
+
+
+def _outcome(result: NodeResult, p_fleet: float, margin: float, alpha: float) -> NodeResult:
+    outcome: Outcome = "not known"
+    why = result.why
+    if not why:
+        if p_fleet <= alpha:
+            outcome = "worse"
+        elif -margin <= result.low and result.high <= margin:
+            outcome = "practically the same"
+        else:
+            why = "its interval reaches beyond the margin"
+    return replace(result, p_fleet=p_fleet, outcome=outcome, why=why)
+
+
+def _outliers(rankings: Sequence[Ranking], hosts: Mapping[str, Fingerprint]) -> tuple[Outlier, ...]:
+    worse: dict[str, list[tuple[str, str, NodeResult]]] = defaultdict(list)
+    for ranking in rankings:
+        for result in ranking.nodes:
+            if result.outcome == "worse":
+                worse[result.node].append((ranking.plane, ranking.metric.name, result))
+    facts = {node: _facts(host) for node, host in hosts.items()}
+    outliers = [
+        Outlier(
+            node,
+            tuple(sorted(results, key=lambda one: one[2].p)),
+            _differences(node, facts, frozenset(worse)),
+        )
+        for node, results in worse.items()
+    ]
+    return tuple(sorted(outliers, key=lambda one: one.results[0][2].p))
+
+
+def _facts(host: Fingerprint) -> dict[str, str]:
+    """What nodes can differ in: all of the fingerprint but names, and what the doctor warned of."""
+    facts = {name: value for name, value in described_host(host) if name != "hostname"}
+    for disturbance in host.disturbances:
+        facts[f"the doctor's warning of {disturbance.name}"] = "yes"
+    return facts
+
+
+def _differences(
+    node: str, facts: Mapping[str, Mapping[str, str]], worse: frozenset[str]
+) -> tuple[Difference, ...]:
+    """What of a node is not as it is on most nodes; nothing where most do not agree."""
+    found = []
+    for what in dict.fromkeys(name for known in facts.values() for name in known):
+        values = {other: known.get(what, "none") for other, known in facts.items()}
+        usual, count = Counter(values.values()).most_common(1)[0]
+        value = values.get(node, usual)
+        if value == usual or 2 * count <= len(values):
+            continue
+        sharing = [other for other, theirs in values.items() if theirs == value]
+        found.append(Difference(what, value, usual, len(sharing), len(worse.intersection(sharing))))
+    return tuple(sorted(found, key=lambda one: (one.shared_by - one.worse_of_these, one.what)))

@@ -1,0 +1,124 @@
+"""What a fleet's findings say in words, and their page. Reads nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from markupsafe import Markup
+
+import planewise
+from planewise.fleet.analysis import Findings, NodeResult, Outlier, Ranking
+from planewise.report import html, renderer, svg
+from planewise.report.figures import base
+from planewise.report.figures.base import Figure
+from planewise.report.figures.fleet import Place, fleet_map
+from planewise.store.files import write_file
+from planewise.units import percent_text
+
+MOST_DIFFERENCES = 8
+"""What is said of how an outlier differs from other nodes; --json has all."""
+
+
+def headline(found: Findings) -> str:
+    """The answer in one sentence."""
+    worse = [outlier.node for outlier in found.outliers]
+    margin = percent_text(found.margin)
+    if worse:
+        which = f"{', '.join(worse[:5])}{f' and {len(worse) - 5} more' if worse[5:] else ''}"
+        verb = "are" if len(worse) > 1 else "is"
+        return (
+            f"of {found.nodes} nodes {which} {verb} worse than the median node by more than "
+            f"{margin}; at most {percent_text(found.alpha)} of such claims are expected to be false"
+        )
+    unknown = sum(
+        all(one.change != one.change for one in results) for results in _by_node(found).values()
+    )
+    tail = f"; of {unknown} nothing is known" if unknown else ""
+    return (
+        f"none of {found.nodes} nodes is known to be worse than the median node by more than "
+        f"{margin}{tail}"
+    )
+
+
+def _by_node(found: Findings) -> dict[str, list[NodeResult]]:
+    nodes: dict[str, list[NodeResult]] = {}
+    for ranking in found.rankings:
+        for result in ranking.nodes:
+            nodes.setdefault(result.node, []).append(result)
+    return nodes
+
+
+def result_text(plane: str, metric: str, result: NodeResult) -> str:
+    """One plane and metric of a node: `rtt on vf: 31 % more in its pairs (26 % to 36 %)`."""
+    more = "more" if result.change > 0 else "less"
+    ends = sorted((abs(result.low), abs(result.high)))
+    return (
+        f"{metric} on {plane}: {percent_text(abs(result.change))} {more} in its pairs than in "
+        f"those of the median node ({percent_text(ends[0])} to {percent_text(ends[1])}; "
+        f"{result.meetings} pairs)"
+    )
+
+
+def sentences(outlier: Outlier) -> list[str]:
+    """What is said of a node that is worse."""
+    texts = [result_text(*one) for one in outlier.results]
+    for one in outlier.differences[:MOST_DIFFERENCES]:
+        others = (
+            "no other node has that"
+            if one.shared_by == 1
+            else f"{one.shared_by} nodes have that, {one.worse_of_these} of them worse"
+        )
+        texts.append(f"{one.what} is {one.value}, on most nodes {one.usual}; {others}")
+    if not outlier.differences:
+        texts.append("its fingerprint is like that of most nodes")
+    return texts
+
+
+def figure_of(ranking: Ranking, found: Findings) -> Figure:
+    """The map of one plane and metric."""
+    sign = 1 if ranking.metric.lower_is_better else -1
+    places = [
+        Place(
+            one.node,
+            one.change,
+            one.low,
+            one.high,
+            sign * one.change,
+            one.meetings,
+            one.outcome,
+            one.why,
+        )
+        for one in ranking.nodes
+    ]
+    return fleet_map(ranking.plane, ranking.metric.title, places, found.margin, found.emulated)
+
+
+def render(found: Findings) -> str:
+    """The page as HTML text; it loads nothing."""
+    figures = []
+    for number, ranking in enumerate(found.rankings):
+        figure = figure_of(ranking, found)
+        drawings = [
+            Markup(svg.inline(renderer.svg(base.text(figure.draw(width))), f"{prefix}{number}"))
+            for width, prefix in ((base.WIDE, "w"), (base.NARROW, "n"))
+        ]
+        figures.append((figure, *drawings))
+    page = (
+        html.environment()
+        .get_template("fleet.html.j2")
+        .render(
+            found=found,
+            title=found.title or "Which nodes are slow?",
+            headline=headline(found),
+            sentences=sentences,
+            figures=figures,
+            style=html.style(),
+            version=planewise.__version__,
+        )
+    )
+    return html.unbroken(page)
+
+
+def write(found: Findings, file: Path) -> None:
+    """Writes the page, as a whole or not at all. PlanewiseError when it cannot."""
+    write_file(file, render(found).encode())

@@ -1,0 +1,139 @@
+"""Measures a fleet's pairs: round by round, several at a time, each as a process of its own.
+
+A pair's process is `planewise fleet run --resume FLEET --index N`, which is also what a pod of an
+Indexed Job runs. So a pair that goes wrong, or is killed, takes nothing along.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from planewise.errors import PlanewiseError
+from planewise.fleet.plan import Fleet
+from planewise.fleet.tournament import Match
+from planewise.testbed.host import HostProcess, LocalHost, ProcessTimeoutError
+
+_POLL_S = 1.0
+_STOP_S = 60.0
+"""How long a pair's process may take to tear its testbed down."""
+
+Measure = Callable[[Fleet, Match, threading.Event], str]
+"""Measures one pair into its run directory; returns why it could not, empty when it did."""
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """What a sitting did."""
+
+    measured: int
+    failed: tuple[tuple[Match, str], ...]
+    left: int
+    """Pairs that are still to be measured."""
+
+
+def run(
+    fleet: Fleet, measure: Measure, note: Callable[[str], None], *, parallel: int = 1
+) -> Progressed:
+    """Measures every pair that is not done, in the order of the rounds.
+
+    Matches of a round share no node, so `parallel` of them are measured at a time; a round begins
+    when the one before has ended. A pair that fails is noted and the others go on.
+    """
+    measured = 0
+    failed: list[tuple[Match, str]] = []
+    stop = threading.Event()
+    todo = [match for match in fleet.matches if fleet.state(match) != "done"]
+
+    def one(match: Match) -> tuple[Match, str]:
+        if stop.is_set():
+            return match, "stopped"
+        return match, measure(fleet, match, stop)
+
+    with ThreadPoolExecutor(parallel) as pool:
+        try:
+            for number in dict.fromkeys(match.round for match in todo):
+                matches = [match for match in todo if match.round == number]
+                for match, why in pool.map(one, matches):
+                    sender, responder = names(fleet, match)
+                    place = f"pair {match.index} ({sender}, {responder})"
+                    if why:
+                        fleet.fail(match, why)
+                        failed.append((match, why))
+                        note(f"{place} was not measured: {why}")
+                    else:
+                        fleet.succeed(match)
+                        measured += 1
+                        note(f"{place} is measured; {len(todo) - measured - len(failed)} left")
+        except BaseException:
+            stop.set()
+            raise
+    return Progressed(measured, tuple(failed), len(todo) - measured)
+
+
+def names(fleet: Fleet, match: Match) -> tuple[str, str]:
+    """Sender and responder of a pair."""
+    nodes = fleet.plan.nodes
+    return nodes[match.sender], nodes[match.responder]
+
+
+def in_a_process(fleet: Fleet, match: Match, stop: threading.Event) -> str:
+    """As `Measure`, by a process that dies with this one."""
+    argv = pair_command(fleet.path, match.index)
+    with closing(LocalHost("fleet")) as host, host.start(argv) as process:
+        while True:
+            try:
+                ended = process.wait(_POLL_S)
+            except ProcessTimeoutError:
+                if stop.is_set():
+                    return _stopped(process)
+                continue
+            if ended.exit_code == 0:
+                return ""
+            words = [
+                line.removeprefix("error: ")
+                for line in ended.stderr.splitlines()
+                if line.startswith("error: ")
+            ]
+            return words[-1] if words else f"its process ended with {ended.ending}"
+
+
+def _stopped(process: HostProcess) -> str:
+    process.interrupt()
+    try:
+        process.wait(_STOP_S)
+    except ProcessTimeoutError:
+        process.stop()
+    return "stopped"
+
+
+def pair_command(fleet: Path, index: int) -> Sequence[str]:
+    """The command that measures one pair. Pure."""
+    return (
+        *(sys.executable, "-m", "planewise", "--quiet"),
+        *("fleet", "run", "--resume", str(fleet), "--index", str(index)),
+    )
+
+
+def match_of(fleet: Fleet, index: int) -> Match:
+    """The pair of that index. PlanewiseError where there is none."""
+    if not 0 <= index < len(fleet.matches):
+        raise PlanewiseError(
+            f"there is no pair {index}: the fleet has {len(fleet.matches)}, from 0",
+            remedy="set the Job's completions to that number",
+        )
+    return fleet.matches[index]
+
+
+def rest(fleet: Fleet, match: Match, note: Callable[[str], None]) -> None:
+    """Waits until the budget of time lets both nodes be measured."""
+    left = fleet.rest_s(match, time.time())
+    if left > 0:
+        note(f"the nodes rest for {left:.0f} s, as the budget of time wants")
+        time.sleep(left)

@@ -1,0 +1,81 @@
+"""Which nodes of a fleet meet: rounds of a tournament. Pure; knows no host."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from planewise.errors import BadInputError
+
+MEETINGS = 4
+"""Meetings of a node from which it can be told from its partners, and their deviations known."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """One pair of the design."""
+
+    index: int
+    """Its place in the design: the index of an Indexed Job's pod."""
+    round: int
+    """Matches of a round share no node, so they can be measured at the same time."""
+    sender: int
+    responder: int
+    """Numbers of nodes."""
+
+
+def tournament(nodes: int, pairs: int, seed: int) -> tuple[Match, ...]:
+    """`pairs` different pairs of `nodes` nodes, round by round; every node meets equally many, ±1.
+
+    Rounds of the circle method (every node meets every other once in all rounds together) in an
+    order drawn from `seed`, and so are the nodes' places: unlike neighbouring rounds, random ones
+    leave no long chain along which errors add up. Who sends alternates.
+
+    Raises:
+        BadInputError: fewer than two nodes, no pairs, or more than there are.
+    """
+    if nodes < 2:
+        raise BadInputError(
+            "a pair needs two nodes", where="--nodes", remedy="name two nodes or more"
+        )
+    most = nodes * (nodes - 1) // 2
+    if not 1 <= pairs <= most:
+        raise BadInputError(
+            f"{nodes} nodes have 1 to {most} pairs, not {pairs}",
+            where="--pairs",
+            remedy=f"{-(-nodes * MEETINGS // 2)} pairs give each node {MEETINGS} meetings",
+        )
+    draw = random.Random(seed)
+    places = list(range(nodes))
+    draw.shuffle(places)
+    size = nodes + nodes % 2
+    """With a place that nobody has where the number is odd: who meets it has a rest."""
+    rounds = list(range(size - 1))
+    draw.shuffle(rounds)
+    sent = [0] * nodes
+    matches: list[Match] = []
+    for number, turn in enumerate(rounds):
+        met = [(places[a], places[b]) for a, b in _circle(size, turn) if a < nodes and b < nodes]
+        draw.shuffle(met)
+        for a, b in met[: pairs - len(matches)]:
+            sender, responder = (a, b) if (sent[a], draw.random()) <= (sent[b], 0.5) else (b, a)
+            sent[sender] += 1
+            matches.append(Match(len(matches), number, sender, responder))
+    return tuple(matches)
+
+
+def _circle(size: int, turn: int) -> list[tuple[int, int]]:
+    """Round `turn` of the circle method for an even number of places: everyone in one pair."""
+    ring = size - 1
+    pairs = [(turn, ring)]
+    pairs += [((turn + step) % ring, (turn - step) % ring) for step in range(1, size // 2)]
+    return pairs
+
+
+def meetings_of(nodes: int, matches: tuple[Match, ...]) -> tuple[int, ...]:
+    """How many others each node meets."""
+    met = [0] * nodes
+    for match in matches:
+        met[match.sender] += 1
+        met[match.responder] += 1
+    return tuple(met)
