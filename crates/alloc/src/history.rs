@@ -25,12 +25,15 @@ struct Advantage {
     sum: f64,
     /// The price of the switch, when it was last known [µs].
     price_us: f64,
+    /// That of the switch and of the one that undoes it [prices].
+    there_and_back: f64,
     /// Whose VF it took, and the slot that this guest had then.
     rival: Option<(GuestId, usize)>,
 }
 
 impl Advantage {
-    const NONE: Self = Self { most: 0.0, sum: 0.0, price_us: 0.0, rival: None };
+    const NONE: Self =
+        Self { most: 0.0, sum: 0.0, price_us: 0.0, there_and_back: 2.0, rival: None };
 }
 
 /// What is remembered of one guest.
@@ -284,10 +287,11 @@ impl Histories {
     /// A lead is over: its guest and all learn from it.
     fn end_advantage(&mut self, slot: usize) {
         let history = &mut self.guests[slot];
-        let ended = std::mem::take(&mut history.advantage);
-        history.advantages.ended(ended.most, ended.price_us, history.threshold);
-        self.advantages.ended(ended.most, ended.price_us, history.threshold);
-        history.threshold = history.advantages.threshold(&self.advantages);
+        let Advantage { most, price_us, there_and_back, .. } =
+            std::mem::replace(&mut history.advantage, Advantage::NONE);
+        for learner in [&mut history.advantages, &mut self.advantages] {
+            learner.ended(most, price_us, there_and_back, history.threshold);
+        }
     }
 
     /// How often in a row this VF could not be given to anybody.
@@ -424,9 +428,22 @@ impl Histories {
             let price_us = self.switch.price_us(waiting, holding, settings)
                 + lag_s * (waiting - holding).max(0.0);
             let lead = in_prices((waiting - holding) * seconds, price_us);
+            let begins = history.regret == 0.0;
             history.regret = (history.regret + lead).max(0.0);
             if history.regret > history.advantage.most {
-                (history.advantage.most, history.advantage.price_us) = (history.regret, price_us);
+                // Back again leads at most whom the VF was taken from, by all that it gains.
+                let back_us = self.switch.price_us(holding, holding, settings)
+                    + lag_s * (waiting - holding).clamp(0.0, holding);
+                let advantage = &mut history.advantage;
+                advantage.most = history.regret;
+                advantage.price_us = price_us;
+                advantage.there_and_back =
+                    1.0 + (back_us / price_us.max(f64::MIN_POSITIVE)).min(1.0);
+                if begins {
+                    let there_and_back = advantage.there_and_back;
+                    history.threshold =
+                        history.advantages.threshold(&self.advantages, there_and_back);
+                }
             }
             if history.regret == 0.0 && history.advantage.most > 0.0 {
                 ended.push(slot);
