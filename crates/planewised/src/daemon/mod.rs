@@ -13,6 +13,7 @@ pub mod net;
 pub mod pool;
 pub mod profile;
 pub mod request;
+pub mod route;
 pub mod run;
 pub mod simulated;
 pub mod status;

@@ -1,7 +1,6 @@
 //! The netlink of a host's and a guest's interfaces: bonds, veths, bridges' and NICs' forwarding
 //! entries. Works in the namespace that its socket was opened in. Knows nothing of why.
 
-use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 
@@ -13,7 +12,7 @@ use netlink_packet_route::link::{
 use netlink_packet_route::neighbour::{
     NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteProtocol};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use pw_alloc::model::Mac;
 use pw_alloc::signal::Counters;
@@ -21,6 +20,9 @@ use pw_linux::error::{Error, Result};
 use pw_linux::netns::{Netns, cookie, run_in};
 use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use pw_sriov::link::{Change, Links};
+
+use crate::daemon::route::MAIN;
+pub use crate::daemon::route::Route;
 
 /// How often a bond looks at its members' carriers [ms].
 const MIIMON_MS: u32 = 100;
@@ -440,7 +442,6 @@ impl Net {
     /// # Errors
     /// The socket failed.
     pub fn routes(&mut self, index: u32) -> Result<Vec<Route>> {
-        const MAIN: u8 = 254;
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut ask = RouteMessage::default();
@@ -453,7 +454,7 @@ impl Net {
                     && route.header.table == MAIN
                     && route.header.protocol != RouteProtocol::Kernel
                 {
-                    found.extend(read_route(&route));
+                    found.extend(Route::read(&route));
                 }
             }
         }
@@ -465,7 +466,7 @@ impl Net {
     /// # Errors
     /// The kernel refuses.
     pub fn add_route(&mut self, index: u32, route: &Route) -> Result<()> {
-        let message = RouteNetlinkMessage::NewRoute(write_route(index, route));
+        let message = RouteNetlinkMessage::NewRoute(route.message(index));
         let answer = self.socket.request(message, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)?.map(drop);
         match answer {
             Err(libc::EEXIST) => Ok(()),
@@ -478,75 +479,6 @@ impl Net {
 pub fn filters_vlans(bridge: &str) -> bool {
     let file = format!("/sys/class/net/{bridge}/bridge/vlan_filtering");
     std::fs::read_to_string(file).is_ok_and(|text| text.trim() == "1")
-}
-
-/// A route as it is kept: to where, by whom.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Route {
-    /// To these addresses; none: to all.
-    pub to: Option<IpAddr>,
-    /// Length of the prefix [bits].
-    pub prefix: u8,
-    /// By this router; none: they are on the link.
-    pub via: Option<IpAddr>,
-    /// From this address.
-    pub source: Option<IpAddr>,
-    /// The lower, the better.
-    pub metric: Option<u32>,
-    /// Addresses of IPv6.
-    pub six: bool,
-}
-
-fn plain(address: &RouteAddress) -> Option<IpAddr> {
-    match address {
-        RouteAddress::Inet(address) => Some((*address).into()),
-        RouteAddress::Inet6(address) => Some((*address).into()),
-        _ => None,
-    }
-}
-
-fn read_route(message: &RouteMessage) -> Option<Route> {
-    let mut route = Route {
-        to: None,
-        prefix: message.header.destination_prefix_length,
-        via: None,
-        source: None,
-        metric: None,
-        six: message.header.address_family == AddressFamily::Inet6,
-    };
-    for attribute in &message.attributes {
-        match attribute {
-            RouteAttribute::Destination(to) => route.to = Some(plain(to)?),
-            RouteAttribute::Gateway(via) => route.via = Some(plain(via)?),
-            RouteAttribute::PrefSource(source) => route.source = plain(source),
-            RouteAttribute::Priority(metric) => route.metric = Some(*metric),
-            _ => {}
-        }
-    }
-    Some(route)
-}
-
-fn write_route(index: u32, route: &Route) -> RouteMessage {
-    let address = |address: IpAddr| match address {
-        IpAddr::V4(address) => RouteAddress::Inet(address),
-        IpAddr::V6(address) => RouteAddress::Inet6(address),
-    };
-    let mut message = RouteMessage::default();
-    message.header.address_family =
-        if route.six { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    message.header.destination_prefix_length = route.prefix;
-    message.header.table = 254;
-    message.header.protocol = RouteProtocol::Static;
-    message.header.kind = netlink_packet_route::route::RouteType::Unicast;
-    if route.via.is_none() && !route.six {
-        message.header.scope = netlink_packet_route::route::RouteScope::Link;
-    }
-    message.attributes.push(RouteAttribute::Oif(index));
-    message.attributes.extend(route.to.map(|to| RouteAttribute::Destination(address(to))));
-    message.attributes.extend(route.via.map(|via| RouteAttribute::Gateway(address(via))));
-    message.attributes.extend(route.source.map(|from| RouteAttribute::PrefSource(address(from))));
-    message.attributes.extend(route.metric.map(RouteAttribute::Priority));
-    message
 }
 
 fn read_link(message: LinkMessage) -> Link {
@@ -622,30 +554,5 @@ mod tests {
         );
         assert_eq!(net.named("pw-none").expect("answered"), None);
         assert!(net.all().expect("answered").iter().any(|link| link.name == "lo"));
-    }
-
-    #[test]
-    fn a_route_survives_writing_and_reading() {
-        let routes = [
-            Route {
-                to: None,
-                prefix: 0,
-                via: Some(IpAddr::from([198, 18, 0, 1])),
-                source: None,
-                metric: Some(7),
-                six: false,
-            },
-            Route {
-                to: Some("2001:2::".parse().expect("valid")),
-                prefix: 48,
-                via: None,
-                source: Some("2001:2::1".parse().expect("valid")),
-                metric: None,
-                six: true,
-            },
-        ];
-        for route in routes {
-            assert_eq!(read_route(&write_route(3, &route)), Some(route));
-        }
     }
 }

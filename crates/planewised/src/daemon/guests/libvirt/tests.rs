@@ -1,176 +1,30 @@
 //! The machines of a made-up libvirt, moved by the code that moves real ones: killed at every step,
 //! refused, lied to, and left alone by libvirtd.
 
+mod daemon;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::evidence::User;
-use pw_alloc::execute::{Action, Execution, Failure};
+use pw_alloc::execute::{Action, Execution};
 use pw_alloc::journal::{Ending, Entry, Ledger};
 use pw_alloc::model::{GuestId, Mac, Origin};
-use pw_alloc::plan::{Direction, Move, Reason};
-use pw_alloc::recover::{Recovery, recover};
+use pw_alloc::plan::{Direction, Move};
+use pw_alloc::recover::recover;
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::{Join, Step};
-use pw_alloc::world::{Found, Place};
+use pw_alloc::world::Place;
 
 use super::agent::Agents;
 use super::api::Libvirt;
 use super::simulated::{Manner, Simulated, mac, machine, uuid, vf};
 use super::watch::Watch;
 use super::{Guests, Machines};
-use crate::daemon::crew::Hands;
-use crate::daemon::guests::{Discovery, Finding, Managed};
-use crate::daemon::pool::{Pool, PoolView};
-
-/// A step has so long here; a guest that behaves needs none of it.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// And so long where a guest does not answer.
-const BRIEFLY: Duration = Duration::from_millis(60);
-
-/// A daemon's part of it all: what dies with a kill.
-struct Daemon {
-    simulated: Simulated,
-    machines: Machines,
-    agents: Arc<Agents>,
-    managed: Vec<Managed>,
-    patience: Duration,
-}
-
-impl Daemon {
-    fn on(simulated: &Simulated) -> Self {
-        let libvirt = Arc::new(simulated.clone());
-        let agents = Agents::idle(libvirt.clone());
-        let watch = Watch::idle(libvirt.clone());
-        let machines = Machines::with(libvirt, watch, agents.clone(), Box::new(simulated.clone()));
-        Self {
-            simulated: simulated.clone(),
-            machines,
-            agents,
-            managed: Vec::new(),
-            patience: PATIENCE,
-        }
-    }
-
-    fn pool(&mut self) -> PoolView {
-        self.simulated.read().expect("a made-up pool")
-    }
-
-    fn managed(&mut self) -> Vec<Managed> {
-        let pool = self.pool();
-        if let Discovery::Guests(guests) = self.machines.discover(&pool).expect("it is there") {
-            self.managed = guests;
-        }
-        self.managed.clone()
-    }
-
-    fn samples(&mut self) -> Vec<(GuestId, Sample)> {
-        let pool = self.pool();
-        let mut samples = Vec::new();
-        self.machines.sample(1_000_000, &pool, &mut samples);
-        samples
-    }
-
-    fn perform(&mut self, step: &Step) -> Result<(), Failure> {
-        let pool = self.pool();
-        let deadline = Instant::now() + self.patience;
-        match step.guest() {
-            None => self.simulated.perform(step, &pool, deadline),
-            Some(guest) => self.hands(guest)?.perform(step, &pool, deadline),
-        }
-    }
-
-    /// What moves a machine's VF, by what is known now.
-    fn hands(&mut self, guest: &GuestId) -> Result<Box<dyn Hands>, Failure> {
-        // A daemon looks before each sample; a libvirt that is away leaves what was known.
-        let pool = self.pool();
-        if let Ok(Discovery::Guests(guests)) = self.machines.discover(&pool) {
-            self.managed = guests;
-        }
-        self.machines.hands(guest)
-    }
-
-    /// One move; the journal's lines.
-    fn make(&mut self, change: Move, lines: &mut Vec<Entry>) -> Ending {
-        let mac = self
-            .simulated
-            .world()
-            .machines
-            .values()
-            .find(|one| GuestId::from(one.name.as_str()) == change.guest)
-            .map_or(Mac::ZERO, |one| one.mac);
-        let mut execution = Execution::new(1, change, mac, Join::Failover);
-        loop {
-            match execution.next_action() {
-                Action::Write(entry) => lines.push(entry),
-                Action::Do(step) => {
-                    let result = self.perform(&step);
-                    execution.report(result);
-                }
-                Action::Finished(ending) => return ending,
-            }
-        }
-    }
-
-    fn give(&mut self, n: u16, index: u16) -> Ending {
-        self.make(change(Direction::Give, n, index), &mut Vec::new())
-    }
-
-    fn take(&mut self, n: u16, index: u16) -> Ending {
-        self.make(change(Direction::Take, n, index), &mut Vec::new())
-    }
-
-    /// The whole world as a start of the daemon finds it.
-    fn find(&mut self) -> Found {
-        let pool = self.pool();
-        let mut found = found(&mut self.machines, &pool);
-        assert_eq!(found.gaps, Vec::<String>::new(), "libvirt is there");
-        // As the core does: whoever released a VF meanwhile does not have it any more.
-        let pool = self.pool();
-        for (id, vf) in &pool.vfs {
-            found.vfs.entry(id.clone()).or_insert(pw_alloc::world::FoundVf {
-                mac: vf.mac,
-                place: match &vf.user {
-                    User::Nobody => Place::Pool,
-                    User::Host(why) | User::Guest(why) => Place::Foreign(why.clone()),
-                    User::Unknown(why) => Place::Unknown(why.clone()),
-                },
-            });
-        }
-        found
-    }
-
-    fn recover(&mut self, lines: &[Entry]) -> Recovery {
-        let found = self.find();
-        let recovery = recover(&Ledger::replay(lines), &found);
-        // The daemon's first look.
-        drop(self.managed());
-        for step in &recovery.steps {
-            self.perform(step).expect("what recovery does can be done");
-        }
-        recovery
-    }
-}
-
-/// What of the world is the machines'.
-fn found(machines: &mut Machines, pool: &PoolView) -> Found {
-    match machines.find(pool) {
-        Finding::Found(found) => found,
-        Finding::Later(search) => search().expect("a gap, if anything"),
-    }
-}
-
-fn change(direction: Direction, n: u16, index: u16) -> Move {
-    Move { direction, guest: format!("m{n}").into(), vf: vf(index), reason: Reason::Turn }
-}
-
-fn holder(simulated: &Simulated, index: u16) -> Option<String> {
-    let world = simulated.world();
-    let address = world.vfs[&vf(index)].address;
-    let holds = |one: &&super::simulated::Machine| one.vfs.iter().any(|vf| vf.address == address);
-    world.machines.values().find(holds).map(|one| one.name.clone())
-}
+use crate::daemon::guests::Discovery;
+use crate::daemon::pool::Pool;
+use daemon::*;
 
 #[test]
 fn a_vf_is_given_and_taken() {
