@@ -51,6 +51,23 @@ def commands(document: Path) -> Iterator[Shown]:
                 yield Shown(name, number, found[1], step=False)
 
 
+_OTHERS = re.compile(r"(?!cannot )[a-z][a-z0-9]*( (?!=)|=\$\()")
+"""How a line begins that calls another program, or takes its output; no YAML, TOML or output."""
+
+
+def commands_of_others(document: Path) -> Iterator[Shown]:
+    """Every line in a document's blocks that a shell gives to a program that is not ours."""
+    name = str(document.relative_to(ROOT))
+    fenced = False
+    for number, line in enumerate(document.read_text().splitlines(), start=1):
+        if _FENCE.match(line):
+            fenced = not fenced
+        elif (fenced or re.match(r" {4}\S", line)) and _OTHERS.match(line.strip()):
+            command = _SPLIT.split(line.strip(), maxsplit=1)[0]
+            if command.split()[0] not in PROGRAMS:
+                yield Shown(name, number, command, step=True)
+
+
 def shown() -> list[Shown]:
     """All of them, each once; as a step where it is one anywhere."""
     seen: dict[str, Shown] = {}

@@ -12,7 +12,7 @@ import pytest
 
 from planewise.boot import packages
 
-BOOTABLE = ("systemd-sysv", "udev", "dbus", "kmod", "openssh-server", "iproute2")
+BOOTABLE = ("apt", "systemd-sysv", "udev", "dbus", "kmod", "openssh-server", "iproute2")
 """What a minimal root needs beyond itself to be booted in a lab and reached there."""
 
 _COMPONENTS = {"noble": "main,universe"}

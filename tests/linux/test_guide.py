@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from ruamel.yaml import YAML
 
 from planewise.advise.model import Chain
 from planewise.store.models import TrialRecord
-from tests.documents import ROOT, Shown, shown
+from tests.documents import ROOT, Shown, commands_of_others, guides, shown
 from tests.unit import importer_samples, made_up_chains, made_up_run
 from tests.unit.made_up_run import MadeUp
 
@@ -39,6 +38,41 @@ ELSEWHERE = {
     r"scripts/setup lab": ("Makefile", "scripts/setup lab"),
 }
 """What needs a lab, virtual machines or minutes of its own, and the test that runs the like."""
+
+ALLOCATOR, PACKAGE = "tests/lab/test_allocator.py", "tests/release/test_package.py"
+OF_OTHERS = {
+    r"(ip link add br-pf|ip link set enp1s0f0) .*": (ALLOCATOR, "ip link set pf1 up master"),
+    r"docker (network create|run --network pf) .*": (ALLOCATOR, "planewise.managed=true"),
+    r"virsh metadata web .*": ("tests/lab/test_machines.py", "urn:planewise:libvirt:1"),
+    r"cat > try.toml .*|export PLANEWISE_SOCKET=.*": (__file__, "text_blocks("),
+    r"sha256sum --check SHA256SUMS": ("tests/release/conftest.py", "SHA256SUMS"),
+    r"(pipx|mmdebstrap) .*": ("tests/release/test_wheel.py", "root(suite"),
+    r"apt install \./planewised_.*": (PACKAGE, "apt-get install"),
+    r"(install -m 600|echo \"prometheus) .*": (PACKAGE, "install -m 600"),
+    r"systemctl (daemon-reload|enable|stop|start).*|groupadd .*": (
+        PACKAGE,
+        "enable --now planewised",
+    ),
+    r"tar -C / -czf .*": (PACKAGE, "tar -C / -czf"),
+    r"tar -xzf planewise-static-.*": (
+        "tests/release/test_archives.py",
+        "--strip-components=1",
+    ),
+    r"install (-D )?-m (644|755) .*": ("tests/unit/test_service_unit.py", "/usr/local/bin"),
+    r"usermod -aG planewise .*": ("tests/linux/test_alloc_access.py", "as_stranger"),
+    r"ssh -F .*": ("tests/release/test_package.py", '"ssh", "-F"'),
+    r"device=.*|echo .*driver.*|echo .*numvfs|ip link set pf0 vf .*|address=.*": (
+        "tests/lab/test_lab.py",
+        "drivers_probe",
+    ),
+}
+"""Commands of other programs, and the test that runs the like."""
+
+NOT_RUN = {
+    r"docker (load|run --rm) .*": "tests/release/test_archives.py unpacks images",
+    r"editor .*": "an editor is a person's",
+    r"ssh -L .*": "it wants a desk beside the host",
+}
 
 UNTIL_STOPPED = r"planewise alloc (watch|page)|planewised daemon .*"
 STANDS_FOR = {"db": "steady", "--minutes 10": "--minutes 0.5"}
@@ -175,6 +209,22 @@ def test_what_is_run_elsewhere_is_run_there() -> None:
         pattern for pattern in ELSEWHERE if any(re.fullmatch(pattern, s.command) for s in steps())
     }
     assert used == set(ELSEWHERE), "no document shows these any more"
-    for file, needle in ELSEWHERE.values():
+    for file, needle in (*ELSEWHERE.values(), *OF_OTHERS.values()):
         assert needle in (ROOT / file).read_text(), f"{file} no longer has {needle}"
-    assert shutil.which("bash")
+
+
+def test_every_command_of_another_program_has_its_test_or_a_reason() -> None:
+    known = {*OF_OTHERS, *NOT_RUN}
+    shown_here = [one for document in guides() for one in commands_of_others(document)]
+    unknown = [
+        str(one)
+        for one in shown_here
+        if not any(re.fullmatch(pattern, one.command) for pattern in known)
+    ]
+    assert unknown == []
+    used = {
+        pattern
+        for pattern in known
+        if any(re.fullmatch(pattern, one.command) for one in shown_here)
+    }
+    assert used == known, "no document shows these any more"

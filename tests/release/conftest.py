@@ -16,10 +16,10 @@ import pytest
 from planewise import lab
 from planewise.testbed.remote import LabHost
 from tests.documents import ROOT
-from tests.lab.conftest import Silence, state_directory, why_not
+from tests.lab.conftest import Silence, said, state_directory, why_not
 from tests.roots import root
 
-__all__ = ["state_directory"]
+__all__ = ["said", "state_directory"]
 
 SUITES = ("bookworm", "noble")
 """Debian 12 and Ubuntu 24.04."""

@@ -57,6 +57,15 @@ install -m 600 /dev/null /etc/planewise/tokens
 echo "prometheus TOKEN" >>/etc/planewise/tokens
 """
 
+BACKUP = """
+systemctl stop planewised
+tar -C / -czf planewised-backup.tar.gz etc/planewise var/lib/planewise
+rm -rf /etc/planewise /var/lib/planewise
+tar -C / -xzf planewised-backup.tar.gz
+systemctl start planewised
+"""
+"""As the guide has state backed up and restored."""
+
 
 def shell(clean: Clean, script: str, *, check: bool = True) -> str:
     done = clean.a.run(["sh", "-ec" if check else "-c", script], timeout_s=LIMIT_S)
@@ -72,7 +81,8 @@ def until(what: str, holds: Callable[[], object]) -> None:
 
 
 def earlier(package: Path, folder: Path) -> Path:
-    """The same package under an older version: what dpkg and the scripts see of an upgrade."""
+    """An older version: the package that PLANEWISE_PREVIOUS names, else the same, as 0.0.9."""
+    package = Path(os.environ.get("PLANEWISE_PREVIOUS", str(package)))
     tree = folder / "tree"
     subprocess.run(["dpkg-deb", "-R", package, tree], check=True)
     control = tree / "DEBIAN" / "control"
@@ -177,6 +187,8 @@ def test_the_package_is_installed_used_upgraded_removed_and_purged_and_leaves_no
             shell(clean, "systemctl start planewised")
             until("a scrape again", lambda: asked(address, 'up{job="planewise"}') == [1.0])
 
+    shell(clean, BACKUP)
+    until("the socket", lambda: shell(clean, f"ls {SOCKET}", check=False))
     pid = shell(clean, "systemctl show -p MainPID --value planewised")
     shell(clean, f"apt-get install -y -qq /tmp/{package.name}")
     assert shell(clean, "systemctl show -p MainPID --value planewised") != pid

@@ -1,0 +1,76 @@
+"""The tarball on a clean root, and the images as any runtime unpacks them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.roots import root
+
+from .conftest import SUITES, artifact
+
+NSPAWN = shutil.which("systemd-nspawn")
+
+SCRIPT = """
+tar -xzf /dist/FILE --strip-components=1 -C /usr/local
+planewised --version
+pw-probe --version
+ls /usr/local/lib/systemd/system/planewised.service /usr/local/share/doc/planewise/LICENSE
+"""
+
+
+@pytest.mark.skipif(NSPAWN is None, reason="no systemd-nspawn: apt-get install systemd-container")
+@pytest.mark.parametrize("suite", SUITES)
+def test_the_programs_of_the_tarball_run_on_a_clean_root(suite: str, artifacts: Path) -> None:
+    file = artifact(artifacts, "planewise-static-*-x86_64.tar.gz")
+    done = subprocess.run(
+        [
+            *(str(NSPAWN), "-q", "--register=no", "--keep-unit", "--volatile=overlay"),
+            *("--private-network", f"--directory={root(suite, 'python3-venv')}"),
+            *(f"--bind-ro={artifacts}:/dist", "sh", "-ec", SCRIPT.replace("FILE", file.name)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "planewised " in done.stdout
+
+
+@pytest.mark.parametrize("program", ["planewised", "pw-probe"])
+def test_an_image_is_whole_and_holds_one_program_that_runs(
+    program: str, artifacts: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(artifact(artifacts, f"{program}-*-amd64.oci.tar")) as archive:
+        archive.extractall(tmp_path / "image", filter="data")
+    image = tmp_path / "image"
+
+    def blob(described: dict[str, str]) -> Path:
+        kind, _, digest = described["digest"].partition(":")
+        file = image / "blobs" / kind / digest
+        told = subprocess.run(["sha256sum", file], capture_output=True, text=True, check=True)
+        assert told.stdout.split()[0] == digest
+        return file
+
+    (entry,) = json.loads((image / "index.json").read_text())["manifests"]
+    manifest = json.loads(blob(entry).read_text())
+    config = json.loads(blob(manifest["config"]).read_text())
+    (layer,) = manifest["layers"]
+    with tarfile.open(blob(layer)) as archive:
+        archive.extractall(tmp_path / "root", filter="data")
+    programs = [path for path in (tmp_path / "root").rglob("*") if path.stat().st_mode & 0o111]
+    assert [path.name for path in programs if path.is_file()] == [program]
+    assert config["config"]["Entrypoint"] == [f"/{program}"]
+    done = subprocess.run(
+        ["unshare", "--root", tmp_path / "root", f"/{program}", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(program)
