@@ -50,7 +50,7 @@ def main() -> int:
                 continue
             frames += output["sent"]
             wrong += must != was
-            elsewhere = sum(part["count"] for part in output["loss"])
+            elsewhere = output["lost"] - was.lost
             ratio = output["achieved_pps"] / output["intended_pps"]
             verdict = "as must be" if must == was else "WRONG"
             print(

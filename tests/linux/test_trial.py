@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from typing import Any
 
@@ -340,17 +341,19 @@ def test_nothing_of_the_kernels_backends_survives_a_kill(netns_pair: Network) ->
     eventually(lambda: "xdp" not in attached(netns_pair))
 
 
-def test_an_interface_that_goes_down_under_the_kernels_generator_is_named(
-    netns_pair: Network,
+@pytest.mark.parametrize("change", [("set", "down"), ("del",)], ids=["down", "gone"])
+def test_an_interface_that_goes_down_or_away_under_the_kernels_generator_is_named(
+    netns_pair: Network, change: tuple[str, ...]
 ) -> None:
     needs_kernel_backends(netns_pair)
     path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
     with Running("trial", *path, *KNOWN_MAX, *KERNEL, "--rate", "3M", "--duration", "20") as live:
-        eventually(lambda: "xdp" in attached(netns_pair))
-        ip("-n", netns_pair.a.netns, "link", "set", netns_pair.a.interface, "down")
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 100_000)
+        verb, *state = change
+        ip("-n", netns_pair.a.netns, "link", verb, netns_pair.a.interface, *state)
         done = live.finish()
     assert done.code == 1
-    assert "down" in done.stderr
+    assert "vanished or was set down" in done.stderr
 
 
 def test_a_second_sink_on_an_interface_is_refused_in_one_sentence(netns_pair: Network) -> None:
@@ -374,6 +377,38 @@ def test_a_peer_that_takes_no_xdp_frames_is_refused_before_anything_is_sent(
     assert done.code == 1
     assert "takes no XDP frames" in done.stderr
     assert "gro on" in done.stderr
+
+
+def gro(network: Network) -> str:
+    """Whether the far end has GRO on, as ethtool prints it."""
+    features = network.b.run("ethtool", "-k", network.b.interface)
+    return next(
+        line.split()[1]
+        for line in features.splitlines()
+        if line.startswith("generic-receive-offload")
+    )
+
+
+@pytest.mark.skipif(shutil.which("ethtool") is None, reason="ethtool is not installed")
+@pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed"])
+def test_gro_is_on_by_consent_and_off_again_however_the_trial_ends(
+    netns_pair: Network, killed: bool
+) -> None:
+    needs_kernel_backends(netns_pair)
+    path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
+    chosen = ("--backend", "live", "--sink", "tc-ingress", "--gro", netns_pair.b.spec)
+    assert gro(netns_pair) == "off"
+    with Running("trial", *path, *KNOWN_MAX, *chosen, "--rate", "1k", "--duration", "20") as live:
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 100)
+        assert gro(netns_pair) == "on"
+        if killed:
+            live.process.kill()
+            live.process.wait()
+        else:
+            done = live.stop()
+            assert done.output["received"] == done.output["sent"] > 50
+            assert done.output["generator"]["backend"] == "live"
+    eventually(lambda: gro(netns_pair) == "off")
 
 
 def test_bursts_longer_than_their_interval_are_refused(netns_pair: Network) -> None:

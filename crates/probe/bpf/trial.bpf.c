@@ -319,6 +319,12 @@ int forward(struct __sk_buff *skb)
 	    *(__u32 *)(data + 8) != *(__u32 *)(order->headers + 8))
 		return TCX_NEXT;
 	measure_departure(order, data, end);
+	// As a socket's frames have one, of their flow: else receive packet steering dissects each frame
+	// on the generator's CPU.
+	if (order->header_bytes == ETHERNET + IPV4)
+		bpf_set_hash(skb, *(__u16 *)(data + ETHERNET + IPV4) * 0x9e3779b1U | 1);
+	else if (data + ETHERNET + IPV6 + TAIL <= end)
+		bpf_set_hash(skb, *(__u16 *)(data + ETHERNET + IPV6) * 0x9e3779b1U | 1);
 	return bpf_redirect(order->ifindex, 0);
 }
 

@@ -158,6 +158,40 @@ pub fn to_sink(ipv6: bool, port: u16) -> Filter {
     p.link()
 }
 
+/// As [`program`], for whole Ethernet frames without a tag and of one IP version.
+///
+/// Every probe and its answer pass it while their times are taken. It reads at offsets in the frame,
+/// which the kernel compiles to plain loads; those from the network header on are calls.
+pub fn in_frames(ipv6: bool, wanted: Wanted) -> Filter {
+    const ETHERNET: u32 = 14;
+    let udp = matches!(wanted, Wanted::Udp { .. });
+    let (ethertype, protocol_at, icmp, kinds) = if ipv6 {
+        (libc::ETH_P_IPV6, 6, libc::IPPROTO_ICMPV6, (128, 129))
+    } else {
+        (libc::ETH_P_IP, 9, libc::IPPROTO_ICMP, (8, 0))
+    };
+    let mut p = Program::default();
+    p.op(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 12);
+    p.jeq(ethertype as u32, To::Next, REJECT);
+    p.op(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, ETHERNET + protocol_at);
+    p.jeq(if udp { libc::IPPROTO_UDP } else { icmp } as u32, To::Next, REJECT);
+    if ipv6 {
+        p.op(libc::BPF_LDX | libc::BPF_W | libc::BPF_IMM, 40);
+    } else {
+        p.op(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, ETHERNET + 6);
+        p.jump(libc::BPF_JSET, 0x1fff, REJECT, To::Next);
+        p.op(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, ETHERNET);
+    }
+    transport(&mut p, wanted, kinds, "id", |p, size, offset| {
+        p.op(libc::BPF_LD | size | libc::BPF_IND, ETHERNET + offset);
+    });
+    p.label("accept");
+    p.op(libc::BPF_RET | libc::BPF_K, SNAP_BYTES);
+    p.label("reject");
+    p.op(libc::BPF_RET | libc::BPF_K, 0);
+    p.link()
+}
+
 /// The part that looks at the ICMP or UDP header, which `load` reads.
 fn transport(
     p: &mut Program,
@@ -244,7 +278,8 @@ mod tests {
     #[test]
     fn every_jump_lands_inside_its_program_and_ahead() {
         let programs = ALL.map(program).into_iter();
-        for code in programs.chain([to_sink(false, 9), to_sink(true, 9)]) {
+        let frames = ALL[..3].iter().flat_map(|&it| [in_frames(false, it), in_frames(true, it)]);
+        for code in programs.chain([to_sink(false, 9), to_sink(true, 9)]).chain(frames) {
             for (index, op) in code.iter().enumerate() {
                 if u32::from(op.code) & 7 == libc::BPF_JMP {
                     assert!(index + 1 + usize::from(op.jt) < code.len(), "{index}");
@@ -287,5 +322,99 @@ mod tests {
                 assert!((1..=4096).contains(&program.len()));
             }
         });
+    }
+
+    /// Runs a classic BPF program on a frame, as the kernel does; the bytes to keep.
+    fn run(program: &[libc::sock_filter], frame: &[u8]) -> u32 {
+        let (mut a, mut x, mut at) = (0_u32, 0_u32, 0);
+        loop {
+            let instruction = program[at];
+            let k = instruction.k as usize;
+            let byte = |at: usize| frame.get(at).map(|&byte| u32::from(byte));
+            let half = |at: usize| Some(byte(at)? << 8 | byte(at + 1)?);
+            let mut skip = 0;
+            let loaded = match instruction.code {
+                0x30 => byte(k).map(|value| a = value),
+                0x28 => half(k).map(|value| a = value),
+                0x50 => byte(x as usize + k).map(|value| a = value),
+                0x48 => half(x as usize + k).map(|value| a = value),
+                0xb1 => byte(k).map(|value| x = 4 * (value & 0xf)),
+                0x01 => {
+                    x = instruction.k;
+                    Some(())
+                }
+                0x15 | 0x45 => {
+                    let yes = match instruction.code {
+                        0x15 => a == instruction.k,
+                        _ => a & instruction.k != 0,
+                    };
+                    skip = usize::from(if yes { instruction.jt } else { instruction.jf });
+                    Some(())
+                }
+                0x06 => return instruction.k,
+                code => panic!("no such instruction {code:#x}"),
+            };
+            if loaded.is_none() {
+                return 0;
+            }
+            at += 1 + skip;
+        }
+    }
+
+    fn frame(ethertype: u16, protocol: u8, upper: &[u8]) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend(ethertype.to_be_bytes());
+        if ethertype == 0x0800 {
+            let mut header = [0; 20];
+            header[0] = 0x45;
+            header[9] = protocol;
+            frame.extend(header);
+        } else {
+            let mut header = [0; 40];
+            header[0] = 0x60;
+            header[6] = protocol;
+            frame.extend(header);
+        }
+        frame.extend(upper);
+        frame
+    }
+
+    #[test]
+    fn the_filter_keeps_our_requests_and_their_answers_alone() {
+        let echo = |kind, identifier: u16| {
+            let [high, low] = identifier.to_be_bytes();
+            [kind, 0, 0, 0, high, low, 0, 0]
+        };
+        for (ipv6, ethertype, protocol, request, reply) in
+            [(false, 0x0800, 1, 8, 0), (true, 0x86dd, 58, 128, 129)]
+        {
+            let program = in_frames(ipv6, Wanted::Echo { id: Some(7) });
+            let kept = |upper: &[u8]| run(&program, &frame(ethertype, protocol, upper)) > 0;
+            assert!(kept(&echo(request, 7)) && kept(&echo(reply, 7)));
+            assert!(!kept(&echo(reply, 8)), "another run's");
+            assert!(!kept(&echo(3, 7)), "another message");
+            assert!(!kept(&[]), "a packet cut short");
+            assert_eq!(run(&program, &frame(ethertype, 17, &echo(reply, 7))), 0, "UDP");
+            assert_eq!(run(&program, &frame(0x0806, protocol, &echo(reply, 7))), 0, "ARP");
+        }
+        let udp = |source: u16, destination: u16| {
+            [source.to_be_bytes(), destination.to_be_bytes(), [0, 52], [0, 0]].concat()
+        };
+        for (ipv6, ethertype) in [(false, 0x0800), (true, 0x86dd)] {
+            let program = in_frames(ipv6, Wanted::Udp { port: 5_000 });
+            let kept = |upper: &[u8]| run(&program, &frame(ethertype, 17, upper)) > 0;
+            assert!(kept(&udp(5_000, 862)) && kept(&udp(862, 5_000)));
+            assert!(!kept(&udp(862, 5_001)) && !kept(&udp(5_001, 862)), "another run's");
+            assert!(!kept(&udp(862, 862)));
+        }
+    }
+
+    #[test]
+    fn fragments_are_not_kept() {
+        let program = in_frames(false, Wanted::Echo { id: Some(0) });
+        let mut fragment = frame(0x0800, 1, &[0; 8]);
+        assert!(run(&program, &fragment) > 0);
+        fragment[21] = 1;
+        assert_eq!(run(&program, &fragment), 0);
     }
 }

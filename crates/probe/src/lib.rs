@@ -1,6 +1,7 @@
 //! Packets for Planewise. Knows frames, clocks, sockets and histograms; knows nothing of planes,
 //! testbeds or experiments. Every subcommand prints one JSON object on stdout (docs/reference/formats.md).
 
+pub mod affinity;
 pub mod agent;
 pub mod blast;
 pub mod burn;

@@ -165,9 +165,7 @@ impl Reflector {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
-    if let Some(cpu) = args.cpu {
-        crate::ping::pin_to_cpu(cpu)?;
-    }
+    crate::affinity::pin(args.cpu)?;
     let socket = open(args)?;
     clock::tighten_timers();
     let started_ns = clock::realtime_ns();

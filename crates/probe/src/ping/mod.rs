@@ -3,134 +3,39 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::IpAddr;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
+use crate::affinity;
 use crate::clock::{ClockStep, NANOS_PER_SECOND, Schedule};
 use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::{Error, Result};
 use crate::histogram::LatencySummary;
 use crate::output::Output;
-use crate::stamp::{self, TimeFormat};
-use crate::stop::{self, Lifetime};
-use crate::{units, wire};
+use crate::stop;
+use crate::wire;
 
+mod departure;
+mod options;
 mod packet;
 mod probe;
 mod record;
 mod rehearsal;
+mod ring;
 mod session;
 mod socket;
 mod transport;
 mod warmup;
 mod watch;
 
+pub use options::{Args, Protocol};
+use options::{check_memory, order, parse_target, smallest, with_port};
 use record::{Counts, Plan, Tally};
 use socket::{Kind, Route};
 pub use warmup::Path;
-
-/// The protocol of the probes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Protocol {
-    /// ICMP or ICMPv6 echo: any host answers.
-    Icmp,
-    /// STAMP (RFC 8762) over UDP: `pw-probe reflect` or another reflector answers.
-    Stamp,
-}
-
-/// Round trip times to TARGET, by ICMP echo or STAMP.
-///
-/// Packets leave on schedule whether or not answers came. Each packet is stamped when it was due,
-/// when this program sent it, when the kernel handed it to the driver, when the driver handed over
-/// the answer, and when this program had it. Prints one JSON object; docs/reference/formats.md describes it.
-///
-/// With CAP_NET_RAW whole frames are sent by a packet socket and answers are read from a ring, which
-/// keeps this program's share of the time small; else, or with --path socket, the kernel's sockets
-/// do it.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  \
-    pw-probe ping 198.18.0.2 --count 1000                   1000 packets at 1000/s\n  \
-    pw-probe ping 198.18.0.2 --rate 10k --duration 5        5 s at 10 000/s\n  \
-    pw-probe ping 198.18.0.2 --rate 1M --burst 100 --burst-every 0.01 --duration 5\n  \
-    \x20                                                       100 packets 1 us apart, every 10 ms\n  \
-    pw-probe ping fe80::2%eth0 --size 128 --packets rtt.csv\n  \
-    pw-probe ping 198.18.0.2 --proto stamp                  against `pw-probe reflect`\n\n\
-    Ctrl-C ends the run; what was measured until then is printed.")]
-pub struct Args {
-    /// IPv4 or IPv6 address; a link-local one with its interface, as fe80::1%eth0
-    pub target: String,
-    /// Packets per second, from 1 to 1M and beyond: 1000, 10k, 1M
-    #[arg(long, value_name = "PPS", default_value = "1000", value_parser = units::pps)]
-    pub rate: f64,
-    /// Number of packets [default: 1000 where no duration is given]
-    #[arg(long, value_name = "N", conflicts_with = "duration",
-          value_parser = clap::value_parser!(u64).range(1..))]
-    pub count: Option<u64>,
-    /// How long to send [s]
-    #[arg(long, value_name = "S", value_parser = units::seconds)]
-    pub duration: Option<Duration>,
-    /// Send N packets back to back at the rate, then pause; needs --burst-every
-    #[arg(long, value_name = "N", requires = "burst_every",
-          value_parser = clap::value_parser!(u64).range(2..))]
-    pub burst: Option<u64>,
-    /// Time from the beginning of one burst to that of the next [s]
-    #[arg(long, value_name = "S", requires = "burst", value_parser = units::seconds)]
-    pub burst_every: Option<Duration>,
-    /// Ethernet frame size with its 4-byte FCS [byte], 64 to 9000 [default: the smallest]
-    #[arg(long, value_name = "BYTES")]
-    pub size: Option<usize>,
-    /// Protocol of the probes
-    #[arg(long, value_enum, default_value_t = Protocol::Icmp)]
-    pub proto: Protocol,
-    /// UDP port of the STAMP reflector
-    #[arg(long, default_value_t = stamp::PORT)]
-    pub port: u16,
-    /// How STAMP packets carry times
-    #[arg(long, value_enum, default_value_t = TimeFormat::Ntp)]
-    pub time_format: TimeFormat,
-    /// An answer later than this is late [s]; also how long to wait after the last packet
-    #[arg(long, value_name = "S", default_value = "1", value_parser = units::seconds)]
-    pub timeout: Duration,
-    /// How long to wait for the first answer of all [s]: the kernel gives up on a neighbour after
-    /// 3 s; a machine whose CPU is emulated may answer much later
-    #[arg(long, value_name = "S", default_value = "3.5", value_parser = units::seconds)]
-    pub patience: Duration,
-    /// Write every packet's stamps to this CSV file
-    #[arg(long, value_name = "FILE")]
-    pub packets: Option<PathBuf>,
-    /// Interface to send by [default: the route's]
-    #[arg(long, value_name = "IF")]
-    pub interface: Option<String>,
-    /// Source address [default: the route's]
-    #[arg(long, value_name = "ADDRESS")]
-    pub source: Option<IpAddr>,
-    /// Differentiated services code point, 0 to 63
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..64))]
-    pub dscp: u8,
-    /// TTL or hop limit [default: the system's]
-    #[arg(long, value_parser = clap::value_parser!(u8).range(1..))]
-    pub ttl: Option<u8>,
-    /// How packets are sent and answers received
-    #[arg(long, value_enum, default_value_t = Path::Auto)]
-    pub path: Path,
-    /// Do without the second thread that looks for answers at rates up to 10k. It notes when an
-    /// answer lies in memory while the kernel still works on it, and keeps a second CPU busy around
-    /// each packet
-    #[arg(long)]
-    pub no_watch: bool,
-    /// Run on this CPU alone
-    #[arg(long, value_name = "N")]
-    pub cpu: Option<usize>,
-    /// Run with real-time priority (SCHED_FIFO), where that is allowed
-    #[arg(long)]
-    pub realtime: bool,
-    #[command(flatten)]
-    #[expect(missing_docs, reason = "its help comes from its own fields")]
-    pub lifetime: Lifetime,
-}
 
 /// Above this rate a watching thread would keep a CPU busy all the time.
 const WATCHED_PPS: f64 = 10_000.0;
@@ -183,18 +88,6 @@ struct Report {
     limits: Vec<&'static str>,
     warnings: Vec<String>,
     cpu: Option<CpuUsage>,
-}
-
-impl Serialize for Protocol {
-    fn serialize<S: serde::Serializer>(
-        &self,
-        serializer: S,
-    ) -> std::result::Result<S::Ok, S::Error> {
-        serializer.serialize_str(match self {
-            Self::Icmp => "icmp",
-            Self::Stamp => "stamp",
-        })
-    }
 }
 
 /// Runs the command.
@@ -342,117 +235,10 @@ pub fn run(args: &Args) -> Result<()> {
     outcome.failure.map_or(Ok(()), Err)
 }
 
-/// An address literal; IPv6 with `%interface` (name or number) behind it.
-fn parse_target(text: &str) -> Result<SocketAddr> {
-    let wrong = || {
-        Error::bad_input(
-            format!("'{text}' is no IPv4 or IPv6 address"),
-            "give an address, for example 198.18.0.2, 2001:2::2 or fe80::2%eth0; names are not \
-             looked up",
-        )
-    };
-    let Some((address, zone)) = text.split_once('%') else {
-        return Ok(SocketAddr::new(text.parse().map_err(|_| wrong())?, 0));
-    };
-    let address: Ipv6Addr = address.parse().map_err(|_| wrong())?;
-    let scope = match zone.parse() {
-        Ok(number) => number,
-        Err(_) => nix::net::if_::if_nametoindex(zone).map_err(|_| {
-            Error::bad_input(
-                format!("there is no interface '{zone}' here"),
-                "`ip link` lists them; write fe80::2%eth0",
-            )
-        })?,
-    };
-    Ok(SocketAddrV6::new(address, 0, 0, scope).into())
-}
-
-fn with_port(mut target: SocketAddr, port: u16) -> SocketAddr {
-    target.set_port(port);
-    target
-}
-
-fn smallest(target: IpAddr, least: usize) -> usize {
-    let around = wire::ETHERNET_HEADER_BYTES + wire::FCS_BYTES + wire::UPPER_HEADER_BYTES;
-    (around + wire::ip_header_bytes(target) + least).max(wire::SMALLEST_FRAME_BYTES)
-}
-
-fn order(args: &Args) -> Result<session::Order> {
-    let schedule = match args.burst.zip(args.burst_every) {
-        None => Schedule::steady(args.rate),
-        Some((burst, every)) => {
-            let burst_s = burst as f64 / args.rate;
-            if burst_s > every.as_secs_f64() {
-                return Err(Error::bad_input(
-                    format!(
-                        "{burst} packets at {} packets/s take {burst_s} s, longer than --burst-every",
-                        args.rate
-                    ),
-                    format!("give --burst-every {burst_s} or more"),
-                ));
-            }
-            Schedule::bursts(burst, args.rate, every)
-        }
-    };
-    let (count, deadline_ns) = match (args.count, args.duration) {
-        (Some(count), _) => (count, None),
-        (None, Some(duration)) => {
-            (schedule.count_within(duration), Some(duration.as_nanos() as i64))
-        }
-        (None, None) => (1000, None),
-    };
-    if count == 0 {
-        return Err(Error::bad_input(
-            "no packet is due within --duration",
-            "give a longer --duration or a higher --rate",
-        ));
-    }
-    if args.proto == Protocol::Stamp && count > u64::from(probe::STAMP_WARMUP) {
-        return Err(Error::bad_input(
-            format!("{count} packets are more than STAMP's 32-bit sequence numbers can tell apart"),
-            "send fewer in one run, or use --proto icmp",
-        ));
-    }
-    Ok(session::Order {
-        schedule,
-        count,
-        burst: args.burst.unwrap_or(1),
-        deadline_ns,
-        timeout_ns: args.timeout.as_nanos() as i64,
-    })
-}
-
-/// All stamps are kept in memory until the end, so that nothing disturbs the run.
-fn check_memory(count: u64) -> Result<()> {
-    let needed = count.saturating_mul(size_of::<record::Record>() as u64);
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
-        .map_or(1 << 30, |kib| kib * 1024);
-    if needed <= available / 2 {
-        return Ok(());
-    }
-    Err(Error::bad_input(
-        format!(
-            "{count} packets need {} MB of memory for their stamps, and {} MB are free",
-            needed >> 20,
-            available >> 20
-        ),
-        format!(
-            "send at most {} packets in one run",
-            available / 2 / size_of::<record::Record>() as u64
-        ),
-    ))
-}
-
 /// Puts this thread where the user wants it; returns what could not be done.
 fn place_thread(args: &Args) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
-    if let Some(cpu) = args.cpu {
-        pin_to_cpu(cpu)?;
-    }
+    affinity::pin(args.cpu)?;
     if args.realtime {
         let parameters = libc::sched_param { sched_priority: 10 };
         // SAFETY: the parameters live through the call.
@@ -465,22 +251,6 @@ fn place_thread(args: &Args) -> Result<Vec<String>> {
         }
     }
     Ok(warnings)
-}
-
-/// Lets this thread run on one CPU alone.
-///
-/// # Errors
-/// There is no such CPU, or it is not allowed to this process.
-pub fn pin_to_cpu(cpu: usize) -> Result<()> {
-    let mut set = nix::sched::CpuSet::new();
-    set.set(cpu)
-        .and_then(|()| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set))
-        .map_err(|errno| {
-            Error::bad_input(
-                format!("cannot run on CPU {cpu}: {}", errno.desc()),
-                "`nproc` tells how many there are; they count from 0",
-            )
-        })
 }
 
 fn create(path: &FilePath) -> Result<(File, PathBuf)> {
@@ -563,61 +333,11 @@ const YEAR: Duration = Duration::from_secs(365 * 86_400);
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        args: Args,
-    }
-
-    fn parse(line: &str) -> Args {
-        Command::parse_from(std::iter::once("ping").chain(line.split(' '))).args
-    }
-
-    #[test]
-    fn targets_are_literals() {
-        assert!(parse_target("198.18.0.2").is_ok_and(|target| target.is_ipv4()));
-        assert!(parse_target("2001:2::2").is_ok_and(|target| target.is_ipv6()));
-        let local = parse_target("fe80::1%1").expect("number of an interface");
-        assert!(matches!(local, SocketAddr::V6(address) if address.scope_id() == 1));
-        for wrong in ["example.org", "198.18.0.2%1", "", "%", "fe80::1%no-such-if"] {
-            assert_eq!(parse_target(wrong).map_err(|error| error.code), Err(2), "{wrong}");
-        }
-        bolero::check!().with_type::<String>().for_each(|text| {
-            let _ = parse_target(text);
-        });
-    }
-
-    #[test]
-    fn a_burst_is_spaced_by_the_rate_and_repeated_by_its_period() {
-        let order =
-            order(&parse("198.18.0.2 --rate 1M --burst 100 --burst-every 0.01 --duration 1"))
-                .expect("valid");
-        assert_eq!(order.count, 10_000);
-        assert_eq!(order.schedule.due_ns(199), 10_099_000);
-    }
-
-    #[test]
-    fn a_burst_longer_than_its_period_is_refused_with_the_least_period() {
-        let error = order(&parse("198.18.0.2 --rate 1k --burst 100 --burst-every 0.01"))
-            .expect_err("100 ms do not fit into 10 ms");
-        assert_eq!(error.code, 2);
-        assert!(error.remedy.contains("0.1"), "{}", error.remedy);
-    }
 
     #[test]
     fn times_are_printed_as_rfc_3339() {
         assert_eq!(utc(1_583_020_800_500_000_000), "2020-03-01T00:00:00.500000Z");
-    }
-
-    #[test]
-    fn a_run_that_cannot_be_held_in_memory_is_refused() {
-        assert!(check_memory(1_000_000).is_ok());
-        let error = check_memory(u64::MAX).expect_err("no machine has that");
-        assert_eq!(error.code, 2);
     }
 
     #[test]

@@ -5,12 +5,11 @@
 //! before it go the same way and end at the private pair: nothing of them is on any interface of
 //! the user's.
 
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sched::{CloneFlags, unshare};
 
-use super::packet::{bind_packet, packet_socket};
+use crate::capture::{bind_packet_socket, packet_socket};
 use crate::netlink::Netlink;
 
 const NAMES: (&str, &str) = ("pw-reh0", "pw-reh1");
@@ -43,8 +42,8 @@ impl Stage {
                         netlink.set_up(link.index).ok()?;
                         ends.push(link);
                     }
-                    let sender = sockets(ends[0].index, 0).ok()?;
-                    let listener = sockets(ends[0].index, libc::ETH_P_ALL as u16).ok()?;
+                    let sender = socket(ends[0].index, 0)?;
+                    let listener = socket(ends[0].index, libc::ETH_P_ALL as u16)?;
                     Some((sender, listener, ends[1].mac?))
                 })
                 .join()
@@ -68,9 +67,8 @@ impl Stage {
     }
 }
 
-fn sockets(interface: u32, protocol: u16) -> io::Result<OwnedFd> {
-    use std::os::fd::AsFd;
-    let socket = packet_socket(protocol)?;
-    bind_packet(socket.as_fd(), interface, protocol)?;
-    Ok(socket)
+fn socket(interface: u32, protocol: u16) -> Option<OwnedFd> {
+    let socket = packet_socket().ok()?;
+    bind_packet_socket(&socket, interface, protocol).ok()?;
+    Some(socket)
 }

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use super::packet::{DepartureWatch, PacketTransport, interface_name};
+use super::departure::{DepartureWatch, interface_name};
+use super::packet::PacketTransport;
 use super::socket::{Kind, Route, SocketTransport, unreachable};
 use super::transport::{Transport, is_warmup};
 use crate::clock;

@@ -1,9 +1,26 @@
 //! Accounts for every frame of a trial: received, lost, duplicate, reordered, late. Knows nothing
 //! of where the frames come from.
 
-use super::order::Expectation;
 use crate::frame::Stamped;
 use crate::histogram::LatencyRecorder;
+
+/// Which frames a sink counts.
+#[derive(Debug, Clone, Copy)]
+pub struct Expectation {
+    /// Sequence number of the first frame. The one before it is that of warm-up frames.
+    pub first_sequence: u64,
+    /// Number of frames that may come.
+    pub planned: u64,
+    /// Number of flows, which the frames take turns in.
+    pub flows: u16,
+    /// Frames that took longer are late [ns]. None: the sender has another clock, so that no
+    /// frame's time is known.
+    pub late_after_ns: Option<i64>,
+    /// Whether they are IPv6.
+    pub ipv6: bool,
+    /// UDP destination port.
+    pub port: u16,
+}
 
 /// What a sink counted.
 #[derive(Debug, Clone, Default)]

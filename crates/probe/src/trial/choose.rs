@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::kernel::live::{LIVE, LIVE_SKB, LiveGenerator, MOST_BYTES, MOST_NS, Way};
 use super::kernel::xdp::{Mode, XdpSink};
-use super::options::FrameOptions;
+use super::options::{FrameOptions, GeneratorChoice, SinkChoice};
 use super::order::{Expectation, Generated, Generator, Order, Sink};
 use super::packet::{PacketGenerator, RingSink};
 use super::placement;
@@ -16,36 +16,6 @@ use crate::netns::{IfSpec, run_in};
 
 /// Frames that AF_PACKET hands over in one call at most.
 const PACKET_BATCH: u16 = 64;
-
-/// Which generator sends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum GeneratorChoice {
-    /// The fastest that can
-    #[default]
-    Auto,
-    /// User space, by sendmmsg: any interface, any user in a namespace of his own
-    #[value(name = "af_packet")]
-    AfPacket,
-    /// The kernel, by the interface's function for XDP frames (needs root)
-    Live,
-    /// The kernel, by the interface's ordinary way out (needs root)
-    LiveSkb,
-}
-
-/// Which sink counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum SinkChoice {
-    /// The fastest that can
-    #[default]
-    Auto,
-    /// User space, by a capture ring
-    #[value(name = "af_packet")]
-    AfPacket,
-    /// The kernel, by XDP in the driver (needs root; resets the links of most NICs)
-    XdpNative,
-    /// The kernel, at the interface's ingress hook (needs root)
-    TcIngress,
-}
 
 /// What was chosen, and what kept from the faster.
 #[derive(Debug)]

@@ -8,10 +8,11 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::account::Counted;
-use super::choose::{self, Chosen, GeneratorChoice, SinkChoice};
+use super::choose::{self, Chosen};
 use super::counters::{Change, Explained, Places, Snapshot};
 use super::discard::Discard;
-use super::options::{FrameOptions, Load};
+use super::gro::Gro;
+use super::options::{FrameOptions, GeneratorChoice, Load, SinkChoice};
 use super::order::{Expectation, Generated, Generator, Order, Refusals, Sink};
 use super::{placement, resolve};
 use crate::capture::RingStats;
@@ -99,6 +100,8 @@ pub struct SendingEnd<'a> {
     generator: Box<dyn Generator>,
     not_faster: Option<String>,
     maximum: std::result::Result<(f64, &'static str), String>,
+    /// After the generator: what it sends finds no taker without.
+    _gro: Option<Gro>,
 }
 
 impl<'a> SendingEnd<'a> {
@@ -115,6 +118,7 @@ impl<'a> SendingEnd<'a> {
         load: Load,
         (first_sequence, max_pps): (u64, Option<f64>),
     ) -> Result<Self> {
+        let gro = frames.gro.as_ref().map(Gro::on).transpose()?.flatten();
         let route = resolve::resolve(tx, rx, frames.src, dst, frames.dst_port, dst_mac)?;
         let template = frames.template(tx, &route, dst)?;
         let Chosen { chosen: generator, not_faster } =
@@ -128,7 +132,18 @@ impl<'a> SendingEnd<'a> {
                     .map_err(|error| error.what)
             }
         };
-        Ok(Self { tx, route, frames, dst, load, first_sequence, generator, not_faster, maximum })
+        Ok(Self {
+            tx,
+            route,
+            frames,
+            dst,
+            load,
+            first_sequence,
+            generator,
+            not_faster,
+            maximum,
+            _gro: gro,
+        })
     }
 
     /// Sends one frame with the number before the first.
@@ -192,19 +207,6 @@ impl<'a> SendingEnd<'a> {
     }
 }
 
-/// What a generator can do by itself.
-#[derive(Debug)]
-pub struct Maximum {
-    /// Which one [`Generator::backend`].
-    pub backend: &'static str,
-    /// With frames in batches of.
-    pub batch: u16,
-    /// Packets per second.
-    pub pps: f64,
-    /// `private veth pair` or `private loopback`.
-    pub measured_on: &'static str,
-}
-
 /// The maximum of a generator by itself.
 ///
 /// # Errors
@@ -213,14 +215,10 @@ pub fn maximum_of(
     choice: GeneratorChoice,
     template: &Template,
     frames: &FrameOptions,
-) -> Result<Maximum> {
-    let mut named = (super::packet::AF_PACKET, 0);
-    let (pps, measured_on) = placement::maximum_pps(template.frame_bytes(), |interface| {
-        let generator = choose::private_generator(interface, template, frames, choice)?;
-        named = (generator.backend(), generator.batch());
-        Ok(generator)
-    })?;
-    Ok(Maximum { backend: named.0, batch: named.1, pps, measured_on })
+) -> Result<placement::Maximum> {
+    placement::maximum_pps(template.frame_bytes(), |interface| {
+        choose::private_generator(interface, template, frames, choice)
+    })
 }
 
 /// The sink of a trial.

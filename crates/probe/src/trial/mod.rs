@@ -6,6 +6,7 @@ pub mod choose;
 pub mod counters;
 mod discard;
 pub mod ends;
+pub mod gro;
 pub mod kernel;
 pub mod options;
 pub mod order;
@@ -21,14 +22,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use self::choose::SinkChoice;
 use self::counters::{Explained, Places};
 use self::ends::{
     Changes, Failure, ReceivingEnd, ReceivingReport, SendingEnd, SendingReport, Surroundings,
     explained,
 };
-use self::options::{FrameOptions, LoadOptions};
+use self::options::{FrameOptions, LoadOptions, SinkChoice};
 use self::order::{Expectation, Generated, Refusals};
+use crate::affinity;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::frame::{FrameSpec, Template};
@@ -156,8 +157,8 @@ struct Calibration {
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     clock::tighten_timers();
-    placement::check_cpu(args.frames.tx_cpu)?;
-    placement::check_cpu(args.rx_cpu)?;
+    affinity::check_cpu(args.frames.tx_cpu)?;
+    affinity::check_cpu(args.rx_cpu)?;
     match (&args.tx, &args.rx, args.rate, args.dst) {
         (Some(tx), Some(rx), Some(rate), Some(dst)) => trial(args, tx, rx, rate, dst),
         _ => calibrate(args),
@@ -344,7 +345,7 @@ fn send_and_receive(
             generated
         });
         sink_error =
-            placement::pin(rx_cpu).and_then(|()| receiving.receive((&sent, &done), drain_ns)).err();
+            affinity::pin(rx_cpu).and_then(|()| receiving.receive((&sent, &done), drain_ns)).err();
         match generator.join() {
             Ok(generated) => generated,
             Err(panic) => std::panic::resume_unwind(panic),

@@ -4,12 +4,41 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::DEFAULT_PORT;
-use super::choose::GeneratorChoice;
 use super::resolve::Route;
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
 use crate::frame::{self, FrameSpec, Template};
 use crate::netns::IfSpec;
+
+/// Which generator sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum GeneratorChoice {
+    /// The fastest that can
+    #[default]
+    Auto,
+    /// User space, by sendmmsg: any interface, any user in a namespace of his own
+    #[value(name = "af_packet")]
+    AfPacket,
+    /// The kernel, by the interface's function for XDP frames (needs root)
+    Live,
+    /// The kernel, by the interface's ordinary way out (needs root)
+    LiveSkb,
+}
+
+/// Which sink counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum SinkChoice {
+    /// The fastest that can
+    #[default]
+    Auto,
+    /// User space, by a capture ring
+    #[value(name = "af_packet")]
+    AfPacket,
+    /// The kernel, by XDP in the driver (needs root; resets the links of most NICs)
+    XdpNative,
+    /// The kernel, at the interface's ingress hook (needs root)
+    TcIngress,
+}
 
 /// What the frames look like, and where they are made.
 #[derive(Debug, clap::Args)]
@@ -39,6 +68,10 @@ pub struct FrameOptions {
     /// and by the kernel as few as carry the rate
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub batch: Option<u16>,
+    /// Switch GRO on at this interface, the peer of --tx, until the end: a veth takes XDP frames
+    /// only while its peer has GRO or an XDP program
+    #[arg(long, value_name = "IF[@NETNS]")]
+    pub gro: Option<IfSpec>,
     /// Which generator sends; the result names it
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: GeneratorChoice,

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::account::Counted;
+pub use super::account::Expectation;
 use crate::capture::RingStats;
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
@@ -82,24 +83,6 @@ pub trait Generator: Send {
     /// Carries out `order` as soon as it can, on the CPU that it was opened for. `sent` is the number of frames so far, for other threads to read. Errors are in the
     /// result, beside what was done until then.
     fn run(&mut self, order: &Order, sent: &AtomicU64) -> Generated;
-}
-
-/// Which frames a sink counts.
-#[derive(Debug, Clone, Copy)]
-pub struct Expectation {
-    /// Sequence number of the first frame. The one before it is that of warm-up frames.
-    pub first_sequence: u64,
-    /// Number of frames that may come.
-    pub planned: u64,
-    /// Number of flows, which the frames take turns in.
-    pub flows: u16,
-    /// Frames that took longer are late [ns]. None: the sender has another clock, so that no
-    /// frame's time is known.
-    pub late_after_ns: Option<i64>,
-    /// Whether they are IPv6.
-    pub ipv6: bool,
-    /// UDP destination port.
-    pub port: u16,
 }
 
 /// Accounts for frames that arrive at one interface.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::account::{Account, Counted};
 use super::order::{Expectation, GRACE_NS, Generated, Generator, Order, Refusals, Sink};
-use super::placement;
+use crate::affinity;
 use crate::capture::{self, Ring, RingOptions, RingStats};
 use crate::clock::{self, NANOS_PER_SECOND};
 use crate::error::{Error, Result};
@@ -175,7 +175,7 @@ impl Generator for PacketGenerator {
     /// kept where it can be.
     fn run(&mut self, order: &Order, sent_so_far: &AtomicU64) -> Generated {
         let mut result = Generated::default();
-        if let Err(error) = placement::pin(self.cpu) {
+        if let Err(error) = affinity::pin(self.cpu) {
             result.error = Some(error);
             return result;
         }

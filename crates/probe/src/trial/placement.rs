@@ -1,10 +1,9 @@
-//! Which CPU a generator or sink runs on, and how fast a generator can be by itself.
+//! How fast a generator can be by itself.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_setaffinity, unshare};
-use nix::unistd::Pid;
+use nix::sched::{CloneFlags, unshare};
 
 use super::order::{Generator, Order, Refusals};
 use crate::clock::{self, Schedule};
@@ -12,39 +11,22 @@ use crate::error::{Error, Result};
 use crate::netlink::Netlink;
 use crate::stop;
 
-/// Pins the calling thread to one CPU.
-pub fn pin(cpu: Option<usize>) -> Result<()> {
-    let Some(cpu) = cpu else { return Ok(()) };
-    let mut set = CpuSet::new();
-    set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|errno| {
-        Error::bad_input(
-            format!("cannot run on CPU {cpu}: {errno}"),
-            "`nproc --all` tells how many CPUs there are; they are counted from 0",
-        )
-    })
-}
-
-/// Keeps the calling thread off `cpu` where it may run on others.
-pub fn keep_off(cpu: usize) {
-    if let Ok(mut set) = sched_getaffinity(Pid::from_raw(0)) {
-        let elsewhere = (0..CpuSet::count()).any(|it| it != cpu && set.is_set(it).unwrap_or(false));
-        if elsewhere && set.unset(cpu).is_ok() {
-            let _ = sched_setaffinity(Pid::from_raw(0), &set);
-        }
-    }
-}
-
-/// Checks that a thread may run on `cpu`, before anything is sent.
-pub fn check_cpu(cpu: Option<usize>) -> Result<()> {
-    std::thread::scope(|scope| match scope.spawn(|| pin(cpu)).join() {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
-}
-
 /// Sleeps for a while, but not past a signal.
 pub fn pause(duration: Duration) {
     clock::sleep_until(clock::monotonic_ns() + duration.as_nanos() as i64);
+}
+
+/// What a generator can do by itself.
+#[derive(Debug)]
+pub struct Maximum {
+    /// Which one [`Generator::backend`].
+    pub backend: &'static str,
+    /// With frames in batches of.
+    pub batch: u16,
+    /// Packets per second.
+    pub pps: f64,
+    /// `private veth pair` or `private loopback`.
+    pub measured_on: &'static str,
 }
 
 /// How long the generator's maximum is measured at a time [s]; the best of several counts.
@@ -60,8 +42,7 @@ const PRIVATE_VETH: &str = "private veth pair";
 /// The same where the kernel has no veth, as in a tiny virtual machine.
 const PRIVATE_LOOPBACK: &str = "private loopback";
 
-/// The maximum of the generator that `open` opens [packets/s], and where it was measured: as fast
-/// as it can, on a veth pair of its own in a namespace of its own, whose other end drops every
+/// The maximum of the generator that `open` opens: as fast as it can, on a veth pair of its own in a namespace of its own, whose other end drops every
 /// frame (its MAC address is another) before any SUT could limit it. Where there is no veth, on
 /// that namespace's loopback, which drops them for the same reason.
 ///
@@ -70,7 +51,7 @@ const PRIVATE_LOOPBACK: &str = "private loopback";
 pub fn maximum_pps(
     frame_bytes: usize,
     open: impl FnOnce(&str) -> Result<Box<dyn Generator>> + Send,
-) -> Result<(f64, &'static str)> {
+) -> Result<Maximum> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| {
@@ -109,7 +90,9 @@ pub fn maximum_pps(
                     return Err(error);
                 }
             }
-            Ok((best, place))
+            // The batch is chosen by the rate, when frames are sent.
+            let (backend, batch) = (generator.backend(), generator.batch());
+            Ok(Maximum { backend, batch, pps: best, measured_on: place })
         });
         match thread.join() {
             Ok(result) => result,

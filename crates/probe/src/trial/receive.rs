@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::choose::SinkChoice;
+use super::DEFAULT_PORT;
 use super::counters::{Change, Explained, Places, Role};
 use super::ends::{Failure, ReceivingEnd, ReceivingReport, explained};
-use super::options::MOST_FRAMES;
+use super::options::{MOST_FRAMES, SinkChoice};
 use super::order::{Expectation, Sink};
-use super::{DEFAULT_PORT, placement};
+use crate::affinity;
 use crate::clock;
 use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::Result;
@@ -127,7 +127,7 @@ fn count(text: &str) -> std::result::Result<u64, String> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
-    placement::check_cpu(args.rx_cpu)?;
+    affinity::check_cpu(args.rx_cpu)?;
     let rx = &args.rx;
     let expected = Expectation {
         first_sequence: args.first,
@@ -141,7 +141,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut at = vec![(rx.clone(), Role::Rx)];
     at.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
     let places = Places::of(at);
-    placement::pin(args.rx_cpu)?;
+    affinity::pin(args.rx_cpu)?;
     let before = places.read()?;
     receiving.begin();
     let mut watch = Watch::default();

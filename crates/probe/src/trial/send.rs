@@ -12,6 +12,7 @@ use super::ends::{Changes, Failure, SendingEnd, SendingReport, Surroundings};
 use super::options::{FrameOptions, LoadOptions};
 use super::order::Refusals;
 use super::{placement, resolve};
+use crate::affinity;
 use crate::clock;
 use crate::error::Result;
 use crate::netns::IfSpec;
@@ -91,7 +92,7 @@ struct Report {
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     clock::tighten_timers();
-    placement::check_cpu(args.frames.tx_cpu)?;
+    affinity::check_cpu(args.frames.tx_cpu)?;
     let (tx, load) = (&args.tx, args.load.load(args.rate)?);
     let to = (args.dst, args.dst_mac);
     let numbers = (args.first, args.max_pps);

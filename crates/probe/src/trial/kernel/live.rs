@@ -13,6 +13,7 @@ use aya::programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 use super::{Distribution, Mapped, absent, attach_to_ingress, features, load, refused};
+use crate::affinity;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::frame::Template;
@@ -125,7 +126,8 @@ impl LiveGenerator {
             if way == Way::Redirect && features::sends_xdp_frames(link.index) != Some(true) {
                 return Err(Error::failed(
                     format!("{tx} takes no XDP frames now: its peer has neither XDP nor GRO"),
-                    "ethtool -K PEER gro on, or a native XDP sink there; or the backend live-skb",
+                    "--gro PEER (ethtool -K PEER gro on), or a native XDP sink there; or the backend \
+                     live-skb",
                 ));
             }
             let mut ebpf = load(&[])?;
@@ -137,7 +139,10 @@ impl LiveGenerator {
                     let depart = depart.fd().map_err(refused)?.try_clone().map_err(refused)?;
                     let map = ebpf.map_mut("port").ok_or_else(|| absent("port"))?;
                     let mut port = DevMap::try_from(map).map_err(refused)?;
-                    port.set(0, link.index, Some(&depart), 0).map_err(refused)?;
+                    port.set(0, link.index, Some(&depart), 0).map_err(|error| {
+                        let gone = super::os_reason(&error) == Some(libc::EINVAL);
+                        if gone { down_or_gone(&tx.to_string()) } else { refused(error) }
+                    })?;
                 }
                 Way::Stack => attach_to_ingress(&mut ebpf, "forward", "lo")?,
             }
@@ -200,7 +205,7 @@ impl LiveGenerator {
         let program = self.ebpf.program("generate").ok_or_else(|| absent("generate"))?;
         let program: &Xdp = program.try_into().map_err(refused)?;
         run_in(self.tx.netns.as_ref(), || {
-            placement::pin(self.cpu)?;
+            affinity::pin(self.cpu)?;
             // SAFETY: takes nothing and touches no memory.
             thread.store(unsafe { libc::gettid() }, Ordering::Release);
             while !done.load(Ordering::Acquire) {
@@ -288,7 +293,8 @@ fn batch_for(way: Way, rate_pps: f64) -> u16 {
         (Way::Redirect, rate) if rate <= 3.2e6 => 16,
         (Way::Redirect, _) => 32,
         (Way::Stack, rate) if rate <= 3.0e5 => 1,
-        (Way::Stack, _) => 8,
+        (Way::Stack, rate) if rate <= 7.0e5 => 8,
+        (Way::Stack, _) => 32,
     }
 }
 
@@ -338,7 +344,7 @@ impl Generator for LiveGenerator {
         let error = std::thread::scope(|scope| {
             let worker = scope.spawn(|| this.drive(REPEAT, &done, &thread));
             if let Some(cpu) = this.cpu {
-                placement::keep_off(cpu);
+                affinity::keep_off(cpu);
             }
             let watched = this.watch(order, end_ns, sent, || worker.is_finished());
             // SAFETY: inside the mapping; the program reads this field and does not write it.

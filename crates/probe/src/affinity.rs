@@ -1,0 +1,42 @@
+//! Which CPU a thread runs on.
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::error::{Error, Result};
+
+/// Pins the calling thread to one CPU; none leaves it where it is.
+///
+/// # Errors
+/// There is no such CPU, or it is not allowed to this process.
+pub fn pin(cpu: Option<usize>) -> Result<()> {
+    let Some(cpu) = cpu else { return Ok(()) };
+    let mut set = CpuSet::new();
+    set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|errno| {
+        Error::bad_input(
+            format!("cannot run on CPU {cpu}: {errno}"),
+            "`nproc --all` tells how many CPUs there are; they are counted from 0",
+        )
+    })
+}
+
+/// Keeps the calling thread off `cpu` where it may run on others.
+pub fn keep_off(cpu: usize) {
+    if let Ok(mut set) = sched_getaffinity(Pid::from_raw(0)) {
+        let elsewhere = (0..CpuSet::count()).any(|it| it != cpu && set.is_set(it).unwrap_or(false));
+        if elsewhere && set.unset(cpu).is_ok() {
+            let _ = sched_setaffinity(Pid::from_raw(0), &set);
+        }
+    }
+}
+
+/// Checks that a thread may run on `cpu`, before anything is sent.
+///
+/// # Errors
+/// As [`pin`].
+pub fn check_cpu(cpu: Option<usize>) -> Result<()> {
+    std::thread::scope(|scope| match scope.spawn(|| pin(cpu)).join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}

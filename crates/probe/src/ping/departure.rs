@@ -1,0 +1,101 @@
+//! The kernel's own first probe as it leaves: its headers are those of all later ones.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::probe::Probe;
+use crate::capture::{self, bind_packet_socket};
+use crate::timestamping;
+use crate::wire::{self, ETHERNET_HEADER_BYTES};
+
+/// A frame that left this host, as a capture saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Departure {
+    /// Number of the interface.
+    pub interface: u32,
+    /// ARPHRD type of the interface.
+    pub hardware: u16,
+    /// The frame without its FCS.
+    pub frame: Vec<u8>,
+}
+
+/// Watches what leaves this host, on all interfaces.
+#[derive(Debug)]
+pub struct DepartureWatch {
+    socket: OwnedFd,
+}
+
+impl DepartureWatch {
+    /// Starts to watch.
+    pub fn open() -> io::Result<Self> {
+        let socket = capture::packet_socket().map_err(io::Error::other)?;
+        bind_packet_socket(&socket, 0, libc::ETH_P_ALL as u16)?;
+        timestamping::set_receive_buffer(socket.as_fd(), 4 << 20)?;
+        Ok(Self { socket })
+    }
+
+    /// The next frame that left and contains the probe's message; none when there is none yet.
+    pub fn next(&self, probe: Probe, target: IpAddr) -> io::Result<Option<Departure>> {
+        let mut buffer = vec![0; wire::LARGEST_FRAME_BYTES + 64];
+        while let Some(received) = timestamping::receive(self.socket.as_fd(), &mut buffer)? {
+            // SAFETY: the kernel wrote a sockaddr_ll, as it does for every packet socket.
+            let link = unsafe {
+                (&raw const received.source).cast::<libc::sockaddr_ll>().read_unaligned()
+            };
+            if link.sll_pkttype != libc::PACKET_OUTGOING || received.bytes > buffer.len() {
+                continue;
+            }
+            let frame = &buffer[..received.bytes];
+            let Some(ip) = frame.get(ETHERNET_HEADER_BYTES..).and_then(wire::parse_ip) else {
+                continue;
+            };
+            let ours = ip.destination == target
+                && ip.protocol == probe.protocol()
+                && match probe {
+                    Probe::Echo { identifier, .. } => {
+                        wire::parse_icmp_echo(ip.payload, ip.protocol)
+                            .is_some_and(|echo| !echo.reply && echo.identifier == identifier)
+                    }
+                    Probe::Stamp { source_port, port, .. } => wire::parse_udp(ip.payload)
+                        .is_some_and(|udp| {
+                            udp.source_port == source_port && udp.destination_port == port
+                        }),
+                };
+            if ours {
+                return Ok(Some(Departure {
+                    interface: link.sll_ifindex as u32,
+                    hardware: link.sll_hatype,
+                    frame: frame.to_vec(),
+                }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Name of interface number `index`.
+///
+/// Not by nix, whose `if_indextoname` (0.30) takes the null pointer of a missing interface for
+/// success.
+pub fn interface_name(index: u32) -> io::Result<String> {
+    let mut name = [0_u8; libc::IF_NAMESIZE];
+    // SAFETY: the buffer has the size that the function asks for.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
+    if found.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    Ok(String::from_utf8_lossy(&name[..end]).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_without_interface_has_no_name() {
+        assert_eq!(interface_name(1).ok().as_deref(), Some("lo"));
+        assert!(interface_name(u32::MAX >> 1).is_err());
+    }
+}

@@ -1,0 +1,194 @@
+//! A ring in which the kernel puts a run's requests and their answers (TPACKET_V2), frame by frame.
+//! Knows the probes only by the filter.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::record::MISSING;
+use super::watch::Statuses;
+use crate::capture::{self, attach_filter, bind_packet_socket};
+use crate::clock;
+use crate::filter::{self, Wanted};
+use crate::timestamping::{self, set_option};
+
+/// What an answer needs of a ring slot: 66 bytes of kernel headers and address, 106 of frame.
+const SLOT_BYTES: usize = 256;
+/// Most and fewest slots of the ring. It holds a quarter of a second where it can, and is no larger
+/// than that needs: a ring that fits into a cache costs the kernel no miss a packet.
+const MOST_SLOTS: usize = 32_768;
+const FEWEST_SLOTS: usize = 256;
+const BLOCK_BYTES: usize = 1 << 16;
+/// Socket option of linux/if_packet.h, since Linux 4.20.
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
+
+/// Slots of a ring for requests and answers at `peak_pps`.
+fn slots(peak_pps: f64) -> usize {
+    let wanted = (peak_pps * 2.0 * 0.25) as usize;
+    wanted.next_power_of_two().clamp(FEWEST_SLOTS, MOST_SLOTS)
+}
+
+/// A receive ring (TPACKET_V2) that holds the answers alone.
+#[derive(Debug)]
+pub struct Ring {
+    socket: OwnedFd,
+    memory: NonNull<u8>,
+    /// A power of two.
+    slots: usize,
+    /// How many slots were read; the next one is this modulo their number.
+    pub next: u64,
+}
+
+// SAFETY: the mapping belongs to this value alone and is reachable from any thread.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// Opens a ring on interface number `interface` for what is `wanted` at `peak_pps`.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn open(interface: u32, ipv6: bool, wanted: Wanted, peak_pps: f64) -> io::Result<Self> {
+        let slots = slots(peak_pps);
+        let socket = capture::packet_socket().map_err(io::Error::other)?;
+        let fd = socket.as_fd();
+        let version = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
+        set_option(fd, libc::SOL_PACKET, libc::PACKET_VERSION, version)?;
+        attach_filter(&socket, &filter::in_frames(ipv6, wanted))?;
+        // Makes the kernel stamp packets when the driver hands them over, not when they get here.
+        timestamping::enable(fd, false)?;
+        let request = libc::tpacket_req {
+            tp_block_size: BLOCK_BYTES as u32,
+            tp_block_nr: (slots * SLOT_BYTES / BLOCK_BYTES) as u32,
+            tp_frame_size: SLOT_BYTES as u32,
+            tp_frame_nr: slots as u32,
+        };
+        set_option(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, request)?;
+        let length = NonZeroUsize::new(slots * SLOT_BYTES).unwrap_or(NonZeroUsize::MIN);
+        // SAFETY: a fresh mapping of the ring that was just made, of its size.
+        let memory = unsafe {
+            mmap(
+                None,
+                length,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE,
+                fd,
+                0,
+            )
+        }?
+        .cast();
+        let ring = Self { socket, memory, slots, next: 0 };
+        // Sockets for all protocols see what leaves, and get what comes before the IP stack does.
+        bind_packet_socket(&ring.socket, interface, libc::ETH_P_ALL as u16)?;
+        Ok(ring)
+    }
+
+    /// Header of the slot that comes `ahead` slots after the next one.
+    fn header(&self, ahead: u64) -> *mut libc::tpacket2_hdr {
+        let slot = (self.next + ahead) as usize % self.slots;
+        // SAFETY: `slot` is below `slots`, so that it lies within the mapping; slots are aligned to 16
+        // bytes and more.
+        unsafe { self.memory.as_ptr().add(slot * SLOT_BYTES).cast() }
+    }
+
+    fn status(&self, ahead: u64) -> &AtomicU32 {
+        // SAFETY: the status is an aligned 32-bit word in the mapping, shared with the kernel,
+        // which both sides access whole.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.header(ahead)).tp_status) }
+    }
+
+    /// Where the slots' states lie, for another thread to watch.
+    pub fn statuses(&self) -> Statuses {
+        let first = self.memory.as_ptr().cast::<libc::tpacket2_hdr>();
+        Statuses {
+            // SAFETY: slot 0 lies within the mapping; the address alone is taken.
+            first: unsafe { &raw const (*first).tp_status },
+            stride_bytes: SLOT_BYTES,
+            slots: self.slots,
+        }
+    }
+
+    /// Whether the slot that comes `ahead` slots after the next one is filled.
+    #[inline]
+    pub fn is_filled(&self, ahead: u64) -> bool {
+        self.status(ahead).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
+    }
+
+    /// The packet in the next slot, if the kernel has filled it: receive stamp and frame.
+    #[inline]
+    pub fn filled(&self) -> Option<(i64, &[u8])> {
+        if !self.is_filled(0) {
+            return None;
+        }
+        // SAFETY: the slot is the user's until it is released; the kernel keeps `tp_mac` and
+        // `tp_snaplen` within the slot.
+        let (header, frame) = unsafe {
+            let header = self.header(0).read();
+            let mac = usize::from(header.tp_mac).min(SLOT_BYTES);
+            let length = (header.tp_snaplen as usize).min(SLOT_BYTES - mac);
+            let start = self.header(0).cast::<u8>().add(mac);
+            (header, std::slice::from_raw_parts(start, length))
+        };
+        let stamp = i64::from(header.tp_sec) * clock::NANOS_PER_SECOND + i64::from(header.tp_nsec);
+        let software = header.tp_status & libc::TP_STATUS_TS_SOFTWARE != 0;
+        Some((if software { stamp } else { MISSING }, frame))
+    }
+
+    /// Gives the slot back to the kernel.
+    #[inline]
+    pub fn release(&mut self) {
+        fence(Ordering::Release);
+        self.status(0).store(libc::TP_STATUS_KERNEL, Ordering::Release);
+        self.next += 1;
+    }
+
+    /// Leaves out what this host sends.
+    pub fn ignore_outgoing(&self) -> io::Result<()> {
+        set_option(self.socket(), libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+    }
+
+    /// Its socket, which is readable when a slot is filled.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Packets that found the ring full since this was last asked.
+    pub fn drops(&self) -> u64 {
+        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+        // SAFETY: pointers and length describe `stats`, which lives through the call.
+        let done = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                (&raw mut stats).cast(),
+                &mut length,
+            )
+        };
+        if done == 0 { u64::from(stats.tp_drops) } else { 0 }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `open` with this size and nothing refers to it any more.
+        let _ = unsafe { munmap(self.memory.cast(), self.slots * SLOT_BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_holds_a_quarter_of_a_second_within_bounds() {
+        assert_eq!(slots(1.0), FEWEST_SLOTS);
+        assert_eq!(slots(1_000.0), 512);
+        assert_eq!(slots(1e9), MOST_SLOTS);
+        assert_eq!(FEWEST_SLOTS * SLOT_BYTES % BLOCK_BYTES, 0);
+    }
+}
