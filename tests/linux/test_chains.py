@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from planewise.errors import PlanewiseError
 from planewise.measure.tcp import PROGRAM
 from planewise.store.models import ChainResult, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed import netns
 from planewise.testbed.chains import hugepages, kernel, vhost_user
-from planewise.testbed.chains.model import Chain
+from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, place
+from planewise.testbed.chains.vhost_user import VhostChain
 from planewise.testbed.ledger import token_of
 
 pytestmark = pytest.mark.linux
@@ -234,6 +237,28 @@ def test_functions_that_poll_and_that_route_are_fed_alike_in_one_run_both_ways(
             # The switch tells the functions' traffic apart.
             assert sent["vnf1"] == pytest.approx(sent["vnf2"], rel=0.5)
     assert "What became of every frame" in (out / "report.html").read_text()
+
+
+def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path) -> None:
+    needs("vhost-user")
+    before, namespaces = notes(), set(netns.names())
+    chain = Chain("vhost-user", "east-west", 2)
+    cpus = os.sched_getaffinity(0)
+    placement = place((SWITCH, GENERATOR, *chain.names), cpus, {})
+    with VhostChain(chain, placement, "af_packet", 1000.0) as testbed:
+        testbed.start(64, 60.0)
+        sent = testbed.read().vnfs["vnf2"].packets
+        await_(lambda: testbed.read().vnfs["vnf2"].packets > sent, "no frame got through")
+        frames = testbed.stop()
+        assert frames is not None
+        assert frames.sent > 0
+        assert frames.sent == frames.received + sum(frames.lost.values())
+        testbed.start(64, 60.0)
+        os.kill(testbed.pids["vnf1"], signal.SIGKILL)
+        with pytest.raises(PlanewiseError, match=r"vnf1.* ended while it was measured"):
+            await_(lambda: not testbed.read(), "a function that died was not missed")
+    assert notes() <= before
+    assert set(netns.names()) <= namespaces
 
 
 @pytest.fixture

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise.errors import BadInputError
+from planewise.errors import BadInputError, PlanewiseError
 from planewise.measure.cells import cells_of
 from planewise.measure.chains.evaluate import Between, result
 from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
 from planewise.store.models import FrameAccount
-from planewise.testbed.chains import uplink, vhost_user
+from planewise.testbed.chains import hosted, uplink, vhost_user
 from planewise.testbed.chains.account import account, at_rest, way
+from planewise.testbed.chains.functions import Function, PortStats, parse_port
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, place
+from planewise.testbed.chains.pollers import Pollers
+from planewise.testbed.host import Host
+from planewise.testbed.vfs import VfPool
+from planewise.testbed.vms.domain import VhostUserNic, nic_xml
 from tests.unit import test_chains as tc
 
 
@@ -161,3 +167,92 @@ def test_a_switch_is_fed_by_its_uplink_and_functions_are_told_apart_by_address()
     assert [port.name for port in ports.uplink] == [uplink.IN, uplink.OUT]
     assert "net_af_packet0,iface=" in str(ports)
     assert uplink.entry(1, "vnf1").to_mac != uplink.entry(2, "vnf2").to_mac
+
+
+# --- functions that poll VFs ---------------------------------------------------------------------
+
+
+def test_functions_that_poll_send_to_the_next_or_to_the_end() -> None:
+    macs = {1: "a", 2: "b", 3: "c"}
+    east = Chain("vf", "east-west", 3, forwarder="testpmd")
+    assert hosted.peers(east, macs, "end") == {1: "b", 2: "c", 3: "end"}
+    north = Chain("vf", "north-south", 3, forwarder="testpmd")
+    assert set(hosted.peers(north, macs, "end").values()) == {"end"}
+    lines = hosted.steps(Chain("vf", "north-south", 1, forwarder="testpmd"), "eth9")
+    (command,) = [line for line in lines if "dpdk-testpmd" in line]
+    assert "--eth-peer=0,<MAC of the receiving end>" in command
+
+
+PORT = """
+  ######################## NIC statistics for port 0  ########################
+  RX-packets: {rx}       RX-missed: 7          RX-bytes:  60
+  RX-errors: 0
+  RX-nombuf:  0
+  TX-packets: {tx}       TX-errors: 0          TX-bytes:  120
+"""
+
+
+@dataclass
+class Answering:
+    """A function that answers what it is told to."""
+
+    answers: list[tuple[int, int]]
+    name: str = "vnf1"
+    alive: bool = True
+
+    def port_stats(self) -> PortStats:
+        rx, tx = self.answers.pop(0)
+        return parse_port(PORT.format(rx=rx, tx=tx))
+
+
+def pollers_of(function: Answering) -> Pollers:
+    made = Pollers(cast("Host", None), cast("VfPool", None), "0")
+    made._functions[1] = cast("Function", function)
+    return made
+
+
+def test_a_vfs_counters_are_read_with_what_found_its_ring_full() -> None:
+    (sent,) = pollers_of(Answering([(3, 2)])).read().values()
+    assert (sent.received, sent.packets, sent.bytes, sent.dropped) == (3, 2, 120, 7)
+
+
+@pytest.mark.parametrize("now", [(2**32 - 1, 10), (0, 0)])
+def test_a_pf_that_went_down_and_up_below_a_function_is_said(now: tuple[int, int]) -> None:
+    pollers = pollers_of(Answering([(10, 10), now]))
+    pollers.read()
+    with pytest.raises(PlanewiseError, match="its PF went down and up"):
+        pollers.read()
+
+
+def test_a_function_that_died_is_named() -> None:
+    with pytest.raises(PlanewiseError, match="vnf1 ended while it was measured"):
+        pollers_of(Answering([], alive=False)).read()
+
+
+# --- virtual machines on vhost-user --------------------------------------------------------------
+
+
+def test_a_vhost_user_nic_is_a_socket_at_which_the_virtual_machine_listens() -> None:
+    xml = nic_xml(VhostUserNic("02:70:77:42:00:01", "/run/vnf1.sock"))
+    assert 'type="vhostuser"' in xml
+    assert 'path="/run/vnf1.sock" mode="server"' in xml
+    assert 'csum="off"' in xml
+
+
+def test_functions_that_route_behind_a_dpdk_switch_take_no_huge_pages_and_want_an_uplink(
+    tmp_path: Path,
+) -> None:
+    steps = vhost_user.plan(
+        Chain("vhost-user", "east-west", 2, "vm"),
+        place((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {}),
+        "af_packet",
+    )
+    assert steps[0] == vhost_user.TakeHugePages(vhost_user.SWITCH_BYTES)
+    assert any("start the virtual machine vnf2 on CPU 3" in str(step) for step in steps)
+    design = loaded(
+        tmp_path,
+        "functions: [{forwarder: kernel, guest: vm, plane: vhost-user}]\n"
+        "factors: {path: east-west, vnfs: 2}\nchain: {}\n",
+    )
+    (why,) = ChainStage(design).unavailable(cells_of(design)).values()
+    assert why == "functions that route want IP from outside: give `chain.uplink` a driver"

@@ -489,9 +489,9 @@ def test_a_chain_of_one_function_is_one_cell_whatever_its_path() -> None:
             "on bridge are processes or containers, not network namespaces",
         ),
         (
-            "factors:\n  plane: vhost-user\n  guest: vm\n  vnfs: 2\nchain: {}",
-            3,
-            "on vhost-user are processes, not virtual machines",
+            "factors:\n  plane: vhost-user\n  guest: container\n  vnfs: 2\nchain: {}",
+            2,
+            "a container cannot have the plane vhost-user",
         ),
         (
             "factors:\n  plane: [vf, vf-passthrough]\n  guest: [process, vm]\n  vnfs: 2\nchain: {}",

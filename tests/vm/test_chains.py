@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from planewise.store.rundir import RunReader
-from planewise.testbed.chains import kernel
+from planewise.testbed.chains import kernel, vhost_user
+from planewise.testbed.chains.model import Chain
 from planewise.testbed.vms.platform import Platform
 
 from .test_run import (
@@ -33,6 +34,17 @@ factors:
   path: [north-south, east-west]
   vnfs: 2
 chain: {duration_s: 1, warmup_s: 0, offered_pps: 200}
+blocks: 1
+"""
+
+
+BESIDE = """
+title: virtual machines beside processes on one kind of switch
+functions:
+  - {forwarder: kernel, guest: vm, plane: vhost-user}
+  - {forwarder: testpmd, plane: vhost-user}
+factors: {path: east-west, vnfs: 2, size_bytes: 64}
+chain: {duration_s: 1, warmup_s: 0.2, uplink: af_packet, offered_pps: 200}
 blocks: 1
 """
 
@@ -80,3 +92,25 @@ def test_functions_in_virtual_machines_pass_on_what_they_get_through_a_kill_that
         assert all(one.tx_packets > 0 for one in trial.chain.vnfs)
         assert trial.chain.limit in ("generator", "VNF core", "shared core", "unknown")
     assert "virtio-bridge" in (out / "report.html").read_text()
+
+
+def test_virtual_machines_route_behind_a_switch_that_polls_beside_processes_that_poll(
+    tmp_path: Path,
+) -> None:
+    if reason := vhost_user.unavailable_reason(Chain("vhost-user", "east-west", 2)):
+        pytest.skip(reason)
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(BESIDE)
+    with planewise("run", str(design), "--out", str(out)) as process:
+        _, complaint = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, complaint
+    trials = RunReader(out).trials()
+    assert sorted(str(one.cell["guest"]) for one in trials) == ["process", "vm"]
+    for trial in trials:
+        assert trial.status == "done", trial.reason
+        assert trial.chain is not None
+        frames = trial.chain.frames
+        assert frames is not None
+        assert frames.received > 0
+        assert frames.sent == frames.received + sum(frames.lost.values())
+        assert all(one.tx_packets > 0 for one in trial.chain.vnfs)

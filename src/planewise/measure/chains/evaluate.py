@@ -232,7 +232,8 @@ def carried(between: Between, frames: FrameAccount | None) -> tuple[ChainLimit, 
 
     A device on the switch always has more, so that it bounds by being slow alone (`limit_of`).
     """
-    if between.first.kernel_s is None and between.last.uplink is None:
+    last = between.last
+    if last.kernel_s is None and last.uplink is None and not last.host:
         return None
     offered, lost = between.offered, between.offered - between.delivered
     if frames is not None and frames.sent:
@@ -282,6 +283,12 @@ def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
             "uplink",
             f"{percent_text(missed)} of the packets were lost between generator and switch, "
             f"whose core had {percent_text(1 - (switch or 0.0))} of its time left",
+        )
+    if (missing := between.missing) is not None and missing > FULL_RING:
+        return (
+            "NIC",
+            f"{percent_text(missing)} of what was sent from VF to VF did not arrive, and no "
+            "function's core was busy",
         )
     if not slow and between.offered and between.last.uplink is None:
         return "generator", "neither the switch nor a function was busy, and nothing was lost"

@@ -20,10 +20,12 @@ from planewise.measure.chains.stage import (
 )
 from planewise.measure.design import Design
 from planewise.testbed.chains import hosted
+from planewise.testbed.chains.functions import PROGRAM
 from planewise.testbed.chains.generator import generator_pps
-from planewise.testbed.chains.hosted import FUNCTIONS, PLANES, HostedChain, PassedThrough
-from planewise.testbed.chains.machines import FunctionMachines
+from planewise.testbed.chains.hosted import FUNCTIONS, PLANES, HostedChain
+from planewise.testbed.chains.machines import FunctionMachines, PassedThrough
 from planewise.testbed.chains.model import Chain, Placement, take_turns
+from planewise.testbed.chains.pollers import Pollers
 from planewise.testbed.containers import Docker
 from planewise.testbed.host import Host
 from planewise.testbed.machine import Resources, survey
@@ -79,7 +81,9 @@ class HostedChainStage(RoutedStage):
             return reason
         try:
             self._place(chain)
-            return self._vm_shortage(chain) if chain.kind == "vm" else ""
+            if chain.kind == "vm":
+                return self._vm_shortage(chain)
+            return self._dpdk_shortage() if chain.forwards == "testpmd" else ""
         except PlanewiseError as error:
             return error.what
 
@@ -92,6 +96,14 @@ class HostedChainStage(RoutedStage):
             return no_iommu(self._memory.place)
         there = self._memory
         return memory_shortage(chain.vnfs, vm_mib(self._options), there.place, there.free_mib)
+
+    def _dpdk_shortage(self) -> str:
+        machine = self._pair.machines[FUNCTIONS]
+        if machine.host.run(["sh", "-c", f"command -v {PROGRAM}"]).exit_code:
+            return f"{PROGRAM} is not installed on {machine.host.place}"
+        if self._memory is None:
+            self._memory = look(machine, with_vfs=True)
+        return "" if self._memory.iommu else no_iommu(self._memory.place)
 
     def _place(self, chain: Chain) -> Placement:
         if not self._cpus:
@@ -108,6 +120,9 @@ class HostedChainStage(RoutedStage):
         passed = self._passed_now() if chain.kind == "vm" else None
         if self._passed is not None and chain.plane == "vf":
             self._make_room(chain.vnfs)
+        functions, pollers = self._pair.machines[FUNCTIONS].host, None
+        if chain.forwards == "testpmd":
+            pollers = Pollers(functions, self._pools[FUNCTIONS], self._pair.token)
         with HostedChain(
             chain,
             self._place(chain),
@@ -118,6 +133,7 @@ class HostedChainStage(RoutedStage):
             self._offered_pps,
             docker=docker,
             machines_on=passed,
+            pollers=pollers,
         ) as testbed:
             yield ChainStation(testbed, SLACK_S if passed is None else LAB_BOOT_LIMIT_S)
 

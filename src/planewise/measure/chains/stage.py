@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from types import MappingProxyType
@@ -37,6 +37,7 @@ from planewise.testbed.chains.model import (
     place,
 )
 from planewise.testbed.chains.reading import ChainReading
+from planewise.testbed.chains.vhost_machines import VhostMachines
 from planewise.testbed.chains.vhost_user import VhostChain
 from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.vms.platform import Platform, called, platform_of, vm_mib
@@ -172,7 +173,10 @@ class ChainStage(RoutedStage):
         except PlanewiseError as error:
             return error.what
         if chain.plane == "vhost-user":
-            return vhost_user.unavailable_reason(chain)
+            if chain.kind == "vm" and not self._uplink:
+                return "functions that route want IP from outside: give `chain.uplink` a driver"
+            reason = vhost_user.unavailable_reason(chain)
+            return reason or (self._vm_shortage(chain) if chain.kind == "vm" else "")
         if reason := kernel.unavailable_reason():
             return reason
         if chain.kind == "container" and not shutil.which("dockerd", path=_SBIN):
@@ -201,7 +205,12 @@ class ChainStage(RoutedStage):
         placement = self._place(chain)
         testbed: VhostChain | KernelChain
         pps = self._offered_pps
-        if chain.plane == "vhost-user":
+        if chain.plane == "vhost-user" and chain.kind == "vm":
+            options = replace(self._options, shared_memory=True)
+            testbed = VhostMachines(
+                chain, placement, self._uplink or "af_packet", pps, self._platform, options
+            )
+        elif chain.plane == "vhost-user":
             testbed = VhostChain(chain, placement, self._uplink, pps)
         elif chain.kind == "vm":
             testbed = MachineChain(chain, placement, self._platform, self._options, offered_pps=pps)

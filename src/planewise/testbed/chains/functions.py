@@ -1,12 +1,11 @@
 """A dpdk-testpmd process: a network function, or a generator. Knows no switch and no chain.
 
-It is talked to over its prompt: commands go into a pipe, answers come into a file. It dies with
-planewise.
+It is talked to over its prompt: commands go into a pipe, answers come into a file, on whatever host
+it runs. It dies with planewise.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -17,11 +16,13 @@ from pathlib import Path
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.chains.switch import SETUP_REMEDY
-from planewise.testbed.host import LocalHost, LocalProcess, ProcessTimeoutError
+from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
 
 PROGRAM = "dpdk-testpmd"
 MEMORY_BYTES = 64 << 20
 _BUFFERS = 8192
+_VF_BUFFERS = 4096
+_NO_DEVICE = "No probed ethernet devices"
 _PROMPT = "testpmd> "
 _START_S = 120.0
 _ANSWER_S = 60.0
@@ -30,6 +31,9 @@ _POLL_S = 0.01
 
 # It prints through stdio: into a file, that would be seen only when a buffer is full. What it reads
 # must not end before it does.
+_MAKE = 'command -v "$1" >/dev/null && mkfifo "$2" && : >"$3"'
+# Both ways, so that nobody waits for a reader: a function that is gone has none.
+_SAY = 'exec 3<>"$1"; cat >&3'
 _SCRIPT = 'exec 0<>"$1" 1>"$2" 2>&1; shift 2; exec "$@"'
 
 
@@ -43,6 +47,18 @@ class Forwarded:
     """Packets that it could not pass on: its ring to the switch was full."""
     busy_s: float
     """Time that its core spent on packets, by the cycles that it counts."""
+
+
+@dataclass(frozen=True)
+class PortStats:
+    """Of its only port; a VF's own counters, which survive its users."""
+
+    rx_packets: int
+    rx_missed: int
+    """Packets that found its ring full."""
+    tx_packets: int
+    tx_bytes: int
+    """With or without FCS, as the driver counts."""
 
 
 def find_program() -> str | None:
@@ -66,25 +82,38 @@ def command(socket: Path, cpu: int, ring: int, peer: str, prefix: str) -> list[s
     ]
 
 
+def vf_command(address: str, cpu: int, peer: str, prefix: str) -> list[str]:
+    """The command line of a function that has a VF by vfio-pci. Pure."""
+    return [
+        *(PROGRAM, "--lcores", f"0@{cpu},1@{cpu}", "--in-memory", "--no-telemetry"),
+        *("--file-prefix", prefix, "-m", str(MEMORY_BYTES >> 20), "-a", address),
+        *("--", "--interactive", "--no-mlockall", "--forward-mode=mac"),
+        *(f"--eth-peer=0,{peer}", f"--total-num-mbufs={_VF_BUFFERS}", "--record-core-cycles"),
+    ]
+
+
 class Function:
     """A testpmd that has been started; `await_prompt` says when it is there."""
 
     def __init__(
         self,
-        host: LocalHost,
-        directory: Path,
+        host: Host,
+        directory: str,
         name: str,
         command: Sequence[str],
     ) -> None:
-        if find_program() is None:
-            raise UnsupportedError(f"{PROGRAM} is not installed", remedy=SETUP_REMEDY)
         self.name = name
-        self._pipe = directory / f"{name}.in"
-        self._file = directory / f"{name}.out"
-        os.mkfifo(self._pipe)
-        self._process: LocalProcess = host.start(
+        self._host = host
+        self._pipe = f"{directory}/{name}.in"
+        self._file = f"{directory}/{name}.out"
+        made = host.run(["sh", "-c", _MAKE, "sh", PROGRAM, self._pipe, self._file])
+        if made.exit_code:
+            raise UnsupportedError(
+                f"{PROGRAM} is not installed on {host.place}", remedy=SETUP_REMEDY
+            )
+        self._process: HostProcess = host.start(
             [
-                *("sh", "-c", _SCRIPT, "sh", str(self._pipe), str(self._file)),
+                *("sh", "-c", _SCRIPT, "sh", self._pipe, self._file),
                 *("env", f"RUNTIME_DIRECTORY={directory}", "stdbuf", "-oL"),
                 *command,
             ]
@@ -113,7 +142,7 @@ class Function:
         start = len(self._text())
         try:
             self._write(f"{words}\n")
-        except OSError as error:
+        except PlanewiseError as error:
             raise self._gone() from error
         return self._await(start, _ANSWER_S)
 
@@ -121,21 +150,22 @@ class Function:
         """What it did since `clear`."""
         return parse_forwarded(self.say("show fwd stats all"))
 
+    def port_stats(self) -> PortStats:
+        """Its port's counters, whoever used that before."""
+        return parse_port(self.say("show port stats 0"))
+
     def clear(self) -> None:
         """Begins its statistics anew."""
         self.say("clear fwd stats all")
 
     def _write(self, text: str) -> None:
-        # Without waiting for a reader: a function that is gone has none.
-        pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            os.write(pipe, text.encode())
-        finally:
-            os.close(pipe)
+        if not self.alive:
+            raise self._gone()
+        self._host.run(["sh", "-c", _SAY, "sh", self._pipe], stdin=text.encode()).check()
 
     def _text(self) -> str:
-        with suppress(OSError):
-            return self._file.read_text(errors="replace")
+        with suppress(PlanewiseError):
+            return self._host.read_text(self._file)
         return ""
 
     def _await(self, start: int, limit_s: float) -> str:
@@ -156,6 +186,19 @@ class Function:
             time.sleep(_POLL_S)
 
     def _gone(self) -> PlanewiseError:
+        if _NO_DEVICE in self._text():
+            return PlanewiseError(
+                f"{self.name} ({PROGRAM}) found no device: DPDK has no driver for it, or could not "
+                "open it",
+                remedy="`dpdk-devbind.py --status` shows who has it; DPDK's manual which NICs it "
+                "knows",
+            )
+        if _PROMPT in self._text():
+            ending = self._process.wait(_END_S).ending.removeprefix("ended by ")
+            return PlanewiseError(
+                f"{self.name} ({PROGRAM}) ended while it was measured ({ending})",
+                remedy="the kernel's log (`dmesg`) may say why",
+            )
         words = [line for line in self._text().splitlines() if line.strip()]
         return PlanewiseError(
             f"{self.name} ({PROGRAM}) ended: {words[-1] if words else 'it said nothing'}",
@@ -165,7 +208,7 @@ class Function:
     def close(self) -> None:
         """Ends it. Idempotent."""
         if self.alive:
-            with suppress(OSError):
+            with suppress(PlanewiseError):
                 self._write("stop\nquit\n")
             with suppress(ProcessTimeoutError):
                 self._process.wait(_END_S)
@@ -181,6 +224,16 @@ def parse_forwarded(text: str) -> Forwarded:
         tx_packets=_count(total, "TX-packets"),
         tx_dropped=_count(total, "TX-dropped"),
         busy_s=int(cycles[1]) / (float(cycles[2]) * 1e6) if cycles else 0.0,
+    )
+
+
+def parse_port(text: str) -> PortStats:
+    """What `show port stats 0` prints. Pure."""
+    return PortStats(
+        rx_packets=_count(text, "RX-packets"),
+        rx_missed=_count(text, "RX-missed"),
+        tx_packets=_count(text, "TX-packets"),
+        tx_bytes=_count(text, "TX-bytes"),
     )
 
 

@@ -8,6 +8,7 @@ Both ends of the chain are VFs of the sender's NIC. Knows no measurement.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -19,10 +20,12 @@ from planewise.errors import PlanewiseError
 from planewise.store.models import FrameAccount
 from planewise.testbed import counters, script
 from planewise.testbed.chains import account
+from planewise.testbed.chains.functions import vf_command
 from planewise.testbed.chains.generator import MIXED, commands
 from planewise.testbed.chains.local_guests import contain
-from planewise.testbed.chains.machines import FunctionMachines, function_guest, told
+from planewise.testbed.chains.machines import FunctionMachines, PassedThrough, told
 from planewise.testbed.chains.model import Chain, FrameSize, Placement, frames_of
+from planewise.testbed.chains.pollers import Pollers
 from planewise.testbed.chains.reading import ChainReading, cpu_times, ksoftirqd, sent_by, ticks_s
 from planewise.testbed.chains.routing import new_function, router_settings, routing
 from planewise.testbed.chains.streams import Streams
@@ -44,8 +47,7 @@ from planewise.testbed.plan import (
     new_namespace,
 )
 from planewise.testbed.steering import bind_interrupts, steer
-from planewise.testbed.vfs import Vf, VfPool
-from planewise.testbed.vms.domain import Nic, Passthrough
+from planewise.testbed.vfs import VfPool
 
 PLANES = ("vf", "bridge", "vf-passthrough")
 """Planes that chains on hosts can have."""
@@ -193,6 +195,13 @@ def plan_machines(
     return {number: told(steps, netns(token, f"v{number}")) for number in macs}
 
 
+def peers(chain: Chain, macs: Mapping[int, str], end: str) -> dict[int, str]:
+    """By number, the MAC that each function that polls sends to; `end` is behind the last. Pure."""
+    last = chain.vnfs
+    through = chain.pattern == "east-west"
+    return {number: macs[number + 1] if through and number < last else end for number in macs}
+
+
 def steps(chain: Chain, nic: str) -> tuple[str, ...]:
     """What makes a chain, for people, before any VF has been given: MACs stand as names. Pure."""
     token = "0" * 8
@@ -206,6 +215,15 @@ def steps(chain: Chain, nic: str) -> tuple[str, ...]:
                 f"planewised vf bind <VF of {nic}> vfio-pci",
                 f"start the virtual machine {names[number]}, and give it that VF",
                 *(f"in {names[number]}: {line}" for line in lines),
+            ]
+    elif chain.forwards == "testpmd":
+        there_macs = peers(chain, macs, ends[1])
+        for number in names:
+            command = vf_command(f"<address of vnf{number}'s VF>", 0, there_macs[number], "vnf")
+            here += [
+                "take huge pages from the kernel",
+                f"planewised vf bind <VF of {nic}> vfio-pci",
+                shlex.join(command),
             ]
     else:
         if chain.kind == "container":
@@ -260,9 +278,10 @@ class HostedChain:
         *,
         docker: Docker | None = None,
         machines_on: PassedThrough | None = None,
+        pollers: Pollers | None = None,
     ) -> None:
         """`docker` is the functions' host's, where they are containers; `machines_on` has them
-        where they are virtual machines. Both outlive the chain."""
+        where they are virtual machines. Both outlive the chain. `pollers` has those that poll."""
         self.chain = chain
         self.placement = placement
         self._machines = machines
@@ -272,6 +291,7 @@ class HostedChain:
         self._offered_pps = offered_pps
         self._docker = docker
         self._passed = machines_on
+        self._pollers = pollers
         self._held: dict[HostRole, list[int]] = {role: [] for role in HOSTS}
         self._streams = Streams()
         self._before: account.Way = ()
@@ -321,6 +341,10 @@ class HostedChain:
         if self._passed is not None:
             told = plan_machines(self._token, self.chain, self._macs, self._ends)
             self._passed.machines.tell(told)
+        elif self._pollers is not None:
+            cpus = {number: self.placement.cpu(f"vnf{number}") for number in self._macs}
+            self._pollers.start(peers(self.chain, self._macs, self._ends[1]), cpus)
+            return
         else:
             if self.chain.plane == "bridge":
                 bridge, nic = self._functions.bridge, self._functions.nic
@@ -341,6 +365,9 @@ class HostedChain:
         if self._passed is not None:
             self._standing.callback(self._passed.machines.sleep)
             return dict(self._passed.stand(numbers))
+        if self._pollers is not None:
+            self._standing.callback(self._pollers.close)
+            return dict(self._pollers.take(numbers))
         if self._docker is not None:
             names = [self.netns(f"v{number}") for number in numbers]
             for name in names:
@@ -380,6 +407,8 @@ class HostedChain:
     def start(self, size: FrameSize, limit_s: float) -> None:
         """See `KernelChain.start`."""
         self.stop()
+        if self._pollers is not None:
+            self._pollers.clear()
         # Programs of one CPU share it by time, not by frames: a mix must be paced.
         share = _OVERLOAD if len(frames_of(size)) == 1 else MIXED
         pps = self._offered_pps or self._generator_pps * share
@@ -399,8 +428,9 @@ class HostedChain:
 
     def _way(self) -> account.Way:
         ends = self._look(self._source, (), [self.netns("c"), self.netns("d")]).interfaces
-        if self._passed is not None:
-            read = self._passed.machines.read()
+        counting = self._counting
+        if counting is not None:
+            read = counting.read()
             passed = [(one.received or 0, one.packets) for one in read.values()]
         else:
             names = [self.netns(f"v{number}") for number in range(1, self.chain.vnfs + 1)]
@@ -418,19 +448,21 @@ class HostedChain:
         """The counters now."""
         self._streams.check()
         numbers = range(1, self.chain.vnfs + 1)
-        machines = None if self._passed is None else self._passed.machines
-        pids = {} if machines is None else machines.pids
-        names = () if machines is not None else [self.netns(f"v{number}") for number in numbers]
+        counting = self._counting
+        pids = {} if counting is None else counting.pids
+        names = () if counting is not None else [self.netns(f"v{number}") for number in numbers]
         here = self._both.submit(
             self._look, self._functions.host, (*self._ksoftirqd.values(), *pids.values()), names
         )
         there = self._both.submit(self._look, self._source, (), [self.netns("c"), self.netns("d")])
-        counted = {} if machines is None else machines.read()
+        counted = {} if counting is None else counting.read()
+        busy = self._pollers.busy_s() if self._pollers is not None and whole else {}
         functions, ends = here.result(), there.result()
         for number, name in zip(numbers, names, strict=False):
             own = functions.interfaces[name][GUEST_INTERFACE]
             counted[number] = sent_by(own, own["rx_packets"] if self.chain.on_vfs else None)
         cpus = cpu_times(functions.stat)
+        spent_s = {f"vnf{number}": functions.tasks_s.get(pid, 0.0) for number, pid in pids.items()}
         kernel_s = {
             cpu: spent.soft_s + functions.tasks_s.get(self._ksoftirqd.get(cpu, 0), 0.0)
             for cpu, spent in cpus.items()
@@ -445,10 +477,19 @@ class HostedChain:
             offered=ends.interfaces[self.netns("c")][GUEST_INTERFACE]["tx_packets"],
             delivered=ends.interfaces[self.netns("d")][GUEST_INTERFACE]["rx_packets"],
             cpus=cpus,
-            kernel_s=kernel_s,
+            kernel_s=None if self._pollers is not None else kernel_s,
+            tasks_s=spent_s if self._pollers is not None else {},
+            busy_s=busy,
             host=FUNCTIONS,
-            machines=machines is not None,
+            machines=self._passed is not None,
         )
+
+    @property
+    def _counting(self) -> Pollers | FunctionMachines | None:
+        """What counts for functions whose interfaces no kernel of the host has."""
+        if self._passed is not None:
+            return self._passed.machines
+        return self._pollers
 
     @staticmethod
     def _look(host: Host, pids: Sequence[int], names: Sequence[str]) -> Look:
@@ -477,60 +518,6 @@ class HostedChain:
         with suppress(PlanewiseError):  # it is no port of it yet
             release = ReleaseMaster("", self._functions.nic)
             script.perform(Plan((release,)), self._functions.host)
-
-
-class PassedThrough:
-    """Virtual machines that each hold a VF of one NIC; leaving its `with` block ends them.
-
-    They stay from chain to chain: starting one may take a minute, its function's way is told it in
-    a moment.
-    """
-
-    def __init__(self, machines: FunctionMachines, pool: VfPool, token: str) -> None:
-        self.machines = machines
-        self._pool = pool
-        self._token = token
-        self._held: dict[int, Vf] = {}
-
-    def __enter__(self) -> Self:
-        self.machines.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def held(self) -> int:
-        """VFs that its virtual machines have."""
-        return len(self._held)
-
-    def stand(self, numbers: Sequence[int]) -> Mapping[int, str]:
-        """Has these functions run, and all others sleep; gives their MACs by number.
-
-        Raises:
-            PlanewiseError: too few VFs, or one did not come up.
-        """
-        there = self.machines.there
-        for number in [number for number in self._held if number not in there]:
-            self._pool.give_back(self._held.pop(number))
-        missing = [number for number in numbers if number not in there]
-        wanted: list[tuple[Guest, Nic | Passthrough]] = []
-        for number in missing:
-            vf = self._held[number] = self._pool.take()
-            self._pool.hand_over(vf)
-            name = netns(self._token, f"v{number}")
-            guest = function_guest(FUNCTIONS, name, number, "vf-passthrough", vf.config.mac)
-            wanted.append((guest, Passthrough(vf.address)))
-        self.machines.start(wanted, _MTU_BYTES)
-        self.machines.wake(numbers)
-        return {number: self._held[number].config.mac for number in numbers}
-
-    def close(self) -> None:
-        """Ends all of them, and gives their VFs back. Idempotent."""
-        with ExitStack() as last:
-            while self._held:
-                last.callback(self._pool.give_back, self._held.popitem()[1])
-            self.machines.close()
 
 
 def _holder(role: HostRole, index: int, where: str) -> Guest:

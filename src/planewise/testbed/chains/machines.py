@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Self, TypeVar
 
 from planewise.errors import PlanewiseError
@@ -20,11 +20,13 @@ from planewise.testbed.chains.routing import address, router_settings
 from planewise.testbed.host import Host
 from planewise.testbed.model import GUEST_INTERFACE, Guest, HostRole
 from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
-from planewise.testbed.vms.domain import Nic, Passthrough, VmOptions
+from planewise.testbed.vfs import Vf, VfPool
+from planewise.testbed.vms.domain import AnyNic, Passthrough, VmOptions
 from planewise.testbed.vms.guests import HostGuests
 from planewise.testbed.vms.platform import Platform
 from planewise.testbed.vms.saved import Saved
 
+_MTU_BYTES = 1500
 _TELL_S = 600.0
 """A guest whose emulated CPU is emulated once more takes seconds for each program it starts."""
 _FIND_S = 180.0
@@ -130,14 +132,14 @@ class FunctionMachines:
             self._pids.pop(guest.index, None)
         return dict(self._there)
 
-    def start(self, wanted: Sequence[tuple[Guest, Nic | Passthrough]], mtu_bytes: int) -> None:
+    def start(self, wanted: Sequence[tuple[Guest, AnyNic]], mtu_bytes: int) -> None:
         """Starts functions, some at a time, and returns when all are ready.
 
         Raises:
             PlanewiseError: one did not come up.
         """
 
-        def one(guest: Guest, nic: Nic | Passthrough) -> None:
+        def one(guest: Guest, nic: AnyNic) -> None:
             try:
                 self.guests.start(guest, nic, mtu_bytes)
             except PlanewiseError:
@@ -235,3 +237,57 @@ class FunctionMachines:
                     remedy="did it end? its console, or the kernel's log (`dmesg`), may say why",
                 )
             time.sleep(_POLL_S)
+
+
+class PassedThrough:
+    """Virtual machines that each hold a VF of one NIC; leaving its `with` block ends them.
+
+    They stay from chain to chain: starting one may take a minute, its function's way is told it in
+    a moment.
+    """
+
+    def __init__(self, machines: FunctionMachines, pool: VfPool, token: str) -> None:
+        self.machines = machines
+        self._pool = pool
+        self._token = token
+        self._held: dict[int, Vf] = {}
+
+    def __enter__(self) -> Self:
+        self.machines.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def held(self) -> int:
+        """VFs that its virtual machines have."""
+        return len(self._held)
+
+    def stand(self, numbers: Sequence[int]) -> Mapping[int, str]:
+        """Has these functions run, and all others sleep; gives their MACs by number.
+
+        Raises:
+            PlanewiseError: too few VFs, or one did not come up.
+        """
+        there = self.machines.there
+        for number in [number for number in self._held if number not in there]:
+            self._pool.give_back(self._held.pop(number))
+        missing = [number for number in numbers if number not in there]
+        wanted: list[tuple[Guest, AnyNic]] = []
+        for number in missing:
+            vf = self._held[number] = self._pool.take()
+            self._pool.hand_over(vf)
+            name = f"pw-{self._token}-v{number}"
+            guest = function_guest("responder", name, number, "vf-passthrough", vf.config.mac)
+            wanted.append((guest, Passthrough(vf.address)))
+        self.machines.start(wanted, _MTU_BYTES)
+        self.machines.wake(numbers)
+        return {number: self._held[number].config.mac for number in numbers}
+
+    def close(self) -> None:
+        """Ends all of them, and gives their VFs back. Idempotent."""
+        with ExitStack() as last:
+            while self._held:
+                last.callback(self._pool.give_back, self._held.popitem()[1])
+            self.machines.close()

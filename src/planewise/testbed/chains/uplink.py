@@ -19,9 +19,9 @@ TX, RX = "tx0", "rx0"
 IN, OUT = "up0", "up1"
 """The switch's ports."""
 _INTERFACES = ("uin", "uout")
-_MACS = ("02:70:77:42:00:f0", "02:70:77:42:00:f1")
+END_MACS = ("02:70:77:42:00:f0", "02:70:77:42:00:f1")
 """Of the generator's ends; frames come back for the second."""
-BACK_MAC = _MACS[1]
+BACK_MAC = END_MACS[1]
 _FIRST_NUMBER = 200
 _MTU_BYTES = 1500
 _INDEX = 920
@@ -51,9 +51,9 @@ def plan(token: str, switch: str) -> Plan:
     ends = ends_of(token)
     steps: list[Step] = [*new_namespace(ends)]
     for side, (interface, end) in enumerate(zip(_INTERFACES, (TX, RX), strict=True)):
-        mac = _MACS[side].replace("42:00", "43:00")
+        mac = END_MACS[side].replace("42:00", "43:00")
         steps += [
-            AddVeth(switch, interface, _INDEX + side, mac, ends, end, _MACS[side], _MTU_BYTES),
+            AddVeth(switch, interface, _INDEX + side, mac, ends, end, END_MACS[side], _MTU_BYTES),
             SetUp(switch, interface),
             SetUp(ends, end),
         ]

@@ -36,6 +36,7 @@ from planewise.testbed.chains.switch import Flow, Port, Switch
 from planewise.testbed.host import LocalHost
 from planewise.testbed.namespaces import _Testbed
 from planewise.testbed.plan import Plan, new_namespace
+from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.scratch import scratch
 from planewise.testbed.steering import may_steer
 
@@ -51,8 +52,9 @@ _POLL_S = 0.05
 
 
 def memory_bytes(chain: Chain) -> int:
-    """Huge pages that a chain takes."""
-    return SWITCH_BYTES + chain.vnfs * functions.MEMORY_BYTES
+    """Huge pages that a chain takes: those of virtual machines are ordinary ones."""
+    each = 0 if chain.kind == "vm" else functions.MEMORY_BYTES
+    return SWITCH_BYTES + chain.vnfs * each
 
 
 def unavailable_reason(chain: Chain) -> str:
@@ -61,7 +63,7 @@ def unavailable_reason(chain: Chain) -> str:
         name
         for name, found in (
             ("Open vSwitch with DPDK", switch.find_program()),
-            ("dpdk-testpmd", functions.find_program()),
+            ("dpdk-testpmd", chain.kind == "vm" or functions.find_program()),
         )
         if not found
     ]
@@ -102,12 +104,18 @@ class StartFunction:
 
     name: str
     cpu: int
+    kind: GuestKind = "process"
 
     def command(self, socket: Path) -> tuple[str, ...]:
         """Its command line, where the switch meets it at `socket`."""
         return tuple(functions.command(socket, self.cpu, RING, uplink.BACK_MAC, self.name))
 
     def __str__(self) -> str:
+        if self.kind == "vm":
+            return (
+                f"start the virtual machine {self.name} on CPU {self.cpu}, with shared memory and "
+                f"a vhost-user NIC at {self.name}.sock"
+            )
         return shlex.join(self.command(Path(f"{self.name}.sock")))
 
 
@@ -147,7 +155,7 @@ def plan(
     return (
         TakeHugePages(memory_bytes(chain)),
         StartSwitch(polling, SWITCH_BYTES),
-        *(StartFunction(name, placement.cpu(name)) for name in chain.names),
+        *(StartFunction(name, placement.cpu(name), chain.kind) for name in chain.names),
         AddPorts(
             tuple((name, next(turns)) for name in chain.names),
             uplink.ports(driver, polling) if driver else (),
@@ -233,14 +241,34 @@ class VhostChain(_Testbed):
                 self._switch = Switch(host, self._directory, step.memory_bytes, step.cpus)
                 self._stack.callback(self._switch.close)
             case StartFunction():
-                command = step.command(self.switch.socket(step.name))
-                function = Function(host, self._directory, step.name, command)
-                self._stack.callback(function.close)
-                self._functions[step.name] = function
+                self._start_function(step, host)
             case AddPorts():
                 self._add_ports(step.ports, step.uplink)
             case Forward():
                 self._hops = step.hops
+
+    def _start_function(self, step: StartFunction, host: LocalHost) -> None:
+        command = step.command(self.switch.socket(step.name))
+        function = Function(host, str(self._directory), step.name, command)
+        self._stack.callback(function.close)
+        self._functions[step.name] = function
+
+    def _await_functions(self) -> None:
+        """Once the switch has their ports."""
+        for function in self._functions.values():
+            function.await_prompt()
+
+    def _passed(self) -> dict[str, tuple[int, int]]:
+        """Frames that reached and left each function."""
+        counted = {name: function.forwarded() for name, function in self._functions.items()}
+        return {name: (one.rx_packets, one.tx_packets) for name, one in counted.items()}
+
+    def _spent(self, whole: bool) -> tuple[dict[str, float], dict[str, float]]:
+        """CPU time of functions that poll, and the time that functions spent on packets [s]."""
+        tasks = {name: task_s(function.pid) for name, function in self._functions.items()}
+        if not whole:
+            return tasks, {}
+        return tasks, {name: one.forwarded().busy_s for name, one in self._functions.items()}
 
     def _add_ports(self, ports: tuple[tuple[str, int], ...], more: tuple[Port, ...]) -> None:
         self.switch.change_ports(
@@ -258,8 +286,7 @@ class VhostChain(_Testbed):
                 ),
             ]
         )
-        for function in self._functions.values():
-            function.await_prompt()
+        self._await_functions()
         deadline = time.monotonic() + _CONNECT_S
         while not self.switch.ports_up([name for name, _ in ports]):
             if time.monotonic() > deadline:
@@ -275,6 +302,11 @@ class VhostChain(_Testbed):
         if self._switch is None:
             raise RuntimeError("the chain is not built: use it in a with block")
         return self._switch
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Processes that are functions, by name."""
+        return {name: function.pid for name, function in self._functions.items()}
 
     def start(self, size: FrameSize, limit_s: float = 0.0) -> None:
         """Has the generator send frames of `size`, as many as are taken, until `stop`.
@@ -355,10 +387,7 @@ class VhostChain(_Testbed):
 
     def _way(self) -> account.Way:
         counters = self.switch.counters()
-        functions_passed = {
-            name: (one.rx_packets, one.tx_packets)
-            for name, one in ((name, own.forwarded()) for name, own in self._functions.items())
-        }
+        functions_passed = self._passed()
         if self._driver:
             switch = counters[uplink.IN].rx_packets, counters[uplink.OUT].tx_packets
             return account.way(self.chain, *self._ends(), functions_passed, switch)
@@ -391,12 +420,8 @@ class VhostChain(_Testbed):
             self._generator.streams.check()
             offered, delivered = self._ends()
             passed = counters[uplink.IN].rx_packets, counters[uplink.OUT].tx_packets
-        tasks = {SWITCH: task_s(self.switch.pid, "pmd")}
-        busy: dict[str, float] = {}
-        for name, function in self._functions.items():
-            tasks[name] = task_s(function.pid)
-            if whole:
-                busy[name] = function.forwarded().busy_s
+        tasks, busy = self._spent(whole)
+        tasks[SWITCH] = task_s(self.switch.pid, "pmd")
         return ChainReading(
             at_s=at_s,
             vnfs={

@@ -20,7 +20,7 @@ class VfPlane(Plane):
     name = "vf"
     description = "the network device of an SR-IOV virtual function, moved into the guest"
     guests = ("namespace", "container", "process")
-    functions: ClassVar = {"process": ("kernel",), "container": ("kernel",)}
+    functions: ClassVar = {"process": ("kernel", "testpmd"), "container": ("kernel",)}
     rank = 60
     vfs = 1
     nic_within_host = True

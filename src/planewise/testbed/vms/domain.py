@@ -35,6 +35,8 @@ class VmOptions:
     main_cpus: tuple[int, ...] = ()
     """CPUs of the host that the main guest's virtual CPUs may run on; empty: all."""
     background_cpus: tuple[int, ...] = ()
+    shared_memory: bool = False
+    """Let a switch in user space see the guest's memory, as vhost-user needs it."""
     programs: tuple[str, ...] = ()
     """Programs of this machine that guests have beside pw-probe and a shell."""
 
@@ -66,6 +68,15 @@ class Nic:
 
 
 @dataclass(frozen=True)
+class VhostUserNic:
+    """A virtio interface whose other end is a switch in user space, which connects to a socket."""
+
+    mac: str
+    socket: str
+    """QEMU listens there; a guest gets the interface once the switch has connected."""
+
+
+@dataclass(frozen=True)
 class Passthrough:
     """A PCI function of the host that a virtual machine has for itself (VFIO).
 
@@ -74,6 +85,9 @@ class Passthrough:
 
     address: str
     """As sysfs has it: `0000:01:10.2`."""
+
+
+AnyNic = Nic | VhostUserNic | Passthrough
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,8 @@ class DomainSpec:
     vcpus: int
     console: str
     """File that takes what the guest writes to its serial console."""
-    nic: Nic | Passthrough | None
+    nic: AnyNic | None
+    shared_memory: bool = False
     cpus: tuple[int, ...] = ()
     """CPUs of the host that it may run on; empty: all."""
 
@@ -101,6 +116,10 @@ def domain_xml(spec: DomainSpec) -> str:
     domain = ElementTree.Element("domain", type="kvm" if kvm else "qemu")
     _add(domain, "name", spec.name)
     _add(domain, "memory", str(spec.memory_mib), unit="MiB")
+    if spec.shared_memory:
+        backing = _add(domain, "memoryBacking")
+        _add(backing, "source", type="memfd")
+        _add(backing, "access", mode="shared")
     vcpu = _add(domain, "vcpu", str(spec.vcpus))
     if spec.cpus:
         vcpu.set("cpuset", ",".join(str(cpu) for cpu in spec.cpus))
@@ -131,16 +150,23 @@ def domain_xml(spec: DomainSpec) -> str:
     return ElementTree.tostring(domain, encoding="unicode")
 
 
-def nic_xml(nic: Nic | Passthrough) -> str:
+def nic_xml(nic: AnyNic) -> str:
     """libvirt's description of a NIC, to be plugged into a domain that runs."""
     holder = ElementTree.Element("devices")
     _add_device(holder, nic)
     return ElementTree.tostring(holder[0], encoding="unicode")
 
 
-def _add_device(devices: ElementTree.Element, nic: Nic | Passthrough) -> None:
+def _add_device(devices: ElementTree.Element, nic: AnyNic) -> None:
     if isinstance(nic, Passthrough):
         _add_function(devices, nic)
+    elif isinstance(nic, VhostUserNic):
+        interface = _add(devices, "interface", type="vhostuser")
+        _add(interface, "mac", address=nic.mac)
+        _add(interface, "source", type="unix", path=nic.socket, mode="server")
+        _add(interface, "model", type="virtio")
+        _turn_offloads_off(_add(interface, "driver"))
+        _add(interface, "rom", enabled="no")
     else:
         _add_nic(devices, nic)
 
@@ -155,10 +181,14 @@ def _add_nic(devices: ElementTree.Element, nic: Nic) -> None:
         if nic.queues > 1:
             driver.set("queues", str(nic.queues))
         if not nic.offloads:
-            off = dict.fromkeys(("csum", "tso4", "tso6", "ecn", "ufo"), "off")
-            _add(driver, "host", **off, gso="off")
-            _add(driver, "guest", **off)
+            _turn_offloads_off(driver)
     _add(interface, "rom", enabled="no")
+
+
+def _turn_offloads_off(driver: ElementTree.Element) -> None:
+    off = dict.fromkeys(("csum", "tso4", "tso6", "ecn", "ufo"), "off")
+    _add(driver, "host", **off, gso="off")
+    _add(driver, "guest", **off)
 
 
 def _add_function(devices: ElementTree.Element, function: Passthrough) -> None:

@@ -21,10 +21,10 @@ from planewise.testbed.vms import image
 from planewise.testbed.vms.agent import GuestAgent, Why
 from planewise.testbed.vms.daemon import Libvirt
 from planewise.testbed.vms.domain import (
+    AnyNic,
     DomainSpec,
     Nic,
     NicModel,
-    Passthrough,
     VmOptions,
     domain_xml,
     nic_xml,
@@ -113,7 +113,7 @@ class HostGuests:
     def start(
         self,
         guest: Guest,
-        nic: Nic | Passthrough,
+        nic: AnyNic,
         mtu_bytes: int,
         neighbours: Mapping[str, str] | None = None,
     ) -> Started:
@@ -136,9 +136,7 @@ class HostGuests:
         self._await_ready(guest, agent, begun)
         return Started(guest, time.monotonic() - begun)
 
-    def _wake(
-        self, saved: Saved, guest: Guest, nic: Nic | Passthrough, network: Sequence[str]
-    ) -> Started:
+    def _wake(self, saved: Saved, guest: Guest, nic: AnyNic, network: Sequence[str]) -> Started:
         begun = time.monotonic()
         agent = self._agent_of(guest)
         head = head_for(saved, guest.netns, self._console(guest))
@@ -247,7 +245,7 @@ class HostGuests:
     def domain(
         self,
         guest: Guest,
-        nic: Nic | Passthrough | None,
+        nic: AnyNic | None,
         mtu_bytes: int,
         neighbours: Mapping[str, str] | None = None,
     ) -> DomainSpec:
@@ -268,6 +266,7 @@ class HostGuests:
             vcpus=options.vcpus,
             console=self._console(guest),
             nic=nic,
+            shared_memory=options.shared_memory,
             cpus=options.main_cpus if guest.role == "main" else options.background_cpus,
         )
 
