@@ -1,7 +1,7 @@
 """Planted slow nodes in made-up fleets: how many are found, and how many others are accused.
 
 Measurements are drawn, not measured: a node's own spread, what a pair adds, and how often a pair is
-far off by itself are those of the row. `--through-files` also goes by run directories.
+far off by itself are those of the row.
 
     python benches/fleet.py [--fleets 200] [--nodes 1000] [--meetings 4] [--slow 3] [--seed 1]
 """
@@ -57,7 +57,7 @@ def main() -> None:
 def _row(rng: np.random.Generator, options: argparse.Namespace, draw: Draw, kind: str) -> str:
     found = whole = accused = 0
     shares = []
-    for fleet in range(options.fleets):
+    for _ in range(options.fleets):
         pairs = options.nodes * options.meetings // 2
         matches = tournament(options.nodes, pairs, int(rng.integers(2**31)))
         a = np.array([match.sender for match in matches])
@@ -79,7 +79,6 @@ def _row(rng: np.random.Generator, options: argparse.Namespace, draw: Draw, kind
         whole += slow <= claimed
         accused += bool(wrong)
         shares.append(len(wrong) / max(1, len(claimed)))
-        del fleet
     n = options.fleets
     return (
         f"{found / max(1, n * options.slow):5.3f}  {whole / n:9.3f}  {np.mean(shares):11.4f}  "

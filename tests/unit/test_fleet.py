@@ -19,10 +19,11 @@ from planewise.fleet import run as fleet_run
 from planewise.fleet.analysis import Findings, find
 from planewise.fleet.budget import within
 from planewise.fleet.page import headline, render
-from planewise.fleet.plan import Budget, Fleet, FleetPlan, read_nodes
+from planewise.fleet.plan import Budget, Fleet, FleetPlan, draw_pairs, read_nodes
 from planewise.fleet.tournament import Match, meetings_of, tournament
-from planewise.judge.statistics.nodes import Meeting, false_discovery, node_effects
+from planewise.judge.statistics.nodes import Meeting, determined, false_discovery, node_effects
 from planewise.measure.design import Design
+from planewise.store.rundir import RunReader
 from tests.unit import made_up_run
 from tests.unit.vega_schema import fits_schema
 
@@ -47,6 +48,14 @@ def test_a_tournament_lets_every_node_meet_as_many_others_and_nobody_twice(
 
 def test_the_same_seed_gives_the_same_pairs_and_another_seed_others() -> None:
     assert tournament(30, 60, 1) == tournament(30, 60, 1) != tournament(30, 60, 2)
+
+
+def test_a_tournament_of_enough_pairs_lets_every_node_be_told_apart() -> None:
+    # On rings of 9, 27 and 99 places rounds may fall into circles that never touch.
+    for nodes, seed in [(nodes, seed) for nodes in (10, 28, 100) for seed in range(40)]:
+        matches = tournament(nodes, 2 * nodes, seed)
+        ends = np.array([(match.sender, match.responder) for match in matches])
+        assert determined(nodes, ends).all(), (nodes, seed)
 
 
 @pytest.mark.parametrize(("nodes", "pairs"), [(1, 1), (5, 0), (5, 11)])
@@ -121,7 +130,7 @@ def plan(nodes: int, pairs: int, **more: object) -> FleetPlan:
     return FleetPlan.model_validate(
         {
             "nodes": tuple(f"local:n{number}" for number in range(nodes)),
-            "pairs": pairs,
+            "pairs": draw_pairs(nodes, pairs, 4),
             "seed": 4,
             "design": DESIGN.model_dump(mode="json"),
             **more,
@@ -130,6 +139,17 @@ def plan(nodes: int, pairs: int, **more: object) -> FleetPlan:
 
 
 SLOW = 5
+MINIMAL = made_up_run.MadeUp(
+    planes=("veth",),
+    load_types=("none",),
+    guests=(0,),
+    packets=50,
+    hosts=("sender", "responder"),
+    drift=0.0,
+    failed=0,
+    with_packets=False,
+    with_recommendation=False,
+)
 
 
 def made_up(fleet: Fleet, match: Match, stop: threading.Event) -> str:
@@ -140,18 +160,7 @@ def made_up(fleet: Fleet, match: Match, stop: threading.Event) -> str:
     before = dict(made_up_run.PLANES)
     sender, wire, responder, saturation = before["veth"]
     slower = {"veth": (sender * factor, wire * factor, responder * factor, saturation / factor)}
-    wanted = made_up_run.MadeUp(
-        planes=("veth",),
-        load_types=("none",),
-        guests=(0,),
-        packets=50,
-        hosts=("sender", "responder"),
-        drift=0.0,
-        failed=0,
-        with_packets=False,
-        with_recommendation=False,
-        seed=match.index,
-    )
+    wanted = replace(MINIMAL, seed=match.index)
     directory = fleet.directory(match)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(made_up_run, "PLANES", {**before, **slower})
@@ -239,6 +248,35 @@ def test_another_plan_in_the_directory_is_not_overwritten(fleet: Fleet) -> None:
     assert Fleet.create(fleet.path, fleet.plan).plan == fleet.plan
     with pytest.raises(BadInputError, match="another fleet's plan"):
         Fleet.create(fleet.path, plan(12, 30))
+
+
+def test_what_a_stopped_coordinator_measured_is_not_measured_again(tmp_path: Path) -> None:
+    fleet = Fleet.create(tmp_path / "f", plan(6, 12))
+    measured: list[int] = []
+    stopped: list[int] = []
+
+    def measure(fleet: Fleet, match: Match, stop: threading.Event) -> str:
+        if match.index == 5 and not stopped:
+            stopped.append(5)
+            raise KeyboardInterrupt
+        measured.append(match.index)
+        info = RunReader(recorded(tmp_path)).info.model_dump(mode="json")
+        fleet.directory(match).mkdir(parents=True)
+        (fleet.directory(match) / "run.json").write_text(json.dumps(info))
+        return ""
+
+    with pytest.raises(KeyboardInterrupt):
+        fleet_run.run(fleet, measure, lambda text: None)
+    assert fleet_run.run(Fleet.open(fleet.path), measure, lambda text: None).left == 0
+    assert sorted(measured) == list(range(12))
+
+
+def recorded(directory: Path) -> Path:
+    """A run directory that is done."""
+    made = directory / "recorded"
+    if not made.exists():
+        made_up_run.write(made, MINIMAL)
+    return made
 
 
 def test_a_node_is_in_one_pair_at_a_time(tmp_path: Path) -> None:

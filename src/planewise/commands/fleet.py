@@ -121,7 +121,7 @@ def _plan(
     from pydantic import ValidationError
 
     from planewise.fleet.budget import within
-    from planewise.fleet.plan import Budget, FleetPlan, default_seed, read_nodes
+    from planewise.fleet.plan import Budget, FleetPlan, default_seed, draw_pairs, read_nodes
     from planewise.measure.design_file import load_design
 
     if nodes_file is None or pairs is None:
@@ -135,12 +135,13 @@ def _plan(
     try:
         budget = Budget(pps=pps, cpu=cpu, time=time)
         design = within(load_design(design_file), budget)
+        drawn_from = default_seed(nodes, design) if seed is None else seed
         plan = FleetPlan(
             title=design.title,
             nodes=nodes,
             nic=nic,
-            pairs=pairs,
-            seed=default_seed(nodes, design) if seed is None else seed,
+            pairs=draw_pairs(len(nodes), pairs, drawn_from),
+            seed=drawn_from,
             budget=budget,
             design=design.model_dump(mode="json"),
         )
@@ -150,9 +151,8 @@ def _plan(
         where = {"pps": "--budget-pps", "cpu": "--budget-cpu", "time": "--budget-time"}
         message = first["msg"].removeprefix("Value error, ")
         raise BadInputError(message, where=where.get(name, str(nodes_file))) from error
-    matches = plan.matches()
     if not plan.local:
-        targets_of(plan, matches[0])  # a NIC that is not named is said now
+        targets_of(plan, plan.matches()[0])  # a NIC that is not named is said now
     return plan
 
 

@@ -61,9 +61,10 @@ class FleetPlan(Part):
     """`ssh://server`, `lab:NAME/a`; `local:NAME`: namespaces of this machine, to try it out."""
     nic: str = ""
     """The interface to use on all nodes."""
-    pairs: Annotated[int, Field(ge=1)]
+    pairs: tuple[tuple[int, int, int], ...]
+    """Round, sender and responder of each, nodes by their number from 0."""
     seed: Annotated[int, Field(ge=0)]
-    """Nodes' places and the order of rounds follow from it, and each pair's own order."""
+    """The pairs were drawn from it, and each pair's own order follows from it."""
     budget: Budget = Budget()
     design: dict[str, object]
     """What each pair measures, as run.json has it."""
@@ -84,8 +85,8 @@ class FleetPlan(Part):
         return self
 
     def matches(self) -> tuple[Match, ...]:
-        """The pairs. BadInputError where there are not as many."""
-        return tournament(len(self.nodes), self.pairs, self.seed)
+        """The pairs, as the tournament drew them."""
+        return tuple(Match(index, *pair) for index, pair in enumerate(self.pairs))
 
     def design_of(self, match: Match) -> Design:
         """What a pair measures: the design, in an order of its own."""
@@ -125,6 +126,12 @@ def check_node(node: str, where: str) -> None:
         (parse_lab if node.startswith("lab:") else parse_target)(node)
     except BadInputError as error:
         raise BadInputError(error.what, where=where, remedy=error.remedy) from error
+
+
+def draw_pairs(nodes: int, pairs: int, seed: int) -> tuple[tuple[int, int, int], ...]:
+    """The pairs of a tournament as fleet.json has them. BadInputError where there are fewer."""
+    drawn = tournament(nodes, pairs, seed)
+    return tuple((match.round, match.sender, match.responder) for match in drawn)
 
 
 def default_seed(nodes: Sequence[str], design: Design) -> int:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from planewise.errors import BadInputError
+import numpy as np
 
+from planewise.errors import BadInputError
+from planewise.judge.statistics.nodes import determined
+
+_DRAWS = 10
+"""With few pairs no draw determines all nodes; with two a node nearly every one does."""
 MEETINGS = 4
 """Meetings of a node from which it can be told from its partners, and their deviations known."""
 
@@ -29,7 +34,8 @@ def tournament(nodes: int, pairs: int, seed: int) -> tuple[Match, ...]:
 
     Rounds of the circle method (every node meets every other once in all rounds together) in an
     order drawn from `seed`, and so are the nodes' places: unlike neighbouring rounds, random ones
-    leave no long chain along which errors add up. Who sends alternates.
+    leave no long chain along which errors add up. Rounds that leave nodes that cannot be told apart
+    are drawn again. Who sends alternates.
 
     Raises:
         BadInputError: fewer than two nodes, no pairs, or more than there are.
@@ -45,7 +51,20 @@ def tournament(nodes: int, pairs: int, seed: int) -> tuple[Match, ...]:
             where="--pairs",
             remedy=f"{-(-nodes * MEETINGS // 2)} pairs give each node {MEETINGS} meetings",
         )
-    draw = random.Random(seed)
+    drawn = (_draw(nodes, pairs, random.Random(seed + attempt)) for attempt in range(_DRAWS))
+    best: tuple[Match, ...] = ()
+    told = -1
+    for matches in drawn:
+        ends = np.array([(match.sender, match.responder) for match in matches], dtype=np.intp)
+        count = int(determined(nodes, ends).sum())
+        if count > told:
+            best, told = matches, count
+        if told == nodes:
+            break
+    return best
+
+
+def _draw(nodes: int, pairs: int, draw: random.Random) -> tuple[Match, ...]:
     places = list(range(nodes))
     draw.shuffle(places)
     size = nodes + nodes % 2
@@ -55,6 +74,8 @@ def tournament(nodes: int, pairs: int, seed: int) -> tuple[Match, ...]:
     sent = [0] * nodes
     matches: list[Match] = []
     for number, turn in enumerate(rounds):
+        if len(matches) == pairs:
+            break
         met = [(places[a], places[b]) for a, b in _circle(size, turn) if a < nodes and b < nodes]
         draw.shuffle(met)
         for a, b in met[: pairs - len(matches)]:

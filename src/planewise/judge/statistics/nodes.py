@@ -74,7 +74,7 @@ def node_effects(nodes: int, meetings: Sequence[Meeting], *, margin: float = MAR
     pairs = np.array([(one.a, one.b) for one in meetings], dtype=np.intp).reshape(-1, 2)
     values = np.array([one.value for one in meetings], dtype=np.float64)
     met = np.bincount(pairs.ravel(), minlength=nodes)
-    known = _determined(nodes, pairs)
+    known = determined(nodes, pairs)
     used = known[pairs[:, 0]]  # both nodes of a pair are determined, or neither
     effects = [_unknown(node, int(met[node])) for node in range(nodes)]
     if not used.any():
@@ -115,21 +115,29 @@ class _Fit:
     """Degrees of freedom of the error."""
     deviation: float
     """Standard deviation of a pair from the sum of its nodes."""
-    least: Floats
-    """Of a node's meetings the one in which it did best: what it added there, by what the partner
-    adds elsewhere; against the median node."""
+    least: tuple[Floats, Floats]
+    """What a node added, by what the partner adds elsewhere, in the meeting in which that is least,
+    and in the next; against the median node."""
     meetings: Floats
     strays: Floats
     """(m,) How far each pair lies above what the other meetings of its nodes predict; sorted."""
 
     def agreement(self, margin: float) -> Floats:
-        """Chance, shape (n,), that all meetings of a node stray as far as they do beyond `margin`.
+        """Chance, shape (n,), that a node's meetings stray as far as they do beyond `margin`.
 
-        A pair strays as often as pairs did in this fleet, whatever the distribution: so a few pairs
-        that are far off by themselves accuse neither of their nodes.
+        All of them, or all but one; the smaller of both chances counts twice. A pair strays as
+        often as pairs did in this fleet, whatever the distribution: so a few pairs that are far off
+        by themselves accuse neither of their nodes.
         """
-        above = self.strays.size - np.searchsorted(self.strays, self.least - margin)
-        return np.asarray(((above + 1) / (self.strays.size + 1)) ** self.meetings)
+        k = self.meetings
+        every, others = (self._share_above(added - margin) for added in self.least)
+        all_but_one = np.where(k > 1, k * others ** (k - 1), 1.0)  # binomial tail, from above
+        return np.asarray(np.minimum(2 * np.minimum(every**k, all_but_one), 1.0))
+
+    def _share_above(self, value: Floats) -> Floats:
+        """Share of pairs that stray beyond each value; never 0, as the fleet is a sample."""
+        above = self.strays.size - np.searchsorted(self.strays, value)
+        return np.asarray((above + 1) / (self.strays.size + 1))
 
 
 def _fit(nodes: int, ends: NDArray[np.intp], values: Floats) -> _Fit:
@@ -150,7 +158,7 @@ def _fit(nodes: int, ends: NDArray[np.intp], values: Floats) -> _Fit:
     centre = float(np.median(v))
     if total < _LEAST_DF:
         none = np.full(nodes, math.nan)
-        return _Fit(v - centre, none, none, math.nan, none, none, none)
+        return _Fit(v - centre, none, none, math.nan, (none, none), none, none)
     squares, freedom = (
         np.bincount(ends.ravel(), np.repeat(of_pairs, 2), minlength=nodes).astype(np.float64)
         for of_pairs in (residuals**2, free)
@@ -161,14 +169,23 @@ def _fit(nodes: int, ends: NDArray[np.intp], values: Floats) -> _Fit:
     # no prediction, and infinity says so.
     with np.errstate(divide="ignore", invalid="ignore"):
         strays = np.where(free > 1e-9, residuals / free, math.inf)
-    least = np.full(nodes, math.inf)
-    for node, partner in ((a, b), (b, a)):
-        shift = (covariance[partner, partner] + covariance[a, b]) * strays
-        added = np.where(free > 1e-9, v[node] + residuals + shift, -math.inf)
-        np.minimum.at(least, node, added)
+    met = np.concatenate([a, b])
+    added = np.concatenate(
+        [
+            np.where(
+                free > 1e-9,
+                v[node] + residuals + (covariance[partner, partner] + covariance[a, b]) * strays,
+                -math.inf,
+            )
+            for node, partner in ((a, b), (b, a))
+        ]
+    )
+    added = added[np.lexsort((added, met))] - centre
     meetings = np.bincount(ends.ravel(), minlength=nodes).astype(np.float64)
+    first = np.concatenate([[0], np.cumsum(meetings)[:-1]]).astype(np.intp)
+    least = (added[first], added[np.minimum(first + 1, added.size - 1)])
     error = np.sqrt(variance * scale)
-    return _Fit(v - centre, error, df, math.sqrt(pooled), least - centre, meetings, np.sort(strays))
+    return _Fit(v - centre, error, df, math.sqrt(pooled), least, meetings, np.sort(strays))
 
 
 def moderated(
@@ -215,8 +232,8 @@ def _inverse_trigamma(value: float) -> float:
     return x
 
 
-def _determined(nodes: int, pairs: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Which nodes least squares determine: those joined, by meetings, to a circle of odd length.
+def determined(nodes: int, pairs: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Which nodes the pairs (m, 2) determine: those joined, by meetings, to a circle of odd length.
 
     Elsewhere the nodes fall into two sides that only ever met the other side: what one side adds
     more, the other may add less.
