@@ -16,10 +16,12 @@ import pytest
 from planewise import lab
 from planewise.testbed.remote import LabHost
 from tests.documents import ROOT
-from tests.lab.conftest import Silence, said, state_directory, why_not
+from tests.lab.conftest import Silence, state_directory, why_not
 from tests.roots import root
 
-__all__ = ["said", "state_directory"]
+__all__ = ["state_directory"]
+
+_said: list[str] = []
 
 SUITES = ("bookworm", "noble")
 """Debian 12 and Ubuntu 24.04."""
@@ -37,6 +39,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(3600))
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _said:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def said() -> list[str]:
+    """Figures for the summary."""
+    return _said
 
 
 @pytest.fixture(scope="session")
