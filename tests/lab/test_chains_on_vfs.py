@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from planewise import lab
+from planewise.errors import PlanewiseError
 from planewise.testbed.remote import LabHost
+from planewise.testbed.vfs import Tool
 
 from .conftest import LAB, Run, UpLab
 from .test_hosted import HOSTS, come_back, states
@@ -111,3 +113,27 @@ def test_a_function_polls_its_vf_and_gives_it_back_with_its_huge_pages(
     assert frames["sent"] == frames["received"] + sum(frames.get("lost", {}).values())
     come_back(hosts, before)
     assert pages() == had
+
+
+def test_vfs_that_a_process_of_another_user_holds_are_never_taken_away(
+    hosts: dict[str, LabHost],
+) -> None:
+    host, before = hosts["b"], states(hosts)
+    tool = Tool.on(host)
+    tool.run("setup", "pf0", "--count", "2", "--owner", "held")
+    tool.run("bind", "pf0/0", "vfio-pci", "--owner", "held")
+    link = host.run(["readlink", "/sys/class/net/pf0/device/virtfn0/iommu_group"])
+    file = f"/dev/vfio/{link.check().stdout.strip().rpartition('/')[2]}"
+    host.run(["chown", "65534", file]).check()
+    hold = f"exec 9<>{file}; echo holds >&2; exec sleep 600"
+    holder = host.start(["setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", hold])
+    try:
+        holder.wait_ready("holds", 60)
+        # The kernel would wait for the holder for ever, and the host with it.
+        for argv in (("setup", "pf0", "--count", "0", "--force"), ("restore",)):
+            with pytest.raises(PlanewiseError, match=f"holds {file}"):
+                tool.run(*argv, "--owner", "held")
+    finally:
+        holder.stop()
+        tool.run("restore", "--owner", "held")
+    assert states(hosts) == before
