@@ -90,6 +90,9 @@ Of 100 packets at 1 kpps one that leaves 1.2 ms late makes the trial miss its ra
 QUICK_BLOCKS = 8
 """Blocks that tell a difference of 10 % apart at 3 % noise (docs/concepts/statistics.md)."""
 
+_MARGIN = 1.25
+"""Pilots foretell a block's time within about a quarter, and blocks are worth more than size."""
+
 _SPARE_BLOCKS = 1.5
 """Blocks are planned beyond what an estimate has room for: those that time is left for are run."""
 
@@ -124,7 +127,7 @@ class Quick:
             fitting = _quick(self.planes, shape).model_copy(update={"seed": design.seed})
             made_up = dict.fromkeys(cells_of(fitting), tuple(range(1, shape.loads + 1)))
             blocks = self.left_s / estimate_s(schedule_for(fitting, made_up, {}), pace=pace)
-            if blocks >= QUICK_BLOCKS:
+            if blocks >= QUICK_BLOCKS * _MARGIN:
                 break
         return fitting.model_copy(update={"blocks": max(1, math.ceil(blocks * _SPARE_BLOCKS))})
 
