@@ -20,6 +20,7 @@ pytestmark = pytest.mark.linux
 PLANEWISE = (sys.executable, "-m", "planewise")
 
 
+@pytest.mark.timeout(600)  # three pairs, each built and torn down twice
 def test_a_killed_coordinator_leaves_a_fleet_that_is_resumed_whole(tmp_path: Path) -> None:
     design, nodes, out = tmp_path / "tiny.yaml", tmp_path / "nodes.txt", tmp_path / "fleet"
     design.write_text("factors: {plane: veth}\nrtt: {packets: 300}\nblocks: 2\n")
