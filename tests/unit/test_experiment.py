@@ -29,8 +29,13 @@ class MadeUpStage:
     """Forwards up to CAPACITY_PPS; `fails` names trials that fail, `dies` the one that kills."""
 
     def __init__(
-        self, fails: Sequence[str] = (), dies: str = "", no_cell: Cell | None = None
+        self,
+        fails: Sequence[str] = (),
+        dies: str = "",
+        no_cell: Cell | None = None,
+        slow: float = 1.0,
     ) -> None:
+        self.slow = slow
         self.fails = fails
         self.dies = dies
         self.no_cell = no_cell
@@ -85,7 +90,7 @@ class MadeUpStage:
             order=place.order,
             started=datetime.now(UTC),
             duration_s=1,
-            load=Load(intended_pps=offered, achieved_pps=offered, size_bytes=64),
+            load=Load(intended_pps=offered, achieved_pps=self.slow * offered, size_bytes=64),
             counts=Counts(sent=sent, received=received, lost=sent - received),
         )
 
@@ -128,6 +133,18 @@ def make_schedule() -> Schedule:
 
 def names(schedule: Schedule) -> list[str]:
     return [trial.name for visit in schedule.visits for trial in visit.trials]
+
+
+def test_dozens_of_trials_off_their_level_are_told_of_in_four_lines(tmp_path: Path) -> None:
+    schedule, progress = make_schedule(), Silent()
+    stage = MadeUpStage(slow=0.9)
+    with RunWriter.create(tmp_path / "run", make_info()) as writer:
+        run(schedule, stage, writer, progress)
+    missed = [trial for trial in RunReader(tmp_path / "run").trials() if trial.missed]
+    assert len(missed) == 8, "the RTT trials"
+    assert len(progress.notes) == 4
+    assert "900 pps in place of 1 kpps" in progress.notes[0]
+    assert "in the report alone" in progress.notes[3]
 
 
 def test_a_run_measures_every_trial_once_in_the_schedules_order(tmp_path: Path) -> None:

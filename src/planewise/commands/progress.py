@@ -18,6 +18,10 @@ _LINE_EVERY_S = 10.0
 """Without a terminal: a line this often, so that a log shows that it lives."""
 
 
+_NEARLY = 0.99
+"""What is still at work is not done, however wrong the estimate was."""
+
+
 class ProgressLine:
     """What a measurement tells its progress to. Use it as a context manager."""
 
@@ -51,8 +55,9 @@ class ProgressLine:
         due = self._verbose or now - self._last_line >= _LINE_EVERY_S
         if due and not self._quiet:
             self._last_line = now
-            left = self._left_s(done_s, now)
-            self._line(f"{done_s / self._total_s:4.0%}  {what}, about {duration_text(left)} left")
+            share = min(done_s / self._total_s, _NEARLY)
+            left = max(self._left_s(done_s, now), 1.0)
+            self._line(f"{share:4.0%}  {what}, about {duration_text(left)} left")
 
     def note(self, text: str) -> None:
         """Something that a person should know at once (also with --quiet)."""

@@ -44,6 +44,8 @@ FAILURES_IN_A_ROW = 3
 """After so many failed trials in a row a cell is given up; after so many cells in a row of which
 no trial succeeded, the testbed is what is broken, and the run stops."""
 
+_TOLD = 3
+"""Trials off their level that a person is told of while the run goes on."""
 PILOT_S = 0.2
 """How long an overload trial runs that finds a plane's range."""
 PILOTS = 2
@@ -262,6 +264,7 @@ class _Runner:
         self.done = 0
         self.failed = 0
         self.failed_cells = 0
+        self.missed = 0
         self.worked_s = 0.0
         self._last = ""
 
@@ -375,11 +378,22 @@ class _Runner:
             self._failed(visit, trial, measured.what)
             return
         record = marked(measured.record)
-        for one in missed_levels(record):
-            self.progress.note(f"{trial.name} missed its level and does not count: {one.sentence}")
+        self._tell_missed(record)
         self.writer.append(record, measured.packets)
         self.order += 1
         self.done += 1
+
+    def _tell_missed(self, record: TrialRecord) -> None:
+        """The first few; on a busy machine there are dozens, and the report has them all."""
+        missed = missed_levels(record)
+        if not missed:
+            return
+        self.missed += 1
+        if self.missed <= _TOLD:
+            what = "; ".join(one.sentence for one in missed)
+            self.progress.note(f"{record.trial} missed its level and does not count: {what}")
+        if self.missed == _TOLD:
+            self.progress.note("further trials that miss theirs are named in the report alone")
 
     def _give_up(self, visit: Visit, pending: list[Trial], error: PlanewiseError) -> None:
         """Records what is left of a cell as failed; its reason is the same for all."""
