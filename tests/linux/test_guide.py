@@ -33,6 +33,7 @@ ELSEWHERE = {
     r"planewise lab .*": ("tests/lab/test_lab.py", '"lab", "run"'),
     r"planewised vf setup .*": ("tests/lab/test_vf.py", '"vf", "setup"'),
     r"planewise (run experiments/boost.yaml|boost) .*": ("tests/unit/test_boost.py", "boost"),
+    r"planewise fleet (run|report) .*fleets/may": ("tests/linux/test_fleet.py", '"fleet", "run"'),
     r"make release": ("packaging/release", "SHA256SUMS"),
     r"planewise clean": ("tests/linux/test_doctor_and_clean.py", '"clean"'),
     r"scripts/setup lab": ("Makefile", "scripts/setup lab"),
