@@ -8,11 +8,13 @@
 //! without dice does better (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, Algorithmica
 //! 3, 1988). Where both ways count, as here, the threshold is two prices and the bound three (Borodin,
 //! Linial, Saks: An optimal on-line algorithm for metrical task systems, J. ACM 39, 1992, for two
-//! states). The second price is that of the switch back, which is less where the holder gains little: a VF
-//! given for a burst is then worth having even if it is given back. Past advantages tell more: the threshold here is the one that would have cost least on them
+//! states), which is proven where both cost the same. The second price is that of the switch back, which is
+//! less where the holder gains little: a VF given for a burst is then worth having even if it is given
+//! back. Past advantages tell more: the threshold here is the one that would have cost least on them
 //! (average-case ski rental: Fujiwara, Iwama, Algorithmica 42, 2005). It is used as long as it has cost
 //! a guest, or all of them together, no more than `CREDIT` prices beyond what the bound's threshold would
-//! have; then that takes over. So whatever comes, the cost is at most three times that of knowing, and a constant.
+//! have; then that takes over. So with equal prices the cost is at most three times that of knowing, and a
+//! constant.
 
 /// Thresholds to choose from: none at all, then an eighth of a price to four, each √2 above the one before.
 const THRESHOLDS: usize = 12;
