@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from planewise.testbed.host import find_probe
+from planewise.testbed.ledger import Ownership
 
 
 def ip(*args: str) -> None:
@@ -64,8 +64,9 @@ class Network:
 
 @contextmanager
 def _namespaces(count: int) -> Iterator[list[str]]:
-    token = secrets.token_hex(3)
-    names = [f"pwt-{token}-{index}" for index in range(count)]
+    """Named and owned as a testbed's are: after a kill -9, `planewise clean` finds them."""
+    owned = Ownership.take("a network of tests or benches")
+    names = [owned.name(f"n{index}") for index in range(count)]
     made = []
     try:
         for name in names:
@@ -76,6 +77,7 @@ def _namespaces(count: int) -> Iterator[list[str]]:
     finally:
         for name in made:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        owned.release()
 
 
 def _end(netns: str, number: int) -> End:

@@ -78,3 +78,18 @@ def test_clean_says_what_it_would_remove_then_removes_it() -> None:
         assert "pw-11111111" not in planewise("clean").stdout
     finally:
         netns.remove(name)
+
+
+def test_what_a_killed_test_or_bench_made_is_a_leftover_like_any_other() -> None:
+    code = "from tests.linux.probe import relay\nwith relay():\n    print(flush=True)\n    input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        alive = set(netns.names())
+        process.kill()
+    gone = {name for found in sweep() for name in found.namespaces}
+    assert len(gone) == 3
+    assert gone <= alive
+    assert not gone & set(netns.names())
