@@ -23,9 +23,9 @@ pub enum Tier {
 /// Where a guest stands in the ranking; greater is better.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Standing {
-    /// Not idle: only then does its class count.
+    /// Not idle.
     pub active: bool,
-    /// Its priority class.
+    /// Its priority class; who is idle is of the lowest.
     pub class: u8,
     /// What its traffic is known by.
     pub tier: Tier,
@@ -80,7 +80,9 @@ pub fn standing(guest: &GuestView, history: &History, settings: &Settings) -> St
     };
     match settings.policy {
         PolicyKind::Activity | PolicyKind::Benefit => {
-            Standing { active: tier != Tier::Idle, class, tier, value }
+            // Who is idle must not be safe by its class from one waiter and not from the next.
+            let active = tier != Tier::Idle;
+            Standing { active, class: if active { class } else { 0 }, tier, value }
         }
         // Traffic plays no part.
         PolicyKind::Fair | PolicyKind::Static => {
@@ -98,7 +100,7 @@ pub fn displaces(
     if settings.policy == PolicyKind::Static || waiter.compare(holder) != Ordering::Greater {
         return false;
     }
-    if waiter.active && waiter.class > holder.class {
+    if waiter.class > holder.class {
         return true;
     }
     match settings.policy {

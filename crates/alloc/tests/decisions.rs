@@ -475,6 +475,28 @@ fn a_higher_class_goes_first_unless_it_is_idle() {
     }
 }
 
+/// If the class of an idle holder counted, a waiter of a lower class would wait for what a guest without
+/// any class takes by its regret, only to take it from that one in the next interval.
+#[test]
+fn the_class_of_an_idle_holder_keeps_nobody_waiting() {
+    let mut allocator = allocator(settings(PolicyKind::Benefit));
+    let mut now = snapshot(0, guests(&[10.0, 0.0, 0.0]), vfs("pf0", 1));
+    now.guests[0].wish.class = 2;
+    turn(&mut allocator, &mut now);
+    assert!(holds(&now, "g000"));
+    now.guests[0].rate = rate(0.0);
+    now.guests[1].rate = rate(50_000.0);
+    now.now_ms += 60_000;
+    allocator.observe(&now);
+    now.guests[2].rate = rate(10.0);
+    now.guests[2].wish.class = 1;
+    for _ in 0..2 {
+        now.now_ms += 1;
+        turn(&mut allocator, &mut now);
+        assert!(holds(&now, "g002"));
+    }
+}
+
 #[test]
 fn a_guaranteed_share_is_kept_whatever_the_traffic() {
     for policy in [PolicyKind::Activity, PolicyKind::Benefit] {
