@@ -28,9 +28,6 @@ LAB = lab.LabSpec("t", pfs=2, memory_mib=1024, cpus=1)
 _LAST = "test_lab.py"
 """The module that has a host panic, and takes the lab down."""
 
-_said: list[str] = []
-"""What the summary adds: figures for people, which no test asserts."""
-
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -88,17 +85,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
             report.sections.append((about.strip(), "\n".join(host.last_lines)))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for line in _said:
-        terminalreporter.write_line(line)
-
-
-@pytest.fixture(scope="session")
-def said() -> list[str]:
-    """Lines for the summary."""
-    return _said
-
-
 @pytest.fixture(scope="session")
 def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where this session's labs live; no other lab of this machine is seen or touched."""
@@ -117,13 +103,13 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def up(state_directory: Path) -> UpLab:
+def up(state_directory: Path, said: list[str]) -> UpLab:
     """Two hosts with two PFs each: found up, or brought up where they are not."""
     begun, begun_s = time.monotonic(), time.time()
     status = lab.up(LAB, Silence())
     found = UpLab(status, time.monotonic() - begun)
     if status.record.created_s >= begun_s:
-        _said.append(f"both hosts up after {found.boot_s:.1f} s ({status.record.accelerator})")
+        said.append(f"both hosts up after {found.boot_s:.1f} s ({status.record.accelerator})")
     return found
 
 

@@ -27,7 +27,6 @@ from planewise.testbed.vfs import find_planewised
 from planewise.testbed.vms.daemon import Libvirt
 from planewise.testbed.vms.platform import Platform, check, platform_of
 
-from . import conftest
 from .conftest import UpLab
 
 pytestmark = pytest.mark.timeout(2400)
@@ -191,7 +190,7 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(up: UpLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(up: UpLab, tmp_path_factory: pytest.TempPathFactory, said: list[str]) -> Iterator[Stage]:
     with closing(LocalHost("machine")) as machine:
         try:
             check(machine)
@@ -212,7 +211,7 @@ def stage(up: UpLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage
             while not standing.reached():
                 assert time.monotonic() - begun < WAIT_S, here.read_text(str(console))
             took_s = time.monotonic() - begun
-            conftest._said.append(f"a machine in a machine up after {took_s:.0f} s")
+            said.append(f"a machine in a machine up after {took_s:.0f} s")
             yield standing
     finally:
         here.run(["sh", "-c", TEAR_DOWN], timeout_s=300)
@@ -263,7 +262,7 @@ def guest() -> bytes:
 
 
 def test_a_machines_vf_is_plugged_and_unplugged_under_traffic_and_a_killed_daemon_recovers(
-    stage: Stage,
+    stage: Stage, said: list[str]
 ) -> None:
     stage.wish("free")
     # Killed when the device is in the guest and nothing is known of its path.
@@ -278,8 +277,7 @@ def test_a_machines_vf_is_plugged_and_unplugged_under_traffic_and_a_killed_daemo
         stage.await_vf(False, daemon)
         stage.check(held=False)
         for stance, held in (("free", True), ("excluded", False)):
-            said = under_traffic(stage, lambda: stage.wish(stance), held, daemon)  # noqa: B023
-            conftest._said.append(said)
+            said.append(under_traffic(stage, lambda: stage.wish(stance), held, daemon))  # noqa: B023
             stage.check(held=held)
         # A machine that ends takes no VF with it.
         stage.wish("free")

@@ -21,8 +21,6 @@ from tests.roots import root
 
 __all__ = ["state_directory"]
 
-_said: list[str] = []
-
 SUITES = ("bookworm", "noble")
 """Debian 12 and Ubuntu 24.04."""
 
@@ -39,17 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(3600))
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for line in _said:
-        terminalreporter.write_line(line)
-
-
-@pytest.fixture(scope="session")
-def said() -> list[str]:
-    """Figures for the summary."""
-    return _said
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,6 @@ from planewise.testbed.vms.testbed import VmTestbed
 TWO_AND_TWO = Setting("vm", "virtio-bridge", "virtio-bridge", 1, "north-south")
 """A main guest and a background guest on each host."""
 
-_said: list[str] = []
-"""What the summary adds: figures for people, which no test asserts."""
-
 
 def why_not() -> str | None:
     """Why there can be no virtual machines here, or None."""
@@ -55,17 +52,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for line in _said:
-        terminalreporter.write_line(line)
-
-
-@pytest.fixture(scope="session")
-def say() -> list[str]:
-    """Takes what the summary shall say."""
-    return _said
-
-
 @pytest.fixture(scope="session")
 def platform() -> Platform:
     """What this machine lends to virtual machines."""
@@ -73,7 +59,7 @@ def platform() -> Platform:
 
 
 @pytest.fixture(scope="session")
-def up(platform: Platform, say: list[str]) -> Iterator[VmTestbed]:
+def up(platform: Platform, said: list[str]) -> Iterator[VmTestbed]:
     """Two main guests behind virtio-bridge and a background guest on each host."""
     started: list[Started] = []
     with (
@@ -82,5 +68,5 @@ def up(platform: Platform, say: list[str]) -> Iterator[VmTestbed]:
     ):
         with testbed.arrange(TWO_AND_TWO):
             slowest = max(one.ready_s for one in started)
-            say.append(f"4 guests ready after {slowest:.1f} s ({platform.accelerator.name})")
+            said.append(f"4 guests ready after {slowest:.1f} s ({platform.accelerator.name})")
         yield testbed

@@ -56,7 +56,7 @@ def _may_steer() -> None:
 
 
 def test_functions_in_virtual_machines_pass_on_what_they_get_through_a_kill_that_leaves_nothing(
-    tmp_path: Path, platform: Platform, say: list[str]
+    tmp_path: Path, platform: Platform, said: list[str]
 ) -> None:
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(DESIGN)
@@ -75,11 +75,11 @@ def test_functions_in_virtual_machines_pass_on_what_they_get_through_a_kill_that
         kill(process)
     clean_after(ours)
     with planewise("run", "--resume", str(out)) as process:
-        said, complaint = process.communicate(timeout=LIMIT_S)
+        told, complaint = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, complaint
-    say.append(f"two chains of two virtual machines took {time.monotonic() - begun:.0f} s")
+    said.append(f"two chains of two virtual machines took {time.monotonic() - begun:.0f} s")
     info, trials = RunReader(out).info, RunReader(out).trials()
-    assert info.status == "done", said
+    assert info.status == "done", told
     assert bool(info.emulated) == (platform.accelerator.name == "tcg")
     assert sorted(str(one.cell["path"]) for one in trials) == ["east-west", "north-south"]
     for trial in trials:

@@ -44,16 +44,16 @@ blocks: 1
 
 
 def test_a_design_of_virtual_machines_is_measured_to_a_report(
-    tmp_path: Path, platform: Platform, say: list[str]
+    tmp_path: Path, platform: Platform, said: list[str]
 ) -> None:
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(DESIGN)
     begun = time.monotonic()
     with planewise("run", str(design), "--out", str(out)) as process:
-        said, complaint = process.communicate(timeout=280)
+        told, complaint = process.communicate(timeout=280)
     assert process.returncode == 0, complaint
     reader = RunReader(out)
-    assert reader.info.status == "done", said
+    assert reader.info.status == "done", told
     assert bool(reader.info.emulated) == (platform.accelerator.name == "tcg")
     assert set(reader.info.differences) == set(PLANES)
     trials = list(reader.trials())
@@ -71,7 +71,7 @@ def test_a_design_of_virtual_machines_is_measured_to_a_report(
         for trial in trials
         if trial.cell["load_type"] == "none"
     }
-    say.append(
+    said.append(
         f"a reduced kvm-rtt took {time.monotonic() - begun:.0f} s; idle median RTT [ms]: "
         + ", ".join(f"{plane} {value:.2f}" for plane, value in medians.items())
     )
@@ -198,7 +198,7 @@ def test_a_run_outlives_a_guest_that_is_killed_and_a_libvirt_that_is_ended(
         os.kill(guest.pid, signal.SIGKILL)
         until(lambda: finished(out) >= 3 and measuring(process), process)
         os.kill(libvirtd_of(process), signal.SIGKILL)
-        said, complaint = process.communicate(timeout=280)
+        told, complaint = process.communicate(timeout=280)
     assert "Traceback" not in complaint
     trials = list(RunReader(out).trials())
     states = [trial.status for trial in sorted(trials, key=lambda one: one.order)]
@@ -212,8 +212,8 @@ def test_a_run_outlives_a_guest_that_is_killed_and_a_libvirt_that_is_ended(
     assert "was started anew" not in anew[0]
     assert "sender-main had ended and was started anew" in anew[1]
     assert "was started anew" in anew[2]
-    assert RunReader(out).info.status == "done", said
-    assert "failed" in said + complaint
+    assert RunReader(out).info.status == "done", told
+    assert "failed" in told + complaint
     assert (out / "report.html").exists()
     assert not namespaces_of(process)
 
