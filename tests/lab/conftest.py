@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import pytest
 from planewise import lab
 from planewise.boot import qemu
 from planewise.errors import UnsupportedError
+from planewise.testbed.remote import LabHost
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 
@@ -111,6 +113,15 @@ def up(state_directory: Path, said: list[str]) -> UpLab:
     if status.record.created_s >= begun_s:
         said.append(f"both hosts up after {found.boot_s:.1f} s ({status.record.accelerator})")
     return found
+
+
+@pytest.fixture(scope="module")
+def hosts(up: UpLab) -> Iterator[dict[str, LabHost]]:
+    """Connections to both hosts."""
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(closing(LabHost("t", name, name=name))) for name in lab.HOSTS
+        }
 
 
 @pytest.fixture

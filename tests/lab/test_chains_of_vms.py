@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from planewise import lab
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger
 from planewise.testbed.remote import LabHost
 
-from .conftest import Run, UpLab
+from .conftest import Run
 from .test_hosted import HOSTS, come_back, states
 from .test_vms import guests_on, kill_after_a_trial
 
@@ -45,28 +43,19 @@ blocks: 1
 """
 
 
-@pytest.fixture
-def pair(up: UpLab) -> Iterator[dict[str, LabHost]]:
-    """Connections to both hosts."""
-    opened = {name: LabHost("t", name, name=name) for name in lab.HOSTS}
-    yield dict(opened)
-    for host in opened.values():
-        host.close()
-
-
 def test_functions_that_hold_vfs_pass_on_what_comes_over_the_cable_through_a_kill_and_leave_nothing(
-    pair: dict[str, LabHost], planewise: Run, tmp_path: Path, said: list[str]
+    hosts: dict[str, LabHost], planewise: Run, tmp_path: Path, said: list[str]
 ) -> None:
     begun = time.monotonic()
-    before = states(pair)
+    before = states(hosts)
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(DESIGN)
-    responder = pair["b"]
+    responder = hosts["b"]
     argv = ["run", str(design), *HOSTS, "--out", str(out)]
     kill_after_a_trial(argv, out, {"b": responder})
     done = planewise("clean", timeout_s=600)
     assert done.returncode == 0, done.stderr
-    come_back(pair, before)
+    come_back(hosts, before)
     assert not guests_on(responder)
     assert not [one for one in ledger.leftovers() if one.hosts]
 
@@ -85,4 +74,4 @@ def test_functions_that_hold_vfs_pass_on_what_comes_over_the_cable_through_a_kil
         assert all(one.tx_packets > 0 for one in trial.chain.vnfs)
         assert trial.counts.received > 0
     assert "vf-passthrough" in (out / "report.html").read_text()
-    come_back(pair, before)
+    come_back(hosts, before)

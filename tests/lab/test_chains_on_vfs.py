@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from planewise import lab
 from planewise.errors import PlanewiseError
 from planewise.testbed.remote import LabHost
 from planewise.testbed.vfs import Tool
 
-from .conftest import LAB, Run, UpLab
+from .conftest import LAB, Run
 from .test_hosted import HOSTS, come_back, states
 
 pytestmark = pytest.mark.timeout(900)
@@ -42,14 +40,6 @@ factors: {vnfs: 1}
 chain: {duration_s: 2, warmup_s: 0, offered_pps: 300}
 blocks: 1
 """
-
-
-@pytest.fixture
-def hosts(up: UpLab) -> Iterator[dict[str, LabHost]]:
-    opened = {name: LabHost("t", name, name=name) for name in lab.HOSTS}
-    yield dict(opened)
-    for host in opened.values():
-        host.close()
 
 
 def test_functions_on_vfs_pass_on_what_comes_over_the_cable_and_leave_nothing(

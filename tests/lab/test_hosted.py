@@ -8,14 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from planewise import lab
 from planewise.commands.clean import clean
 from planewise.testbed import ledger
 from planewise.testbed.remote import LabHost
@@ -68,14 +66,6 @@ done
 pgrep -a pw-probe
 true
 """
-
-
-@pytest.fixture(scope="module")
-def hosts(up: UpLab) -> Iterator[dict[str, LabHost]]:
-    opened = {name: LabHost("t", name, name=name) for name in lab.HOSTS}
-    yield dict(opened)
-    for host in opened.values():
-        host.close()
 
 
 def states(hosts: dict[str, LabHost]) -> dict[str, str]:

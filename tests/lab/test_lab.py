@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,6 @@ from planewise.testbed.remote import LabHost, open_host
 from .conftest import PLANEWISE, Run, Silence, UpLab
 
 pytestmark = pytest.mark.timeout(400)
-
-
-@pytest.fixture(scope="module")
-def hosts(up: UpLab) -> Iterator[dict[lab.HostId, LabHost]]:
-    opened: dict[lab.HostId, LabHost] = {host: LabHost("t", host, name=host) for host in lab.HOSTS}
-    yield opened
-    for host in opened.values():
-        host.close()
 
 
 def shell(host: LabHost, script: str, timeout_s: float = 60) -> str:

@@ -9,17 +9,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from planewise import lab
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger
 from planewise.testbed.remote import LabHost
 
-from .conftest import PLANEWISE, Run, UpLab
+from .conftest import PLANEWISE, Run
 from .test_hosted import HOSTS, come_back, states
 
 pytestmark = [
@@ -49,27 +47,18 @@ HELD = "ls -l $(pgrep -f guest=pw- | sed 's,.*,/proc/&/fd,') 2>/dev/null | grep 
 """Says which IOMMU groups virtual machines have."""
 
 
-@pytest.fixture(scope="module")
-def pair(up: UpLab) -> Iterator[dict[str, LabHost]]:
-    """Connections to both hosts."""
-    opened = {name: LabHost("t", name, name=name) for name in lab.HOSTS}
-    yield dict(opened)
-    for host in opened.values():
-        host.close()
-
-
 def test_guests_that_hold_vfs_are_measured_across_the_cable_through_a_kill_that_leaves_nothing(
-    pair: dict[str, LabHost], planewise: Run, tmp_path: Path, said: list[str]
+    hosts: dict[str, LabHost], planewise: Run, tmp_path: Path, said: list[str]
 ) -> None:
     begun = time.monotonic()
-    before = states(pair)
+    before = states(hosts)
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(DESIGN)
-    kill_after_a_trial(["run", str(design), *HOSTS, "--out", str(out)], out, pair)
+    kill_after_a_trial(["run", str(design), *HOSTS, "--out", str(out)], out, hosts)
     done = planewise("clean", timeout_s=600)
     assert done.returncode == 0, done.stderr
-    come_back(pair, before)
-    assert not any(guests_on(host) for host in pair.values())
+    come_back(hosts, before)
+    assert not any(guests_on(host) for host in hosts.values())
     assert not [one for one in ledger.leftovers() if one.hosts]
 
     done = planewise("run", "--resume", str(out), timeout_s=WAIT_S)
@@ -82,10 +71,10 @@ def test_guests_that_hold_vfs_are_measured_across_the_cable_through_a_kill_that_
     compared = planewise("compare", str(out), "--factor", "plane", "--metric", "overhead")
     assert "its frames pass the host by" in compared.stdout + compared.stderr
     assert "its frames pass the host by" in (out / "report.html").read_text()
-    come_back(pair, before)
+    come_back(hosts, before)
 
 
-def kill_after_a_trial(argv: list[str], out: Path, pair: dict[str, LabHost]) -> None:
+def kill_after_a_trial(argv: list[str], out: Path, hosts: dict[str, LabHost]) -> None:
     """Kills a run that has measured its first guests, while they hold VFs by VFIO."""
     log = out.with_suffix(".said")
     with log.open("w+") as file:
@@ -97,7 +86,7 @@ def kill_after_a_trial(argv: list[str], out: Path, pair: dict[str, LabHost]) -> 
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.1)
             victim.send_signal(signal.SIGSTOP)  # the guests stay while we look
-            assert all(holds_a_vf(host) for host in pair.values())
+            assert all(holds_a_vf(host) for host in hosts.values())
         finally:
             victim.kill()
             victim.wait()
