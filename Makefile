@@ -99,7 +99,8 @@ wheel: setup
 	@scripts/static maturin build --release -o dist
 
 # What people install, from the last commit, into dist/ (docs/guide/install.md).
-release: setup
+release:
+	@scripts/setup release
 	@packaging/release dist
 
 # The documentation as a site: target/site; `python -m http.server -d target/site` serves it.

@@ -1,9 +1,10 @@
 """Puts the built programs into what people install: .deb, tarball and OCI images, with SHA256SUMS.
 
-    python packaging/artifacts.py --wheel WHEEL --share DIR --documents DIR --out DIST
+    python packaging/artifacts.py --share DIR --documents DIR --out DIST WHEEL…
 
-The programs are taken out of the wheel, so that all artifacts have the same. Every archive is a
-function of its content and of SOURCE_DATE_EPOCH: sorted names, one time stamp, no owner.
+The programs are taken out of the wheels, one an architecture, so that all artifacts have the same.
+Every archive is a function of its content and of SOURCE_DATE_EPOCH: sorted names, one time stamp,
+no owner.
 """
 
 from __future__ import annotations
@@ -59,17 +60,18 @@ class Release:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Assemble what people install.")
-    parser.add_argument("--wheel", type=Path, required=True)
+    parser.add_argument("wheels", type=Path, nargs="+")
     parser.add_argument("--share", type=Path, required=True)
     parser.add_argument("--documents", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    release = read(given.wheel, given.share, given.documents)
     given.out.mkdir(parents=True, exist_ok=True)
-    debian_package(release, given.out)
-    tarball(release, given.out)
-    for program in PROGRAMS:
-        image(release, program, given.out)
+    for wheel in given.wheels:
+        release = read(wheel, given.share, given.documents)
+        debian_package(release, given.out)
+        tarball(release, given.out)
+        for program in PROGRAMS:
+            image(release, program, given.out)
     checksums(given.out)
 
 

@@ -2,7 +2,7 @@
 
     python packaging/licences.py OUT.txt
 
-Crates are those that cargo links into the two programs for this machine, without procedural macros
+Crates are those that cargo links into the two programs on any of TARGETS, without procedural macros
 and build scripts. The C library, GCC's unwinder and Rust's standard library are linked as well: no
 tool that reads Cargo.lock knows of them.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE")
+TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
 DEBIAN_LICENCES = Path("/usr/share/common-licenses")
 
 
@@ -47,7 +48,8 @@ def run(*command: str) -> str:
 def crates() -> list[Linked]:
     """The crates that are linked, by name and version."""
     tree = ("cargo", "tree", "--locked", "-p", "planewise-wheel", "-e", "normal,no-proc-macro")
-    linked = set(run(*tree, "--prefix", "none", "--no-dedupe", "--format", "{p}").splitlines())
+    tree = (*tree, "--prefix", "none", "--no-dedupe", "--format", "{p}")
+    linked = {line for name in TARGETS for line in run(*tree, "--target", name).splitlines()}
     wanted = {tuple(line.split()[:2]) for line in linked}
     packages = json.loads(run("cargo", "metadata", "--locked", "--format-version", "1"))["packages"]
     found = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -31,6 +32,13 @@ def root(suite: str, *more: str) -> Path:
     if target.is_dir():
         return target
     cache.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it however its holder ends
+        return target if target.is_dir() else _made(suite, wanted, target)
+
+
+def _made(suite: str, wanted: str, target: Path) -> Path:
+    """Makes the root; its name is there once it is whole."""
     scratch = target.with_suffix(".new")
     shutil.rmtree(scratch, ignore_errors=True)
     made = subprocess.run(

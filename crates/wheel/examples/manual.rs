@@ -78,13 +78,14 @@ mod tests {
 
     use super::*;
 
-    /// Pages and completions of both programs in a folder of their own.
-    fn written() -> tempfile::TempDir {
-        let out = tempfile::tempdir().expect("a folder");
+    /// Pages and completions of both programs in a folder of the test's. The crate tempfile would switch
+    /// on features of others, so that `make release` compiled them twice: for this and for the programs.
+    fn written(test: &str) -> PathBuf {
+        let out = std::env::temp_dir().join(format!("planewise-{test}-{}", std::process::id()));
         for (command, section) in
             [(planewised::cli::Cli::command(), DAEMON), (pw_probe::cli::Cli::command(), PROBE)]
         {
-            write(command, section, out.path(), "2026-01-02").expect("pages");
+            write(command, section, &out, "2026-01-02").expect("pages");
         }
         out
     }
@@ -114,8 +115,8 @@ mod tests {
 
     #[test]
     fn every_command_has_a_page_in_which_mandoc_finds_nothing_wrong() {
-        let out = written();
-        let pages = files(&out.path().join("man"));
+        let out = written("pages");
+        let pages = files(&out.join("man"));
         let expected =
             commands(&planewised::cli::Cli::command()) + commands(&pw_probe::cli::Cli::command());
         assert_eq!(pages.len(), expected, "{pages:?}");
@@ -130,21 +131,23 @@ mod tests {
             let shown = complaints(&["mandoc", "-Thtml"], &page);
             assert!(shown.contains("id=\"NAME\"") && shown.contains("id=\"OPTIONS\""), "{shown}");
         }
+        fs::remove_dir_all(out).expect("the folder goes");
     }
 
     #[test]
     fn each_shell_reads_its_completions() {
-        let out = written();
+        let out = written("completions");
         for (shell, folder) in [
             ("bash", "bash-completion/completions"),
             ("zsh", "zsh/site-functions"),
             ("fish", "fish/vendor_completions.d"),
         ] {
-            let scripts = files(&out.path().join(folder));
+            let scripts = files(&out.join(folder));
             assert_eq!(scripts.len(), 2);
             for script in scripts {
                 assert_eq!(complaints(&[shell, "-n"], &script), "", "{script:?}");
             }
         }
+        fs::remove_dir_all(out).expect("the folder goes");
     }
 }
