@@ -146,8 +146,9 @@ RuntimeDirectory=sshd
 Restart=always
 """,
 }
-_MASKED = ("ssh.service", "ssh.socket")
-"""The distribution's own sshd would take the port."""
+_MASKED = ("ssh.service", "ssh.socket", "serial-getty@ttyS0.service")
+"""The distribution's own sshd would take the port; a getty would start for ever, as nothing can be
+read from the console's file."""
 
 _SSHD = """\
 ListenAddress {address}

@@ -50,6 +50,9 @@ def command_line(
         "-daemonize",
         *("-machine", "q35,kernel-irqchip=split"),
         *accelerator_options(platform.accelerator),
+        # With memory above 4 GiB (from 2816 MiB on) SeaBIOS lays VFs' registers at the top of 40
+        # address bits, where the emulated igb's answer to nobody; with 36 they stay below 4 GiB.
+        *("-global", "max-x86_64-cpu.phys-bits=36"),
         *("-smp", str(spec.cpus)),
         *("-m", str(spec.memory_mib)),
         *("-nodefaults", "-no-user-config", "-no-reboot"),
