@@ -28,7 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(sys.executable).parent
 
 SECTIONS = {
-    "Guide": ("guide", ("install", "first-run", "reading-a-report", "judging-results", "advise")),
+    "Guide": (
+        "guide",
+        ("install", "first-run", "first-hour", "reading-a-report", "judging-results", "advise"),
+    ),
     "Concepts": ("concepts", ("measurement", "statistics", "verdict")),
     "Reference": (
         "reference",
