@@ -16,13 +16,16 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
+from planewise.measure.chains.stage import unavailable_here
 from planewise.measure.tcp import PROGRAM
 from planewise.store.models import ChainResult, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed import netns
-from planewise.testbed.chains import hugepages, kernel, vhost_user
+from planewise.testbed.chains import hugepages
+from planewise.testbed.chains.dpdk import memory_bytes
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, place
-from planewise.testbed.chains.vhost_user import VhostChain
+from planewise.testbed.chains.testbed import stand_here
+from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import token_of
 
 pytestmark = pytest.mark.linux
@@ -46,11 +49,7 @@ def needs(plane: str) -> None:
     """Skips, with the reason, where this machine cannot build such chains."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a chain needs two CPUs")
-    chain = Chain(plane, "east-west", 2)
-    on_bridge = plane == "bridge"
-    if reason := (
-        kernel.unavailable_reason() if on_bridge else vhost_user.unavailable_reason(chain)
-    ):
+    if reason := unavailable_here(Chain(plane, "east-west", 2), LocalHost("test")):
         pytest.skip(f"{plane}: {reason}")
 
 
@@ -200,7 +199,7 @@ def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_pat
     cleaned = planewise("clean", "--json")
     assert cleaned.returncode == 0, cleaned.stderr
     answer = json.loads(cleaned.stdout)
-    pages = vhost_user.memory_bytes(Chain("vhost-user", "north-south", 1))
+    pages = memory_bytes(Chain("vhost-user", "north-south", 1))
     assert answer["hugepages"] >= pages // hugepages.Pool().page_bytes
     removed = {name for one in answer["leftovers"] for name in one["namespaces"]}
     assert removed & set(left)
@@ -245,7 +244,7 @@ def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path)
     chain = Chain("vhost-user", "east-west", 2)
     cpus = os.sched_getaffinity(0)
     placement = place((SWITCH, GENERATOR, *chain.names), cpus, {})
-    with VhostChain(chain, placement, "af_packet", 1000.0) as testbed:
+    with stand_here(chain, placement, 1000.0, "af_packet") as testbed:
         testbed.start(64, 60.0)
         sent = testbed.read().vnfs["vnf2"].packets
         await_(lambda: testbed.read().vnfs["vnf2"].packets > sent, "no frame got through")

@@ -17,13 +17,17 @@ from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
 from planewise.store.models import FrameAccount
-from planewise.testbed.chains import hosted, uplink, vhost_user
+from planewise.testbed.chains import describe
 from planewise.testbed.chains.account import account, at_rest, way
+from planewise.testbed.chains.dpdk import SWITCH_BYTES, memory_bytes, uplinks
+from planewise.testbed.chains.ends import CABLES, Ends
 from planewise.testbed.chains.functions import Function, PortStats, parse_port
-from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, place
-from planewise.testbed.chains.pollers import Pollers
-from planewise.testbed.host import Host
-from planewise.testbed.vfs import VfPool
+from planewise.testbed.chains.guests import Pollers, peers
+from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, place
+from planewise.testbed.chains.parts import Parts
+from planewise.testbed.chains.reading import Look
+from planewise.testbed.machine import MachineState
+from planewise.testbed.vfs import Config, Vf
 from planewise.testbed.vms.domain import VhostUserNic, nic_xml
 from tests.unit import test_chains as tc
 
@@ -160,13 +164,15 @@ def test_packets_lost_on_the_way_into_an_idle_switch_are_the_uplinks() -> None:
     )
 
 
-def test_a_switch_is_fed_by_its_uplink_and_functions_are_told_apart_by_address() -> None:
+def test_a_switch_is_fed_by_two_cables_or_by_the_only_nic() -> None:
+    first, last = uplinks("af_packet", CABLES, (0, 1))
+    assert (first.cpu, last.cpu) == (0, 1)
+    assert "net_af_packet0,iface=up0," in first.options["dpdk-devargs"]
+    (only,) = uplinks("af_xdp", Ends(CABLES.macs, ("eth9", "eth9")), (0, 1))
+    assert only.options["dpdk-devargs"] == "net_af_xdp0,iface=eth9"
     placement = place((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
-    steps = vhost_user.plan(Chain("vhost-user", "north-south", 2), placement, "af_packet")
-    (ports,) = [one for one in steps if isinstance(one, vhost_user.AddPorts)]
-    assert [port.name for port in ports.uplink] == [uplink.IN, uplink.OUT]
-    assert "net_af_packet0,iface=" in str(ports)
-    assert uplink.entry(1, "vnf1").to_mac != uplink.entry(2, "vnf2").to_mac
+    said = describe.steps(Chain("vhost-user", "north-south", 2), placement, uplink="af_packet")
+    assert any("net_af_packet1,iface=up1" in one for one in said)
 
 
 # --- functions that poll VFs ---------------------------------------------------------------------
@@ -175,10 +181,11 @@ def test_a_switch_is_fed_by_its_uplink_and_functions_are_told_apart_by_address()
 def test_functions_that_poll_send_to_the_next_or_to_the_end() -> None:
     macs = {1: "a", 2: "b", 3: "c"}
     east = Chain("vf", "east-west", 3, forwarder="testpmd")
-    assert hosted.peers(east, macs, "end") == {1: "b", 2: "c", 3: "end"}
+    assert peers(east, macs, "end") == {1: "b", 2: "c", 3: "end"}
     north = Chain("vf", "north-south", 3, forwarder="testpmd")
-    assert set(hosted.peers(north, macs, "end").values()) == {"end"}
-    lines = hosted.steps(Chain("vf", "north-south", 1, forwarder="testpmd"), "eth9")
+    assert set(peers(north, macs, "end").values()) == {"end"}
+    one = Chain("vf", "north-south", 1, forwarder="testpmd")
+    lines = describe.steps(one, Placement({0: ("vnf1",)}), "eth9")
     (command,) = [line for line in lines if "dpdk-testpmd" in line]
     assert "--eth-peer=0,<MAC of the receiving end>" in command
 
@@ -205,28 +212,34 @@ class Answering:
         return parse_port(PORT.format(rx=rx, tx=tx))
 
 
+NOTHING = Look(0.0, "", {}, {})
+
+
 def pollers_of(function: Answering) -> Pollers:
-    made = Pollers(cast("Host", None), cast("VfPool", None), "0")
+    chain = Chain("vf", "north-south", 1, forwarder="testpmd")
+    parts = Parts(chain, Placement({0: chain.names}), cast("MachineState", None), True)
+    made = Pollers(parts, None)
     made._functions[1] = cast("Function", function)
+    made._vfs[1] = Vf(index=0, address="0000:01:10.0", driver="ixgbevf", config=Config(mac="m"))
     return made
 
 
 def test_a_vfs_counters_are_read_with_what_found_its_ring_full() -> None:
-    (sent,) = pollers_of(Answering([(3, 2)])).read().values()
+    (sent,) = pollers_of(Answering([(3, 2)])).read(NOTHING).values()
     assert (sent.received, sent.packets, sent.bytes, sent.dropped) == (3, 2, 120, 7)
 
 
 @pytest.mark.parametrize("now", [(2**32 - 1, 10), (0, 0)])
 def test_a_pf_that_went_down_and_up_below_a_function_is_said(now: tuple[int, int]) -> None:
     pollers = pollers_of(Answering([(10, 10), now]))
-    pollers.read()
+    pollers.read(NOTHING)
     with pytest.raises(PlanewiseError, match="its PF went down and up"):
-        pollers.read()
+        pollers.read(NOTHING)
 
 
 def test_a_function_that_died_is_named() -> None:
     with pytest.raises(PlanewiseError, match="vnf1 ended while it was measured"):
-        pollers_of(Answering([], alive=False)).read()
+        pollers_of(Answering([], alive=False)).read(NOTHING)
 
 
 # --- virtual machines on vhost-user --------------------------------------------------------------
@@ -242,13 +255,11 @@ def test_a_vhost_user_nic_is_a_socket_at_which_the_virtual_machine_listens() -> 
 def test_functions_that_route_behind_a_dpdk_switch_take_no_huge_pages_and_want_an_uplink(
     tmp_path: Path,
 ) -> None:
-    steps = vhost_user.plan(
-        Chain("vhost-user", "east-west", 2, "vm"),
-        place((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {}),
-        "af_packet",
-    )
-    assert steps[0] == vhost_user.TakeHugePages(vhost_user.SWITCH_BYTES)
-    assert any("start the virtual machine vnf2 on CPU 3" in str(step) for step in steps)
+    chain = Chain("vhost-user", "east-west", 2, "vm")
+    assert memory_bytes(chain) == SWITCH_BYTES
+    placement = place((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
+    steps = describe.steps(chain, placement, uplink="af_packet")
+    assert any("-v2 on CPU 3, with shared memory and a vhost-user NIC" in one for one in steps)
     design = loaded(
         tmp_path,
         "functions: [{forwarder: kernel, guest: vm, plane: vhost-user}]\n"

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from planewise.measure.chains.stage import unavailable_here
 from planewise.store.rundir import RunReader
-from planewise.testbed.chains import kernel, vhost_user
 from planewise.testbed.chains.model import Chain
+from planewise.testbed.host import LocalHost
 from planewise.testbed.vms.platform import Platform
 
 from .test_run import (
@@ -51,7 +52,7 @@ blocks: 1
 
 @pytest.fixture(autouse=True)
 def _may_steer() -> None:
-    if reason := kernel.unavailable_reason():
+    if reason := unavailable_here(Chain("virtio-bridge", "east-west", 2, "vm"), LocalHost("test")):
         pytest.skip(reason)
 
 
@@ -97,7 +98,7 @@ def test_functions_in_virtual_machines_pass_on_what_they_get_through_a_kill_that
 def test_virtual_machines_route_behind_a_switch_that_polls_beside_processes_that_poll(
     tmp_path: Path,
 ) -> None:
-    if reason := vhost_user.unavailable_reason(Chain("vhost-user", "east-west", 2)):
+    if reason := unavailable_here(Chain("vhost-user", "east-west", 2), LocalHost("test")):
         pytest.skip(reason)
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(BESIDE)

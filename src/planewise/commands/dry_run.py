@@ -66,13 +66,9 @@ def _builds(design: Design, schedule: Schedule, nic: str) -> dict[str, Build]:
     chains = [cell for cell in _cells(schedule) if cell.vnfs]
     if not chains:
         return {}
-    from planewise.measure.chains import hosted
     from planewise.measure.chains.stage import ChainStage
 
-    if nic:
-        return hosted.builds(chains, nic)
-
-    return ChainStage(design).builds(chains)
+    return ChainStage(design).builds(chains, nic)
 
 
 def _within(design: Design, schedule: Schedule) -> int:

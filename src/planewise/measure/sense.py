@@ -323,19 +323,13 @@ def _impossible_cell(design: Design) -> Problem | None:
             if design.functions:
                 continue  # left out of the run, which says so
             return _no_function(design, kind, own)
-        if design.tcp is not None:
-            if levels["vnfs"] and kind != "process":
-                return Problem(
-                    ("factors", "guest", design.factors.guest.index(kind)),
-                    f"TCP is not measured through chains of {GUEST_WORDS[kind][1]}",
-                    "give `guest: process`, or leave `vnfs` out",
-                )
-            if int(levels["vnfs"]) > 1 and levels["path"] == "north-south":
-                return Problem(
-                    ("factors", "path") if "path" in design.factors.model_fields_set else ("tcp",),
-                    "a TCP stream goes through all functions of a chain, one after the other",
-                    "set `factors.path` to east-west",
-                )
+        several = int(levels["vnfs"]) > 1 and levels["path"] == "north-south"
+        if design.tcp is not None and several:
+            return Problem(
+                ("factors", "path") if "path" in design.factors.model_fields_set else ("tcp",),
+                "a TCP stream goes through all functions of a chain, one after the other",
+                "set `factors.path` to east-west",
+            )
         if levels.get("protocol") == "stamp" and int(levels["size_bytes"]) < STAMP_BYTES:
             size = levels["size_bytes"]
             return Problem(

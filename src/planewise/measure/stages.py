@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Self
 
 from planewise.measure.cells import Cell
-from planewise.measure.chains.hosted import HostedChainStage
 from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import Design
 from planewise.measure.stage import FactualStage, RebuildingStage, Stage, StageFacts, Station
@@ -42,7 +41,7 @@ def stage_makers(
     return {
         "namespace": guests,
         "vm": lambda design: VmStage(design, nullcontext(pair), ip_version, alone=True),
-        "process": partial(HostedChainStage, pair=pair),
+        "process": partial(ChainStage, pair=pair),
     }
 
 

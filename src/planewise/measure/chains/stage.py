@@ -1,18 +1,18 @@
-"""The stage for chains on this machine, whatever their functions are."""
+"""The stage for chains of functions, on this machine or on two hosts."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, Self
+from typing import Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.cells import Cell
@@ -21,27 +21,40 @@ from planewise.measure.chains.evaluate import Between
 from planewise.measure.design import Design
 from planewise.measure.schedule import ChainTrial, TcpTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
-from planewise.measure.tcp import PROGRAM, End, Passed, measure_tcp
+from planewise.measure.tcp import End, Passed, lacking, measure_tcp
 from planewise.measure.vms import options_of
 from planewise.store.models import ChainLimit, FrameAccount, KpiSample, Limit, Load, TrialRecord
-from planewise.testbed.chains import kernel, local_guests, vhost_user
-from planewise.testbed.chains.kernel import KernelChain
-from planewise.testbed.chains.local_guests import ContainedChain, MachineChain
+from planewise.testbed.chains import describe, hugepages
+from planewise.testbed.chains.dpdk import Driver, memory_bytes
+from planewise.testbed.chains.ends import MTU_BYTES, PLACES
+from planewise.testbed.chains.functions import PROGRAM as TESTPMD
+from planewise.testbed.chains.generator import generator_pps
+from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import (
     GENERATOR,
     SWITCH,
     Chain,
-    FrameSize,
     Placement,
     mean_bytes,
     place,
+    take_turns,
 )
-from planewise.testbed.chains.reading import ChainReading
-from planewise.testbed.chains.vhost_machines import VhostMachines
-from planewise.testbed.chains.vhost_user import VhostChain
+from planewise.testbed.chains.switch import PROGRAM as OVS
+from planewise.testbed.chains.testbed import FUNCTIONS, GENERATING, ChainHosts, ChainTestbed
 from planewise.testbed.host import Host, LocalHost
+from planewise.testbed.machine import Resources, survey
+from planewise.testbed.model import HOSTS, HostRole
+from planewise.testbed.pair import Pair, local_pair
+from planewise.testbed.steering import may_steer
+from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
 from planewise.testbed.vms.platform import Platform, called, platform_of, vm_mib
-from planewise.testbed.vms.resources import free_mib, memory_shortage
+from planewise.testbed.vms.resources import (
+    VmResources,
+    free_mib,
+    look,
+    memory_shortage,
+    no_iommu,
+)
 
 SAMPLE_S = 1.0
 """Time between two looks at the counters."""
@@ -57,23 +70,6 @@ _SHARE = 0.1
 """Of the time at most goes into reading counters: a slow host is read less often."""
 
 
-class ChainTestbed(Protocol):
-    """A chain that stands, whatever its plane."""
-
-    @property
-    def placement(self) -> Placement:
-        """Which CPU does what."""
-
-    def start(self, size: FrameSize, limit_s: float) -> None:
-        """Has the generator send, as much as is taken, until `stop` or for `limit_s`."""
-
-    def stop(self) -> FrameAccount | None:
-        """Ends that, and says what became of every frame; None where nothing was sent."""
-
-    def read(self, *, whole: bool = True) -> ChainReading:
-        """The counters now."""
-
-
 @dataclass(frozen=True)
 class Build:
     """What making a chain does, for people."""
@@ -83,32 +79,43 @@ class Build:
     steps: tuple[str, ...]
 
 
-class RoutedStage(ABC):
-    """What stages for chains have in common, wherever they build them.
+class ChainStage:
+    """Builds a chain for a visit and removes it after; see `planewise.measure.stage.Stage`.
 
-    See `planewise.measure.stage.Stage`.
+    What polls takes its core that long. On other hosts the VFs of both NICs are set up once, when
+    a chain first needs them, and virtual machines that hold them stay from chain to chain.
     """
 
-    def __init__(self, design: Design) -> None:
-        self._wanted = {} if design.chain is None else design.chain.cpus.named()
-        self._offered_pps = None if design.chain is None else design.chain.offered_pps
-        self._uplink = None if design.chain is None else design.chain.uplink
+    def __init__(self, design: Design, pair: Pair | None = None) -> None:
+        """`pair`: two hosts; None: both are namespaces of this machine, made for each chain."""
+        chain = design.chain
+        self._wanted = {} if chain is None else chain.cpus.named()
+        self._offered_pps = None if chain is None else chain.offered_pps
+        self._uplink = None if chain is None else chain.uplink
         self._tcp = design.tcp is not None
         self._options = options_of(design)
         self._with_vms = False
+        self._here = LocalHost("this machine")
+        self._pair = pair
+        self._resources: dict[HostRole, Resources] = {}
+        self._hosts: ChainHosts | None = None
+        self._machines: FunctionMachines | None = None
+        self._most: dict[str, float] = {}
+        self._standing = ExitStack()
 
     @property
-    @abstractmethod
     def _functions_host(self) -> Host:
-        """The host that functions live on."""
-
-    @abstractmethod
-    def _unavailable_reason(self, cell: Cell) -> str:
-        """Why a cell cannot be set up; empty when it can."""
+        return self._here if self._pair is None else self._pair.machines[FUNCTIONS].host
 
     @cached_property
     def _platform(self) -> Platform:
         return platform_of(self._functions_host)
+
+    @cached_property
+    def _cpus(self) -> Sequence[int]:
+        if self._pair is None:
+            return sorted(os.sched_getaffinity(0))
+        return range(int(self._functions_host.run(["nproc"]).check().stdout))
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
@@ -124,112 +131,219 @@ class RoutedStage(ABC):
         """Whether the functions' CPUs are emulated."""
         return StageFacts(self._platform.emulated if self._with_vms else "")
 
-    def __enter__(self) -> Self:
-        return self
-
-
-class ChainStage(RoutedStage):
-    """Builds a chain for a visit and removes it after: what polls takes its core that long."""
-
-    def __init__(self, design: Design) -> None:
-        super().__init__(design)
-        self._here = LocalHost("this machine")
-
-    @property
-    def _functions_host(self) -> Host:
-        return self._here
-
-    def builds(self, cells: Sequence[Cell]) -> dict[str, Build]:
-        """By plane, what makes its longest chain among `cells`, which can all be built here."""
+    def builds(self, cells: Sequence[Cell], nic: str = "") -> dict[str, Build]:
+        """By plane, what makes its longest chain among `cells`, which can all be built; on two
+        hosts with such a NIC, whose CPUs are not known, or here."""
         found = {}
         for name, cell in longest(cells).items():
             chain = chain_of(cell)
-            placement = self._place(chain)
-            steps: Sequence[object]
-            if chain.plane == "vhost-user":
-                steps = vhost_user.plan(chain, placement, self._uplink)
-            elif chain.kind == "process":
-                steps = kernel.plan("0" * 8, chain, apart=self._tcp).steps
-            else:
-                steps = local_guests.steps(chain, placement)
-            found[name] = Build(placement.tasks, tuple(map(str, steps)))
+            placement = take_turns(chain.names, [0]) if nic else self._place(chain)
+            if nic and chain.plane == "vhost-user":
+                placement = Placement({0: (SWITCH,), 1: chain.names})
+            said = describe.steps(chain, placement, nic, self._driver(chain))
+            found[name] = Build({} if nic else placement.tasks, said)
         return found
 
+    def _driver(self, chain: Chain) -> Driver | None:
+        return self._uplink if chain.plane == "vhost-user" else None
+
     def _unavailable_reason(self, cell: Cell) -> str:
-        if cell.plane in _ELSEWHERE:
-            return _ELSEWHERE[cell.plane]
-        if self._tcp and cell.plane != "bridge":
-            return "functions that poll have no TCP, and no kernel at their ends"
-        if self._offered_pps is not None and cell.plane == "vhost-user" and not self._uplink:
+        try:
+            chain = chain_of(cell)
+            reason = self._refusal(chain)
+            if reason:
+                return reason
+            self._place(chain)
+            return self._shortage(chain)
+        except PlanewiseError as error:
+            return error.what
+
+    def _refusal(self, chain: Chain) -> str:
+        """Why no hosts of this sort can have a chain, as a sentence; empty when some can."""
+        if self._pair is None and chain.on_vfs:
+            return _TWO_HOSTS
+        if self._tcp and chain.forwards == "testpmd":
+            return "functions that poll have no TCP: they send all frames one way"
+        if chain.plane != "vhost-user":
+            return ""
+        if self._tcp:
+            return "the flows of a DPDK switch go one way, and TCP's answers another"
+        if self._uplink:
+            return ""
+        if self._pair is not None:
+            return "a DPDK switch on another host is fed over its NIC: give `chain.uplink` a driver"
+        if self._offered_pps is not None:
             return (
                 "the generator on a switch without an uplink cannot be paced: give `chain.uplink` "
                 "a driver, or leave `offered_pps` out"
             )
-        if self._tcp and not shutil.which(PROGRAM):
-            return f"{PROGRAM} is not installed here"
-        try:
-            chain = chain_of(cell)
-            self._place(chain)
-        except PlanewiseError as error:
-            return error.what
-        if chain.plane == "vhost-user":
-            if chain.kind == "vm" and not self._uplink:
-                return "functions that route want IP from outside: give `chain.uplink` a driver"
-            reason = vhost_user.unavailable_reason(chain)
-            return reason or (self._vm_shortage(chain) if chain.kind == "vm" else "")
-        if reason := kernel.unavailable_reason():
-            return reason
-        if chain.kind == "container" and not shutil.which("dockerd", path=_SBIN):
-            return "there is no Docker on this machine"
-        return self._vm_shortage(chain) if chain.kind == "vm" else ""
+        if chain.kind == "vm":
+            return "functions that route want IP from outside: give `chain.uplink` a driver"
+        return ""
 
-    def _vm_shortage(self, chain: Chain) -> str:
-        try:
-            _ = self._platform
-        except PlanewiseError as error:
-            return error.what
-        there = free_mib(self._here)
-        return memory_shortage(chain.vnfs, vm_mib(self._options), called(self._here), there)
+    def _shortage(self, chain: Chain) -> str:
+        """What the hosts lack for a chain, as a sentence; empty when they suffice."""
+        host, place = self._functions_host, called(self._functions_host)
+        if self._tcp and (reason := lacking([host])):
+            return reason
+        if self._pair is None:
+            if reason := unavailable_here(chain, self._here):
+                return reason
+        else:
+            if reason := _missing(chain, host):
+                return f"{reason} on {place}"
+            if not self._resources:
+                machines = self._pair.machines
+                self._resources = {role: survey(machines[role]) for role in HOSTS}
+            if reason := nic_shortage(chain, self._resources):
+                return reason
+        by_vfio = chain.on_vfs and (chain.kind == "vm" or chain.forwards == "testpmd")
+        if by_vfio and not self._memory.iommu:
+            return no_iommu(self._memory.place)
+        if chain.kind != "vm":
+            return ""
+        _ = self._platform
+        free = free_mib(host) if self._pair is None else self._memory.free_mib
+        return memory_shortage(chain.vnfs, vm_mib(self._options), place, free)
+
+    @cached_property
+    def _memory(self) -> VmResources:
+        assert self._pair is not None
+        return look(self._pair.machines[FUNCTIONS], with_vfs=True)
 
     def _place(self, chain: Chain) -> Placement:
         # The kernel's bridge is no task: its work is done where a frame comes from.
-        first = [SWITCH] if chain.plane == "vhost-user" else [GENERATOR]
-        if chain.plane == "vhost-user" and self._uplink:
+        first = [SWITCH] if chain.plane == "vhost-user" else []
+        if self._pair is None and (not first or self._uplink):
             first.append(GENERATOR)
-        return place((*first, *chain.names), os.sched_getaffinity(0), self._wanted)
+        if not first:
+            return take_turns(chain.names, self._cpus, self._wanted.get("vnf", ()))
+        return place((*first, *chain.names), self._cpus, self._wanted)
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[ChainStation]:
         """The cell's chain, standing."""
         chain = chain_of(cell)
-        placement = self._place(chain)
-        testbed: VhostChain | KernelChain
-        pps = self._offered_pps
-        if chain.plane == "vhost-user" and chain.kind == "vm":
-            options = replace(self._options, shared_memory=True)
-            testbed = VhostMachines(
-                chain, placement, self._uplink or "af_packet", pps, self._platform, options
-            )
-        elif chain.plane == "vhost-user":
-            testbed = VhostChain(chain, placement, self._uplink, pps)
-        elif chain.kind == "vm":
-            testbed = MachineChain(chain, placement, self._platform, self._options, offered_pps=pps)
-        elif chain.kind == "container":
-            testbed = ContainedChain(chain, placement, offered_pps=pps)
-        else:
-            testbed = KernelChain(chain, placement, apart=self._tcp, offered_pps=pps)
-        with testbed:
-            yield ChainStation(testbed)
+        with self._on_hosts(f"chain of {chain.vnfs} on {chain.plane}, {chain.pattern}") as hosts:
+            machines = self._machines_on(hosts, chain) if chain.kind == "vm" else None
+            if machines is None and chain.on_vfs:
+                self._make_room(hosts, chain.vnfs)
+            with ChainTestbed(
+                chain,
+                self._place(chain),
+                hosts,
+                lambda: self._most_pps(hosts),
+                offered_pps=self._offered_pps,
+                uplink=self._driver(chain),
+                machines=machines,
+                talking=self._tcp,
+            ) as testbed:
+                emulated_twice = machines is not None and self._pair is not None
+                yield ChainStation(testbed, LAB_BOOT_LIMIT_S if emulated_twice else SLACK_S)
+
+    @contextmanager
+    def _on_hosts(self, what: str) -> Iterator[ChainHosts]:
+        """The hosts: on this machine a pair of namespaces for one chain, with all that it has."""
+        if self._pair is not None:
+            if self._hosts is None:
+                self._hosts = self._standing.enter_context(ChainHosts.of(self._pair))
+            yield self._hosts
+            return
+        with local_pair(MTU_BYTES, what=what) as pair, ChainHosts.of(pair) as hosts:
+            try:
+                yield hosts
+            finally:
+                self._end_machines()
+
+    def _machines_on(self, hosts: ChainHosts, chain: Chain) -> FunctionMachines:
+        """The host's virtual machines for chains on a plane; those for another one end."""
+        if self._machines is None or self._machines.plane != chain.plane:
+            self._end_machines()
+            options = replace(self._options, shared_memory=chain.plane == "vhost-user")
+            here = hosts.states[FUNCTIONS]
+            made = FunctionMachines(here, chain.plane, self._platform, options)
+            self._machines = made.__enter__()
+        return self._machines
+
+    def _end_machines(self) -> None:
+        machines, self._machines = self._machines, None
+        if machines is not None:
+            machines.close()
+
+    def _make_room(self, hosts: ChainHosts, functions: int) -> None:
+        """Ends virtual machines that hold VFs which others are to have."""
+        held = 0 if self._machines is None else self._machines.held
+        if held and hosts.states[FUNCTIONS].vfs.free < functions:
+            self._end_machines()
+
+    def _most_pps(self, hosts: ChainHosts) -> float:
+        """What the generator's host sends where nothing limits it [packet/s], asked once."""
+        host = hosts.states[GENERATING].host
+        if host.name not in self._most:
+            self._most[host.name] = generator_pps(host)
+        return self._most[host.name]
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._here.close()
+        try:
+            self._end_machines()
+        finally:
+            self._hosts = None
+            self._standing.close()
+            self._here.close()
 
 
-_ELSEWHERE = dict.fromkeys(
-    ("vf", "vf-passthrough"),
+_TWO_HOSTS = (
     "a chain on VFs needs two hosts whose NICs are cabled: run it with --lab, or with "
-    "--sender, --responder and --nic",
+    "--sender, --responder and --nic"
 )
+
+
+def _missing(chain: Chain, host: Host) -> str:
+    """Programs that a host lacks for a chain, as the beginning of a sentence; empty: none."""
+    wanted = {"Open vSwitch with DPDK": OVS} if chain.plane == "vhost-user" else {}
+    if chain.forwards == "testpmd":
+        wanted["dpdk-testpmd"] = TESTPMD
+    look = 'command -v "$1"'
+    missing = [
+        name
+        for name, program in wanted.items()
+        if host.run(["sh", "-c", look, "sh", program]).exit_code
+    ]
+    verb = "is" if len(missing) == 1 else "are"
+    return f"{' and '.join(missing)} {verb} not installed" if missing else ""
+
+
+def unavailable_here(chain: Chain, host: Host) -> str:
+    """Why this machine, which is `host`, cannot build a chain; empty when it can."""
+    if reason := _missing(chain, host):
+        return f"{reason} here"
+    if not may_steer(Path("/proc/self/uid_map").read_text()):
+        if chain.plane == "vhost-user":
+            return "only root of the machine may give huge pages to a switch and its functions"
+        return "only root may move the functions' receive work to CPUs of their own"
+    if chain.kind == "container" and not shutil.which("dockerd", path=_SBIN):
+        return "there is no Docker on this machine"
+    wanted = memory_bytes(chain)
+    return hugepages.unavailable_reason(wanted) if wanted else ""
+
+
+def nic_shortage(chain: Chain, found: Mapping[HostRole, Resources]) -> str:
+    """What two hosts lack for a chain, as a sentence; empty when they suffice. Pure."""
+    needs = {GENERATING: len(PLACES), FUNCTIONS: chain.vnfs if chain.on_vfs else 0}
+    for role, needed in needs.items():
+        nic, where = found[role].nic, found[role].place
+        if needed and not found[role].vfs:
+            return f"{nic} of {where} has no SR-IOV"
+        if needed > found[role].vfs:
+            return f"needs {needed} VFs on {where}, and {nic} has {found[role].vfs}"
+    if chain.kind == "container" and not found[FUNCTIONS].dockerd:
+        return f"there is no Docker on {found[FUNCTIONS].place}"
+    return ""
+
+
 _SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
@@ -315,15 +429,13 @@ class ChainStation:
     def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
         """Runs one TCP trial through the chain."""
         testbed = self.testbed
-        if not isinstance(testbed, KernelChain):
-            raise UnsupportedError("functions that poll have no TCP")
 
         def sent() -> Mapping[str, Passed]:
             return {
                 name: Passed(one.packets, one.bytes) for name, one in testbed.read().vnfs.items()
             }
 
-        client, server = (End(testbed.host, *end) for end in testbed.ends)
+        client, server = (End(*one) for one in testbed.talkers)
         return measure_tcp(client, server, trial, place, tell, sent)
 
 

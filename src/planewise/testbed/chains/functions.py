@@ -7,12 +7,10 @@ it runs. It dies with planewise.
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.chains.switch import SETUP_REMEDY
@@ -20,6 +18,8 @@ from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
 
 PROGRAM = "dpdk-testpmd"
 MEMORY_BYTES = 64 << 20
+RING = 1024
+"""Packets that a ring between switch and function holds."""
 _BUFFERS = 8192
 _VF_BUFFERS = 4096
 _NO_DEVICE = "No probed ethernet devices"
@@ -38,18 +38,6 @@ _SCRIPT = 'exec 0<>"$1" 1>"$2" 2>&1; shift 2; exec "$@"'
 
 
 @dataclass(frozen=True)
-class Forwarded:
-    """Since the function's statistics were cleared."""
-
-    rx_packets: int
-    tx_packets: int
-    tx_dropped: int
-    """Packets that it could not pass on: its ring to the switch was full."""
-    busy_s: float
-    """Time that its core spent on packets, by the cycles that it counts."""
-
-
-@dataclass(frozen=True)
 class PortStats:
     """Of its only port; a VF's own counters, which survive its users."""
 
@@ -61,35 +49,30 @@ class PortStats:
     """With or without FCS, as the driver counts."""
 
 
-def find_program() -> str | None:
-    """dpdk-testpmd on this machine."""
-    return shutil.which(PROGRAM)
-
-
-def command(socket: Path, cpu: int, ring: int, peer: str, prefix: str) -> list[str]:
-    """The command line of a function behind a vhost-user port, whose frames go to `peer`. Pure.
+def command(device: Sequence[str], cpu: int, peer: str, prefix: str, buffers: int) -> list[str]:
+    """The command line of a function on one device, whose frames go to `peer`. Pure.
 
     testpmd wants two logical cores, one for its prompt: both are the same CPU here.
     """
     return [
-        *(PROGRAM, "--lcores", f"0@{cpu},1@{cpu}"),
-        *("--in-memory", "--single-file-segments", "--no-pci", "--no-telemetry"),
-        *("--file-prefix", prefix, "-m", str(MEMORY_BYTES >> 20)),
-        *("--vdev", f"net_virtio_user0,path={socket},server=1,queue_size={ring}"),
+        *(PROGRAM, "--lcores", f"0@{cpu},1@{cpu}", "--in-memory", "--no-telemetry"),
+        *("--file-prefix", prefix, "-m", str(MEMORY_BYTES >> 20), *device),
         *("--", "--interactive", "--no-mlockall", "--forward-mode=mac"),
-        f"--eth-peer=0,{peer}",
-        *(f"--total-num-mbufs={_BUFFERS}", "--record-core-cycles"),
+        *(f"--eth-peer=0,{peer}", f"--total-num-mbufs={buffers}", "--record-core-cycles"),
     ]
+
+
+def vhost_command(socket: str, cpu: int, peer: str, prefix: str) -> list[str]:
+    """The command line of a function behind a vhost-user port. Pure."""
+    device = f"net_virtio_user0,path={socket},server=1,queue_size={RING}"
+    return command(
+        ("--single-file-segments", "--no-pci", "--vdev", device), cpu, peer, prefix, _BUFFERS
+    )
 
 
 def vf_command(address: str, cpu: int, peer: str, prefix: str) -> list[str]:
     """The command line of a function that has a VF by vfio-pci. Pure."""
-    return [
-        *(PROGRAM, "--lcores", f"0@{cpu},1@{cpu}", "--in-memory", "--no-telemetry"),
-        *("--file-prefix", prefix, "-m", str(MEMORY_BYTES >> 20), "-a", address),
-        *("--", "--interactive", "--no-mlockall", "--forward-mode=mac"),
-        *(f"--eth-peer=0,{peer}", f"--total-num-mbufs={_VF_BUFFERS}", "--record-core-cycles"),
-    ]
+    return command(("-a", address), cpu, peer, prefix, _VF_BUFFERS)
 
 
 class Function:
@@ -101,7 +84,9 @@ class Function:
         directory: str,
         name: str,
         command: Sequence[str],
+        netns: str | None = None,
     ) -> None:
+        """`netns` is the namespace of the container that it is in, where it is in one."""
         self.name = name
         self._host = host
         self._pipe = f"{directory}/{name}.in"
@@ -116,7 +101,8 @@ class Function:
                 *("sh", "-c", _SCRIPT, "sh", self._pipe, self._file),
                 *("env", f"RUNTIME_DIRECTORY={directory}", "stdbuf", "-oL"),
                 *command,
-            ]
+            ],
+            netns=netns,
         )
 
     @property
@@ -146,9 +132,9 @@ class Function:
             raise self._gone() from error
         return self._await(start, _ANSWER_S)
 
-    def forwarded(self) -> Forwarded:
-        """What it did since `clear`."""
-        return parse_forwarded(self.say("show fwd stats all"))
+    def busy_s(self) -> float:
+        """Time that its core spent on packets since `clear`, by the cycles that it counts [s]."""
+        return parse_busy(self.say("show fwd stats all"))
 
     def port_stats(self) -> PortStats:
         """Its port's counters, whoever used that before."""
@@ -215,16 +201,10 @@ class Function:
         self._process.stop()
 
 
-def parse_forwarded(text: str) -> Forwarded:
-    """What `show fwd stats all` prints. Pure."""
-    total = text.split("Accumulated forward statistics", 1)[-1]
+def parse_busy(text: str) -> float:
+    """Time spent on packets [s] by what `show fwd stats all` prints; 0: it does not say. Pure."""
     cycles = re.search(r"total cycles=(\d+).*?at (\d+(?:\.\d+)?) MHz", text, re.DOTALL)
-    return Forwarded(
-        rx_packets=_count(total, "RX-packets"),
-        tx_packets=_count(total, "TX-packets"),
-        tx_dropped=_count(total, "TX-dropped"),
-        busy_s=int(cycles[1]) / (float(cycles[2]) * 1e6) if cycles else 0.0,
-    )
+    return int(cycles[1]) / (float(cycles[2]) * 1e6) if cycles else 0.0
 
 
 def parse_port(text: str) -> PortStats:

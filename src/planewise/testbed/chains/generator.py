@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from planewise.testbed.chains.model import Chain, FrameSize, frames_of
 from planewise.testbed.chains.routing import SOURCE, TARGET, target
-from planewise.testbed.chains.streams import Streams
-from planewise.testbed.host import Host
+from planewise.testbed.host import Host, HostProcess
 
-MIXED = 0.7
+_MIXED = 0.7
 """Share of what a generator sends of one size that several probes together keep up."""
-
-OVERLOAD_PPS = 3_000_000
-"""More than one CPU sends through packet sockets: as much as the generator can."""
+_OVERLOAD = 1.5
+"""The generator is asked for so many times what it can send: as much as it can."""
 
 _PORT = 4862
 _RING_MIB = 8
@@ -28,7 +26,6 @@ def commands(
     *,
     ends: tuple[str, str],
     macs: Mapping[int, str],
-    max_pps: float = 0.0,
     options: Sequence[str] = (),
 ) -> Iterator[tuple[str, ...]]:
     """Arguments of pw-probe for each stream; together they send `pps` frames a second. Pure.
@@ -42,7 +39,6 @@ def commands(
         pps: of all streams [packet/s].
         ends: where frames leave and where they come back, as pw-probe takes interfaces.
         macs: of the functions, by number.
-        max_pps: the generator's own maximum [packet/s]; 0: what each is to send.
         options: further ones of `pw-probe trial`.
     """
     frames = frames_of(size)
@@ -56,7 +52,7 @@ def commands(
             *("trial", "--tx", ends[0], "--rx", ends[1], "--src", SOURCE),
             *("--dst", TARGET if through else target(entry), "--dst-port", str(_PORT + number)),
             *("--dst-mac", macs[entry], "--size", str(frame_bytes), "--rate", rate),
-            *("--max-pps", f"{max_pps:.0f}" if max_pps else rate, "--duration", f"{limit_s:g}"),
+            *("--max-pps", rate, "--duration", f"{limit_s:g}"),
             *("--ring-mib", str(_RING_MIB), *options),
         )
 
@@ -72,45 +68,67 @@ def generator_pps(host: Host, options: Sequence[str] = ()) -> float:
     return float(finished.json()["max_pps"])
 
 
-class LocalGenerator:
-    """The generator of a chain on this machine: probes that share one CPU.
+class Generator:
+    """The probes that send into a chain; none runs before `start`.
 
     Args:
         host: where they run.
-        cpu: theirs.
         ends: where frames leave and where they come back, as pw-probe takes interfaces.
         offered_pps: of all streams [packet/s]; None: as much as it can.
+        most_pps: what it can send [packet/s], asked where nothing is offered.
+        cpu: theirs, on this machine; None: they have a host of their own.
     """
 
     def __init__(
-        self, host: Host, cpu: int, ends: tuple[str, str], offered_pps: float | None
+        self,
+        host: Host,
+        ends: tuple[str, str],
+        offered_pps: float | None,
+        most_pps: Callable[[], float],
+        cpu: int | None,
     ) -> None:
         self._host = host
-        self._options = ("--tx-cpu", str(cpu), "--rx-cpu", str(cpu))
         self._ends = ends
         self._offered_pps = offered_pps
-        self._most_pps = 0.0
-        self.streams = Streams()
+        self._most_pps = most_pps
+        self._options: tuple[str, ...] = ()
+        if cpu is not None:
+            self._options = ("--with-parent", "--tx-cpu", str(cpu), "--rx-cpu", str(cpu))
+        self._probes: list[HostProcess] = []
+
+    @property
+    def sending(self) -> bool:
+        """Whether it was started."""
+        return bool(self._probes)
 
     def start(self, chain: Chain, size: FrameSize, limit_s: float, macs: Mapping[int, str]) -> None:
-        """Sends until `streams.stop()`; keeps account of every frame of `limit_s`, and ends then.
+        """Sends until `stop`; keeps account of every frame of `limit_s`, and ends then.
 
         Raises:
             PlanewiseError: what it can send is not known, and cannot be measured.
         """
-        pps = self._offered_pps or OVERLOAD_PPS
-        if len(frames_of(size)) > 1 and not self._offered_pps:
-            # Programs of one CPU share it by time, not by frames: a mix must be paced.
-            self._most_pps = self._most_pps or generator_pps(self._host, self._options[:2])
-            pps = MIXED * self._most_pps
+        # Programs of one CPU share it by time, not by frames: a mix must be paced.
+        share = _OVERLOAD if len(frames_of(size)) == 1 else _MIXED
+        pps = self._offered_pps or share * self._most_pps()
         for arguments in commands(
-            chain,
-            size,
-            limit_s,
-            pps,
-            ends=self._ends,
-            macs=macs,
-            max_pps=OVERLOAD_PPS,
-            options=("--with-parent", *self._options),
+            chain, size, limit_s, pps, ends=self._ends, macs=macs, options=self._options
         ):
-            self.streams.add(self._host.start((self._host.probe, *arguments)))
+            self._probes.append(self._host.start((self._host.probe, *arguments)))
+
+    def check(self) -> None:
+        """All still send.
+
+        Raises:
+            PlanewiseError: one has failed, with what it said.
+        """
+        for probe in self._probes:
+            if not probe.running:
+                probe.wait().check()
+
+    def stop(self) -> None:
+        """Ends all of them, at the same time. Idempotent."""
+        for probe in self._probes:
+            probe.interrupt()
+        for probe in self._probes:
+            probe.stop()
+        self._probes.clear()

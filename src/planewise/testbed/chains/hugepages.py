@@ -18,6 +18,7 @@ from pathlib import Path
 
 from planewise import procfs
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed.host import Host, LocalHost
 
 NOTES = Path("/run/planewise/hugepages")
 _TAKING, _TAKEN = "taking", "taken"
@@ -137,6 +138,56 @@ def taken(wanted_bytes: int, pool: Pool | None = None, notes: Path = NOTES) -> I
             note.give_back(pool)
             _tidy(notes)
         note.close()
+
+
+_TOO_FEW = 9
+_LEASE_S = 120.0
+_SAID = "pw-taken"
+
+# The pages go back when the lease ends. Who gives them back is in a session of its own, as a lost
+# connection ends the lease's by SIGKILL.
+_LEASE = f"""
+wanted=$1 file=/proc/sys/vm/nr_hugepages
+before=$(cat $file) && echo $((before + wanted)) >$file || exit 1
+added=$(($(cat $file) - before))
+setsid sh -c 'while kill -0 $1; do sleep 0.5; done
+    echo $(($(cat $3) - $2)) >$3' sh $$ $added $file </dev/null >/dev/null 2>&1 &
+[ $added -ge "$wanted" ] || exit {_TOO_FEW}
+echo {_SAID} >&2
+exec sleep infinity
+"""
+
+
+@contextmanager
+def taken_on(host: Host, wanted_bytes: int) -> Iterator[None]:
+    """As `taken`, on any host.
+
+    Raises:
+        UnsupportedError: they are not to be had.
+    """
+    if isinstance(host, LocalHost):
+        with taken(wanted_bytes):
+            yield
+        return
+    page_bytes = procfs.memory(host.read_text("/proc/meminfo")).get("Hugepagesize", 0)
+    if not page_bytes:
+        raise UnsupportedError(
+            f"the kernel of {host.place} has no huge pages (CONFIG_HUGETLBFS)",
+            remedy="boot a kernel that has them",
+        )
+    pages = -(-wanted_bytes // page_bytes)
+    with host.start(["sh", "-c", _LEASE, "sh", str(pages)]) as lease:
+        try:
+            lease.wait_ready(_SAID, _LEASE_S)
+        except PlanewiseError as error:
+            if lease.running or lease.wait().exit_code != _TOO_FEW:
+                raise
+            raise UnsupportedError(
+                f"the chain needs {pages} huge pages of {page_bytes >> 20} MiB on {host.place}, "
+                "and its kernel does not give as many",
+                remedy="fewer functions, or a host with more free memory",
+            ) from error
+        yield
 
 
 @dataclass(frozen=True)

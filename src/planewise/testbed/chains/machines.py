@@ -15,18 +15,18 @@ from typing import Self, TypeVar
 
 from planewise.errors import PlanewiseError
 from planewise.testbed import counters
+from planewise.testbed.chains.ends import MTU_BYTES, netns
 from planewise.testbed.chains.reading import Sent, now_s, sent_by
 from planewise.testbed.chains.routing import address, router_settings
-from planewise.testbed.host import Host
-from planewise.testbed.model import GUEST_INTERFACE, Guest, HostRole
+from planewise.testbed.machine import MachineState
+from planewise.testbed.model import GUEST_INTERFACE, Guest
 from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
-from planewise.testbed.vfs import Vf, VfPool
+from planewise.testbed.vfs import Vf
+from planewise.testbed.vms import booted
 from planewise.testbed.vms.domain import AnyNic, Passthrough, VmOptions
 from planewise.testbed.vms.guests import HostGuests
 from planewise.testbed.vms.platform import Platform
-from planewise.testbed.vms.saved import Saved
 
-_MTU_BYTES = 1500
 _TELL_S = 600.0
 """A guest whose emulated CPU is emulated once more takes seconds for each program it starts."""
 _FIND_S = 180.0
@@ -52,15 +52,15 @@ def _each(numbers: Sequence[int], work: Callable[[int], T]) -> dict[int, T]:
         return {number: future.result() for number, future in futures.items()}
 
 
-def function_guest(role: HostRole, name: str, number: int, plane: str, mac: str) -> Guest:
-    """The `number`th function of a chain, from 1; `name` is that of its virtual machine. Pure."""
+def function_guest(token: str, number: int, plane: str, mac: str) -> Guest:
+    """The `number`th function of a chain, from 1. Pure."""
     return Guest(
         name=f"vnf{number}",
-        host=role,
+        host="responder",
         role="main",
         index=number,
         plane=plane,
-        netns=name,
+        netns=netns(token, f"v{number}"),
         interface=GUEST_INTERFACE,
         mac=mac,
         ipv4=address(number),
@@ -68,28 +68,29 @@ def function_guest(role: HostRole, name: str, number: int, plane: str, mac: str)
     )
 
 
-def told(steps: Sequence[Step], netns: str) -> tuple[str, ...]:
+def told(steps: Sequence[Step], name: str) -> tuple[str, ...]:
     """What makes a guest a router, as lines for the shell in it. Pure.
 
-    `steps` are what would make namespaces routers, and `netns` is that which the guest stands for.
-    It has its address already. What it was told before of the same destinations is replaced.
+    `steps` are what would make namespaces routers, `name` is the guest's among them. It has its
+    address already. What it was told before of the same destinations is replaced.
     """
     lines = []
-    for step in (*router_settings(netns, GUEST_INTERFACE), *steps):
-        if isinstance(step, SetSysctl) and step.netns == netns:
+    for step in (*router_settings(name, GUEST_INTERFACE), *steps):
+        if isinstance(step, SetSysctl) and step.netns == name:
             lines.append(f"echo {shlex.quote(step.value)} >/proc/sys/{step.key}")
-        elif isinstance(step, AddRoute) and step.netns == netns:
+        elif isinstance(step, AddRoute) and step.netns == name:
             via = f"via {step.via} " if step.via else ""
             lines.append(f"ip route replace {step.destination} {via}dev {step.interface}")
-        elif isinstance(step, AddNeighbour) and step.netns == netns:
+        elif isinstance(step, AddNeighbour) and step.netns == name:
             lines.append(f"arp -i {step.interface} -s {step.address} {step.mac}")
     return tuple(lines)
 
 
 class FunctionMachines:
-    """The functions of one host; leaving its `with` block ends them.
+    """The functions of one host and plane; leaving its `with` block ends them.
 
-    They stay from chain to chain: those that a chain does not have, sleep.
+    Those that hold a VF whole stay from chain to chain, as starting one may take a minute, and
+    sleep in between.
 
     Raises on entry:
         UnsupportedError: the host has no libvirt, or it does not start.
@@ -97,16 +98,19 @@ class FunctionMachines:
 
     def __init__(
         self,
-        host: Host,
+        here: MachineState,
+        plane: str,
         platform: Platform,
         options: VmOptions,
-        *,
-        saved: Saved | None = None,
     ) -> None:
-        self._host = host
-        self.guests = HostGuests(host, platform, options, saved=saved)
+        self._here = here
+        self._host = here.host
+        self.plane = plane
+        saved = booted.saved_for(here.host, platform, options)
+        self.guests = HostGuests(here.host, platform, options, saved=saved)
         self._there: dict[int, Guest] = {}
         self._pids: dict[int, int] = {}
+        self._held: dict[int, Vf] = {}
         self._awake: tuple[int, ...] = ()
 
     def __enter__(self) -> Self:
@@ -117,20 +121,76 @@ class FunctionMachines:
         self.close()
 
     def close(self) -> None:
-        """Ends all of them. Idempotent."""
-        self._there.clear()
-        self._pids.clear()
-        self._awake = ()
-        self.guests.close()
+        """Ends all of them, and gives their VFs back. Idempotent."""
+        with ExitStack() as last:
+            while self._held:
+                last.callback(self._here.vfs.give_back, self._held.popitem()[1])
+            self._there.clear()
+            self._pids.clear()
+            self._awake = ()
+            self.guests.close()
+
+    @property
+    def held(self) -> int:
+        """VFs that they have."""
+        return len(self._held)
 
     @property
     def there(self) -> Mapping[int, Guest]:
         """Those that were started and have not ended, by number."""
         gone = self.guests.ended(self._there.values()) if self._there else ()
         for guest in gone:
-            del self._there[guest.index]
-            self._pids.pop(guest.index, None)
+            self._forget(guest.index)
         return dict(self._there)
+
+    def _forget(self, number: int) -> None:
+        del self._there[number]
+        self._pids.pop(number, None)
+
+    def take(self, numbers: Sequence[int]) -> dict[int, str]:
+        """Takes a VF for each that has none; the VFs' MACs, by number.
+
+        Raises:
+            PlanewiseError: too few VFs, or one cannot be had by VFIO.
+        """
+        there, pool = self.there, self._here.vfs
+        for number in [number for number in self._held if number not in there]:
+            pool.give_back(self._held.pop(number))
+        for number in numbers:
+            if number not in self._held:
+                vf = self._held[number] = pool.take()
+                pool.hand_over(vf)
+        return {number: self._held[number].config.mac for number in numbers}
+
+    def passthrough(self, guest: Guest) -> Passthrough:
+        """The NIC of a function that holds a VF."""
+        return Passthrough(self._held[guest.index].address)
+
+    def stand(self, macs: Mapping[int, str], nic: Callable[[Guest], AnyNic]) -> None:
+        """Has these functions run, by number, and all others sleep.
+
+        Raises:
+            PlanewiseError: one did not come up.
+        """
+        there = self.there
+        missing = [
+            function_guest(self._here.token, number, self.plane, mac)
+            for number, mac in macs.items()
+            if number not in there
+        ]
+        self.start([(guest, nic(guest)) for guest in missing], MTU_BYTES)
+        self.wake(tuple(macs))
+
+    def rest(self) -> None:
+        """Lets those sleep that hold a VF, and ends the others, whose NIC goes with the chain."""
+        self._awake = ()
+        for number, guest in list(self._there.items()):
+            with suppress(PlanewiseError):
+                if number in self._held:
+                    self.guests.set_awake(guest, False)
+                else:
+                    self._forget(number)
+                    self.guests.end(guest)
 
     def start(self, wanted: Sequence[tuple[Guest, AnyNic]], mtu_bytes: int) -> None:
         """Starts functions, some at a time, and returns when all are ready.
@@ -166,13 +226,6 @@ class FunctionMachines:
         for number, guest in self._there.items():
             self.guests.set_awake(guest, number in numbers)
         self._awake = tuple(numbers)
-
-    def sleep(self) -> None:
-        """Lets no function run. One that ended is not looked at."""
-        self._awake = ()
-        for guest in self._there.values():
-            with suppress(PlanewiseError):
-                self.guests.set_awake(guest, False)
 
     def tell(self, lines: Mapping[int, Sequence[str]]) -> None:
         """Has each function perform its lines of shell; by number.
@@ -237,57 +290,3 @@ class FunctionMachines:
                     remedy="did it end? its console, or the kernel's log (`dmesg`), may say why",
                 )
             time.sleep(_POLL_S)
-
-
-class PassedThrough:
-    """Virtual machines that each hold a VF of one NIC; leaving its `with` block ends them.
-
-    They stay from chain to chain: starting one may take a minute, its function's way is told it in
-    a moment.
-    """
-
-    def __init__(self, machines: FunctionMachines, pool: VfPool, token: str) -> None:
-        self.machines = machines
-        self._pool = pool
-        self._token = token
-        self._held: dict[int, Vf] = {}
-
-    def __enter__(self) -> Self:
-        self.machines.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def held(self) -> int:
-        """VFs that its virtual machines have."""
-        return len(self._held)
-
-    def stand(self, numbers: Sequence[int]) -> Mapping[int, str]:
-        """Has these functions run, and all others sleep; gives their MACs by number.
-
-        Raises:
-            PlanewiseError: too few VFs, or one did not come up.
-        """
-        there = self.machines.there
-        for number in [number for number in self._held if number not in there]:
-            self._pool.give_back(self._held.pop(number))
-        missing = [number for number in numbers if number not in there]
-        wanted: list[tuple[Guest, AnyNic]] = []
-        for number in missing:
-            vf = self._held[number] = self._pool.take()
-            self._pool.hand_over(vf)
-            name = f"pw-{self._token}-v{number}"
-            guest = function_guest("responder", name, number, "vf-passthrough", vf.config.mac)
-            wanted.append((guest, Passthrough(vf.address)))
-        self.machines.start(wanted, _MTU_BYTES)
-        self.machines.wake(numbers)
-        return {number: self._held[number].config.mac for number in numbers}
-
-    def close(self) -> None:
-        """Ends all of them, and gives their VFs back. Idempotent."""
-        with ExitStack() as last:
-            while self._held:
-                last.callback(self._pool.give_back, self._held.popitem()[1])
-            self.machines.close()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from planewise import procfs
-from planewise.testbed.host import Host
+from planewise.testbed import counters
+from planewise.testbed.host import Host, LocalHost
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -111,34 +112,98 @@ def cpu_times(stat: str | None = None) -> dict[int, CpuTime]:
     }
 
 
-def task_s(pid: int, thread: str = "") -> float:
+@dataclass(frozen=True)
+class Look:
+    """What one host said."""
+
+    at_s: float
+    """By a clock of the host that only grows."""
+    stat: str
+    tasks_s: Mapping[int, float]
+    """CPU time by process id."""
+    interfaces: Mapping[str, Mapping[str, Mapping[str, int]]]
+    """Counters by namespace and name."""
+
+
+_MARK = "== "
+# All counters of a host by one command: each costs an emulated host a tenth of a second.
+_LOOK = f"""
+cat /proc/uptime /proc/stat
+for pid in $1; do echo "{_MARK}task $pid"; cat /proc/"$pid"/task/*/stat; done
+shift
+for name; do
+    echo "{_MARK}$name"
+    nsenter --net="/run/netns/$name" cat /proc/net/dev
+done
+"""
+_LOOK_S = 180.0
+"""An emulated host that is flooded answers late."""
+
+
+def look(host: Host, tasks: Mapping[int, str], names: Sequence[str]) -> Look:
+    """Reads a host's CPU times, those of `tasks` and the counters of the namespaces `names`.
+
+    Args:
+        host: is asked.
+        tasks: by process id, how the names of the threads that count begin (empty: all do).
+        names: of namespaces.
+
+    Raises:
+        PlanewiseError: the host does not answer, or something is not there.
+    """
+    if not isinstance(host, LocalHost):
+        words = " ".join(map(str, tasks))
+        done = host.run(["sh", "-c", _LOOK, "sh", words, *names], timeout_s=_LOOK_S)
+        return parse_look(done.check().stdout, tasks)
+    return Look(
+        now_s(),
+        Path("/proc/stat").read_text(),
+        {pid: _task_s(pid, thread) for pid, thread in tasks.items()},
+        {name: counters.parse(host.read_text("/proc/net/dev", netns=name)) for name in names},
+    )
+
+
+def parse_look(text: str, tasks: Mapping[int, str]) -> Look:
+    """What a host prints of the threads of `tasks` and of namespaces. Pure."""
+    first, *parts = text.split(f"\n{_MARK}")
+    uptime, _, stat = first.partition("\n")
+    spent: dict[int, float] = {}
+    interfaces: dict[str, Mapping[str, Mapping[str, int]]] = {}
+    for part in parts:
+        name, _, content = part.partition("\n")
+        if name.startswith("task "):
+            pid = int(name.split()[1])
+            spent[pid] = ticks_s(content, tasks[pid])
+        else:
+            interfaces[name] = counters.parse(content)
+    return Look(float(uptime.split()[0]), stat, spent, interfaces)
+
+
+def _task_s(pid: int, thread: str) -> float:
     """CPU time [s] of a process, or of its threads whose name begins with `thread`."""
-    ticks = 0
+    lines = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError, IndexError, ValueError):
-                stat = (task / "stat").read_text()
-                if stat.partition("(")[2].startswith(thread):
-                    ticks += _ticks(stat)
+            with suppress(OSError):
+                lines.append((task / "stat").read_text())
+    return ticks_s("".join(lines), thread)
+
+
+def ticks_s(stat: str, thread: str = "") -> float:
+    """CPU time [s] of threads whose name begins with `thread`, by their lines of
+    /proc/PID/task/TID/stat (proc(5)). Pure."""
+    ticks = 0
+    for line in stat.splitlines():
+        fields = line.rpartition(")")[2].split()
+        if len(fields) > 12 and line.partition("(")[2].startswith(thread):
+            ticks += int(fields[11]) + int(fields[12])
     return ticks / _TICKS_A_SECOND
-
-
-def ticks_s(stat: str) -> float:
-    """CPU time [s] of a process or thread, from its /proc/PID/stat (proc(5)). Pure."""
-    return _ticks(stat) / _TICKS_A_SECOND
-
-
-def _ticks(stat: str) -> int:
-    fields = stat.rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 _KSOFTIRQD = (
     "for one in /proc/[0-9]*; do read -r name <$one/comm && case $name in ksoftirqd/*) "
     'echo "${name#*/} ${one#/proc/}";; esac; done 2>/dev/null; true'
 )
-_LOOK_S = 180.0
-"""An emulated host that is flooded answers late."""
 
 
 def ksoftirqd(host: Host) -> dict[int, int]:

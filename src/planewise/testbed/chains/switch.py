@@ -5,20 +5,16 @@ Its bridges are interfaces, too, so that it lives in a network namespace.
 
 from __future__ import annotations
 
-import json
 import re
-import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.errors import UnsupportedError
 from planewise.testbed.chains.reading import PmdCycles
-from planewise.testbed.host import LocalHost
-from planewise.testbed.openvswitch import COMMAND_S, OpenVswitch
+from planewise.testbed.host import Host
+from planewise.testbed.openvswitch import OpenVswitch, appctl
 
-PROGRAMS = ("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk",)
+PROGRAM = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk"
 """Where distributions put the variant with DPDK."""
 SETUP_REMEDY = "`scripts/setup test` as root, or: apt-get install openvswitch-switch-dpdk dpdk-dev"
 
@@ -61,11 +57,6 @@ class Flow:
     """Only frames for this address; empty: all."""
 
 
-def find_program() -> str | None:
-    """Open vSwitch's daemon with DPDK on this machine."""
-    return next((path for path in PROGRAMS if Path(path).exists()), None)
-
-
 class Switch(OpenVswitch):
     """A running switch with one bridge of DPDK's datapath; `close` ends it and all of it.
 
@@ -75,12 +66,7 @@ class Switch(OpenVswitch):
 
     remedy = SETUP_REMEDY
 
-    def __init__(
-        self, host: LocalHost, directory: Path, memory_bytes: int, cpus: Sequence[int]
-    ) -> None:
-        program = find_program()
-        if program is None:
-            raise UnsupportedError("Open vSwitch with DPDK is not installed", remedy=SETUP_REMEDY)
+    def __init__(self, host: Host, directory: str, memory_bytes: int, cpus: Sequence[int]) -> None:
         self._numbers: dict[str, int] = {}
         memory_mib = str(memory_bytes >> 20)
         settings = {
@@ -92,11 +78,11 @@ class Switch(OpenVswitch):
             "dpdk-socket-limit": memory_mib,
             "pmd-cpu-mask": f"{sum(1 << cpu for cpu in set(cpus)):#x}",
         }
-        super().__init__(host, str(directory), settings, program)
+        super().__init__(host, directory, settings, PROGRAM)
 
-    def socket(self, port: str) -> Path:
+    def socket(self, port: str) -> str:
         """Where a vhost-user port and its function meet."""
-        return Path(self._directory) / f"{port}.sock"
+        return f"{self._directory}/{port}.sock"
 
     def _start(self, program: str, settings: Mapping[str, str]) -> None:
         super()._start(program, settings)
@@ -158,31 +144,13 @@ class Switch(OpenVswitch):
         """Of the threads that poll, now."""
         return parse_cycles(self._ask("dpif-netdev/pmd-stats-show"))
 
-    def _ask(self, method: str, *parameters: str) -> str:
-        """Asks the daemon, over its control socket, as ovs-appctl does (ovs-appctl(8))."""
-        question = {"id": 0, "method": method, "params": list(parameters)}
-        try:
-            with socket.socket(socket.AF_UNIX) as line:
-                line.settimeout(COMMAND_S)
-                line.connect(f"{self._directory}/switch.ctl")
-                line.sendall(json.dumps(question).encode())
-                heard = b""
-                while True:
-                    more = line.recv(1 << 16)
-                    heard += more
-                    with suppress(ValueError):
-                        answer = json.loads(heard)
-                        break
-                    if not more:
-                        raise OSError("it hung up")
-        except OSError as error:
-            raise PlanewiseError(
-                f"Open vSwitch does not answer: {error.strerror or error}",
-                remedy="it ended unexpectedly; try again",
-            ) from error
-        if answer.get("error"):
-            raise PlanewiseError(f"Open vSwitch refused {method}: {answer['error'].strip()}")
-        return str(answer["result"])
+    def _ask(self, *question: str) -> str:
+        """Asks the daemon over its control socket (ovs-appctl(8)).
+
+        Raises:
+            PlanewiseError: it does not answer, or refuses.
+        """
+        return self._run(*appctl(self._directory, *question)).check().stdout
 
 
 _PORT = re.compile(r"^  port \d+: (\S+)", re.MULTILINE)

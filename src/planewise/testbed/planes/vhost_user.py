@@ -13,8 +13,12 @@ class VhostUserPlane(Plane):
 
     name = "vhost-user"
     description = "a DPDK switch (Open vSwitch) that shares memory with a virtual machine"
-    guests = ("vm", "process")
-    functions: ClassVar = {"process": ("testpmd",), "vm": ("kernel",)}
+    guests = ("vm", "process", "container")
+    functions: ClassVar = {
+        "process": ("testpmd",),
+        "container": ("testpmd",),
+        "vm": ("kernel",),
+    }
     rank = 75
     chains_only = "its switch polls on cores of its own, as functions of a chain have them"
     needs = ("dpdk", "vm")

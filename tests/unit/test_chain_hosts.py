@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -11,14 +13,18 @@ from hypothesis import strategies as st
 
 from planewise.errors import UnsupportedError
 from planewise.measure.chains.evaluate import Between, result
-from planewise.testbed.chains import hosted
-from planewise.testbed.chains.model import Chain, Pattern, Placement, take_turns
-from planewise.testbed.chains.reading import ChainReading, CpuTime, Sent
-from planewise.testbed.machine import Resources
+from planewise.measure.chains.stage import nic_shortage
+from planewise.testbed.chains import describe
+from planewise.testbed.chains.machines import FunctionMachines
+from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, take_turns
+from planewise.testbed.chains.reading import ChainReading, CpuTime, Sent, parse_look
+from planewise.testbed.chains.routing import routing
+from planewise.testbed.machine import MachineState, Resources
 from planewise.testbed.model import HOSTS, Guest, HostRole
 from planewise.testbed.plan import AddNeighbour, AddRoute
 from planewise.testbed.vfs import Config, Vf
 from planewise.testbed.vms.domain import Passthrough
+from planewise.testbed.vms.guests import HostGuests
 
 ENDS = ("02:00:00:00:00:0a", "02:00:00:00:00:0b")
 MACS = {1: "02:00:00:00:00:01", 2: "02:00:00:00:00:02", 3: "02:00:00:00:00:03"}
@@ -38,33 +44,39 @@ def resources(vfs: int) -> Resources:
 def test_a_function_sends_on_to_the_vf_of_the_next_or_back_over_the_cable(
     pattern: Pattern, next_macs: dict[int, str]
 ) -> None:
-    plan = hosted.plan_routing("t", Chain("vf", pattern, 3), MACS, ENDS)
+    steps = routing(Chain("vf", pattern, 3), "v{}".format, MACS, ENDS)
     for number, mac in next_macs.items():
-        netns = hosted.netns("t", f"v{number}")
+        netns = f"v{number}"
         (onward,) = (
             step
-            for step in plan.steps
+            for step in steps
             if isinstance(step, AddRoute)
             and step.netns == netns
             and step.destination == "198.19.0.0/16"
         )
         via = onward.via or "198.19.0.2"
-        assert AddNeighbour(netns, "eth0", via, mac) in plan.steps
+        assert AddNeighbour(netns, "eth0", via, mac) in steps
+
+
+def said(chain: Chain) -> tuple[str, ...]:
+    return describe.steps(chain, Placement({0: (SWITCH, *chain.names)}), "pf0", "af_packet")
 
 
 def test_the_steps_of_a_chain_are_said_before_any_host_is_touched() -> None:
-    virtual = hosted.steps(Chain("vf", "east-west", 3), "pf0")
-    assert sum("planewised vf move" in one for one in virtual) == 3 + hosted.ENDS
+    virtual = said(Chain("vf", "east-west", 3))
+    assert sum("planewised vf move" in one for one in virtual) == 3 + 2
     assert not any("bridge" in one for one in virtual)
-    bridged = hosted.steps(Chain("bridge", "east-west", 3), "pf0")
-    assert sum("planewised vf move" in one for one in bridged) == hosted.ENDS
+    bridged = said(Chain("bridge", "east-west", 3))
+    assert sum("planewised vf move" in one for one in bridged) == 2
     assert "responder: ip link set pf0 master pw-00000000-b" in bridged
-    whole = hosted.steps(Chain("vf-passthrough", "east-west", 3, "vm"), "pf0")
+    whole = said(Chain("vf-passthrough", "east-west", 3, "vm"))
     assert sum("planewised vf bind <VF of pf0> vfio-pci" in one for one in whole) == 3
-    assert sum("planewised vf move" in one for one in whole) == hosted.ENDS
+    assert sum("planewised vf move" in one for one in whole) == 2
     assert "responder: in pw-00000000-v1: arp -i eth0 -s 198.18.1.2 <MAC of vnf2>" in whole
-    contained = hosted.steps(Chain("vf", "east-west", 3, "container"), "pf0")
+    contained = said(Chain("vf", "east-west", 3, "container"))
     assert sum("docker run" in one for one in contained) == 3
+    switched = said(Chain("vhost-user", "east-west", 3))
+    assert any("net_af_packet0,iface=pf0" in one for one in switched)
 
 
 def test_what_the_hosts_nics_lack_for_a_chain_is_said() -> None:
@@ -73,7 +85,7 @@ def test_what_the_hosts_nics_lack_for_a_chain_is_said() -> None:
             "sender": resources(sender),
             "responder": replace(resources(responder), place="lab:b"),
         }
-        return hosted.shortage(Chain(plane, "east-west", 3), found)
+        return nic_shortage(Chain(plane, "east-west", 3), found)
 
     assert short(7, 7) == short(7, 0, "bridge") == ""
     assert short(0, 7) == "pf0 of lab:a has no SR-IOV"
@@ -81,9 +93,9 @@ def test_what_the_hosts_nics_lack_for_a_chain_is_said() -> None:
     assert short(7, 2) == "needs 3 VFs on lab:b, and pf0 has 2"
     found = {role: resources(7) for role in HOSTS}
     contained = Chain("vf", "east-west", 3, "container")
-    assert hosted.shortage(contained, found) == "there is no Docker on lab:a"
+    assert nic_shortage(contained, found) == "there is no Docker on lab:a"
     whole = Chain("vf-passthrough", "east-west", 8, "vm")
-    assert hosted.shortage(whole, found) == "needs 8 VFs on lab:a, and pf0 has 7"
+    assert nic_shortage(whole, found) == "needs 8 VFs on lab:a, and pf0 has 7"
 
 
 @given(st.integers(1, 8), st.integers(1, 16))
@@ -117,8 +129,9 @@ carrier compressed
 
 
 def test_one_look_at_a_host_gives_its_clock_its_cpus_and_all_counters() -> None:
-    seen = hosted.parse_look(LOOK)
-    assert (seen.up_s, seen.tasks_s) == (12.34, {17: 2.5})
+    seen = parse_look(LOOK, {17: ""})
+    assert (seen.at_s, seen.tasks_s) == (12.34, {17: 2.5})
+    assert parse_look(LOOK, {17: "pmd"}).tasks_s == {17: 0}
     assert "cpu0" in seen.stat
     own = seen.interfaces["pw-t-v1"]["eth0"]
     assert (own["rx_packets"], own["rx_dropped"]) == (10, 3)
@@ -162,21 +175,25 @@ def test_what_is_lost_between_vfs_is_the_nics_where_no_core_was_busy(
     assert found.tx_pps == pytest.approx(sent / 10)
 
 
-class NoHost:
-    """A host on which virtual machines are started by saying so."""
+class NoGuests:
+    """Virtual machines that are started by saying so."""
 
     def __init__(self) -> None:
-        self.there: dict[int, Guest] = {}
-        self.awake: tuple[int, ...] = ()
+        self.ended_now: list[Guest] = []
+        self.awake: dict[int, bool] = {}
 
-    def start(self, wanted: Sequence[tuple[Guest, Passthrough]], mtu_bytes: int) -> None:
-        self.there |= {guest.index: guest for guest, _ in wanted}
+    def ended(self, guests: Iterable[Guest]) -> list[Guest]:
+        gone, self.ended_now = self.ended_now, []
+        return gone
 
-    def wake(self, numbers: Sequence[int]) -> None:
-        self.awake = tuple(numbers)
+    def start(self, guest: Guest, nic: Passthrough, mtu_bytes: int) -> None:
+        self.awake[guest.index] = True
+
+    def set_awake(self, guest: Guest, awake: bool) -> None:
+        self.awake[guest.index] = awake
 
     def close(self) -> None:
-        self.there.clear()
+        self.awake.clear()
 
 
 class NoPool:
@@ -205,18 +222,31 @@ class NoPool:
 
 
 def test_virtual_machines_keep_their_vfs_from_chain_to_chain_and_give_all_back() -> None:
-    machines, pool = NoHost(), NoPool(3)
-    passed = hosted.PassedThrough(machines, pool, "t")  # type: ignore[arg-type]
-    first = passed.stand([1, 2])
-    assert sorted(first) == [1, 2] == sorted(machines.awake)
+    guests, pool = NoGuests(), NoPool(3)
+    machines = FunctionMachines.__new__(FunctionMachines)
+    machines.plane = "vf-passthrough"
+    machines.guests = cast("HostGuests", guests)
+    machines._here = cast("MachineState", SimpleNamespace(vfs=pool, token="t"))
+    machines._there, machines._pids, machines._held, machines._awake = {}, {}, {}, ()
+    machines._pid_of = lambda guest: 1  # type: ignore[method-assign]
+
+    def stand(numbers: Sequence[int]) -> dict[int, str]:
+        macs = machines.take(numbers)
+        machines.stand(macs, machines.passthrough)
+        return macs
+
+    first = stand([1, 2])
+    assert sorted(first) == [1, 2]
     assert {machines.there[n].mac for n in first} == set(first.values())
-    assert len(pool.whole) == passed.held == 2
-    assert passed.stand([1]) == {1: first[1]}
-    assert passed.held == 2  # the other sleeps
-    del machines.there[1]  # it ended: its VF is free for who comes in its place
-    again = passed.stand([1, 2, 3])
+    assert len(pool.whole) == machines.held == 2
+    machines.rest()
+    assert stand([1]) == {1: first[1]}
+    assert machines.held == 2
+    assert guests.awake == {1: True, 2: False}  # the other sleeps
+    guests.ended_now = [machines.there[1]]  # its VF is free for who comes in its place
+    again = stand([1, 2, 3])
     assert again[2] == first[2]
     assert len(set(again.values())) == 3
     assert pool.free == 0
-    passed.close()
-    assert (pool.free, pool.whole, passed.held) == (3, set(), 0)
+    machines.close()
+    assert (pool.free, pool.whole, machines.held) == (3, set(), 0)

@@ -1,0 +1,134 @@
+"""What makes a chain, for people, before anything is built. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from itertools import cycle
+
+from planewise.testbed.chains import bridge, ends
+from planewise.testbed.chains.dpdk import SWITCH_BYTES, Driver, memory_bytes, uplinks
+from planewise.testbed.chains.ends import CABLES, Ends, mac_of, netns
+from planewise.testbed.chains.functions import vf_command, vhost_command
+from planewise.testbed.chains.guests import peers, ways
+from planewise.testbed.chains.model import SWITCH, Chain, Placement
+from planewise.testbed.chains.routing import new_function, router_settings, routing
+from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
+
+_TOKEN = "0" * 8
+_FAR = ("<MAC of the sending end>", "<MAC of the receiving end>")
+
+
+def steps(
+    chain: Chain, placement: Placement, nic: str = "", uplink: Driver | None = None
+) -> tuple[str, ...]:
+    """What makes a chain, in order; MACs of VFs, which are not given yet, stand as names.
+
+    `nic` is that of both hosts; empty: both are this machine.
+    """
+    there = Ends(_FAR, (nic, nic)) if nic else CABLES
+    macs = {number: mac_of(number) for number in range(1, chain.vnfs + 1)}
+    if chain.on_vfs:
+        macs = {number: f"<MAC of vnf{number}>" for number in macs}
+    functions: list[object] = []
+    if wanted := memory_bytes(chain):
+        functions.append(f"take {wanted >> 20} MiB of huge pages from the kernel")
+    functions += [*_made(chain, nic), *_joined(chain, placement, there, nic, uplink)]
+    functions += _connected(chain, placement, macs, there)
+    if chain.plane == "vhost-user":
+        functions.append("forward " + ", ".join(f"{a} to {b}" for a, b in chain.hops))
+    if not nic:
+        return tuple(map(str, (*ends.cables(_TOKEN), *functions)))
+    names = [netns(_TOKEN, place) for place in ends.PLACES]
+    return (
+        *(f"sender: ip netns add {name}" for name in names),
+        *(f"sender: {_moved(nic, name)}" for name in names),
+        *(f"responder: {step}" for step in functions),
+    )
+
+
+def _moved(nic: str, name: str) -> str:
+    return (
+        f"planewised vf move <VF of {nic}> --to {name} --name {GUEST_INTERFACE} "
+        f"--mtu {ends.MTU_BYTES}"
+    )
+
+
+def _made(chain: Chain, nic: str) -> list[object]:
+    """The functions, as far as they are there before their ports."""
+    made: list[object] = []
+    for number in range(1, chain.vnfs + 1):
+        name = netns(_TOKEN, f"v{number}")
+        if chain.kind == "container":
+            made += [
+                f"docker run --network none --name {name}",
+                f"ip netns attach {name} <its process>",
+            ]
+        if chain.kind == "vm" or chain.forwards == "testpmd":
+            if chain.on_vfs:
+                made.append(f"planewised vf bind <VF of {nic}> vfio-pci")
+            continue
+        made += router_settings(name) if chain.kind == "container" else new_function(name)
+        if chain.on_vfs:
+            made.append(_moved(nic, name))
+    return made
+
+
+def _joined(
+    chain: Chain, placement: Placement, there: Ends, nic: str, uplink: Driver | None
+) -> list[object]:
+    """The switch and its ports."""
+    if chain.on_vfs:
+        return []
+    if chain.plane != "vhost-user":
+        name = netns(_TOKEN, "b") if nic else BRIDGE
+        return list(bridge.bridge(_TOKEN, chain, name, there))
+    cpus = placement.cpus(SWITCH)
+    turns = cycle(cpus)
+    ports = ", ".join(f"{name} (polled by CPU {next(turns)})" for name in chain.names)
+    up = "".join(
+        f", and {one.name}: {one.options['dpdk-devargs']}"
+        for one in (uplinks(uplink, there, cpus) if uplink else ())
+    )
+    return [
+        f"start ovs-vswitchd-dpdk with {SWITCH_BYTES >> 20} MiB, polling on "
+        f"CPU{'s' if len(cpus) > 1 else ''} {', '.join(map(str, cpus))}",
+        f"add the vhost-user ports {ports} to a bridge with datapath_type=netdev{up}",
+    ]
+
+
+def _connected(
+    chain: Chain, placement: Placement, macs: Mapping[int, str], there: Ends
+) -> list[object]:
+    """What starts now, and what each function is told of its way."""
+    if chain.kind == "vm":
+        told = ways(chain, macs, there)
+        return [
+            line
+            for number in macs
+            for line in (
+                _machine(chain, number, placement.cpu(f"vnf{number}")),
+                *(f"in {netns(_TOKEN, f'v{number}')}: {words}" for words in told[number]),
+            )
+        ]
+    if chain.forwards != "testpmd":
+        return list(routing(chain, lambda number: netns(_TOKEN, f"v{number}"), macs, there.macs))
+    lines: list[object] = []
+    for number, peer in peers(chain, macs, there.macs[1]).items():
+        name, cpu = f"vnf{number}", placement.cpu(f"vnf{number}")
+        if chain.on_vfs:
+            lines.append(shlex.join(vf_command(f"<address of {name}'s VF>", cpu, peer, name)))
+        else:
+            lines.append(shlex.join(vhost_command(f"{name}.sock", cpu, peer, name)))
+    return lines
+
+
+def _machine(chain: Chain, number: int, cpu: int) -> str:
+    """How a virtual machine is started."""
+    nic = f"a virtio NIC on {bridge.port_of(_TOKEN, number)}"
+    if chain.on_vfs:
+        nic = "that VF"
+    elif chain.plane == "vhost-user":
+        nic = f"shared memory and a vhost-user NIC at vnf{number}.sock"
+    name = netns(_TOKEN, f"v{number}")
+    return f"start the virtual machine {name} on CPU {cpu}, with {nic}"

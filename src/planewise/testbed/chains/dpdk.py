@@ -1,0 +1,241 @@
+"""Open vSwitch with DPDK as a chain's switch: its ports, its flows, and a generator on it.
+
+The generator is outside, behind an uplink. Without one it is a device of DPDK's on the switch,
+polled like a NIC whose queue is never empty, at no core of its own: the null device, or for mixes
+one that repeats a file of frames, which the polling core copies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from itertools import cycle
+from types import MappingProxyType
+from typing import Literal
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.chains import frames
+from planewise.testbed.chains.ends import Ends, mac_of
+from planewise.testbed.chains.functions import MEMORY_BYTES
+from planewise.testbed.chains.model import (
+    FCS_BYTES,
+    GENERATOR,
+    IMIX,
+    SWITCH,
+    Chain,
+    FrameSize,
+)
+from planewise.testbed.chains.parts import Parts
+from planewise.testbed.chains.reading import PmdCycles, Sent
+from planewise.testbed.chains.switch import Flow, Port, PortCounters, Switch
+from planewise.testbed.plan import AcceptAddress
+
+Driver = Literal["af_packet", "af_xdp"]
+
+SWITCH_BYTES = 256 << 20
+"""Huge pages that the switch's buffers are made of."""
+_SPARE_BYTES = 16 << 20
+"""Huge pages that a function on a VF takes beside its buffers."""
+_FIRST_UPLINK, _FIRST_SOURCE = 200, 100
+_CONNECT_S = 180.0
+_POLL_S = 0.05
+
+_DEVICES: Mapping[Driver, str] = MappingProxyType(
+    {
+        "af_packet": "net_af_packet{number},iface={interface},framecnt=4096,blocksz=65536,"
+        "qdisc_bypass=1",
+        "af_xdp": "net_af_xdp{number},iface={interface}",
+    }
+)
+"""Devices of DPDK over an interface of the kernel's. A packet socket's default ring holds 512."""
+
+
+def memory_bytes(chain: Chain) -> int:
+    """Huge pages that a chain takes: those of virtual machines are ordinary ones."""
+    each = 0
+    if chain.forwards == "testpmd":
+        each = MEMORY_BYTES + (_SPARE_BYTES if chain.on_vfs else 0)
+    return (SWITCH_BYTES if chain.plane == "vhost-user" else 0) + chain.vnfs * each
+
+
+def uplinks(driver: Driver, ends: Ends, cpus: tuple[int, ...]) -> tuple[Port, ...]:
+    """The switch's ports to the outside, polled by these CPUs in turn; one where both NICs are."""
+    return tuple(
+        Port(
+            f"up{side}",
+            _FIRST_UPLINK + side,
+            "dpdk",
+            {"dpdk-devargs": _DEVICES[driver].format(number=side, interface=interface)},
+            cpus[side % len(cpus)],
+        )
+        for side, interface in enumerate(dict.fromkeys(ends.nics))
+    )
+
+
+class DpdkSwitch:
+    """The switch of a chain on vhost-user, once `build` has made it."""
+
+    def __init__(self, parts: Parts, driver: Driver | None) -> None:
+        """`driver` is that of the uplink; None: it has none, and nothing paces the generator."""
+        self._parts = parts
+        self._driver = driver
+        self._running: Switch | None = None
+        self._uplinks: tuple[Port, ...] = ()
+        self._sources: dict[str, str] = {}
+        self._made = 0
+
+    @property
+    def running(self) -> Switch:
+        """Open vSwitch; only between `build` and the end of the chain."""
+        if self._running is None:
+            raise RuntimeError("the switch is not built")
+        return self._running
+
+    @property
+    def sending(self) -> bool:
+        """Whether the generator on it was started."""
+        return bool(self._sources)
+
+    def socket(self, name: str) -> str:
+        """Where a function and its port meet."""
+        return self.running.socket(name)
+
+    def build(self, ends: Ends) -> None:
+        """Starts Open vSwitch, with the ports of all functions."""
+        parts = self._parts
+        cpus = parts.placement.cpus(SWITCH)
+        self._running = Switch(parts.here.host, parts.directory, SWITCH_BYTES, cpus)
+        parts.opened.callback(self._running.close)
+        turns = cycle(cpus)
+        if self._driver is not None:
+            self._uplinks = uplinks(self._driver, ends, cpus)
+        functions = [
+            Port(
+                name,
+                number,
+                "dpdkvhostuserclient",
+                {"vhost-server-path": self.socket(name)},
+                next(turns),
+            )
+            for number, name in enumerate(parts.chain.names, start=1)
+        ]
+        self.running.change_ports([*self._uplinks, *functions])
+        if ends.nics[0] == ends.nics[1]:
+            # A NIC with VFs gives the host what it is told to take, and no more.
+            macs = map(mac_of, parts.numbers)
+            parts.here.perform(AcceptAddress("", ends.nics[0], mac) for mac in macs)
+
+    def await_functions(self) -> None:
+        """Returns once all functions have connected; then frames from outside go their way.
+
+        Raises:
+            PlanewiseError: they do not connect.
+        """
+        deadline = time.monotonic() + _CONNECT_S
+        while not self.running.ports_up(self._parts.chain.names):
+            if time.monotonic() > deadline:
+                raise PlanewiseError(
+                    f"Open vSwitch and the functions did not connect within {_CONNECT_S:g} s",
+                    remedy="end other work on the machine, and try again",
+                )
+            time.sleep(_POLL_S)
+        if self._uplinks:
+            self.running.set_flows(self._flows())
+
+    def add_sources(self, size: FrameSize) -> None:
+        """Adds the devices that frames of `size` come from; none comes before `open`."""
+        cpus = cycle(self._parts.placement.cpus(SWITCH))
+        ports: list[Port] = []
+        for number, entry in enumerate(self._parts.chain.entries, start=_FIRST_SOURCE):
+            options = {"dpdk-devargs": self._device(size)}
+            ports.append(Port(f"g{number}", number, "dpdk", options, next(cpus)))
+            self._sources[entry] = f"g{number}"
+        self.running.change_ports(ports)
+
+    def open(self) -> None:
+        """Has frames of the sources go their way."""
+        self.running.set_flows(self._flows())
+
+    def shut(self) -> None:
+        """Lets no further frame of the sources in."""
+        sources = self._sources.values()
+        self.running.set_flows([flow for flow in self._flows() if flow.here not in sources])
+
+    def remove_sources(self) -> None:
+        """Undoes `add_sources`. Idempotent."""
+        sources = list(self._sources.values())
+        if sources:
+            self.running.set_flows(())
+            self._sources.clear()
+            self.running.change_ports((), sources)
+
+    def _device(self, size: FrameSize) -> str:
+        """A device of DPDK that always has frames to be received, and drops what is sent to it."""
+        # A name is never used twice: the switch forgets a device a moment late.
+        self._made += 1
+        if size != "imix":
+            return f"net_null{self._made},size={size - FCS_BYTES}"
+        file = f"{self._parts.directory}/imix.pcap"
+        content = frames.pcap(frames.mixed(IMIX))
+        self._parts.here.host.run(["sh", "-c", 'cat >"$1"', "sh", file], stdin=content).check()
+        return f"net_pcap{self._made},rx_pcap={file},infinite_rx=1"
+
+    def _flows(self) -> list[Flow]:
+        chain, flows = self._parts.chain, []
+        for here, there in chain.hops:
+            if here == GENERATOR and self._uplinks:
+                number = chain.names.index(there) + 1
+                flows.append(Flow(self._uplinks[0].name, there, to_mac=mac_of(number)))
+            elif here == GENERATOR:
+                flows.append(Flow(self._sources[there], there))
+            elif there == GENERATOR and self._uplinks:
+                flows.append(Flow(here, self._uplinks[-1].name))
+            elif there == GENERATOR:
+                # Where it came from, north-south; there is one entry alone, east-west.
+                back = self._sources.get(here, self._sources.get(chain.entries[0], ""))
+                flows.append(Flow(here, back))
+            else:
+                flows.append(Flow(here, there))
+        return flows
+
+    def counters(self) -> dict[str, PortCounters]:
+        """Of every port, now.
+
+        Raises:
+            PlanewiseError: Open vSwitch has ended, or does not answer.
+        """
+        if not self.running.alive:
+            raise PlanewiseError("Open vSwitch ended while a chain was measured")
+        return self.running.counters()
+
+    def sent(self, counted: Mapping[str, PortCounters]) -> dict[int, Sent]:
+        """What the functions have sent, by number, as the switch saw it."""
+        seen = [counted[name] for name in self._parts.chain.names]
+        return {
+            number: Sent(one.rx_packets, one.rx_bytes, one.tx_dropped)
+            for number, one in enumerate(seen, start=1)
+        }
+
+    def passed_uplink(self, counted: Mapping[str, PortCounters]) -> tuple[int, int] | None:
+        """Frames that came in and went out by the uplink; None where there is none."""
+        if not self._uplinks:
+            return None
+        first, last = self._uplinks[0].name, self._uplinks[-1].name
+        return counted[first].rx_packets, counted[last].tx_packets
+
+    def from_sources(self, counted: Mapping[str, PortCounters]) -> tuple[int, int]:
+        """Frames that the sources had for the functions, and that came back to them."""
+        sources = [counted[name] for name in self._sources.values()]
+        return sum(one.rx_packets for one in sources), sum(one.tx_packets for one in sources)
+
+    def handed_over(self, counted: Mapping[str, PortCounters]) -> int:
+        """Frames of the sources that were passed on, or found no room.
+
+        A device that is never empty goes on being polled: what it sent is what was passed on.
+        """
+        entries = [counted[name] for name in self._parts.chain.entries]
+        return sum(one.tx_packets + one.tx_dropped for one in entries)
+
+    def pmd_cycles(self) -> PmdCycles:
+        """Of the threads that poll, now."""
+        return self.running.pmd_cycles()

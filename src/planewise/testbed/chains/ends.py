@@ -1,0 +1,90 @@
+"""The two ends of a chain: where its generator sends, and where frames come back. Pure.
+
+On one machine each is an end of a veth pair whose other end is a NIC of the functions' host; on two
+hosts each is a VF of the sender's NIC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planewise.testbed.chains.model import Chain
+from planewise.testbed.chains.routing import SOURCE, SOURCES, TARGET, TARGETS, address
+from planewise.testbed.model import GUEST_INTERFACE
+from planewise.testbed.plan import (
+    AddNeighbour,
+    AddRoute,
+    AddVeth,
+    AwaitUp,
+    SetAddress,
+    SetUp,
+    Step,
+    new_namespace,
+)
+
+PLACES = ("c", "d")
+"""Namespaces of the ends: frames leave from the first, and come back to the second."""
+MTU_BYTES = 1500
+_NICS = ("up0", "up1")
+_INDEX = 920
+
+
+def netns(token: str, place: str) -> str:
+    """A namespace of a chain: `c` and `d` the ends, `v1`, `v2`, … the functions."""
+    return f"pw-{token}-{place}"
+
+
+def mac_of(number: int) -> str:
+    """Of the `number`th function without a VF; `remove_traces` takes such off a NIC."""
+    return f"02:70:77:0f:00:{number:02x}"
+
+
+def port_mac(mac: str) -> str:
+    """Of the host's end of the pair whose other end has `mac`."""
+    return mac.replace(":0f:", ":1f:")
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Both ends, standing."""
+
+    macs: tuple[str, str]
+    nics: tuple[str, str]
+    """Interfaces of the functions' host by which frames come in and go back; may be one."""
+
+
+CABLES = Ends((mac_of(0xF0), mac_of(0xF1)), _NICS)
+"""The ends on one machine."""
+
+
+def cables(token: str) -> tuple[Step, ...]:
+    """Makes the ends on one machine, from the functions' host."""
+    steps: list[Step] = []
+    for side, place in enumerate(PLACES):
+        there, nic, mac = netns(token, place), _NICS[side], CABLES.macs[side]
+        steps += [
+            *new_namespace(there),
+            AddVeth("", nic, _INDEX + side, port_mac(mac), there, GUEST_INTERFACE, mac, MTU_BYTES),
+            SetUp("", nic),
+            SetUp(there, GUEST_INTERFACE),
+            AwaitUp(there),
+        ]
+    return tuple(steps)
+
+
+def addresses(token: str, chain: Chain, macs: Mapping[int, str]) -> tuple[Step, ...]:
+    """Addresses and routes of the ends, for programs that talk through the chain."""
+    last = chain.vnfs if chain.pattern == "east-west" else 1
+    steps: list[Step] = []
+    for place, own, there, number in (
+        (PLACES[0], SOURCE, TARGETS, 1),
+        (PLACES[1], TARGET, SOURCES, last),
+    ):
+        name = netns(token, place)
+        steps += [
+            SetAddress(name, GUEST_INTERFACE, f"{own}/32"),
+            AddNeighbour(name, GUEST_INTERFACE, address(number), macs[number]),
+            AddRoute(name, there, GUEST_INTERFACE, address(number)),
+        ]
+    return tuple(steps)

@@ -1,0 +1,292 @@
+"""The functions of a chain as guests of its host: one class for each way to forward frames.
+
+Each makes its functions, connects them once their ports and both ends are there, and reads what
+they have counted. What was made goes with `Parts.opened`. Knows no generator.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.chains.bridge import port_of
+from planewise.testbed.chains.dpdk import DpdkSwitch
+from planewise.testbed.chains.ends import Ends, mac_of
+from planewise.testbed.chains.functions import Function, PortStats, vf_command, vhost_command
+from planewise.testbed.chains.machines import FunctionMachines, function_guest, told
+from planewise.testbed.chains.model import FCS_BYTES, Chain
+from planewise.testbed.chains.parts import Parts, move_vfs
+from planewise.testbed.chains.reading import Look, Sent, now_s, sent_by
+from planewise.testbed.chains.routing import router_settings, routing
+from planewise.testbed.guests import MAKERS
+from planewise.testbed.guests.container import JoiningHost
+from planewise.testbed.host import Host
+from planewise.testbed.machine import PlacedGuest
+from planewise.testbed.model import GUEST_INTERFACE, Guest
+from planewise.testbed.plan import AwaitUp
+from planewise.testbed.planes.kinds import GuestKind
+from planewise.testbed.steering import bind_interrupts, steer
+from planewise.testbed.vfs import Vf
+from planewise.testbed.vms.domain import AnyNic, VhostUserNic
+from planewise.testbed.vms.guests import nic_of
+
+_WRAPPED = 1 << 31
+"""A VF's counters have 32 bits; one that rose by more than half of that has not counted."""
+
+
+class Functions(ABC):
+    """All functions of a chain, by number from 1."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    @abstractmethod
+    def make(self) -> dict[int, str]:
+        """Makes what a switch needs to know of them; their MACs."""
+
+    @abstractmethod
+    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
+        """Has them send on what they get, each on its CPU.
+
+        Raises:
+            PlanewiseError: one did not start.
+        """
+
+    @abstractmethod
+    def read(self, seen: Look) -> dict[int, Sent]:
+        """What they have counted; `seen` is a look at their host, with `namespaces`."""
+
+    @property
+    def namespaces(self) -> Sequence[str]:
+        """Those in which the host counts for them."""
+        return ()
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """Processes of the host whose CPU time is theirs."""
+        return {}
+
+    def busy_s(self) -> dict[str, float]:
+        """Time that each spent on packets since `clear` [s], by name, where it tells."""
+        return {}
+
+    def clear(self) -> None:  # noqa: B027 - most have nothing to begin
+        """Begins their count of time anew."""
+
+    def check(self) -> None:  # noqa: B027 - most say so where they are read
+        """Raises PlanewiseError when one has ended by itself."""
+
+    def _place(self, kind: GuestKind) -> list[PlacedGuest]:
+        """Makes guests of a kind that testbeds make."""
+        here, maker, plane = self.parts.here, MAKERS[kind], self.parts.chain.plane
+        numbers = self.parts.numbers
+        guests = [function_guest(here.token, one, plane, mac_of(one)) for one in numbers]
+        here.perform([step for guest in guests for step in maker.steps(guest)])
+        placed = maker.create(here, guests)
+        if kind == "container":
+            for one in placed:
+                self.parts.opened.callback(maker.remove, here, one)
+        return placed
+
+
+class Routers(Functions):
+    """Namespaces or containers, in whose network the host's kernel routes."""
+
+    def make(self) -> dict[int, str]:
+        """See `Functions.make`; on VFs each has its own."""
+        parts, here = self.parts, self.parts.here
+        placed = self._place("container" if parts.chain.kind == "container" else "namespace")
+        guests = [one.guest for one in placed]
+        here.perform([step for guest in guests for step in router_settings(guest.netns)])
+        if not parts.chain.on_vfs:
+            return {number: mac_of(number) for number in parts.numbers}
+        return move_vfs(here, parts.opened, guests)
+
+    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
+        """See `Functions.connect`."""
+        parts, here = self.parts, self.parts.here
+        steps = routing(parts.chain, parts.netns, macs, ends.macs)
+        here.perform([*steps, *(AwaitUp(name) for name in self.namespaces)])
+        move = bind_interrupts if parts.chain.on_vfs else _steer
+        for number in parts.numbers:
+            move(here.host, parts.netns(number), GUEST_INTERFACE, [parts.cpu(number)])
+
+    @property
+    def namespaces(self) -> Sequence[str]:
+        """See `Functions.namespaces`."""
+        return [self.parts.netns(number) for number in self.parts.numbers]
+
+    def read(self, seen: Look) -> dict[int, Sent]:
+        """See `Functions.read`."""
+        counted = [seen.interfaces[name][GUEST_INTERFACE] for name in self.namespaces]
+        return {
+            number: sent_by(one, one["rx_packets"]) for number, one in enumerate(counted, start=1)
+        }
+
+
+def _steer(host: Host, netns: str | None, interface: str, cpus: Sequence[int]) -> None:
+    steer(host, netns or "", [interface], cpus)
+
+
+class Machines(Functions):
+    """Virtual machines that route."""
+
+    def __init__(self, parts: Parts, machines: FunctionMachines, switch: DpdkSwitch | None) -> None:
+        super().__init__(parts)
+        self._machines = machines
+        self._switch = switch
+
+    def make(self) -> dict[int, str]:
+        """See `Functions.make`."""
+        numbers = self.parts.numbers
+        self.parts.opened.callback(self._machines.rest)
+        if self.parts.chain.on_vfs:
+            return self._machines.take(numbers)
+        return {number: mac_of(number) for number in numbers}
+
+    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
+        """See `Functions.connect`."""
+        self._machines.stand(macs, self._nic)
+        self._machines.tell(ways(self.parts.chain, macs, ends))
+        self._machines.pin({number: self.parts.cpu(number) for number in macs})
+
+    def _nic(self, guest: Guest) -> AnyNic:
+        if self.parts.chain.on_vfs:
+            return self._machines.passthrough(guest)
+        if self._switch is not None:
+            return VhostUserNic(guest.mac, self._switch.socket(guest.name))
+        port = port_of(self.parts.here.token, guest.index)
+        return nic_of("virtio", guest, port, self._machines.guests)
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """See `Functions.pids`."""
+        return {number: self._machines.pids[number] for number in self.parts.numbers}
+
+    def read(self, seen: Look) -> dict[int, Sent]:
+        """See `Functions.read`."""
+        return self._machines.read()
+
+
+def ways(chain: Chain, macs: Mapping[int, str], ends: Ends) -> dict[int, tuple[str, ...]]:
+    """By number, what functions that are virtual machines are told. Pure."""
+    steps = routing(chain, str, macs, ends.macs)
+    return {number: told(steps, str(number)) for number in macs}
+
+
+class Pollers(Functions):
+    """dpdk-testpmd processes, each with a VF by vfio-pci or behind a vhost-user port.
+
+    A VF is only given back once its function has ended: a kernel that is to take a VF from a
+    process that holds it waits for ever.
+    """
+
+    def __init__(self, parts: Parts, switch: DpdkSwitch | None) -> None:
+        super().__init__(parts)
+        self._switch = switch
+        self._vfs: dict[int, Vf] = {}
+        self._functions: dict[int, Function] = {}
+        self._last: dict[int, PortStats] = {}
+        self._contained: list[PlacedGuest] = []
+
+    def make(self) -> dict[int, str]:
+        """See `Functions.make`.
+
+        Raises:
+            PlanewiseError: too few VFs, or one cannot be had by VFIO.
+        """
+        parts = self.parts
+        if parts.chain.kind == "container":
+            self._contained = self._place("container")
+        if not parts.chain.on_vfs:
+            return {number: mac_of(number) for number in parts.numbers}
+        for number in parts.numbers:
+            vf = self._vfs[number] = parts.here.vfs.take()
+            parts.opened.callback(parts.here.vfs.give_back, vf)
+            parts.here.vfs.hand_over(vf)
+        return {number: vf.config.mac for number, vf in self._vfs.items()}
+
+    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
+        """See `Functions.connect`: each sends all to its peer's MAC."""
+        host: Host = self.parts.here.host
+        if self._contained:
+            there = {one.guest.netns: one.container for one in self._contained if one.container}
+            host = JoiningHost(host, there)
+        # On a host with one CPU what polls would leave none to those who ask.
+        alone = host.run(["nproc"]).check().stdout.strip() == "1"
+        for number, peer in peers(self.parts.chain, macs, ends.macs[1]).items():
+            argv = [*(("nice", "-n", "19") if alone else ()), *self._command(number, peer)]
+            inside = self.parts.netns(number) if self._contained else None
+            function = Function(host, self.parts.directory, f"vnf{number}", argv, inside)
+            self.parts.opened.callback(function.close)
+            self._functions[number] = function
+        for function in self._functions.values():
+            function.await_prompt()
+            function.say("start")
+
+    def _command(self, number: int, peer: str) -> list[str]:
+        name, cpu = f"vnf{number}", self.parts.cpu(number)
+        prefix = f"{self.parts.here.token}{name}"
+        if self._switch is not None:
+            return vhost_command(self._switch.socket(name), cpu, peer, prefix)
+        return vf_command(self._vfs[number].address, cpu, peer, prefix)
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """See `Functions.pids`."""
+        return {number: function.pid for number, function in self._functions.items()}
+
+    def busy_s(self) -> dict[str, float]:
+        """See `Functions.busy_s`."""
+        return {one.name: one.busy_s() for one in self._functions.values()}
+
+    def clear(self) -> None:
+        """See `Functions.clear`."""
+        self._last.clear()
+        for function in self._functions.values():
+            function.clear()
+
+    def check(self) -> None:
+        """See `Functions.check`."""
+        for function in self._functions.values():
+            if not function.alive:
+                raise PlanewiseError(f"{function.name} ended while it was measured")
+
+    def read(self, seen: Look) -> dict[int, Sent]:
+        """See `Functions.read`.
+
+        Raises:
+            PlanewiseError: one ended, or its VF was reset below it.
+        """
+        self.check()
+        return {number: self._read(number) for number in self._functions}
+
+    def _read(self, number: int) -> Sent:
+        function, vf = self._functions[number], self._vfs.get(number)
+        began_s = now_s()
+        seen = function.port_stats()
+        before = self._last.get(number, seen)
+        for now, then in (
+            (seen.tx_packets, before.tx_packets),
+            (seen.rx_packets, before.rx_packets),
+        ):
+            if vf is not None and (now < then or now - then > _WRAPPED):
+                raise PlanewiseError(
+                    f"the counters of {function.name}'s VF jumped from {then} to {now}: its PF "
+                    "went down and up, and the VF is dead until its function is started again",
+                    remedy="leave the PF up while chains are measured, and `--resume` the run",
+                )
+        self._last[number] = seen
+        at_s = (began_s + now_s()) / 2
+        # igb counts the FCS as well (VFGOTC); elsewhere DPDK takes it off.
+        fcs_bytes = FCS_BYTES if vf is not None and vf.driver == "igbvf" else 0
+        size = seen.tx_bytes - seen.tx_packets * fcs_bytes
+        return Sent(seen.tx_packets, size, seen.rx_missed, seen.rx_packets, at_s)
+
+
+def peers(chain: Chain, macs: Mapping[int, str], end: str) -> dict[int, str]:
+    """By number, the MAC that each function that polls sends to; `end` is behind the last. Pure."""
+    last = chain.vnfs
+    through = chain.pattern == "east-west"
+    return {number: macs[number + 1] if through and number < last else end for number in macs}

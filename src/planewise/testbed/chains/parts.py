@@ -1,0 +1,62 @@
+"""What the parts of a chain share while it stands: its hosts, and what is closed at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from planewise.testbed.chains.ends import MTU_BYTES, netns
+from planewise.testbed.chains.model import Chain, Placement
+from planewise.testbed.machine import MachineState
+from planewise.testbed.model import Guest
+from planewise.testbed.plan import SetUp
+
+
+@dataclass
+class Parts:
+    """A chain on its functions' host."""
+
+    chain: Chain
+    placement: Placement
+    here: MachineState
+    """The functions' host."""
+    separate: bool
+    """Whether the generator has a host of its own."""
+    opened: ExitStack = field(default_factory=ExitStack)
+    """Ends what was started, the last first."""
+
+    @property
+    def numbers(self) -> range:
+        """Of the functions."""
+        return range(1, self.chain.vnfs + 1)
+
+    def cpu(self, number: int) -> int:
+        """That of a function."""
+        return self.placement.cpu(f"vnf{number}")
+
+    @cached_property
+    def directory(self) -> str:
+        """A scratch directory on the host for this chain alone; it goes with it."""
+        host = self.here.host
+        made = host.run(["mktemp", "-d", "-p", host.directory]).check().stdout.strip()
+        self.opened.callback(host.run, ["rm", "-rf", made])
+        return made
+
+    def netns(self, number: int) -> str:
+        """The namespace of a function, or the name of its virtual machine."""
+        return netns(self.here.token, f"v{number}")
+
+
+def move_vfs(here: MachineState, opened: ExitStack, guests: Sequence[Guest]) -> dict[int, str]:
+    """Gives each guest a VF, which is up then; their MACs, by index.
+
+    Raises:
+        PlanewiseError: too few VFs, or one could not be moved.
+    """
+    moved = here.vfs.move(guests, MTU_BYTES)
+    for vf in moved.values():
+        opened.callback(here.vfs.return_to_pool, vf.index)
+    here.perform(SetUp(guest.netns, guest.interface) for guest in guests)
+    return {guest.index: moved[guest.netns].config.mac for guest in guests}

@@ -1,0 +1,363 @@
+"""Chains of functions on a pair of hosts: built, fed, read, removed. Knows no measurement.
+
+The functions are guests of the responder's host (`guests.py`), joined by the kernel's bridge, by a
+DPDK switch, or, on VFs, by the NIC. The ends are the sender's: on one machine, which is a pair of
+namespaces then, they are cabled to the responder each by itself, so that no frame passes a switch
+on its way there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self
+
+from planewise.errors import PlanewiseError
+from planewise.store.models import FrameAccount
+from planewise.testbed.chains import account, bridge, ends, hugepages
+from planewise.testbed.chains.dpdk import DpdkSwitch, Driver, memory_bytes
+from planewise.testbed.chains.ends import CABLES, MTU_BYTES, PLACES, Ends
+from planewise.testbed.chains.generator import Generator
+from planewise.testbed.chains.guests import Functions, Machines, Pollers, Routers
+from planewise.testbed.chains.machines import FunctionMachines, function_guest
+from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, FrameSize, Placement
+from planewise.testbed.chains.parts import Parts, move_vfs
+from planewise.testbed.chains.reading import (
+    ChainReading,
+    Look,
+    Sent,
+    cpu_times,
+    ksoftirqd,
+    look,
+)
+from planewise.testbed.chains.routing import SOURCE, TARGET
+from planewise.testbed.host import Host
+from planewise.testbed.machine import MachineState, remove_traces
+from planewise.testbed.model import GUEST_INTERFACE, HOSTS, HostRole
+from planewise.testbed.pair import Pair, local_pair
+from planewise.testbed.plan import AwaitUp, ReleaseMaster, SetUp, new_namespace
+from planewise.testbed.steering import bind_interrupts, steer
+from planewise.testbed.together import together
+
+FUNCTIONS: HostRole = "responder"
+GENERATING: HostRole = "sender"
+
+_REST_S = 20.0
+"""Frames that were sent are at their ends long before; a busy or emulated host takes its time."""
+
+
+@dataclass
+class ChainHosts:
+    """What chains of one pair of hosts use; leaving its `with` block gives it back."""
+
+    pair: Pair
+    states: Mapping[HostRole, MachineState]
+
+    @classmethod
+    def of(cls, pair: Pair) -> ChainHosts:
+        """Of a pair, with nothing on it."""
+        states = {role: MachineState(pair.machines[role], role, pair.token) for role in HOSTS}
+        return cls(pair, states)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ExitStack() as last:
+            for state in self.states.values():
+                last.callback(state.close)
+
+
+class ChainTestbed:
+    """A chain that stands; leaving its `with` block removes all of it.
+
+    Raises on entry:
+        UnsupportedError: a program, huge pages or a privilege is missing.
+        PlanewiseError: it cannot be built there.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        placement: Placement,
+        hosts: ChainHosts,
+        most_pps: Callable[[], float],
+        *,
+        offered_pps: float | None = None,
+        uplink: Driver | None = None,
+        machines: FunctionMachines | None = None,
+        talking: bool = False,
+    ) -> None:
+        """
+        Args:
+            chain: what is built.
+            placement: on which CPUs.
+            hosts: where; they outlive it.
+            most_pps: what the generator can send [packet/s], asked where nothing is offered.
+            offered_pps: by the generator [packet/s]; None: as much as it can.
+            uplink: the driver of a DPDK switch's; None: it has none, and its own generator.
+            machines: has the functions where they are virtual machines; it outlives the chain.
+            talking: whether the ends have addresses, for programs that talk through the chain.
+        """
+        self.chain = chain
+        self.placement = placement
+        self._pair = hosts.pair
+        self._here, self._there = hosts.states[FUNCTIONS], hosts.states[GENERATING]
+        self._parts = Parts(chain, placement, self._here, self._pair.separate)
+        self._switch: DpdkSwitch | None = None
+        if chain.plane == "vhost-user":
+            self._switch = DpdkSwitch(self._parts, uplink)
+        self._fed = self._switch is None or uplink is not None
+        self._machines = machines
+        if machines is not None:
+            self._functions: Functions = Machines(self._parts, machines, self._switch)
+        elif chain.forwards == "testpmd":
+            self._functions = Pollers(self._parts, self._switch)
+        else:
+            self._functions = Routers(self._parts)
+        names = [self._end(place) for place in PLACES]
+        alone = None if self._pair.separate or not self._fed else placement.cpu(GENERATOR)
+        self._generator = Generator(
+            self._there.host,
+            (f"{GUEST_INTERFACE}@{names[0]}", f"{GUEST_INTERFACE}@{names[1]}"),
+            offered_pps,
+            most_pps,
+            alone,
+        )
+        self._talking = talking
+        self._macs: dict[int, str] = {}
+        self._ends = CABLES
+        self._ksoftirqd: dict[int, int] = {}
+        self._before: account.Way = ()
+        self._ends_reader = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> Self:
+        opened = self._parts.opened
+        opened.callback(self._ends_reader.shutdown)
+        if self._pair.separate:  # namespaces of this machine go with the pair
+            for state in (self._there, self._here):
+                opened.callback(remove_traces, state.host, state.machine.nic, state.token)
+        try:
+            self._build()
+        except BaseException as error:
+            if self._machines is not None and not isinstance(error, PlanewiseError):
+                # A boot that takes minutes is no reason to let somebody wait.
+                self._machines.close()
+            opened.close()
+            raise
+        opened.callback(self._generator.stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parts.opened.close()
+
+    def _end(self, place: str) -> str:
+        return ends.netns(self._pair.token, place)
+
+    def _build(self) -> None:
+        parts, chain, host = self._parts, self.chain, self._here.host
+        if wanted := memory_bytes(chain):
+            parts.opened.enter_context(hugepages.taken_on(host, wanted))
+        _ = parts.directory
+        together([self._build_ends, self._make], workers=2 if self._pair.separate else 1)
+        if self._switch is not None:
+            self._switch.build(self._ends)
+        elif not chain.on_vfs:
+            self._build_bridge()
+        self._functions.connect(self._macs, self._ends)
+        if self._switch is not None:
+            self._switch.await_functions()
+        if self._talking:
+            self._there.perform(ends.addresses(self._pair.token, chain, self._macs))
+        if chain.forwards != "testpmd":
+            threads = ksoftirqd(host)
+            self._ksoftirqd = {
+                cpu: pid for cpu, pid in threads.items() if cpu in self.placement.tasks
+            }
+
+    def _make(self) -> None:
+        self._macs = self._functions.make()
+
+    def _build_ends(self) -> None:
+        if not self._pair.separate:
+            self._here.perform(ends.cables(self._pair.token))
+            return
+        names = [self._end(place) for place in PLACES]
+        self._there.perform([step for name in names for step in new_namespace(name)])
+        nic = self._there.machine.nic
+        self._there.host.run(["ip", "link", "set", nic, "up"]).check()  # a VF sends nothing before
+        guests = [
+            replace(function_guest(self._pair.token, side, "vf", ""), netns=name)
+            for side, name in enumerate(names)
+        ]
+        macs = move_vfs(self._there, self._parts.opened, guests)
+        self._there.perform(AwaitUp(name) for name in names)
+        here = self._here.machine.nic
+        self._ends = Ends((macs[0], macs[1]), (here, here))
+
+    def _build_bridge(self) -> None:
+        here, nics = self._here, dict.fromkeys(self._ends.nics)
+        name = here.machine.bridge
+        if self._pair.separate:
+            release = partial(here.perform, [ReleaseMaster("", nic) for nic in nics])
+            self._parts.opened.callback(_quietly, release)
+        queues = 1 if self._machines is None else self._machines.guests.options.queues
+        steps = bridge.bridge(here.token, self.chain, name, self._ends, queues)
+        here.perform([*(SetUp("", nic) for nic in nics), *steps])
+        cpus = [self.placement.cpu(function) for function in self.chain.names]
+        entries = cpus if self.chain.pattern == "north-south" else cpus[:1]
+        if self._pair.separate:
+            bind_interrupts(here.host, None, here.machine.nic, entries)
+        else:
+            steer(here.host, here.machine.netns, [self._ends.nics[0]], entries)
+
+    @property
+    def talkers(self) -> tuple[tuple[Host, str, str, str], ...]:
+        """Host, namespace, address and interface of both ends, where they talk."""
+        return tuple(
+            (self._there.host, self._end(place), own, GUEST_INTERFACE)
+            for place, own in zip(PLACES, (SOURCE, TARGET), strict=True)
+        )
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Processes that are functions, by name."""
+        return {f"vnf{number}": pid for number, pid in self._functions.pids.items()}
+
+    def start(self, size: FrameSize, limit_s: float = 0.0) -> None:
+        """Has the generator send frames of `size`, as many as it is to or can, until `stop`.
+
+        One that is no device keeps account of every frame of `limit_s`, and ends after that.
+        """
+        self.stop()
+        self._functions.clear()
+        if self._fed:
+            self._before = self._way()
+            self._generator.start(self.chain, size, limit_s, self._macs)
+        elif self._switch is not None:
+            self._switch.add_sources(size)
+            self._before = self._way()
+            self._switch.open()
+
+    def stop(self) -> FrameAccount | None:
+        """Ends the generator's traffic, and says what became of it. Idempotent."""
+        if self._generator.sending:
+            self._generator.stop()
+            return account.account(self._before, account.at_rest(self._way, _REST_S))
+        if self._switch is None or not self._switch.sending:
+            return None
+        try:
+            self._switch.shut()
+            after = account.at_rest(self._way, _REST_S)
+        finally:
+            self._switch.remove_sources()
+        return account.account(self._before, after)
+
+    def _way(self) -> account.Way:
+        seen = look(self._here.host, {}, self._functions.namespaces)
+        passed = {
+            f"vnf{number}": (one.received or 0, one.packets)
+            for number, one in self._functions.read(seen).items()
+        }
+        if self._switch is None:
+            return account.way(self.chain, *self._passed_ends()[1:], passed)
+        counted = self._switch.counters()
+        if self._fed:
+            uplink = self._switch.passed_uplink(counted)
+            return account.way(self.chain, *self._passed_ends()[1:], passed, uplink)
+        back = self._switch.from_sources(counted)[1]
+        return account.way(self.chain, self._switch.handed_over(counted), back, passed)
+
+    def _passed_ends(self) -> tuple[float, int, int]:
+        """When it was read, frames that left the generator, and that came back to it."""
+        names = [self._end(place) for place in PLACES]
+        seen = look(self._there.host, {}, names)
+        first, last = (seen.interfaces[name][GUEST_INTERFACE] for name in names)
+        return seen.at_s, first["tx_packets"], last["rx_packets"]
+
+    def read(self, *, whole: bool = True) -> ChainReading:
+        """The counters now. Without `whole`, functions are not asked how busy they are."""
+        self._functions.check()
+        self._generator.check()
+        ends_read = self._ends_reader.submit(self._passed_ends) if self._fed else None
+        counted = self._switch.counters() if self._switch is not None else {}
+        pids = self._functions.pids
+        tasks = {**dict.fromkeys([*self._ksoftirqd.values(), *pids.values()], "")}
+        if self._switch is not None:
+            tasks[self._switch.running.pid] = "pmd"
+        seen = look(self._here.host, tasks, self._functions.namespaces)
+        if self._switch is not None:
+            sent = self._switch.sent(counted)
+        else:
+            sent = self._functions.read(seen)
+        spent_s = {f"vnf{number}": seen.tasks_s[pid] for number, pid in pids.items()}
+        polls = self.chain.forwards == "testpmd"
+        busy_s = self._functions.busy_s() if whole else {}
+        tasks_s = spent_s if polls else {}
+        uplink, polling = None, None
+        if self._switch is not None:
+            tasks_s = {**tasks_s, SWITCH: seen.tasks_s[self._switch.running.pid]}
+            # A virtual machine sleeps when there is nothing to do.
+            busy_s = busy_s if polls else spent_s
+            uplink, polling = self._switch.passed_uplink(counted), self._switch.pmd_cycles()
+        if ends_read is not None:
+            ends_at_s, offered, delivered = ends_read.result()
+        elif self._switch is not None:
+            ends_at_s = seen.at_s
+            offered, delivered = self._switch.from_sources(counted)
+        return ChainReading(
+            at_s=seen.at_s,
+            ends_at_s=ends_at_s,
+            vnfs={f"vnf{number}": self._shown(one) for number, one in sent.items()},
+            offered=offered,
+            delivered=delivered,
+            cpus=cpu_times(seen.stat),
+            tasks_s=tasks_s,
+            busy_s=busy_s,
+            polling=polling,
+            kernel_s=None if polls or self._switch is not None else self._kernel_s(seen, spent_s),
+            host=FUNCTIONS if self._pair.separate else "",
+            machines=self.chain.kind == "vm",
+            uplink=uplink,
+        )
+
+    def _shown(self, sent: Sent) -> Sent:
+        # Between functions on a bridge that bridge is what loses, not a NIC.
+        return sent if self.chain.on_vfs else replace(sent, received=None)
+
+    def _kernel_s(self, seen: Look, spent_s: Mapping[str, float]) -> dict[int, float]:
+        """By CPU, the time in which a kernel forwarded: the host's, or that of a guest."""
+        busy = {
+            cpu: spent.soft_s + seen.tasks_s.get(self._ksoftirqd.get(cpu, 0), 0.0)
+            for cpu, spent in cpu_times(seen.stat).items()
+        }
+        for name, spent in spent_s.items():
+            busy[self.placement.cpu(name)] += spent
+        return busy
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    with suppress(PlanewiseError):  # it is no port of it yet
+        work()
+
+
+@contextmanager
+def stand_here(
+    chain: Chain, placement: Placement, offered_pps: float, uplink: Driver | None = None
+) -> Iterator[ChainTestbed]:
+    """A chain of processes on this machine, fed at a rate.
+
+    Raises:
+        UnsupportedError: a program, huge pages or a privilege is missing.
+    """
+    with (
+        local_pair(MTU_BYTES, what=f"chain of {chain.vnfs} on {chain.plane}") as pair,
+        ChainHosts.of(pair) as hosts,
+        ChainTestbed(
+            chain, placement, hosts, lambda: offered_pps, offered_pps=offered_pps, uplink=uplink
+        ) as testbed,
+    ):
+        yield testbed
