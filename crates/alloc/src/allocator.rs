@@ -2,37 +2,13 @@
 //! exclusions, classes, guaranteed shares, affinity, residency, moves an interval); the policies
 //! rank. Knows no clock and performs nothing.
 
-use serde::{Deserialize, Serialize};
-
 use crate::draft::Draft;
 use crate::error::Result;
 use crate::history::Histories;
 use crate::model::{GuestId, Snapshot, VfId};
-use crate::plan::{Direction, Plan, Reason};
+use crate::plan::{Decision, Direction, Plan};
 use crate::quiet;
 use crate::settings::Settings;
-
-/// What is decided about one guest.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Verdict {
-    /// Which guest.
-    pub guest: GuestId,
-    /// The VF that it has once the plan is performed.
-    pub vf: Option<VfId>,
-    /// Why it has it, or has none.
-    pub reason: Reason,
-}
-
-/// A plan, and a verdict for each guest, in the order of the snapshot.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Decision {
-    /// What is to be done.
-    pub plan: Plan,
-    /// What it comes to, guest by guest.
-    pub verdicts: Vec<Verdict>,
-    /// VFs that would have been given, had the interval's moves not been used up.
-    pub deferred: usize,
-}
 
 /// Decides who holds VFs. Feed it every snapshot with [`Allocator::observe`]; ask for a plan with
 /// [`Allocator::decide`]; say with [`Allocator::commit`] that a plan is being performed.

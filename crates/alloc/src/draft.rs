@@ -4,11 +4,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use crate::allocator::{Decision, Verdict};
 use crate::history::{Histories, History};
 use crate::matching::{Seating, Seeker};
 use crate::model::{GuestView, Health, PfId, Snapshot, Stance, VfId, VfState, VfView};
-use crate::plan::{Direction, Move, Plan, Reason};
+use crate::plan::{Decision, Direction, Move, Plan, Reason, Verdict};
 use crate::policy::{self, Standing};
 use crate::settings::{PolicyKind, Settings};
 
@@ -252,7 +251,7 @@ impl<'a> Draft<'a> {
                 (_, None) if lately => Claim::Cooling,
                 (_, None) => Claim::Waiter,
             };
-            let standing = policy::standing(view, history, self.settings);
+            let standing = policy::standing(view, &history.past, self.settings);
             self.contenders.push(Contender { place, view, history, standing, claim, home });
         }
         let owed = |c: &Contender<'_>| if c.claim == Claim::Owed { c.history.owed_ms } else { 0.0 };
@@ -302,7 +301,7 @@ impl<'a> Draft<'a> {
                 .max();
             let Some((_, holder, pf)) = worst else { continue };
             if !policy::displaces(
-                (&contender.standing, contender.history),
+                (&contender.standing, &contender.history.past),
                 &contenders[holder].standing,
                 self.settings,
             ) {

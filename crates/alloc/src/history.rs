@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::model::{GuestId, GuestView, Health, Snapshot, Stance, VfId};
 use crate::patience::Advantages;
-use crate::policy;
+use crate::policy::{self, Past};
 use crate::settings::{PolicyKind, Settings};
 
 /// A guest that is gone is remembered for so long [ms]: coming back does not start its story anew.
@@ -39,25 +39,18 @@ impl Advantage {
 /// What is remembered of one guest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct History {
-    /// When it was first seen [ms].
-    pub arrived_ms: u64,
+    /// What policies rank it by, besides its traffic.
+    pub past: Past,
     /// When it was last seen [ms].
     pub seen_ms: u64,
     /// How long it has held a VF in all [ms].
     pub held_ms: u64,
-    /// Time held, as far as the policy `fair` counts it [ms]: newcomers start at the lowest of all.
-    pub turns_ms: u64,
     /// When it last got or lost a VF [ms].
     pub changed_ms: Option<u64>,
     /// Time that its guaranteed share is behind [ms]; below zero: ahead.
     pub owed_ms: f64,
     /// Its guaranteed share is being paid.
     pub owing: bool,
-    /// What it has forgone since it began to gain more than the holder whose VF it would take [prices
-    /// of that switch].
-    pub regret: f64,
-    /// With that regret it takes the VF (`patience`).
-    pub threshold: f64,
     /// Its past advantages.
     pub advantages: Advantages,
     /// The advantage that is going on.
@@ -79,15 +72,12 @@ impl History {
     /// Nothing is remembered.
     pub const fn new() -> Self {
         Self {
-            arrived_ms: 0,
+            past: Past::NONE,
             seen_ms: 0,
             held_ms: 0,
-            turns_ms: 0,
             changed_ms: None,
             owed_ms: 0.0,
             owing: false,
-            regret: 0.0,
-            threshold: 2.0,
             advantages: Advantages::new(),
             advantage: Advantage::NONE,
             undone: 0,
@@ -103,9 +93,9 @@ impl History {
         self.owed_ms += share * elapsed_ms as f64;
         if guest.holds.is_some() {
             self.held_ms += elapsed_ms;
-            self.turns_ms += elapsed_ms;
+            self.past.turns_ms += elapsed_ms;
             self.owed_ms -= elapsed_ms as f64;
-            self.regret = 0.0;
+            self.past.regret = 0.0;
         }
         let most = if share > 0.0 { MOST_OWED_MS } else { 0.0 };
         self.owed_ms = self.owed_ms.clamp(-most, most);
@@ -116,7 +106,7 @@ impl History {
         if self.holds.as_ref() != holds {
             self.holds = holds.cloned();
             self.changed_ms = Some(now_ms);
-            self.regret = 0.0;
+            self.past.regret = 0.0;
         }
     }
 }
@@ -280,7 +270,7 @@ impl Histories {
                     self.given_ms.push_back(now_ms);
                 }
             }
-            self.guests[slot].regret = 0.0;
+            self.guests[slot].past.regret = 0.0;
         }
     }
 
@@ -290,7 +280,7 @@ impl Histories {
         let Advantage { most, price_us, there_and_back, .. } =
             std::mem::replace(&mut history.advantage, Advantage::NONE);
         for learner in [&mut history.advantages, &mut self.advantages] {
-            learner.ended(most, price_us, there_and_back, history.threshold);
+            learner.ended(most, price_us, there_and_back, history.past.threshold);
         }
     }
 
@@ -340,7 +330,7 @@ impl Histories {
             let known = self.names.get(order[place]).is_some_and(|name| *name == guest.id);
             if !known {
                 order[place] = self.slot_or_new(usize::MAX, &guest.id, || History {
-                    arrived_ms: now.now_ms,
+                    past: Past { arrived_ms: now.now_ms, ..Past::NONE },
                     holds: guest.holds.as_ref().map(|held| held.vf.clone()),
                     ..History::default()
                 });
@@ -364,8 +354,8 @@ impl Histories {
         let (mut low, mut high) = (u64::MAX, 0);
         for (guest, &slot) in now.guests.iter().zip(&self.order) {
             let history = &self.guests[slot];
-            if competes(guest) && history.arrived_ms < now.now_ms {
-                (low, high) = (low.min(history.turns_ms), high.max(history.turns_ms));
+            if competes(guest) && history.past.arrived_ms < now.now_ms {
+                (low, high) = (low.min(history.past.turns_ms), high.max(history.past.turns_ms));
             }
         }
         if low == u64::MAX {
@@ -374,7 +364,7 @@ impl Histories {
         let lag_ms = (settings.fair_turn_s * 1e3 * LAG_TURNS) as u64;
         let floor = low.max(high.saturating_sub(lag_ms));
         for (guest, &slot) in now.guests.iter().zip(&self.order) {
-            let turns_ms = &mut self.guests[slot].turns_ms;
+            let turns_ms = &mut self.guests[slot].past.turns_ms;
             *turns_ms = if competes(guest) { floor.max(*turns_ms) } else { floor };
         }
     }
@@ -395,7 +385,7 @@ impl Histories {
             if guest.wish.stance != Stance::Free || guest.health != Health::Ready {
                 continue;
             }
-            let standing = policy::standing(guest, &self.guests[slot], settings);
+            let standing = policy::standing(guest, &self.guests[slot].past, settings);
             self.values[slot] = standing.value;
             let side = if guest.holds.is_some() { &mut self.holders } else { &mut self.waiters };
             side.push((standing.key(), Reverse(self.alphabet[slot]), slot));
@@ -428,24 +418,24 @@ impl Histories {
             let price_us = self.switch.price_us(waiting, holding, settings)
                 + lag_s * (waiting - holding).max(0.0);
             let lead = in_prices((waiting - holding) * seconds, price_us);
-            let begins = history.regret == 0.0;
-            history.regret = (history.regret + lead).max(0.0);
-            if history.regret > history.advantage.most {
+            let begins = history.past.regret == 0.0;
+            history.past.regret = (history.past.regret + lead).max(0.0);
+            if history.past.regret > history.advantage.most {
                 // Back again leads at most whom the VF was taken from, by all that it gains.
                 let back_us = self.switch.price_us(holding, holding, settings)
                     + lag_s * (waiting - holding).clamp(0.0, holding);
                 let advantage = &mut history.advantage;
-                advantage.most = history.regret;
+                advantage.most = history.past.regret;
                 advantage.price_us = price_us;
                 advantage.there_and_back =
                     1.0 + (back_us / price_us.max(f64::MIN_POSITIVE)).min(1.0);
                 if begins {
                     let there_and_back = advantage.there_and_back;
-                    history.threshold =
+                    history.past.threshold =
                         history.advantages.threshold(&self.advantages, there_and_back);
                 }
             }
-            if history.regret == 0.0 && history.advantage.most > 0.0 {
+            if history.past.regret == 0.0 && history.advantage.most > 0.0 {
                 ended.push(slot);
             }
         }

@@ -26,9 +26,9 @@ pub mod step;
 pub mod traffic;
 pub mod world;
 
-pub use allocator::{Allocator, Decision};
+pub use allocator::Allocator;
 pub use error::{Error, Result};
 pub use model::{GuestId, GuestView, Mac, PfId, Snapshot, VfId, VfView};
-pub use plan::{Move, Plan};
+pub use plan::{Decision, Move, Plan};
 pub use settings::Settings;
 pub use step::Step;

@@ -230,3 +230,25 @@ impl Plan {
         Ok(after)
     }
 }
+
+/// What is decided about one guest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Which guest.
+    pub guest: GuestId,
+    /// The VF that it has once the plan is performed.
+    pub vf: Option<VfId>,
+    /// Why it has it, or has none.
+    pub reason: Reason,
+}
+
+/// A plan, and a verdict for each guest, in the order of the snapshot.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Decision {
+    /// What is to be done.
+    pub plan: Plan,
+    /// What it comes to, guest by guest.
+    pub verdicts: Vec<Verdict>,
+    /// VFs that would have been given, had the interval's moves not been used up.
+    pub deferred: usize,
+}

@@ -3,7 +3,6 @@
 
 use std::cmp::Ordering;
 
-use crate::history::History;
 use crate::model::{GuestView, Origin};
 use crate::settings::{PolicyKind, Settings};
 
@@ -18,6 +17,25 @@ pub enum Tier {
     GuestReported,
     /// The host sees it.
     HostSide,
+}
+
+/// What policies rank a guest by, besides its traffic.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Past {
+    /// When it was first seen [ms].
+    pub arrived_ms: u64,
+    /// Time held, as far as the policy `fair` counts it [ms]: newcomers start at the lowest of all.
+    pub turns_ms: u64,
+    /// What it has forgone since it began to gain more than the holder whose VF it would take [prices
+    /// of that switch].
+    pub regret: f64,
+    /// With that regret it takes the VF (`patience`).
+    pub threshold: f64,
+}
+
+impl Past {
+    /// Nothing is remembered.
+    pub const NONE: Self = Self { arrived_ms: 0, turns_ms: 0, regret: 0.0, threshold: 2.0 };
 }
 
 /// Where a guest stands in the ranking; greater is better.
@@ -69,14 +87,14 @@ pub fn traffic(guest: &GuestView, settings: &Settings) -> (Tier, f64) {
 }
 
 /// Where this guest stands.
-pub fn standing(guest: &GuestView, history: &History, settings: &Settings) -> Standing {
+pub fn standing(guest: &GuestView, past: &Past, settings: &Settings) -> Standing {
     let class = guest.wish.class;
     let (tier, pps) = traffic(guest, settings);
     let value = match settings.policy {
         PolicyKind::Activity => pps,
         PolicyKind::Benefit => settings.benefit.curve.gain_us_per_s(pps),
-        PolicyKind::Fair => -(history.turns_ms as f64),
-        PolicyKind::Static => -(history.arrived_ms as f64),
+        PolicyKind::Fair => -(past.turns_ms as f64),
+        PolicyKind::Static => -(past.arrived_ms as f64),
     };
     match settings.policy {
         PolicyKind::Activity | PolicyKind::Benefit => {
@@ -93,7 +111,7 @@ pub fn standing(guest: &GuestView, history: &History, settings: &Settings) -> St
 
 /// May the waiter take the VF of the holder?
 pub fn displaces(
-    (waiter, waiting): (&Standing, &History),
+    (waiter, waiting): (&Standing, &Past),
     holder: &Standing,
     settings: &Settings,
 ) -> bool {

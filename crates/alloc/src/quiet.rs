@@ -29,7 +29,7 @@ pub fn nothing_changes(now: &Snapshot, settings: &Settings, histories: &Historie
         if moved_lately(history) {
             continue;
         }
-        let standing = policy::standing(guest, history, settings);
+        let standing = policy::standing(guest, &history.past, settings);
         if worst.is_none_or(|worst| standing.compare(&worst).is_lt()) {
             worst = Some(standing);
         }
@@ -42,8 +42,8 @@ pub fn nothing_changes(now: &Snapshot, settings: &Settings, histories: &Historie
         if let Some(worst) = &worst
             && !moved_lately(history)
         {
-            let standing = policy::standing(guest, history, settings);
-            if policy::displaces((&standing, history), worst, settings) {
+            let standing = policy::standing(guest, &history.past, settings);
+            if policy::displaces((&standing, &history.past), worst, settings) {
                 return false;
             }
         }

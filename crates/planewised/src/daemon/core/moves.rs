@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pw_alloc::allocator::Decision;
+use pw_alloc::Decision;
 use pw_alloc::evidence::User;
 use pw_alloc::execute::{Action, Execution, Failure};
 use pw_alloc::journal::{Ending, Entry};
