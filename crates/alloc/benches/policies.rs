@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use pw_alloc::Settings;
 use pw_alloc::settings::PolicyKind;
-use pw_alloc::simulate::{Player, SCENARIOS, Scenario, Shard, compare};
+use pw_alloc::simulate::{BuiltIn, Player, Shard, built_in, compare};
 
 const POLICIES: [PolicyKind; 3] = [PolicyKind::Fair, PolicyKind::Activity, PolicyKind::Benefit];
 
@@ -29,12 +29,12 @@ fn main() {
         "{seeds} seeds of {seconds} s, {switch_s} s a switch; share of the optimum in %, VFs given an hour"
     );
     let players = POLICIES.map(Player::Policy);
-    for (name, _) in SCENARIOS {
+    for BuiltIn { name, of, .. } in built_in().unwrap_or_default() {
         let began = Instant::now();
         let mut shares = vec![Vec::new(); players.len()];
         let mut moves = vec![0.0; players.len()];
         for seed in 1..=seeds {
-            let Ok(mut scenario) = Scenario::named(name) else { continue };
+            let mut scenario = of.clone();
             (scenario.seed, scenario.duration_s) = (u64::from(seed), seconds);
             scenario.switch_s = switch_s;
             let played = compare(&scenario, &players, &settings, Shard::WHOLE);

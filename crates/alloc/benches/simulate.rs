@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use pw_alloc::Settings;
 use pw_alloc::settings::PolicyKind;
-use pw_alloc::simulate::{Feed, Host, Interval, MadeUp, Player, SCENARIOS, Scenario};
+use pw_alloc::simulate::{BuiltIn, Feed, Host, Interval, MadeUp, Player, Scenario, built_in};
 
 fn main() {
     let seconds = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(20_000_u32);
     println!("million guest-intervals a second, 100 guests, {seconds} s of simulated time");
-    for (name, _) in SCENARIOS {
-        let Ok(mut scenario) = Scenario::named(name) else { continue };
+    for BuiltIn { name, of: mut scenario, .. } in built_in().unwrap_or_default() {
         let guests = scenario.guests();
         for group in &mut scenario.groups {
             group.guests = (group.guests * 100).div_ceil(guests);

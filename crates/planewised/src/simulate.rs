@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use pw_alloc::settings::Settings;
 use pw_alloc::simulate::trace::{FrameMix, Trace};
-use pw_alloc::simulate::{self, Outcome, PLAYERS, Played, Player, SCENARIOS, Scenario, Shard};
+use pw_alloc::simulate::{self, Outcome, PLAYERS, Played, Player, Scenario, Shard};
 use pw_linux::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -264,10 +264,12 @@ fn text(body: &Body) -> String {
             groups.join(", ")
         ));
     }
-    if let Some((_, what)) = SCENARIOS.iter().find(|(name, _)| {
-        Scenario::named(name).is_ok_and(|named| named.groups == body.scenario.groups)
-    }) {
-        lines.push(format!("{what}. Latencies are a model, moves and shares are the real code's."));
+    let shipped = simulate::built_in().unwrap_or_default();
+    if let Some(known) = shipped.iter().find(|known| known.of.groups == body.scenario.groups) {
+        lines.push(format!(
+            "{}. Latencies are a model, moves and shares are the real code's.",
+            known.about
+        ));
     }
     lines.join("\n")
 }

@@ -17,7 +17,7 @@ use crate::traffic::{Flow, Random};
 use hindsight::Record;
 pub use host::{Host, Interval};
 pub use outcome::{Five, GroupOutcome, Hindsight, Outcome, Played, Tally};
-pub use scenario::{Group, SCENARIOS, Scenario};
+pub use scenario::{BuiltIn, Group, Scenario, built_in};
 
 /// Who decides in a simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -73,108 +73,46 @@ fn default_curve() -> GainCurve {
         .unwrap_or_default()
 }
 
-/// Names of the built-in scenarios, each with a line that says what it is.
-pub const SCENARIOS: [(&str, &str); 9] = [
-    ("flexvf", "100 guests in 4 groups of 20, 40, 80 and 100 kpps, 63 VFs (FlexVF, section 6.4)"),
-    ("flexvf-ftp-quiet", "the same and a file server whose packet rate is the lowest"),
-    ("flexvf-ftp-busy", "the same and a file server whose packet rate is the highest"),
-    ("flapping", "20 guests, 4 VFs; half of them go above and below the cut every minute"),
-    ("crossing", "20 guests, 4 VFs; rates go above and below the cut every two seconds"),
-    ("bursts", "40 guests, 8 VFs; quiet guests with bursts of about 20 s"),
-    ("heavy-tail", "40 guests, 8 VFs; bursts of which most are short and few very long"),
-    ("diurnal", "40 guests, 8 VFs; rates that rise and fall over an hour, each at its own time"),
-    ("download", "100 guests that answer requests, a server that sends long downloads, 16 VFs"),
-];
+/// A scenario that is shipped.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BuiltIn {
+    /// What it is called.
+    pub name: String,
+    /// What it is, in a line.
+    pub about: String,
+    /// Itself.
+    pub of: Scenario,
+}
+
+/// The shipped scenarios. Fails when their file is not what it should be.
+pub fn built_in() -> Result<Vec<BuiltIn>> {
+    #[derive(Deserialize)]
+    struct Shipped {
+        scenario: Vec<BuiltIn>,
+    }
+    toml::from_str(include_str!("scenarios.toml")).map(|shipped: Shipped| shipped.scenario).map_err(
+        |error| {
+            Error::new(
+                format!("the built-in scenarios cannot be read: {error}"),
+                "this build is broken: report it",
+            )
+        },
+    )
+}
 
 impl Scenario {
     /// The built-in scenario of that name.
     pub fn named(name: &str) -> Result<Self> {
-        let constant = |name: &str, guests, pps| Group {
-            name: name.into(),
-            guests,
-            traffic: Traffic::Constant(pps),
-        };
-        let flexvf = || {
-            [20, 40, 80, 100]
-                .map(|kpps| constant(&format!("{kpps} kpps"), 25, f64::from(kpps) * 1000.0))
-        };
-        let (vfs, groups) = match name {
-            "flexvf" => (63, flexvf().to_vec()),
-            "flexvf-ftp-quiet" => (63, [&flexvf()[..], &[constant("ftp", 1, 15_000.0)]].concat()),
-            "flexvf-ftp-busy" => (63, [&flexvf()[..], &[constant("ftp", 1, 120_000.0)]].concat()),
-            "flapping" => {
-                let flap = Traffic::Flap { low_pps: 9_000.0, high_pps: 11_000.0, period_s: 60.0 };
-                let flapping = Group { name: "flapping".into(), guests: 10, traffic: flap };
-                (4, vec![constant("steady", 10, 10_000.0), flapping])
-            }
-            "crossing" => {
-                let flap = Traffic::Flap { low_pps: 5_000.0, high_pps: 15_000.0, period_s: 4.0 };
-                let crossing = Group { name: "crossing".into(), guests: 10, traffic: flap };
-                (4, vec![constant("steady", 10, 10_000.0), crossing])
-            }
-            "bursts" => {
-                let traffic = Traffic::Bursts {
-                    low_pps: 500.0,
-                    high_pps: 50_000.0,
-                    apart_s: 120.0,
-                    burst_s: 20.0,
-                };
-                let bursts = Group { name: "bursts".into(), guests: 30, traffic };
-                (8, vec![constant("steady", 10, 5_000.0), bursts])
-            }
-            "heavy-tail" => {
-                let traffic = Traffic::HeavyTail {
-                    low_pps: 500.0,
-                    high_pps: 50_000.0,
-                    apart_s: 120.0,
-                    least_s: 5.0,
-                    shape: 1.3,
-                };
-                let bursts = Group { name: "heavy-tail".into(), guests: 30, traffic };
-                (8, vec![constant("steady", 10, 5_000.0), bursts])
-            }
-            "diurnal" => {
-                let traffic =
-                    Traffic::Diurnal { low_pps: 500.0, high_pps: 50_000.0, period_s: 3_600.0 };
-                (8, vec![Group { name: "diurnal".into(), guests: 40, traffic }])
-            }
-            "download" => {
-                let requests = Traffic::Bursts {
-                    low_pps: 500.0,
-                    high_pps: 8_000.0,
-                    apart_s: 30.0,
-                    burst_s: 10.0,
-                };
-                let download = Traffic::HeavyTail {
-                    low_pps: 10.0,
-                    high_pps: 100_000.0,
-                    apart_s: 300.0,
-                    least_s: 60.0,
-                    shape: 1.5,
-                };
-                let group =
-                    |name: &str, guests, traffic| Group { name: name.into(), guests, traffic };
-                (16, vec![group("requests", 100, requests), group("download", 1, download)])
-            }
-            _ => {
-                let names: Vec<&str> = SCENARIOS.iter().map(|(name, _)| *name).collect();
-                return Err(Error::new(
-                    format!("there is no scenario {name:?}"),
-                    format!("choose one of {}", names.join(", ")),
-                ));
-            }
-        };
-        Ok(Self {
-            vfs,
-            groups,
-            hosts: 1,
-            duration_s: 7_200,
-            seed: 1,
-            switch_s: default_switch_s(),
-            lost_packets: 0.0,
-            vf_us: default_vf_us(),
-            curve: default_curve(),
-        })
+        let shipped = built_in()?;
+        if let Some(found) = shipped.iter().find(|shipped| shipped.name == name) {
+            return Ok(found.of.clone());
+        }
+        let names: Vec<&str> = shipped.iter().map(|shipped| shipped.name.as_str()).collect();
+        Err(Error::new(
+            format!("there is no scenario {name:?}"),
+            format!("choose one of {}", names.join(", ")),
+        ))
     }
 
     /// Can this be simulated?

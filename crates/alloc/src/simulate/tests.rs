@@ -75,8 +75,8 @@ fn advantages_that_last_longer_than_a_switch_are_taken_as_often_as_by_activity()
 
 #[test]
 fn nobody_saves_more_than_the_optimum() {
-    for (name, _) in SCENARIOS {
-        for outcome in play(name, &unbounded()) {
+    for BuiltIn { name, .. } in built_in().expect("built in") {
+        for outcome in play(&name, &unbounded()) {
             let share = outcome.share_of_optimum.expect("small enough");
             assert!((0.0..=1.0 + 1e-6).contains(&share), "{name}, {}", outcome.player.as_str());
         }
