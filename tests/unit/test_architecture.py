@@ -116,6 +116,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 CRATES = Path(__file__).parents[2] / "crates"
 
+
 def rust_modules(crate: Path) -> dict[tuple[str, ...], Path]:
     """The modules of a crate: `daemon::core` is in daemon/core.rs or daemon/core/mod.rs."""
     found = {}
