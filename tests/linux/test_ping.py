@@ -275,6 +275,62 @@ def test_bursts_say_what_was_meant_and_what_was_achieved(netns_pair: Network) ->
         assert "generator" in done.output["limits"]
 
 
+BURSTS = ("--rate", "1M", "--burst", "100", "--burst-every", "0.02", "--duration", "0.3")
+
+
+def needs_kernel_generator(network: Network) -> None:
+    done = ping(network, "--path", "live", "--count", "1")
+    if "may not load BPF" in done.stderr or "Linux 6.6" in done.stderr:
+        pytest.skip(f"no generator in the kernel: {done.stderr.strip()}")
+    assert done.code == 0, done.stderr
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_kernel_sends_bursts_and_stamps_each_of_their_packets(
+    netns_pair: Network, tmp_path: Path, version: int
+) -> None:
+    needs_kernel_generator(netns_pair)
+    file = tmp_path / "packets.csv"
+    target = netns_pair.b.ipv4 if version == 4 else netns_pair.b.ipv6
+    done = ping(netns_pair, *BURSTS, "--packets", file, target=target)
+    assert done.code == 0, done.stderr
+    output = done.output
+    check_account(output)
+    assert output["path"] == "live-skb"
+    assert output["counts"]["sent"] == output["planned"] == 1500
+    assert output["counts"]["received"] > 1400
+    assert (output["tx_stamps_missing"], output["rx_stamps_missing"]) == (0, 0)
+    assert output["rtt_kernel"]["p50_ns"] <= output["rtt_user"]["p50_ns"]
+    rows = list(csv.DictReader(file.open()))
+    assert len(rows) == 1500
+    check_stamps(rows)
+
+
+def test_a_reflector_in_the_driver_answers_bursts_and_says_how_many(netns_pair: Network) -> None:
+    needs_kernel_generator(netns_pair)
+    place = ("--interface", netns_pair.b.interface, "--address", netns_pair.b.ipv4)
+    refused = run("reflect", "--xdp", *place, netns=netns_pair.b.netns)
+    assert refused.code == 1
+    assert "takes no XDP frames now" in refused.stderr
+    netns_pair.a.run("ethtool", "-K", netns_pair.a.interface, "gro", "on")
+    with reflector(netns_pair, "--xdp", *place) as running:
+        bursts = ping(netns_pair, *BURSTS)
+        stamps = ping(netns_pair, "--proto", "stamp", "--count", "50")
+        by_stack = ping(netns_pair, "--proto", "stamp", "--count", "50", "--size", "200")
+        stopped = running.stop()
+    for done in (bursts, stamps, by_stack):
+        assert done.code == 0, done.stderr
+        check_account(done.output)
+        assert done.output["counts"]["lost"] == 0
+    assert bursts.output["path"] == "live"
+    burst = bursts.output["burst"]
+    assert burst["achieved_pps"] > 0.99e6 or "generator" in bursts.output["limits"]
+    # Times in the driver are some ten nanoseconds; with TLVs the stack's reflector answers.
+    assert stamps.output["reflector"]["count"] == by_stack.output["reflector"]["count"] == 50
+    assert stopped.output["reflected_by_driver"] >= 1500 + 50
+    assert stopped.output["reflected"] >= 50
+
+
 def test_an_interface_that_vanishes_ends_the_run_with_what_was_measured(
     netns_pair: Network,
 ) -> None:

@@ -379,6 +379,25 @@ def test_a_peer_that_takes_no_xdp_frames_is_refused_before_anything_is_sent(
     assert "gro on" in done.stderr
 
 
+def test_frames_for_a_peer_that_lost_its_napi_are_explained_though_no_interface_counts_them(
+    netns_pair: Network,
+) -> None:
+    needs_kernel_backends(netns_pair)
+    far = netns_pair.b
+    far.run("ethtool", "-K", far.interface, "gro", "on")
+    path = ("--tx", netns_pair.a.spec, "--rx", far.spec, "--dst", far.ipv4, *KNOWN_MAX)
+    chosen = ("--backend", "live", "--sink", "tc-ingress", "--rate", "10k", "--duration", "1.5")
+    with Running("trial", *path, *chosen) as live:
+        eventually(lambda: far.counter("rx_packets") > 1000)
+        far.run("ethtool", "-K", far.interface, "gro", "off")
+        done = live.finish()
+    assert done.code == 0, done.stderr
+    check_account(done.output)
+    lost = {part["counter"]: part["count"] for part in done.output["loss"]}
+    assert 0 < lost["xdp_redirect_err"] <= done.output["lost"]
+    assert done.output["unexplained"] == 0
+
+
 def gro(network: Network) -> str:
     """Whether the far end has GRO on, as ethtool prints it."""
     features = network.b.run("ethtool", "-k", network.b.interface)

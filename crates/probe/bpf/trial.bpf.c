@@ -18,9 +18,13 @@
 #define UDP 8
 #define PAYLOAD 18
 #define TAIL (UDP + PAYLOAD)
+#define ECHO_TAIL 20
 #define MAGIC 0x5750 // "PW" as a little-endian number
+#define ECHO_MAGIC 0x31505750 // "PWP1": src/wire.rs
 #define IPV4 20
 #define IPV6 40
+#define STAMP 44 // a STAMP packet's base: src/stamp.rs
+#define NTP_TO_UNIX_SECONDS 2208988800ULL
 
 // Fixed point: times in units of 2^-20 ns.
 #define POINT 20
@@ -38,6 +42,9 @@
 
 enum histogram { SLIP, DEPARTURE, DELAY, DELAY_NEGATIVE, HISTOGRAMS };
 
+// Frames of a trial (src/frame.rs), or echo requests of a ping (src/wire.rs).
+enum kind { TRIAL, ECHO };
+
 // What the generator is to do, and how far it is. Mapped into the process.
 struct order {
 	__u64 start_ns;		 // CLOCK_MONOTONIC
@@ -54,7 +61,7 @@ struct order {
 	__u16 source_port;
 	__u16 pass;	   // hand frames to the stack of the loopback interface, not to the devmap
 	__u32 sample_mask; // departures are measured of 1 frame in mask + 1
-	__u32 reserved;
+	__u32 kind;
 	__u8 headers[80];
 
 	__u64 next;	   // index of the next frame
@@ -63,6 +70,7 @@ struct order {
 	__u64 in_burst;
 	__u64 last_ns; // when the last frame was made, CLOCK_MONOTONIC
 	__u64 refused; // frames that the interface could not be given
+	__u64 left;    // frames that reached the interface; the kernel lost the others on the way there
 	__u64 slip_sum_ns, slip_min_ns, slip_max_ns;
 	__u64 departures, departure_sum_ns, departure_min_ns, departure_max_ns;
 };
@@ -74,9 +82,22 @@ struct expected {
 	__s64 late_after_ns;
 	__s64 realtime_offset_ns;
 	__u32 flows;
-	__u16 port; // network byte order
+	__u16 port; // UDP's destination, or the identifier of echoes; network byte order
 	__u8 ipv6;
 	__u8 timed; // sender and sink share a clock
+	__u32 kind;
+	__u32 address; // IPv4 address that `reflect` answers for, network byte order
+};
+
+// When a packet of a ping was made and left its interface [CLOCK_REALTIME, ns].
+struct departed {
+	__u64 made_ns, left_ns;
+};
+
+// When its answer came [CLOCK_REALTIME, ns], how many more of it, and whether after a later one's.
+struct arrived {
+	__u64 first_ns;
+	__u32 duplicates, reordered;
 };
 
 // What one CPU counted.
@@ -144,6 +165,22 @@ struct {
 	__type(value, __u64);
 } next_of_flow SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct departed);
+} departures SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct arrived);
+} arrivals SEC(".maps");
+
 static __always_inline __u32 log2_of(__u64 value)
 {
 	__u32 log = 0;
@@ -177,7 +214,14 @@ static __always_inline __u32 words(__u64 value)
 	return (value & 0xffff) + ((value >> 16) & 0xffff) + ((value >> 32) & 0xffff) + (value >> 48);
 }
 
-// Makes the page the frame `sequence`, as Template::stamp of src/frame.rs does.
+static __always_inline __u16 folded(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+// Makes the page the frame `sequence`, as Template::stamp of src/frame.rs and write_echo_request of
+// src/wire.rs do.
 static __always_inline int write_frame(void *data, void *end, struct order *order, const __u32 ip,
 				       __u64 sequence, __u64 tx_ns)
 {
@@ -185,17 +229,26 @@ static __always_inline int write_frame(void *data, void *end, struct order *orde
 	__u16 source_port = order->source_port;
 	__u32 sum;
 
-	if (data + ETHERNET + ip + TAIL > end)
+	if (data + ETHERNET + ip + ECHO_TAIL > end)
 		return -1;
 	if (order->flows > 1)
 		source_port += sequence % order->flows;
-	sum = order->constant_sum + source_port + words(sequence) + words(tx_ns);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = ~sum & 0xffff;
 	__builtin_memcpy(data, order->headers, ETHERNET + IPV4);
 	if (ip == IPV6)
 		__builtin_memcpy(data + ETHERNET + IPV4, order->headers + ETHERNET + IPV4, IPV6 - IPV4);
+	if (order->kind == ECHO) {
+		*(__u64 *)udp = *(__u64 *)(order->headers + ETHERNET + ip);
+		*(__u16 *)(udp + 6) = bpf_htons(sequence);
+		*(__u32 *)(udp + 8) = ECHO_MAGIC;
+		*(__u64 *)(udp + 12) = bpf_cpu_to_be64(sequence);
+		sum = order->constant_sum + (sequence & 0xffff) + words(sequence);
+		*(__u16 *)(udp + 2) = bpf_htons(~folded(sum));
+		return 0;
+	}
+	if (data + ETHERNET + ip + TAIL > end)
+		return -1;
+	sum = order->constant_sum + source_port + words(sequence) + words(tx_ns);
+	sum = ~folded(sum) & 0xffff;
 	*(__u16 *)udp = bpf_htons(source_port);
 	*(__u16 *)(udp + 2) = *(__u16 *)(order->headers + ETHERNET + ip + 2);
 	*(__u16 *)(udp + 4) = *(__u16 *)(order->headers + ETHERNET + ip + 4);
@@ -249,6 +302,13 @@ int generate(struct xdp_md *ctx)
 	if (slip > order->slip_max_ns)
 		order->slip_max_ns = slip;
 	record(SLIP, slip);
+	if (order->kind == ECHO) {
+		__u32 key = index;
+		struct departed *departed = bpf_map_lookup_elem(&departures, &key);
+
+		if (departed)
+			departed->made_ns = now + order->realtime_offset_ns;
+	}
 	order->next = index + 1;
 	if (order->pass)
 		return XDP_PASS;
@@ -262,17 +322,35 @@ int generate(struct xdp_md *ctx)
 // leave together.
 static __always_inline void measure_departure(struct order *order, void *data, void *end)
 {
-	__u64 index, due;
+	__u64 index, due, now;
 	__s64 late;
-	void *udp;
+	void *upper;
+	__u32 key;
 
 	if (order->header_bytes == ETHERNET + IPV6)
-		udp = data + ETHERNET + IPV6;
+		upper = data + ETHERNET + IPV6;
 	else
-		udp = data + ETHERNET + IPV4;
-	if (udp + TAIL > end || *(__u16 *)(udp + 8) != MAGIC)
+		upper = data + ETHERNET + IPV4;
+	if (upper + ECHO_TAIL > end)
 		return;
-	index = bpf_be64_to_cpu(*(__u64 *)(udp + 10)) - order->first_sequence;
+	if (order->kind == ECHO) {
+		struct departed *departed;
+
+		if (*(__u32 *)(upper + 8) != ECHO_MAGIC)
+			return;
+		index = bpf_be64_to_cpu(*(__u64 *)(upper + 12)) - order->first_sequence;
+		now = bpf_ktime_get_ns();
+		key = index;
+		departed = index < order->count ? bpf_map_lookup_elem(&departures, &key) : 0;
+		if (departed)
+			departed->left_ns = now + order->realtime_offset_ns;
+		order->left += 1;
+	} else {
+		if (upper + TAIL > end || *(__u16 *)(upper + 8) != MAGIC)
+			return;
+		order->left += 1;
+		index = bpf_be64_to_cpu(*(__u64 *)(upper + 10)) - order->first_sequence;
+	}
 	if (index >= order->count ||
 	    ((((__u32)index * 0x9e3779b1U) >> 16) & order->sample_mask))
 		return;
@@ -328,24 +406,33 @@ int forward(struct __sk_buff *skb)
 	return bpf_redirect(order->ifindex, 0);
 }
 
-// Account::record of src/trial/account.rs. Returns whether the frame is one of a trial on this port:
-// what is not goes on to the stack.
+// Account::record of src/trial/account.rs. Returns whether the frame is one of a trial on this port,
+// or an answer to this ping: what is not goes on to the stack.
 static __always_inline int account(void *data, void *end, struct expected *expected, const __u32 ip)
 {
-	__u8 *udp = data + ETHERNET + ip;
+	__u8 *upper = data + ETHERNET + ip;
 	__u64 sequence, index, *word, bit, *next;
-	__u32 cpu = bpf_get_smp_processor_id(), key;
+	__u32 cpu = bpf_get_smp_processor_id(), key, place;
+	struct arrived *arrived = 0;
 	struct counts *counts;
 	__s64 delay_ns;
 
-	if (data + ETHERNET + ip + TAIL > end)
+	if (data + ETHERNET + ip + ECHO_TAIL > end)
 		return 0;
-	if (*(__u16 *)(udp + 2) != expected->port || *(__u16 *)(udp + 8) != MAGIC)
-		return 0;
+	if (expected->kind == ECHO) {
+		if (upper[0] != (ip == IPV6 ? 129 : 0) || *(__u16 *)(upper + 4) != expected->port ||
+		    *(__u32 *)(upper + 8) != ECHO_MAGIC)
+			return 0;
+		sequence = bpf_be64_to_cpu(*(__u64 *)(upper + 12));
+	} else {
+		if (data + ETHERNET + ip + TAIL > end || *(__u16 *)(upper + 2) != expected->port ||
+		    *(__u16 *)(upper + 8) != MAGIC)
+			return 0;
+		sequence = bpf_be64_to_cpu(*(__u64 *)(upper + 10));
+	}
 	counts = bpf_map_lookup_elem(&counted, &cpu);
 	if (!counts)
 		return 0;
-	sequence = bpf_be64_to_cpu(*(__u64 *)(udp + 10));
 	index = sequence - expected->first_sequence;
 	if (index >= expected->planned) {
 		if (index == ~0ULL)
@@ -354,6 +441,9 @@ static __always_inline int account(void *data, void *end, struct expected *expec
 			counts->foreign += 1;
 		return 1;
 	}
+	place = index;
+	if (expected->kind == ECHO)
+		arrived = bpf_map_lookup_elem(&arrivals, &place);
 	key = index >> 6;
 	bit = 1ULL << (index & 63);
 	word = bpf_map_lookup_elem(&seen, &key);
@@ -362,6 +452,8 @@ static __always_inline int account(void *data, void *end, struct expected *expec
 	// Queues of one interface may be served by several CPUs at once.
 	if (__sync_fetch_and_or(word, bit) & bit) {
 		counts->duplicates += 1;
+		if (arrived)
+			arrived->duplicates += 1;
 		return 1;
 	}
 	key = expected->flows > 1 ? sequence % expected->flows : 0;
@@ -372,12 +464,16 @@ static __always_inline int account(void *data, void *end, struct expected *expec
 		counts->reordered += 1;
 	else
 		*next = index + 1;
-	if (!expected->timed) {
+	if (arrived) {
+		arrived->reordered = index + 1 < *next;
+		arrived->first_ns = bpf_ktime_get_ns() + expected->realtime_offset_ns;
+	}
+	if (!expected->timed || expected->kind == ECHO || data + ETHERNET + ip + TAIL > end) {
 		counts->received += 1;
 		return 1;
 	}
 	delay_ns = bpf_ktime_get_ns() + expected->realtime_offset_ns -
-		   bpf_be64_to_cpu(*(__u64 *)(udp + 18));
+		   bpf_be64_to_cpu(*(__u64 *)(upper + 18));
 	if (delay_ns > expected->late_after_ns) {
 		counts->late += 1;
 		return 1;
@@ -406,12 +502,12 @@ static __always_inline int is_ours(void *data, void *end)
 		return 0;
 	if (expected->ipv6) {
 		if (*(__u16 *)(data + 12) != bpf_htons(0x86dd) || *(__u8 *)(data + ETHERNET) >> 4 != 6 ||
-		    *(__u8 *)(data + ETHERNET + 6) != 17)
+		    *(__u8 *)(data + ETHERNET + 6) != (expected->kind == ECHO ? 58 : 17))
 			return 0;
 		return account(data, end, expected, IPV6);
 	}
 	if (*(__u16 *)(data + 12) != bpf_htons(0x0800) || *(__u8 *)(data + ETHERNET) != 0x45 ||
-	    *(__u8 *)(data + ETHERNET + 9) != 17 ||
+	    *(__u8 *)(data + ETHERNET + 9) != (expected->kind == ECHO ? 1 : 17) ||
 	    *(__u16 *)(data + ETHERNET + 6) & bpf_htons(0x1fff))
 		return 0;
 	return account(data, end, expected, IPV4);
@@ -433,6 +529,80 @@ int sink_skb(struct __sk_buff *skb)
 		bpf_skb_pull_data(skb, skb->len < ETHERNET + IPV6 + TAIL ? skb->len :
 									   ETHERNET + IPV6 + TAIL);
 	return is_ours((void *)(long)skb->data, (void *)(long)skb->data_end) ? TCX_DROP : TCX_NEXT;
+}
+
+static __always_inline __u64 ntp_time(__u64 unix_ns)
+{
+	__u64 seconds = unix_ns / 1000000000, ns = unix_ns % 1000000000;
+
+	// Rounded up, as TimeFormat::encode of src/stamp.rs does.
+	return bpf_cpu_to_be64(((seconds + NTP_TO_UNIX_SECONDS) << 32) |
+			       ((ns << 32) + 999999999) / 1000000000);
+}
+
+static __always_inline __u64 ptp_time(__u64 unix_ns)
+{
+	return bpf_cpu_to_be64(unix_ns / 1000000000 << 32 | unix_ns % 1000000000);
+}
+
+// Answers echo requests and STAMP packets without TLVs, by IPv4, in the driver. Whatever else
+// comes goes on to the stack, where the reflector in user space answers it.
+SEC("xdp")
+int reflect(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u64 t2_ns = bpf_ktime_get_ns(), t3_ns;
+	__u32 zero = 0, cpu = bpf_get_smp_processor_id(), sum;
+	struct expected *expected = bpf_map_lookup_elem(&expectation, &zero);
+	struct counts *counts = bpf_map_lookup_elem(&counted, &cpu);
+	__u8 *upper, *stamp, mac[6];
+	__u16 port;
+
+	if (!expected || !counts || data + ETHERNET + IPV4 + UDP > end)
+		return XDP_PASS;
+	if (*(__u16 *)(data + 12) != bpf_htons(0x0800) || *(__u8 *)(data + ETHERNET) != 0x45 ||
+	    *(__u16 *)(data + ETHERNET + 6) & bpf_htons(0x3fff) ||
+	    *(__u32 *)(data + ETHERNET + 16) != expected->address)
+		return XDP_PASS;
+	upper = data + ETHERNET + IPV4;
+	stamp = upper + UDP;
+	if (*(__u8 *)(data + ETHERNET + 9) == 1 && upper[0] == 8) {
+		upper[0] = 0;
+		// RFC 1624: the first word was 0x0800 and is 0 now.
+		sum = (__u16)~bpf_ntohs(*(__u16 *)(upper + 2)) + 0xf7ff;
+		*(__u16 *)(upper + 2) = bpf_htons(~folded(sum));
+	} else if (*(__u8 *)(data + ETHERNET + 9) == 17 && *(__u16 *)(upper + 2) == expected->port &&
+		   *(__u16 *)(upper + 4) == bpf_htons(UDP + STAMP) && stamp + STAMP <= (__u8 *)end) {
+		// ReflectorPacket of src/stamp.rs: number, times, error estimate and TTL.
+		__builtin_memcpy(stamp + 24, stamp, 4);
+		__builtin_memcpy(stamp + 28, stamp + 4, 8);
+		*(__u16 *)(stamp + 36) = *(__u16 *)(stamp + 12);
+		*(__u16 *)(stamp + 38) = 0;
+		*(__u32 *)(stamp + 40) = *(__u8 *)(data + ETHERNET + 8);
+		t2_ns += expected->realtime_offset_ns;
+		t3_ns = bpf_ktime_get_ns() + expected->realtime_offset_ns;
+		if (stamp[12] & 0x40) {
+			*(__u64 *)(stamp + 16) = ptp_time(t2_ns);
+			*(__u64 *)(stamp + 4) = ptp_time(t3_ns);
+		} else {
+			*(__u64 *)(stamp + 16) = ntp_time(t2_ns);
+			*(__u64 *)(stamp + 4) = ntp_time(t3_ns);
+		}
+		port = *(__u16 *)upper;
+		*(__u16 *)upper = *(__u16 *)(upper + 2);
+		*(__u16 *)(upper + 2) = port;
+		*(__u16 *)(upper + 6) = 0; // no checksum (RFC 768): the request's may not be there yet
+	} else {
+		return XDP_PASS;
+	}
+	*(__u32 *)(data + ETHERNET + 16) = *(__u32 *)(data + ETHERNET + 12);
+	*(__u32 *)(data + ETHERNET + 12) = expected->address;
+	__builtin_memcpy(mac, data, 6);
+	__builtin_memcpy(data, data + 6, 6);
+	__builtin_memcpy(data + 6, mac, 6);
+	counts->received += 1;
+	// Not XDP_TX: a veth would leave the frame in its peer's ring unless there is a program, too.
+	return bpf_redirect(ctx->ingress_ifindex, 0);
 }
 
 // bpf_ktime_get_ns is for programs under a licence that the GPL goes with.

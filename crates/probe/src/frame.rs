@@ -12,6 +12,7 @@ use etherparse::PacketBuilder;
 
 use crate::error::{Error, Result};
 use crate::netlink::Mac;
+use crate::wire;
 
 /// What a trial's payload begins with.
 pub const MAGIC: [u8; 2] = *b"PW";
@@ -56,20 +57,32 @@ pub struct Template {
     udp_at: usize,
     first_source_port: u16,
     flows: u16,
-    /// One's complement sum of what the UDP checksum covers, but for what changes.
+    /// One's complement sum of what the checksum covers, but for what changes.
     constant_sum: u32,
+    kind: Kind,
+}
+
+/// Whose frames they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A trial's: UDP.
+    Trial,
+    /// A ping's: echo requests.
+    Echo,
 }
 
 /// What a program needs to stamp a copy of a template as [`Template::stamp`] does.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Where the UDP header begins [bytes].
+    /// Whose frames they are.
+    pub kind: Kind,
+    /// Where the UDP or ICMP header begins [bytes].
     pub udp_at: usize,
     /// UDP source port of the first flow.
     pub first_source_port: u16,
     /// Number of flows.
     pub flows: u16,
-    /// One's complement sum of what the UDP checksum covers, without source port, sequence number
+    /// One's complement sum of what the checksum covers, without source port, sequence number
     /// and time.
     pub constant_sum: u32,
 }
@@ -138,7 +151,21 @@ impl Template {
             first_source_port: spec.first_source_port,
             flows: spec.flows,
             constant_sum: u32::from(!checksum),
+            kind: Kind::Trial,
         })
+    }
+
+    /// Echo requests as `frame` is one, whose ICMP header is at `icmp_at`; its sequence numbers and
+    /// its checksum change. `pseudo_sum` is ICMPv6's sum of what is not in the message.
+    pub fn of_echo(frame: &[u8], icmp_at: usize, pseudo_sum: u32) -> Self {
+        let mut bytes = frame.to_vec();
+        let message = &mut bytes[icmp_at..];
+        message[2..4].fill(0);
+        message[6..8].fill(0);
+        message[12..20].fill(0);
+        let constant_sum = wire::sum_words(pseudo_sum, message);
+        let (first_source_port, flows, kind) = (0, 1, Kind::Echo);
+        Self { bytes, udp_at: icmp_at, first_source_port, flows, constant_sum, kind }
     }
 
     /// Length of a frame as it is handed to the kernel: without the FCS [bytes].
@@ -154,6 +181,7 @@ impl Template {
     /// What changes from frame to frame, and where.
     pub fn shape(&self) -> Shape {
         Shape {
+            kind: self.kind,
             udp_at: self.udp_at,
             first_source_port: self.first_source_port,
             flows: self.flows,

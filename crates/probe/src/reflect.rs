@@ -20,6 +20,7 @@ use crate::output::Output;
 use crate::stamp::{self, ErrorEstimate, ReflectorPacket, SenderPacket};
 use crate::stop::{self, Lifetime};
 use crate::timestamping::{self, Received, set_option};
+use crate::trial::kernel::xdp::XdpReflector;
 use crate::{units, wire};
 
 /// How the reflector numbers its answers (RFC 8762, section 4).
@@ -63,6 +64,12 @@ pub struct Args {
     #[arg(long, value_name = "US", default_value_t = 50,
           value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub poll_us: u32,
+    /// Answer in the driver of --interface, by XDP: echo requests and STAMP packets without TLVs to
+    /// --address, by IPv4. A round trip then leaves this host's IP stack out: it is another metric
+    /// than with a reflector behind the stack, and only compares with its like. The interface takes
+    /// no other XDP program meanwhile, and a veth's peer needs GRO or an XDP program
+    #[arg(long, requires = "interface", requires = "address")]
+    pub xdp: bool,
     /// Run on this CPU alone
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
@@ -86,6 +93,9 @@ struct Report {
     rx_stamps_missing: u64,
     /// T3 − T2.
     residence: Option<LatencySummary>,
+    /// Packets that XDP answered in the driver; none without --xdp.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reflected_by_driver: Option<u64>,
 }
 
 impl Serialize for Mode {
@@ -166,6 +176,7 @@ impl Reflector {
 pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     crate::affinity::pin(args.cpu)?;
+    let driver = in_driver(args)?;
     let socket = open(args)?;
     clock::tighten_timers();
     let started_ns = clock::realtime_ns();
@@ -186,6 +197,7 @@ pub fn run(args: &Args) -> Result<()> {
         sessions: 0,
         rx_stamps_missing: 0,
         residence: None,
+        reflected_by_driver: None,
     };
     let mut residence = LatencyRecorder::new();
     let mut buffer = vec![0; wire::LARGEST_FRAME_BYTES];
@@ -232,7 +244,22 @@ pub fn run(args: &Args) -> Result<()> {
     report.duration_s = (clock::monotonic_ns() - start) as f64 / 1e9;
     report.sessions = reflector.counts.len();
     report.residence = residence.summary();
+    report.reflected_by_driver = driver.map(|driver| driver.answered());
     Output::new("reflect", report).print()
+}
+
+/// The reflector in the driver, where one is asked for.
+fn in_driver(args: &Args) -> Result<Option<XdpReflector>> {
+    match (args.xdp, &args.interface, args.address) {
+        (false, ..) => Ok(None),
+        (true, Some(interface), Some(IpAddr::V4(address))) => {
+            XdpReflector::open(interface, address, args.port).map(Some)
+        }
+        _ => Err(Error::bad_input(
+            "--xdp answers by IPv4 only",
+            "give --interface and an IPv4 --address, or leave --xdp out",
+        )),
+    }
 }
 
 /// Answers one packet; T3 on success, none when it is no STAMP packet.

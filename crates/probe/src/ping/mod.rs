@@ -19,6 +19,7 @@ use crate::stop;
 use crate::wire;
 
 mod departure;
+mod live;
 mod options;
 mod packet;
 mod probe;
@@ -36,6 +37,7 @@ use options::{check_memory, order, parse_target, smallest, with_port};
 use record::{Counts, Plan, Tally};
 use socket::{Kind, Route};
 pub use warmup::Path;
+use warmup::Way;
 
 /// Above this rate a watching thread would keep a CPU busy all the time.
 const WATCHED_PPS: f64 = 10_000.0;
@@ -130,13 +132,21 @@ pub fn run(args: &Args) -> Result<()> {
         size_bytes,
         path: args.path,
         peak_pps: args.rate,
+        count: order.count,
+        cpu: args.cpu,
         watch: !args.no_watch && args.rate <= WATCHED_PPS,
         patience_ns: args.patience.as_nanos() as i64,
     };
     let mut ready = warmup::prepare(&wish, &stop::requested)?;
     warnings.append(&mut ready.warnings);
     let meter = CpuMeter::start().ok();
-    let outcome = session::run(ready.transport.as_mut(), order, &stop::requested);
+    let (outcome, path, receive_dropped) = match &mut ready.way {
+        Way::User(transport) => {
+            let outcome = session::run(transport.as_mut(), order, &stop::requested);
+            (outcome, transport.name(), transport.dropped())
+        }
+        Way::Live(live) => (live.run(&order), live.name(), 0),
+    };
     let cpu = meter.and_then(|meter| meter.usage().ok());
 
     let plan = Plan {
@@ -164,7 +174,6 @@ pub fn run(args: &Args) -> Result<()> {
             achieved_kernel_pps,
         }
     });
-    let receive_dropped = ready.transport.dropped();
     let steps = outcome.steps.steps();
     let mut limits = Vec::new();
     if rate_not_kept(&load, burst.as_ref(), &tally, &outcome.refused) {
@@ -203,8 +212,8 @@ pub fn run(args: &Args) -> Result<()> {
         source: ready.source,
         proto: args.proto,
         ip_version: if target.is_ipv4() { 4 } else { 6 },
-        path: ready.transport.name(),
-        interface: ready.transport.interface().0,
+        path,
+        interface: ready.interface,
         size_bytes,
         size_includes_fcs: true,
         started: utc(outcome.start_ns),

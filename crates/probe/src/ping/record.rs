@@ -97,6 +97,14 @@ impl Records {
         self.outstanding -= 1;
     }
 
+    /// Notes further copies of an answer, and whether it came after a later packet's.
+    pub fn again(&mut self, sequence: u64, duplicates: u32, reordered: bool) {
+        if let Some(record) = self.records.get_mut(sequence as usize) {
+            record.duplicates = u16::try_from(duplicates).unwrap_or(u16::MAX);
+            record.reordered = reordered;
+        }
+    }
+
     /// Notes a transmit stamp. One that lies before the packet's sending belongs to another packet
     /// (the kernel's count slipped) and is left out.
     #[inline]

@@ -7,6 +7,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::departure::{DepartureWatch, interface_name};
+use super::live::Live;
 use super::packet::PacketTransport;
 use super::socket::{Kind, Route, SocketTransport, unreachable};
 use super::transport::{Transport, is_warmup};
@@ -17,15 +18,20 @@ use crate::wire::WARMUP_BIT;
 /// Which way the probes take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Path {
-    /// `packet` where it works, else `socket`.
+    /// `live` above 250k packets/s, `packet` below, where they work; else `socket`.
     #[default]
     Auto,
     /// Whole frames by a packet socket, answers by a ring: stamps closest to the wire.
     Packet,
     /// The kernel's ICMP or UDP sockets: what an application sees.
     Socket,
+    /// The generator and the sink of trials inside the kernel, for echo requests at rates that no
+    /// program keeps (needs root). There are no user stamps.
+    Live,
 }
 
+/// Above this rate the kernel sends, where it may: a program keeps bursts at a fraction of it.
+const LIVE_PPS: f64 = 250_000.0;
 /// Between two warm-up packets [ns].
 const INTERVAL_NS: i64 = 100_000_000;
 /// Answers are waited for this many times as long as the first one took: on an emulated machine the
@@ -38,11 +44,32 @@ const ROUNDS: u64 = 10;
 /// A way to the target that was tried.
 pub struct Ready {
     /// Sends and receives.
-    pub transport: Box<dyn Transport>,
+    pub way: Way,
+    /// Interface that the probes leave by.
+    pub interface: String,
     /// Source address of the probes.
     pub source: std::net::IpAddr,
     /// What a reader should know.
     pub warnings: Vec<String>,
+}
+
+/// Who sends and receives.
+pub enum Way {
+    /// This program, packet by packet.
+    User(Box<dyn Transport>),
+    /// The kernel, the whole run at once.
+    Live(Box<Live>),
+}
+
+impl Ready {
+    fn user(
+        transport: Box<dyn Transport>,
+        source: std::net::IpAddr,
+        warnings: Vec<String>,
+    ) -> Self {
+        let interface = transport.interface().0;
+        Self { way: Way::User(transport), interface, source, warnings }
+    }
 }
 
 /// What is to be sent, and how.
@@ -60,6 +87,10 @@ pub struct Wish {
     pub path: Path,
     /// Highest rate, within bursts.
     pub peak_pps: f64,
+    /// How many packets.
+    pub count: u64,
+    /// The CPU that sends.
+    pub cpu: Option<usize>,
     /// Whether a second thread may look for answers.
     pub watch: bool,
     /// How long to wait for the first answer [ns].
@@ -72,8 +103,8 @@ pub struct Wish {
 /// No route, no neighbour, no answer, too large for the MTU; or the path must be `packet` and that way
 /// is closed.
 pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
-    let Wish { kind, ref route, payload_bytes, size_bytes, path, peak_pps, watch, patience_ns } =
-        *wish;
+    let Wish { kind, ref route, payload_bytes, size_bytes, path, peak_pps, .. } = *wish;
+    let patience_ns = wish.patience_ns;
     let mut socket = SocketTransport::open(kind, route, payload_bytes)?;
     let source = socket.source();
     let departures = DepartureWatch::open();
@@ -90,7 +121,24 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
     }
     if path == Path::Socket {
         warm(&mut socket, wait_ns, stop);
-        return Ok(Ready { transport: Box::new(socket), source, warnings: Vec::new() });
+        return Ok(Ready::user(Box::new(socket), source, Vec::new()));
+    }
+    let mut warnings = Vec::new();
+    if path == Path::Live || (path == Path::Auto && peak_pps > LIVE_PPS) {
+        let live = match &departure {
+            Some(departure) => Live::open(departure, socket.probe(), wish.count, wish.cpu),
+            None => Err(Error::failed("the kernel's own probe was not seen to leave", "")),
+        };
+        match live {
+            Ok(live) => {
+                let interface = socket.interface().0;
+                return Ok(Ready { way: Way::Live(Box::new(live)), interface, source, warnings });
+            }
+            Err(error) if path == Path::Live => return Err(error),
+            Err(error) => {
+                warnings.push(format!("not sent by the kernel's generator: {}", error.what));
+            }
+        }
     }
     let probe = socket.probe();
     let why = match (departures, departure) {
@@ -99,13 +147,13 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
         (_, Some(departure)) => match PacketTransport::open(&departure, probe, peak_pps) {
             Ok(mut packet) => {
                 if warm(&mut packet, wait_ns, stop) > 0 {
-                    if watch {
+                    if wish.watch {
                         packet.watch();
                     }
                     packet.keep(socket).map_err(|error| {
                         Error::failed(format!("cannot keep the probes' port: {error}"), "")
                     })?;
-                    return Ok(Ready { transport: Box::new(packet), source, warnings: Vec::new() });
+                    return Ok(Ready::user(Box::new(packet), source, warnings));
                 }
                 "no answer came that way".to_owned()
             }
@@ -119,9 +167,9 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
         ));
     }
     warm(&mut socket, wait_ns, stop);
-    let warnings =
-        vec![format!("probes go through the kernel's sockets, whose cost is in rtt_user: {why}")];
-    Ok(Ready { transport: Box::new(socket), source, warnings })
+    warnings
+        .push(format!("probes go through the kernel's sockets, whose cost is in rtt_user: {why}"));
+    Ok(Ready::user(Box::new(socket), source, warnings))
 }
 
 /// Sends warm-up packets until one is answered; returns how long ago the last had been sent [ns].

@@ -1,12 +1,14 @@
 //! Accounts for every frame of a trial: received, lost, duplicate, reordered, late. Knows nothing
 //! of where the frames come from.
 
-use crate::frame::Stamped;
+use crate::frame::{Kind, Stamped};
 use crate::histogram::LatencyRecorder;
 
 /// Which frames a sink counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Expectation {
+    /// Whose frames they are. Answers to echo requests are counted by the sinks in the kernel only.
+    pub kind: Kind,
     /// Sequence number of the first frame. The one before it is that of warm-up frames.
     pub first_sequence: u64,
     /// Number of frames that may come.
@@ -18,7 +20,7 @@ pub struct Expectation {
     pub late_after_ns: Option<i64>,
     /// Whether they are IPv6.
     pub ipv6: bool,
-    /// UDP destination port.
+    /// UDP destination port, or the identifier of the echo requests.
     pub port: u16,
 }
 
@@ -122,6 +124,7 @@ mod tests {
 
     fn account(first_sequence: u64, planned: u64, flows: u16, late: Option<i64>) -> Account {
         Account::new(&Expectation {
+            kind: Kind::Trial,
             first_sequence,
             planned,
             flows,

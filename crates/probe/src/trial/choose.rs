@@ -10,7 +10,7 @@ use super::packet::{PacketGenerator, RingSink};
 use super::placement;
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
-use crate::frame::Template;
+use crate::frame::{Kind, Template};
 use crate::netlink::{Link, Netlink};
 use crate::netns::{IfSpec, run_in};
 
@@ -70,7 +70,7 @@ pub fn generator(
             ));
         }
         let (batch, cpu) = (frames.batch, frames.tx_cpu);
-        Ok(Box::new(LiveGenerator::open(tx, template, way, batch, cpu)?))
+        Ok(Box::new(LiveGenerator::open(tx, template, way, batch, cpu, 0)?))
     };
     let packet = || -> Result<Box<dyn Generator>> {
         let batch = frames.batch.unwrap_or(PACKET_BATCH);
@@ -162,7 +162,7 @@ pub fn private_generator(
 ) -> Result<Box<dyn Generator>> {
     let tx = IfSpec { interface: interface.to_string(), netns: None };
     let live = |way| -> Result<Box<dyn Generator>> {
-        let open = LiveGenerator::open(&tx, template, way, frames.batch, frames.tx_cpu)?;
+        let open = LiveGenerator::open(&tx, template, way, frames.batch, frames.tx_cpu, 0)?;
         Ok(Box::new(open))
     };
     let packet = || -> Result<Box<dyn Generator>> {
@@ -189,6 +189,7 @@ impl BeyondXdp {
         let peer = IfSpec { interface: placement::PRIVATE_ENDS[1].to_string(), netns: None };
         let ipv6 = template.shape().udp_at > 34;
         let expected = Expectation {
+            kind: Kind::Trial,
             first_sequence: u64::MAX / 2,
             planned: 1,
             flows: 1,
@@ -198,7 +199,7 @@ impl BeyondXdp {
         };
         let peer = XdpSink::open(&peer, &expected, Mode::Native)?;
         let (batch, cpu) = (frames.batch, frames.tx_cpu);
-        let generator = LiveGenerator::open(tx, template, Way::Redirect, batch, cpu)?;
+        let generator = LiveGenerator::open(tx, template, Way::Redirect, batch, cpu, 0)?;
         Ok(Self { generator, _peer: peer })
     }
 }

@@ -392,6 +392,9 @@ impl Surroundings {
             ),
             Err(error) => (Vec::new(), Vec::new(), Some(error)),
         };
+        if generated.redirect_errors > 0 {
+            drops.push(explained(tx, "xdp_redirect_err", generated.redirect_errors));
+        }
         if refusals == Refusals::Lost {
             // Virtual interfaces count these by themselves; drivers of NICs do not.
             let place = tx.to_string();

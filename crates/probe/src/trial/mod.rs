@@ -32,7 +32,7 @@ use self::order::{Expectation, Generated, Refusals};
 use crate::affinity;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::frame::{FrameSpec, Template};
+use crate::frame::{FrameSpec, Kind, Template};
 use crate::histogram::LatencySummary;
 use crate::netns::IfSpec;
 use crate::output::Output;
@@ -210,6 +210,7 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let first_sequence = clock::realtime_ns() as u64;
     let drain_ns = args.drain.as_nanos() as i64;
     let expected = Expectation {
+        kind: Kind::Trial,
         first_sequence,
         planned: load.count,
         flows: args.frames.flows,

@@ -43,6 +43,9 @@ pub struct Generated {
     pub sent: u64,
     /// Frames that the interface dropped for lack of room.
     pub refused: u64,
+    /// Frames that the kernel lost on their way to the interface, where no interface counts them
+    /// (tracepoint xdp_redirect_err).
+    pub redirect_errors: u64,
     /// From the first frame's due time to the end of sending [ns].
     pub elapsed_ns: i64,
     /// How much later than scheduled the frames were stamped and handed over [ns].

@@ -14,6 +14,7 @@ use crate::affinity;
 use crate::clock;
 use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::Result;
+use crate::frame::Kind;
 use crate::netns::IfSpec;
 use crate::output::Output;
 use crate::stop::{self, Lifetime};
@@ -130,6 +131,7 @@ pub fn run(args: &Args) -> Result<()> {
     affinity::check_cpu(args.rx_cpu)?;
     let rx = &args.rx;
     let expected = Expectation {
+        kind: Kind::Trial,
         first_sequence: args.first,
         planned: args.count,
         flows: args.flows,

@@ -12,11 +12,13 @@ use aya::maps::xdp::DevMap;
 use aya::programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-use super::{Distribution, Mapped, absent, attach_to_ingress, features, load, refused};
+use super::{
+    Distribution, Mapped, absent, attach_to_ingress, features, load, refused, takes_no_xdp_frames,
+};
 use crate::affinity;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::frame::Template;
+use crate::frame::{Kind, Template};
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
 use crate::stop;
@@ -59,7 +61,7 @@ struct RawOrder {
     source_port: u16,
     pass: u16,
     sample_mask: u32,
-    reserved: u32,
+    kind: u32,
     headers: [u8; 80],
     next: u64,
     due: u64,
@@ -67,9 +69,20 @@ struct RawOrder {
     in_burst: u64,
     last_ns: i64,
     refused: u64,
+    left: u64,
     slip_ns: [i64; 3],
     departures: u64,
     departure_ns: [i64; 3],
+}
+
+/// When a packet of a ping left: `struct departed` of the C source.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Departed {
+    /// When it was made [CLOCK_REALTIME, ns]; 0 while it was not.
+    pub made_ns: i64,
+    /// When it was handed to the interface [CLOCK_REALTIME, ns]; 0 while it was not.
+    pub left_ns: i64,
 }
 
 /// How frames get out.
@@ -88,6 +101,7 @@ pub struct LiveGenerator {
     ebpf: Ebpf,
     orders: Mapped<RawOrder>,
     buckets: Mapped<u64>,
+    departures: Mapped<Departed>,
     template: Template,
     tx: IfSpec,
     index: u32,
@@ -98,7 +112,8 @@ pub struct LiveGenerator {
 }
 
 impl LiveGenerator {
-    /// Loads the programs for the interface `tx`.
+    /// Loads the programs for the interface `tx`. Departures of the first `packets` echo requests
+    /// are kept.
     ///
     /// # Errors
     /// The user may not, the kernel or the interface cannot, the frame is too long.
@@ -108,6 +123,7 @@ impl LiveGenerator {
         way: Way,
         batch: Option<u16>,
         cpu: Option<usize>,
+        packets: u32,
     ) -> Result<Self> {
         if template.frame_bytes() > MOST_BYTES {
             return Err(Error::bad_input(
@@ -124,13 +140,10 @@ impl LiveGenerator {
                 ));
             }
             if way == Way::Redirect && features::sends_xdp_frames(link.index) != Some(true) {
-                return Err(Error::failed(
-                    format!("{tx} takes no XDP frames now: its peer has neither XDP nor GRO"),
-                    "--gro PEER (ethtool -K PEER gro on), or a native XDP sink there; or the backend \
-                     live-skb",
-                ));
+                return Err(takes_no_xdp_frames(tx));
             }
-            let mut ebpf = load(&[])?;
+            let packets = packets.max(1);
+            let mut ebpf = load(&[("departures", packets)])?;
             xdp(&mut ebpf, "generate")?.load().map_err(refused)?;
             match way {
                 Way::Redirect => {
@@ -148,10 +161,12 @@ impl LiveGenerator {
             }
             let orders = Mapped::of(&ebpf, "orders", 1)?;
             let buckets = Mapped::buckets(&ebpf)?;
+            let departures = Mapped::of(&ebpf, "departures", packets as usize)?;
             Ok(Self {
                 ebpf,
                 orders,
                 buckets,
+                departures,
                 template: template.clone(),
                 tx: tx.clone(),
                 index: link.index,
@@ -161,6 +176,17 @@ impl LiveGenerator {
                 batch: batch.unwrap_or(1).min(MOST_BATCH),
             })
         })
+    }
+
+    /// When packet `index` of the last order left.
+    pub fn departed(&self, index: usize) -> Departed {
+        self.departures.read(index)
+    }
+
+    /// When the first frame of the last order was due [CLOCK_REALTIME, ns].
+    pub fn start_ns(&self) -> i64 {
+        let order = self.orders.read(0);
+        order.start_ns + order.realtime_offset_ns
     }
 
     fn raw(&self, order: &Order, start_ns: i64) -> RawOrder {
@@ -186,7 +212,7 @@ impl LiveGenerator {
             pass: u16::from(self.way == Way::Stack),
             // All departures are measured while that costs nothing, one of sixteen at high rates.
             sample_mask: if order.schedule.mean_pps() > 2e5 || burst > 1 { 15 } else { 0 },
-            reserved: 0,
+            kind: u32::from(shape.kind == Kind::Echo),
             headers,
             next: 0,
             due: 0,
@@ -194,6 +220,7 @@ impl LiveGenerator {
             in_burst: 0,
             last_ns: start_ns,
             refused: 0,
+            left: 0,
             slip_ns: [0, i64::MAX, 0],
             departures: 0,
             departure_ns: [0, i64::MAX, 0],
@@ -332,7 +359,9 @@ impl Generator for LiveGenerator {
             return Generated { error: Some(error), ..Generated::default() };
         }
         let (burst, gap_ns, period_ns) = order.schedule.parts();
-        let rate_pps = 1e9 / if burst > 1 { gap_ns } else { period_ns };
+        // An answer costs this CPU as much as the request.
+        let worth = if self.template.shape().kind == Kind::Echo { 2.0 } else { 1.0 };
+        let rate_pps = worth * 1e9 / if burst > 1 { gap_ns } else { period_ns };
         self.batch =
             self.given_batch.unwrap_or_else(|| batch_for(self.way, rate_pps)).min(MOST_BATCH);
         let start_ns = clock::monotonic_ns() + START_NS;
@@ -370,6 +399,7 @@ impl Generator for LiveGenerator {
         Generated {
             sent: raw.next,
             refused: raw.refused,
+            redirect_errors: raw.next.saturating_sub(raw.refused + raw.left),
             elapsed_ns: last_ns - start_ns,
             slip: distribution(Distribution::Slip, raw.slip_ns),
             departure: distribution(Distribution::Departure, raw.departure_ns),
@@ -404,7 +434,7 @@ mod tests {
     /// None, and the reason on stderr, where this user may not load programs.
     fn generator(ipv6: bool, flows: u16) -> Option<LiveGenerator> {
         let tx = IfSpec { interface: "lo".into(), netns: None };
-        match LiveGenerator::open(&tx, &template(ipv6, flows), Way::Stack, None, None) {
+        match LiveGenerator::open(&tx, &template(ipv6, flows), Way::Stack, None, None, 0) {
             Ok(generator) => Some(generator),
             Err(error) => {
                 eprintln!("skipped: {error}");

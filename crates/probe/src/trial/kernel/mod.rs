@@ -45,6 +45,15 @@ fn load(sizes: &[(&'static str, u32)]) -> Result<Ebpf> {
     loader.load(OBJECT).map_err(refused)
 }
 
+/// What a veth is whose peer has no NAPI, and an interface of a driver that sends no XDP frames.
+fn takes_no_xdp_frames(place: impl std::fmt::Display) -> Error {
+    Error::failed(
+        format!("{place} takes no XDP frames now: its peer has neither XDP nor GRO"),
+        "ethtool -K PEER gro on (trial: --gro PEER), or a native XDP sink there; or the backend \
+         live-skb",
+    )
+}
+
 /// The operating system's reason, where there is one among the error's causes.
 fn os_reason(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut cause = Some(error);

@@ -1,15 +1,19 @@
 //! The sink inside the kernel: a program that accounts for each frame and drops it, by XDP in the
 //! driver or at the interface's ingress hook.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use aya::Ebpf;
 use aya::programs::{Xdp, XdpMode};
 
-use super::{Distribution, Mapped, absent, attach_to_ingress, load, refused};
+use super::{
+    Distribution, Mapped, absent, attach_to_ingress, features, load, refused, takes_no_xdp_frames,
+};
 use crate::capture::RingStats;
 use crate::clock;
 use crate::error::{Error, Result};
+use crate::frame::Kind;
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
 use crate::trial::account::Counted;
@@ -29,6 +33,8 @@ struct RawExpected {
     port: [u8; 2],
     ipv6: u8,
     timed: u8,
+    kind: u32,
+    address: [u8; 4],
 }
 
 /// `struct counts` of the C source.
@@ -63,48 +69,75 @@ struct Program {
     ebpf: Ebpf,
     counts: Mapped<RawCounts>,
     buckets: Mapped<u64>,
+    arrivals: Mapped<Arrived>,
+}
+
+/// The answer to a packet of a ping: `struct arrived` of the C source.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Arrived {
+    /// When the first came [CLOCK_REALTIME, ns]; 0 while none has.
+    pub first_ns: i64,
+    /// How many more came.
+    pub duplicates: u32,
+    /// 1 when it came after the answer to a later packet.
+    pub reordered: u32,
 }
 
 impl Program {
     fn load(expected: &Expectation) -> Result<Self> {
-        let cpus = aya::util::nr_cpus()
-            .map_err(|(path, error)| Error::failed(format!("cannot read {path}: {error}"), ""))?;
+        let frames = u32::try_from(expected.planned).unwrap_or(u32::MAX);
         let words = u32::try_from(expected.planned.div_ceil(64)).map_err(|_| {
             Error::bad_input("more frames than one map counts", "measure for a shorter time")
         })?;
-        let flows = u32::from(expected.flows.max(1));
-        let ebpf = load(&[("seen", words), ("next_of_flow", flows), ("counted", cpus as u32)])?;
-        Mapped::of(&ebpf, "expectation", 1)?.write(
-            0,
-            RawExpected {
-                first_sequence: expected.first_sequence,
-                planned: expected.planned,
-                late_after_ns: expected.late_after_ns.unwrap_or(0),
-                realtime_offset_ns: clock::realtime_offset(&clock::SystemClock).0,
-                flows,
-                port: expected.port.to_be_bytes(),
-                ipv6: u8::from(expected.ipv6),
-                timed: u8::from(expected.late_after_ns.is_some()),
-            },
-        );
+        let echo = expected.kind == Kind::Echo;
+        let raw = RawExpected {
+            first_sequence: expected.first_sequence,
+            planned: expected.planned,
+            late_after_ns: expected.late_after_ns.unwrap_or(0),
+            realtime_offset_ns: clock::realtime_offset(&clock::SystemClock).0,
+            flows: u32::from(expected.flows.max(1)),
+            port: expected.port.to_be_bytes(),
+            ipv6: u8::from(expected.ipv6),
+            timed: u8::from(expected.late_after_ns.is_some()),
+            kind: u32::from(echo),
+            address: [0; 4],
+        };
+        Self::with(raw, words, if echo { frames } else { 1 })
+    }
+
+    /// With so many words of the bitmap, and places for answers.
+    fn with(expected: RawExpected, words: u32, answers: u32) -> Result<Self> {
+        let cpus = aya::util::nr_cpus()
+            .map_err(|(path, error)| Error::failed(format!("cannot read {path}: {error}"), ""))?;
+        let ebpf = load(&[
+            ("seen", words),
+            ("next_of_flow", expected.flows),
+            ("counted", cpus as u32),
+            ("arrivals", answers),
+        ])?;
+        Mapped::of(&ebpf, "expectation", 1)?.write(0, expected);
         let (counts, buckets) = (Mapped::of(&ebpf, "counted", cpus)?, Mapped::buckets(&ebpf)?);
-        Ok(Self { ebpf, counts, buckets })
+        let arrivals = Mapped::of(&ebpf, "arrivals", answers as usize)?;
+        Ok(Self { ebpf, counts, buckets, arrivals })
     }
 
     fn attach(&mut self, interface: &str, index: u32, mode: Mode) -> Result<()> {
         match mode {
-            Mode::Native => {
-                let sink = self.xdp()?;
-                sink.load().map_err(refused)?;
-                sink.attach_to_if_index(index, XdpMode::Driver).map_err(refused)?;
-            }
-            Mode::Ingress => attach_to_ingress(&mut self.ebpf, "sink_skb", interface)?,
+            Mode::Native => self.attach_native("sink", index),
+            Mode::Ingress => attach_to_ingress(&mut self.ebpf, "sink_skb", interface),
         }
+    }
+
+    fn attach_native(&mut self, name: &str, index: u32) -> Result<()> {
+        let program = self.xdp(name)?;
+        program.load().map_err(refused)?;
+        program.attach_to_if_index(index, XdpMode::Driver).map_err(refused)?;
         Ok(())
     }
 
-    fn xdp(&mut self) -> Result<&mut Xdp> {
-        self.ebpf.program_mut("sink").ok_or_else(|| absent("sink"))?.try_into().map_err(refused)
+    fn xdp(&mut self, name: &str) -> Result<&mut Xdp> {
+        self.ebpf.program_mut(name).ok_or_else(|| absent(name))?.try_into().map_err(refused)
     }
 
     fn total(&self) -> RawCounts {
@@ -175,9 +208,53 @@ impl XdpSink {
         })
     }
 
+    /// The answer to packet `index` of a ping.
+    pub fn answer(&self, index: usize) -> Arrived {
+        self.program.arrivals.read(index)
+    }
+
     fn frames(&self) -> u64 {
         let total = self.program.total();
         total.received + total.late + total.duplicates + total.foreign + total.warmup
+    }
+}
+
+/// Answers echo requests and STAMP packets in the driver.
+#[derive(Debug)]
+pub struct XdpReflector {
+    program: Program,
+}
+
+impl XdpReflector {
+    /// Answers by `interface` what is for `address`; STAMP packets on UDP port `port`.
+    ///
+    /// # Errors
+    /// The user may not, or the interface takes no native XDP.
+    pub fn open(interface: &str, address: Ipv4Addr, port: u16) -> Result<Self> {
+        let index = Netlink::open()?.link_at(interface, &interface)?.index;
+        if features::sends_xdp_frames(index) != Some(true) {
+            return Err(takes_no_xdp_frames(interface));
+        }
+        let raw = RawExpected {
+            first_sequence: 0,
+            planned: 0,
+            late_after_ns: 0,
+            realtime_offset_ns: clock::realtime_offset(&clock::SystemClock).0,
+            flows: 1,
+            port: port.to_be_bytes(),
+            ipv6: 0,
+            timed: 0,
+            kind: 0,
+            address: address.octets(),
+        };
+        let mut program = Program::with(raw, 1, 1)?;
+        program.attach_native("reflect", index)?;
+        Ok(Self { program })
+    }
+
+    /// Packets that were answered.
+    pub fn answered(&self) -> u64 {
+        self.program.total().received
     }
 }
 
@@ -275,6 +352,7 @@ mod tests {
     #[test]
     fn the_kernels_account_is_that_of_user_space() {
         let expected = |ipv6| Expectation {
+            kind: Kind::Trial,
             first_sequence: FIRST,
             planned: PLANNED,
             flows: 3,
@@ -284,7 +362,7 @@ mod tests {
         };
         let load = |ipv6| {
             let mut program = Program::load(&expected(ipv6))?;
-            program.xdp()?.load().map_err(refused)?;
+            program.xdp("sink")?.load().map_err(refused)?;
             Ok::<_, Error>(program)
         };
         if let Err(error) = load(false) {
@@ -303,7 +381,7 @@ mod tests {
                 let frame = frame_of(*ipv6, sequence, clock::realtime_ns() - age_ns, fault % 8);
                 let before = program.total();
                 let run = TestRunOptions { data_in: Some(&frame), ..TestRunOptions::new() };
-                let verdict = program.xdp().expect("there").test_run(run).expect("runs");
+                let verdict = program.xdp("sink").expect("there").test_run(run).expect("runs");
                 let after = program.total();
                 let stamped = read(&frame, *ipv6);
                 // XDP_DROP and XDP_PASS.
