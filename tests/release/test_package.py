@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -19,11 +20,15 @@ import pytest
 
 from planewise.commands.alloc.client import Client
 from tests.documents import ROOT
+from tests.unit.test_operations_kit import dashboard_expressions
 
 from .conftest import LIMIT_S, Clean, artifact
 
 PROMETHEUS = shutil.which("prometheus")
 SOCKET = "/run/planewise/planewised.sock"
+
+QUIET = "planewise_(moves_total|move_duration|errors_total)"
+"""Metrics of the dashboard that have no series before something moved or failed."""
 
 FILES = r"""
 find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /root \
@@ -181,6 +186,8 @@ def test_the_package_is_installed_used_upgraded_removed_and_purged_and_leaves_no
             assert asked(address, "planewise_guests") == [2.0]
             assert asked(address, "planewise_draining") == [1.0]
             assert asked(address, 'ALERTS{alertname="PlanewiseDown"}') == []
+            panels = [one for one in dashboard_expressions() if not re.search(QUIET, one)]
+            until("data in panels", lambda: all(asked(address, one) for one in panels))
             shell(clean, "systemctl stop planewised")
             alert = 'ALERTS{alertname="PlanewiseDown",alertstate="pending"}'
             until("the alert", lambda: asked(address, alert) == [1.0])
