@@ -4,6 +4,13 @@ Every error that may reach a user is a `PlanewiseError`. The command line prints
 sentence and a remedy; nothing else of Python's ever reaches the terminal.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class PlanewiseError(Exception):
     """It could not be done (exit code 1).
@@ -47,3 +54,10 @@ class VerdictNotGoodError(PlanewiseError):
     """It was measured, but `--require-good` asked for GOOD and the verdict is another."""
 
     exit_code = 3
+
+
+def first_fault(error: ValidationError) -> tuple[str, str]:
+    """Where a value from outside is first at fault (`hosts.0.name`), and what is wrong there."""
+    first = error.errors()[0]
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return ".".join(str(part) for part in first["loc"]), f"{message[:1].lower()}{message[1:]}"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from planewise.advise.gain import PACKETS_PER_ROUND_TRIP, PASSES, Gain, gain_of
 from planewise.advise.gain_profile import profile_of
 from planewise.advise.toml_text import toml_text
+from planewise.cli import app
 from planewise.errors import BadInputError
 from planewise.judge.statistics import RunSample
 from planewise.store.models import Counts, Load, TrialRecord
-from planewise.store.rundir import RunReader
+from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.made_up_run import STARTED, MadeUp, latency_of, write
 
 RATES = (100.0, 1000.0, 10_000.0)
@@ -170,8 +173,79 @@ def test_the_profile_names_the_host_and_holds_the_curve(info_of: RunReader, tmp_
     (tmp_path / "gain.toml").write_text(text)
     read = tomllib.loads(text)
     host = info_of.info.hosts["shared"]
-    assert (read["format"], read["kind"]) == (1, "gain")
+    assert (read["format"], read["kind"]) == (2, "gain")
     assert read["host"]["cpu_model"] == host.cpu_model
     assert read["host"]["cpus"] == host.cpus
     assert [point["pps"] for point in read["curve"]] == [200.0, 2000.0, 20_000.0]
     assert all(point["low_us"] <= point["saved_us"] <= point["high_us"] for point in read["curve"])
+
+
+def status(*moves: tuple[str, float | None, str | None]) -> dict[str, object]:
+    """What the daemon says of these moves: direction, duration [ms], how it ended."""
+    told = [
+        {
+            "operation": at,
+            "direction": direction,
+            "guest": "web",
+            "vf": "pf0/1",
+            "why": "pinned by the operator",
+            "started_unix_ms": at,
+            "duration_ms": took_ms,
+            "steps": [],
+            "ending": None if how is None else {"how": how, "why": None},
+        }
+        for at, (direction, took_ms, how) in enumerate(moves)
+    ]
+    return {
+        **dict.fromkeys(("format", "at_unix_ms", "started_unix_ms"), 1),
+        **dict.fromkeys(("guests", "vfs", "pools", "errors"), ()),
+        "version": "0.1.0",
+        "policy": "benefit",
+        "interval_s": 30.0,
+        "sample_s": 1.0,
+        "draining": False,
+        "moves": told,
+    }
+
+
+@pytest.fixture
+def gained(info_of: RunReader, tmp_path: Path) -> Path:
+    """The directory of a run that tells a gain."""
+    with RunWriter.create(tmp_path / "gained", info_of.info) as writer:
+        for told in measured(lambda *_: 20.0, info_of).trials:
+            writer.append(told)
+    return tmp_path / "gained"
+
+
+def boost(*argv: str | Path) -> str:
+    """What `planewise boost` prints, or complains of."""
+    done = CliRunner().invoke(app, ["boost", *map(str, argv)])
+    if done.exit_code:
+        assert isinstance(done.exception, BadInputError), done.output
+        return f"{done.exception}. {done.exception.remedy}"
+    return done.output
+
+
+def test_the_price_of_a_switch_is_that_of_the_moves_that_came_to_their_end(
+    tmp_path: Path, gained: Path
+) -> None:
+    moves = tmp_path / "moves.json"
+    ended = [("give", 500.0), ("give", 700.0), ("take", 60.0)]
+    lost = [("give", 30_000.0, "undone"), ("take", 9_000.0, "stuck"), ("take", None, None)]
+    moves.write_text(json.dumps(status(*((*move, "completed") for move in ended), *lost)))
+    out = tmp_path / "gain.toml"
+    told = boost(gained, "--plane", "vf", "--against", "bridge", "--moves", moves, "--out", out)
+    assert "A switch: 600 ms to plug (mean of 2), 60 ms to unplug (of 1)" in told
+    switch = tomllib.loads(out.read_text())["switch"]
+    assert switch == {"gives": 2, "takes": 1, "plug_s": 0.6, "unplug_s": 0.06}
+
+
+def test_what_tells_no_price_of_a_switch_is_refused_in_a_sentence(
+    tmp_path: Path, gained: Path
+) -> None:
+    moves = tmp_path / "moves.json"
+    assert f"{moves}: cannot be read: No such file" in boost(gained, "--moves", moves)
+    moves.write_text("{}")
+    assert "no status of planewised: format: field required" in boost(gained, "--moves", moves)
+    moves.write_text(json.dumps(status(("give", 500.0, "completed"))))
+    assert "1 VFs were given and 0 taken back" in boost(gained, "--moves", moves)

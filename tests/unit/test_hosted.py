@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import sys
 import tarfile
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
-from planewise.testbed import ledger, pair, script
+from planewise.testbed import ledger, pair, programs, script
 from planewise.testbed.containers import Container, cgroup_files, image, join_command, last_words
 from planewise.testbed.crew import CrewKind, Member, ShellCrew
 from planewise.testbed.host import Finished, LocalHost
@@ -278,12 +279,11 @@ def test_a_nic_is_promiscuous_afterwards_where_it_was_before(
     assert asked == [["ip", "link", "set", "eth1", "mtu", "1500", "up", *words]]
 
 
-def test_a_host_without_planewised_is_told_where_it_comes_from(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("program", ["planewised", "pw-probe"])
+def test_a_host_without_our_programs_is_told_where_they_come_from(
+    program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from planewise.testbed import vfs
-
-    monkeypatch.setattr(vfs.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UnsupportedError, match="planewised is not installed"):
-        vfs.find_planewised()
+    with pytest.raises(UnsupportedError, match=f"{program} is not installed"):
+        programs.find(program)

@@ -49,7 +49,8 @@ impl Allocator {
 
     /// Takes in what a switch was measured to take and to lose.
     pub fn measured(&mut self, direction: Direction, seconds: f64, lost_packets: Option<f64>) {
-        self.histories.switch.measured(direction == Direction::Give, seconds, lost_packets);
+        let plug = direction == Direction::Give;
+        self.histories.switch.measured(plug, seconds, lost_packets, &self.settings);
     }
 
     /// Remembers that this VF was given to this guest.

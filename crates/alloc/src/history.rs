@@ -111,45 +111,50 @@ impl History {
     }
 }
 
-/// What switches were measured to cost: means that forget.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What switches were measured to cost: means that forget; none until something was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SwitchCost {
-    /// From the order to plug until the guest sends by its VF [s].
-    pub plug_s: f64,
-    /// From the order to unplug until the VF is back in the pool [s].
-    pub unplug_s: f64,
-    /// Packets lost in a switch.
-    pub lost_packets: f64,
-}
-
-impl Default for SwitchCost {
-    /// FlexVF's figures (section 6): 640 ms and 56 ms, nothing lost.
-    fn default() -> Self {
-        Self { plug_s: 0.640, unplug_s: 0.056, lost_packets: 0.0 }
-    }
+    plug_s: Option<f64>,
+    unplug_s: Option<f64>,
+    lost_packets: Option<f64>,
 }
 
 impl SwitchCost {
     /// Takes in one measured switch: seconds, and packets lost if somebody counted them.
-    pub fn measured(&mut self, plug: bool, seconds: f64, lost_packets: Option<f64>) {
+    pub fn measured(
+        &mut self,
+        plug: bool,
+        seconds: f64,
+        lost_packets: Option<f64>,
+        settings: &Settings,
+    ) {
         const WEIGHT: f64 = 0.2;
-        let learn = |mean: &mut f64, value: f64| {
+        let learn = |mean: &mut Option<f64>, before: f64, value: f64| {
             if value.is_finite() && value >= 0.0 {
-                *mean += WEIGHT * (value - *mean);
+                let before = mean.unwrap_or(before);
+                *mean = Some(before + WEIGHT * (value - before));
             }
         };
-        learn(if plug { &mut self.plug_s } else { &mut self.unplug_s }, seconds);
+        let prior = &settings.benefit;
+        if plug {
+            learn(&mut self.plug_s, prior.plug_s, seconds);
+        } else {
+            learn(&mut self.unplug_s, prior.unplug_s, seconds);
+        }
         if let Some(lost) = lost_packets {
-            learn(&mut self.lost_packets, lost);
+            learn(&mut self.lost_packets, prior.lost_packets, lost);
         }
     }
 
     /// The price of handing a VF over between guests that gain so much from it [µs].
     pub fn price_us(&self, gain_in: f64, gain_out: f64, settings: &Settings) -> f64 {
         let benefit = &settings.benefit;
+        let seconds = self.plug_s.unwrap_or(benefit.plug_s)
+            + self.unplug_s.unwrap_or(benefit.unplug_s)
+            + benefit.penalty_s;
         benefit.fixed_us
-            + self.lost_packets * benefit.loss_us
-            + (self.plug_s + self.unplug_s + benefit.penalty_s) * gain_in.max(gain_out)
+            + self.lost_packets.unwrap_or(benefit.lost_packets) * benefit.loss_us
+            + seconds * gain_in.max(gain_out)
     }
 }
 

@@ -39,6 +39,13 @@ impl PolicyKind {
 pub struct BenefitSettings {
     /// Time that a VF saves each packet, by packet rate.
     pub curve: GainCurve,
+    /// What a switch costs until the daemon has measured its own: from the order to plug until the guest
+    /// sends by its VF [s].
+    pub plug_s: f64,
+    /// From the order to unplug until the VF is back in the pool [s].
+    pub unplug_s: f64,
+    /// Packets lost in a switch.
+    pub lost_packets: f64,
     /// Beyond the time that switches are measured to take, so many seconds of the larger gain [s].
     pub penalty_s: f64,
     /// What each switch costs besides, whoever switches [µs saved].
@@ -50,7 +57,16 @@ pub struct BenefitSettings {
 
 impl Default for BenefitSettings {
     fn default() -> Self {
-        Self { curve: GainCurve::default(), penalty_s: 0.0, fixed_us: 0.0, loss_us: 200_000.0 }
+        Self {
+            curve: GainCurve::default(),
+            // FlexVF's figures (section 6).
+            plug_s: 0.640,
+            unplug_s: 0.056,
+            lost_packets: 0.0,
+            penalty_s: 0.0,
+            fixed_us: 0.0,
+            loss_us: 200_000.0,
+        }
     }
 }
 
@@ -101,12 +117,14 @@ impl Default for Settings {
 impl Settings {
     /// Are these numbers usable?
     pub fn check(&self) -> Result<()> {
-        let seconds: [(&str, f64, f64); 6] = [
+        let seconds: [(&str, f64, f64); 8] = [
             ("interval_s", self.interval_s, 0.1),
             ("min_residency_s", self.min_residency_s, 0.0),
             ("fair_turn_s", self.fair_turn_s, 0.1),
             ("blind_half_life_s", self.blind_half_life_s, 0.1),
             ("retry_most_s", self.retry_most_s, 0.1),
+            ("benefit.plug_s", self.benefit.plug_s, 0.0),
+            ("benefit.unplug_s", self.benefit.unplug_s, 0.0),
             ("benefit.penalty_s", self.benefit.penalty_s, 0.0),
         ];
         for (name, value, least) in seconds {
@@ -119,6 +137,7 @@ impl Settings {
         }
         let amounts = [
             ("idle_pps", self.idle_pps),
+            ("benefit.lost_packets", self.benefit.lost_packets),
             ("benefit.fixed_us", self.benefit.fixed_us),
             ("benefit.loss_us", self.benefit.loss_us),
         ];

@@ -145,6 +145,9 @@ fn scenario(args: &Args) -> Result<Scenario> {
     if let Some(path) = &args.profile {
         let gain = profile::parse(&read(path, "a gain profile")?, &shown(path), None)?;
         scenario.curve = gain.curve;
+        if let Some(switch) = gain.switch {
+            scenario.switch_s = switch.plug_s + switch.unplug_s;
+        }
     }
     Ok(scenario)
 }

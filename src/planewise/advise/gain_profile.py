@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from planewise.advise.gain import Gain, Interval, SizeMatters
+from planewise.errors import BadInputError
 from planewise.store.models import Fingerprint, RunInfo
 
 
@@ -50,10 +53,22 @@ class MeasuredRow(_Part):
     boost_p99_percent: float | None = None
 
 
+class SwitchPrice(_Part):
+    """What a switch takes here: it stands for the daemon's own measurements until it has some."""
+
+    gives: PositiveInt
+    """Moves that were measured."""
+    takes: PositiveInt
+    plug_s: NonNegativeFloat
+    """From the order to plug until the guest sends by its VF, mean."""
+    unplug_s: NonNegativeFloat
+    """From the order to unplug until the VF is back in its pool, mean."""
+
+
 class GainProfile(_Part):
     """The file."""
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = 2
     kind: Literal["gain"] = "gain"
     planewise: str
     run: str
@@ -66,9 +81,29 @@ class GainProfile(_Part):
     host: ProfileHost
     curve: Annotated[tuple[CurvePoint, ...], Field(min_length=1)]
     measured: tuple[MeasuredRow, ...] = ()
+    switch: SwitchPrice | None = None
+    """None where it was not measured, and in files of format 1."""
 
 
-def profile_of(gain: Gain, info: RunInfo) -> GainProfile:
+def switch_price(gives_s: Sequence[float], takes_s: Sequence[float]) -> SwitchPrice:
+    """The price of a switch from how long completed moves took [s].
+
+    Raises:
+        BadInputError: there is no move of one direction.
+    """
+    if not gives_s or not takes_s:
+        raise BadInputError(
+            f"{len(gives_s)} VFs were given and {len(takes_s)} taken back to the end: "
+            "a switch is one of each",
+            remedy="let the daemon move VFs to and fro (`planewise alloc pin GUEST`, then "
+            "`planewise alloc free GUEST`), and ask it again",
+        )
+    return SwitchPrice(
+        gives=len(gives_s), takes=len(takes_s), plug_s=fmean(gives_s), unplug_s=fmean(takes_s)
+    )
+
+
+def profile_of(gain: Gain, info: RunInfo, switch: SwitchPrice | None = None) -> GainProfile:
     """The gain with the host of the run's sender, whose fingerprint it carries."""
     host = _host(info)
     return GainProfile(
@@ -107,6 +142,7 @@ def profile_of(gain: Gain, info: RunInfo) -> GainProfile:
             )
             for row in gain.rows
         ),
+        switch=switch,
     )
 
 

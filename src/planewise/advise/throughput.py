@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError, first_fault
 
 MOST_ROWS = 100_000
 _PLANES = {
@@ -80,8 +80,8 @@ def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[Row]:
         try:
             yield Row.model_validate(line)
         except ValidationError as error:
-            first = error.errors()[0]
+            place, fault = first_fault(error)
             raise BadInputError(
-                f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}",
+                f"{place}: {fault}",
                 where=f"{path}:{reader.line_num}",
             ) from error

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planewise.advise.demand import Workload
 from planewise.advise.model.capacity import Chain
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError, first_fault
 
 _MOST_BYTES = 65_536
 _REMEDY = "docs/guide/advise.md has a whole example"
@@ -94,12 +94,11 @@ def read_workload(path: Path) -> WorkloadText:
     try:
         return WorkloadText.model_validate({str(key): value for key, value in raw.items()})
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place, fault = first_fault(error)
         known = ", ".join(WorkloadText.model_fields)
-        unknown = first["type"] == "extra_forbidden"
+        unknown = error.errors()[0]["type"] == "extra_forbidden"
         raise BadInputError(
-            f"there is no key {place}" if unknown else f"{place}: {first['msg'].lower()}",
+            f"there is no key {place}" if unknown else f"{place}: {fault}",
             where=str(path),
             remedy=f"keys: {known}" if unknown else _REMEDY,
         ) from error

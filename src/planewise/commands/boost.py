@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
+from planewise.errors import BadInputError, first_fault
 
 if TYPE_CHECKING:
     from planewise.advise.gain import Gain, Interval
+    from planewise.advise.gain_profile import SwitchPrice
 
 
 def boost(
@@ -25,6 +27,15 @@ def boost(
     slow: Annotated[
         str, typer.Option("--against", help="The plane that a guest has without it.")
     ] = "bridge",
+    moves: Annotated[
+        Path | None,
+        typer.Option(
+            "--moves",
+            help="What `planewise alloc status --json` says on that host after some moves: "
+            "the price of a switch.",
+            metavar="FILE",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
     ] = None,
@@ -41,18 +52,50 @@ def boost(
     from planewise.judge.statistics import RunSample
     from planewise.store.files import write_file
     from planewise.store.rundir import RunReader
+    from planewise.units import time_text
 
     reader = RunReader(measured)
     gain = gain_of(RunSample(str(measured), reader.info, reader.trials()), slow, fast)
-    profile = profile_of(gain, reader.info)
+    switch = None if moves is None else _switch(moves)
+    profile = profile_of(gain, reader.info, switch)
     if out is not None:
         write_file(out, toml_text(profile).encode())
     if json_:
         console.print_json({**profile.model_dump(), "notes": gain.notes})
         return
     _print(gain, reader.info.emulated)
+    if switch is not None:
+        print(
+            f"A switch: {time_text(switch.plug_s * 1e9)} to plug (mean of {switch.gives}), "
+            f"{time_text(switch.unplug_s * 1e9)} to unplug (of {switch.takes})."
+        )
     if out is not None:
         print(out)
+
+
+def _switch(path: Path) -> SwitchPrice:
+    from pydantic import ValidationError
+
+    from planewise.advise.gain_profile import switch_price
+    from planewise.commands.alloc.client import Status
+
+    try:
+        status = Status.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except ValidationError as error:
+        place, fault = first_fault(error)
+        raise BadInputError(
+            f"this is no status of planewised: {place}: {fault}",
+            where=str(path),
+            remedy="planewise alloc status --json > FILE",
+        ) from error
+    took_s: dict[str, list[float]] = {"give": [], "take": []}
+    for move in status.moves:
+        completed = move.ending is not None and move.ending.how == "completed"
+        if completed and move.duration_ms is not None:
+            took_s[move.direction].append(move.duration_ms / 1e3)
+    return switch_price(took_s["give"], took_s["take"])
 
 
 def _print(gain: Gain, emulated: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from planewise.commands import console
 from planewise.commands.console import Verbosity
 from planewise.commands.progress import ProgressLine
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError, first_fault
 
 if TYPE_CHECKING:
     from planewise.fleet.analysis import Findings
@@ -146,11 +146,9 @@ def _plan(
             design=design.model_dump(mode="json"),
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
+        name, fault = first_fault(error)
         where = {"pps": "--budget-pps", "cpu": "--budget-cpu", "time": "--budget-time"}
-        message = first["msg"].removeprefix("Value error, ")
-        raise BadInputError(message, where=where.get(name, str(nodes_file))) from error
+        raise BadInputError(fault, where=where.get(name, str(nodes_file))) from error
     if not plan.local:
         targets_of(plan, plan.matches()[0])  # a NIC that is not named is said now
     return plan

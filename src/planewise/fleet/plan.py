@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from planewise.errors import BadInputError, StorageError
+from planewise.errors import BadInputError, StorageError, first_fault
 from planewise.fleet.tournament import Match, tournament
 from planewise.measure.design import Design
 from planewise.store.files import write_file
@@ -162,9 +162,8 @@ class Fleet:
                 remedy="name the directory that `planewise fleet run` wrote",
             ) from error
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise BadInputError(f"{place}: {first['msg']}", where=str(file)) from error
+            place, fault = first_fault(error)
+            raise BadInputError(f"{place}: {fault}", where=str(file)) from error
 
     @classmethod
     def create(cls, path: Path, plan: FleetPlan) -> Fleet:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from planewise.errors import PlanewiseError
 from planewise.store.models import Counts, Latency, Load
+from planewise.testbed import programs
 from planewise.testbed.host import Finished
-
-FORMAT = 1
 
 
 class ProbeOutput(BaseModel):
@@ -171,19 +169,4 @@ OutputT = TypeVar("OutputT", bound=ProbeOutput)
 
 def parse(finished: Finished, model: type[OutputT]) -> OutputT:
     """The probe's JSON; PlanewiseError when it failed or speaks another format."""
-    raw = finished.json()
-    version = raw.get("format") if isinstance(raw, dict) else None
-    if version != FORMAT:
-        raise PlanewiseError(
-            f"pw-probe speaks format {version!r}, this planewise reads format {FORMAT}",
-            remedy="install planewise and pw-probe from one wheel",
-        )
-    try:
-        return model.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise PlanewiseError(
-            f"pw-probe's output is not as documented: {place}: {first['msg']}",
-            remedy="install planewise and pw-probe from one wheel",
-        ) from error
+    return programs.checked(finished.json(), model, "pw-probe")

@@ -24,7 +24,7 @@ from typing import Self
 import polars as pl
 from pydantic import ValidationError
 
-from planewise.errors import BadInputError, PlanewiseError, StorageError
+from planewise.errors import BadInputError, PlanewiseError, StorageError, first_fault
 from planewise.store.models import (
     FORMAT,
     KpiSample,
@@ -415,9 +415,8 @@ def parse_kpis(file: Path) -> list[KpiSample]:
 
 def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        return f"{place}: {first['msg']}" if place else str(first["msg"])
+        place, fault = first_fault(error)
+        return f"{place}: {fault}" if place else fault
     return str(error).splitlines()[0]
 
 

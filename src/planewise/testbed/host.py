@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.testbed import programs
 from planewise.testbed.apply import apply
 from planewise.testbed.netns import NamespaceThread
 from planewise.testbed.plan import Plan
@@ -486,14 +486,7 @@ def find_probe() -> str:
     Raises:
         UnsupportedError: there is none.
     """
-    beside = Path(sys.executable).with_name("pw-probe")
-    found = str(beside) if beside.is_file() else shutil.which("pw-probe")
-    if not found:
-        raise UnsupportedError(
-            "pw-probe is not installed beside planewise and not on PATH",
-            remedy="run `make setup`, or install the planewise wheel",
-        )
-    return found
+    return programs.find("pw-probe")
 
 
 def _spawn(argv: tuple[str, ...], stdin: bytes | None) -> LocalProcess:

@@ -8,20 +8,17 @@ all of them.
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.errors import PlanewiseError
+from planewise.testbed import programs
 from planewise.testbed.host import Finished, Host
 from planewise.testbed.model import Guest
 
-FORMAT = 1
 TIMEOUT_S = 180.0
 """Binding the drivers of seven VFs takes an emulated host some seconds, a busy one longer."""
 
@@ -273,14 +270,7 @@ def find_planewised() -> str:
     Raises:
         UnsupportedError: there is none.
     """
-    beside = Path(sys.executable).with_name("planewised")
-    found = str(beside) if beside.is_file() else shutil.which("planewised")
-    if not found:
-        raise UnsupportedError(
-            "planewised is not installed beside planewise and not on PATH",
-            remedy="run `make setup`, or install the planewise wheel",
-        )
-    return found
+    return programs.find("planewised")
 
 
 def _as_planewised(done: Finished) -> Finished:
@@ -292,18 +282,4 @@ AnswerT = TypeVar("AnswerT", bound=_Answer)
 
 
 def _parsed(done: Finished, model: type[AnswerT]) -> AnswerT:
-    raw = done.json()
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        raise PlanewiseError(
-            "planewised speaks another format than this planewise",
-            remedy="install planewise and planewised from one wheel",
-        )
-    try:
-        return model.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise PlanewiseError(
-            f"planewised's output is not as documented: {place}: {first['msg']}",
-            remedy="install planewise and planewised from one wheel",
-        ) from error
+    return programs.checked(done.json(), model, "planewised")

@@ -14,9 +14,6 @@ use crate::settings::Settings;
 use crate::signal::{Counters, Reading, Sample, Tracker};
 use crate::traffic::Random;
 
-/// So many switches make the mean of what they take forget where it began.
-const SWITCHES_SEEN: usize = 50;
-
 /// What all guests send and would gain in one interval.
 #[derive(Debug, Clone, Default)]
 pub struct Interval {
@@ -75,14 +72,10 @@ impl Host {
             Player::Policy(policy) => {
                 let mut settings = Settings { policy, ..settings.clone() };
                 settings.benefit.curve = scenario.curve.clone();
-                let mut allocator = Allocator::new(settings)?;
-                // It has seen what a switch takes, as a daemon has after the first ones.
-                for _ in 0..SWITCHES_SEEN {
-                    let lost = Some(scenario.lost_packets);
-                    allocator.measured(Direction::Give, scenario.switch_s, lost);
-                    allocator.measured(Direction::Take, 0.0, None);
-                }
-                Some(allocator)
+                let benefit = &mut settings.benefit;
+                (benefit.plug_s, benefit.unplug_s) = (scenario.switch_s, 0.0);
+                benefit.lost_packets = scenario.lost_packets;
+                Some(Allocator::new(settings)?)
             }
             _ => None,
         };

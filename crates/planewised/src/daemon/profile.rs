@@ -1,13 +1,14 @@
 //! The gain that `planewise boost` measured, as a file: TOML, checked against this host. Knows no daemon.
 
 use pw_alloc::gain::{GainCurve, Point};
+use pw_alloc::settings::BenefitSettings;
 use pw_linux::error::{Error, Result};
 use serde::Deserialize;
 
 use crate::daemon::config;
 
-/// The file's format that this daemon reads.
-const FORMAT: u32 = 1;
+/// The newest format that this daemon reads; the first one knew no price of a switch.
+const FORMAT: u32 = 2;
 
 /// What is read first: files of other formats have other keys.
 #[derive(Deserialize)]
@@ -26,6 +27,28 @@ struct Profile {
     emulated: String,
     host: Host,
     curve: Vec<Measured>,
+    switch: Option<Switch>,
+}
+
+/// What a switch was measured to cost.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Switch {
+    /// VFs given that were measured.
+    pub gives: u64,
+    /// VFs taken back that were measured.
+    pub takes: u64,
+    /// From the order to plug until the guest sends by its VF, mean [s].
+    pub plug_s: f64,
+    /// From the order to unplug until the VF is back in the pool, mean [s].
+    pub unplug_s: f64,
+}
+
+impl Switch {
+    /// Takes the place of what the settings say of a switch.
+    pub const fn apply(self, benefit: &mut BenefitSettings) {
+        (benefit.plug_s, benefit.unplug_s) = (self.plug_s, self.unplug_s);
+    }
 }
 
 /// The host that it was measured on.
@@ -50,6 +73,8 @@ struct Measured {
 pub struct Gain {
     /// Time that a VF saves each packet, by packet rate.
     pub curve: GainCurve,
+    /// What a switch costs; none where it was not measured.
+    pub switch: Option<Switch>,
     /// Where it comes from, one sentence; a second one where times are emulated or the kernel is another.
     pub notes: Vec<String>,
 }
@@ -117,9 +142,9 @@ pub fn parse(text: &str, name: &str, here: Option<&Host>) -> Result<Gain> {
     if head.kind != "gain" {
         return Err(wrong(format!("this is a profile of {:?}, not of the gain", head.kind)));
     }
-    if head.format != FORMAT {
+    if !(1..=FORMAT).contains(&head.format) {
         return Err(wrong(format!(
-            "its format is {}, and this daemon reads format {FORMAT}",
+            "its format is {}, and this daemon reads formats 1 to {FORMAT}",
             head.format
         )));
     }
@@ -157,7 +182,12 @@ pub fn parse(text: &str, name: &str, here: Option<&Host>) -> Result<Gain> {
             pair[0].pps, pair[1].pps
         )));
     }
-    Ok(Gain { curve, notes })
+    if let Some(switch) = &profile.switch
+        && ![switch.plug_s, switch.unplug_s].iter().all(|s| (0.0..=3600.0).contains(s))
+    {
+        return Err(wrong("its price of a switch is not from 0 to 3600 s".into()));
+    }
+    Ok(Gain { curve, switch: profile.switch, notes })
 }
 
 /// The file has four significant digits.
@@ -168,7 +198,7 @@ mod tests {
     use super::*;
 
     const TEXT: &str = r#"
-        format = 1
+        format = 2
         kind = "gain"
         planewise = "0.1"
         run = "20261122-a"
@@ -182,6 +212,11 @@ mod tests {
         cpus = 4
         kernel = "6.1"
         virtualisation = "none"
+        [switch]
+        gives = 9
+        takes = 8
+        plug_s = 0.5
+        unplug_s = 0.1
         [[measured]]
         round_trips_pps = 100.0
     "#;
@@ -200,6 +235,9 @@ mod tests {
         assert_eq!(gain.curve.saved_us(200.0), 5.0);
         assert_eq!(gain.curve.saved_us(1e9), 9.0);
         assert_eq!(gain.notes.len(), 1, "{:?}", gain.notes);
+        let mut benefit = BenefitSettings::default();
+        gain.switch.expect("measured").apply(&mut benefit);
+        assert_eq!((benefit.plug_s, benefit.unplug_s), (0.5, 0.1));
     }
 
     #[test]
@@ -222,14 +260,16 @@ mod tests {
     #[test]
     fn what_is_no_profile_is_said_in_a_sentence() {
         let bad = [
-            ("format = 1", "format = 2", "format is 2"),
+            ("format = 2", "format = 3", "its format is 3, and this daemon reads formats 1 to 2"),
             ("kind = \"gain\"", "kind = \"chains\"", "not of the gain"),
             ("pps = 2000.0", "pps = 100.0", "not above the one before"),
             ("saved_us = 9.0", "saved_us = 0.1", "falls from 200 to 2000"),
             ("saved_us = 9.0", "saved_us = -1.0", "out of range"),
             ("saved_us = 9.0", "saved_us = nan", "out of range"),
             ("cpus = 4", "", "missing field"),
-            ("format = 1", "format", "gain.toml:"),
+            ("format = 2", "format", "gain.toml:"),
+            ("unplug_s = 0.1", "unplug_s = -1.0", "price of a switch"),
+            ("unplug_s = 0.1", "", "missing field"),
         ];
         for (from, to, said) in bad {
             let error = fault(&TEXT.replacen(from, to, 1));

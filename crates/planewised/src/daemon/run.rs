@@ -92,6 +92,9 @@ fn read(path: &Path) -> Result<(Config, Vec<String>)> {
     let here = if config.simulated.is_some() { None } else { Some(profile::Host::here()?) };
     let gain = profile::parse(&profile, &file.display().to_string(), here.as_ref())?;
     config.alloc.benefit.curve = gain.curve;
+    if let Some(switch) = gain.switch {
+        switch.apply(&mut config.alloc.benefit);
+    }
     Ok((config, gain.notes))
 }
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planewise.advise.model.pcie import Link, Rings
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError, first_fault
 
 Basis = Literal["measurement", "data sheet", "literature", "assumption"]
 
@@ -160,10 +160,9 @@ def load_profile(path: Path) -> Profile:
     except tomllib.TOMLDecodeError as error:
         raise BadInputError(f"this is no TOML: {error}", where=str(path)) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place, fault = first_fault(error)
         raise BadInputError(
-            f"{place}: {first['msg'].lower()}",
+            f"{place}: {fault}",
             where=str(path),
             remedy=_remedy(place),
         ) from error

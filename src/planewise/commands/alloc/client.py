@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.errors import BadInputError, PlanewiseError, first_fault
 
 DEFAULT_SOCKET = Path("/run/planewise/planewised.sock")
 
@@ -200,10 +200,9 @@ class Client:
         try:
             return model.model_validate(told)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
+            place, fault = first_fault(error)
             raise PlanewiseError(
-                f"the answer of {self.socket} is not understood: {place}: {first['msg']}",
+                f"the answer of {self.socket} is not understood: {place}: {fault}",
                 remedy=remedy,
             ) from error
 
