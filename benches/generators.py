@@ -33,7 +33,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.linux.probe import End, Network, cable, run
 
 SIZE = ("--size", "64")
-OURS = (("af_packet", "af_packet"), ("live-skb", "tc-ingress"), ("live", "xdp-native"))
+OURS = (
+    ("af_packet", "af_packet"),
+    ("xsk", "xdp-native"),
+    ("live-skb", "tc-ingress"),
+    ("live", "xdp-native"),
+)
 """Generators of pw-probe with the sinks that they are for."""
 RATES_PPS = (100_000, 1_000_000, 2_000_000, 3_000_000)
 BATCHES = (1, 8, 16, 64)

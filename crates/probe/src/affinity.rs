@@ -20,6 +20,17 @@ pub fn pin(cpu: Option<usize>) -> Result<()> {
     })
 }
 
+/// The CPU for a generator that was given none: the last one that this process may use and the sink
+/// does not, as the kernel's own work is mostly on the first; none where there is only one.
+pub fn for_generator(given: Option<usize>, sink: Option<usize>) -> Option<usize> {
+    let set = sched_getaffinity(Pid::from_raw(0)).ok()?;
+    let usable = |cpu: &usize| set.is_set(*cpu).unwrap_or(false);
+    if (0..CpuSet::count()).filter(usable).count() < 2 {
+        return given;
+    }
+    given.or_else(|| (0..CpuSet::count()).rev().filter(usable).find(|&cpu| Some(cpu) != sink))
+}
+
 /// Keeps the calling thread off `cpu` where it may run on others.
 pub fn keep_off(cpu: usize) {
     if let Ok(mut set) = sched_getaffinity(Pid::from_raw(0)) {

@@ -8,6 +8,7 @@ use super::options::{FrameOptions, GeneratorChoice, SinkChoice};
 use super::order::{Expectation, Generated, Generator, Order, Sink};
 use super::packet::{PacketGenerator, RingSink};
 use super::placement;
+use super::xsk::XskGenerator;
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
 use crate::frame::{Kind, Template};
@@ -82,6 +83,10 @@ pub fn generator(
     let asked = |generator| Ok(Chosen { chosen: generator, not_faster: None });
     match frames.backend {
         GeneratorChoice::AfPacket => return asked(packet()?),
+        GeneratorChoice::Xsk => {
+            let open = XskGenerator::open(tx, template, frames.batch, frames.tx_cpu)?;
+            return asked(Box::new(open));
+        }
         GeneratorChoice::Live => return asked(live(Way::Redirect)?),
         GeneratorChoice::LiveSkb => return asked(live(Way::Stack)?),
         GeneratorChoice::Auto => {}
@@ -145,6 +150,7 @@ pub fn generator_named(backend: &str) -> GeneratorChoice {
     match backend {
         LIVE => GeneratorChoice::Live,
         LIVE_SKB => GeneratorChoice::LiveSkb,
+        xsk if xsk.starts_with("xsk") => GeneratorChoice::Xsk,
         _ => GeneratorChoice::AfPacket,
     }
 }
@@ -172,6 +178,9 @@ pub fn private_generator(
     };
     match choice {
         GeneratorChoice::AfPacket => packet(),
+        GeneratorChoice::Xsk => {
+            Ok(Box::new(XskGenerator::open(&tx, template, frames.batch, frames.tx_cpu)?))
+        }
         GeneratorChoice::Live => Ok(Box::new(BeyondXdp::open(&tx, template, frames)?)),
         GeneratorChoice::LiveSkb => live(Way::Stack),
         GeneratorChoice::Auto => live(Way::Stack).or_else(|_| packet()),

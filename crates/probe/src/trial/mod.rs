@@ -15,6 +15,7 @@ pub mod placement;
 pub mod receive;
 pub mod resolve;
 pub mod send;
+mod xsk;
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -185,7 +186,8 @@ fn calibrate(args: &Args) -> Result<()> {
         size_bytes,
         flows: args.frames.flows,
     })?;
-    let maximum = ends::maximum_of(args.frames.backend, &template, &args.frames)?;
+    let frames = args.frames.placed(args.rx_cpu);
+    let maximum = ends::maximum_of(frames.backend, &template, &frames)?;
     let body = Calibration {
         size_bytes,
         size_includes_fcs: true,
@@ -221,7 +223,8 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let mut receiving = ReceivingEnd::open(rx, &expected, args.sink, args.ring_mib)?;
     let to = (dst, args.dst_mac);
     let numbers = (first_sequence, args.max_pps);
-    let mut sending = SendingEnd::open(tx, Some(rx), to, &args.frames, load, numbers)?;
+    let frames = args.frames.placed(args.rx_cpu);
+    let mut sending = SendingEnd::open(tx, Some(rx), to, &frames, load, numbers)?;
     let warmup = warm_up(&mut sending, &mut receiving)?;
 
     let surroundings = Surroundings::begin(Places::new(tx, rx, &args.counter))?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::DEFAULT_PORT;
 use super::resolve::Route;
+use crate::affinity;
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
 use crate::frame::{self, FrameSpec, Template};
@@ -19,6 +20,8 @@ pub enum GeneratorChoice {
     /// User space, by sendmmsg: any interface, any user in a namespace of his own
     #[value(name = "af_packet")]
     AfPacket,
+    /// User space, by AF_XDP: zero-copy where the driver has it (needs root)
+    Xsk,
     /// The kernel, by the interface's function for XDP frames (needs root)
     Live,
     /// The kernel, by the interface's ordinary way out (needs root)
@@ -41,7 +44,7 @@ pub enum SinkChoice {
 }
 
 /// What the frames look like, and where they are made.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct FrameOptions {
     /// Frame size with FCS [bytes]; at least 64 with IPv4, 84 with IPv6
     #[arg(long, value_name = "BYTES")]
@@ -61,7 +64,7 @@ pub struct FrameOptions {
     #[arg(long, value_name = "PORT", default_value_t = 49_152,
         value_parser = clap::value_parser!(u16).range(1..))]
     pub src_port: u16,
-    /// CPU for the generator
+    /// CPU for the generator; without it the last one that the sink does not use
     #[arg(long, value_name = "CPU")]
     pub tx_cpu: Option<usize>,
     /// Most frames that leave together; only frames that are due do. Without it 64 by af_packet,
@@ -78,6 +81,13 @@ pub struct FrameOptions {
 }
 
 impl FrameOptions {
+    /// With a CPU for the generator, where there are two or more. The sink has `rx_cpu`.
+    #[must_use]
+    pub fn placed(&self, rx_cpu: Option<usize>) -> Self {
+        let tx_cpu = affinity::for_generator(self.tx_cpu, rx_cpu);
+        Self { tx_cpu, ..self.clone() }
+    }
+
     /// Frame size with FCS, asked for or the smallest [bytes].
     pub fn size_bytes(&self, ipv6: bool) -> usize {
         self.size.unwrap_or_else(|| frame::smallest_bytes(ipv6))

@@ -21,11 +21,11 @@ use crate::stop;
 pub const AF_PACKET: &str = "af_packet";
 
 /// What became of a batch.
-struct Sent {
-    /// Frames that the kernel took, from the first on.
-    accepted: usize,
-    /// Whether the interface dropped the frame after them for lack of room.
-    refused: bool,
+pub struct Sent {
+    /// Frames that are done with, from the first on: those that are refused and lost are among them.
+    pub frames: u64,
+    /// Frames that the interface dropped for lack of room.
+    pub refused: u64,
 }
 
 /// Sends with sendmmsg, past the queueing discipline. Captures on the sending interface do not
@@ -103,7 +103,11 @@ impl PacketGenerator {
     }
 
     /// Stamps `count` frames from `sequence` on and hands them over in order.
-    fn send(&mut self, sequence: u64, count: usize) -> Result<Sent> {
+    fn send(&mut self, sequence: u64, count: usize, refusals: Refusals) -> Result<Sent> {
+        let sent = |accepted: usize, refused: bool| {
+            let lost = refused && refusals == Refusals::Lost;
+            Sent { frames: accepted as u64 + u64::from(lost), refused: u64::from(refused) }
+        };
         let tx_ns = clock::realtime_ns();
         let frames = self.buffers.chunks_exact_mut(self.template.frame_bytes()).take(count);
         for (index, frame) in frames.enumerate() {
@@ -118,14 +122,13 @@ impl PacketGenerator {
         if accepted >= 0 {
             // sendmmsg tells the error of a first message only: a frame refused later ends the
             // batch early.
-            let accepted = accepted as usize;
-            return Ok(Sent { accepted, refused: accepted < count });
+            return Ok(sent(accepted as usize, (accepted as usize) < count));
         }
         let error = std::io::Error::last_os_error();
         match error.raw_os_error() {
             // The socket's own buffer is full: no interface has seen the frame.
-            Some(libc::EINTR | libc::EAGAIN) => Ok(Sent { accepted: 0, refused: false }),
-            Some(libc::ENOBUFS) => Ok(Sent { accepted: 0, refused: true }),
+            Some(libc::EINTR | libc::EAGAIN) => Ok(sent(0, false)),
+            Some(libc::ENOBUFS) => Ok(sent(0, true)),
             _ => Err(self.error(&error)),
         }
     }
@@ -168,53 +171,64 @@ impl Generator for PacketGenerator {
     }
 
     fn send_one(&mut self, sequence: u64) -> Result<u64> {
-        Ok(self.send(sequence, 1)?.accepted as u64)
+        Ok(self.send(sequence, 1, Refusals::SentAgain)?.frames)
     }
 
-    /// When it is behind it sends what is due in batches, so that the rate over the whole trial is
-    /// kept where it can be.
     fn run(&mut self, order: &Order, sent_so_far: &AtomicU64) -> Generated {
-        let mut result = Generated::default();
-        if let Err(error) = affinity::pin(self.cpu) {
-            result.error = Some(error);
-            return result;
-        }
-        // Time for the sink's thread to come up.
-        let start_ns = clock::monotonic_ns() + 2_000_000;
-        let due_ns = |index: u64| start_ns + order.schedule.due_ns(index);
-        let end_ns = due_ns(order.count);
-        let batch = self.messages.len() as u64;
-        let mut now = clock::wait_until(start_ns);
-        while result.sent < order.count && now < end_ns + GRACE_NS && !stop::requested() {
-            let first = result.sent;
-            if due_ns(first) > now {
-                now = clock::wait_until(due_ns(first).min(now + NANOS_PER_SECOND / 10));
-                continue;
-            }
-            let most = batch.min(order.count - first);
-            let due = (1..most).find(|&more| due_ns(first + more) > now).unwrap_or(most);
-            match self.send(order.first_sequence + first, due as usize) {
-                Ok(sent) => {
-                    let lost = sent.refused && order.refusals == Refusals::Lost;
-                    result.refused += u64::from(sent.refused);
-                    result.sent += sent.accepted as u64 + u64::from(lost);
-                    for index in first..result.sent {
-                        result.slip.record((now - due_ns(index)).max(0));
-                    }
-                    sent_so_far.store(result.sent, Ordering::Relaxed);
-                }
-                Err(error) => {
-                    result.error = Some(error);
-                    break;
-                }
-            }
-            now = clock::monotonic_ns();
-        }
-        // A schedule that was kept lasts one period beyond its last frame.
-        let whole = result.sent == order.count;
-        result.elapsed_ns = if whole { now.max(end_ns) } else { now } - start_ns;
-        result
+        let (cpu, batch) = (self.cpu, self.batch());
+        paced(order, sent_so_far, (cpu, batch), |sequence, count| {
+            self.send(sequence, count, order.refusals)
+        })
     }
+}
+
+/// Carries out an order in user space by `send`, which sends so many frames from a sequence number
+/// on. When it is behind it sends what is due in batches, so that the rate over the whole trial is
+/// kept where it can be.
+pub fn paced(
+    order: &Order,
+    sent_so_far: &AtomicU64,
+    (cpu, batch): (Option<usize>, u16),
+    mut send: impl FnMut(u64, usize) -> Result<Sent>,
+) -> Generated {
+    let mut result = Generated::default();
+    if let Err(error) = affinity::pin(cpu) {
+        result.error = Some(error);
+        return result;
+    }
+    // Time for the sink's thread to come up.
+    let start_ns = clock::monotonic_ns() + 2_000_000;
+    let due_ns = |index: u64| start_ns + order.schedule.due_ns(index);
+    let end_ns = due_ns(order.count);
+    let mut now = clock::wait_until(start_ns);
+    while result.sent < order.count && now < end_ns + GRACE_NS && !stop::requested() {
+        let first = result.sent;
+        if due_ns(first) > now {
+            now = clock::wait_until(due_ns(first).min(now + NANOS_PER_SECOND / 10));
+            continue;
+        }
+        let most = u64::from(batch).min(order.count - first);
+        let due = (1..most).find(|&more| due_ns(first + more) > now).unwrap_or(most);
+        match send(order.first_sequence + first, due as usize) {
+            Ok(sent) => {
+                result.refused += sent.refused;
+                result.sent += sent.frames;
+                for index in first..result.sent {
+                    result.slip.record((now - due_ns(index)).max(0));
+                }
+                sent_so_far.store(result.sent, Ordering::Relaxed);
+            }
+            Err(error) => {
+                result.error = Some(error);
+                break;
+            }
+        }
+        now = clock::monotonic_ns();
+    }
+    // A schedule that was kept lasts one period beyond its last frame.
+    let whole = result.sent == order.count;
+    result.elapsed_ns = if whole { now.max(end_ns) } else { now } - start_ns;
+    result
 }
 
 /// Counts the frames of a capture ring.

@@ -96,7 +96,8 @@ pub fn run(args: &Args) -> Result<()> {
     let (tx, load) = (&args.tx, args.load.load(args.rate)?);
     let to = (args.dst, args.dst_mac);
     let numbers = (args.first, args.max_pps);
-    let mut sending = SendingEnd::open(tx, None, to, &args.frames, load, numbers)?;
+    let frames = args.frames.placed(None);
+    let mut sending = SendingEnd::open(tx, None, to, &frames, load, numbers)?;
     let warmup_sent = warm_up(&mut sending, args.warmup)?;
 
     let mut at = vec![(tx.clone(), Role::Tx)];

@@ -55,7 +55,7 @@ fn takes_no_xdp_frames(place: impl std::fmt::Display) -> Error {
 }
 
 /// The operating system's reason, where there is one among the error's causes.
-fn os_reason(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+pub fn os_reason(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(io) = error.downcast_ref::<std::io::Error>() {
