@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from planewise.testbed.remote import LabHost
 from planewise.testbed.vfs import Tool
 
 from .conftest import LAB, Run
-from .test_hosted import HOSTS, come_back, states
+from .test_hosted import HOSTS, states
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -29,15 +28,6 @@ constraints:
   - when: {guest: container}
     require: {plane: vf, path: east-west}
 chain: {duration_s: 1, warmup_s: 0, offered_pps: 300}
-blocks: 1
-"""
-
-
-POLLING = """
-title: a function that polls its VF
-functions: [{forwarder: testpmd, plane: vf}]
-factors: {vnfs: 1}
-chain: {duration_s: 2, warmup_s: 0, offered_pps: 300}
 blocks: 1
 """
 
@@ -75,34 +65,6 @@ def test_functions_on_vfs_pass_on_what_comes_over_the_cable_and_leave_nothing(
         f"responder {cpu}" for cpu in range(LAB.cpus)
     }
     assert states(hosts) == before
-
-
-@pytest.mark.skipif(
-    not os.environ.get("PLANEWISE_POLL_LAB"),
-    reason="what polls takes all of an emulated CPU, for minutes: PLANEWISE_POLL_LAB=1 runs it",
-)
-def test_a_function_polls_its_vf_and_gives_it_back_with_its_huge_pages(
-    hosts: dict[str, LabHost], planewise: Run, tmp_path: Path
-) -> None:
-    def pages() -> str:
-        return hosts["b"].read_text("/proc/sys/vm/nr_hugepages")
-
-    before, had = states(hosts), pages()
-    (tmp_path / "chains.yaml").write_text(POLLING)
-    out = tmp_path / "run"
-    done = planewise(
-        "run", str(tmp_path / "chains.yaml"), *HOSTS, "--out", str(out), "--json", timeout_s=800
-    )
-    assert done.returncode == 0, done.stderr
-    (trial,) = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
-    assert not trial.get("reason"), trial
-    assert trial["cell"]["forwarder"] == "testpmd"
-    assert trial["chain"]["frame_bytes"] == pytest.approx(64, abs=0.01)
-    frames = trial["chain"]["frames"]
-    assert frames["received"] > 0
-    assert frames["sent"] == frames["received"] + sum(frames.get("lost", {}).values())
-    come_back(hosts, before)
-    assert pages() == had
 
 
 def test_vfs_that_a_process_of_another_user_holds_are_never_taken_away(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from planewise.testbed.chains.dpdk import memory_bytes
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, place
 from planewise.testbed.chains.testbed import stand_here
 from planewise.testbed.host import LocalHost
-from planewise.testbed.ledger import token_of
+from planewise.testbed.ledger import leftovers, token_of
 
 pytestmark = pytest.mark.linux
 
@@ -207,6 +208,62 @@ def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_pat
     assert not removed & set(netns.names())
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose name leaves room for those of sockets (108 bytes, unix(7))."""
+    with tempfile.TemporaryDirectory(prefix="pw-", dir="/tmp") as made:
+        yield Path(made)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("PLANEWISE_CHAIN_KILLS"),
+    reason="takes minutes: PLANEWISE_CHAIN_KILLS=10 kills so many runs at random moments",
+)
+@pytest.mark.timeout(3000)
+def test_runs_that_are_killed_at_random_moments_leave_nothing_that_clean_does_not_remove(
+    tmp_path: Path, short: Path
+) -> None:
+    needs("vhost-user")
+    kills = int(os.environ.get("PLANEWISE_CHAIN_KILLS", "0"))
+    functions = [
+        "{forwarder: testpmd, plane: vhost-user}",
+        "{forwarder: testpmd, guest: container, plane: vhost-user}",
+        "{forwarder: kernel, plane: bridge}",
+    ]
+    path = design(
+        tmp_path / "chains.yaml",
+        "path: [north-south, east-west], vnfs: 2, size_bytes: 64",
+        f"functions: [{', '.join(functions)}]\n"
+        "chain: {duration_s: 1, warmup_s: 0, uplink: af_packet, offered_pps: 1000}",
+    )
+    env = {**os.environ, "TMPDIR": str(short)}
+    argv = [sys.executable, "-m", "planewise", "run", str(path), "--out"]
+    begun = time.monotonic()
+    whole = subprocess.run([*argv, tmp_path / "whole"], env=env, capture_output=True, check=False)
+    assert whole.returncode == 0, whole.stderr.decode()
+    takes_s, moments = time.monotonic() - begun, random.Random(20)
+    had, pages = notes(), hugepages.Pool().pages
+    for number in range(kills):
+        after_s = moments.uniform(0.1, 0.95) * takes_s
+        with subprocess.Popen(
+            [*argv, str(tmp_path / f"run{number}")],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+        ) as process:
+            time.sleep(after_s)
+            process.kill()
+        said = f"killed after {after_s:.2f} s of {takes_s:.1f} s"
+        await_(lambda: not [line for line in mine() if str(short) in line], said)
+        cleaned = planewise("clean", "--json", TMPDIR=str(short))
+        assert cleaned.returncode == 0, cleaned.stderr
+        assert not leftovers(), said
+        assert notes() <= had, said
+        assert not list(short.iterdir()), said
+    if notes() <= had:
+        assert hugepages.Pool().pages == pages
+
+
 def test_functions_that_poll_and_that_route_are_fed_alike_in_one_run_both_ways(
     tmp_path: Path,
 ) -> None:
@@ -258,13 +315,6 @@ def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path)
             await_(lambda: not testbed.read(), "a function that died was not missed")
     assert notes() <= before
     assert set(netns.names()) <= namespaces
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A directory whose name leaves room for those of sockets (108 bytes, unix(7))."""
-    with tempfile.TemporaryDirectory(prefix="pw-", dir="/tmp") as made:
-        yield Path(made)
 
 
 def test_functions_that_are_containers_route_in_their_own_networks_and_are_gone(

@@ -247,6 +247,7 @@ class ChainStage:
         if self._pair is not None:
             if self._hosts is None:
                 self._hosts = self._standing.enter_context(ChainHosts.of(self._pair))
+                self._hosts.set_up({role for role in HOSTS if self._resources[role].vfs})
             yield self._hosts
             return
         with local_pair(MTU_BYTES, what=what) as pair, ChainHosts.of(pair) as hosts:

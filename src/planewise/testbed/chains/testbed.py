@@ -8,7 +8,7 @@ on its way there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ from planewise.testbed.host import Host
 from planewise.testbed.machine import MachineState, remove_traces
 from planewise.testbed.model import GUEST_INTERFACE, HOSTS, HostRole
 from planewise.testbed.pair import Pair, local_pair
-from planewise.testbed.plan import AwaitUp, ReleaseMaster, SetUp, new_namespace
+from planewise.testbed.plan import AwaitUp, ReleaseMaster, new_namespace
 from planewise.testbed.steering import bind_interrupts, steer
 from planewise.testbed.together import together
 
@@ -61,6 +61,18 @@ class ChainHosts:
         """Of a pair, with nothing on it."""
         states = {role: MachineState(pair.machines[role], role, pair.token) for role in HOSTS}
         return cls(pair, states)
+
+    def set_up(self, with_vfs: Collection[HostRole]) -> None:
+        """Readies the NICs of two machines, for all chains: up, and with VFs where they have them.
+
+        Raises:
+            PlanewiseError: somebody uses a NIC, or its VFs cannot be set up.
+        """
+        for role, state in self.states.items():
+            if role in with_vfs:
+                _ = state.vfs
+            # A VF sends nothing before its PF is up.
+            state.host.run(["ip", "link", "set", state.machine.nic, "up"]).check()
 
     def __enter__(self) -> Self:
         return self
@@ -187,8 +199,6 @@ class ChainTestbed:
             return
         names = [self._end(place) for place in PLACES]
         self._there.perform([step for name in names for step in new_namespace(name)])
-        nic = self._there.machine.nic
-        self._there.host.run(["ip", "link", "set", nic, "up"]).check()  # a VF sends nothing before
         guests = [
             replace(function_guest(self._pair.token, side, "vf", ""), netns=name)
             for side, name in enumerate(names)
@@ -206,7 +216,7 @@ class ChainTestbed:
             self._parts.opened.callback(_quietly, release)
         queues = 1 if self._machines is None else self._machines.guests.options.queues
         steps = bridge.bridge(here.token, self.chain, name, self._ends, queues)
-        here.perform([*(SetUp("", nic) for nic in nics), *steps])
+        here.perform(steps)
         cpus = [self.placement.cpu(function) for function in self.chain.names]
         entries = cpus if self.chain.pattern == "north-south" else cpus[:1]
         if self._pair.separate:
