@@ -20,6 +20,8 @@ _START_S = 120.0
 """It starts in two seconds; on an overloaded machine in many."""
 COMMAND_S = 60.0
 _POLL_S = 0.02
+_DATAPATH = "ovs-netdev"
+"""The interface of a datapath in user space."""
 _FOLDERS = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR", "RUNTIME_DIRECTORY")
 
 
@@ -53,6 +55,8 @@ class OpenVswitch:
         self._host = host
         self._directory = directory
         self._processes: list[HostProcess] = []
+        # Another switch's, where it is there already.
+        self._had_datapath = not self._run("ip", "link", "show", _DATAPATH).exit_code
         try:
             self._start(program, settings or {})
         except BaseException:
@@ -142,6 +146,12 @@ class OpenVswitch:
 
     def close(self) -> None:
         """Ends it. Idempotent."""
+        if self.alive:
+            # Without, its interfaces outlive it: those of a datapath in user space are persistent.
+            with suppress(PlanewiseError):
+                self._run(*appctl(self._directory, "exit", "--cleanup"))
+            if not self._had_datapath:
+                self._run("ip", "link", "delete", _DATAPATH)
         for process in reversed(self._processes):
             process.interrupt()
         for process in reversed(self._processes):
