@@ -6,15 +6,18 @@ import json
 import shutil
 import subprocess
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
+from planewise.commands.alloc.client import Client
 from tests.roots import root
 
 from .conftest import SUITES, artifact
 
 NSPAWN = shutil.which("systemd-nspawn")
+EMULATOR = shutil.which("qemu-aarch64-static")
 
 SCRIPT = """
 tar -xzf /dist/FILE --strip-components=1 -C /usr/local
@@ -41,6 +44,51 @@ def test_the_programs_of_the_tarball_run_on_a_clean_root(suite: str, artifacts: 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "planewised " in done.stdout
+
+
+@pytest.mark.skipif(EMULATOR is None, reason="no qemu-aarch64-static: install qemu-user-static")
+def test_the_programs_for_arm64_run_emulated_and_the_package_has_the_same_files(
+    artifacts: Path, tmp_path: Path
+) -> None:
+    if not list(artifacts.glob("*aarch64*")):
+        pytest.skip("`make release` left arm64 out: no cross compiler")
+    with tarfile.open(artifact(artifacts, "planewise-static-*-aarch64.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (programs,) = tmp_path.glob("*/bin")
+    version = [str(EMULATOR), programs / "pw-probe", "--version"]
+    assert subprocess.run(version, capture_output=True, text=True, check=True).stdout
+    (tmp_path / "try.toml").write_text(f"""
+socket = "{tmp_path}/socket"
+state_directory = "{tmp_path}/state"
+[containers]
+docker = ""
+[simulated]
+vfs = 2
+[simulated.guests]
+web = {{ constant = 5000.0 }}
+""")
+    daemon = subprocess.Popen(
+        [str(EMULATOR), programs / "planewised", "daemon", "--config", tmp_path / "try.toml"]
+    )
+    try:
+        for _ in range(300):
+            if daemon.poll() is not None or (tmp_path / "socket").exists():
+                break
+            time.sleep(0.1)
+        assert [guest.id for guest in Client(tmp_path / "socket").status().guests] == ["web"]
+    finally:
+        daemon.terminate()
+        assert daemon.wait(60) == 0
+
+    listed = {}
+    for architecture in ("amd64", "arm64"):
+        package = artifact(artifacts, f"planewised_*_{architecture}.deb")
+        for field, value in (("Architecture", architecture), ("Package", "planewised")):
+            asked = subprocess.run(["dpkg-deb", "-f", package, field], capture_output=True)
+            assert asked.stdout.decode().strip() == value
+        told = subprocess.run(["dpkg-deb", "-c", package], capture_output=True, check=True)
+        listed[architecture] = {line.split()[5] for line in told.stdout.decode().splitlines()}
+    assert listed["amd64"] == listed["arm64"]
 
 
 @pytest.mark.parametrize("program", ["planewised", "pw-probe"])

@@ -53,7 +53,7 @@ def wheels(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         folders[suite].chmod(0o755)
         command = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:"]
         command += ["--python-version", PYTHON[suite], "--dest", str(folders[suite])]
-        subprocess.run([*command, str(artifact(artifacts, "planewise-*.whl"))], check=True)
+        subprocess.run([*command, str(artifact(artifacts, "planewise-*x86_64.whl"))], check=True)
     return folders
 
 
