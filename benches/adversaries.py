@@ -279,8 +279,8 @@ def verdicts(systems: int, first: int, searches: bool) -> None:
                 verdict = judge(Curve.from_runs(name, runs))
                 tallies[f"judge, {count} runs"].add(truth, word(verdict))
                 cases[name].add(truth, word(verdict))
-                if kind != "drifting" and verdict.probability_open < 0.5:
-                    said.append((verdict.probability_good, truth))
+                if kind != "drifting" and verdict.share_open < 0.5:
+                    said.append((verdict.share_good, truth))
             swept = sweep_until_verdict(
                 system.start(index + 10**6, max_load_pps=14.88e6),
                 loads,

@@ -129,8 +129,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with (folder / "my.yaml").open("w") as file:
         YAML(typ="safe").dump(design, file)
     (folder / "workload.yaml").write_text(text_blocks("docs/guide/advise.md", "pattern:"))
-    # Of its five loads three decide, and GOOD needs 90 runs there.
-    samples = importer_samples.every(importer_samples.trials(runs=30))
+    # Of its loads three decide, and GOOD needs 90 runs there.
+    samples = importer_samples.every(importer_samples.trials(30, importer_samples.FINE))
     (folder / "lab").mkdir()
     (folder / "results.csv").write_bytes(samples["csv"])
     (folder / "results.json").write_bytes(samples["nfvbench"])

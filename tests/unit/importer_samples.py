@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,16 @@ class Trial:
     duration_s: float = 10.0
 
 
-def trials(runs: int = 3) -> list[Trial]:
-    """A system of 800 kpps at five loads: no loss, then all above its capacity lost."""
+COARSE = (400_000, 600_000, 800_000, 1_000_000, 1_200_000)
+FINE = (250_000, 400_000, 500_000, 600_000, 700_000, *COARSE[2:])
+"""What GOOD takes: from a third of PDR on, a fifth of it apart at most."""
+
+
+def trials(runs: int = 3, loads: Sequence[int] = COARSE) -> list[Trial]:
+    """A system of 800 kpps: no loss, then all above its capacity lost."""
     return [
         Trial(load, load * 10, min(load * 10, 8_000_000 - 1_000 * run))
-        for load in (400_000, 600_000, 800_000, 1_000_000, 1_200_000)
+        for load in loads
         for run in range(runs)
     ]
 

@@ -23,6 +23,7 @@ from planewise.judge.statistics import (
 )
 from planewise.judge.statistics.comparison import turned
 from planewise.judge.statistics.kendall import tau_b
+from planewise.judge.statistics.sentences import sentence
 from planewise.store.models import Counts, Level, Load, TrialRecord
 from tests.unit.test_run_directory import make_info
 
@@ -323,6 +324,16 @@ def test_a_lower_bound_may_be_greater_but_never_less() -> None:
 
     assert outcome(family("fast"), "fast", "slow") == "better"
     assert outcome(family("slow"), "fast", "slow") == "not known"
+    (change,) = family("fast").comparisons
+    assert change.bound == "at least"
+    assert turned(change).bound == "at most"
+    assert "its highest forwarding rate is at least 100 % higher (8 blocks)" in sentence(
+        change, family("fast")
+    )
+    # Turned round it is 50 % lower, at least again.
+    assert "its highest forwarding rate is at least 50 % lower (8 blocks)" in sentence(
+        turned(change), family("fast")
+    )
 
 
 def test_every_level_can_be_compared_with_a_baseline_alone() -> None:

@@ -14,20 +14,25 @@ from planewise.judge.verdict import judge
 
 def runs(offered: float, received: float, limited: bool) -> list[Run]:
     return [
-        Run(sent=int(offered), received=int(received) - n % 4, duration_s=1, limited=limited)
+        Run(
+            sent=int(offered) * 1000,
+            received=round(received * 1000 * (1 - n % 4 * 1e-5)),
+            duration_s=1,
+            limited=limited,
+        )
         for n in range(24)
     ]
 
 
 def test_loads_that_only_the_generator_limited_change_nothing_but_a_warning() -> None:
-    ladder = (1000, 2000, 3000, 3200, 4000, 5000)
+    ladder = (1000, 1500, 2000, 2500, 3000, 3200, 4000, 5000)
     own = {load: runs(load, min(load, 3000), False) for load in ladder}
     beyond = own | {load: runs(load, load, True) for load in (6000, 7000)}
     alone = judge(Curve.from_runs("own", own))
     together = judge(Curve.from_runs("with limited", beyond))
     assert together.verdict == alone.verdict == "GOOD"
     assert together.pdr == alone.pdr
-    assert together.probability_good == alone.probability_good
+    assert together.share_good == alone.share_good
     (warning,) = [w for w in together.warnings if w.code == "loads-left-out"]
     assert warning.evidence == {"loads": 2, "lowest_pps": 6000, "highest_pps": 7000}
 
@@ -42,7 +47,7 @@ def test_a_system_that_no_trial_tested_is_undecided() -> None:
     numbers = (verdict.pdr, verdict.ndr, verdict.first_crossing, verdict.saturation)
     assert numbers == (None, None, None, None)
     assert verdict.no_pdr == verdict.no_ndr == "no trial was limited by the system itself"
-    assert (verdict.probability_good, verdict.probability_open) == (0.5, 1)
+    assert (verdict.share_good, verdict.share_open) == (0.5, 1)
     assert verdict.next_loads == ()
 
 

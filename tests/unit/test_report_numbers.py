@@ -10,11 +10,13 @@ import numpy as np
 import polars as pl
 import pytest
 
+from planewise.judge.bounded import at_least, exact
 from planewise.judge.verdict import Estimate, judge
 from planewise.report import html
 from planewise.report.data import RunData
-from planewise.report.figures import loss_curve, parts, rtt, tail
+from planewise.report.figures import guests, loss_curve, parts, rtt, tail
 from planewise.report.figures.base import Missing, Table, Value
+from planewise.report.guests import Curves, point_of
 from planewise.store.cells import common_factors, factors_of, plane_of, words
 from planewise.store.rundir import RunReader
 from tests.unit import made_up_run
@@ -132,7 +134,7 @@ def test_the_verdicts_are_the_judges(data: RunData) -> None:
         assert entries["Verdict"] == verdict.verdict
         assert verdict.pdr is not None
         assert raw(entries["PDR"]) == verdict.pdr.pps
-        assert raw(entries["Score of GOOD"]) == verdict.probability_good
+        assert raw(entries["Score of GOOD"]) == verdict.share_good
 
 
 def test_the_line_of_a_curve_meets_the_limit_where_pdr_lies(data: RunData) -> None:
@@ -231,3 +233,9 @@ def test_a_load_beyond_the_ladder_is_bounded_by_its_interval_and_not_by_the_last
     assert isinstance(above, Value)
     assert above.text == "at least 146 kpps"
     assert isinstance(loss_curve._estimate(Estimate(127e3, 0.0, math.inf), "unused"), Missing)
+
+
+def test_a_point_whose_blocks_are_mostly_bounds_is_shown_as_one() -> None:
+    said = guests.shown(Curves("throughput", "highest forwarding rate", "rate", ()))
+    assert said(point_of([exact(1e6), at_least(2e6), at_least(3e6)])) == "at least 2 Mpps"
+    assert said(point_of([exact(1e6), exact(2e6), at_least(3e6)])) == "2 Mpps"

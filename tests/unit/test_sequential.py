@@ -18,7 +18,7 @@ from planewise.measure.search.replay import Replay
 from planewise.measure.search.sequential import Planner, SequentialPlan, sweep_until_verdict
 from tests.unit.published_data import labels, needs_published_data, recorded
 
-LADDER = [0.5e6, 0.8e6, 0.95e6, 1.1e6, 1.3e6, 1.5e6]
+LADDER = [0.3e6, 0.45e6, 0.62e6, 0.8e6, 0.95e6, 1.1e6, 1.3e6, 1.5e6]
 
 
 def recording(runs: int = 25) -> Curve:
@@ -68,7 +68,7 @@ def test_a_replay_gives_every_recorded_run_once_and_then_no_more() -> None:
     assert sorted(run.received for run in drawn) == sorted(run.received for run in point.runs)
     assert [run.order for run in drawn] == list(range(25))
     assert replay.remaining(point.offered_pps) == 0
-    with pytest.raises(ExhaustedError, match="all 25 recorded runs at 950000 pps are used up"):
+    with pytest.raises(ExhaustedError, match="all 25 recorded runs at 620000 pps are used up"):
         replay.trial(point.offered_pps, 10)
     with pytest.raises(ExhaustedError, match="no run at 1 pps was recorded"):
         replay.trial(1.0, 10)
@@ -125,11 +125,12 @@ def test_trials_go_to_the_load_whose_throughput_is_near_the_limit() -> None:
             return Run(1_500_000, round(1.06e6 * (1 + 0.08 * rng.standard_normal())), 1.0)
         return ideal(load)
 
-    loads = [0.5e6, 0.8e6, 0.98e6, 1.1e6, 1.3e6, 1.5e6]
-    result = sweep_until_verdict(Scripted(near), loads, duration_s=1)
+    loads = [0.3e6, 0.47e6, 0.64e6, 0.8e6, 0.98e6, 1.1e6, 1.3e6, 1.5e6]
+    plan = SequentialPlan(max_mean_runs=20)
+    result = sweep_until_verdict(Scripted(near), loads, duration_s=1, plan=plan)
     counts = dict(zip(result.curve.offered_pps.tolist(), result.curve.counts.tolist(), strict=True))
     assert counts[1.5e6] == max(counts.values())
-    assert counts[1.5e6] > 2 * counts[0.5e6]
+    assert counts[1.5e6] > 2 * counts[0.47e6]
 
 
 @pytest.mark.parametrize("kind", ["realistic", "gradual", "spikes", "autocorrelated"])
@@ -215,7 +216,7 @@ def test_a_load_that_the_generator_cannot_offer_is_given_up() -> None:
 
 def test_nothing_is_said_of_a_system_that_never_was_the_limit() -> None:
     measurer = Scripted(lambda load: Run(round(load), 0, 1.0, limited=True))
-    with pytest.raises(PlanewiseError, match="none of 12 trials says anything"):
+    with pytest.raises(PlanewiseError, match="none of 16 trials says anything"):
         sweep_until_verdict(measurer, LADDER, duration_s=1)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from planewise.judge.bounded import Bounded, at_least, at_most, exact, mean_of, median_of, minus
+from planewise.judge.statistics.comparison import family_weights
 from planewise.judge.statistics.paired import (
     Floats,
     Shifts,
@@ -22,6 +23,7 @@ from planewise.judge.statistics.paired import (
     median_interval,
     rank_biserial,
 )
+from planewise.judge.statistics.pairing import OVERALL
 
 HAMILTON = np.array([0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]) - np.array(
     [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
@@ -143,6 +145,24 @@ def test_a_median_is_exact_where_fewer_than_half_are_bounds() -> None:
     assert median_of([exact(1.0), at_least(2.0), at_least(3.0)]).bound == "at least"
     assert median_of([exact(1.0), exact(2.0), at_most(0.5)]) == exact(1.0)
     assert mean_of([exact(1.0), at_least(3.0)]).bound == "at least"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_closed_testing_gives_the_largest_evidence_that_every_set_of_comparisons_allows(
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    weights = family_weights([OVERALL] * 3 + ["cpu"] * 6)
+    evidence = np.exp(rng.normal(0, 2, 9))
+    evidence[4] = evidence[2]
+
+    def refuted(index: int, at: float) -> bool:
+        others = float(weights @ np.maximum(at - evidence, 0))
+        return bool(weights[index] * (evidence[index] - at) >= others)
+
+    for index, largest in enumerate(family_evidence(evidence[:, None], weights)):
+        assert refuted(index, largest * (1 - 1e-9))
+        assert not refuted(index, largest * (1 + 1e-9))
 
 
 def test_order_statistics_hold_the_median_as_the_sign_test_has_it() -> None:

@@ -130,7 +130,7 @@ def test_throughput_that_falls_with_load() -> None:
     verdict = judge(curve)
     assert verdict.trashing is not None
     assert verdict.trashing.evidence["low_offered_pps"] == 500e3
-    assert float(verdict.trashing.evidence["probability"]) > 0.99
+    assert float(verdict.trashing.evidence["share_of_draws"]) > 0.99
     assert verdict.trashing in verdict.warnings
 
 

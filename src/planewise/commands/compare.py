@@ -129,7 +129,7 @@ def _run_sentences(found: Analysis) -> list[str]:
 
 
 def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool) -> None:
-    from planewise.judge.statistics.sentences import change_text, level_text, summary
+    from planewise.judge.statistics.sentences import bound_text, change_text, level_text, summary
 
     out = console.out()
     for line in summary(family):
@@ -166,7 +166,7 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
                 *([one.stratum] if several else []),
                 f"{one.a} – {one.b}",
                 one.outcome,
-                change_text(one.change, one, family.metric),
+                bound_text(one.bound, change_text(one.change, one, family.metric)),
                 "too few blocks" if low == high == "unbounded" else f"{low} to {high}",
                 f"{one.rank_biserial:+.2f}",
                 _p_text(one.p_family),

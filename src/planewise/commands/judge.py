@@ -263,8 +263,8 @@ def _as_json(one: Judged, rule: Rule, plr: float) -> dict[str, object]:
         "plr": plr,
         "verdict": one.word,
         "reason": verdict.reason if verdict else _NOTHING_TO_JUDGE,
-        "probability_good": verdict.probability_good if verdict else None,
-        "probability_open": verdict.probability_open if verdict else None,
+        "share_good": verdict.share_good if verdict else None,
+        "share_open": verdict.share_open if verdict else None,
         "open": verdict.open if verdict else None,
         **_headroom_json(verdict),
         "pastrami": verdict.pastrami.word if verdict else None,
@@ -355,7 +355,7 @@ def _row(one: Judged) -> tuple[str, ...]:
     verdict = one.verdict
     return (
         one.label,
-        percent_text(round(verdict.probability_good, 2)) if verdict else "–",
+        percent_text(round(verdict.share_good, 2)) if verdict else "–",
         str(verdict.headroom) if verdict and verdict.headroom else "–",
         _pdr_cell(one),
         _load(verdict.saturation.offered_pps) if verdict and verdict.saturation else "–",

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from planewise.judge.curve import Curve, Floats, LoadPoint, RunTable
-from planewise.judge.probability import MIN_STEP, Draws, Drift, Moments, groups, lag1, normal_tail
+from planewise.judge.curve_draws import MIN_STEP, Draws, Drift, Moments, groups, lag1, normal_tail
 from planewise.units import percent_text, rate_text
 
 Evidence = Mapping[str, float | int | str]
@@ -344,8 +344,8 @@ def _trashing(ladder: Moments, draws: Draws) -> Iterator[Caution]:
         return
     low = peak + 1 + int(forwarded[peak + 1 :].argmin())
     drawn = draws.forwarded_pps
-    probability = float((drawn[:, low] < (1 - _MATERIAL_FALL) * drawn[:, peak]).mean())
-    if probability >= 1 - _ALPHA:
+    share = float((drawn[:, low] < (1 - _MATERIAL_FALL) * drawn[:, peak]).mean())
+    if share >= 1 - _ALPHA:
         fall = 1 - float(forwarded[low] / forwarded[peak])
         yield Caution(
             "trashing",
@@ -357,7 +357,7 @@ def _trashing(ladder: Moments, draws: Draws) -> Iterator[Caution]:
                 "peak_throughput_pps": float(forwarded[peak]),
                 "low_offered_pps": float(ladder.offered_pps[low]),
                 "low_throughput_pps": float(forwarded[low]),
-                "probability": probability,
+                "share_of_draws": share,
             },
         )
 

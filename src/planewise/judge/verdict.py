@@ -11,12 +11,12 @@ import numpy as np
 from scipy.special import betaincinv
 
 from planewise.errors import BadInputError
-from planewise.judge import probability
+from planewise.judge import curve_draws
 from planewise.judge.curve import Curve, Floats
+from planewise.judge.curve_draws import BAD, GOOD, OPEN, Draws, Drift, Moments
 from planewise.judge.diagnose import Caution, diagnose, host_busy
 from planewise.judge.headroom import LIMIT as HEADROOM_LIMIT
-from planewise.judge.headroom import headrooms
-from planewise.judge.probability import BAD, GOOD, OPEN, Draws, Drift, Moments
+from planewise.judge.headroom import Headrooms, headrooms
 from planewise.judge.rules import ETA, PUBLISHED_RULES, PublishedRule, RuleResult, apply_rule
 from planewise.units import percent_text, rate_text
 
@@ -27,7 +27,7 @@ Word = Literal["GOOD", "BAD", "UNDECIDED"]
 DRAWS = 6_000
 """Drawn curves of a verdict."""
 SURE = 0.95
-"""Probability from which a verdict is GOOD, or BAD."""
+"""Share of the draws from which a verdict is GOOD, or BAD."""
 MOST_DISTURBED = 0.033
 """GOOD needs so many runs that no larger share of them can be disturbed (95 %): 90 without one. If
 one run in twenty were disturbed, 90 would show none with a probability of 1 %."""
@@ -36,8 +36,12 @@ BORDER = 1.25
 this."""
 _NEAR = 0.03
 """How far below a knee a load is added, as a share."""
-_BUMP = 0.05
-_CERTAIN_FALL = 4.0
+_LOWEST = 1 / 3
+_WIDEST = 1 / 5
+"""GOOD needs loads from this share of PDR on, no further apart than that share: PDR holds only if
+no lower load loses more, and what was not measured is not known."""
+_TRACE = 1 / 500
+_CERTAIN_FALL = 3.0
 """Loss falls with load where it does by this share of the limit and so many standard errors."""
 _BEYOND = (1.1, 1.25)
 """Loads to try next where the ladder ends too early, as multiples of its last load."""
@@ -120,11 +124,11 @@ class Verdict:
     """PASTRAMI's accuracy at the first load over the limit: (UCL95 − PLR) / PLR."""
     disturbed_at_most: float
     """Share of runs that may be disturbed for all that was seen at the loads that decide (95 %)."""
-    probability_good: float
+    share_good: float
     """Share of drawn curves whose headroom is below its limit, whatever `rule` decided: a score
     that rises with the chance of GOOD, and no calibrated probability (docs/concepts/verdict.md has
     said against true). A ladder that ends or begins too early counts half."""
-    probability_open: float
+    share_open: float
     """Share of drawn curves of which the loads cannot tell, however many runs they have: they end
     or begin too early, or lie too far apart."""
     pdr: Estimate | None
@@ -184,16 +188,16 @@ def judge(
 ) -> Verdict:
     """Judges a curve. Deterministic for a seed; never raises for a valid curve.
 
-    `rule` decides the word; intervals, probability and warnings are the same for all rules.
+    `rule` decides the word; intervals, score and warnings are the same for all rules.
     `plr` is a ratio (0.005 is 0.5 %), `eta` the TIR below which a step is shown as saturated (no
     rule uses it), `draws` the number of drawn curves. BadInputError for an unknown rule or a limit
     that is no ratio.
     """
     _check(rule, plr)
     whole, curve = curve, curve.tested
-    ladder = probability.moments(curve)
-    drawn = probability.draw(ladder, plr=plr, draws=draws, seed=seed)
-    drift = probability.curve_drift(curve)
+    ladder = curve_draws.moments(curve)
+    drawn = curve_draws.draw(ladder, plr=plr, draws=draws, seed=seed)
+    drift = curve_draws.curve_drift(curve)
     if rule in PUBLISHED_RULES:
         decision = _published(rule, curve, plr)
     elif curve.untested:
@@ -215,8 +219,8 @@ def judge(
         pastrami=apply_rule("as-written", curve, plr),
         delta_ucl95=None if crossing is None else curve.points[crossing].delta_ucl95,
         disturbed_at_most=disturbed_at_most(*deciding_runs(ladder, plr)),
-        probability_good=drawn.probability_good if tested else 0.5,
-        probability_open=drawn.share(OPEN) if tested else 1.0,
+        share_good=drawn.share_good if tested else 0.5,
+        share_open=drawn.share(OPEN) if tested else 1.0,
         pdr=_pdr(ladder, drawn, plr) if tested else None,
         first_crossing=_first_crossing(ladder, drawn, plr) if tested else None,
         ndr=_ndr(curve) if tested else None,
@@ -246,7 +250,7 @@ def decide(
 ) -> Decision:
     """The verdict of the rule `planewise`: an equivalence test of headroom against its limit.
 
-    `sure` is the probability that GOOD and BAD need. Sweeps stop by this function, too.
+    `sure` is the share of the draws that GOOD and BAD need. Sweeps stop by this function, too.
     """
     good, bad, open_ = (drawn.share(outcome) for outcome in (GOOD, BAD, OPEN))
     if drift is not None and drift.material:
@@ -258,12 +262,8 @@ def decide(
         seen, runs = deciding_runs(ladder, plr)
         flat = f"beyond PDR throughput no longer rises, or by {size}"
         hidden = f"at most {percent_text(round(disturbed_at_most(seen, runs), 3))} of runs may be"
-        if (bump := _bump(ladder, plr)) is not None:
-            lossy, gap = rate_text(ladder.offered_pps[bump]), "between the loads beside it"
-            reason = (
-                f"more is lost at {lossy} than at higher loads, and {gap} it may pass the limit"
-            )
-            return Decision("UNDECIDED", "ladder too short", reason)
+        if (unseen := unseen_below(ladder, plr)) is not None:
+            return Decision("UNDECIDED", "ladder too short", unseen.reason)
         if runs < (needed := runs_for_good(seen)):
             few = f"{hidden} disturbed, as {runs} of the {needed} runs that GOOD needs were made"
             return Decision("UNDECIDED", "few runs", f"{flat}; but {few} at the loads that decide")
@@ -342,7 +342,7 @@ def next_loads(
     """Offered loads where further trials would decide most, most first."""
     if open_ == "ladder too short":
         return tuple(float(f"{load:.4g}") for load in missing_loads(ladder, drawn, plr))
-    gain = probability.sensitivity(drawn, ladder)
+    gain = curve_draws.sensitivity(drawn, ladder)
     if gain.max() <= 0:
         return ()
     order = np.argsort(-gain)[:most]
@@ -353,9 +353,9 @@ def missing_loads(ladder: Moments, drawn: Draws, plr: float) -> list[float]:
     """Loads that the ladder lacks: below it, beyond it, or between PDR's neighbours."""
     offered, over = ladder.offered_pps, np.flatnonzero(ladder.mean > plr)
     first, last = float(offered[0]), float(offered[-1])
-    if (bump := _bump(ladder, plr)) is not None:
-        beside = sorted({max(0, bump - 1), bump + 1}, key=lambda i: -float(ladder.mean[i]))
-        return [float(offered[bump] + offered[i]) / 2 for i in beside]
+    unseen = unseen_below(ladder, plr)
+    if unseen is not None and (unseen.traced or drawn.share(OPEN) <= 1 - SURE):
+        return unseen.loads_pps
     if float((drawn.first_over == 0).mean()) > 0.5:
         return [0.8 * first, 0.5 * first]
     if over.size == 0 or over[0] >= offered.size - 1:
@@ -368,20 +368,71 @@ def missing_loads(ladder: Moments, drawn: Draws, plr: float) -> list[float]:
     return [last * by for by in _BEYOND]
 
 
-def _bump(ladder: Moments, plr: float) -> int | None:
-    """A load below PDR that certainly loses more than a higher one does, neither more than the
-    limit, and whose neighbours are so far away that the limit may be passed between them."""
-    mean, scale, offered = ladder.mean, ladder.scale, ladder.offered_pps
-    over = np.flatnonzero(mean > plr)
-    below = int(over[0]) if over.size else mean.size
+@dataclass(frozen=True)
+class Unseen:
+    """Where below PDR loss may pass the limit, for all that was measured."""
+
+    loads_pps: list[float]
+    """Loads that would show it, most telling first."""
+    reason: str
+    traced: bool
+    """Whether a load that loses more than a higher one points there."""
+
+
+def unseen_below(ladder: Moments, plr: float) -> Unseen | None:
+    """What the ladder leaves unseen below PDR; None where nothing is, or where there is no PDR."""
+    over = np.flatnonzero(ladder.mean > plr)
+    below = int(over[0]) if over.size else ladder.mean.size
+    if below == 0:
+        return None
+    pdr_pps = float(_readings(ladder, plr).pdr_low_pps[0])
+    return _traced(ladder, below, plr) or _unmeasured(ladder.offered_pps[:below], pdr_pps)
+
+
+def _traced(ladder: Moments, below: int, plr: float) -> Unseen | None:
+    """A load that certainly loses more than a higher one, neither more than the limit, and whose
+    neighbours are so far away that the limit may be passed between them."""
+    mean, offered = ladder.ordinary_mean, ladder.offered_pps
+    error = ladder.deviation * np.sqrt(ladder.inflation / ladder.ordinary)
+    error = np.where(ladder.ordinary > 1, error, ladder.scale)
     for index in np.argsort(-mean[: max(0, below - 1)]):
         later = slice(index + 1, below)
         fall = mean[index] - mean[later]
-        certain = _CERTAIN_FALL * np.hypot(scale[index], scale[later])
-        gap = offered[index + 1] / offered[max(0, index - 1)] - 1
-        if (fall > np.maximum(certain, _BUMP * plr)).any() and gap > 2 * _NEAR:
-            return int(index)
+        certain = _CERTAIN_FALL * np.hypot(error[index], error[later])
+        lower = offered[index - 1] if index else max(offered[0] / 2, 2 * offered[0] - offered[1])
+        if (fall > np.maximum(certain, _TRACE * plr)).any() and offered[index + 1] / lower > (
+            1 + 2 * _NEAR
+        ) * (1 + 1e-9):
+            middles = {float(offered[index] + offered[index + 1]) / 2: mean[index + 1]}
+            middles[float(offered[index] + lower) / 2] = mean[index - 1] if index else 1.0
+            return Unseen(
+                sorted(middles, key=lambda load: -middles[load]),
+                f"more is lost at {rate_text(offered[index])} than at higher loads, and between "
+                "the loads beside it it may pass the limit",
+                traced=True,
+            )
     return None
+
+
+def _unmeasured(offered: Floats, pdr_pps: float) -> Unseen | None:
+    """Loads within the limit that begin too near to PDR, or lie too far apart."""
+    lowest, widest = _LOWEST * pdr_pps, _WIDEST * pdr_pps
+    known = offered if offered[0] <= lowest else np.append(0.9 * lowest, offered)
+    steps = np.diff(known)
+    wide = np.flatnonzero(steps > widest * 1.01)
+    wanted = [float(known[0])] if known.size > offered.size else []
+    for index in wide[::-1]:
+        parts = math.ceil(steps[index] / widest)
+        wanted.extend(known[index] + steps[index] * np.arange(1, parts) / parts)
+    if not wanted:
+        return None
+    if known.size > offered.size:
+        where = f"below {rate_text(offered[0])}"
+    else:
+        where = f"between {rate_text(known[wide[-1]])} and {rate_text(known[wide[-1] + 1])}"
+    reason = f"nothing was measured {where}, and loss may pass the limit there: GOOD needs loads "
+    reason += "from a third of PDR on, a fifth of PDR apart at most"
+    return Unseen(wanted, reason, traced=False)
 
 
 def _check(rule: str, plr: float) -> None:
@@ -451,10 +502,14 @@ def _not_told(ladder: Moments, drawn: Draws, plr: float, *, erratic: bool) -> st
     )
 
 
-def _pdr(ladder: Moments, drawn: Draws, plr: float) -> Estimate | None:
+def _readings(ladder: Moments, plr: float) -> Headrooms:
+    """PDR and headroom of the sample means."""
     mean = ladder.mean[None, :]
-    read = headrooms(ladder.offered_pps, mean, ladder.offered_pps * (1 - mean), plr)
-    value = float(read.pdr_low_pps[0])
+    return headrooms(ladder.offered_pps, mean, ladder.offered_pps * (1 - mean), plr)
+
+
+def _pdr(ladder: Moments, drawn: Draws, plr: float) -> Estimate | None:
+    value = float(_readings(ladder, plr).pdr_low_pps[0])
     if value == 0:
         return None
     low = _quantile(drawn.headroom.pdr_low_pps, 0.025)
@@ -500,7 +555,7 @@ def _saturation(ladder: Moments, drawn: Draws, plr: float, eta: float) -> Satura
     begin = max(int(over[0]), int(high[-1]) + 1 if high.size else 0)
     if begin >= offered.size - 1:
         return None
-    low_pps, high_pps = probability.quantiles(drawn.forwarded_pps[:, begin])
+    low_pps, high_pps = curve_draws.quantiles(drawn.forwarded_pps[:, begin])
     return Saturation(
         float(offered[begin]), float(offered[begin] * (1 - ladder.mean[begin])), low_pps, high_pps
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from planewise.judge.bounded import Bounded, exact, median_of
+from planewise.judge.bounded import Bound, Bounded, exact, median_of
 from planewise.judge.statistics import RunSample, observe
 from planewise.judge.statistics.metrics import cpu_metrics
 from planewise.judge.statistics.paired import median_interval
@@ -25,6 +25,8 @@ class Point:
     """A metric of one cell: the median over its blocks."""
 
     value: float
+    bound: Bound
+    """Whether at least half of the blocks have but a bound."""
     low: float | None
     """95 % interval by order statistics; None where it is open, as with fewer than six blocks."""
     high: float | None
@@ -68,7 +70,7 @@ def _metrics(data: RunData) -> Iterable[Curves]:
         if len({dict(factors)[GUESTS] for _, factors in cells}) > 1:
             quantities: dict[str, Quantity] = {"ns": "duration", "pps": "rate", "share": "share"}
             quantity = quantities[observed.metric.unit]
-            points = tuple(Item(*key, _point(values)) for key, values in cells.items())
+            points = tuple(Item(*key, point_of(values)) for key, values in cells.items())
             yield Curves(name, observed.metric.title, quantity, points)
 
 
@@ -81,7 +83,7 @@ def _loads(data: RunData) -> Iterable[Curves]:
             cells.setdefault(data.key(trial), []).append(trial)
     for unit, cells in by_unit.items():
         points = [
-            Item(*key, _point([exact(t.background.achieved) for t in trials if t.background]))
+            Item(*key, point_of([exact(t.background.achieved) for t in trials if t.background]))
             for key, trials in cells.items()
         ]
         title = "CPUs that the background guests burn"
@@ -90,10 +92,13 @@ def _loads(data: RunData) -> Iterable[Curves]:
         yield Curves(f"load-{unit}", title, "rate" if unit == "pps" else None, tuple(points))
 
 
-def _point(values: Sequence[Bounded]) -> Point:
+def point_of(values: Sequence[Bounded]) -> Point:
+    """The median over blocks with its interval; a bound where it is one."""
     low, high = median_interval(values)
+    median = median_of(values)
     return Point(
-        median_of(values).value,
+        median.value,
+        median.bound,
         low if math.isfinite(low) else None,
         high if math.isfinite(high) else None,
         len(values),

@@ -15,6 +15,7 @@ from planewise.judge.statistics import (
     observe,
 )
 from planewise.judge.statistics.pairing import OVERALL
+from planewise.judge.statistics.sentences import bound_text
 from planewise.report import theme
 from planewise.report.data import RunData
 from planewise.store.cells import by_series
@@ -90,6 +91,11 @@ def value_text(family: Family, value: float) -> str:
     )
 
 
+def said_change(one: Comparison) -> str:
+    """The change; a bound says so."""
+    return bound_text(one.bound, change_text(one, one.change))
+
+
 def interval_text(one: Comparison) -> str:
     """The change's 95 % interval."""
     return theme.interval(change_text(one, one.low), change_text(one, one.high))
@@ -104,9 +110,7 @@ def sentence(compared: Compared) -> str:
         if one.outcome in ("better", "worse"):
             first, second = (one.a, one.b) if one.outcome == "better" else (one.b, one.a)
             turned = family.find(first, second) or one
-            told.setdefault(str(first), []).append(
-                f"{second} ({change_text(turned, turned.change)})"
-            )
+            told.setdefault(str(first), []).append(f"{second} ({said_change(turned)})")
     same = [f"{one.a} and {one.b}" for one in overall if one.outcome == "practically the same"]
     unknown = [f"{one.a} and {one.b}" for one in overall if one.outcome == "not known"]
     parts = [f"{first} is better than {_some(others)}" for first, others in told.items()]

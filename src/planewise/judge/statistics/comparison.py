@@ -101,6 +101,8 @@ class Comparison:
     change: float
     """Of a against b: with `ratio` a/b − 1 (−0.2: a is 20 % less), else a − b in the metric's
     unit. Hodges-Lehmann estimate over blocks."""
+    bound: Bound
+    """Whether the change is but a bound."""
     low: float
     high: float
     """95 % confidence sequence of the change, of this comparison alone: it holds at all looks.
@@ -155,6 +157,7 @@ class Family:
 def turned(comparison: Comparison) -> Comparison:
     """The same comparison, b against a."""
     outcomes: Mapping[Outcome, Outcome] = {"better": "worse", "worse": "better"}
+    bounds: Mapping[Bound, Bound] = {"at least": "at most", "at most": "at least"}
     if comparison.scale == "ratio":
         change, low, high = (
             _inverse(value) for value in (comparison.change, comparison.high, comparison.low)
@@ -166,6 +169,7 @@ def turned(comparison: Comparison) -> Comparison:
         a=comparison.b,
         b=comparison.a,
         change=change,
+        bound=bounds.get(comparison.bound, comparison.bound),
         low=low,
         high=high,
         rank_biserial=-comparison.rank_biserial,
@@ -566,6 +570,7 @@ def _comparison(
         blocks=len(raw.blocks),
         scale=table.scale,
         change=change,
+        bound=raw.shifts.bound,
         low=low,
         high=high,
         rank_biserial=rank_biserial(raw.shifts.centre),

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, gammaincinv
 
-from planewise.judge.bounded import Bounded
+from planewise.judge.bounded import Bound, Bounded, bound_of
 
 Floats = NDArray[np.float64]
 
@@ -101,11 +101,14 @@ class Shifts:
     @property
     def estimate(self) -> float:
         """Hodges-Lehmann: the median of all averages of two shifts."""
-        values = self.centre
-        if values.size > MOST_WALSH:
-            values = np.quantile(values, (np.arange(MOST_WALSH) + 0.5) / MOST_WALSH)
-        i, j = np.triu_indices(values.size)
-        return float(np.median((values[i] + values[j]) / 2))
+        return _hodges_lehmann(self.centre)
+
+    @property
+    def bound(self) -> Bound:
+        """What the estimate is: a bound where that of the lower, or upper, ends is open."""
+        if np.isfinite(self.low).all() and np.isfinite(self.high).all():
+            return "exact"
+        return bound_of(_hodges_lehmann(self.low), _hodges_lehmann(self.high))
 
     def interval(self, alpha: float = 0.05) -> tuple[float, float]:
         """The shifts that were not refuted after any block, with two-sided error `alpha`.
@@ -115,6 +118,15 @@ class Shifts:
         low, high = _lower_end(self.low, 2 / alpha), -_lower_end(-self.high, 2 / alpha)
         estimate = self.estimate
         return min(low, estimate), max(high, estimate)
+
+
+def _hodges_lehmann(values: Floats) -> float:
+    if values.size > MOST_WALSH:
+        levels = (np.arange(MOST_WALSH) + 0.5) / MOST_WALSH
+        finite = bool(np.isfinite(values).all())
+        values = np.quantile(values, levels, method="linear" if finite else "nearest")
+    i, j = np.triu_indices(values.size)
+    return float(np.median((values[i] + values[j]) / 2))
 
 
 def _lower_end(shifts: Floats, enough: float) -> float:
@@ -156,14 +168,20 @@ def family_evidence(evidence: Floats, weights: Floats) -> Floats:
     w_i (e_i − c) ≥ Σ w_j (c − e_j)⁺. The largest such c at any time is what counts; so the chance
     of any false claim in the family, at any time, is at most 1/c.
     """
-    low, high = np.zeros_like(evidence), np.maximum(evidence, 1e-300)
-    for _ in range(40):
-        middle = (low + high) / 2
-        missing = np.maximum(middle[..., :, None, :] - evidence[..., None, :, :], 0.0)
-        others = np.einsum("j,...ijt->...it", weights, missing)
-        passed = weights[:, None] * (evidence - middle) >= others
-        low, high = np.where(passed, middle, low), np.where(passed, high, middle)
-    return np.asarray(low.max(axis=-1))
+    at_times = np.moveaxis(evidence, -1, -2)
+    order = np.argsort(at_times, axis=-1)
+    ordered, share = np.take_along_axis(at_times, order, axis=-1), weights[order]
+    # Σ w_j (c − e_j)⁺ is, between two neighbours in order, c·total − mass.
+    total, mass = np.cumsum(share, axis=-1), np.cumsum(share * ordered, axis=-1)
+    result = np.empty_like(at_times)
+    for weight in np.unique(weights):
+        knots = (total + weight) * ordered - mass
+        mine = weights == weight
+        for at in np.ndindex(at_times.shape[:-1]):
+            own = weight * at_times[at][mine]
+            last = np.maximum(np.searchsorted(knots[at], own, side="right") - 1, 0)
+            result[at][mine] = (own + mass[at][last]) / (total[at][last] + weight)
+    return np.asarray(result.max(axis=-2))
 
 
 def rank_biserial(shifts: ArrayLike) -> float:

@@ -67,12 +67,15 @@ def sentence(one: Comparison, family: Family) -> str:
     if math.isfinite(one.low) and math.isfinite(one.high):
         interval = f"{change_text(one.low, one, metric)} to {change_text(one.high, one, metric)}"
     evidence = f"{one.blocks} block{'s' if one.blocks != 1 else ''}"
+    known = f" (95 %: {interval}; {evidence})" if interval else f" ({evidence})"
     if one.outcome in ("better", "worse"):
+        lower = one.change < 0
+        # A change of -30 % at most is 30 % lower at least.
+        bound = (turned(one) if lower else one).bound
         how_much = change_text(abs(one.change), one, metric).removeprefix("+")
-        direction = "lower" if one.change < 0 else "higher"
         return (
-            f"{one.a} is {one.outcome} than {one.b}{where}: its {metric.title} is {how_much} "
-            f"{direction} (95 %: {interval}; {evidence})."
+            f"{one.a} is {one.outcome} than {one.b}{where}: its {metric.title} is "
+            f"{bound_text(bound, how_much)} {'lower' if lower else 'higher'}{known}."
         )
     margin = change_text(one.margin, one, metric).removeprefix("+")
     if one.outcome == "practically the same":
@@ -80,7 +83,6 @@ def sentence(one: Comparison, family: Family) -> str:
             f"{one.a} and {one.b} are practically the same{where} in {metric.title}: the "
             f"difference is surely below {margin} (95 %: {interval}; {evidence})."
         )
-    known = f" (95 %: {interval}; {evidence})" if interval else f" ({evidence})"
     return (
         f"Whether {one.a} or {one.b} is better{where} in {metric.title} is not known: {one.why}"
         f"{known}."

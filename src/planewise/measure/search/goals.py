@@ -140,7 +140,7 @@ class SearchVerdict:
     label: str
     """GOOD, BAD or UNDECIDED."""
     reason: str
-    probability_good: float | None = None
+    share_good: float | None = None
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class SearchResult:
             "goals": [result.to_json() for result in self.goals],
             "verdict": verdict.label if verdict else None,
             "verdict_reason": verdict.reason if verdict else "",
-            "probability_good": verdict.probability_good if verdict else None,
+            "share_good": verdict.share_good if verdict else None,
             "trials": len(self.trials),
             "verdict_trials": self.verdict_trials,
             "trial_seconds_s": self.trial_seconds_s,

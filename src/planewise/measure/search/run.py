@@ -90,7 +90,7 @@ def run_search(
         budget_s: traffic time plus overhead that may be spent; the search then ends with what
             it knows.
         overhead_s: what a trial costs beyond its traffic.
-        with_verdict: whether to judge the system by a short ladder around PDR, too; its trials
+        with_verdict: whether to judge the system by a sweep around PDR, too; its trials
             are counted with the search.
         progress: called after each trial.
 
@@ -109,7 +109,7 @@ def run_search(
     session = Session(measurer, Limits(budget_s, overhead_s), progress)
     results, stopped = chosen.search(session, unique)
     searched = len(session.trials)
-    verdict = find_verdict(session, results) if with_verdict else None
+    verdict = find_verdict(session, results, chosen.final_duration_s) if with_verdict else None
     find_trashing(session, results)
     return SearchResult(
         algorithm=chosen.name,

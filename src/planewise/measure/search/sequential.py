@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.judge import probability
+from planewise.judge import curve_draws
 from planewise.judge.curve import Bools, Curve, Floats, Ints, LoadPoint, Run, RunTable
 from planewise.judge.verdict import (
     DRAWS as JUDGE_DRAWS,
@@ -47,18 +47,18 @@ class SequentialPlan:
     first_runs: int = 2
     """Runs at each load before the first look."""
     min_runs: int = 3
-    """Runs at each load from the last one below the loss limit on, before it may stop."""
+    """Runs at each load (of BAD, from the last one below the loss limit on) before it may stop."""
     batch: int = 3
     """Trials between two looks, at least; a sixteenth of those done when that is more."""
     stop_at: float = 0.99
-    """Probability at which it stops; higher than the verdict's, as it looks many times."""
+    """Share of the draws at which it stops; higher than the verdict's, as it looks many times."""
     max_runs_per_load: int = 50
     max_mean_runs: float = 30.0
     """Budget: trials a load, on average over the ladder. GOOD takes 90 at the loads that decide."""
     max_traffic_s: float = math.inf
     """Budget: traffic time."""
-    max_extensions: int = 6
-    """Loads that may be added where the ladder ends too early, or where two lie too far apart."""
+    max_extensions: int = 12
+    """Loads that may be added where the ladder begins or ends too early, or has gaps."""
     draws: int = 1000
 
 
@@ -71,6 +71,10 @@ class _Load:
     """Those that the SUT limited."""
     limited: int = 0
     exhausted: bool = False
+
+
+class NothingMeasuredError(PlanewiseError):
+    """Not one trial of a sweep said anything of the system under test."""
 
 
 class Planner:
@@ -153,7 +157,8 @@ class Planner:
         if decision.open == "ladder too short":
             if added := self._extended(ladder, draws):
                 return [added] * self.plan.first_runs
-            if draws.share(probability.OPEN) >= self.plan.stop_at:
+            shares = draws.share(curve_draws.OPEN), draws.share(curve_draws.GOOD)
+            if max(shares) >= self.plan.stop_at:
                 return self._stop("ladder too short")
         if left <= 0:
             return self._stop("budget spent")
@@ -172,17 +177,17 @@ class Planner:
 
     def _look(
         self, sure: float = SURE, draws: int = JUDGE_DRAWS
-    ) -> tuple[probability.Moments, probability.Draws, Decision]:
+    ) -> tuple[curve_draws.Moments, curve_draws.Draws, Decision]:
         """What the judge would say to the runs so far; without arguments exactly that."""
         curve = Curve(
             "sweep", tuple(LoadPoint(at.offered_pps, at.runs) for at in self._ladder if at.runs)
         )
-        ladder = probability.moments(curve)
-        drawn = probability.draw(ladder, plr=self.plan.plr, draws=draws, seed=1)
-        drift = probability.curve_drift(curve)
+        ladder = curve_draws.moments(curve)
+        drawn = curve_draws.draw(ladder, plr=self.plan.plr, draws=draws, seed=1)
+        drift = curve_draws.curve_drift(curve)
         return ladder, drawn, decide(ladder, drawn, self.plan.plr, drift, sure)
 
-    def _extended(self, ladder: probability.Moments, draws: probability.Draws) -> float | None:
+    def _extended(self, ladder: curve_draws.Moments, draws: curve_draws.Draws) -> float | None:
         """Adds a load that the ladder lacks; None when it cannot."""
         if self._extensions == self.plan.max_extensions:
             return None
@@ -195,14 +200,14 @@ class Planner:
         return load
 
     def _missing(
-        self, moments: probability.Moments, count: Ints, free: Bools, *, good: bool
+        self, moments: curve_draws.Moments, count: Ints, free: Bools, *, good: bool
     ) -> Ints:
         """Loads (indices, repeated) that lack runs before it may stop, at GOOD or otherwise."""
         loads = np.array([load.offered_pps for load in self._ladder])
         over = np.flatnonzero(moments.mean > self.plan.plr)
         start = moments.offered_pps[max(0, int(over[0]) - 1)] if over.size else 0.0
         relevant = loads >= start * (1 - 1e-9)
-        short = np.where(free & relevant, np.maximum(0, self.plan.min_runs - count), 0)
+        short = np.where(free & (relevant | good), np.maximum(0, self.plan.min_runs - count), 0)
         if good:
             planned = count + short
             can = free & relevant
@@ -218,8 +223,8 @@ class Planner:
 
     def _where_it_decides(
         self,
-        moments: probability.Moments,
-        draws: probability.Draws,
+        moments: curve_draws.Moments,
+        draws: curve_draws.Draws,
         count: Ints,
         free: Bools,
         trials: int,
@@ -228,7 +233,7 @@ class Planner:
         loads = np.array([load.offered_pps for load in self._ladder])
         group = np.searchsorted(moments.offered_pps, loads * (1 + 1e-9)) - 1
         group = np.clip(group, 0, moments.offered_pps.size - 1)
-        worth = (probability.sensitivity(draws, moments) * (moments.count + 1))[group]
+        worth = (curve_draws.sensitivity(draws, moments) * (moments.count + 1))[group]
         worth = np.where(free, worth, 0.0)
         if worth.max() <= 0:
             worth = free.astype(np.float64)
@@ -323,9 +328,13 @@ def sweep_until_verdict(
             continue
         break
     if not any(not run.limited for at_load in runs.values() for run in at_load):
-        raise PlanewiseError(
-            f"none of {trials} trials says anything about the system under test: the generator, "
-            "the sink or the clock limited them all",
+        raise NothingMeasuredError(
+            f"none of {trials} trials says anything about the system under test: "
+            + (
+                "the generator, the sink or the clock limited them all"
+                if trials
+                else "none could be had"
+            ),
             remedy="offer lower loads, or measure the generator's own maximum first",
         )
     curve = Curve(name, tuple(LoadPoint(load, RunTable.of(at)) for load, at in runs.items()))

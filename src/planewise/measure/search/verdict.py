@@ -1,95 +1,85 @@
-"""A verdict for a search: a short ladder around the PDR that it found, judged.
+"""A verdict for a search: a sequential sweep around the PDR that it found.
 
 A search's own trials huddle at the edge, where the throughput's increase cannot be told from
-noise. A few loads further up can tell it; their cost is counted with the search.
+noise. Loads further up can tell it, loads down to a third of PDR whether less is lost there; their
+trials last as long as those that PDR is about, as shorter ones show what a queue holds, and their
+cost is counted with the search.
 """
 
 from __future__ import annotations
 
 import statistics
 
-from planewise.judge.curve import Curve, Run
-from planewise.judge.verdict import judge, runs_for_good
+from planewise.judge.curve import Run
 from planewise.measure.search.goals import Finding, GoalResult, SearchVerdict
+from planewise.measure.search.measurer import ExhaustedError
+from planewise.measure.search.sequential import (
+    NothingMeasuredError,
+    SequentialPlan,
+    sweep_until_verdict,
+)
 from planewise.measure.search.session import BudgetSpentError, Session
 
-LADDER = (0.7, 0.95, 1.12, 1.45, 1.9)
-"""Loads relative to PDR. The second is so near that little room is left for PDR below it."""
-_ROUNDS = (2, 3, 5)
-"""Runs at each load after which the judge is asked; the last is the most."""
-_DURATION_S = 0.3
-_ENOUGH = runs_for_good(0)
-"""Trials at the ladder's loads that decide before GOOD is said."""
+LADDER = (0.3, 0.45, 0.6, 0.75, 0.85, 0.95, 1.12, 1.45, 1.9)
+"""Loads relative to PDR. The one below it is so near that little room is left for PDR there."""
+_MEAN_RUNS = 12.0
+"""Budget: runs a load on average; GOOD takes 90 at the four loads that decide, three elsewhere."""
 _FALLEN = 0.9
 """Throughput below this share of that at the edge has fallen."""
 
 
-def ladder_loads(pdr_pps: float, max_load_pps: float) -> tuple[float, ...]:
-    """The ladder for a PDR, cut at the highest load."""
-    loads = [min(pdr_pps * share, max_load_pps) for share in LADDER]
-    return tuple(sorted({load for load in loads if load > 0}))
+def ladder_loads(pdr_pps: float, min_load_pps: float, max_load_pps: float) -> tuple[float, ...]:
+    """The ladder for a PDR, within the range of loads."""
+    loads = {min(pdr_pps * share, max_load_pps) for share in LADDER}
+    return tuple(sorted(load for load in loads if load >= min_load_pps))
 
 
-def find_verdict(session: Session, results: tuple[GoalResult, ...]) -> SearchVerdict:
-    """Judges the system at the loosest goal that was found. Never raises BudgetSpentError."""
+class _WithinBudget:
+    """A session as a measurer: no trials can be had once its budget is spent."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.min_load_pps, self.max_load_pps = session.min_load_pps, session.max_load_pps
+
+    def trial(self, offered_pps: float, duration_s: float) -> Run:
+        """See `Measurer`."""
+        try:
+            return self._session.measure(offered_pps, duration_s).run
+        except BudgetSpentError:
+            raise ExhaustedError("the budget of the search is spent") from None
+
+
+def find_verdict(
+    session: Session, results: tuple[GoalResult, ...], duration_s: float
+) -> SearchVerdict:
+    """Judges the system at the goal that was found and is nearest to a loss of 0.5 %.
+
+    `duration_s` is that of the trials which the goals are about. Never raises BudgetSpentError.
+    """
     found = [r for r in results if r.status == "found" and r.pps and r.goal.loss_ratio > 0]
     if not found:
         return SearchVerdict("UNDECIDED", "no PDR was found that could be judged")
     result = min(found, key=lambda r: abs(r.goal.loss_ratio - 0.005))
     assert result.pps is not None
-    loads = ladder_loads(result.pps, session.max_load_pps)
+    loads = ladder_loads(result.pps, session.min_load_pps, session.max_load_pps)
     if len([load for load in loads if load > result.pps * 1.05]) < 2:
         return SearchVerdict(
             "UNDECIDED",
             "PDR lies so near the highest load that saturation beyond it cannot be measured",
         )
-    runs: dict[float, list[Run]] = {load: [] for load in loads}
-    verdict = SearchVerdict("UNDECIDED", "the budget was spent before the ladder was measured")
-    done = 0
-    for rounds in _ROUNDS:
-        try:
-            for _ in range(rounds - done):
-                for load in loads:
-                    runs[load].append(session.measure(load, _DURATION_S).run)
-        except BudgetSpentError:
-            return verdict
-        done = rounds
-        judged = judge(Curve.from_runs("search", runs), plr=result.goal.loss_ratio)
-        verdict = SearchVerdict(judged.verdict, judged.reason, judged.probability_good)
-        if judged.verdict == "BAD" or judged.open == "few runs":
-            break
-    if judged.open != "few runs" and judged.verdict != "GOOD":
-        return verdict
-    return _doubted(_confirmed(verdict, session, runs, result.goal.loss_ratio), session)
-
-
-def _confirmed(
-    verdict: SearchVerdict, session: Session, runs: dict[float, list[Run]], plr: float
-) -> SearchVerdict:
-    """The verdict once so many trials were made that disturbed ones would be among them."""
-    deciding = [load for load in runs if load > min(runs)]
+    plan = SequentialPlan(plr=result.goal.loss_ratio, max_mean_runs=_MEAN_RUNS)
     try:
-        while sum(len(runs[load]) for load in deciding) < _ENOUGH:
-            for load in deciding:
-                runs[load].append(session.measure(load, _DURATION_S).run)
-    except BudgetSpentError:
-        return SearchVerdict(
-            "UNDECIDED",
-            f"the budget was spent before {_ENOUGH} trials would have shown rare bad ones",
-            verdict.probability_good,
+        swept = sweep_until_verdict(
+            _WithinBudget(session), loads, duration_s=duration_s, plan=plan, extend=True
         )
-    judged = judge(Curve.from_runs("search", runs), plr=plr)
-    return SearchVerdict(judged.verdict, judged.reason, judged.probability_good)
-
-
-def _doubted(verdict: SearchVerdict, session: Session) -> SearchVerdict:
-    """A few runs a load cannot make up for a system that changes or has bad trials."""
-    if verdict.label != "GOOD":
-        return verdict
+    except NothingMeasuredError as error:
+        return SearchVerdict("UNDECIDED", error.what)
+    judged = swept.verdict
     for finding in session.findings:
-        if finding.code in ("outliers", "drift", "not-monotone"):
-            return SearchVerdict("UNDECIDED", finding.message, verdict.probability_good)
-    return verdict
+        # Its runs cannot make up for a system that changed, or had bad trials, before.
+        if judged.verdict == "GOOD" and finding.code in ("outliers", "drift", "not-monotone"):
+            return SearchVerdict("UNDECIDED", finding.message, judged.share_good)
+    return SearchVerdict(judged.verdict, judged.reason, judged.share_good)
 
 
 def find_trashing(session: Session, results: tuple[GoalResult, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from planewise.judge.statistics.sentences import bound_text
 from planewise.report import facets, theme
 from planewise.report.data import RunData
 from planewise.report.facets import Page
@@ -33,13 +34,13 @@ def figure(curves: Curves, page: Page[Point], planes: Sequence[str], *, name: st
     points = [item.content for item in page.items]
     ends = [end for one in points for end in (one.low, one.value, one.high) if end is not None]
     span = Span.of(ends)
-    show = shown(curves)
+    said = shown(curves)
     least = min(page.items, key=lambda item: item.content.value)
     most = max(page.items, key=lambda item: item.content.value)
     label = f", {page.label}" if page.label else ""
     lead = (
-        f"Least {show(least.content.value)} ({least.series}, {words(least.factors)}), most "
-        f"{show(most.content.value)} ({most.series}, {words(most.factors)})."
+        f"Least {said(least.content)} ({least.series}, {words(least.factors)}), most "
+        f"{said(most.content)} ({most.series}, {words(most.factors)})."
     )
     return Figure(
         name=name,
@@ -56,27 +57,32 @@ def figure(curves: Curves, page: Page[Point], planes: Sequence[str], *, name: st
             planes,
             span,
             curves.quantity or "number",
-            lambda slots, plot: _marks(slots, plot, show),
+            lambda slots, plot: _marks(slots, plot, said),
             width,
         ),
         table=table(curves, page),
     )
 
 
-def shown(curves: Curves) -> Callable[[float], str]:
-    """How a value is written."""
+def _number(curves: Curves) -> Callable[[float], str]:
     if curves.quantity is None:
         return lambda value: f"{value:.3g}"
     return {"duration": time_text, "rate": rate_text, "share": theme.share}[curves.quantity]
 
 
-def _marks(slots: Sequence[Slot[Point]], plot: Plot, show: Callable[[float], str]) -> list[Spec]:
+def shown(curves: Curves) -> Callable[[Point], str]:
+    """How the value of a point is written: a bound as one."""
+    number = _number(curves)
+    return lambda point: bound_text(point.bound, number(point.value))
+
+
+def _marks(slots: Sequence[Slot[Point]], plot: Plot, said: Callable[[Point], str]) -> list[Spec]:
     rows: list[Row] = [
         {
             "series": slot.series,
             "place": round(slot.centre),
             "value": plot.span.inside(slot.item.content.value),
-            "hover": f"{slot.series}, {words(slot.item.factors)}: {show(slot.item.content.value)}",
+            "hover": f"{slot.series}, {words(slot.item.factors)}: {said(slot.item.content)}",
         }
         for slot in slots
     ]
@@ -101,7 +107,7 @@ def _marks(slots: Sequence[Slot[Point]], plot: Plot, show: Callable[[float], str
 
 def table(curves: Curves, page: Page[Point]) -> Table:
     """The points in numbers."""
-    show = shown(curves)
+    said, number = shown(curves), _number(curves)
     common = common_factors(item.factors for item in page.items)
     return Table(
         columns=("Load", "Plane", "Median over blocks", "95 % interval", "Blocks"),
@@ -109,8 +115,8 @@ def table(curves: Curves, page: Page[Point]) -> Table:
             (
                 words(item.factors, common),
                 item.series,
-                Value(show(item.content.value), item.content.value),
-                _interval(item.content, show),
+                Value(said(item.content), item.content.value),
+                _interval(item.content, number),
                 Value(str(item.content.blocks), item.content.blocks),
             )
             for item in page.items
@@ -120,5 +126,5 @@ def table(curves: Curves, page: Page[Point]) -> Table:
 
 def _interval(point: Point, show: Callable[[float], str]) -> Entry:
     if point.low is None or point.high is None:
-        return Missing("open: it takes six blocks")
+        return Missing("open: too few blocks, or a bound")
     return theme.interval(show(point.low), show(point.high))

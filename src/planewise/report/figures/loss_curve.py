@@ -215,7 +215,7 @@ def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
                 _estimate(item.verdict.pdr, item.verdict.no_pdr),
                 _estimate(item.verdict.ndr, item.verdict.no_ndr),
                 _saturation(item.verdict),
-                Value(_probability(item.verdict.probability_good), item.verdict.probability_good),
+                Value(_share(item.verdict.share_good), item.verdict.share_good),
                 Value(str(len(item.verdict.warnings)), len(item.verdict.warnings)),
             )
             for item in items
@@ -480,7 +480,7 @@ def _estimate(estimate: Estimate | None, why: str) -> Entry:
     return Value(_said(estimate), estimate.low_pps)
 
 
-def _probability(value: float) -> str:
+def _share(value: float) -> str:
     """Drawn curves are counted: what was never seen is rare, not impossible."""
     if value < 0.001:
         return "< 0.1 %"

@@ -1,10 +1,11 @@
-"""How probable it is that a curve's headroom is below its limit. Knows no testbed.
+"""Draws of the curves that the runs allow, and of their headroom. Knows no testbed.
 
 The model, and why it is this one, is in docs/concepts/verdict.md. In short: at each load the
 true mean PLR has Student's distribution around the sample mean; its scale comes from the runs'
 deviation, shrunk towards what loads of such a loss usually show (so that two runs that happen to
 agree prove little) and widened where consecutive runs resemble each other. Drawing the means of
-all loads together, many times, and reading the headroom of each draw gives the probabilities.
+all loads together, many times, and reading the headroom of each draw gives shares of draws: scores,
+no calibrated probabilities.
 """
 
 from __future__ import annotations
@@ -151,9 +152,9 @@ class Draws:
         return float((self.outcome == outcome).mean())
 
     @property
-    def probability_good(self) -> float:
-        """Probability that headroom is below its limit, PDR being anywhere between its readings; a
-        draw that the ladder leaves open at one end counts half."""
+    def share_good(self) -> float:
+        """Share of draws whose headroom is below its limit, PDR being anywhere between its
+        readings; a draw that the ladder leaves open at one end counts half."""
         between = self.headroom.between
         low = np.where(self.outcome == BAD, 0.0, 0.5)
         return float(np.where(np.isnan(between), low, between < HEADROOM_LIMIT).mean())
@@ -165,9 +166,9 @@ class Draws:
 
     @property
     def shown(self) -> float:
-        """The greatest probability that one and the same load has more headroom than the limit.
+        """The greatest share of draws in which one and the same load has more than the limit.
 
-        That some load of many has is probable wherever runs vary much: every draw of an erratic
+        Some load of many has it in most draws wherever runs vary much: every draw of an erratic
         curve has such a load, each another. That proves nothing about the system.
         """
         more = self.forwarded_pps >= (1 + HEADROOM_LIMIT) * self.headroom.at_pdr_pps[:, None]
@@ -418,7 +419,7 @@ def _smoothed(ladder: Moments, start: int, forwarded: Floats, rng: np.random.Gen
 def sensitivity(draws: Draws, ladder: Moments, bins: int = 12) -> Floats:
     """How much one more run at each load would tell about the outcome, shape (G,).
 
-    First-order sensitivity (Sobol): the variance over draws of the probability of GOOD given
+    First-order sensitivity (Sobol): the variance over draws of the share of GOOD given
     the load's mean, times the share of that mean's variance that one run removes, 1/(K + 1).
     """
     total = draws.outcome.size
