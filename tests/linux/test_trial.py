@@ -300,6 +300,18 @@ def test_every_backend_accounts_for_every_frame(
     assert output["latency"]["min_ns"] > 0
 
 
+def test_a_generator_that_is_asked_for_too_much_still_accounts_for_every_frame(
+    netns_pair: Network,
+) -> None:
+    needs_kernel_backends(netns_pair)
+    load = ("--rate", "3M", "--duration", "0.3", "--backend", "xsk", "--sink", "xdp-native")
+    done = trial(netns_pair, *load)
+    assert done.code == 0, done.stderr
+    output = done.output
+    assert output["sent"] == output["received"] + output["lost"] < 0.9 * output["planned"]
+    assert output["unexplained"] == 0, output["loss"]
+
+
 def test_the_kernels_account_of_a_forwarder_is_exact(netns_relay: Network) -> None:
     with forwarder(netns_relay.middle, drop=3, twice=5, hold=7):
         load = ("--rate", "500", "--duration", "1", "--drain", "10")

@@ -14,7 +14,7 @@ use xdp::umem::{FrameSize, UmemCfgBuilder};
 use xdp::{CompletionRing, FillRing, RingConfigBuilder, TxRing};
 
 use super::kernel::os_reason;
-use super::order::{Generated, Generator, Order};
+use super::order::{GRACE_NS, Generated, Generator, Order};
 use super::packet::{Sent, down_or_gone, paced};
 use crate::error::{Error, Result};
 use crate::frame::Template;
@@ -51,6 +51,8 @@ pub struct XskGenerator {
     backend: &'static str,
     batch: u16,
     cpu: Option<usize>,
+    /// Frames handed over that the kernel has not completed.
+    outstanding: u64,
 }
 
 // SAFETY: the rings and frames are mappings that this value owns and that any thread may use; it is
@@ -122,6 +124,7 @@ impl XskGenerator {
                 backend: if zero_copy { ZERO_COPY } else { COPY },
                 batch,
                 cpu,
+                outstanding: 0,
             })
         })
     }
@@ -129,7 +132,7 @@ impl XskGenerator {
     /// Stamps `count` frames from `sequence` on, fewer where so many are still on their way, and
     /// hands them over in order.
     fn send(&mut self, sequence: u64, count: usize) -> Result<Sent> {
-        self.completions.dequeue(&mut self.umem, FRAMES as usize);
+        self.complete();
         let tx_ns = clock::realtime_ns();
         for index in 0..count.min(self.slab.available()) {
             // SAFETY: the socket, which is closed before the memory is, has the packet until its
@@ -144,7 +147,32 @@ impl XskGenerator {
         while let Some(packet) = self.slab.pop_back() {
             self.umem.free_packet(packet);
         }
+        self.outstanding += frames;
         Ok(Sent { frames, refused: self.kick()? })
+    }
+
+    /// Takes back the places of frames that have left.
+    fn complete(&mut self) {
+        let done = self.completions.dequeue(&mut self.umem, FRAMES as usize);
+        self.outstanding = self.outstanding.saturating_sub(done as u64);
+    }
+
+    /// Waits until what lies in the ring has left, for as long as a generator may be behind: at
+    /// overload the kernel has not seen all of it when the order ends. What stays never leaves.
+    fn drain(&mut self, done: &mut Generated) {
+        let until_ns = clock::monotonic_ns() + GRACE_NS;
+        self.complete();
+        while self.outstanding > 0 && clock::monotonic_ns() < until_ns {
+            match self.kick() {
+                Ok(refused) => done.refused += refused,
+                Err(error) => {
+                    done.error.get_or_insert(error);
+                    break;
+                }
+            }
+            self.complete();
+        }
+        done.sent = done.sent.saturating_sub(self.outstanding);
     }
 
     /// Has the kernel look at the ring until it has seen all of it; returns how many frames the
@@ -208,8 +236,10 @@ impl Generator for XskGenerator {
     }
 
     fn run(&mut self, order: &Order, sent_so_far: &AtomicU64) -> Generated {
-        paced(order, sent_so_far, (self.cpu, self.batch), |sequence, count| {
-            self.send(sequence, count)
-        })
+        let pace = (self.cpu, self.batch);
+        let mut done =
+            paced(order, sent_so_far, pace, |sequence, count| self.send(sequence, count));
+        self.drain(&mut done);
+        done
     }
 }
