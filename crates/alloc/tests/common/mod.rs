@@ -1,10 +1,11 @@
 //! Snapshots for tests.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use pw_alloc::Snapshot;
 use pw_alloc::model::{
     GuestId, GuestView, Health, Holding, Origin, Rate, Stance, VfId, VfState, VfView, Wish,
 };
+use pw_alloc::settings::{PolicyKind, Settings};
+use pw_alloc::{Allocator, Snapshot};
 
 pub fn rate(pps: f64) -> Option<Rate> {
     Some(Rate { pps, bytes_per_s: pps * 100.0, origin: Origin::HostSide, blind_ms: 0 })
@@ -118,4 +119,27 @@ pub fn brief(now: &Snapshot) -> String {
         })
         .collect();
     format!("{vfs:?}\n{}", guests.join("\n"))
+}
+
+pub fn settings(policy: PolicyKind) -> Settings {
+    Settings {
+        policy,
+        max_moves: None,
+        min_residency_s: 0.0,
+        interval_s: 1.0,
+        ..Settings::default()
+    }
+}
+
+pub fn allocator(settings: Settings) -> Allocator {
+    Allocator::new(settings).expect("sound settings")
+}
+
+/// Observes, decides and performs at once.
+pub fn turn(allocator: &mut Allocator, now: &mut Snapshot) -> usize {
+    allocator.observe(now);
+    let plan = allocator.decide(now).plan;
+    *now = plan.try_on(now).expect("a plan that can be performed");
+    allocator.commit(&plan, now.now_ms);
+    plan.given()
 }

@@ -8,9 +8,10 @@ docs/concepts/statistics.md.
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
@@ -158,20 +159,15 @@ def turned(comparison: Comparison) -> Comparison:
     """The same comparison, b against a."""
     outcomes: Mapping[Outcome, Outcome] = {"better": "worse", "worse": "better"}
     bounds: Mapping[Bound, Bound] = {"at least": "at most", "at most": "at least"}
-    if comparison.scale == "ratio":
-        change, low, high = (
-            _inverse(value) for value in (comparison.change, comparison.high, comparison.low)
-        )
-    else:
-        change, low, high = -comparison.change, -comparison.high, -comparison.low
+    other: Callable[[float], float] = _inverse if comparison.scale == "ratio" else operator.neg
     return replace(
         comparison,
         a=comparison.b,
         b=comparison.a,
-        change=change,
+        change=other(comparison.change),
         bound=bounds.get(comparison.bound, comparison.bound),
-        low=low,
-        high=high,
+        low=other(comparison.high),
+        high=other(comparison.low),
         rank_biserial=-comparison.rank_biserial,
         outcome=outcomes.get(comparison.outcome, comparison.outcome),
     )
