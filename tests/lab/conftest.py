@@ -30,6 +30,12 @@ LAB = lab.LabSpec("t", pfs=2, memory_mib=1024, cpus=1)
 _LAST = "test_lab.py"
 """The module that has a host panic, and takes the lab down."""
 
+NESTED = pytest.mark.skipif(
+    not os.environ.get("PLANEWISE_NESTED"),
+    reason="takes minutes of a machine that has nothing else to do (set PLANEWISE_NESTED=1)",
+)
+"""Virtual machines in a lab's host: CPUs that are emulated by emulated CPUs."""
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

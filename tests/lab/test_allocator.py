@@ -394,7 +394,7 @@ def test_a_labelled_container_of_docker_is_found_moved_live_and_leaves_its_vf_wh
     shell(b, "ip address add 198.18.8.2/24 dev pf1")
     try:
         with a.start(["sh", "-ec", DOCKERD]) as docker, running(a, config) as daemon:
-            until(a, f"[ -S {DIRECTORY}/docker/socket ]")
+            until(a, f"{DOCKER} version")  # its socket is there before it answers
             a.run(["sh", "-ec", NETWORK, "sh", a.probe], timeout_s=PATIENCE_S).check()
             started = time.monotonic()
             # Docker says that it runs; nobody else does.

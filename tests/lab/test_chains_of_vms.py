@@ -5,7 +5,6 @@ Their CPUs are emulated by an emulated CPU: few packets, and no assertion about 
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -15,17 +14,11 @@ from planewise.store.rundir import RunReader
 from planewise.testbed import ledger
 from planewise.testbed.remote import LabHost
 
-from .conftest import Run
+from .conftest import NESTED, Run
 from .test_hosted import HOSTS, come_back, states
 from .test_vms import guests_on, kill_after_a_trial
 
-pytestmark = [
-    pytest.mark.timeout(5400),
-    pytest.mark.skipif(
-        not os.environ.get("PLANEWISE_NESTED"),
-        reason="takes minutes of a machine that has nothing else to do (set PLANEWISE_NESTED=1)",
-    ),
-]
+pytestmark = [pytest.mark.timeout(5400), NESTED]
 
 WAIT_S = 2400
 """For what is waited for: a minute where nothing else runs, many on a busy machine."""

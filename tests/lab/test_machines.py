@@ -27,9 +27,9 @@ from planewise.testbed.vfs import find_planewised
 from planewise.testbed.vms.daemon import Libvirt
 from planewise.testbed.vms.platform import Platform, check, platform_of
 
-from .conftest import UpLab
+from .conftest import NESTED, UpLab
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.timeout(2400), NESTED]
 
 GUEST, MAC = "198.18.0.10", "52:54:00:12:34:10"
 PEER = "198.18.0.2"

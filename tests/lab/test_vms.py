@@ -5,7 +5,6 @@ Their CPUs are emulated by an emulated CPU: few packets, and no assertion about 
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -17,16 +16,10 @@ from planewise.store.rundir import RunReader
 from planewise.testbed import ledger
 from planewise.testbed.remote import LabHost
 
-from .conftest import PLANEWISE, Run
+from .conftest import NESTED, PLANEWISE, Run
 from .test_hosted import HOSTS, come_back, states
 
-pytestmark = [
-    pytest.mark.timeout(5400),
-    pytest.mark.skipif(
-        not os.environ.get("PLANEWISE_NESTED"),
-        reason="takes minutes of a machine that has nothing else to do (set PLANEWISE_NESTED=1)",
-    ),
-]
+pytestmark = [pytest.mark.timeout(5400), NESTED]
 
 WAIT_S = 2400
 """For what is waited for: a minute where nothing else runs, many on a busy machine."""
