@@ -77,7 +77,7 @@ def _switch(path: Path) -> SwitchPrice:
     from pydantic import ValidationError
 
     from planewise.advise.gain_profile import switch_price
-    from planewise.commands.alloc.client import Status
+    from planewise.commands.alloc.client import FORMAT, Status
 
     try:
         status = Status.model_validate_json(path.read_bytes())
@@ -90,6 +90,12 @@ def _switch(path: Path) -> SwitchPrice:
             where=str(path),
             remedy="planewise alloc status --json > FILE",
         ) from error
+    if status.format != FORMAT:
+        raise BadInputError(
+            f"this status is of format {status.format}, this planewise reads format {FORMAT}",
+            where=str(path),
+            remedy="update planewise and planewised to the same version",
+        )
     took_s: dict[str, list[float]] = {"give": [], "take": []}
     for move in status.moves:
         completed = move.ending is not None and move.ending.how == "completed"

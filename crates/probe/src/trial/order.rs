@@ -83,8 +83,8 @@ pub trait Generator: Send {
     /// The interface vanished, is down, or cannot take the frame.
     fn send_one(&mut self, sequence: u64) -> Result<u64>;
 
-    /// Carries out `order` as soon as it can, on the CPU that it was opened for. `sent` is the number of frames so far, for other threads to read. Errors are in the
-    /// result, beside what was done until then.
+    /// Carries out `order` as soon as it can, on the CPU that it was opened for. `sent` is the number of
+    /// frames so far, for other threads to read. Errors are in the result, beside what was done until then.
     fn run(&mut self, order: &Order, sent: &AtomicU64) -> Generated;
 }
 
