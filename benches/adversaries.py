@@ -2,7 +2,8 @@
 
     python benches/adversaries.py                 comparisons: 400 families a case
     python benches/adversaries.py --families 4000
-    python benches/adversaries.py --verdicts 60   verdicts instead: 60 systems a case
+    python benches/adversaries.py --verdicts 60   verdicts instead: 60 systems a case; with
+                                                  --minutes 20 as many as were done by then
 
 Each case is a world without any difference between planes (with `power`: one plane is 10 % slower)
 that breaks a test which assumes too much: drift, a state of each plane in each block, planes with
@@ -21,6 +22,7 @@ loads; a search has its own ladder. Prints figures with Clopper-Pearson bounds a
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -34,7 +36,7 @@ from scipy.special import betaincinv
 from planewise.judge import adversaries, synthetic
 from planewise.judge.curve import Curve, Run
 from planewise.judge.headroom import LIMIT
-from planewise.judge.statistics.comparison import ALPHA, family_weights
+from planewise.judge.statistics.comparison import ALPHA, MARGIN, family_weights
 from planewise.judge.statistics.paired import capital, family_evidence
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.verdict import Verdict, judge
@@ -48,6 +50,7 @@ World = Callable[[np.random.Generator, int, int, bool], Floats]
 PLANES, LOADS = 3, 3
 LOOKS = (2, 3, 5, 8, 12, 20)
 PAIRS = tuple(combinations(range(PLANES), 2))
+STRATA = [OVERALL] * len(PAIRS) + ["one"] * (LOADS * len(PAIRS))
 
 
 def in_order(
@@ -136,17 +139,44 @@ WORLDS: dict[str, World] = {
 }
 
 
+def shifts_of(values: Floats) -> Floats:
+    """Shifts of the twelve comparisons in each block, shape (families, blocks, 12)."""
+    strata = [values.mean(axis=2), *(values[:, :, load] for load in range(LOADS))]
+    return np.stack([s[..., a] - s[..., b] for s in strata for a, b in PAIRS], axis=-1)
+
+
 def evidence(values: Floats) -> Floats:
     """Evidence of the twelve comparisons after each block, shape (families, 12, blocks)."""
-    strata = [values.mean(axis=2), *(values[:, :, load] for load in range(LOADS))]
-    shifts = np.stack([s[..., a] - s[..., b] for s in strata for a, b in PAIRS], axis=-1)
-    in_time = np.moveaxis(shifts, 1, 0)
+    in_time = np.moveaxis(shifts_of(values), 1, 0)
     return np.moveaxis((capital(in_time) + capital(-in_time)) / 2, 0, -1)
+
+
+def false_sameness(families: int, seed: int) -> None:
+    """A table of worlds whose planes are 5.2 and 10.4 % apart: *practically the same* (margin 5 %)
+    is false of all three pairs."""
+    print("\n| world, planes 5.2 % apart | looks | families | with a false *the same* | at most |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    weights = family_weights(STRATA)
+    margin = math.log1p(MARGIN)
+    for name in ("drift", "plane x block 3 %", "two states", "ties"):
+        rng = np.random.default_rng(seed)
+        values = WORLDS[name](rng, families, LOOKS[-1], False)
+        values += math.log(1.052) * np.arange(PLANES)
+        for blocks in (8, LOOKS[-1]):
+            in_time = np.moveaxis(shifts_of(values[:, :blocks]), 1, 0)
+            same = np.minimum(capital(in_time + margin), capital(margin - in_time))
+            said = family_evidence(np.moveaxis(same, 0, -1), weights) >= 1 / ALPHA
+            count = int(said.any(axis=1).sum())
+            print(
+                f"| {name} | up to {blocks} blocks | {families} | {count} "
+                f"({100 * count / families:.1f} %) | {100 * upper_bound(count, families):.1f} % |",
+                flush=True,
+            )
 
 
 def claims(values: Floats) -> NDArray[np.bool_]:
     """Whether a difference is claimed, shape (families, 12), looking after every block."""
-    weights = family_weights([OVERALL] * len(PAIRS) + ["one"] * (LOADS * len(PAIRS)))
+    weights = family_weights(STRATA)
     return np.asarray(family_evidence(evidence(values), weights) >= 1 / ALPHA)
 
 
@@ -255,14 +285,22 @@ def word(verdict: Verdict) -> str:
     return verdict.open.upper() if verdict.open else verdict.verdict
 
 
-def verdicts(systems: int, first: int, searches: bool) -> None:
-    """False and right verdicts of `judge`, of sweeps and of searches, and calibration."""
+def verdicts(systems: int, first: int, searches: bool, minutes: float) -> None:
+    """False and right verdicts of `judge`, of sweeps and of searches, and calibration.
+
+    A round has a system of each case; the rounds that were begun within the minutes are finished.
+    """
     tallies: dict[str, Tally] = defaultdict(Tally)
     cases: dict[str, Tally] = defaultdict(Tally)
     said: list[tuple[float, bool]] = []
     kept = 0
-    for kind, noise in CASES:
-        for index in range(first, first + systems):
+    end = time.monotonic() + 60 * minutes
+    done = 0
+    for index in range(first, first + systems):
+        if time.monotonic() > end:
+            break
+        done += 1
+        for kind, noise in CASES:
             system, loads = system_of(kind, noise, index)
             if len(loads) < 3:
                 continue
@@ -296,7 +334,7 @@ def verdicts(systems: int, first: int, searches: bool) -> None:
                 found = run_search(system.start(index + 2 * 10**6), with_verdict=True).verdict
                 assert found is not None
                 tallies["search"].add(truth, found.label if found.label != "UNDECIDED" else "OTHER")
-    print(f"\n| source | {HEAD}")
+    print(f"systems a case: {done}\n\n| source | {HEAD}")
     for name, tally in sorted(tallies.items()):
         print(f"| {name} | {tally.row()} |")
     print(f"\n| case, `judge` and sweep | {HEAD}")
@@ -327,15 +365,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--families", type=int, default=400)
     parser.add_argument("--verdicts", type=int, help="verdicts instead: systems a case")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of verdicts, at most")
     parser.add_argument("--searches", action="store_true", help="verdicts of searches, too")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     begin = time.monotonic()
     if given.verdicts:
-        verdicts(given.verdicts, 1000 * given.seed, given.searches)
+        verdicts(given.verdicts, 1000 * given.seed, given.searches, given.minutes)
     else:
         false_claims(given.families, given.seed)
         power(given.families, given.seed)
+        false_sameness(given.families, given.seed)
     print(f"\n{time.monotonic() - begin:.0f} s")
 
 

@@ -3,16 +3,21 @@
 import numpy as np
 import pytest
 
-from planewise.measure.search.median import Readings, draw_median, sets_of
+from planewise.measure.search.median import Readings, draw_median, open_above, sets_of
 
 
-def interval(values, *, bounds=None, trending=0.0, seed=1):
+def readings_of(values, bounds=None, most=None):
     values = np.asarray(values)
     bounds = np.zeros(values.size, dtype=bool) if bounds is None else bounds
+    most = float(values.max()) if most is None else most
     times = np.arange(float(values.size))
-    readings = Readings(np.repeat(values[None, :], 4, axis=0), bounds, times)
+    return Readings(np.repeat(values[None, :], 4, axis=0), bounds, times, most)
+
+
+def interval(values, *, bounds=None, trending=0.0, seed=1, most=None):
+    readings = readings_of(values, bounds, most)
     drawn = draw_median(
-        readings, np.random.default_rng(seed), 1000, trending, (values.size - 1) / 2
+        readings, np.random.default_rng(seed), 1000, trending, (len(values) - 1) / 2
     )
     assert drawn is not None
     return np.quantile(drawn[0], [0.025, 0.975]), float(drawn[1].mean())
@@ -70,6 +75,26 @@ def test_bounds_count_as_larger_and_those_below_all_readings_not_at_all():
     assert interval(below, bounds=bounds)[0] == pytest.approx([plain_low, plain_high], abs=0.05)
 
 
+def test_bounds_above_all_readings_reach_up_to_the_most_that_was_found():
+    # Half of the trials found more than the other half: how much more, none of them could tell.
+    values = np.concatenate([np.linspace(0.0, 0.1, 8), np.full(8, 0.2)])
+    bounds = np.arange(16) >= 8
+    assert open_above(readings_of(values, bounds))
+    (low, high), _ = interval(values, bounds=bounds, most=3.0)
+    assert low < 0.1
+    assert high > 2.0
+    assert interval(values, bounds=bounds, most=0.2)[0][1] < 0.3
+
+
+def test_few_bounds_above_all_readings_leave_the_median_where_it_is():
+    order = np.random.default_rng(6).permutation(16)
+    values = np.concatenate([np.linspace(0.0, 0.1, 13), np.full(3, 0.2)])[order]
+    bounds = order >= 13
+    assert not open_above(readings_of(values, bounds))
+    assert interval(values, bounds=bounds, most=3.0)[0][1] < 0.2
+    assert not open_above(readings_of(values, np.ones(16, dtype=bool)))
+
+
 def test_the_median_of_a_trend_is_told_for_the_time_asked_about():
     random = np.random.default_rng(5)
     values = np.linspace(-3.0, 3.0, 15) + 0.05 * random.standard_normal(15)
@@ -81,6 +106,6 @@ def test_the_median_of_a_trend_is_told_for_the_time_asked_about():
 
 def test_too_few_readings_give_no_interval():
     values = np.zeros((2, 5))
-    readings = Readings(values, np.zeros(5, dtype=bool), np.arange(5.0))
+    readings = Readings(values, np.zeros(5, dtype=bool), np.arange(5.0), 1.0)
     assert draw_median(readings, np.random.default_rng(1), 10, 0.0, 2.0) is None
     assert sets_of(np.zeros((300, 2))).shape[0] <= 40

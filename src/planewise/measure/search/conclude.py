@@ -10,8 +10,8 @@ from planewise.measure.search import model
 from planewise.measure.search.fits import Estimate, Fits
 from planewise.measure.search.goals import Finding, Goal, GoalResult
 from planewise.measure.search.locate import below_range
-from planewise.measure.search.median import Readings, draw_median, sets_of
-from planewise.measure.search.particles import Array, Law
+from planewise.measure.search.median import draw_median
+from planewise.measure.search.particles import Law
 from planewise.measure.search.residuals import Course, course, doubts
 from planewise.measure.search.sides import Sides
 from planewise.units import percent_text
@@ -55,7 +55,8 @@ def _final(fits: Fits, estimate: Estimate, law: Law, order: Course | None) -> Es
     draws = middle + _caution(fits, estimate, order) * (draws - middle)
     if not estimate.counted:
         trending = 0.0 if order is None else order.trending
-        free = _distribution_free(fits, estimate.goal, random, trending)
+        readings, (_, at_s) = fits.readings(estimate.goal), fits.times_s()
+        free = draw_median(readings, random, tuning.draws, trending, at_s)
         if free is not None:
             draws = np.where(random.random(tuning.draws) < free[1], draws, free[0])
     seen, offered = fits.all_trials()
@@ -74,24 +75,6 @@ def _final(fits: Fits, estimate: Estimate, law: Law, order: Course | None) -> Es
             )
     low, middle, high = (float(q) for q in np.quantile(draws, (0.025, 0.5, 0.975)))
     return replace(estimate, low=low, middle=middle, high=high)
-
-
-def _distribution_free(
-    fits: Fits, goal: Goal, random: np.random.Generator, trending: float
-) -> tuple[Array, Array] | None:
-    """Draws of a goal's place as the median of what trials say, and the plausibility of a normal
-    law for each."""
-    seen, offered = fits.all_trials()
-    readings = model.readings(fits.posteriors[goal], seen)
-    time_s, at_s = fits.times_s()
-    usable = offered <= fits.ceiling_pps
-    return draw_median(
-        Readings(sets_of(readings.place[:, usable]), readings.bound[usable], time_s[usable]),
-        random,
-        fits.options.tuning.draws,
-        trending,
-        at_s,
-    )
 
 
 def _order(fits: Fits, estimate: Estimate) -> Course | None:

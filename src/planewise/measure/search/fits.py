@@ -12,6 +12,7 @@ import numpy as np
 
 from planewise.measure.search import lossless, model
 from planewise.measure.search.goals import Goal, Trial
+from planewise.measure.search.median import Readings, sets_of
 from planewise.measure.search.particles import Array, Law, Observations
 from planewise.measure.search.session import Session
 from planewise.measure.search.tuning import Tuning
@@ -85,6 +86,8 @@ class Fits:
         self.known: dict[Goal, Estimate] = {}
         self.soft = False
         self.clump = 1.0
+        self.climbed = 0
+        """Trials above all that was forwarded before."""
         self._counts: lossless.LosslessPosterior | None = None
         self._reached: dict[Goal, float] = {}
 
@@ -112,6 +115,34 @@ class Fits:
         sent = np.array([float(t.run.sent) for t in trials])
         lost = np.array([float(max(t.run.sent - t.run.received, 0)) for t in trials])
         return Observations(x, sent, lost), np.array([t.offered_pps for t in trials])
+
+    def most(self, goal: Goal) -> float:
+        """The most that any trial forwarded, as the ln(load/reference) that would lose the goal's
+        share of it."""
+        rate = max(t.achieved_pps * (1 - t.loss_ratio) for t in self.session.trials)
+        return math.log(max(rate, 1.0) / self.reference_pps) + goal.loss_exponent
+
+    def readings(self, goal: Goal) -> Readings:
+        """What each trial says of a goal's place, whatever the law of the noise.
+
+        Half of the versions take throughput to be constant beyond a hard edge: where the capacity
+        has states, no trial or much is lost at one and the same load, and the fit takes that for
+        a steep curve.
+        """
+        seen, offered = self.all_trials()
+        single = model.readings(self.posteriors[goal], seen)
+        place = sets_of(single.place)
+        if not self.soft:
+            constant = model.readings(self.posteriors[goal], seen, constant=True)
+            place[1::2] = sets_of(constant.place)[1::2]
+        time_s, _ = self.times_s()
+        usable = offered <= self.ceiling_pps
+        return Readings(
+            place[:, usable],
+            single.bound[usable],
+            time_s[usable],
+            self.most(goal),
+        )
 
     def estimate(self, goal: Goal) -> Estimate:
         """A goal's load by all trials so far."""

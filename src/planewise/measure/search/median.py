@@ -36,11 +36,24 @@ class Readings:
     """Shape (n,): whether the reading is a lower bound."""
     time_s: Array
     """Shape (n,): when each was measured."""
+    most: float
+    """No trial ever found more, at any load."""
 
 
 def sets_of(value: Array) -> Array:
     """At most as many rows as are worth while."""
-    return np.asarray(value[:: max(value.shape[0] // _SETS, 1)][:_SETS])
+    return np.array(value[:: max(value.shape[0] // _SETS, 1)][:_SETS])
+
+
+def open_above(readings: Readings, alpha: float = 0.05) -> bool:
+    """Whether the median may lie above all readings that are no bounds: the upper end of its
+    interval is then not known (Thompson, 1936, with the bounds on the upper side)."""
+    known = np.median(readings.value, axis=0)[~readings.bound]
+    if not known.size:
+        return False
+    above = readings.bound & (np.median(readings.value, axis=0) >= known.max())
+    count = known.size + int(above.sum())
+    return bool(special.bdtrc(known.size - 1, count, 0.5) > alpha / 2)
 
 
 def draw_median(
@@ -78,7 +91,8 @@ def draw_median(
 
 def _informative(readings: Readings) -> tuple[Array, Array]:
     """Readings with bounds replaced by draws from the readings above them (Efron's redistribution
-    to the right, 1967); bounds below all readings say nothing and are left out."""
+    to the right, 1967), the highest by anything up to the most that was found; bounds below all
+    readings say nothing and are left out."""
     exact = np.median(readings.value, axis=0)
     known = ~readings.bound
     if not known.any():
@@ -91,9 +105,13 @@ def _informative(readings: Readings) -> tuple[Array, Array]:
     # From the highest bound on, so that what a lower one is replaced by is settled.
     for index in bounds[np.argsort(-exact[bounds])]:
         above = np.flatnonzero(exact > exact[index])
+        rows = np.arange(value.shape[0])
         if above.size:
-            rows = np.arange(value.shape[0])
             value[:, index] = value[rows, random.choice(above, rows.size)]
+        else:
+            value[:, index] += random.random(rows.size) * np.maximum(
+                readings.most - value[:, index], 0.0
+            )
     return value, time_s
 
 

@@ -456,9 +456,13 @@ class Readings:
     """Whether it says anything of the middle: trials far from the edge do not; shape (n,)."""
 
 
-def readings(posterior: Posterior, seen: Observations) -> Readings:
-    """Each trial's reading of the place."""
+def readings(posterior: Posterior, seen: Observations, *, constant: bool = False) -> Readings:
+    """Each trial's reading of the place; with `constant` throughput beyond saturation, whatever
+    the fit says of it."""
     theta, scope = posterior.theta, posterior.scope
+    if constant:
+        theta = theta.copy()
+        theta[:, SLOPE] = 0.0
     curves = _Curves.of(theta)
     anchor = np.full((1, 1), scope.anchor)
     at_anchor, _ = curves.inverse(anchor, np.log(anchor))

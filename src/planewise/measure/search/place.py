@@ -6,6 +6,7 @@ import math
 
 from planewise.measure.search.fits import Estimate, Fits
 from planewise.measure.search.goals import Goal, StopReason
+from planewise.measure.search.median import open_above
 from planewise.measure.search.tuning import Offsets
 
 
@@ -18,12 +19,33 @@ def measure(fits: Fits, goals: tuple[Goal, ...], measured: dict[Goal, int]) -> S
         estimates = [fits.estimate(goal) for goal in goals]
         wanting = [e for e in estimates if _wants_trials(fits, e, measured[e.goal])]
         if not wanting:
+            if _climb(fits, estimates, measured):
+                continue
             wide = any(_relative_width(fits, estimate) > 1 for estimate in estimates)
             return "trials" if wide else "precise"
         for estimate in wanting:
             for offered_pps, duration_s in _next_trials(fits, estimate, measured[estimate.goal]):
                 fits.session.measure(offered_pps, duration_s)
                 measured[estimate.goal] += 1
+
+
+def _climb(fits: Fits, estimates: list[Estimate], measured: dict[Goal, int]) -> bool:
+    """Measures above all that the system forwarded so far, where the loosest goal's load may lie
+    above every reading: the capacity has a state that no trial was high enough to see.
+
+    Returns whether it measured; not after `Tuning.climbs` trials.
+    """
+    estimate = max(estimates, key=lambda estimate: estimate.goal.loss_ratio)
+    goal, tuning = estimate.goal, fits.options.tuning
+    if goal.loss_ratio == 0 or fits.climbed >= tuning.climbs or not open_above(fits.readings(goal)):
+        return False
+    load_pps = fits.load_pps(fits.most(goal) + tuning.climb)
+    if load_pps > fits.ceiling_pps:
+        return False
+    fits.session.measure(load_pps, fits.options.goal_duration_s)
+    measured[goal] += 1
+    fits.climbed += 1
+    return True
 
 
 def _relative_width(fits: Fits, estimate: Estimate) -> float:
