@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,9 +34,7 @@ class Linked:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    parts = [*crates(), *toolchain()]
-    missing = [part.name for part in parts if not part.licence]
-    assert not missing, f"no licence is known of {', '.join(missing)}"
+    parts = linked()
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(written(parts))
 
@@ -45,12 +43,31 @@ def run(*command: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
+def linked() -> list[Linked]:
+    """Everything that is linked, each with its licence and a text of it.
+
+    Some crates ship no text, nor a notice of whose they are: they get the licence's own words.
+    """
+    parts = [*crates(), *toolchain()]
+    permission = "Permission is hereby granted"
+    texts = {
+        "Apache-2.0": (ROOT / "LICENSE").read_text(),
+        "MIT": next(text for p in parts for text in p.texts if text.startswith(permission)),
+    }
+    for index, part in enumerate(parts):
+        standard = [text for name, text in texts.items() if name in part.licence]
+        parts[index] = replace(part, texts=part.texts or tuple(standard[:1]))
+    unclear = [part.name for part in parts if not part.licence or not part.texts]
+    assert not unclear, f"no licence or no text of it is known of {', '.join(unclear)}"
+    return parts
+
+
 def crates() -> list[Linked]:
     """The crates that are linked, by name and version."""
     tree = ("cargo", "tree", "--locked", "-p", "planewise-wheel", "-e", "normal,no-proc-macro")
     tree = (*tree, "--prefix", "none", "--no-dedupe", "--format", "{p}")
-    linked = {line for name in TARGETS for line in run(*tree, "--target", name).splitlines()}
-    wanted = {tuple(line.split()[:2]) for line in linked}
+    named = {line for name in TARGETS for line in run(*tree, "--target", name).splitlines()}
+    wanted = {tuple(line.split()[:2]) for line in named}
     packages = json.loads(run("cargo", "metadata", "--locked", "--format-version", "1"))["packages"]
     found = [
         Linked(

@@ -91,8 +91,10 @@ def licence_of(name: str) -> str:
         for text in metadata.get_all("Classifier") or ()
         if text.startswith("License :: ")
     ]
-    first_line = (metadata.get("License") or "").strip().partition("\n")[0]
-    return expression or first_line[:80] or ", ".join(classifiers)
+    named = (metadata.get("License") or "").strip()
+    if "\n" in named:  # the whole text, which begins with whose it is
+        named = ""
+    return expression or named or ", ".join(classifiers)
 
 
 def write(file: Path, name: str, parts: Iterable[Component]) -> None:

@@ -62,6 +62,19 @@ install -m 600 /dev/null /etc/planewise/tokens
 echo "prometheus TOKEN" >>/etc/planewise/tokens
 """
 
+REFUSED = """
+cp -p /etc/planewise/planewised.toml /root
+echo 'nonsense = 1' >>/etc/planewise/planewised.toml
+systemctl start planewised || :
+while [ $(systemctl is-active planewised) != failed ]; do sleep 1; done
+systemctl show -p NRestarts --value planewised
+journalctl -u planewised -o cat
+cp -p /root/planewised.toml /etc/planewise
+rm /root/planewised.toml
+systemctl reset-failed planewised
+"""
+"""A configuration with a mistake: what the unit does about it."""
+
 BACKUP = """
 systemctl stop planewised
 tar -C / -czf planewised-backup.tar.gz etc/planewise var/lib/planewise
@@ -155,6 +168,9 @@ def test_the_package_is_installed_used_upgraded_removed_and_purged_and_leaves_no
     assert shell(clean, state, check=False).split() == ["inactive", "disabled"]
     for page in ("planewised.8", "pw-probe.1"):
         assert shell(clean, f"ls /usr/share/man/man?/{page.split('.')[0]}*", check=False), page
+    restarts, _, told = shell(clean, REFUSED).partition("\n")
+    assert restarts == "0"
+    assert "unknown field `nonsense`" in told
 
     token = secrets.token_hex(24)
     subprocess.run(
