@@ -43,8 +43,8 @@ linux: test-setup
 
 bench: test-setup
 	python benches/fidelity.py
-	python benches/rate.py
 	python benches/generators.py
+	python benches/exact.py
 
 # Two virtual servers with SR-IOV NICs, and virtual machines as guests; PLANEWISE_NO_LAB=1 skips them
 # where QEMU is not allowed.

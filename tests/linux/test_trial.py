@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planewise.testbed.gro import leftovers
 from planewise.testbed.host import find_probe
 from tests.linux import faults
 from tests.linux.probe import Network, Outcome, Running, eventually, forwarder, ip, run
@@ -419,6 +422,12 @@ def test_frames_for_a_peer_that_lost_its_napi_are_explained_though_no_interface_
     assert done.output["unexplained"] == 0
 
 
+def keeper_of(live: Running) -> int:
+    """The process of a trial that switches GRO off again."""
+    children = Path(f"/proc/{live.process.pid}/task/{live.process.pid}/children").read_text()
+    return int(children.split()[0])
+
+
 def gro(network: Network) -> str:
     """Whether the far end has GRO on, as ethtool prints it."""
     features = network.b.run("ethtool", "-k", network.b.interface)
@@ -449,6 +458,78 @@ def test_gro_is_on_by_consent_and_off_again_however_the_trial_ends(
             assert done.output["received"] == done.output["sent"] > 50
             assert done.output["generator"]["backend"] == "live"
     eventually(lambda: gro(netns_pair) == "off")
+
+
+@pytest.mark.skipif(shutil.which("ethtool") is None, reason="ethtool is not installed")
+def test_gro_that_a_killed_keeper_left_on_is_found_and_switched_off_by_clean(
+    netns_pair: Network,
+) -> None:
+    needs_kernel_backends(netns_pair)
+    spec = netns_pair.b.spec
+    path = ("--tx", netns_pair.a.spec, "--rx", spec, "--dst", netns_pair.b.ipv4)
+    chosen = ("--backend", "live", "--sink", "tc-ingress", "--gro", spec)
+    with Running("trial", *path, *KNOWN_MAX, *chosen, "--rate", "1k", "--duration", "20") as live:
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 100)
+        assert spec not in leftovers(remove=False)
+        os.kill(keeper_of(live), signal.SIGKILL)
+        live.process.kill()
+        live.process.wait()
+    assert gro(netns_pair) == "on"
+    assert spec in leftovers(remove=False)
+    assert spec in leftovers(remove=True)
+    assert gro(netns_pair) == "off"
+    assert spec not in leftovers(remove=False)
+
+
+def test_two_generators_on_one_interface_account_for_their_own_frames(netns_pair: Network) -> None:
+    needs_kernel_backends(netns_pair)
+    path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
+    other = ("--dst-port", "4863", "--sink", "tc-ingress")
+    load = ("--rate", "20k", "--backend", "live")
+    with Running("trial", *path, *KNOWN_MAX, *load, "--duration", "1.5", *KERNEL[2:]) as first:
+        eventually(lambda: netns_pair.b.counter("rx_packets") > 100)
+        same_sink = trial(netns_pair, "--rate", "1k", "--dst-port", "4863", *KERNEL)
+        done = trial(netns_pair, *load, "--duration", "0.3", *other)
+        outcome = first.finish()
+    assert same_sink.code == 1
+    assert "another XDP program is attached" in same_sink.stderr
+    for output in (done.output, outcome.output):
+        check_account(output)
+        assert (output["unexplained"], output["duplicate"]) == (0, 0)
+
+
+def test_another_cpu_carries_frames_and_loses_none_that_no_counter_explains(
+    netns_pair: Network,
+) -> None:
+    needs_kernel_backends(netns_pair)
+    cpus = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
+    if len(cpus) < 2:
+        pytest.skip("one CPU carries what it makes")
+    chosen = ("--backend", "live-skb", "--tx-cpu", cpus[0], "--carrier-cpu", cpus[-1])
+    kept = trial(netns_pair, "--rate", "20k", "--duration", "0.3", *chosen)
+    assert kept.output["generator"]["backend"] == "live-carried"
+    assert kept.output["received"] > 0
+    flooded = trial(netns_pair, "--rate", "5M", "--duration", "0.3", *chosen)
+    check_account(flooded.output)
+    assert {part["counter"] for part in flooded.output["loss"]} == {"xdp_cpumap_enqueue"}
+    assert kept.output["unexplained"] == flooded.output["unexplained"] == 0
+
+
+def test_memory_that_may_not_be_locked_is_named_with_the_way_out(netns_pair: Network) -> None:
+    needs_kernel_backends(netns_pair)
+    path = ("--tx", netns_pair.a.spec, "--rx", netns_pair.b.spec, "--dst", netns_pair.b.ipv4)
+    limited = ("prlimit", "--memlock=65536:65536", "setpriv", "--bounding-set", "-ipc_lock")
+    command = (*limited, find_probe(), "trial", *path, *KNOWN_MAX, "--rate", "1k")
+    for backend, code in (("xsk", 1), ("live", 0)):
+        # Maps count on the control group's memory since Linux 5.11, and not on this limit.
+        done = subprocess.run(
+            [*command, "--duration", "0.1", "--backend", backend, "--sink", "xdp-native"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert ("RLIMIT_MEMLOCK (ulimit -l)" in done.stderr) == (code == 1)
 
 
 def test_bursts_longer_than_their_interval_are_refused(netns_pair: Network) -> None:

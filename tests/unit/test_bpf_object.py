@@ -26,7 +26,7 @@ def clang_version() -> str:
 
 def test_the_committed_object_is_what_the_source_compiles_to(tmp_path: Path) -> None:
     version = clang_version()
-    for name in ("trial.bpf.c", "Makefile"):
+    for name in ("trial.bpf.c", "trial.bpf.h", "Makefile"):
         shutil.copy(BPF / name, tmp_path)
     made = subprocess.run(
         ["make", "-C", str(tmp_path)], capture_output=True, text=True, check=False

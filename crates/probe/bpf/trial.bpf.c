@@ -26,160 +26,7 @@
 #define STAMP 44 // a STAMP packet's base: src/stamp.rs
 #define NTP_TO_UNIX_SECONDS 2208988800ULL
 
-// Fixed point: times in units of 2^-20 ns.
-#define POINT 20
-
-// HdrHistogram with three significant digits from 1 ns to an hour: src/histogram.rs.
-#define SUB_BITS 10
-#define BUCKETS 33792
-#define SATURATED (1ULL << 42)
-
-#ifndef TCX_NEXT
-// From linux/bpf.h of Linux 6.6.
-#define TCX_NEXT -1
-#define TCX_DROP 2
-#endif
-
-enum histogram { SLIP, DEPARTURE, DELAY, DELAY_NEGATIVE, HISTOGRAMS };
-
-// Frames of a trial (src/frame.rs), or echo requests of a ping (src/wire.rs).
-enum kind { TRIAL, ECHO };
-
-// What the generator is to do, and how far it is. Mapped into the process.
-struct order {
-	__u64 start_ns;		 // CLOCK_MONOTONIC
-	__s64 realtime_offset_ns; // CLOCK_REALTIME - CLOCK_MONOTONIC
-	__u64 first_sequence;
-	__u64 count;	   // 0 stops it
-	__u64 gap;	   // between frames of a burst [2^-20 ns]
-	__u64 burst_period; // between first frames of bursts [2^-20 ns]
-	__u32 burst;	   // frames
-	__u32 flows;
-	__u32 ifindex;
-	__u32 header_bytes; // up to the UDP header: 34 or 54
-	__u32 constant_sum; // of the UDP checksum, without port, sequence number and time
-	__u16 source_port;
-	__u16 pass;	   // hand frames to the stack of the loopback interface, not to the devmap
-	__u32 sample_mask; // departures are measured of 1 frame in mask + 1
-	__u32 kind;
-	__u8 headers[80];
-
-	__u64 next;	   // index of the next frame
-	__u64 due;	   // its time after start_ns [2^-20 ns]
-	__u64 burst_start; // [2^-20 ns]
-	__u64 in_burst;
-	__u64 last_ns; // when the last frame was made, CLOCK_MONOTONIC
-	__u64 refused; // frames that the interface could not be given
-	__u64 left;    // frames that reached the interface; the kernel lost the others on the way there
-	__u64 slip_sum_ns, slip_min_ns, slip_max_ns;
-	__u64 departures, departure_sum_ns, departure_min_ns, departure_max_ns;
-};
-
-// Which frames the sink counts. Mapped into the process.
-struct expected {
-	__u64 first_sequence;
-	__u64 planned;
-	__s64 late_after_ns;
-	__s64 realtime_offset_ns;
-	__u32 flows;
-	__u16 port; // UDP's destination, or the identifier of echoes; network byte order
-	__u8 ipv6;
-	__u8 timed; // sender and sink share a clock
-	__u32 kind;
-	__u32 address; // IPv4 address that `reflect` answers for, network byte order
-};
-
-// When a packet of a ping was made and left its interface [CLOCK_REALTIME, ns].
-struct departed {
-	__u64 made_ns, left_ns;
-};
-
-// When its answer came [CLOCK_REALTIME, ns], how many more of it, and whether after a later one's.
-struct arrived {
-	__u64 first_ns;
-	__u32 duplicates, reordered;
-};
-
-// What one CPU counted.
-struct counts {
-	__u64 received, duplicates, reordered, late, foreign, warmup;
-	__u64 timed; // frames with a delay
-	__s64 sum_ns, min_ns, max_ns;
-	__u64 reserved[6];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct order);
-} orders SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, HISTOGRAMS * BUCKETS);
-	__type(key, __u32);
-	__type(value, __u64);
-} buckets SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__uint(max_entries, 1);
-	__uint(key_size, sizeof(__u32));
-	__uint(value_size, sizeof(struct bpf_devmap_val));
-} port SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct expected);
-} expectation SEC(".maps");
-
-// By CPU number; the loader sets how many there are.
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct counts);
-} counted SEC(".maps");
-
-// One bit a frame: seen already.
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} seen SEC(".maps");
-
-// By flow: one more than the largest index that has arrived.
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} next_of_flow SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct departed);
-} departures SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct arrived);
-} arrivals SEC(".maps");
+#include "trial.bpf.h"
 
 static __always_inline __u32 log2_of(__u64 value)
 {
@@ -276,7 +123,7 @@ int generate(struct xdp_md *ctx)
 		return XDP_DROP;
 	now = bpf_ktime_get_ns();
 	since = now - order->start_ns;
-	if (since < (__s64)(order->due >> POINT))
+	if (since < (__s64)((order->due + order->late) >> POINT))
 		return XDP_DROP;
 	slip = since - (order->due >> POINT);
 	if (order->header_bytes == ETHERNET + IPV6)
@@ -288,9 +135,13 @@ int generate(struct xdp_md *ctx)
 	if (failed)
 		return XDP_ABORTED;
 	order->last_ns = now;
+	// A burst that begins late is as long as another: its frames do not leave faster than asked.
+	if (order->burst > 1 && !order->in_burst)
+		order->late = slip << POINT;
 	order->in_burst += 1;
 	if (order->in_burst >= order->burst) {
 		order->in_burst = 0;
+		order->late = 0;
 		order->burst_start += order->burst_period;
 		order->due = order->burst_start;
 	} else {
@@ -310,9 +161,12 @@ int generate(struct xdp_md *ctx)
 			departed->made_ns = now + order->realtime_offset_ns;
 	}
 	order->next = index + 1;
-	if (order->pass)
+	if (order->way == STACK)
 		return XDP_PASS;
-	action = bpf_redirect_map(&port, 0, XDP_ABORTED);
+	if (order->way == CARRIER)
+		action = bpf_redirect_map(&carriers, order->carrier, XDP_ABORTED);
+	else
+		action = bpf_redirect_map(&port, 0, XDP_ABORTED);
 	if (action != XDP_REDIRECT)
 		order->refused += 1;
 	return action;

@@ -22,12 +22,13 @@ def clean(
     from dataclasses import asdict
 
     from planewise.lab import lifecycle as lab
-    from planewise.testbed import pair, scratch
+    from planewise.testbed import gro, pair, scratch
     from planewise.testbed.chains import hugepages
 
     found = pair.leftovers() if dry_run else pair.sweep()
     labs = lab.leftovers() if dry_run else lab.sweep()
     directories = scratch.leftovers(remove=not dry_run)
+    merging = gro.leftovers(remove=not dry_run)
     # Last: pages are free once the processes that used them are gone.
     pages = sum(one.pages for one in hugepages.leftovers(remove=not dry_run))
     if json_:
@@ -38,14 +39,17 @@ def clean(
                 "labs": [asdict(one) for one in labs],
                 "directories": [str(path) for path in directories],
                 "hugepages": pages,
+                "gro": list(merging),
             }
         )
         return
-    if not found and not labs and not directories and not pages:
+    if not (found or labs or directories or pages or merging):
         out().print("Nothing is left behind.")
         return
     if pages:
         out().print(f"{'Would give' if dry_run else 'Gave'} back {pages} huge pages.")
+    for interface in merging:
+        out().print(f"{'Would switch' if dry_run else 'Switched'} GRO off at {interface}.")
     for path in directories:
         out().print(f"{'Would remove' if dry_run else 'Removed'} the scratch directory {path}.")
     for one_lab in labs:

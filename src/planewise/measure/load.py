@@ -16,6 +16,7 @@ from planewise.measure.stage import Place, TrialResult
 from planewise.store.models import Counts, Limit, Load, LossPart, TrialRecord
 from planewise.testbed.host import Host
 from planewise.testbed.model import CounterPoint, IpVersion, TrialPath
+from planewise.testbed.steering import CpuSplit
 
 SHORTFALL = 0.01
 """Share of the intended load that may be missing before the generator was the trial's limit: a
@@ -38,13 +39,16 @@ class LoadPath:
 class Generator:
     """The generator of a host, and what it can do by itself, measured once a frame size."""
 
-    def __init__(self, host: Host, cpu: int | None = None, *, netns: str | None = None) -> None:
+    def __init__(
+        self, host: Host, cpus: CpuSplit | None = None, *, netns: str | None = None
+    ) -> None:
         """`netns` is the virtual machine that generates, where one does."""
         self.host = host
         """Where pw-probe runs; it enters the namespaces of both ends itself."""
         self.netns = netns
-        self.cpu = cpu
-        """The CPU that generates; None leaves it to the kernel."""
+        self.cpus = cpus
+        """The CPU that generates, and those that carry what it made, from the guest's own way out
+        on; None leaves it to the kernel."""
         self._max_pps: dict[tuple[int, IpVersion], float] = {}
 
     def max_pps(self, size_bytes: int, ip_version: IpVersion = 4) -> float:
@@ -69,7 +73,10 @@ class Generator:
 
     def placement(self) -> list[str]:
         """The probe's options that say where the generator runs."""
-        return [] if self.cpu is None else ["--tx-cpu", str(self.cpu)]
+        if self.cpus is None:
+            return []
+        carrier = self.cpus.receivers[-1]
+        return ["--tx-cpu", str(self.cpus.generator), "--carrier-cpu", str(carrier)]
 
 
 def measure_load(
@@ -168,6 +175,7 @@ def record(
         latency={} if output.latency is None else {"one_way": output.latency},
         cpu=cpu,
         generator=output.generator.backend,
+        generator_max_pps=output.generator.max_pps,
         sink=output.sink.backend,
         limits=limits_of(output),
         warnings=tuple(warnings),

@@ -108,7 +108,7 @@ class Testbeds:
         """What generates frames: this machine, or the sender's host."""
         if self._generator is None:
             host: Host = self._here if self._pair is None else self._pair.machines["sender"].host
-            self._generator = Generator(host, None if self.cpus is None else self.cpus.generator)
+            self._generator = Generator(host, self.cpus)
         return self._generator
 
     def __enter__(self) -> Self:

@@ -238,7 +238,7 @@ class _PathTarget:
         self.cpus = split_cpus()
         host = LocalHost("generator")
         built.callback(host.close)
-        self._generator = Generator(host, self.cpus.generator if self.cpus else None)
+        self._generator = Generator(host, self.cpus)
         self._ip_version: IpVersion = ip_version
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:

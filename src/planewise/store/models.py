@@ -269,6 +269,8 @@ class TrialRecord(Record):
     """Of a trial of kind `tcp`."""
     generator: str | None = None
     """Of a load trial, which backend of pw-probe sent; None in runs from when there was one."""
+    generator_max_pps: float | None = None
+    """What it can send where no plane limits it [packet/s], measured once a session."""
     sink: str | None = None
     """Of a load trial, which backend of pw-probe counted."""
     limits: tuple[Limit, ...] = ()

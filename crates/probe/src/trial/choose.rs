@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use super::kernel::live::{LIVE, LIVE_SKB, LiveGenerator, MOST_BYTES, MOST_NS, Way};
+use super::kernel::live::{LIVE, LIVE_CARRIED, LIVE_SKB, LiveGenerator, MOST_BYTES, MOST_NS, Way};
 use super::kernel::xdp::{Mode, XdpSink};
 use super::options::{FrameOptions, GeneratorChoice, SinkChoice};
 use super::order::{Expectation, Generated, Generator, Order, Sink};
@@ -49,6 +49,10 @@ fn physical(place: &IfSpec) -> Error {
     Error::failed(format!("{place} is no virtual interface"), "ask for another backend by its name")
 }
 
+fn stack(frames: &FrameOptions) -> Way {
+    frames.carrier_cpu.map_or(Way::Stack, Way::Carried)
+}
+
 /// The generator for these frames.
 ///
 /// Frames of a plane leave by the interface's ordinary way, as its guests' do: XDP frames are for
@@ -88,7 +92,7 @@ pub fn generator(
             return asked(Box::new(open));
         }
         GeneratorChoice::Live => return asked(live(Way::Redirect)?),
-        GeneratorChoice::LiveSkb => return asked(live(Way::Stack)?),
+        GeneratorChoice::LiveSkb => return asked(live(stack(frames))?),
         GeneratorChoice::Auto => {}
     }
     let link = link_of(tx)?;
@@ -100,7 +104,7 @@ pub fn generator(
         return Ok(Chosen::of(packet()?, &[long]));
     }
     let mut reasons = Vec::new();
-    for way in [Way::Redirect, Way::Stack] {
+    for way in [Way::Redirect, stack(frames)] {
         match live(way) {
             Ok(generator) => return Ok(Chosen::of(generator, &reasons)),
             Err(error) => reasons.push(error),
@@ -149,7 +153,7 @@ pub fn sink(
 pub fn generator_named(backend: &str) -> GeneratorChoice {
     match backend {
         LIVE => GeneratorChoice::Live,
-        LIVE_SKB => GeneratorChoice::LiveSkb,
+        LIVE_SKB | LIVE_CARRIED => GeneratorChoice::LiveSkb,
         xsk if xsk.starts_with("xsk") => GeneratorChoice::Xsk,
         _ => GeneratorChoice::AfPacket,
     }
@@ -182,8 +186,8 @@ pub fn private_generator(
             Ok(Box::new(XskGenerator::open(&tx, template, frames.batch, frames.tx_cpu)?))
         }
         GeneratorChoice::Live => Ok(Box::new(BeyondXdp::open(&tx, template, frames)?)),
-        GeneratorChoice::LiveSkb => live(Way::Stack),
-        GeneratorChoice::Auto => live(Way::Stack).or_else(|_| packet()),
+        GeneratorChoice::LiveSkb => live(stack(frames)),
+        GeneratorChoice::Auto => live(stack(frames)).or_else(|_| packet()),
     }
 }
 

@@ -154,6 +154,11 @@ impl<'a> SendingEnd<'a> {
         self.generator.send_one(self.first_sequence - 1)
     }
 
+    /// What becomes of refused frames where that was `asked` for: not every generator can.
+    pub fn refusals(&self, asked: Refusals) -> Refusals {
+        if self.generator.sends_again() { asked } else { Refusals::Lost }
+    }
+
     /// Sends all frames. `sent` counts them for other threads.
     pub fn run(&mut self, refusals: Refusals, sent: &AtomicU64) -> Generated {
         let order = Order {
@@ -392,8 +397,9 @@ impl Surroundings {
             ),
             Err(error) => (Vec::new(), Vec::new(), Some(error)),
         };
-        if generated.redirect_errors > 0 {
-            drops.push(explained(tx, "xdp_redirect_err", generated.redirect_errors));
+        let (count, counter) = generated.lost_before_interface;
+        if count > 0 {
+            drops.push(explained(tx, counter, count));
         }
         if refusals == Refusals::Lost {
             // Virtual interfaces count these by themselves; drivers of NICs do not.

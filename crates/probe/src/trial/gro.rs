@@ -2,18 +2,24 @@
 //! XDP frames only while its peer has NAPI, which an XDP program or GRO gives it.
 //!
 //! A process of its own switches it off again when the pipe from this one closes, however this one
-//! ends.
+//! ends. It keeps a locked note of the interface, by which `planewise clean` finds what it left
+//! behind where it was killed itself.
 
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use crate::error::{Error, Result};
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
+
+/// Where keepers note what they switched on; what is not locked there is a dead keeper's.
+const NOTES: &str = "/run/planewise/gro";
 
 /// Of linux/sockios.h and linux/ethtool.h.
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
@@ -39,13 +45,34 @@ pub struct Args {
 /// # Errors
 /// GRO cannot be switched on.
 pub fn run(args: &Args) -> Result<()> {
+    check(&args.interface)?;
+    let note = note(&args.interface);
     set(&args.interface, true)?;
     let mut pipe = std::io::stdin().lock();
     // The pipe says nothing; that it closes is what counts. The interface may be gone by then.
     let ready = std::io::stdout().write_all(b"\n").and_then(|()| std::io::stdout().flush());
     let _ = ready.and_then(|()| pipe.read_to_end(&mut Vec::new()));
     let _ = set(&args.interface, false);
+    if let Some((path, _locked)) = note {
+        let _ = fs::remove_file(path);
+    }
     Ok(())
+}
+
+/// Notes the interface in a file that is locked as long as this process lives. None where there is no
+/// room for it, as in a guest that nobody cleans up.
+fn note(at: &IfSpec) -> Option<(String, Flock<File>)> {
+    fs::create_dir_all(NOTES).ok()?;
+    let path = format!("{NOTES}/{}", std::process::id());
+    let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path).ok()?;
+    let mut locked = Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()?;
+    locked.write_all(at.to_string().as_bytes()).ok()?;
+    Some((path, locked))
+}
+
+/// That there is such an interface: else bad input, and no other failure is.
+fn check(at: &IfSpec) -> Result<()> {
+    run_in(at.netns.as_ref(), || Netlink::open()?.link_at(&at.interface, at).map(|_| ()))
 }
 
 /// GRO on, until this value is dropped or the process ends.
@@ -60,7 +87,7 @@ impl Gro {
     /// # Errors
     /// There is no such interface, or the user may not change it.
     pub fn on(at: &IfSpec) -> Result<Option<Self>> {
-        run_in(at.netns.as_ref(), || Netlink::open()?.link_at(&at.interface, at).map(|_| ()))?;
+        check(at)?;
         if get(at)? {
             return Ok(None);
         }

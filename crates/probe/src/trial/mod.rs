@@ -160,6 +160,7 @@ pub fn run(args: &Args) -> Result<()> {
     clock::tighten_timers();
     affinity::check_cpu(args.frames.tx_cpu)?;
     affinity::check_cpu(args.rx_cpu)?;
+    affinity::check_cpu(args.frames.carrier_cpu)?;
     match (&args.tx, &args.rx, args.rate, args.dst) {
         (Some(tx), Some(rx), Some(rate), Some(dst)) => trial(args, tx, rx, rate, dst),
         _ => calibrate(args),
@@ -229,7 +230,8 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
 
     let surroundings = Surroundings::begin(Places::new(tx, rx, &args.counter))?;
     receiving.begin();
-    let (started_ns, refusals) = (surroundings.started_ns, surroundings.refusals());
+    let (started_ns, refusals) =
+        (surroundings.started_ns, sending.refusals(surroundings.refusals()));
     let (mut generated, sink_error) =
         send_and_receive(&mut sending, &mut receiving, refusals, args.rx_cpu, drain_ns);
     let (changes, drops, counter_error) = surroundings.end(tx, &generated, refusals);

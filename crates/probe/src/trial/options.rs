@@ -67,6 +67,10 @@ pub struct FrameOptions {
     /// CPU for the generator; without it the last one that the sink does not use
     #[arg(long, value_name = "CPU")]
     pub tx_cpu: Option<usize>,
+    /// CPU that takes the frames of the backend live-skb to the interface: the generator's then does
+    /// nothing but make them, and what has no room before this CPU is lost
+    #[arg(long, value_name = "CPU")]
+    pub carrier_cpu: Option<usize>,
     /// Most frames that leave together; only frames that are due do. Without it 64 by af_packet,
     /// and by the kernel as few as carry the rate
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]

@@ -43,9 +43,9 @@ pub struct Generated {
     pub sent: u64,
     /// Frames that the interface dropped for lack of room.
     pub refused: u64,
-    /// Frames that the kernel lost on their way to the interface, where no interface counts them
-    /// (tracepoint xdp_redirect_err).
-    pub redirect_errors: u64,
+    /// Frames that the kernel lost on their way to the interface, where no interface counts them,
+    /// and the tracepoint that shows them.
+    pub lost_before_interface: (u64, &'static str),
     /// From the first frame's due time to the end of sending [ns].
     pub elapsed_ns: i64,
     /// How much later than scheduled the frames were stamped and handed over [ns].
@@ -76,6 +76,11 @@ pub trait Generator: Send {
 
     /// Most frames that leave together.
     fn batch(&self) -> u16;
+
+    /// Whether it can send again what the interface refuses: it has to know which frame that was.
+    fn sends_again(&self) -> bool {
+        false
+    }
 
     /// Sends the frame `sequence` at once; returns how many frames left, 0 or 1.
     ///

@@ -170,6 +170,10 @@ impl Generator for PacketGenerator {
         self.messages.len() as u16
     }
 
+    fn sends_again(&self) -> bool {
+        true
+    }
+
     fn send_one(&mut self, sequence: u64) -> Result<u64> {
         Ok(self.send(sequence, 1, Refusals::SentAgain)?.frames)
     }
@@ -200,15 +204,24 @@ pub fn paced(
     let start_ns = clock::monotonic_ns() + 2_000_000;
     let due_ns = |index: u64| start_ns + order.schedule.due_ns(index);
     let end_ns = due_ns(order.count);
+    let (burst, _, _) = order.schedule.parts();
+    // Of the first frame of this burst: one that begins late is as long as another.
+    let mut late_ns = 0;
     let mut now = clock::wait_until(start_ns);
     while result.sent < order.count && now < end_ns + GRACE_NS && !stop::requested() {
         let first = result.sent;
-        if due_ns(first) > now {
-            now = clock::wait_until(due_ns(first).min(now + NANOS_PER_SECOND / 10));
+        if burst > 1 && first.is_multiple_of(burst) {
+            late_ns = (now - due_ns(first)).max(0);
+        }
+        if due_ns(first) + late_ns > now {
+            now = clock::wait_until((due_ns(first) + late_ns).min(now + NANOS_PER_SECOND / 10));
             continue;
         }
-        let most = u64::from(batch).min(order.count - first);
-        let due = (1..most).find(|&more| due_ns(first + more) > now).unwrap_or(most);
+        let mut most = u64::from(batch).min(order.count - first);
+        if burst > 1 {
+            most = most.min(burst - first % burst);
+        }
+        let due = (1..most).find(|&more| due_ns(first + more) + late_ns > now).unwrap_or(most);
         match send(order.first_sequence + first, due as usize) {
             Ok(sent) => {
                 result.refused += sent.refused;

@@ -1,5 +1,6 @@
 //! How fast a generator can be by itself.
 
+use std::fs;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -14,6 +15,25 @@ use crate::stop;
 /// Sleeps for a while, but not past a signal.
 pub fn pause(duration: Duration) {
     clock::sleep_until(clock::monotonic_ns() + duration.as_nanos() as i64);
+}
+
+/// Lets a kernel thread go before every ordinary program, as an interrupt's work would: woken, it else
+/// waits for up to the time slice of whatever runs. Without effect where the thread is not to be
+/// seen, as in a container.
+pub fn prefer_kernel_thread(name: &str) {
+    /// Kernels before 5.17 show so many bytes of a thread's name.
+    const SHOWN: usize = 15;
+    let is_it = |shown: &str| shown == name || shown == name.get(..SHOWN).unwrap_or(name);
+    let Ok(entries) = fs::read_dir("/proc") else { return };
+    for entry in entries.flatten() {
+        let shown = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let process = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let (true, Some(process)) = (is_it(shown.trim_end()), process) {
+            let lowest = libc::sched_param { sched_priority: 1 };
+            // SAFETY: reads the parameter, which lives through the call.
+            unsafe { libc::sched_setscheduler(process, libc::SCHED_FIFO, &raw const lowest) };
+        }
+    }
 }
 
 /// What a generator can do by itself.

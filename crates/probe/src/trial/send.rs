@@ -53,7 +53,7 @@ pub struct Args {
     pub warmup: u16,
     /// What becomes of a frame that the interface has no room for: it is lost, as what lies behind
     /// a virtual machine's NIC is to be measured, or sent again, as by a real NIC at line rate;
-    /// without it as the interface's kind suggests
+    /// without it as the interface's kind suggests. Only af_packet sends again
     #[arg(long, value_name = "lost|again")]
     pub refused: Option<Refusals>,
     /// A further interface whose drop counters may explain loss (repeatable)
@@ -104,7 +104,7 @@ pub fn run(args: &Args) -> Result<()> {
     at.extend(args.counter.iter().map(|place| (place.clone(), Role::Between)));
     let surroundings = Surroundings::begin(Places::of(at))?;
     let started_ns = surroundings.started_ns;
-    let refusals = args.refused.unwrap_or(surroundings.refusals());
+    let refusals = sending.refusals(args.refused.unwrap_or(surroundings.refusals()));
     let mut generated = sending.run(refusals, &AtomicU64::new(0));
     let (changes, drops, counter_error) = surroundings.end(tx, &generated, refusals);
     let error = generated.error.take().or(counter_error);

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use aya::Ebpf;
-use aya::maps::xdp::DevMap;
+use aya::maps::Map;
+use aya::maps::xdp::{CpuMap, DevMap};
 use aya::programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
@@ -30,6 +31,8 @@ use crate::trial::placement;
 pub const LIVE: &str = "live";
 /// Frames that leave by the interface's ordinary way, as socket buffers.
 pub const LIVE_SKB: &str = "live-skb";
+/// The same on another CPU than the generator's.
+pub const LIVE_CARRIED: &str = "live-carried";
 
 /// The longest frame that fits into a page of BPF_PROG_RUN [bytes without FCS]: a page of 4096 less
 /// headroom, the page's own data and `skb_shared_info` (net/bpf/test_run.c).
@@ -59,20 +62,25 @@ struct RawOrder {
     header_bytes: u32,
     constant_sum: u32,
     source_port: u16,
-    pass: u16,
+    way: u16,
     sample_mask: u32,
     kind: u32,
     headers: [u8; 80],
+    carrier: u32,
+    reserved: [u32; 7],
     next: u64,
     due: u64,
     burst_start: u64,
     in_burst: u64,
+    late: u64,
     last_ns: i64,
     refused: u64,
-    left: u64,
     slip_ns: [i64; 3],
+    reserved_too: [u64; 6],
+    left: u64,
     departures: u64,
     departure_ns: [i64; 3],
+    reserved_last: [u64; 3],
 }
 
 /// When a packet of a ping left: `struct departed` of the C source.
@@ -85,6 +93,9 @@ pub struct Departed {
     pub left_ns: i64,
 }
 
+/// A CPU that carried no frame for so long has none left.
+const SETTLING: Duration = Duration::from_millis(10);
+
 /// How frames get out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
@@ -93,7 +104,12 @@ pub enum Way {
     /// By the loopback interface of its namespace, whose ingress hook sends them on: for
     /// interfaces that take no XDP frames, and planes whose own path shall not change.
     Stack,
+    /// The same on this CPU: the generator's does nothing but make frames.
+    Carried(usize),
 }
+
+/// Frames that wait for the CPU that carries them; as many as of a CPU's backlog (net.core.netdev_max_backlog).
+const CARRIED_AT_ONCE: u32 = 1024;
 
 /// Sends live frames.
 #[derive(Debug)]
@@ -131,7 +147,7 @@ impl LiveGenerator {
                 "the backend af_packet sends longer ones",
             ));
         }
-        run_in(tx.netns.as_ref(), || {
+        let generator = run_in(tx.netns.as_ref(), || {
             let link = Netlink::open()?.link_at(&tx.interface, tx)?;
             if !link.up {
                 return Err(Error::failed(
@@ -143,7 +159,8 @@ impl LiveGenerator {
                 return Err(takes_no_xdp_frames(tx));
             }
             let packets = packets.max(1);
-            let mut ebpf = load(&[("departures", packets)])?;
+            let carriers = if let Way::Carried(cpu) = way { cpu as u32 + 1 } else { 1 };
+            let mut ebpf = load(&[("departures", packets), ("carriers", carriers)])?;
             xdp(&mut ebpf, "generate")?.load().map_err(refused)?;
             match way {
                 Way::Redirect => {
@@ -158,6 +175,17 @@ impl LiveGenerator {
                     })?;
                 }
                 Way::Stack => attach_to_ingress(&mut ebpf, "forward", "lo")?,
+                Way::Carried(cpu) => {
+                    attach_to_ingress(&mut ebpf, "forward", "lo")?;
+                    let map = ebpf.map_mut("carriers").ok_or_else(|| absent("carriers"))?;
+                    let mut carriers = CpuMap::try_from(map).map_err(refused)?;
+                    carriers.set(cpu as u32, CARRIED_AT_ONCE, None, 0).map_err(refused)?;
+                    let Some(Map::CpuMap(data)) = ebpf.map("carriers") else {
+                        return Err(absent("carriers"));
+                    };
+                    let id = data.info().map_err(refused)?.id();
+                    placement::prefer_kernel_thread(&format!("cpumap/{cpu}/map:{id}"));
+                }
             }
             let orders = Mapped::of(&ebpf, "orders", 1)?;
             let buckets = Mapped::buckets(&ebpf)?;
@@ -175,7 +203,10 @@ impl LiveGenerator {
                 given_batch: batch,
                 batch: batch.unwrap_or(1).min(MOST_BATCH),
             })
-        })
+        })?;
+        // Of no frames: a kernel without live frames says so now.
+        generator.drive(1, &AtomicBool::new(false), &AtomicI32::new(0))?;
+        Ok(generator)
     }
 
     /// When packet `index` of the last order left.
@@ -209,22 +240,44 @@ impl LiveGenerator {
             header_bytes: shape.udp_at as u32,
             constant_sum: shape.constant_sum,
             source_port: shape.first_source_port,
-            pass: u16::from(self.way == Way::Stack),
+            way: match self.way {
+                Way::Redirect => 0,
+                Way::Stack => 1,
+                Way::Carried(_) => 2,
+            },
             // All departures are measured while that costs nothing, one of sixteen at high rates.
             sample_mask: if order.schedule.mean_pps() > 2e5 || burst > 1 { 15 } else { 0 },
             kind: u32::from(shape.kind == Kind::Echo),
             headers,
+            carrier: if let Way::Carried(cpu) = self.way { cpu as u32 } else { 0 },
+            reserved: [0; 7],
             next: 0,
             due: 0,
             burst_start: 0,
             in_burst: 0,
+            late: 0,
             last_ns: start_ns,
             refused: 0,
-            left: 0,
             slip_ns: [0, i64::MAX, 0],
+            reserved_too: [0; 6],
+            left: 0,
             departures: 0,
             departure_ns: [0, i64::MAX, 0],
+            reserved_last: [0; 3],
         }
+    }
+
+    /// The order after its end, when the frames that another CPU carries have left.
+    fn settled(&self) -> RawOrder {
+        let mut raw = self.orders.read(0);
+        while let Way::Carried(_) = self.way {
+            placement::pause(SETTLING);
+            let before = std::mem::replace(&mut raw, self.orders.read(0)).left;
+            if raw.left == before {
+                break;
+            }
+        }
+        raw
     }
 
     /// Runs the program until `done` holds and a signal comes.
@@ -319,6 +372,8 @@ fn batch_for(way: Way, rate_pps: f64) -> u16 {
         (Way::Redirect, rate) if rate <= 2.5e6 => 8,
         (Way::Redirect, rate) if rate <= 3.2e6 => 16,
         (Way::Redirect, _) => 32,
+        (Way::Carried(_), rate) if rate <= 1.0e6 => 1,
+        (Way::Carried(_), _) => 16,
         (Way::Stack, rate) if rate <= 3.0e5 => 1,
         (Way::Stack, rate) if rate <= 7.0e5 => 8,
         (Way::Stack, _) => 32,
@@ -327,7 +382,11 @@ fn batch_for(way: Way, rate_pps: f64) -> u16 {
 
 impl Generator for LiveGenerator {
     fn backend(&self) -> &'static str {
-        if self.way == Way::Redirect { LIVE } else { LIVE_SKB }
+        match self.way {
+            Way::Redirect => LIVE,
+            Way::Stack => LIVE_SKB,
+            Way::Carried(_) => LIVE_CARRIED,
+        }
     }
 
     fn batch(&self) -> u16 {
@@ -389,7 +448,7 @@ impl Generator for LiveGenerator {
             };
             driven.and(watched).err()
         });
-        let raw = self.orders.read(0);
+        let raw = self.settled();
         sent.store(raw.next, Ordering::Release);
         let whole = raw.next >= order.count;
         let last_ns = if whole { raw.last_ns.max(end_ns) } else { clock::monotonic_ns() };
@@ -399,7 +458,13 @@ impl Generator for LiveGenerator {
         Generated {
             sent: raw.next,
             refused: raw.refused,
-            redirect_errors: raw.next.saturating_sub(raw.refused + raw.left),
+            lost_before_interface: (
+                raw.next.saturating_sub(raw.refused + raw.left),
+                match self.way {
+                    Way::Carried(_) => "xdp_cpumap_enqueue",
+                    Way::Redirect | Way::Stack => "xdp_redirect_err",
+                },
+            ),
             elapsed_ns: last_ns - start_ns,
             slip: distribution(Distribution::Slip, raw.slip_ns),
             departure: distribution(Distribution::Departure, raw.departure_ns),
@@ -410,6 +475,8 @@ impl Generator for LiveGenerator {
 
 #[cfg(test)]
 mod tests {
+    use aya::sys::SyscallError;
+
     use super::*;
     use crate::clock::Schedule;
     use crate::frame::FrameSpec;
@@ -440,6 +507,17 @@ mod tests {
                 eprintln!("skipped: {error}");
                 None
             }
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_live_frames_is_named_with_the_versions_that_have_them() {
+        for code in [libc::EINVAL, libc::EOPNOTSUPP, 524] {
+            let io_error = std::io::Error::from_raw_os_error(code);
+            let refused = SyscallError { call: "bpf_prog_test_run", io_error };
+            let error = no_live_frames(ProgramError::SyscallError(refused));
+            assert_eq!(error.what, "this kernel's BPF_PROG_RUN has no live frames");
+            assert!(error.remedy.contains("Linux 5.18 or newer"), "{}", error.remedy);
         }
     }
 
