@@ -91,14 +91,14 @@ def _most(trials: Sequence[TrialRecord]) -> list[str]:
             assert top.chain is not None
             assert wide.chain is not None
             words.append(
-                f"{plane}, {path}: at most {rate_text(top.chain.tx_pps)} with "
+                f"{plane}, {path}: up to {rate_text(top.chain.tx_pps)} with "
                 f"{_frames(top)} and {bits_text(wide.chain.tx_bps)} with {_frames(wide)}"
             )
         else:
             best = max(own, key=lambda trial: trial.tcp.goodput_bps if trial.tcp else 0.0)
             assert best.tcp is not None
             words.append(
-                f"{plane}: at most {bits_text(best.tcp.goodput_bps)} of TCP, with messages of "
+                f"{plane}: up to {bits_text(best.tcp.goodput_bps)} of TCP, with messages of "
                 f"{best.tcp.message_bytes} bytes"
             )
     return words

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from planewise.advise.model.capacity import Chain
 from planewise.advise.recommend import ALL_LOADS, at_each_frequency, rankings_of
 from planewise.errors import BadInputError
-from planewise.judge.bounded import at_least, exact, median_of
-from planewise.judge.statistics.metrics import limited_by_plane
+from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of
+from planewise.judge.statistics.metrics import is_limited, limited_by_plane
 from planewise.judge.statistics.paired import median_interval
 from planewise.store.levels import keeps_levels
 from planewise.store.models import Ranked, RunInfo, TrialRecord
@@ -60,16 +60,17 @@ class Evidence:
     """The highest rate of one pair of guests, idle where that was measured."""
     forwarded_bytes: int | None
     """The frame size of those trials; None of several."""
-    cpu_ns: float | None
-    """CPU time of the kernel for a forwarded packet."""
+    cpu: Ranked | None
+    """CPU time of the kernel for a forwarded packet [ns]."""
     lost: int
     sent: int
     """Probe packets of RTT trials."""
     chains: tuple[ChainSeen, ...]
-    tcp: Mapping[int, float]
+    tcp: Mapping[int, Bounded]
     """Goodput of a TCP stream [bit/s] by message size [bytes], the mean of the replicates."""
     tcp_place: int | None
-    """Place by goodput among the planes of the run, from 1; None: not measured beside another."""
+    """Place by goodput among the planes of the run, from 1; None: not measured beside another, or
+    of one of them only a bound is known."""
     virtualised: str
     """The hypervisor that the hosts themselves ran on; empty for none."""
 
@@ -85,10 +86,9 @@ class Evidence:
         return None
 
     @property
-    def worst_p99(self) -> Ranked | None:
-        """The highest 99th percentile of all loads that were measured."""
-        loads = [one for load, one in self.rtt_p99.items() if load != ALL_LOADS]
-        return max(loads, key=lambda one: one.value, default=None)
+    def tails(self) -> list[Ranked]:
+        """The 99th percentiles under all loads that were measured."""
+        return [one for load, one in self.rtt_p99.items() if load != ALL_LOADS]
 
 
 def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evidence, ...]:
@@ -124,7 +124,7 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
             rtt_p99=_by_load(places["rtt_p99"], plane),
             forwarded=_idle_first(_by_load(places["forwarded"], plane)),
             forwarded_bytes=_one_size(done, plane),
-            cpu_ns=_value(_by_load(places["cpu"], plane).get(ALL_LOADS)),
+            cpu=_by_load(places["cpu"], plane).get(ALL_LOADS),
             lost=sum(one.counts.lost for one in _rtt(done, plane) if one.counts),
             sent=sum(one.counts.sent for one in _rtt(done, plane) if one.counts),
             chains=tuple(chains_of(one_kind([one for one in done if one.cell["plane"] == plane]))),
@@ -186,23 +186,26 @@ def pattern_of(trial: TrialRecord) -> str:
     return str(trial.cell.get("path", trial.cell.get("pattern", "")))
 
 
-def _tcp(trials: Iterable[TrialRecord], plane: str) -> dict[int, float]:
-    sizes: dict[int, list[float]] = {}
+def _tcp(trials: Iterable[TrialRecord], plane: str) -> dict[int, Bounded]:
+    sizes: dict[int, list[Bounded]] = {}
     for trial in trials:
         if trial.tcp is not None and trial.cell["plane"] == plane:
-            sizes.setdefault(trial.tcp.message_bytes, []).append(trial.tcp.goodput_bps)
-    return {size: statistics.fmean(sizes[size]) for size in sorted(sizes)}
+            known = at_least if is_limited(trial) else exact
+            sizes.setdefault(trial.tcp.message_bytes, []).append(known(trial.tcp.goodput_bps))
+    return {size: mean_of(sizes[size]) for size in sorted(sizes)}
 
 
-def _by_goodput(streams: Mapping[str, Mapping[int, float]]) -> list[str]:
+def _by_goodput(streams: Mapping[str, Mapping[int, Bounded]]) -> list[str]:
     """Planes by the geometric mean over the message sizes that all were measured with."""
     measured = {plane: sizes for plane, sizes in streams.items() if sizes}
     common = set.intersection(*(set(sizes) for sizes in measured.values())) if measured else set()
     if len(measured) < 2 or not common:
         return []
+    if any(sizes[size].bound != "exact" for sizes in measured.values() for size in common):
+        return []
 
     def mean(plane: str) -> float:
-        return statistics.fmean(math.log(max(measured[plane][size], 1e-9)) for size in common)
+        return statistics.fmean(math.log(max(measured[plane][size].value, 1e-9)) for size in common)
 
     return sorted(measured, key=mean, reverse=True)
 
@@ -217,10 +220,6 @@ def _by_load(places: Iterable[Ranked], plane: str) -> dict[str, Ranked]:
 
 def _idle_first(places: Mapping[str, Ranked]) -> Ranked | None:
     return places.get("none") or places.get(ALL_LOADS)
-
-
-def _value(place: Ranked | None) -> float | None:
-    return None if place is None else place.value
 
 
 def _one_size(trials: Iterable[TrialRecord], plane: str) -> int | None:

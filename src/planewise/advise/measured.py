@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from planewise.advise.demand import (
@@ -15,6 +15,9 @@ from planewise.advise.demand import (
 from planewise.advise.evidence import LOAD_WORDS, ChainSeen, Evidence
 from planewise.advise.model.capacity import Chain
 from planewise.advise.ranked import MODELLED, Known, Ranked, hold_to_rate
+from planewise.advise.recommend import shown
+from planewise.judge.statistics.sentences import bound_text
+from planewise.store.models import Ranked as Place
 from planewise.units import bits_text, percent_text, rate_text, time_text
 
 
@@ -29,11 +32,12 @@ def with_evidence(one: Ranked, evidence: Sequence[Evidence], workload: Workload)
     # Sockets that want throughput are told apart by that, where it was measured.
     places = times if workload.latency_ns is not None else [*streams, *times]
     figures = [seen for seen in evidence if not seen.order_only]
-    tails = [seen.worst_p99.value for seen in figures if seen.worst_p99 is not None]
+    worst = _latest(tail for seen in figures for tail in seen.tails)
     one = replace(
         one,
         place=places[0] if places else None,
-        rtt_p99_ns=max(tails, default=None),
+        rtt_p99_ns=None if worst is None else worst.value,
+        rtt_p99_bound="exact" if worst is None else worst.bound,
     )
     if workload.application == "kernel":
         return one
@@ -46,6 +50,11 @@ def with_evidence(one: Ranked, evidence: Sequence[Evidence], workload: Workload)
         if found is not None and one.plane not in MODELLED:
             return _with_chain(one, seen.run, found, workload)
     return one
+
+
+def _latest(tails: Iterable[Place]) -> Place | None:
+    """The latest; a bound from below that is as late comes first: it may be later."""
+    return max(tails, key=lambda one: (one.value, one.at_least), default=None)
 
 
 def _as_chain(seen: Evidence, chain: Chain) -> ChainSeen | None:
@@ -114,29 +123,31 @@ def _seen(seen: Evidence) -> Iterator[Statement]:
     if seen.order_only:
         return
     if seen.tcp:
-        shown = ", ".join(f"{bits_text(bps)} of {size} bytes" for size, bps in seen.tcp.items())
-        yield Statement(f"TCP by messages: {shown}.", "measurement", seen.run)
+        streams = ", ".join(
+            f"{bound_text(rate.bound, bits_text(rate.value))} of {size} bytes"
+            for size, rate in seen.tcp.items()
+        )
+        yield Statement(f"TCP by messages: {streams}.", "measurement", seen.run)
     for load, median in seen.rtt_p50.items():
         if load not in LOAD_WORDS:
             continue
         tail = seen.rtt_p99.get(load)
-        most = f", {time_text(tail.value)} for 99 of 100" if tail is not None else ""
+        most = f", {shown(tail, time_text)} for 99 of 100" if tail is not None else ""
         yield Statement(
-            f"Round-trip time {LOAD_WORDS[load]}: {time_text(median.value)} in the median{most}.",
+            f"Round-trip time {LOAD_WORDS[load]}: {shown(median, time_text)} in the median{most}.",
             "measurement",
             seen.run,
         )
     if seen.forwarded is not None:
-        least = "at least " if seen.forwarded.at_least else ""
         size = f" of {seen.forwarded_bytes} bytes" if seen.forwarded_bytes else ""
         yield Statement(
-            f"One pair of guests: {least}{rate_text(seen.forwarded.value)}{size}.",
+            f"One pair of guests: {shown(seen.forwarded, rate_text)}{size}.",
             "measurement",
             seen.run,
         )
-    if seen.cpu_ns is not None:
+    if seen.cpu is not None:
         yield Statement(
-            f"It took {time_text(seen.cpu_ns)} of the kernel's CPU for each packet.",
+            f"It took {shown(seen.cpu, time_text)} of the kernel's CPU for each packet.",
             "measurement",
             seen.run,
         )
@@ -170,35 +181,53 @@ def hold_to_latency(
                 "model",
             )
         ]
-    measured = [
-        (seen.worst_p99, seen)
+    tails = [
+        (tail, seen.run)
         for seen in known.of(one.plane)
-        if not seen.order_only and seen.worst_p99 is not None
+        if not seen.order_only
+        for tail in seen.tails
     ]
-    if measured:
-        # The worst of all runs: a goal that was missed once is not kept.
-        tail, seen = max(measured, key=lambda pair: pair[0].value)
-        load = LOAD_WORDS.get(tail.load_type, tail.load_type)
-        if tail.value > goal:
-            return replace(one, meets_latency=False), [
-                Statement(
-                    f"99 of 100 packets took up to {time_text(tail.value)} {load}, and the goal "
-                    f"is {time_text(goal)}.",
-                    "measurement",
-                    seen.run,
-                )
-            ]
-        said = Statement(
-            f"It kept {wanted}: {time_text(tail.value)} {load}, the worst that was measured.",
-            "measurement",
-            seen.run,
-        )
-        return replace(one, meets_latency=True, statements=(*one.statements, said)), []
+    if tails:
+        return _hold_to_tails(one, goal, tails)
     bound = f"at least {time_text(one.floor_ns)} by the model; " if one.floor_ns is not None else ""
     said = Statement(
         f"Whether it keeps {wanted} is not known: {bound}`--run` takes a measurement.", "model"
     )
     return replace(one, statements=(*one.statements, said, *_latency_literature(one.plane))), []
+
+
+def _hold_to_tails(
+    one: Ranked, goal: float, tails: Sequence[tuple[Place, str]]
+) -> tuple[Ranked, list[Statement]]:
+    """What measured 99th percentiles say of the goal [ns]: one that is missed once is not kept,
+    and one for which a bound leaves room is not known to be. `tails` with their runs; not empty."""
+
+    def latest(some: Sequence[tuple[Place, str]]) -> tuple[str, str]:
+        tail, run = max(some, key=lambda pair: pair[0].value)
+        return f"{shown(tail, time_text)} {LOAD_WORDS.get(tail.load_type, tail.load_type)}", run
+
+    wanted = f"{time_text(goal)} for 99 of 100 packets"
+    over = [pair for pair in tails if pair[0].value > goal]
+    missed = [pair for pair in over if pair[0].bound in ("exact", "at least")]
+    if missed:
+        late, run = latest(missed)
+        return replace(one, meets_latency=False), [
+            Statement(
+                f"99 of 100 packets took up to {late}, and the goal is {time_text(goal)}.",
+                "measurement",
+                run,
+            )
+        ]
+    open_ = over or [pair for pair in tails if pair[0].bound in ("at least", "unbounded")]
+    late, run = latest(open_ or tails)
+    text = (
+        f"Whether it keeps {wanted} is not known: measured were {late}."
+        if open_
+        else f"It kept {wanted}: {late}, the worst that was measured."
+    )
+    said = Statement(text, "measurement", run)
+    held = replace(one, statements=(*one.statements, said))
+    return held if open_ else replace(held, meets_latency=True), []
 
 
 def _latency_literature(plane: str) -> Iterator[Statement]:
@@ -223,9 +252,10 @@ def too_much_cpu(evidence: Sequence[Evidence], workload: Workload) -> list[State
     if spare is None or workload.rate_pps is None:
         return []
     for seen in evidence:
-        if seen.order_only or seen.cpu_ns is None:
+        # A bound from below that is too much already is too much.
+        if seen.order_only or seen.cpu is None or seen.cpu.bound not in ("exact", "at least"):
             continue
-        needed = workload.rate_pps * seen.cpu_ns / 1e9
+        needed = workload.rate_pps * seen.cpu.value / 1e9
         if needed > spare:
             return [
                 Statement(

@@ -13,6 +13,7 @@ from planewise.advise.demand import (
 from planewise.advise.evidence import Evidence
 from planewise.advise.model.capacity import Plane
 from planewise.advise.model.profile import Profile
+from planewise.judge.bounded import Bound
 from planewise.units import rate_text
 
 MODELLED: tuple[Plane, ...] = get_args(Plane)
@@ -56,6 +57,7 @@ class Ranked:
     """Whether it keeps the latency goal; None where that is not known, or none was asked for."""
     rtt_p99_ns: float | None = None
     """99th percentile of round-trip times measured under the worst load; None: not measured."""
+    rtt_p99_bound: Bound = "exact"
     floor_ns: float | None = None
     """No packet is faster, by the model; None where there is none."""
     known: bool = True

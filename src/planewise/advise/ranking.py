@@ -33,8 +33,12 @@ def rank(known: Known, workload: Workload) -> tuple[Ranked, ...]:
     """All planes, the most suitable first."""
     found = [_weigh(known, workload, plane) for plane in known.planes]
     most = max((one.pps for one in found if one.possible and one.pps is not None), default=None)
+    # Of a rate that may be higher no share can be told, nor of another one by it.
+    known_most = most and not any(one.at_least and one.pps == most for one in found)
     rated = [
-        replace(one, share=one.pps / most if one.pps is not None and most else None)
+        replace(one, share=one.pps / most)
+        if most and known_most and one.pps is not None and not one.at_least
+        else one
         for one in found
     ]
     return tuple(sorted(rated, key=lambda one: _merit(one, workload)))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from planewise.advise.chains import recommend_chains
+from planewise.judge.bounded import opposite
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.statistics import (
     Comparison,
@@ -194,7 +195,7 @@ def _places(name: str, load: str, stratum: str, family: Family) -> list[Ranked]:
     places = []
     for value in values:
         against = None if value is best else family.find(value.level, best.level, stratum)
-        effect = (None, None, None) if against is None else _effect(family, against, best.value)
+        effect = {} if against is None else _effect(family, against, best.value)
         places.append(
             Ranked.model_validate(
                 {
@@ -204,28 +205,33 @@ def _places(name: str, load: str, stratum: str, family: Family) -> list[Ranked]:
                     "value": value.value,
                     "low": value.low,
                     "high": value.high,
-                    "effect": effect[0],
-                    "effect_low": effect[1],
-                    "effect_high": effect[2],
                     "note": "" if value is best else _note(against, str(best.level), value),
                     "bound": value.bound,
+                    **effect,
                 }
             )
         )
     return places
 
 
-def _effect(
-    family: Family, against: Comparison, best: float
-) -> tuple[float, float | None, float | None]:
-    """How much worse than the best, as a share of it, with its interval."""
-    ends = [against.change, against.low, against.high]
-    if against.scale == "difference":
-        ends = [end / best if best else 0.0 for end in ends]
+def _effect(family: Family, against: Comparison, best: float) -> dict[str, object]:
+    """The `effect` fields of a place: how much worse than the best, as a share of it."""
+    effect, low, high, bound = against.change, against.low, against.high, against.bound
+    if against.scale == "difference" and best:
+        effect, low, high = effect / best, low / best, high / best
+    elif against.scale == "difference":  # of nothing no share can be told
+        effect, low, high, bound = 0.0, -math.inf, math.inf, "unbounded"
     if not family.metric.lower_is_better:
-        ends = [-ends[0], -ends[2], -ends[1]]
-    effect, low, high = (end if math.isfinite(end) else None for end in ends)
-    return effect or 0.0, low, high
+        effect, low, high = -effect, -high, -low
+        bound = opposite(bound)
+    if not math.isfinite(effect):
+        effect, bound = 0.0, "unbounded"
+    return {
+        "effect": effect,
+        "effect_low": low if math.isfinite(low) else None,
+        "effect_high": high if math.isfinite(high) else None,
+        "effect_bound": bound,
+    }
 
 
 def _note(against: Comparison | None, best: str, value: LevelValue) -> str:
@@ -294,13 +300,13 @@ def _below(second: Ranked) -> str:
     def share(effect: float) -> str:
         return percent_text(round(effect / (1 + effect), 2))
 
-    text = f"{share(second.effect or 0.0)} below"
-    if second.effect_low is None and second.effect_high is None:
-        return text
+    if second.effect_bound == "unbounded":
+        return "below"
+    text = f"{bound_text(second.effect_bound, share(second.effect or 0.0))} below"
     if second.effect_high is None and second.effect_low is not None:
         return f"{text} (95 %: at least {share(second.effect_low)})"
-    assert second.effect_low is not None
-    assert second.effect_high is not None
+    if second.effect_low is None or second.effect_high is None:
+        return text
     return f"{text} (95 %: {share(second.effect_low)} to {share(second.effect_high)})"
 
 

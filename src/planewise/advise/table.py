@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planewise.advise.demand import Statement
 from planewise.advise.ranked import Ranked
+from planewise.judge.statistics.sentences import bound_text
 from planewise.units import percent_text, time_text
 
 EMULATED = (
@@ -22,7 +23,9 @@ def basis(statement: Statement) -> str:
 
 def cells(ranked: Ranked) -> tuple[str, ...]:
     """A plane's row, in the order of the columns."""
-    late = "–" if ranked.rtt_p99_ns is None else time_text(ranked.rtt_p99_ns)
+    late = "–"
+    if ranked.rtt_p99_ns is not None:
+        late = bound_text(ranked.rtt_p99_bound, time_text(ranked.rtt_p99_ns))
     cores = str(ranked.host_cores)
     if not ranked.possible:
         return ranked.plane, "–", "–", "–", "–", late, cores, "not possible here"
@@ -36,7 +39,9 @@ def cells(ranked: Ranked) -> tuple[str, ...]:
     )
     return (
         ranked.plane,
-        "–" if ranked.pps is None else f"{ranked.pps / 1e6:.3g}",
+        "–"
+        if ranked.pps is None
+        else bound_text("at least" if ranked.at_least else "exact", f"{ranked.pps / 1e6:.3g}"),
         between,
         "–" if ranked.gbps is None else f"{ranked.gbps:.3g}",
         "–" if ranked.share is None else percent_text(round(ranked.share, 3)),

@@ -44,6 +44,11 @@ def bound_of(low: float, high: float) -> Bound:
     return "at most" if open_low else "at least" if open_high else "exact"
 
 
+def opposite(bound: Bound) -> Bound:
+    """What a bound is of the value with the other sign."""
+    return "at most" if bound == "at least" else "at least" if bound == "at most" else bound
+
+
 def exact(value: float) -> Bounded:
     """The value itself."""
     return Bounded(value, value, value)

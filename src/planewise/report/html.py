@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import planewise
-from planewise.judge.statistics.sentences import bound_text
+from planewise.judge.statistics.sentences import bound_text, worse_text
 from planewise.report import inference, renderer, svg, tables, theme
 from planewise.report.data import RunData
 from planewise.report.figures import base, comparison, kendall
@@ -241,14 +241,8 @@ def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
         small.append(theme.interval(show(place.low), show(place.high)))
     if place.note:
         small.append(place.note)
-    elif place.effect is None:
-        small.append("best")
     else:
-        small.append(
-            f"{1 + place.effect:.3g} times the best"
-            if place.effect >= 1
-            else f"{theme.share(round(place.effect, 2))} worse than the best"
-        )
+        small.append(worse_text(place) or "best")
     text = bound_text(place.bound, show(place.value))
     return Value(text, place.value, small="; ".join(small))
 

@@ -430,6 +430,8 @@ class Ranked(Record):
     effect_low: float | None = None
     """95 % confidence sequence of `effect`; None where it is open."""
     effect_high: float | None = None
+    effect_bound: Literal["exact", "at least", "at most", "unbounded"] = "exact"
+    """Whether `effect` is but a bound; of an unbounded one nothing is known."""
     note: str = ""
     """What a reader should know of this place, one sentence: a tie, a limit, a verdict."""
     frequency_pps: float | None = None

@@ -27,6 +27,7 @@ from planewise.judge.bounded import (
     mean_of,
     median_of,
     minus,
+    opposite,
 )
 from planewise.judge.statistics.kendall import KendallBar, tau_b
 from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_frequency
@@ -158,14 +159,13 @@ class Family:
 def turned(comparison: Comparison) -> Comparison:
     """The same comparison, b against a."""
     outcomes: Mapping[Outcome, Outcome] = {"better": "worse", "worse": "better"}
-    bounds: Mapping[Bound, Bound] = {"at least": "at most", "at most": "at least"}
     other: Callable[[float], float] = _inverse if comparison.scale == "ratio" else operator.neg
     return replace(
         comparison,
         a=comparison.b,
         b=comparison.a,
         change=other(comparison.change),
-        bound=bounds.get(comparison.bound, comparison.bound),
+        bound=opposite(comparison.bound),
         low=other(comparison.high),
         high=other(comparison.low),
         rank_biserial=-comparison.rank_biserial,
@@ -178,11 +178,6 @@ def _inverse(change: float) -> float:
     if change <= -1:
         return math.inf
     return -math.inf if change == math.inf else 1 / (1 + change) - 1
-
-
-def _as_change(shift: float) -> float:
-    """Of a difference of logarithms the change; an open end stays open."""
-    return shift if math.isinf(shift) else exp(shift) - 1
 
 
 def compare_levels(
@@ -554,7 +549,9 @@ def _comparison(
         raw, low, high, same, table.metric, p_family <= alpha, of_equivalence >= 1 / alpha
     )
     if table.scale == "ratio":
-        change, low, high, shown = (_as_change(v) for v in (estimate, low, high, same))
+        change, low, high, shown = (
+            exp(v) - 1 if math.isfinite(v) else v for v in (estimate, low, high, same)
+        )
     else:
         change, shown = estimate, same
     return Comparison(
@@ -583,11 +580,13 @@ def _outcome(
 ) -> tuple[Outcome, str]:
     """The word, and of *not known* the reason. All on the scale of the shifts."""
     counts_allow = raw.extra[0] >= -same and raw.extra[1] <= same
-    if alike and counts_allow:
+    known = bool(np.isfinite(raw.shifts.low).all() and np.isfinite(raw.shifts.high).all())
+    # What earlier blocks showed stays shown, but a bound leaves open what a later one was.
+    if alike and counts_allow and known:
         return "practically the same", ""
     if differ:
         return ("worse" if raw.shifts.rises == metric.lower_is_better else "better"), ""
-    if not (np.isfinite(raw.shifts.low).all() and np.isfinite(raw.shifts.high).all()):
+    if not known:
         return "not known", "at least one is only a bound"
     least = least_blocks(1)
     if len(raw.blocks) < least:

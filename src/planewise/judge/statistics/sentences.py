@@ -8,6 +8,7 @@ from planewise.judge.bounded import Bound
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, turned
 from planewise.judge.statistics.metrics import Metric, Unit
 from planewise.judge.statistics.pairing import IDLE, OVERALL
+from planewise.store.models import Ranked
 from planewise.units import bits_text, percent_text, rate_text, time_text
 
 
@@ -23,6 +24,20 @@ def value_text(value: float, unit: Unit) -> str:
 def bound_text(bound: Bound, text: str) -> str:
     """The text of a value with what it is: `at least 3 Mpps`; an exact one as it is."""
     return text if bound == "exact" else f"{bound} {text}" if bound != "unbounded" else "not known"
+
+
+def worse_text(place: Ranked) -> str:
+    """How much worse than the best a place is, in words; empty for the best."""
+    if place.effect is None:
+        return ""
+    if place.effect_bound == "unbounded":
+        return "worse than the best, by how much is not known"
+    text = (
+        f"{1 + place.effect:.3g} times the best"
+        if place.effect >= 1
+        else f"{percent_text(round(place.effect, 2))} worse than the best"
+    )
+    return bound_text(place.effect_bound, text)
 
 
 def level_text(value: LevelValue, metric: Metric) -> str:
