@@ -3,12 +3,12 @@
 //! rank. Knows no clock and performs nothing.
 
 use crate::draft::Draft;
-use crate::error::Result;
 use crate::history::Histories;
 use crate::model::{GuestId, Snapshot, VfId};
 use crate::plan::{Decision, Direction, Plan};
 use crate::quiet;
 use crate::settings::Settings;
+use pw_error::Result;
 
 /// Decides who holds VFs. Feed it every snapshot with [`Allocator::observe`]; ask for a plan with
 /// [`Allocator::decide`]; say with [`Allocator::commit`] that a plan is being performed.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use pw_error::{Error, Result};
 
 /// One point of a gain curve.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -34,18 +34,18 @@ impl GainCurve {
     pub fn new(points: Vec<Point>) -> Result<Self> {
         let remedy = "give points as { pps = 1000, saved_us = 20 }, in the order of rising pps, none below zero";
         if points.is_empty() {
-            return Err(Error::new("the gain curve has no points", remedy));
+            return Err(Error::bad_input("the gain curve has no points", remedy));
         }
         for (at, point) in points.iter().enumerate() {
             let sound = |value: f64| value.is_finite() && (0.0..=1e12).contains(&value);
             if !sound(point.pps) || !sound(point.saved_us) {
-                return Err(Error::new(
+                return Err(Error::bad_input(
                     format!("point {} of the gain curve is out of range", at + 1),
                     remedy,
                 ));
             }
             if at > 0 && points[at - 1].pps >= point.pps {
-                return Err(Error::new(
+                return Err(Error::bad_input(
                     format!("point {} of the gain curve is not above the one before it", at + 1),
                     remedy,
                 ));

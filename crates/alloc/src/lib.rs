@@ -4,7 +4,6 @@
 
 pub mod allocator;
 mod draft;
-pub mod error;
 pub mod evidence;
 pub mod execute;
 pub mod gain;
@@ -27,7 +26,6 @@ pub mod traffic;
 pub mod world;
 
 pub use allocator::Allocator;
-pub use error::{Error, Result};
 pub use model::{GuestId, GuestView, Mac, PfId, Snapshot, VfId, VfView};
 pub use plan::{Decision, Move, Plan};
 pub use settings::Settings;

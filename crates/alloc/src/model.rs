@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use pw_error::Error;
 
 /// A guest's name, unique on its host.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ impl FromStr for VfId {
             .filter(|(pf, _)| !pf.is_empty())
             .and_then(|(pf, index)| Some(Self::new(pf, index.parse().ok()?)))
             .ok_or_else(|| {
-                Error::new(
+                Error::bad_input(
                     format!("{text:?} names no VF"),
                     "write the PF's interface and the VF's number, as enp1s0f0/3",
                 )
@@ -140,7 +140,7 @@ impl FromStr for Mac {
         if read && parts.next().is_none() {
             return Ok(Self(bytes));
         }
-        Err(Error::new(
+        Err(Error::bad_input(
             format!("{text:?} is no Ethernet address"),
             "write six bytes, as 52:54:00:12:34:56",
         ))
@@ -309,10 +309,10 @@ mod tests {
     fn names_of_vfs_and_macs_survive_writing_and_reading() {
         bolero::check!().with_type::<([u8; 6], u16, String)>().for_each(|(bytes, index, pf)| {
             let mac = Mac(*bytes);
-            assert_eq!(mac.to_string().parse(), Ok(mac));
+            assert_eq!(mac.to_string().parse().ok(), Some(mac));
             if !pf.is_empty() {
                 let vf = VfId::new(pf.as_str(), *index);
-                assert_eq!(vf.to_string().parse(), Ok(vf));
+                assert_eq!(vf.to_string().parse().ok(), Some(vf));
             }
         });
     }

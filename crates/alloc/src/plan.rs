@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
 use crate::model::{GuestId, Holding, Snapshot, VfId, VfState};
+use pw_error::{Error, Result};
 
 /// Why a guest has, gets or loses a VF, or has none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -193,7 +193,7 @@ impl Plan {
         let mut after = before.clone();
         for change in &self.moves {
             let refuse = |why: &str| {
-                Err(Error::new(
+                Err(Error::bad_input(
                     format!("cannot {change}: {why}"),
                     "ask for a new plan: things have changed",
                 ))

@@ -10,7 +10,7 @@ use crate::journal::{Entry, FORMAT, Ledger, Open};
 use crate::model::{GuestId, Mac, VfId};
 use crate::plan::Direction;
 use crate::step::{self, Join, Path, Step};
-use crate::world::{Found, FoundGuest, Place};
+use crate::world::{Found, FoundGuest, VfPlace};
 
 /// What is to be done after a crash, or where ledger and world disagree.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
@@ -138,7 +138,7 @@ fn concerned<'a>(ledger: &'a Ledger, found: &'a Found, vf: &VfId) -> Vec<&'a Gue
     let open = ledger.open.values().filter(|open| open.change.vf == *vf);
     let mut guests: Vec<&GuestId> = open.map(|open| &open.change.guest).collect();
     guests.extend(ledger.holders.get(vf));
-    if let Some(Place::Guest(guest)) = found.vfs.get(vf).map(|vf| &vf.place) {
+    if let Some(VfPlace::Guest(guest)) = found.vfs.get(vf).map(|vf| &vf.place) {
         guests.push(guest);
     }
     guests
@@ -161,8 +161,8 @@ fn recover_vfs(ledger: &Ledger, found: &Found, recovery: &mut Recovery) {
     let vfs = recovery.vfs.clone();
     for (id, vf) in found.vfs.iter().filter(|(id, _)| vfs.contains(*id)) {
         match &vf.place {
-            Place::Guest(guest) if found.guests.contains_key(guest) => continue,
-            Place::Foreign(why) => {
+            VfPlace::Guest(guest) if found.guests.contains_key(guest) => continue,
+            VfPlace::Foreign(why) => {
                 if ledger.knows(id) {
                     recovery
                         .notes
@@ -170,15 +170,15 @@ fn recover_vfs(ledger: &Ledger, found: &Found, recovery: &mut Recovery) {
                 }
                 continue;
             }
-            Place::Unknown(why) => {
+            VfPlace::Unknown(why) => {
                 stays_unknown(id, why, ledger, recovery);
                 continue;
             }
-            Place::Guest(guest) => {
+            VfPlace::Guest(guest) => {
                 recovery.notes.push(format!("{id} is not at home ({guest}, gone): it is fetched"));
                 recovery.steps.push(Step::Recall { vf: id.clone() });
             }
-            Place::Lost => {
+            VfPlace::Lost => {
                 let whose = ledger
                     .holders
                     .get(id)
@@ -186,16 +186,16 @@ fn recover_vfs(ledger: &Ledger, found: &Found, recovery: &mut Recovery) {
                 recovery.notes.push(format!("{id} is not at home ({whose}): it is fetched"));
                 recovery.steps.push(Step::Recall { vf: id.clone() });
             }
-            Place::Pool if vf.mac != Mac::ZERO => {
+            VfPlace::Pool if vf.mac != Mac::ZERO => {
                 let mac = vf.mac;
                 recovery
                     .notes
                     .push(format!("{id} is in the pool with the address {mac}: it is cleared"));
             }
-            Place::Pool if ledger.knows(id) => recovery
+            VfPlace::Pool if ledger.knows(id) => recovery
                 .notes
                 .push(format!("{id} is in the pool and may not be as new: it is reset")),
-            Place::Pool => continue,
+            VfPlace::Pool => continue,
         }
         recovery.steps.extend(step::into_pool(id));
     }

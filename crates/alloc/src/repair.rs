@@ -123,7 +123,7 @@ mod tests {
     use crate::model::Mac;
     use crate::recover::recover;
     use crate::step::{Join, Path};
-    use crate::world::{FoundGuest, FoundVf, Place};
+    use crate::world::{FoundGuest, FoundVf, VfPlace};
 
     #[test]
     fn nothing_more_is_done_to_the_vf_of_a_guest_that_stopped_answering() {
@@ -138,7 +138,7 @@ mod tests {
             active: Path::Paravirtual,
             directed: Path::Paravirtual,
         };
-        let place = Place::Guest(web.clone());
+        let place = VfPlace::Guest(web.clone());
         let mut found = Found::default();
         found.vfs.insert(vf.clone(), FoundVf { mac: guest.mac, place });
         found.guests.insert(web.clone(), guest);

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
 use crate::model::{Origin, Rate};
+use pw_error::{Error, Result};
 
 /// Counters of one interface since some start that is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -88,19 +88,19 @@ impl SignalSettings {
     pub fn check(&self) -> Result<()> {
         let (Smoothing::Ewma(over_s) | Smoothing::Window(over_s)) = self.smoothing;
         if !(0.1..=86_400.0).contains(&over_s) {
-            return Err(Error::new(
+            return Err(Error::bad_input(
                 format!("signal.smoothing over {over_s} s is out of range"),
                 "give a number of seconds from 0.1 to 86400",
             ));
         }
         if !(1.0..=1e12).contains(&self.fastest_pps) {
-            return Err(Error::new(
+            return Err(Error::bad_input(
                 format!("signal.fastest_pps = {} is out of range", self.fastest_pps),
                 "give a packet rate from 1 to 1e12",
             ));
         }
         if !(0.0..=86_400.0).contains(&self.fresh_s) {
-            return Err(Error::new(
+            return Err(Error::bad_input(
                 format!("signal.fresh_s = {} is out of range", self.fresh_s),
                 "give a number of seconds from 0 to 86400",
             ));

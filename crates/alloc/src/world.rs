@@ -8,7 +8,7 @@ use crate::step::{Join, Path, Step};
 
 /// Where a VF is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum VfPlace {
     /// With the host.
     Pool,
     /// In this guest.
@@ -27,7 +27,7 @@ pub struct FoundVf {
     /// The guest's address that it answers to; zero: none.
     pub mac: Mac,
     /// Where it is.
-    pub place: Place,
+    pub place: VfPlace,
 }
 
 /// A guest as it is found.
@@ -65,7 +65,7 @@ impl Found {
     pub fn attached<'a>(&'a self, guest: &'a GuestId) -> impl Iterator<Item = &'a VfId> {
         self.vfs
             .iter()
-            .filter(move |(_, vf)| vf.place == Place::Guest(guest.clone()))
+            .filter(move |(_, vf)| vf.place == VfPlace::Guest(guest.clone()))
             .map(|(id, _)| id)
     }
 
@@ -74,7 +74,7 @@ impl Found {
             Path::Paravirtual => guest.paravirtual_up,
             Path::Vf(vf) => {
                 guest.vf_up
-                    && self.vfs.get(vf).is_some_and(|vf| vf.place == Place::Guest(id.clone()))
+                    && self.vfs.get(vf).is_some_and(|vf| vf.place == VfPlace::Guest(id.clone()))
             }
         }
     }
@@ -125,11 +125,11 @@ impl Found {
                 faults.push(format!("{} is the address of two VFs", vf.mac));
             }
             match &vf.place {
-                Place::Lost => faults.push(format!("{id} is lost")),
-                Place::Pool if vf.mac != Mac::ZERO => {
+                VfPlace::Lost => faults.push(format!("{id} is lost")),
+                VfPlace::Pool if vf.mac != Mac::ZERO => {
                     faults.push(format!("{id} is in the pool with the address {}", vf.mac));
                 }
-                Place::Guest(guest) if !self.guests.contains_key(guest) => {
+                VfPlace::Guest(guest) if !self.guests.contains_key(guest) => {
                     faults.push(format!("{id} is in {guest}, which is gone"));
                 }
                 _ => {}
@@ -166,7 +166,7 @@ impl Found {
         | Step::ClearMac { vf }
         | Step::Recall { vf }
         | Step::Reset { vf } = step
-            && let Some(Place::Foreign(why) | Place::Unknown(why)) =
+            && let Some(VfPlace::Foreign(why) | VfPlace::Unknown(why)) =
                 self.vfs.get(vf).map(|vf| &vf.place)
         {
             return Err(format!("{vf} is left alone: {why}"));
@@ -181,10 +181,10 @@ impl Found {
             }
             Step::Attach { guest, vf } => {
                 let found = self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?;
-                if found.place != Place::Pool && found.place != Place::Guest(guest.clone()) {
+                if found.place != VfPlace::Pool && found.place != VfPlace::Guest(guest.clone()) {
                     return Err(format!("{vf} is not in the pool"));
                 }
-                found.place = Place::Guest(guest.clone());
+                found.place = VfPlace::Guest(guest.clone());
             }
             Step::AwaitPath { guest, vf } => {
                 if let Some(found) = self.guests.get_mut(guest).filter(|_| !partly) {
@@ -243,12 +243,12 @@ impl Found {
                     }
                 }
                 let found = self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?;
-                if found.place == Place::Guest(guest.clone()) && !partly {
-                    found.place = Place::Pool;
+                if found.place == VfPlace::Guest(guest.clone()) && !partly {
+                    found.place = VfPlace::Pool;
                 }
             }
             Step::Recall { vf } => {
-                self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.place = Place::Pool;
+                self.vfs.get_mut(vf).ok_or_else(|| unknown(vf))?.place = VfPlace::Pool;
             }
         }
         Ok(())
@@ -257,8 +257,8 @@ impl Found {
     /// The guest releases what it holds without being asked: the VF is back with the host, and its
     /// address still on it.
     pub fn release(&mut self, guest: &GuestId) {
-        for vf in self.vfs.values_mut().filter(|vf| vf.place == Place::Guest(guest.clone())) {
-            vf.place = Place::Pool;
+        for vf in self.vfs.values_mut().filter(|vf| vf.place == VfPlace::Guest(guest.clone())) {
+            vf.place = VfPlace::Pool;
         }
         if let Some(found) = self.guests.get_mut(guest) {
             (found.vf_up, found.active) = (false, Path::Paravirtual);
@@ -277,8 +277,8 @@ impl Found {
     /// The guest goes away, whatever it holds; the kernel gives its VF back or strands it.
     pub fn destroy(&mut self, guest: &GuestId, strands: bool) {
         self.guests.remove(guest);
-        for vf in self.vfs.values_mut().filter(|vf| vf.place == Place::Guest(guest.clone())) {
-            vf.place = if strands { Place::Lost } else { Place::Pool };
+        for vf in self.vfs.values_mut().filter(|vf| vf.place == VfPlace::Guest(guest.clone())) {
+            vf.place = if strands { VfPlace::Lost } else { VfPlace::Pool };
         }
     }
 }

@@ -12,7 +12,7 @@ use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::plan::{Direction, Move, Reason};
 use pw_alloc::recover::{Recovery, recover, recover_in_parts};
 use pw_alloc::step::{Join, Path, Step, give};
-use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
+use pw_alloc::world::{Found, FoundGuest, FoundVf, VfPlace};
 
 /// A world, a journal, and a number of moments after which the daemon is dead.
 struct Host {
@@ -123,7 +123,7 @@ fn change(direction: Direction, guest: &str, index: u16) -> Move {
 fn host(join: Join) -> (Host, Vec<Move>) {
     let mut found = Found::default();
     for index in 0..3 {
-        found.vfs.insert(vf(index), FoundVf { mac: Mac::ZERO, place: Place::Pool });
+        found.vfs.insert(vf(index), FoundVf { mac: Mac::ZERO, place: VfPlace::Pool });
     }
     for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
         let guest = FoundGuest {
@@ -198,7 +198,7 @@ fn check(host: &Host, recovery: &Recovery, case: &str) {
     assert_eq!(found.vfs.len(), 3, "{case}: no VF is lost");
     for (id, vf) in &found.vfs {
         let holder = match &vf.place {
-            Place::Guest(guest) => Some(guest),
+            VfPlace::Guest(guest) => Some(guest),
             _ => None,
         };
         assert_eq!(recovery.holders.get(id), holder, "{case}: {id}");
@@ -316,9 +316,9 @@ fn a_step_that_fails_is_turned_round_or_marks_the_guest() {
                         // What the journal says of the VF is so.
                         Ending::Undone { why } => {
                             assert!(why.starts_with("could not ") && why.contains(": no"), "{why}");
-                            let back = Place::Guest(id.clone());
+                            let back = VfPlace::Guest(id.clone());
                             let before =
-                                if direction == Direction::Take { back } else { Place::Pool };
+                                if direction == Direction::Take { back } else { VfPlace::Pool };
                             assert_eq!(*place, before, "{case}");
                         }
                         Ending::Stuck { .. } => {
@@ -326,7 +326,7 @@ fn a_step_that_fails_is_turned_round_or_marks_the_guest() {
                             assert_eq!(read.holders.get(&vf(index)), Some(&id), "{case}");
                         }
                         Ending::Quarantined { .. } => {
-                            assert_eq!(*place, Place::Pool, "{case}");
+                            assert_eq!(*place, VfPlace::Pool, "{case}");
                             assert!(read.quarantined.contains_key(&vf(index)), "{case}");
                         }
                         Ending::Completed => unreachable!(),
@@ -354,7 +354,7 @@ fn without_a_journal_what_is_found_is_adopted_and_what_is_left_over_is_cleared()
 #[test]
 fn of_two_vfs_in_one_guest_the_one_that_the_journal_knows_stays() {
     let (mut host, _) = host(Join::Bond);
-    host.found.vfs.get_mut(&vf(1)).expect("VF 1").place = Place::Guest("a".into());
+    host.found.vfs.get_mut(&vf(1)).expect("VF 1").place = VfPlace::Guest("a".into());
     let recovery = host.start().unwrap_or_else(|Killed| unreachable!());
     assert_eq!(recovery.holders, [(vf(0), "a".into())].into());
     assert!(host.found.faults().is_empty(), "{:?}", host.found.faults());
@@ -363,8 +363,8 @@ fn of_two_vfs_in_one_guest_the_one_that_the_journal_knows_stays() {
 #[test]
 fn a_vf_in_other_hands_or_in_unknown_ones_is_never_touched() {
     let hands = [
-        Place::Foreign("process 7 (dpdk-testpmd) holds /dev/vfio/12".into()),
-        Place::Unknown("libvirt cannot be asked".into()),
+        VfPlace::Foreign("process 7 (dpdk-testpmd) holds /dev/vfio/12".into()),
+        VfPlace::Unknown("libvirt cannot be asked".into()),
     ];
     for place in hands {
         for known in [true, false] {
@@ -372,7 +372,7 @@ fn a_vf_in_other_hands_or_in_unknown_ones_is_never_touched() {
             // VF 0 is held by a by the journal; VF 2 the journal does not know.
             let index = if known { 0 } else { 2 };
             host.found.guests.remove(&"a".into());
-            host.found.vfs.get_mut(&vf(0)).expect("VF 0").place = Place::Foreign("x".into());
+            host.found.vfs.get_mut(&vf(0)).expect("VF 0").place = VfPlace::Foreign("x".into());
             host.found.vfs.get_mut(&vf(index)).expect("a VF").place = place.clone();
             let mac = Mac([2, 0, 0, 0, 0, 1]);
             host.found.vfs.get_mut(&vf(index)).expect("a VF").mac = mac;
@@ -380,7 +380,7 @@ fn a_vf_in_other_hands_or_in_unknown_ones_is_never_touched() {
             let touched = recovery.steps.iter().any(|step| format!("{step:?}").contains("Vf"));
             assert!(!touched, "{place:?} {known}: {:?}", recovery.steps);
             assert_eq!(host.found.vfs[&vf(index)].mac, mac);
-            let stays = known && matches!(place, Place::Unknown(_));
+            let stays = known && matches!(place, VfPlace::Unknown(_));
             assert_eq!(recovery.holders.contains_key(&vf(index)), stays, "{place:?} {known}");
         }
     }
@@ -400,7 +400,7 @@ fn a_mark_outlives_a_restart_and_goes_when_the_guest_has_released_its_vf() {
     assert!(recovery.marked.contains_key(&GuestId::from("a")), "it still has the VF");
     assert_eq!(recovery.holders.get(&vf(0)), Some(&"a".into()));
     // It releases the VF late: its address is still on it.
-    host.found.vfs.get_mut(&vf(0)).expect("VF 0").place = Place::Pool;
+    host.found.vfs.get_mut(&vf(0)).expect("VF 0").place = VfPlace::Pool;
     let a = host.found.guests.get_mut(&GuestId::from("a")).expect("a");
     (a.vf_up, a.active) = (false, Path::Paravirtual);
     assert!(!host.found.reachable(&"a".into()), "a black hole");

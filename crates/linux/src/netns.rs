@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use nix::sched::{CloneFlags, setns};
 
-use crate::error::{Error, Result};
+use pw_error::{Error, Result};
 
 /// A network namespace, as a user names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -82,9 +82,10 @@ impl Netns {
         let path = self.path();
         let file = File::open(&path).map_err(|error| {
             Error::bad_input(
-                format!("cannot open network namespace '{self}' ({}): {error}", path.display()),
+                format!("cannot open network namespace '{self}' ({})", path.display()),
                 "list them with `ip netns list`, or give a path or pid:N",
             )
+            .caused_by(error)
         })?;
         setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
             nix::Error::EPERM => Error::failed(
@@ -111,7 +112,7 @@ pub fn cookie() -> Result<Option<u64>> {
     // asm-generic/socket.h; the libc crate has no name for it on every target.
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let socket = std::os::unix::net::UnixDatagram::unbound()
-        .map_err(|error| Error::failed(format!("cannot open a socket: {error}"), ""))?;
+        .map_err(|error| Error::failed("cannot open a socket", "").caused_by(error))?;
     let mut cookie = 0_u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
     // SAFETY: the socket is open; cookie and length are valid for writing, and length says how many
@@ -227,7 +228,11 @@ mod tests {
             "eth0@..",
             "sixteen-letters-",
         ] {
-            assert_eq!(text.parse::<IfSpec>().map_err(|error| error.code), Err(2), "{text:?}");
+            assert_eq!(
+                text.parse::<IfSpec>().map_err(|error| error.kind),
+                Err(pw_error::Kind::BadInput),
+                "{text:?}"
+            );
         }
     }
 

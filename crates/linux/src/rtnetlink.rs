@@ -6,7 +6,7 @@ use netlink_packet_core::{
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-use crate::error::{Error, Result};
+use pw_error::{Error, Result};
 
 /// Bytes of a netlink message's header (`struct nlmsghdr`).
 pub const HEADER_BYTES: usize = 16;
@@ -40,7 +40,7 @@ impl RouteSocket {
     /// # Errors
     /// The kernel gives none.
     pub fn open() -> Result<Self> {
-        let failed = |error| Error::failed(format!("cannot open a netlink socket: {error}"), "");
+        let failed = |error| Error::failed("cannot open a netlink socket", "").caused_by(error);
         let mut socket = Socket::new(NETLINK_ROUTE).map_err(failed)?;
         socket.bind_auto().map_err(failed)?;
         socket.connect(&SocketAddr::new(0, 0)).map_err(failed)?;
@@ -96,7 +96,7 @@ impl RouteSocket {
         flags: u16,
     ) -> Result<std::result::Result<Vec<Vec<u8>>, Errno>> {
         let failed = |error: std::io::Error| {
-            Error::failed(format!("the kernel's netlink socket failed: {error}"), "")
+            Error::failed("the kernel's netlink socket failed", "").caused_by(error)
         };
         self.sequence += 1;
         let mut header = NetlinkHeader::default();

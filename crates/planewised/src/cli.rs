@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use pw_linux::error::Result;
+use pw_error::Result;
 
 use crate::{daemon, simulate, vf};
 
@@ -27,16 +27,7 @@ pub enum Command {
 
 /// Runs the command; prints its result on stdout, errors on stderr.
 pub fn main(cli: Cli) -> ExitCode {
-    match run(&cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("planewised: {error}");
-            if !error.remedy.is_empty() {
-                eprintln!("  {}", error.remedy);
-            }
-            ExitCode::from(error.code)
-        }
-    }
+    pw_error::exit("planewised", run(&cli.command))
 }
 
 fn run(command: &Command) -> Result<()> {

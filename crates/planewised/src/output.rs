@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use serde::Serialize;
 
 /// Version of the JSON formats of this binary (docs/reference/vf.md).
@@ -29,20 +29,19 @@ pub fn print<T: Serialize>(
     json: bool,
     text: impl FnOnce(&T) -> String,
 ) -> Result<()> {
-    let unwritten = |error: &dyn std::fmt::Display| {
-        Error::failed(
-            format!("cannot write the result to stdout: {error}"),
-            "make space, or send it elsewhere",
-        )
-    };
+    let unwritten =
+        || Error::failed("cannot write the result to stdout", "make space, or send it elsewhere");
     let mut bytes = if json {
         let version = env!("CARGO_PKG_VERSION");
         let output = Output { tool: "planewised", version, format: FORMAT, command, body };
-        serde_json::to_vec(&output).map_err(|error| unwritten(&error))?
+        serde_json::to_vec(&output).map_err(|error| unwritten().caused_by(error))?
     } else {
         text(body).trim_end().as_bytes().to_vec()
     };
     bytes.push(b'\n');
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(&bytes).and_then(|()| stdout.flush()).map_err(|error| unwritten(&error))
+    stdout
+        .write_all(&bytes)
+        .and_then(|()| stdout.flush())
+        .map_err(|error| unwritten().caused_by(error))
 }

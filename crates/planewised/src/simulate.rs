@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use pw_alloc::settings::Settings;
 use pw_alloc::simulate::trace::{FrameMix, Trace};
 use pw_alloc::simulate::{self, Outcome, PLAYERS, Played, Player, Scenario, Shard};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::{config, profile};
@@ -119,7 +119,7 @@ pub fn run(args: &Args) -> Result<()> {
         return output::print("simulate", &Body::new(scenario, settings, &played), args.json, text);
     }
     let shard = args.shard.unwrap_or(Shard::WHOLE);
-    let played = simulate::compare(&scenario, players, &settings, shard).map_err(bad_input)?;
+    let played = simulate::compare(&scenario, players, &settings, shard)?;
     match args.shard {
         Some(shard) => {
             let body = ShardBody { scenario, settings, shard, played };
@@ -132,7 +132,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn scenario(args: &Args) -> Result<Scenario> {
     let mut scenario = match &args.file {
         Some(path) => config::read(&read(path, "a scenario in TOML")?, &shown(path))?,
-        None => Scenario::named(&args.scenario).map_err(bad_input)?,
+        None => Scenario::named(&args.scenario)?,
     };
     if args.trace.is_some() {
         // Guests and times are the trace's.
@@ -172,20 +172,20 @@ fn play_trace(
     players: &[Player],
     settings: &Settings,
 ) -> Result<Played> {
-    scenario.check_host().map_err(bad_input)?;
+    scenario.check_host()?;
     let input: Box<dyn Read> = if path.as_os_str() == "-" {
         Box::new(std::io::stdin())
     } else {
         Box::new(File::open(path).map_err(|error| {
             Error::bad_input(
-                format!("cannot read {}: {error}", path.display()),
+                format!("cannot read {}", path.display()),
                 "give the path of a trace in CSV (docs/reference/alloc.md)",
             )
+            .caused_by(error)
         })?)
     };
-    let mut trace = Trace::new(&shown(path), input, mix).map_err(bad_input)?;
-    let mut played = simulate::play(&mut trace, scenario, 0, players, settings, &|_| 0, true)
-        .map_err(bad_input)?;
+    let mut trace = Trace::new(&shown(path), input, mix)?;
+    let mut played = simulate::play(&mut trace, scenario, 0, players, settings, &|_| 0, true)?;
     played.groups = vec!["trace".into()];
     Ok(played)
 }
@@ -230,11 +230,6 @@ fn merge(paths: &[PathBuf]) -> Result<Body> {
         return Err(Error::bad_input(what, remedy));
     }
     Ok(Body::new(whole.scenario, whole.settings, &whole.played))
-}
-
-/// An error of the pure crate, as one about the user's input.
-pub fn bad_input(error: pw_alloc::Error) -> Error {
-    Error::bad_input(error.what, error.remedy)
 }
 
 fn text(body: &Body) -> String {

@@ -38,16 +38,7 @@ pub enum Command {
 
 /// Runs the command; prints JSON on stdout, errors on stderr.
 pub fn main(cli: Cli) -> ExitCode {
-    match run(&cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pw-probe: {error}");
-            if !error.remedy.is_empty() {
-                eprintln!("  {}", error.remedy);
-            }
-            ExitCode::from(error.code)
-        }
-    }
+    pw_error::exit("pw-probe", run(&cli.command))
 }
 
 fn run(command: &Command) -> Result<()> {

@@ -26,4 +26,5 @@ pub mod trial;
 pub mod units;
 pub mod wire;
 
-pub use pw_linux::{error, netns};
+pub use pw_error as error;
+pub use pw_linux::netns;

@@ -359,6 +359,6 @@ mod tests {
         assert_eq!((lo.index, lo.name.as_str()), (1, "lo"));
         let error = netlink.link_at("pw-none", &"pw-none@x").expect_err("there is none");
         assert!(error.what.contains("pw-none@x"));
-        assert_eq!(error.code, 2);
+        assert_eq!(error.kind, pw_error::Kind::BadInput);
     }
 }

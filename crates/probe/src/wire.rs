@@ -306,7 +306,7 @@ mod tests {
         for (target, least, smallest) in [(V4, 12, 64), (V6, 12, 78), (V4, 44, 90), (V6, 44, 110)] {
             let error = payload_bytes(smallest - 1, target, least, "X").expect_err("too small");
             assert!(error.remedy.contains(&format!("--size {smallest} ")), "{}", error.remedy);
-            assert_eq!(error.code, 2);
+            assert_eq!(error.kind, pw_error::Kind::BadInput);
             assert!(payload_bytes(smallest, target, least, "X").is_ok());
         }
         assert!(payload_bytes(9001, V4, 12, "X").is_err());

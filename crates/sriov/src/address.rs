@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 
 /// A PCI function: `domain:bus:device.function`, all in hexadecimal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -77,7 +77,11 @@ mod tests {
         for text in
             ["", "01:00.0", "0000:01:00", "0000:01:20.0", "0000:01:00.8", "0000:1:00.0", "x"]
         {
-            assert_eq!(text.parse::<PciAddress>().map_err(|error| error.code), Err(2), "{text:?}");
+            assert_eq!(
+                text.parse::<PciAddress>().map_err(|error| error.kind),
+                Err(pw_error::Kind::BadInput),
+                "{text:?}"
+            );
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_linux::rtnetlink::Errno;
 
 use crate::address::PciAddress;
@@ -12,7 +12,7 @@ use crate::discover;
 use crate::kernel::{Kernel, explain};
 use crate::link::{Change, Setting};
 use crate::mac::Mac;
-use crate::model::{Netdev, Place};
+use crate::model::{NetNs, Netdev};
 use crate::plan::{PROBE, Step};
 
 /// How long the kernel may answer that a device is busy with its last change.
@@ -26,7 +26,7 @@ const HEARINGS: u32 = 5;
 #[derive(Default)]
 struct Done {
     /// Where a function's interface was carried.
-    places: BTreeMap<PciAddress, Place>,
+    places: BTreeMap<PciAddress, NetNs>,
     /// The MACs that VFs were told, by PF and number.
     told: BTreeMap<(PciAddress, u32), Mac>,
 }
@@ -41,7 +41,7 @@ pub fn apply(kernel: &mut dyn Kernel, plan: &[Step], displaceable: &[PciAddress]
     plan.iter().try_for_each(|step| {
         make_room(kernel, step, displaceable)
             .and_then(|()| perform(kernel, step, &mut done))
-            .map_err(|error| Error { what: format!("cannot {step}: {}", error.what), ..error })
+            .map_err(|error| error.at(format_args!("cannot {step}")))
     })
 }
 
@@ -49,10 +49,10 @@ pub fn apply(kernel: &mut dyn Kernel, plan: &[Step], displaceable: &[PciAddress]
 fn make_room(kernel: &mut dyn Kernel, step: &Step, displaceable: &[PciAddress]) -> Result<()> {
     let (device, wanted) = match step {
         Step::Link { device, change: Change::Name(name) } => (device, name),
-        Step::Carry { device, to: Place::Home, name } => (device, name),
+        Step::MoveToNetns { device, to: NetNs::Host, name } => (device, name),
         _ => return Ok(()),
     };
-    let seen = kernel.links(&Place::Home)?;
+    let seen = kernel.links(&NetNs::Host)?;
     let Some(holder) = seen.iter().find(|seen| seen.netdev.name == *wanted) else { return Ok(()) };
     let of_another = holder.device.filter(|other| other != device);
     if of_another.is_none_or(|other| !displaceable.contains(&other)) {
@@ -88,7 +88,7 @@ fn perform(kernel: &mut dyn Kernel, step: &Step, done: &mut Done) -> Result<()> 
             }
             until_settled(|| kernel.change(&netdev, change))
         }
-        Step::Carry { device, to, name } => {
+        Step::MoveToNetns { device, to, name } => {
             let netdev = netdev(kernel, *device, done)?;
             if netdev.netns == *to {
                 let rename = Change::Name(name.clone());
@@ -98,7 +98,7 @@ fn perform(kernel: &mut dyn Kernel, step: &Step, done: &mut Done) -> Result<()> 
                     until_settled(|| kernel.change(&netdev, &rename))
                 };
             }
-            until_settled(|| kernel.carry(&netdev, to, name))?;
+            until_settled(|| kernel.move_to_netns(&netdev, to, name))?;
             done.places.insert(*device, to.clone());
             Ok(())
         }
@@ -106,7 +106,7 @@ fn perform(kernel: &mut dyn Kernel, step: &Step, done: &mut Done) -> Result<()> 
 }
 
 fn netdev(kernel: &mut dyn Kernel, device: PciAddress, done: &Done) -> Result<Netdev> {
-    discover::netdev(kernel, device, done.places.get(&device).unwrap_or(&Place::Home))
+    discover::netdev(kernel, device, done.places.get(&device).unwrap_or(&NetNs::Host))
 }
 
 fn already(netdev: &Netdev, change: &Change) -> bool {
@@ -169,7 +169,7 @@ fn probe(kernel: &mut dyn Kernel, address: PciAddress, done: &Done) -> Result<()
     for _ in 0..HEARINGS {
         write(kernel, PROBE, &address.to_string())?;
         bound(kernel, address)?;
-        let seen = kernel.links(&Place::Home)?;
+        let seen = kernel.links(&NetNs::Host)?;
         let own = seen.iter().find(|seen| seen.device == Some(address) && !seen.representor);
         let Some((Told { pf, vf, mac }, own)) = told.as_ref().zip(own) else { return Ok(()) };
         // Without a PF that is up nobody can answer.
@@ -197,7 +197,7 @@ fn told(kernel: &mut dyn Kernel, address: PciAddress, done: &Done) -> Result<Opt
     let tree = kernel.tree();
     let Some(pf) = tree.pf_of(address) else { return Ok(None) };
     let index = tree.vfs(pf).into_iter().find(|(_, vf)| *vf == address).map(|(index, _)| index);
-    let seen = kernel.links(&Place::Home)?;
+    let seen = kernel.links(&NetNs::Host)?;
     let netdev = seen.into_iter().find(|seen| seen.device == Some(pf) && !seen.representor);
     let Some((vf, netdev)) = index.zip(netdev.map(|seen| seen.netdev)) else { return Ok(None) };
     let mac = match done.told.get(&(pf, vf)) {

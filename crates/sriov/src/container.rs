@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use serde::Deserialize;
 
 /// An answer longer than this is none about a container [bytes].
@@ -27,9 +27,10 @@ pub fn pid(name: &str) -> Result<u32> {
     let socket = socket();
     let failed = |error: std::io::Error| {
         Error::failed(
-            format!("Docker does not answer at {}: {error}", socket.display()),
+            format!("Docker does not answer at {}", socket.display()),
             "start it, or name its socket in DOCKER_HOST (unix:///…)",
         )
+        .caused_by(error)
     };
     let mut stream = UnixStream::connect(&socket).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
@@ -113,8 +114,11 @@ mod tests {
         let error = read(format!("{HEAD}{ended}").as_bytes(), "x").expect_err("ended");
         assert!(error.what.contains("does not run: it is exited"), "{}", error.what);
         let error = read(b"HTTP/1.0 404 Not Found\r\n\r\n{}", "x").expect_err("none");
-        assert_eq!((error.code, error.what.as_str()), (2, "there is no container x"));
-        assert_eq!(pid("../images").map_err(|error| error.code), Err(2));
+        assert_eq!(
+            (error.kind, error.what.as_str()),
+            (pw_error::Kind::BadInput, "there is no container x")
+        );
+        assert_eq!(pid("../images").map_err(|error| error.kind), Err(pw_error::Kind::BadInput));
     }
 
     #[test]

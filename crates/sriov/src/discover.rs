@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 
 use crate::address::PciAddress;
 use crate::driver;
 use crate::kernel::{Holder, Kernel};
-use crate::model::{Machine, Netdev, Pf, Place, Vf};
+use crate::model::{Machine, NetNs, Netdev, Pf, Vf};
 use crate::sysfs;
 
 /// Reads all PFs with their VFs.
@@ -56,7 +56,7 @@ fn has_network_driver(vf: &Vf) -> bool {
 }
 
 fn read(kernel: &mut dyn Kernel, addresses: &[PciAddress], thorough: bool) -> Result<Vec<Pf>> {
-    let mut netdevs = netdevs_at(kernel, &Place::Home)?;
+    let mut netdevs = netdevs_at(kernel, &NetNs::Host)?;
     let tree = kernel.tree();
     let missing: Vec<PciAddress> = addresses
         .iter()
@@ -68,7 +68,7 @@ fn read(kernel: &mut dyn Kernel, addresses: &[PciAddress], thorough: bool) -> Re
     if !missing.is_empty() {
         for namespace in kernel.namespaces(thorough) {
             // One that has gone meanwhile holds nothing: the kernel sends home what was in it.
-            let Ok(found) = netdevs_at(kernel, &Place::Away(namespace)) else { continue };
+            let Ok(found) = netdevs_at(kernel, &NetNs::Other(namespace)) else { continue };
             for (address, netdev) in found {
                 netdevs.entry(address).or_insert(netdev);
             }
@@ -85,15 +85,16 @@ fn read(kernel: &mut dyn Kernel, addresses: &[PciAddress], thorough: bool) -> Re
 ///
 /// # Errors
 /// The kernel does not answer, or there is none.
-pub fn netdev(kernel: &mut dyn Kernel, address: PciAddress, hint: &Place) -> Result<Netdev> {
+pub fn netdev(kernel: &mut dyn Kernel, address: PciAddress, hint: &NetNs) -> Result<Netdev> {
     let begun = Instant::now();
     loop {
         if let Some(netdev) = netdevs_at(kernel, hint).ok().and_then(|mut at| at.remove(&address)) {
             return Ok(netdev);
         }
         let waited = begun.elapsed();
-        let places = std::iter::once(Place::Home)
-            .chain(kernel.namespaces(waited > PATIENCE_WITHOUT_FILES).into_iter().map(Place::Away));
+        let places = std::iter::once(NetNs::Host).chain(
+            kernel.namespaces(waited > PATIENCE_WITHOUT_FILES).into_iter().map(NetNs::Other),
+        );
         for place in places.collect::<Vec<_>>() {
             if let Some(netdev) =
                 netdevs_at(kernel, &place).ok().and_then(|mut at| at.remove(&address))
@@ -111,7 +112,7 @@ pub fn netdev(kernel: &mut dyn Kernel, address: PciAddress, hint: &Place) -> Res
     }
 }
 
-fn netdevs_at(kernel: &mut dyn Kernel, place: &Place) -> Result<BTreeMap<PciAddress, Netdev>> {
+fn netdevs_at(kernel: &mut dyn Kernel, place: &NetNs) -> Result<BTreeMap<PciAddress, Netdev>> {
     let mut found = BTreeMap::new();
     for seen in kernel.links(place)? {
         if let Some(device) = seen.device.filter(|_| !seen.representor) {
@@ -199,7 +200,7 @@ fn group(tree: &sysfs::Tree, address: PciAddress) -> Option<u32> {
 fn used_by(netdev: Option<&Netdev>) -> Option<String> {
     let netdev = netdev?;
     let name = &netdev.name;
-    if !netdev.netns.is_home() {
+    if !netdev.netns.is_host() {
         return Some(format!("its interface {name} is in {}", netdev.netns));
     }
     if let Some(other) = &netdev.attached_to {

@@ -8,13 +8,13 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use nix::sys::statfs::{SYSFS_MAGIC, statfs};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_linux::rtnetlink::{Errno, errno_text};
 
 use crate::address::PciAddress;
 use crate::driver;
 use crate::link::{Change, Links, Seen, Setting};
-use crate::model::{Namespace, Netdev, NetdevCounters, Place};
+use crate::model::{Namespace, NetNs, Netdev, NetdevCounters};
 use crate::namespaces::{self, run_at};
 use crate::sysfs::{Tree, device};
 use crate::vfinfo::VfInfo;
@@ -31,7 +31,7 @@ pub trait Kernel {
     ///
     /// # Errors
     /// The namespace is gone or cannot be entered.
-    fn links(&mut self, place: &Place) -> Result<Vec<Seen>>;
+    fn links(&mut self, place: &NetNs) -> Result<Vec<Seen>>;
 
     /// All namespaces but its own. `thorough`: also those that only open files hold, which is slow.
     fn namespaces(&mut self, thorough: bool) -> Vec<Namespace>;
@@ -82,10 +82,10 @@ pub trait Kernel {
     ///
     /// # Errors
     /// The socket failed or a namespace is gone; inside, the kernel's errno.
-    fn carry(
+    fn move_to_netns(
         &mut self,
         netdev: &Netdev,
-        to: &Place,
+        to: &NetNs,
         name: &str,
     ) -> Result<std::result::Result<(), Errno>>;
 }
@@ -152,7 +152,7 @@ impl Linux {
                         carrier: number("carrier").map(|carrier| carrier != 0),
                         addresses: Vec::new(),
                         attached_to: self.tree.upper(&name).into_iter().next(),
-                        netns: Place::Home,
+                        netns: NetNs::Host,
                         counters: NetdevCounters::default(),
                         name,
                     };
@@ -173,9 +173,9 @@ impl Kernel for Linux {
         self.version
     }
 
-    fn links(&mut self, place: &Place) -> Result<Vec<Seen>> {
+    fn links(&mut self, place: &NetNs) -> Result<Vec<Seen>> {
         if !self.real {
-            return if place.is_home() { self.links_of_tree() } else { Ok(Vec::new()) };
+            return if place.is_host() { self.links_of_tree() } else { Ok(Vec::new()) };
         }
         run_at(place, || Links::open()?.all(place))
     }
@@ -226,7 +226,7 @@ impl Kernel for Linux {
             return Ok(Vec::new());
         }
         let mut links = Links::open()?;
-        let seen = links.all(&Place::Home)?;
+        let seen = links.all(&NetNs::Host)?;
         let name = |index: u32| {
             seen.iter().find(|seen| seen.netdev.index == index).map(|seen| seen.netdev.name.clone())
         };
@@ -274,27 +274,28 @@ impl Kernel for Linux {
         run_at(&netdev.netns, || Links::open()?.change(netdev.index, change))
     }
 
-    fn carry(
+    fn move_to_netns(
         &mut self,
         netdev: &Netdev,
-        to: &Place,
+        to: &NetNs,
         name: &str,
     ) -> Result<std::result::Result<(), Errno>> {
         self.must_be_real()?;
         let path = match to {
-            Place::Home => "/proc/self/ns/net",
-            Place::Away(namespace) => namespace.path.as_str(),
+            NetNs::Host => "/proc/self/ns/net",
+            NetNs::Other(namespace) => namespace.path.as_str(),
         };
         // Opened here, so that neither a change of mounts nor of processes matters afterwards.
-        let file = fs::File::open(path)
-            .map_err(|error| Error::failed(format!("cannot open {to} ({path}): {error}"), ""))?;
-        if let Place::Away(namespace) = to {
+        let file = fs::File::open(path).map_err(|error| {
+            Error::failed(format!("cannot open {to} ({path})"), "").caused_by(error)
+        })?;
+        if let NetNs::Other(namespace) = to {
             let there = file.metadata().map(|found| std::os::unix::fs::MetadataExt::ino(&found));
             if there.ok() != Some(namespace.inode) {
                 return Err(Error::failed(format!("{to} is gone"), ""));
             }
         }
-        run_at(&netdev.netns, || Links::open()?.carry(netdev.index, file.as_raw_fd(), name))
+        run_at(&netdev.netns, || Links::open()?.move_to_netns(netdev.index, file.as_raw_fd(), name))
     }
 }
 

@@ -15,13 +15,13 @@ use netlink_packet_route::link::{
 };
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use serde::Serialize;
 
 use crate::address::PciAddress;
 use crate::mac::Mac;
-use crate::model::{LinkState, Netdev, NetdevCounters, Place, Vlan, VlanProtocol};
+use crate::model::{LinkState, NetNs, Netdev, NetdevCounters, Vlan, VlanProtocol};
 use crate::vfinfo::{self, VfInfo};
 
 /// An interface and the PCI function that it belongs to.
@@ -121,7 +121,7 @@ impl Links {
     ///
     /// # Errors
     /// The socket failed.
-    pub fn all(&mut self, place: &Place) -> Result<Vec<Seen>> {
+    pub fn all(&mut self, place: &NetNs) -> Result<Vec<Seen>> {
         let ask = RouteNetlinkMessage::GetLink(LinkMessage::default());
         let answers = self.socket.dump(&ask)?;
         let mut rows: Vec<Row> = answers
@@ -237,7 +237,7 @@ impl Links {
     ///
     /// # Errors
     /// The socket failed. The inner one is the kernel's errno.
-    pub fn carry(&mut self, index: u32, netns: RawFd, name: &str) -> Result<Outcome> {
+    pub fn move_to_netns(&mut self, index: u32, netns: RawFd, name: &str) -> Result<Outcome> {
         let mut message = LinkMessage::default();
         message.header.index = index;
         message.attributes.push(LinkAttribute::NetNsFd(netns));
@@ -339,7 +339,7 @@ struct Row {
     lower: Option<u32>,
 }
 
-fn read_link(message: LinkMessage, place: &Place) -> Row {
+fn read_link(message: LinkMessage, place: &NetNs) -> Row {
     let ethernet = message.header.link_layer_type == LinkLayerType::Ether;
     let up = message.header.flags.contains(LinkFlags::Up);
     let mut netdev = Netdev {
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn the_loopback_interface_is_of_no_device() {
-        let seen = Links::open().and_then(|mut links| links.all(&Place::Home)).expect("Linux");
+        let seen = Links::open().and_then(|mut links| links.all(&NetNs::Host)).expect("Linux");
         let lo = seen.iter().find(|seen| seen.netdev.name == "lo").expect("everywhere");
         assert_eq!((lo.device, lo.netdev.index, lo.representor), (None, 1, false));
     }
@@ -436,7 +436,11 @@ mod tests {
     #[test]
     fn every_address_that_is_accepted_reads_back_as_itself() {
         for text in ["198.18.0.1", "198.18.0.1/33", "2001:2::1/129", "198.18.0.1/+4", "x/8", "/8"] {
-            assert_eq!(text.parse::<Cidr>().map_err(|error| error.code), Err(2), "{text:?}");
+            assert_eq!(
+                text.parse::<Cidr>().map_err(|error| error.kind),
+                Err(pw_error::Kind::BadInput),
+                "{text:?}"
+            );
         }
         bolero::check!().with_type::<String>().for_each(|text| {
             if let Ok(cidr) = text.parse::<Cidr>() {

@@ -1,12 +1,12 @@
 //! What a user calls a PF, a VF or a namespace, and which one that is.
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_linux::netns::Netns;
 
 use crate::address::PciAddress;
 use crate::container;
 use crate::kernel::Kernel;
-use crate::model::Place;
+use crate::model::NetNs;
 use crate::namespaces;
 
 /// The PF that `text` names: an interface or a PCI address.
@@ -15,7 +15,7 @@ use crate::namespaces;
 /// There is no such device, or it has no SR-IOV.
 pub fn pf(kernel: &mut dyn Kernel, text: &str) -> Result<PciAddress> {
     let pfs = kernel.tree().pfs()?;
-    let seen = kernel.links(&Place::Home)?;
+    let seen = kernel.links(&NetNs::Host)?;
     let owner = seen.iter().find(|seen| seen.netdev.name == text && !seen.representor);
     let address = match owner {
         Some(seen) => seen.device,
@@ -67,7 +67,7 @@ pub fn vf(kernel: &mut dyn Kernel, text: &str) -> Result<(PciAddress, PciAddress
             )),
         };
     }
-    let seen = kernel.links(&Place::Home)?;
+    let seen = kernel.links(&NetNs::Host)?;
     let named = seen.into_iter().find(|seen| seen.netdev.name == text);
     let address = named.map_or_else(|| text.parse().ok(), |seen| seen.device);
     let address = address.filter(|address| kernel.tree().has(*address));
@@ -88,9 +88,9 @@ pub fn vf(kernel: &mut dyn Kernel, text: &str) -> Result<(PciAddress, PciAddress
 ///
 /// # Errors
 /// There is none.
-pub fn place(text: &str) -> Result<Place> {
+pub fn place(text: &str) -> Result<NetNs> {
     if text == "home" {
-        return Ok(Place::Home);
+        return Ok(NetNs::Host);
     }
     let netns = match text.strip_prefix("container:") {
         Some(name) => Netns::Pid(container::pid(name)?),

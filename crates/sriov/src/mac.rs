@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 
 /// A MAC address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -104,7 +104,11 @@ mod tests {
     #[test]
     fn groups_and_nothing_are_no_stations() {
         for text in ["01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"] {
-            assert_eq!(Mac::station(text).map_err(|error| error.code), Err(2), "{text}");
+            assert_eq!(
+                Mac::station(text).map_err(|error| error.kind),
+                Err(pw_error::Kind::BadInput),
+                "{text}"
+            );
         }
     }
 

@@ -200,7 +200,7 @@ pub struct Netdev {
     /// The interface that it is a port of (a bridge, a bond), or that is stacked upon it (macvtap).
     pub attached_to: Option<String>,
     /// The namespace it is in.
-    pub netns: Place,
+    pub netns: NetNs,
     /// What the interface itself has counted since its driver was bound.
     pub counters: NetdevCounters,
 }
@@ -218,26 +218,26 @@ pub struct NetdevCounters {
 /// A network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Place {
+pub enum NetNs {
     /// Another one.
-    Away(Namespace),
+    Other(Namespace),
     /// The one that planewised runs in: null in JSON.
     #[default]
-    Home,
+    Host,
 }
 
-impl Place {
+impl NetNs {
     /// Whether it is the namespace that planewised runs in.
-    pub fn is_home(&self) -> bool {
-        *self == Self::Home
+    pub fn is_host(&self) -> bool {
+        *self == Self::Host
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for NetNs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Home => f.write_str("this host"),
-            Self::Away(namespace) => write!(f, "namespace {}", namespace.path),
+            Self::Host => f.write_str("this host"),
+            Self::Other(namespace) => write!(f, "namespace {}", namespace.path),
         }
     }
 }

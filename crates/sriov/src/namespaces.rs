@@ -7,9 +7,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::sched::{CloneFlags, setns};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 
-use crate::model::{Namespace, Place};
+use crate::model::{Namespace, NetNs};
 
 /// Inode of the namespace that this process is in.
 ///
@@ -17,7 +17,7 @@ use crate::model::{Namespace, Place};
 /// /proc cannot be read.
 pub fn own() -> Result<u64> {
     inode_of_file("/proc/self/ns/net").map_err(|error| {
-        Error::failed(format!("cannot read /proc/self/ns/net: {error}"), "mount /proc")
+        Error::failed("cannot read /proc/self/ns/net", "mount /proc").caused_by(error)
     })
 }
 
@@ -25,7 +25,7 @@ pub fn own() -> Result<u64> {
 ///
 /// # Errors
 /// There is no such file, or it is no namespace.
-pub fn at(path: &str, called: &str) -> Result<Place> {
+pub fn at(path: &str, called: &str) -> Result<NetNs> {
     let wrong = |why: &dyn std::fmt::Display| {
         Error::bad_input(
             format!("cannot open the network namespace {called} ({path}): {why}"),
@@ -34,12 +34,12 @@ pub fn at(path: &str, called: &str) -> Result<Place> {
     };
     let inode = inode_of_file(path).map_err(|error| wrong(&error))?;
     if inode == own()? {
-        return Ok(Place::Home);
+        return Ok(NetNs::Host);
     }
     let namespace = Namespace { inode, path: path.to_owned() };
     // Entering is the only proof that it is a namespace of the network.
-    run_at(&Place::Away(namespace.clone()), || Ok(()))?;
-    Ok(Place::Away(namespace))
+    run_at(&NetNs::Other(namespace.clone()), || Ok(()))?;
+    Ok(NetNs::Other(namespace))
 }
 
 fn inode_of_file(path: impl AsRef<Path>) -> std::io::Result<u64> {
@@ -140,8 +140,8 @@ fn unescaped(path: &str) -> String {
 ///
 /// # Errors
 /// The namespace is gone, or entering it is not allowed.
-pub fn run_at<T: Send>(place: &Place, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let Place::Away(namespace) = place else { return work() };
+pub fn run_at<T: Send>(place: &NetNs, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let NetNs::Other(namespace) = place else { return work() };
     let gone = |why: &dyn std::fmt::Display| {
         Error::failed(format!("the network namespace {} is gone: {why}", namespace.path), "")
     };
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn this_namespace_is_home_and_no_file_is_another() {
-        assert_eq!(at("/proc/self/ns/net", "own").expect("Linux"), Place::Home);
+        assert_eq!(at("/proc/self/ns/net", "own").expect("Linux"), NetNs::Host);
         let error = at("/run/netns/pw-no-such", "pw-no-such").expect_err("there is none");
         assert!(error.what.contains("pw-no-such"), "{}", error.what);
         let file = tempfile::NamedTempFile::new().expect("made");

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use serde::Serialize;
 
 use crate::address::PciAddress;
@@ -14,7 +14,7 @@ use crate::discover::settled_pf;
 use crate::driver;
 use crate::kernel::{Kernel, vital_interfaces};
 use crate::lookup;
-use crate::model::{Machine, Pf, Place, Vf};
+use crate::model::{Machine, NetNs, Pf, Vf};
 use crate::plan::{self, Driver, Move, Plan, Settings, Setup, Step};
 use crate::state::{Before, Kind, Lock, NOBODY, Record, State};
 
@@ -185,11 +185,11 @@ impl<K: Kernel> Operator<'_, K> {
     /// Moves a VF's interface into a namespace.
     ///
     /// # Errors
-    /// See `plan::carry`, `setup`.
-    pub fn carry(&mut self, vf: &str, wanted: &Move) -> Result<Done<Vf>> {
+    /// See `plan::move_to_netns`, `setup`.
+    pub fn move_to_netns(&mut self, vf: &str, wanted: &Move) -> Result<Done<Vf>> {
         self.change(vf, true, |operator, pf, vf| {
             let taken = operator.names(&wanted.to)?;
-            plan::carry(pf, vf, wanted, &taken)
+            plan::move_to_netns(pf, vf, wanted, &taken)
         })
     }
 
@@ -208,7 +208,7 @@ impl<K: Kernel> Operator<'_, K> {
         let steps = plan(self, &pf, &before)?;
         let disturbs = |step: &Step| !matches!(step, Step::Set { .. });
         if let Some(netdev) = before.netdev.as_ref().filter(|_| steps.iter().any(disturbs))
-            && netdev.netns.is_home()
+            && netdev.netns.is_host()
         {
             self.refuse_vital(std::slice::from_ref(&netdev.name))?;
         }
@@ -263,8 +263,8 @@ impl<K: Kernel> Operator<'_, K> {
             let steps = match target {
                 Some(before) => plan::restore_vf(&pf, &now, before)?,
                 None => {
-                    let taken = self.names(&Place::Home)?;
-                    plan::bring_home(&now, &taken)
+                    let taken = self.names(&NetNs::Host)?;
+                    plan::return_to_host(&now, &taken)
                 }
             };
             if target.is_some() || !steps.is_empty() {
@@ -307,10 +307,10 @@ impl<K: Kernel> Operator<'_, K> {
         match failures.into_iter().next() {
             None => Ok(done),
             Some(error) if count == 1 => Err(error),
-            Some(error) => Err(Error {
-                what: format!("{} (and {} more could not be restored)", error.what, count - 1),
-                ..error
-            }),
+            Some(mut error) => {
+                error.what += &format!(" (and {} more could not be restored)", count - 1);
+                Err(error)
+            }
         }
     }
 
@@ -481,7 +481,7 @@ impl<K: Kernel> Operator<'_, K> {
         }
     }
 
-    fn names(&mut self, place: &Place) -> Result<Vec<String>> {
+    fn names(&mut self, place: &NetNs) -> Result<Vec<String>> {
         Ok(self.kernel.links(place)?.into_iter().map(|seen| seen.netdev.name).collect())
     }
 
@@ -587,13 +587,13 @@ fn kind(record: &Record) -> Kind {
     }
 }
 
-fn with_undo(error: Error, undone: Result<()>, label: &str) -> Error {
+fn with_undo(mut error: Error, undone: Result<()>, label: &str) -> Error {
     match undone {
-        Ok(()) => Error { what: format!("{}; all is as before", error.what), ..error },
-        Err(second) => Error {
-            what: format!("{}; and it could not be undone: {}", error.what, second.what),
-            remedy: format!("planewised vf restore {label}"),
-            ..error
-        },
+        Ok(()) => error.what += "; all is as before",
+        Err(second) => {
+            error.what += &format!("; and it could not be undone: {}", second.what);
+            error.remedy = format!("planewised vf restore {label}");
+        }
     }
+    error
 }

@@ -4,14 +4,14 @@ mod restore;
 
 use std::fmt;
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use serde::Serialize;
 
 use crate::address::PciAddress;
 use crate::driver;
 use crate::link::{Change, Cidr, Setting};
 use crate::mac::Mac;
-use crate::model::{LinkState, Netdev, Pf, Place, Vf, Vlan};
+use crate::model::{LinkState, NetNs, Netdev, Pf, Vf, Vlan};
 
 pub use self::restore::{differences, differences_of_vf, restore_pf, restore_vf};
 
@@ -43,11 +43,11 @@ pub enum Step {
         change: Change,
     },
     /// Moves a function's interface into a namespace; it is down and without addresses there.
-    Carry {
+    MoveToNetns {
         /// The function.
         device: PciAddress,
         /// Where to.
-        to: Place,
+        to: NetNs,
         /// What it is called there.
         name: String,
     },
@@ -83,7 +83,7 @@ impl fmt::Display for Step {
                     Change::DeleteAddress(address) => write!(f, "remove the address {address}"),
                 }
             }
-            Self::Carry { device, to, name } => {
+            Self::MoveToNetns { device, to, name } => {
                 write!(f, "move the interface of {device} to {to} as {name}")
             }
         }
@@ -404,7 +404,7 @@ pub fn rebind(pf: &Pf, vf: &Vf, wanted: &Driver, force: bool) -> Result<Plan> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     /// Where to.
-    pub to: Place,
+    pub to: NetNs,
     /// What the interface is called there; none: as it is now.
     pub name: Option<String>,
     /// Its MAC; none: as it is now.
@@ -423,7 +423,7 @@ pub struct Move {
 ///
 /// # Errors
 /// The VF has no interface, it is in use, or the name is taken.
-pub fn carry(pf: &Pf, vf: &Vf, wanted: &Move, taken: &[String]) -> Result<Plan> {
+pub fn move_to_netns(pf: &Pf, vf: &Vf, wanted: &Move, taken: &[String]) -> Result<Plan> {
     let Some(netdev) = &vf.netdev else {
         let driver = vf.driver.as_deref().unwrap_or("none");
         return Err(Error::failed(
@@ -474,7 +474,7 @@ fn fresh() -> Netdev {
         carrier: None,
         addresses: Vec::new(),
         attached_to: None,
-        netns: Place::Home,
+        netns: NetNs::Host,
         counters: crate::model::NetdevCounters::default(),
     }
 }
@@ -483,7 +483,7 @@ fn fresh() -> Netdev {
 fn reach(device: PciAddress, from: &Netdev, to: Netdev, plan: &mut Plan) {
     let mut now = from.clone();
     if now.netns != to.netns {
-        plan.push(Step::Carry { device, to: to.netns.clone(), name: to.name.clone() });
+        plan.push(Step::MoveToNetns { device, to: to.netns.clone(), name: to.name.clone() });
         now = Netdev { name: to.name.clone(), up: false, addresses: Vec::new(), ..now };
     }
     let mut changes = Vec::new();
@@ -513,13 +513,13 @@ fn reach(device: PciAddress, from: &Netdev, to: Netdev, plan: &mut Plan) {
 }
 
 /// Brings home an interface of which nothing is recorded, under a name that is free there.
-pub fn bring_home(vf: &Vf, taken: &[String]) -> Plan {
-    let Some(netdev) = vf.netdev.as_ref().filter(|netdev| !netdev.netns.is_home()) else {
+pub fn return_to_host(vf: &Vf, taken: &[String]) -> Plan {
+    let Some(netdev) = vf.netdev.as_ref().filter(|netdev| !netdev.netns.is_host()) else {
         return Plan::new();
     };
     let numbered = (0..).map(|number| format!("vf{number}"));
     let name =
         std::iter::once(netdev.name.clone()).chain(numbered).find(|name| !taken.contains(name));
     let name = name.unwrap_or_default();
-    vec![Step::Carry { device: vf.address, to: Place::Home, name }]
+    vec![Step::MoveToNetns { device: vf.address, to: NetNs::Host, name }]
 }

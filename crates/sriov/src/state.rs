@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use atomic_write_file::AtomicWriteFile;
 use atomic_write_file::unix::OpenOptionsExt as _;
 use nix::fcntl::{Flock, FlockArg};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::address::PciAddress;
@@ -230,10 +230,10 @@ impl State {
     pub fn remove(&self, kind: Kind, address: PciAddress) -> Result<()> {
         let file = self.file(kind, address);
         match fs::remove_file(&file) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::failed(
-                format!("the record {} cannot be removed: {error}", file.display()),
-                "",
-            )),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::failed(format!("the record {} cannot be removed", file.display()), "")
+                    .caused_by(error))
+            }
             _ => Ok(()),
         }
     }
@@ -253,9 +253,10 @@ impl State {
             .open(&path)
             .map_err(|error| {
                 Error::failed(
-                    format!("the lock {} cannot be made: {error}", path.display()),
+                    format!("the lock {} cannot be made", path.display()),
                     "name another directory with --state",
                 )
+                .caused_by(error)
             })?;
         let how =
             if shared { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 
 use crate::address::PciAddress;
 
@@ -50,7 +50,7 @@ impl Tree {
             ));
         }
         let entries = fs::read_dir(&place).map_err(|error| {
-            Error::failed(format!("cannot list {}: {error}", place.display()), "")
+            Error::failed(format!("cannot list {}", place.display()), "").caused_by(error)
         })?;
         let mut found: Vec<PciAddress> = entries
             .flatten()

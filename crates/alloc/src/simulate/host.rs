@@ -5,7 +5,6 @@ use super::Player;
 use super::outcome::Tally;
 use super::scenario::Scenario;
 use crate::allocator::Allocator;
-use crate::error::{Error, Result};
 use crate::model::{
     GuestId, GuestView, Health, Holding, Origin, Snapshot, VfId, VfState, VfView, Wish,
 };
@@ -13,6 +12,7 @@ use crate::plan::{Direction, Plan};
 use crate::settings::Settings;
 use crate::signal::{Counters, Reading, Sample, Tracker};
 use crate::traffic::Random;
+use pw_error::{Error, Result};
 
 /// What all guests send and would gain in one interval.
 #[derive(Debug, Clone, Default)]
@@ -192,7 +192,7 @@ impl Host {
         for change in &plan.moves {
             let place = self.now.guests.iter().position(|guest| guest.id == change.guest);
             let Some(place) = place else {
-                return Err(Error::new(
+                return Err(Error::bad_input(
                     format!("cannot {change}: there is no such guest"),
                     "report this: the plan is not of this host",
                 ));

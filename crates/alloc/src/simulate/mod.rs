@@ -9,10 +9,10 @@ pub mod trace;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
 use crate::model::GuestId;
 use crate::settings::{PolicyKind, Settings};
 use crate::traffic::{Flow, Random};
+use pw_error::Result;
 
 use hindsight::Record;
 pub use host::{Host, Interval};

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
 use crate::gain::{GainCurve, Point};
 use crate::traffic::Traffic;
+use pw_error::{Error, Result};
 
 /// Guests that a simulation has at most.
 const MOST_GUESTS: usize = 100_000;
@@ -93,10 +93,11 @@ pub fn built_in() -> Result<Vec<BuiltIn>> {
     }
     toml::from_str(include_str!("scenarios.toml")).map(|shipped: Shipped| shipped.scenario).map_err(
         |error| {
-            Error::new(
-                format!("the built-in scenarios cannot be read: {error}"),
+            Error::bad_input(
+                "the built-in scenarios cannot be read",
                 "this build is broken: report it",
             )
+            .caused_by(error)
         },
     )
 }
@@ -109,7 +110,7 @@ impl Scenario {
             return Ok(found.of.clone());
         }
         let names: Vec<&str> = shipped.iter().map(|shipped| shipped.name.as_str()).collect();
-        Err(Error::new(
+        Err(Error::bad_input(
             format!("there is no scenario {name:?}"),
             format!("choose one of {}", names.join(", ")),
         ))
@@ -124,19 +125,19 @@ impl Scenario {
     fn check_traffic(&self) -> Result<()> {
         let guests: usize = self.groups.iter().map(|group| group.guests.min(MOST_GUESTS)).sum();
         if guests == 0 || guests > MOST_GUESTS {
-            return Err(Error::new(
+            return Err(Error::bad_input(
                 format!("a scenario of {guests} guests cannot be simulated"),
                 format!("give its groups 1 to {MOST_GUESTS} guests in all"),
             ));
         }
         if self.hosts == 0 {
-            return Err(Error::new(
+            return Err(Error::bad_input(
                 "a scenario without hosts cannot be simulated",
                 "set hosts from 1",
             ));
         }
         if !(1..=MOST_S).contains(&self.duration_s) {
-            return Err(Error::new(
+            return Err(Error::bad_input(
                 format!("a scenario of {} s cannot be simulated", self.duration_s),
                 format!("set duration_s from 1 to {MOST_S}"),
             ));
@@ -144,7 +145,7 @@ impl Scenario {
         for group in &self.groups {
             if let Some(remedy) = group.traffic.fault() {
                 let what = format!("the traffic of group {:?} is out of range", group.name);
-                return Err(Error::new(what, remedy));
+                return Err(Error::bad_input(what, remedy));
             }
         }
         Ok(())
@@ -153,14 +154,14 @@ impl Scenario {
     /// Can the host be simulated, whatever its traffic?
     pub fn check_host(&self) -> Result<()> {
         if !(0.0..=3600.0).contains(&self.switch_s) {
-            return Err(Error::new(
+            return Err(Error::bad_input(
                 format!("switch_s = {} is out of range", self.switch_s),
                 "give a number of seconds from 0 to 3600",
             ));
         }
         for (name, value) in [("vf_us", self.vf_us), ("lost_packets", self.lost_packets)] {
             if !(0.0..=1e9).contains(&value) {
-                return Err(Error::new(
+                return Err(Error::bad_input(
                     format!("{name} = {value} is out of range"),
                     "give a number from 0 to 1e9",
                 ));

@@ -10,8 +10,8 @@ use std::io::Read;
 use csv::StringRecord;
 
 use super::{Feed, Interval};
-use crate::error::{Error, Result};
 use crate::model::GuestId;
+use pw_error::{Error, Result};
 
 /// Guests of a trace at most.
 const MOST_GUESTS: usize = 100_000;
@@ -77,7 +77,7 @@ impl<R: Read> Trace<R> {
     /// It has no such header, or no row.
     pub fn new(source: &str, input: R, mix: Option<FrameMix>) -> Result<Self> {
         let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(input);
-        let header = reader.headers().map_err(|error| unreadable(source, &error))?.clone();
+        let header = reader.headers().map_err(|error| unreadable(source, error))?.clone();
         let place = |name: &str| header.iter().position(|column| column == name);
         let unknown: Vec<&str> = header
             .iter()
@@ -86,7 +86,7 @@ impl<R: Read> Trace<R> {
         let remedy = "write the columns time_s, guest, and pps or bytes_per_s";
         if !unknown.is_empty() {
             let names = unknown.join(", ");
-            return Err(Error::new(
+            return Err(Error::bad_input(
                 format!("{source}: no unit is known for column {names}"),
                 remedy,
             ));
@@ -95,15 +95,20 @@ impl<R: Read> Trace<R> {
             (Some(rate), None, _) => (rate, 1.0),
             (None, Some(rate), Some(mix)) => (rate, mix.mean_bytes),
             (None, Some(_), None) => {
-                return Err(Error::new(
+                return Err(Error::bad_input(
                     format!("{source}: its rates are bytes, and VFs are given by packets"),
                     "say how long frames are, as --mix 64:7,594:4,1518:1",
                 ));
             }
-            _ => return Err(Error::new(format!("{source}: it needs one column of rates"), remedy)),
+            _ => {
+                return Err(Error::bad_input(
+                    format!("{source}: it needs one column of rates"),
+                    remedy,
+                ));
+            }
         };
         let (Some(time), Some(guest)) = (place("time_s"), place("guest")) else {
-            return Err(Error::new(format!("{source}: time_s or guest is missing"), remedy));
+            return Err(Error::bad_input(format!("{source}: time_s or guest is missing"), remedy));
         };
         let mut trace = Self {
             source: source.into(),
@@ -120,17 +125,17 @@ impl<R: Read> Trace<R> {
         trace.ahead = trace.row()?;
         match &trace.ahead {
             Some(_) => Ok(trace),
-            None => Err(Error::new(format!("{source}: it has no row"), remedy)),
+            None => Err(Error::bad_input(format!("{source}: it has no row"), remedy)),
         }
     }
 
     fn wrong(&self, line: u64, what: &str, remedy: &str) -> Error {
-        Error::new(format!("{}:{line}: {what}", self.source), remedy)
+        Error::bad_input(format!("{}:{line}: {what}", self.source), remedy)
     }
 
     fn row(&mut self) -> Result<Option<Row>> {
         let more = self.reader.read_record(&mut self.record);
-        if !more.map_err(|error| unreadable(&self.source, &error))? {
+        if !more.map_err(|error| unreadable(&self.source, error))? {
             return Ok(None);
         }
         let line = self.record.position().map_or(0, csv::Position::line);
@@ -187,11 +192,12 @@ impl<R: Read> Trace<R> {
     }
 }
 
-fn unreadable(source: &str, error: &csv::Error) -> Error {
-    Error::new(
-        format!("{source}: {error}"),
+fn unreadable(source: &str, error: csv::Error) -> Error {
+    Error::bad_input(
+        source,
         "give CSV in UTF-8 with a header, each row with as many fields as that",
     )
+    .caused_by(error)
 }
 
 impl<R: Read> Feed for Trace<R> {

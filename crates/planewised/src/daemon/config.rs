@@ -8,7 +8,7 @@ use pw_alloc::gain::GainCurve;
 use pw_alloc::model::{PfId, Wish};
 use pw_alloc::settings::Settings;
 use pw_alloc::traffic::Traffic;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_linux::netns::Netns;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -176,9 +176,7 @@ pub fn parse(text: &str, name: &str) -> Result<Config> {
     let config: Config = read(text, name)?;
     let wrong =
         |what: String, remedy: &str| Err(Error::bad_input(format!("{name}: {what}"), remedy));
-    if let Err(error) = config.alloc.check() {
-        return wrong(format!("alloc: {}", error.what), &error.remedy);
-    }
+    config.alloc.check().map_err(|error| error.at("alloc").at(name))?;
     if config.gain_profile.is_some() && config.alloc.benefit.curve != GainCurve::default() {
         return wrong(
             "both gain_profile and alloc.benefit.curve say what a VF saves".into(),
@@ -209,9 +207,8 @@ pub fn parse(text: &str, name: &str) -> Result<Config> {
     }
     for (guest, namespace) in &config.containers.namespaces {
         let netns = namespace.netns.as_deref().unwrap_or(guest);
-        if let Err(error) = netns.parse::<Netns>() {
-            return wrong(format!("containers.namespaces.{guest}: {}", error.what), &error.remedy);
-        }
+        let given = || format!("{name}: containers.namespaces.{guest}");
+        netns.parse::<Netns>().map_err(|error| error.at(given()))?;
         if let Some(interface) = &namespace.interface
             && let Err(error) = pw_sriov::lookup::interface_name(interface)
         {
@@ -284,7 +281,7 @@ mod tests {
         ] {
             let error = parse(text, "x.toml").expect_err(text);
             assert!(error.what.contains(what), "{}", error.what);
-            assert!(!error.remedy.is_empty() && error.code == 2);
+            assert!(!error.remedy.is_empty() && error.kind == pw_error::Kind::BadInput);
         }
     }
 

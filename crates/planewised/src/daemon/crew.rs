@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pw_alloc::execute::Failure;
 use pw_alloc::step::Step;
 use pw_alloc::world::Found;
-use pw_linux::error::Result;
+use pw_error::Result;
 
 use crate::daemon::pool::view::PoolView;
 

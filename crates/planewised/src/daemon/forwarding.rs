@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pw_alloc::model::{Mac, PfId};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::disk::write_json;
@@ -155,7 +155,8 @@ impl Forwarding {
             |(asked, known): (&Asked, &Known)| Kept { asked: asked.clone(), port: known.port };
         let all: Vec<Kept> = self.asked.iter().map(kept).collect();
         write_json(&self.path, &all).map_err(|error| {
-            Error::failed(format!("cannot write {}: {error}", self.path.display()), "make space")
+            Error::failed(format!("cannot write {}", self.path.display()), "make space")
+                .caused_by(error)
         })
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use pw_alloc::journal::{self, Entry, Ledger};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 
 /// A journal that is longer is begun anew [bytes].
 const LONG_BYTES: u64 = 1 << 20;
@@ -108,7 +108,7 @@ impl Journal {
             if !only_look {
                 storage
                     .truncate(length_bytes)
-                    .map_err(|error| failed("write", Path::new(name), &error))?;
+                    .map_err(|error| failed("write", Path::new(name)).caused_by(error))?;
             }
             notes.push(format!("{name}: the last line was cut short by a crash"));
         }
@@ -130,7 +130,7 @@ impl Journal {
         if let Err(error) = self.storage.append(line.as_bytes()) {
             // Half a line would spoil the next one.
             let _ = self.storage.truncate(self.length_bytes);
-            return Err(failed("write", Path::new(&self.name), &error));
+            return Err(failed("write", Path::new(&self.name)).caused_by(error));
         }
         self.length_bytes += line.len() as u64;
         self.ledger.take_in(entry);
@@ -148,7 +148,7 @@ impl Journal {
         let lines: String = self.ledger.digest().iter().map(journal::line).collect();
         self.storage
             .replace(lines.as_bytes())
-            .map_err(|error| failed("replace", Path::new(&self.name), &error))?;
+            .map_err(|error| failed("replace", Path::new(&self.name)).caused_by(error))?;
         self.length_bytes = lines.len() as u64;
         Ok(())
     }
@@ -164,18 +164,18 @@ impl LogFile {
     /// The file in this directory, and what is in it.
     fn open(directory: &Path) -> Result<(Self, Vec<u8>)> {
         let path = directory.join("journal");
-        let cannot = |what: &str, error: &io::Error| failed(what, &path, error);
-        std::fs::create_dir_all(directory).map_err(|error| cannot("open", &error))?;
+        let cannot = |what| failed(what, &path);
+        std::fs::create_dir_all(directory).map_err(|error| cannot("open").caused_by(error))?;
         let file = OpenOptions::new()
             .read(true)
             .append(true)
             .create(true)
             .open(&path)
-            .map_err(|error| cannot("open", &error))?;
+            .map_err(|error| cannot("open").caused_by(error))?;
         let file = lock(file, &path)?;
         let mut text = Vec::new();
-        (&*file).read_to_end(&mut text).map_err(|error| cannot("read", &error))?;
-        sync_directory(directory).map_err(|error| cannot("open", &error))?;
+        (&*file).read_to_end(&mut text).map_err(|error| cannot("read").caused_by(error))?;
+        sync_directory(directory).map_err(|error| cannot("open").caused_by(error))?;
         Ok((Self { path, file }, text))
     }
 }
@@ -206,9 +206,9 @@ impl Storage for LogFile {
     }
 }
 
-fn failed(what: &str, path: &Path, error: &std::io::Error) -> Error {
+fn failed(what: &str, path: &Path) -> Error {
     Error::failed(
-        format!("cannot {what} the journal {}: {error}", path.display()),
+        format!("cannot {what} the journal {}", path.display()),
         "nothing is moved without it: make space, or name another state_directory",
     )
 }

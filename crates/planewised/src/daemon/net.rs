@@ -16,7 +16,7 @@ use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteProtocol};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use pw_alloc::model::Mac;
 use pw_alloc::signal::Counters;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_linux::netns::{Netns, cookie, run_in};
 use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use pw_sriov::link::{Change, Links};
@@ -79,9 +79,8 @@ pub struct Identity {
 impl Identity {
     /// That of the calling thread's namespace.
     fn here() -> Result<Self> {
-        let file = std::fs::metadata("/proc/thread-self/ns/net").map_err(|error| {
-            Error::failed(format!("cannot look at this namespace: {error}"), "")
-        })?;
+        let file = std::fs::metadata("/proc/thread-self/ns/net")
+            .map_err(|error| Error::failed("cannot look at this namespace", "").caused_by(error))?;
         Ok(Self { inode: file.ino(), cookie: cookie()? })
     }
 }
@@ -232,8 +231,8 @@ impl Net {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn carry(&mut self, link: &Link, netns: BorrowedFd<'_>, name: &str) -> Result<()> {
-        let answer = self.links.carry(link.index, netns.as_raw_fd(), name)?;
+    pub fn move_to_netns(&mut self, link: &Link, netns: BorrowedFd<'_>, name: &str) -> Result<()> {
+        let answer = self.links.move_to_netns(link.index, netns.as_raw_fd(), name)?;
         self.said(|| format!("move {} to another namespace", link.name), answer)
     }
 
@@ -325,7 +324,7 @@ impl Net {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn hear_all(&mut self, bond: &Link, on: bool) -> Result<()> {
+    pub fn set_all_ports_active(&mut self, bond: &Link, on: bool) -> Result<()> {
         let value = if on { BondAllPortActive::Delivered } else { BondAllPortActive::Dropped };
         let what = format!("tell {} what to do with frames of its other members", bond.name);
         self.set_bond(bond, InfoBond::AllPortsActive(value), what)
@@ -432,7 +431,7 @@ impl Net {
     /// # Errors
     /// The socket failed.
     pub fn addresses(&mut self, name: &str) -> Result<Vec<String>> {
-        let all = self.links.all(&pw_sriov::model::Place::Home)?;
+        let all = self.links.all(&pw_sriov::model::NetNs::Host)?;
         let found = all.into_iter().find(|seen| seen.netdev.name == name);
         Ok(found.map(|seen| seen.netdev.addresses).unwrap_or_default())
     }

@@ -2,7 +2,7 @@
 
 use pw_alloc::gain::{GainCurve, Point};
 use pw_alloc::settings::BenefitSettings;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use serde::Deserialize;
 
 use crate::daemon::config;
@@ -116,9 +116,10 @@ impl Host {
         let text = |path: &str| {
             std::fs::read_to_string(path).map_err(|error| {
                 Error::failed(
-                    format!("cannot tell whether the gain profile is this host's: {path}: {error}"),
+                    format!("cannot tell whether the gain profile is this host's: {path}"),
                     "leave gain_profile out and write alloc.benefit.curve yourself",
                 )
+                .caused_by(error)
             })
         };
         Ok(Self::from_texts(

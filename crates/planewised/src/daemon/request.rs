@@ -7,7 +7,7 @@ use std::sync::mpsc;
 
 use pw_alloc::model::{GuestId, PfId, VfId};
 use pw_alloc::settings::PolicyKind;
-use pw_linux::error::Error;
+use pw_error::Error;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, oneshot, watch};
 use utoipa::ToSchema;
@@ -168,7 +168,8 @@ impl Refused {
 
 impl From<Error> for Refused {
     fn from(error: Error) -> Self {
-        let fault = if error.code == 2 { Fault::BadRequest } else { Fault::Failed };
+        let fault =
+            if error.kind == pw_error::Kind::BadInput { Fault::BadRequest } else { Fault::Failed };
         Self { fault, what: error.what, remedy: error.remedy }
     }
 }

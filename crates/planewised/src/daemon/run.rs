@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, Signal};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_sriov::state::State;
 use tokio::sync::oneshot;
 
@@ -81,7 +81,8 @@ impl Signals {
 fn read(path: &Path) -> Result<(Config, Vec<String>)> {
     let text = |what: &str, path: &Path, remedy: &str| {
         std::fs::read_to_string(path).map_err(|error| {
-            Error::bad_input(format!("cannot read the {what} {}: {error}", path.display()), remedy)
+            Error::bad_input(format!("cannot read the {what} {}", path.display()), remedy)
+                .caused_by(error)
         })
     };
     let example = "docs/reference/alloc.md has an example";
@@ -129,7 +130,8 @@ fn only_daemon(directory: &Path) -> Result<Flock<File>> {
     let path = directory.join("lock-daemon");
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(|error| {
-        Error::failed(format!("the lock {} cannot be made: {error}", path.display()), "run as root")
+        Error::failed(format!("the lock {} cannot be made", path.display()), "run as root")
+            .caused_by(error)
     })?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| {
         Error::failed(

@@ -11,8 +11,8 @@ use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId, Wish};
 use pw_alloc::signal::{Counters, Reading, Sample};
 use pw_alloc::step::{Join, Path, Step};
 use pw_alloc::traffic::{Flow, Traffic};
-use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
-use pw_linux::error::{Error, Result};
+use pw_alloc::world::{Found, FoundGuest, FoundVf, VfPlace};
+use pw_error::{Error, Result};
 
 use crate::daemon::config::Simulated;
 use crate::daemon::core::Host;
@@ -77,7 +77,7 @@ impl World {
         {
             let mut made = world.made();
             for index in 0..config.vfs {
-                let vf = FoundVf { mac: Mac::ZERO, place: Place::Pool };
+                let vf = FoundVf { mac: Mac::ZERO, place: VfPlace::Pool };
                 made.found.vfs.insert(VfId::new(PF, index), vf);
             }
         }
@@ -149,7 +149,7 @@ impl World {
     }
 
     /// Somebody other than a guest takes a VF, or the host cannot tell who has it; or it is free again.
-    pub fn place(&self, vf: &VfId, place: Place) {
+    pub fn place(&self, vf: &VfId, place: VfPlace) {
         if let Some(found) = self.made().found.vfs.get_mut(vf) {
             found.place = place;
         }
@@ -183,7 +183,7 @@ impl World {
         let guests: Vec<GuestId> = made.found.guests.keys().cloned().collect();
         guests.iter().for_each(|guest| made.found.release(guest));
         for vf in made.found.vfs.values_mut() {
-            *vf = FoundVf { mac: Mac::ZERO, place: Place::Pool };
+            *vf = FoundVf { mac: Mac::ZERO, place: VfPlace::Pool };
         }
     }
 
@@ -267,15 +267,15 @@ impl World {
     }
 }
 
-fn user_of(place: &Place, hidden: bool, fault: Option<Fault>) -> User {
+fn user_of(place: &VfPlace, hidden: bool, fault: Option<Fault>) -> User {
     match place {
-        Place::Unknown(_) if fault == Some(Fault::UnknownIsNobody) => User::Nobody,
+        VfPlace::Unknown(_) if fault == Some(Fault::UnknownIsNobody) => User::Nobody,
         _ if hidden => User::Unknown("it is nowhere to be seen".to_owned()),
-        Place::Pool => User::Nobody,
-        Place::Guest(guest) => User::Guest(format!("{guest} has it")),
-        Place::Lost => User::Guest("a namespace of nobody has it".to_owned()),
-        Place::Foreign(why) => User::Host(why.clone()),
-        Place::Unknown(why) => User::Unknown(why.clone()),
+        VfPlace::Pool => User::Nobody,
+        VfPlace::Guest(guest) => User::Guest(format!("{guest} has it")),
+        VfPlace::Lost => User::Guest("a namespace of nobody has it".to_owned()),
+        VfPlace::Foreign(why) => User::Host(why.clone()),
+        VfPlace::Unknown(why) => User::Unknown(why.clone()),
     }
 }
 
@@ -320,7 +320,7 @@ impl Pool for SimulatedPool {
                 mac: vf.mac,
                 driver: None,
                 user: user_of(&vf.place, hidden, made.fault),
-                strayed: hidden || matches!(vf.place, Place::Lost | Place::Guest(_)),
+                strayed: hidden || matches!(vf.place, VfPlace::Lost | VfPlace::Guest(_)),
                 counters: Reading::Unsupported,
             };
             view.vfs.insert(id.clone(), seen);
@@ -429,7 +429,7 @@ impl Guests for SimulatedGuests {
         let mut holdings: BTreeMap<GuestId, Option<BTreeSet<VfId>>> = BTreeMap::new();
         let made = self.0.made();
         for (id, vf) in &made.found.vfs {
-            if let Place::Guest(guest) = &vf.place {
+            if let VfPlace::Guest(guest) = &vf.place {
                 let has = holdings.entry(guest.clone()).or_insert_with(|| Some(BTreeSet::new()));
                 has.get_or_insert_default().insert(id.clone());
             }
@@ -457,7 +457,7 @@ impl Guests for SimulatedGuests {
             let mut found = made.found.clone();
             let guests = found.guests.clone();
             found.vfs.retain(|_, vf| match &vf.place {
-                Place::Guest(guest) => guests.contains_key(guest),
+                VfPlace::Guest(guest) => guests.contains_key(guest),
                 _ => false,
             });
             Ok(found)

@@ -195,7 +195,7 @@ impl From<Option<model::Rate>> for Rate {
 /// Where a VF is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum VfState {
     /// Nobody has it.
     Pool,
     /// A guest has it, or it is on its way.
@@ -211,7 +211,7 @@ pub struct Vf {
     #[schema(value_type = String)]
     pub id: VfId,
     /// Where it is.
-    pub place: Place,
+    pub place: VfState,
     /// Who has it.
     #[schema(value_type = Option<String>)]
     pub holder: Option<GuestId>,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use pw_alloc::model::{GuestId, Stance};
 use pw_alloc::settings::PolicyKind;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::disk::write_json;
@@ -36,13 +36,16 @@ impl Wishes {
         let kept = match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(|error| {
                 Error::failed(
-                    format!("{} cannot be read: {error}", path.display()),
+                    format!("{} cannot be read", path.display()),
                     "remove it: pins and exclusions made while the daemon ran are forgotten then",
                 )
+                .caused_by(error)
             })?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Kept::default(),
             Err(error) => {
-                return Err(Error::failed(format!("cannot read {}: {error}", path.display()), ""));
+                return Err(
+                    Error::failed(format!("cannot read {}", path.display()), "").caused_by(error)
+                );
             }
         };
         Ok(Self { path, kept })
@@ -51,9 +54,10 @@ impl Wishes {
     fn keep(&mut self, kept: Kept) -> Result<()> {
         write_json(&self.path, &kept).map_err(|error| {
             Error::failed(
-                format!("cannot write {}: {error}", self.path.display()),
+                format!("cannot write {}", self.path.display()),
                 "make space: a wish that would be forgotten is not granted",
             )
+            .caused_by(error)
         })?;
         self.kept = kept;
         Ok(())

@@ -17,7 +17,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -90,9 +90,10 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 pub fn bind(path: &Path, gate: Gate) -> Result<(Socket, StdUnixListener)> {
     let cannot = |error: io::Error| {
         Error::failed(
-            format!("cannot listen at {}: {error}", path.display()),
+            format!("cannot listen at {}", path.display()),
             "name another socket in the configuration, or run the daemon as root",
         )
+        .caused_by(error)
     };
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         make_directory(directory).map_err(cannot)?;
@@ -166,24 +167,24 @@ impl Tls {
     /// # Errors
     /// One of them cannot be read, makes no sense, or can be read by everybody.
     pub fn load(tcp: &config::Tcp) -> Result<Self> {
-        let wrong = |what: &str, path: &Path, error: &dyn std::fmt::Display| {
+        let wrong = |what: &str, path: &Path| {
             Error::bad_input(
-                format!("tcp.{what}, {}: {error}", path.display()),
+                format!("tcp.{what}, {}", path.display()),
                 "name a certificate chain and its key, both in PEM",
             )
         };
         let (certificate, key) = (&tcp.certificate, &tcp.key);
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
             .and_then(Iterator::collect)
-            .map_err(|error| wrong("certificate", certificate, &error))?;
+            .map_err(|error| wrong("certificate", certificate).caused_by(error))?;
         let secret = read_secret(key, "key")?;
         let private = PrivateKeyDer::from_pem_slice(secret.as_bytes())
-            .map_err(|error| wrong("key", key, &error))?;
+            .map_err(|error| wrong("key", key).caused_by(error))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut server = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .and_then(|config| config.with_no_client_auth().with_single_cert(chain, private))
-            .map_err(|error| wrong("certificate", certificate, &error))?;
+            .map_err(|error| wrong("certificate", certificate).caused_by(error))?;
         server.alpn_protocols = vec![b"http/1.1".to_vec()];
         let tokens = Arc::new(Tokens::load(&tcp.tokens)?);
         Ok(Self { listen: tcp.listen, server: Arc::new(server), tokens })
@@ -240,9 +241,10 @@ impl Tcp {
                 Ok(Self { address, keys: Arc::new(Keys::new(tls)), listener })
             }
             Err(error) => Err(Error::failed(
-                format!("cannot listen at tcp.listen = {}: {error}", tls.listen),
+                format!("cannot listen at tcp.listen = {}", tls.listen),
                 "name an address of this host and a port that is free",
-            )),
+            )
+            .caused_by(error)),
         }
     }
 }

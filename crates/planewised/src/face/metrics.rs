@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 use super::Shared;
 use super::problem::Problem;
 use crate::daemon::request::Fault;
-use crate::daemon::status::{DURATION_BOUNDS_S, Durations, How, Place, Source, Status, unix_ms};
+use crate::daemon::status::{DURATION_BOUNDS_S, Durations, How, Source, Status, VfState, unix_ms};
 
 /// What scrapers call this format.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -244,9 +244,9 @@ impl OfStatus {
             "Who has which VF",
             self.0.vfs.iter().map(|vf| {
                 let place = match vf.place {
-                    Place::Pool => "pool",
-                    Place::Held => "held",
-                    Place::Quarantined => "quarantined",
+                    VfState::Pool => "pool",
+                    VfState::Held => "held",
+                    VfState::Quarantined => "quarantined",
                 };
                 let holder = vf.holder.as_ref().map_or("", |guest| guest.as_str());
                 [

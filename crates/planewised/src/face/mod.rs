@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use tokio::sync::{Semaphore, watch};
 
 use crate::daemon::config::Config;
@@ -122,9 +122,10 @@ pub fn start(config: &Config, ends: FaceEnds) -> Result<Face> {
     let shared = Arc::new(Shared::new(ends, stopped));
     let failed = |error: std::io::Error| {
         Error::failed(
-            format!("cannot start the thread that serves {}: {error}", config.socket.display()),
+            format!("cannot start the thread that serves {}", config.socket.display()),
             "the machine is out of processes or memory",
         )
+        .caused_by(error)
     };
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;

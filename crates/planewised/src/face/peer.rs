@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 
 use nix::unistd::{Gid, geteuid};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use tokio::net::UnixStream;
 
 use crate::daemon::request::Caller;
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn a_group_that_does_not_exist_is_named() {
         let error = Gate::new(Some("no-such-group")).expect_err("no such group");
-        assert!(error.what.contains("no-such-group") && error.code == 2);
+        assert!(error.what.contains("no-such-group") && error.kind == pw_error::Kind::BadInput);
         assert_eq!(Gate::new(Some("root")).expect("root's").group, Some(Gid::from_raw(0)));
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use axum::http::header::{AUTHORIZATION, HeaderMap};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use subtle::ConstantTimeEq;
 
 /// A token is at least so long [characters].
@@ -133,10 +133,7 @@ impl Tokens {
 /// It cannot be read, is too long, or others than its owner and group can read it.
 pub fn read_secret(path: &Path, what: &str) -> Result<String> {
     let cannot = |error: std::io::Error| {
-        Error::bad_input(
-            format!("cannot read tcp.{what}, {}: {error}", path.display()),
-            "the API is offered by TCP with a token and TLS only: name files that the daemon can read",
-        )
+        Error::bad_input(format!("cannot read tcp.{what}, {}", path.display()), "the API is offered by TCP with a token and TLS only: name files that the daemon can read").caused_by(error)
     };
     let data = std::fs::metadata(path).map_err(cannot)?;
     if data.permissions().mode() & 0o007 != 0 {

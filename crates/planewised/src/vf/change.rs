@@ -1,7 +1,7 @@
 //! `planewised vf setup|set|bind|move|release|restore`: options, one call each, what is printed.
 
 use clap::ValueEnum;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_sriov::kernel::Linux;
 use pw_sriov::link::Cidr;
 use pw_sriov::lookup;
@@ -247,7 +247,7 @@ pub fn bind(args: &BindArgs, operator: &mut Here<'_>, json: bool) -> Result<()> 
 }
 
 /// `vf move`
-pub fn carry(args: &MoveArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
+pub fn move_vf(args: &MoveArgs, operator: &mut Here<'_>, json: bool) -> Result<()> {
     let wanted = Move {
         to: lookup::place(&args.to)?,
         name: args.name.clone(),
@@ -257,7 +257,7 @@ pub fn carry(args: &MoveArgs, operator: &mut Here<'_>, json: bool) -> Result<()>
         up: !args.down,
         force: args.how.force,
     };
-    let done = operator.carry(&args.vf, &wanted)?;
+    let done = operator.move_to_netns(&args.vf, &wanted)?;
     print_vf("vf move", &args.how, &done, json)
 }
 
@@ -352,7 +352,11 @@ mod tests {
         assert_eq!(vlan("7").expect("valid"), of(7, 0, VlanProtocol::Dot1q));
         assert_eq!(vlan("4094:7:802.1AD").expect("valid"), of(4094, 7, VlanProtocol::Dot1ad));
         for text in ["", "4095", "7:8", "7:1:vlan", "7:1:802.1Q:1", "-1", "7:"] {
-            assert_eq!(vlan(text).map_err(|error| error.code), Err(2), "{text:?}");
+            assert_eq!(
+                vlan(text).map_err(|error| error.kind),
+                Err(pw_error::Kind::BadInput),
+                "{text:?}"
+            );
         }
     }
 }

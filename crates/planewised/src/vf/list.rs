@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_sriov::discover;
 use pw_sriov::kernel::Kernel;
 use pw_sriov::model::{Counters, Machine, Pf, Vf};

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_sriov::kernel::Linux;
 use pw_sriov::operate::{Operator, Options};
 use pw_sriov::state::State;
@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
         Command::Setup(setup) => change::setup(setup, &mut operator, args.json),
         Command::Set(set) => change::set(set, &mut operator, args.json),
         Command::Bind(bind) => change::bind(bind, &mut operator, args.json),
-        Command::Move(carry) => change::carry(carry, &mut operator, args.json),
+        Command::Move(wanted) => change::move_vf(wanted, &mut operator, args.json),
         Command::Release(release) => change::release(release, &mut operator, args.json),
         Command::Restore(restore) => change::restore(restore, &mut operator, args.json),
     }

@@ -16,7 +16,7 @@ use planewised::daemon::request::{
     Answer, Caller, Envelope, FaceEnds, Fault, Refused, Request, ends,
 };
 use planewised::daemon::simulated::World;
-use planewised::daemon::status::{Place, Status};
+use planewised::daemon::status::{Status, VfState};
 use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::traffic::Traffic;
@@ -84,7 +84,7 @@ impl Daemon {
                 assert_eq!(guest.vf, attached.first().cloned(), "{}", guest.id);
             }
         }
-        let held = status.vfs.iter().filter(|vf| vf.place == Place::Held).count();
+        let held = status.vfs.iter().filter(|vf| vf.place == VfState::Held).count();
         assert_eq!(held, status.guests.iter().filter(|guest| guest.vf.is_some()).count());
     }
 
@@ -420,8 +420,8 @@ fn a_vf_that_is_released_late_is_taken_back_with_its_address_within_a_sample() {
 #[test]
 fn a_vf_that_the_host_uses_or_of_which_nothing_is_known_is_given_to_nobody() {
     for place in [
-        world::Place::Foreign("its interface eth3 is a port of br0".into()),
-        world::Place::Unknown("process 7 cannot be read".into()),
+        world::VfPlace::Foreign("its interface eth3 is a port of br0".into()),
+        world::VfPlace::Unknown("process 7 cannot be read".into()),
     ] {
         let mut daemon = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 400.0)]);
         daemon.world.place(&vf(0), place.clone());
@@ -431,7 +431,7 @@ fn a_vf_that_the_host_uses_or_of_which_nothing_is_known_is_given_to_nobody() {
         let told = daemon.core.status().vfs.iter().find(|seen| seen.id == vf(0)).cloned();
         assert!(told.and_then(|seen| seen.why).is_some_and(|why| why.contains(": ")));
         // Once it is free it is anybody's.
-        daemon.world.place(&vf(0), world::Place::Pool);
+        daemon.world.place(&vf(0), world::VfPlace::Pool);
         daemon.pass(20);
         assert_eq!(daemon.holders(), ["a", "b"]);
     }
@@ -477,11 +477,11 @@ fn a_mark_is_there_after_a_restart() {
 fn regret_is_kept_while_a_plan_does_not_come_off() {
     // A waiter whose give is refused by the world has not had its turn.
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
-    daemon.world.place(&vf(0), world::Place::Foreign("a DPDK process holds it".into()));
+    daemon.world.place(&vf(0), world::VfPlace::Foreign("a DPDK process holds it".into()));
     daemon.pass(60);
     assert_eq!(daemon.moves(), 0);
     assert_eq!(daemon.core.status().counters.given.undone, 0, "nothing was even tried");
-    daemon.world.place(&vf(0), world::Place::Pool);
+    daemon.world.place(&vf(0), world::VfPlace::Pool);
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["a"]);
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use planewised::daemon::config::Config;
 use planewised::daemon::request::{Answer, CoreEnds, Envelope, Refused, Request, ends};
 use planewised::daemon::status::{
-    Guest, GuestKind, Place, Planned, Pool, Rate, Source, Status, Vf, unix_ms,
+    Guest, GuestKind, Planned, Pool, Rate, Source, Status, Vf, VfState, unix_ms,
 };
 use planewised::face::{Face, start};
 use pw_alloc::model::{GuestId, Stance, VfId};
@@ -55,7 +55,7 @@ pub fn status() -> Status {
         guest("web", Some(vf.clone()), Some(1000.0)),
         guest("a \"b\"\\\n<i>ü/%2f", None, None),
     ];
-    status.vfs = vec![Vf { id: vf, place: Place::Held, holder: Some("web".into()), why: None }];
+    status.vfs = vec![Vf { id: vf, place: VfState::Held, holder: Some("web".into()), why: None }];
     status.pools =
         vec![Pool { pf: "pf0".into(), vfs: 1, free: 0, quarantined: 0, link_up: true, numa: None }];
     status

@@ -12,7 +12,7 @@ use planewised::daemon::simulated::World;
 use pw_alloc::journal::{self, Entry};
 use pw_alloc::model::VfId;
 use pw_alloc::step::Step;
-use pw_alloc::world::Place;
+use pw_alloc::world::VfPlace;
 
 /// How long a step may take [ms], as the core's configuration has it.
 pub const STEP_TIMEOUT_MS: u64 = 30_000;
@@ -141,7 +141,7 @@ impl Made {
         let Some(vf) = step.vf() else { return };
         let Some(place) = found.vfs.get(vf).map(|vf| vf.place.clone()) else { return };
         match (step, &place) {
-            (Step::Attach { guest, .. }, Place::Guest(other)) if guest != other => {
+            (Step::Attach { guest, .. }, VfPlace::Guest(other)) if guest != other => {
                 shared.violations.push(format!("{vf} of {other} is given to {guest}"));
             }
             (
@@ -150,7 +150,7 @@ impl Made {
                 | Step::ClearMac { .. }
                 | Step::Reset { .. }
                 | Step::Recall { .. },
-                Place::Guest(guest),
+                VfPlace::Guest(guest),
             ) => shared.violations.push(format!("{step}, which {guest} has")),
             // A move or a recovery that was under way before meets hands that refuse; one that is begun
             // when it has long been seen should not have been.
@@ -161,7 +161,7 @@ impl Made {
                 | Step::Reset { .. }
                 | Step::Recall { .. }
                 | Step::Attach { .. },
-                Place::Foreign(_) | Place::Unknown(_),
+                VfPlace::Foreign(_) | VfPlace::Unknown(_),
             ) => {
                 let since = shared.away_since_ms.get(vf).copied().unwrap_or(u64::MAX);
                 if begun_ms.saturating_sub(since) > SEEN_MS {

@@ -20,7 +20,7 @@ use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::step::Join;
 use pw_alloc::traffic::Traffic;
-use pw_alloc::world::Place;
+use pw_alloc::world::VfPlace;
 use tokio::sync::oneshot;
 
 use crew::{Chance, Disk, Made};
@@ -225,13 +225,13 @@ impl Model {
 
     /// Somebody else takes a VF that is with the host, or it cannot be told who has it.
     fn take_vf(&mut self, vf: &VfId) {
-        if self.world.found().vfs.get(vf).is_none_or(|vf| vf.place != Place::Pool) {
+        if self.world.found().vfs.get(vf).is_none_or(|vf| vf.place != VfPlace::Pool) {
             return;
         }
         let place = if self.chance.below(2) == 0 {
-            Place::Foreign("a DPDK process has it".into())
+            VfPlace::Foreign("a DPDK process has it".into())
         } else {
-            Place::Unknown("process 7 cannot be read".into())
+            VfPlace::Unknown("process 7 cannot be read".into())
         };
         self.world.place(vf, place);
         let mut shared = self.made.shared();
@@ -243,7 +243,7 @@ impl Model {
 
     fn return_vf(&mut self, vf: &VfId) {
         if self.made.shared().away_since_ms.remove(vf).is_some() {
-            self.world.place(vf, Place::Pool);
+            self.world.place(vf, VfPlace::Pool);
         }
     }
 
@@ -253,7 +253,7 @@ impl Model {
         assert!(violations.is_empty(), "{violations:?}");
         let found = self.world.found();
         let ours = found.vfs.iter().filter(|(_, vf)| {
-            !matches!(vf.place, Place::Foreign(_) | Place::Unknown(_)) && vf.mac != Mac::ZERO
+            !matches!(vf.place, VfPlace::Foreign(_) | VfPlace::Unknown(_)) && vf.mac != Mac::ZERO
         });
         let macs: Vec<Mac> = ours.map(|(_, vf)| vf.mac).collect();
         let different: BTreeSet<&Mac> = macs.iter().collect();

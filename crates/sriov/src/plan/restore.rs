@@ -1,12 +1,12 @@
 //! The steps that bring PFs and VFs back to what they were. Pure.
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 
 use super::{Plan, Step, bind, fresh, reach, refuse_used, unbind, vfio_held, write};
 use crate::address::PciAddress;
 use crate::link::{Change, Setting};
 use crate::mac::Mac;
-use crate::model::{LinkState, Netdev, Pf, Place, Vf, VfConfig, Vlan, VlanProtocol};
+use crate::model::{LinkState, NetNs, Netdev, Pf, Vf, VfConfig, Vlan, VlanProtocol};
 
 /// Brings a VF from what it is to what it was.
 ///
@@ -189,8 +189,8 @@ pub fn differences_of_vf(now: &Vf, before: &Vf) -> Vec<String> {
         vf.config.clone().map(|config| VfConfig { mac: config.mac.filter(|_| !own), ..config })
     };
     let inode = |netdev: &Netdev| match &netdev.netns {
-        Place::Home => 0,
-        Place::Away(namespace) => namespace.inode,
+        NetNs::Host => 0,
+        NetNs::Other(namespace) => namespace.inode,
     };
     let checks = [
         ("the driver", now.driver == before.driver),

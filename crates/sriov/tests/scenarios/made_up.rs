@@ -7,14 +7,14 @@ use std::io::Error as IoError;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_linux::rtnetlink::Errno;
 use pw_sriov::address::PciAddress;
 use pw_sriov::kernel::{Holder, Kernel};
 use pw_sriov::link::{Change, Seen, Setting};
 use pw_sriov::mac::Mac;
 use pw_sriov::model::{
-    LinkState, Namespace, Netdev, NetdevCounters, Place, VfConfig, VfCounters, Vlan, VlanProtocol,
+    LinkState, Namespace, NetNs, Netdev, NetdevCounters, VfConfig, VfCounters, Vlan, VlanProtocol,
 };
 use pw_sriov::sysfs::Tree;
 use pw_sriov::vfinfo::VfInfo;
@@ -81,26 +81,26 @@ impl MadeUp {
         made
     }
 
-    pub fn add_namespace(&mut self, name: &str) -> Place {
+    pub fn add_namespace(&mut self, name: &str) -> NetNs {
         let inode = 4_026_532_000 + self.namespaces.len() as u64;
         let namespace = Namespace { inode, path: format!("/run/netns/{name}") };
         self.namespaces.push(namespace.clone());
-        Place::Away(namespace)
+        NetNs::Other(namespace)
     }
 
     /// A namespace ends: what was in it comes home, under its name there if that is free.
-    pub fn end_namespace(&mut self, place: &Place) {
-        let taken: Vec<String> = self.names(&Place::Home);
+    pub fn end_namespace(&mut self, place: &NetNs) {
+        let taken: Vec<String> = self.names(&NetNs::Host);
         for seen in self.links.iter_mut().filter(|seen| seen.netdev.netns == *place) {
             let netdev = &mut seen.netdev;
-            netdev.netns = Place::Home;
+            netdev.netns = NetNs::Host;
             netdev.up = false;
             netdev.addresses.clear();
             if taken.contains(&netdev.name) {
                 netdev.name = format!("dev{}", netdev.index);
             }
         }
-        self.namespaces.retain(|namespace| Place::Away(namespace.clone()) != *place);
+        self.namespaces.retain(|namespace| NetNs::Other(namespace.clone()) != *place);
     }
 
     pub fn netdev(&mut self, address: PciAddress) -> Option<&mut Netdev> {
@@ -108,7 +108,7 @@ impl MadeUp {
         seen.map(|seen| &mut seen.netdev)
     }
 
-    fn names(&self, place: &Place) -> Vec<String> {
+    fn names(&self, place: &NetNs) -> Vec<String> {
         let there = self.links.iter().filter(|seen| seen.netdev.netns == *place);
         there.map(|seen| seen.netdev.name.clone()).collect()
     }
@@ -168,7 +168,7 @@ impl MadeUp {
             carrier: Some(false),
             addresses: Vec::new(),
             attached_to: None,
-            netns: Place::Home,
+            netns: NetNs::Host,
             counters: NetdevCounters::default(),
         };
         self.links.push(Seen { device: Some(address), representor: false, netdev });
@@ -240,7 +240,7 @@ impl MadeUp {
                 config.mac = Some(drawn);
             }
         }
-        let taken = self.names(&Place::Home);
+        let taken = self.names(&NetNs::Host);
         let name = (0..).map(|n| format!("eth{n}")).find(|name| !taken.contains(name));
         self.add_netdev(vf, &name.expect("one is free"), told.unwrap_or(drawn), told.is_some());
     }
@@ -261,8 +261,8 @@ impl Kernel for MadeUp {
         (6, 12)
     }
 
-    fn links(&mut self, place: &Place) -> Result<Vec<Seen>> {
-        if let Place::Away(namespace) = place
+    fn links(&mut self, place: &NetNs) -> Result<Vec<Seen>> {
+        if let NetNs::Other(namespace) = place
             && !self.namespaces.contains(namespace)
         {
             return Err(Error::failed(format!("{place} is gone"), ""));
@@ -399,13 +399,13 @@ impl Kernel for MadeUp {
         Ok(Ok(()))
     }
 
-    fn carry(
+    fn move_to_netns(
         &mut self,
         netdev: &Netdev,
-        to: &Place,
+        to: &NetNs,
         name: &str,
     ) -> Result<std::result::Result<(), Errno>> {
-        if let Place::Away(namespace) = to
+        if let NetNs::Other(namespace) = to
             && !self.namespaces.contains(namespace)
         {
             return Err(Error::failed(format!("{to} is gone"), ""));

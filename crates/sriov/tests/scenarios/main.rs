@@ -12,14 +12,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use made_up::MadeUp;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_linux::rtnetlink::Errno;
 use pw_sriov::address::PciAddress;
 use pw_sriov::discover;
 use pw_sriov::kernel::{Holder, Kernel, Linux};
 use pw_sriov::link::{Change, Seen, Setting};
 use pw_sriov::lookup;
-use pw_sriov::model::{Counters, LinkState, Namespace, Netdev, Pf, Place, Vf};
+use pw_sriov::model::{Counters, LinkState, Namespace, NetNs, Netdev, Pf, Vf};
 use pw_sriov::operate::{Operator, Options};
 use pw_sriov::plan::{self, Driver, Move, Settings, Setup};
 use pw_sriov::state::State;
@@ -65,7 +65,7 @@ impl<K: Kernel> Kernel for Mortal<K> {
         self.inner.version()
     }
 
-    fn links(&mut self, place: &Place) -> Result<Vec<Seen>> {
+    fn links(&mut self, place: &NetNs) -> Result<Vec<Seen>> {
         self.inner.links(place)
     }
 
@@ -109,21 +109,21 @@ impl<K: Kernel> Kernel for Mortal<K> {
         if self.dead() { Err(killed()) } else { self.inner.change(netdev, change) }
     }
 
-    fn carry(
+    fn move_to_netns(
         &mut self,
         netdev: &Netdev,
-        to: &Place,
+        to: &NetNs,
         name: &str,
     ) -> Result<std::result::Result<(), Errno>> {
-        if self.dead() { Err(killed()) } else { self.inner.carry(netdev, to, name) }
+        if self.dead() { Err(killed()) } else { self.inner.move_to_netns(netdev, to, name) }
     }
 }
 
 /// A machine, a PF on it, and namespaces that can be made and ended.
 trait World: Kernel + Sized {
     fn pf(&self) -> String;
-    fn make_namespace(&mut self, name: &str) -> Place;
-    fn end_namespace(&mut self, place: &Place);
+    fn make_namespace(&mut self, name: &str) -> NetNs;
+    fn end_namespace(&mut self, place: &NetNs);
 }
 
 impl World for MadeUp {
@@ -131,11 +131,11 @@ impl World for MadeUp {
         "pf0".into()
     }
 
-    fn make_namespace(&mut self, name: &str) -> Place {
+    fn make_namespace(&mut self, name: &str) -> NetNs {
         self.add_namespace(name)
     }
 
-    fn end_namespace(&mut self, place: &Place) {
+    fn end_namespace(&mut self, place: &NetNs) {
         MadeUp::end_namespace(self, place);
     }
 }
@@ -145,15 +145,15 @@ impl World for Linux {
         std::env::var("PLANEWISE_TEST_PF").expect("set: this world is real")
     }
 
-    fn make_namespace(&mut self, name: &str) -> Place {
+    fn make_namespace(&mut self, name: &str) -> NetNs {
         let name = format!("pw-test-{name}");
         let made = Command::new("ip").args(["netns", "add", &name]).status().expect("iproute2");
         assert!(made.success());
         lookup::place(&name).expect("just made")
     }
 
-    fn end_namespace(&mut self, place: &Place) {
-        let Place::Away(namespace) = place else { return };
+    fn end_namespace(&mut self, place: &NetNs) {
+        let NetNs::Other(namespace) = place else { return };
         let name = Path::new(&namespace.path).file_name().expect("has one").to_owned();
         let ended = Command::new("ip").args(["netns", "del"]).arg(name).status().expect("iproute2");
         assert!(ended.success());
@@ -251,7 +251,7 @@ fn setup(count: u32) -> Setup {
     Setup { count, first_mac: None, driver: Driver::Network, force: false }
 }
 
-fn carry(to: &Place, name: &str) -> Move {
+fn move_to_netns(to: &NetNs, name: &str) -> Move {
     Move {
         to: to.clone(),
         name: Some(name.into()),
@@ -338,10 +338,10 @@ scenario!(a_kill_at_any_moment_of_a_move_leaves_what_restore_needs, scene, {
     let there = scene.kernel.inner.make_namespace("kill");
     let vf = scene.vf_name(1);
     let mac = "02:70:77:aa:00:01".parse().expect("valid");
-    let wanted = Move { mac: Some(mac), ..carry(&there, "eth0") };
+    let wanted = Move { mac: Some(mac), ..move_to_netns(&there, "eth0") };
     for moment in moments() {
         scene.kernel.changes_left = Some(moment);
-        let done = scene.operator().carry(&vf, &wanted).is_ok();
+        let done = scene.operator().move_to_netns(&vf, &wanted).is_ok();
         scene.kernel.changes_left = None;
         scene.operator().restore(std::slice::from_ref(&vf)).expect("restored");
         scene.must_be(&before);
@@ -380,8 +380,8 @@ scenario!(a_vf_goes_into_a_namespace_and_comes_home_as_it_was, scene, {
     let there = scene.kernel.inner.make_namespace("move");
     let vf = scene.vf_name(0);
     let mac = "02:70:77:aa:00:01".parse().expect("valid");
-    let wanted = Move { mac: Some(mac), ..carry(&there, "eth0") };
-    let done = scene.as_owner(Some("one")).carry(&vf, &wanted).expect("moved");
+    let wanted = Move { mac: Some(mac), ..move_to_netns(&there, "eth0") };
+    let done = scene.as_owner(Some("one")).move_to_netns(&vf, &wanted).expect("moved");
     let netdev = done.now.netdev.expect("found by its address");
     assert_eq!((netdev.name.as_str(), &netdev.netns), ("eth0", &there));
     assert_eq!((netdev.mac, netdev.mtu_bytes, netdev.up), (Some(mac), 1400, true));
@@ -392,9 +392,9 @@ scenario!(a_vf_goes_into_a_namespace_and_comes_home_as_it_was, scene, {
 
     let other = scene.as_owner(Some("two")).bind(&vf, &Driver::None).expect_err("not its own");
     assert!(other.what.ends_with("is in the hands of one"), "{}", other.what);
-    let second = Move { name: Some("eth0".into()), ..carry(&there, "eth0") };
+    let second = Move { name: Some("eth0".into()), ..move_to_netns(&there, "eth0") };
     let vf1 = scene.vf_name(1);
-    let taken = scene.operator().carry(&vf1, &second).expect_err("the name is taken");
+    let taken = scene.operator().move_to_netns(&vf1, &second).expect_err("the name is taken");
     assert!(taken.what.contains("has an interface eth0 already"), "{}", taken.what);
     let shrunk = scene.operator().setup(&name, &setup(1)).expect_err("in use");
     assert!(shrunk.what.contains("VF 0 is in use"), "{}", shrunk.what);
@@ -412,9 +412,9 @@ scenario!(a_vf_whose_namespace_died_is_found_and_brought_home, scene, {
     let before = scene.pf();
     let there = scene.kernel.inner.make_namespace("die");
     // The name is taken at home: the kernel has to find another one.
-    let wanted = carry(&there, &before.vfs[1].netdev.clone().expect("has one").name);
+    let wanted = move_to_netns(&there, &before.vfs[1].netdev.clone().expect("has one").name);
     let vf = scene.vf_name(0);
-    scene.operator().carry(&vf, &wanted).expect("moved");
+    scene.operator().move_to_netns(&vf, &wanted).expect("moved");
     scene.kernel.inner.end_namespace(&there);
     scene.operator().release(std::slice::from_ref(&vf)).expect("released");
     scene.must_be(&before);
@@ -458,7 +458,10 @@ scenario!(a_vf_goes_to_vfio_and_back, scene, {
     assert!(pool.vfs.iter().all(|vf| vf.iommu_group.is_some() && vf.netdev.is_none()));
     let there = scene.kernel.inner.make_namespace("vfio");
     let vf = scene.vf_name(0);
-    let refused = scene.operator().carry(&vf, &carry(&there, "eth0")).expect_err("no interface");
+    let refused = scene
+        .operator()
+        .move_to_netns(&vf, &move_to_netns(&there, "eth0"))
+        .expect_err("no interface");
     assert!(refused.remedy.contains("vf bind"), "{}", refused.remedy);
     scene.kernel.inner.end_namespace(&there);
     let done = scene.operator().bind(&vf, &Driver::Network).expect("bound");
@@ -476,7 +479,7 @@ scenario!(what_cannot_be_is_refused_in_a_sentence, scene, {
     let before = scene.pf();
     let total = before.total_vfs;
     let error = scene.operator().setup(&name, &setup(total + 1)).expect_err("too many");
-    assert_eq!(error.code, 2);
+    assert_eq!(error.kind, pw_error::Kind::BadInput);
     assert!(error.what.ends_with(&format!("at most {total}")), "{}", error.what);
     let error = scene.operator().setup("pw-none", &setup(1)).expect_err("none");
     assert_eq!(error.what, "there is no interface or PCI device pw-none");
@@ -527,7 +530,7 @@ fn whatever_was_done_and_wherever_it_was_killed_restore_brings_back_what_was() {
             let mut scene = Scene::new(MadeUp::new());
             let before = if *used { scene.made_by_another(2) } else { scene.pf() };
             let places = [
-                Place::Home,
+                NetNs::Host,
                 scene.kernel.inner.add_namespace("a"),
                 scene.kernel.inner.add_namespace("b"),
             ];
@@ -543,9 +546,9 @@ fn whatever_was_done_and_wherever_it_was_killed_restore_brings_back_what_was() {
                         .map(|_| ()),
                     1 => operator.bind(&vf, &Driver::Named("vfio-pci".into())).map(|_| ()),
                     2 => operator.bind(&vf, &Driver::Network).map(|_| ()),
-                    3 => {
-                        operator.carry(&vf, &Move { force: true, ..carry(to, "eth9") }).map(|_| ())
-                    }
+                    3 => operator
+                        .move_to_netns(&vf, &Move { force: true, ..move_to_netns(to, "eth9") })
+                        .map(|_| ()),
                     4 => operator.release(&[vf]).map(|_| ()),
                     _ => {
                         let mac = "02:70:77:aa:00:05".parse().expect("valid");

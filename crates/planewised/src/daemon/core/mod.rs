@@ -16,7 +16,7 @@ use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::plan::{Direction, Move};
 use pw_alloc::signal::{Sample, Tracker};
 use pw_alloc::step::Step;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 
 use crate::daemon::config::Config;
 use crate::daemon::crew::{Crew, Outcome};
@@ -141,7 +141,7 @@ impl Core {
         let mut status = Status::new(settings.policy, settings.interval_s, config.sample_s);
         status.draining = wishes.draining();
         let first_decision_ms = (config.sample_s * 2e3).min(settings.interval_s * 1e3) as u64;
-        let allocator = Allocator::new(settings).map_err(alloc_error)?;
+        let allocator = Allocator::new(settings).map_err(|error| error.at("alloc"))?;
         Ok(Self {
             config,
             host,
@@ -291,10 +291,6 @@ impl Core {
 /// How long it is waited after so many failures in a row [ms].
 const fn backoff_ms(tries: u32) -> u64 {
     1000 << if tries < LONGEST_BACKOFF { tries } else { LONGEST_BACKOFF }
-}
-
-fn alloc_error(error: pw_alloc::Error) -> Error {
-    Error::bad_input(format!("alloc: {}", error.what), error.remedy)
 }
 
 /// A move without its reason.

@@ -13,7 +13,7 @@ use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::plan::{Direction, Move, Plan};
 use pw_alloc::repair::Repair;
 use pw_alloc::step::{Path, Step};
-use pw_linux::error::Error;
+use pw_error::Error;
 
 use super::{Core, OVERDUE_MS, bare, place};
 use crate::daemon::crew::{Hands, Task, Work};

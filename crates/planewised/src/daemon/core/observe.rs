@@ -9,7 +9,7 @@ use pw_alloc::model::{
     GuestId, GuestView, Health, Holding, Snapshot, Stance, VfId, VfState, VfView, Wish,
 };
 use pw_alloc::signal::Tracker;
-use pw_linux::error::Error;
+use pw_error::Error;
 
 use super::{Core, Doubt, Tracked};
 use crate::daemon::guests::{Discovery, Managed};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use pw_alloc::model::{GuestId, VfId};
-use pw_linux::error::Error;
+use pw_error::Error;
 
 use super::Core;
 use crate::daemon::request::Event;
@@ -75,9 +75,9 @@ impl Core {
                 let why =
                     ledger.quarantined.get(id).cloned().or_else(|| self.unavailable_reason(id));
                 let place = match (&holder, &why) {
-                    (_, Some(_)) => status::Place::Quarantined,
-                    (Some(_), None) => status::Place::Held,
-                    (None, None) => status::Place::Pool,
+                    (_, Some(_)) => status::VfState::Quarantined,
+                    (Some(_), None) => status::VfState::Held,
+                    (None, None) => status::VfState::Pool,
                 };
                 status::Vf { id: id.clone(), place, holder, why }
             })
@@ -87,7 +87,7 @@ impl Core {
             .pfs
             .iter()
             .map(|(pf, seen)| {
-                let count = |place: Option<status::Place>| {
+                let count = |place: Option<status::VfState>| {
                     let of = self.status.vfs.iter().filter(|vf| {
                         vf.id.pf == *pf && place.is_none_or(|place| vf.place == place)
                     });
@@ -96,8 +96,8 @@ impl Core {
                 status::Pool {
                     pf: pf.clone(),
                     vfs: count(None),
-                    free: count(Some(status::Place::Pool)),
-                    quarantined: count(Some(status::Place::Quarantined)),
+                    free: count(Some(status::VfState::Pool)),
+                    quarantined: count(Some(status::VfState::Quarantined)),
                     link_up: seen.link_up,
                     numa: seen.numa,
                 }

@@ -8,8 +8,8 @@ use pw_alloc::evidence::User;
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::recover::{Recovery, recover_in_parts};
 use pw_alloc::repair::Repair;
-use pw_alloc::world::{Found, FoundVf, Place};
-use pw_linux::error::Result;
+use pw_alloc::world::{Found, FoundVf, VfPlace};
+use pw_error::Result;
 
 use super::moves::Active;
 use super::{Core, FIRST_LOOK_MS, backoff_ms};
@@ -175,11 +175,15 @@ impl Core {
             let of_kind = |id: &GuestId| self.guests.get(id).map(|guest| guest.kind == at);
             part.guests.retain(|id, _| of_kind(id) == Some(true));
             for vf in part.vfs.values_mut() {
-                let Place::Guest(guest) = &vf.place else { continue };
+                let VfPlace::Guest(guest) = &vf.place else { continue };
                 vf.place = match of_kind(guest) {
                     Some(true) => continue,
-                    Some(false) => Place::Foreign(format!("{guest} of {name} has it, not managed")),
-                    None => Place::Unknown(format!("{guest} has it, which has not been told yet")),
+                    Some(false) => {
+                        VfPlace::Foreign(format!("{guest} of {name} has it, not managed"))
+                    }
+                    None => {
+                        VfPlace::Unknown(format!("{guest} has it, which has not been told yet"))
+                    }
                 };
             }
             found.vfs.extend(part.vfs);
@@ -196,13 +200,13 @@ impl Core {
             }
             let left_behind = vf.strayed && ledger.knows(id);
             let place = match (&vf.user, found.gaps.first()) {
-                (User::Nobody, _) => Place::Pool,
-                (User::Host(why), _) => Place::Foreign(why.clone()),
-                (_, None) if left_behind => Place::Lost,
-                (User::Guest(why), None) => Place::Foreign(why.clone()),
+                (User::Nobody, _) => VfPlace::Pool,
+                (User::Host(why), _) => VfPlace::Foreign(why.clone()),
+                (_, None) if left_behind => VfPlace::Lost,
+                (User::Guest(why), None) => VfPlace::Foreign(why.clone()),
                 // Somebody has it, and who that may be could not be asked.
-                (User::Guest(why), Some(gap)) => Place::Unknown(format!("{why}; {gap}")),
-                (User::Unknown(why), _) => Place::Unknown(why.clone()),
+                (User::Guest(why), Some(gap)) => VfPlace::Unknown(format!("{why}; {gap}")),
+                (User::Unknown(why), _) => VfPlace::Unknown(why.clone()),
             };
             let mac = if addresses.contains(&vf.mac) { vf.mac } else { Mac::ZERO };
             found.vfs.insert(id.clone(), FoundVf { mac, place });

@@ -3,9 +3,9 @@
 use pw_alloc::journal::Entry;
 use pw_alloc::model::{GuestId, Stance};
 use pw_alloc::settings::PolicyKind;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 
-use super::{Core, RELOADED, alloc_error};
+use super::{Core, RELOADED};
 use crate::daemon::config::Config;
 use crate::daemon::request::{Answer, Envelope, Event, Fault, Refused, Request};
 use crate::daemon::status::Planned;
@@ -135,7 +135,7 @@ impl Core {
     fn use_policy(&mut self, policy: PolicyKind) -> Result<()> {
         let mut settings = self.allocator.settings().clone();
         settings.policy = policy;
-        self.allocator.configure(settings).map_err(alloc_error)?;
+        self.allocator.configure(settings).map_err(|error| error.at("alloc"))?;
         self.status.policy = policy;
         self.decide_now = true;
         Ok(())
@@ -148,7 +148,7 @@ impl Core {
     pub fn configure(&mut self, config: Config) -> Result<()> {
         let mut settings = config.alloc.clone();
         settings.policy = self.wishes.policy().unwrap_or(settings.policy);
-        self.allocator.configure(settings.clone()).map_err(alloc_error)?;
+        self.allocator.configure(settings.clone()).map_err(|error| error.at("alloc"))?;
         self.allocator.retry(None);
         self.status.policy = settings.policy;
         self.status.interval_s = settings.interval_s;

@@ -11,7 +11,7 @@ use pw_alloc::model::{GuestId, Mac, VfId, Wish};
 use pw_alloc::signal::Sample;
 use pw_alloc::step::Join;
 use pw_alloc::world::Found;
-use pw_linux::error::Result;
+use pw_error::Result;
 
 use crate::daemon::config::Config;
 use crate::daemon::crew::{Hands, Search};
@@ -96,7 +96,7 @@ pub trait Guests: Send {
     }
 
     /// Its part of the world, read afresh: all its guests, and those VFs that are in them
-    /// (`Place::Guest`), or in somebody of this kind who is not managed (`Place::Foreign`). VFs that
+    /// (`VfPlace::Guest`), or in somebody of this kind who is not managed (`VfPlace::Foreign`). VFs that
     /// are in neither are left out. What cannot be asked is a gap ([`Found::gaps`]), not *nothing*.
     fn find(&mut self, pool: &PoolView) -> Finding;
 

@@ -9,14 +9,14 @@ use pw_alloc::execute::Failure;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::{Counters, Reading};
 use pw_alloc::step::Step;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_sriov::address::PciAddress;
 use pw_sriov::apply::apply;
 use pw_sriov::discover;
 use pw_sriov::driver;
 use pw_sriov::kernel::{Kernel, Linux, vital_interfaces};
 use pw_sriov::link::{Links, Setting};
-use pw_sriov::model::{self, LinkState, Place, Vlan, VlanProtocol};
+use pw_sriov::model::{self, LinkState, NetNs, Vlan, VlanProtocol};
 use pw_sriov::plan::{self, Driver};
 use pw_sriov::state::{Before, Record, State};
 
@@ -119,7 +119,9 @@ impl MachineHands {
         if let Step::Recall { .. } = step {
             let (_, vf) = self.vf(id, address)?;
             return Ok(match &vf.netdev {
-                Some(netdev) if !netdev.netns.is_home() => plan::bring_home(&vf, &self.names()?),
+                Some(netdev) if !netdev.netns.is_host() => {
+                    plan::return_to_host(&vf, &self.names()?)
+                }
                 _ => Vec::new(),
             });
         }
@@ -139,7 +141,7 @@ impl MachineHands {
     }
 
     fn names(&mut self) -> Result<Vec<String>> {
-        Ok(self.kernel.links(&Place::Home)?.into_iter().map(|seen| seen.netdev.name).collect())
+        Ok(self.kernel.links(&NetNs::Host)?.into_iter().map(|seen| seen.netdev.name).collect())
     }
 
     /// The driver bound anew, and all that the PF can say of a VF as it is when nobody said anything.
@@ -329,7 +331,7 @@ impl Evidence {
             None if vf.driver.is_some() => {
                 User::Unknown("its interface is in no namespace that can be seen".to_owned())
             }
-            Some(netdev) if !netdev.netns.is_home() => User::Guest(used()),
+            Some(netdev) if !netdev.netns.is_host() => User::Guest(used()),
             Some(netdev) => match self.vital.get(&netdev.name) {
                 Some(reason) => {
                     User::Host(format!("its interface {} carries {reason}", netdev.name))
@@ -359,7 +361,7 @@ impl Evidence {
 /// Is a VF away as a guest of ours leaves it behind?
 fn strayed(vf: &model::Vf) -> bool {
     match &vf.netdev {
-        Some(netdev) => !netdev.netns.is_home() && netdev.name == VF_NAME,
+        Some(netdev) => !netdev.netns.is_host() && netdev.name == VF_NAME,
         None => vf.driver.as_deref().is_some_and(|driver| driver != driver::VFIO),
     }
 }

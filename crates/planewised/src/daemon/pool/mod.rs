@@ -7,7 +7,7 @@ pub mod view;
 use std::collections::BTreeSet;
 
 use pw_alloc::model::Mac;
-use pw_linux::error::Result;
+use pw_error::Result;
 
 use crate::daemon::crew::Hands;
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pw_alloc::model::{GuestId, PfId, VfId};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_linux::netns::Netns;
 use pw_sriov::link::Change;
 
@@ -273,7 +273,7 @@ fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
         }
     }
     // Left on by a kill in the middle of a switch.
-    net.hear_all(&bond, false)?;
+    net.set_all_ports_active(&bond, false)?;
     Ok((bond.index, veth.index))
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{GuestId, Mac, VfId};
 use pw_alloc::step::{Join, Path, Step};
-use pw_alloc::world::{FoundGuest, FoundVf, Place};
-use pw_linux::error::{Error, Result};
+use pw_alloc::world::{FoundGuest, FoundVf, VfPlace};
+use pw_error::{Error, Result};
 use pw_sriov::link::{Change, Links, Setting};
 
 use super::adopt::{self, Adopted, Paths};
@@ -127,7 +127,7 @@ impl Adopted {
             }
             home.change(link, &Change::Up(false))?;
             let netns = self.open()?;
-            home.carry(link, netns.as_fd(), VF_NAME)?;
+            home.move_to_netns(link, netns.as_fd(), VF_NAME)?;
         }
         failpoint::reached(|| "inside/attach".to_owned());
         let link = self.vf_link(pool, vf)?.ok_or_else(|| {
@@ -188,12 +188,12 @@ impl Adopted {
         let bond = self.bond()?;
         let veth = self.veth()?;
         let mac = self.record.mac;
-        self.net.hear_all(&bond, true)?;
+        self.net.set_all_ports_active(&bond, true)?;
         let done = match path {
             Path::Vf(vf) => self.go_to_vf(home, pool, vf, &bond, &veth),
             Path::Paravirtual => self.go_to_veth(home, pool, &bond, &veth),
         };
-        self.net.hear_all(&bond, false)?;
+        self.net.set_all_ports_active(&bond, false)?;
         done?;
         self.paths().on_vf = None;
         if let Path::Vf(vf) = path {
@@ -330,8 +330,8 @@ impl Adopted {
         let taken: Vec<String> = home.all()?.into_iter().map(|link| link.name).collect();
         let name = (0..).map(|number| format!("vf{number}")).find(|name| !taken.contains(name));
         let here = File::open("/proc/thread-self/ns/net")
-            .map_err(|error| Error::failed(format!("cannot open this namespace: {error}"), ""))?;
-        self.net.carry(&link, here.as_fd(), &name.unwrap_or_default())?;
+            .map_err(|error| Error::failed("cannot open this namespace", "").caused_by(error))?;
+        self.net.move_to_netns(&link, here.as_fd(), &name.unwrap_or_default())?;
         let mut paths = self.paths();
         paths.on_vf = None;
         paths.has.remove(vf);
@@ -371,7 +371,7 @@ impl Adopted {
             };
             paths.has.insert(vf.clone(), link.index);
             let has = seen.mac == mac || link.mac == Some(mac);
-            let place = Place::Guest(id.clone());
+            let place = VfPlace::Guest(id.clone());
             vfs.insert(vf.clone(), FoundVf { mac: if has { mac } else { Mac::ZERO }, place });
             let member = link.master == Some(self.bond);
             found.vf_up |= member && link.up && link.carrier && link.member_up == Some(true);

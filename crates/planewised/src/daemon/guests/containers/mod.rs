@@ -16,7 +16,7 @@ use pw_alloc::model::{GuestId, Origin, PfId, Stance, VfId, Wish};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
 use pw_alloc::world::Found;
-use pw_linux::error::Result;
+use pw_error::Result;
 use pw_linux::netns::Netns;
 
 use crate::daemon::config;

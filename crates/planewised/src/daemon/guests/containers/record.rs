@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pw_alloc::model::{GuestId, Mac};
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::disk::write_json;
@@ -85,9 +85,9 @@ pub fn path(directory: &Path, guest: &GuestId) -> PathBuf {
     directory.join(format!("{name}.json"))
 }
 
-fn failed(what: &str, path: &Path, error: &dyn std::fmt::Display) -> Error {
+fn failed(what: &str, path: &Path) -> Error {
     Error::failed(
-        format!("cannot {what} {}: {error}", path.display()),
+        format!("cannot {what} {}", path.display()),
         "without it, what a guest was before could not be given back: make space, or remove it",
     )
 }
@@ -99,11 +99,11 @@ fn failed(what: &str, path: &Path, error: &dyn std::fmt::Display) -> Error {
 pub fn read(directory: &Path, guest: &GuestId) -> Result<Option<Record>> {
     let path = path(directory, guest);
     match fs::read(&path) {
-        Ok(text) => {
-            serde_json::from_slice(&text).map(Some).map_err(|error| failed("read", &path, &error))
-        }
+        Ok(text) => serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|error| failed("read", &path).caused_by(error)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed("read", &path, &error)),
+        Err(error) => Err(failed("read", &path).caused_by(error)),
     }
 }
 
@@ -120,9 +120,9 @@ pub fn all(directory: &Path) -> Result<Vec<Record>> {
         if !entry.file_name().as_encoded_bytes().ends_with(b".json") {
             continue;
         }
-        let text = fs::read(&path).map_err(|error| failed("read", &path, &error))?;
-        let record: Record =
-            serde_json::from_slice(&text).map_err(|error| failed("read", &path, &error))?;
+        let text = fs::read(&path).map_err(|error| failed("read", &path).caused_by(error))?;
+        let record: Record = serde_json::from_slice(&text)
+            .map_err(|error| failed("read", &path).caused_by(error))?;
         if record.boot == boot {
             found.push(record);
         } else {
@@ -140,7 +140,7 @@ pub fn write(directory: &Path, record: &Record) -> Result<()> {
     let path = path(directory, &record.guest);
     fs::create_dir_all(directory)
         .and_then(|()| write_json(&path, record))
-        .map_err(|error| failed("write", &path, &error))
+        .map_err(|error| failed("write", &path).caused_by(error))
 }
 
 /// Removes a guest's record.
@@ -151,7 +151,7 @@ pub fn remove(directory: &Path, guest: &GuestId) -> Result<()> {
     let path = path(directory, guest);
     match fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(failed("remove", &path, &error))
+            Err(failed("remove", &path).caused_by(error))
         }
         _ => Ok(()),
     }

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use pw_alloc::model::{GuestId, Mac};
 use pw_alloc::step::{Join, Path};
-use pw_alloc::world::{Found, FoundGuest, FoundVf, Place};
-use pw_linux::error::Result;
+use pw_alloc::world::{Found, FoundGuest, FoundVf, VfPlace};
+use pw_error::Result;
 
 use super::agent::Agents;
 use super::api::{Libvirt, Refusal, Uuid, Why};
@@ -67,7 +67,7 @@ impl Finder {
                 // What somebody else plugged in, or what we cannot move, is not ours to take.
                 _ => {
                     for vf in held {
-                        let place = Place::Foreign(format!("the machine {id} has it"));
+                        let place = VfPlace::Foreign(format!("the machine {id} has it"));
                         let mac = Mac::ZERO;
                         found.vfs.insert(vf, FoundVf { mac, place });
                     }
@@ -76,7 +76,7 @@ impl Finder {
             };
             for vf in &held {
                 let mac = pool.vfs.get(vf).map_or(Mac::ZERO, |vf| vf.mac);
-                found.vfs.insert(vf.clone(), FoundVf { mac, place: Place::Guest(id.clone()) });
+                found.vfs.insert(vf.clone(), FoundVf { mac, place: VfPlace::Guest(id.clone()) });
             }
             let tap = taps.get(&nic.tap);
             let agent = described.agent;

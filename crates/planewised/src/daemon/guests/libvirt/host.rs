@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::Counters;
 use pw_alloc::step::Path;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_sriov::address::PciAddress;
 use pw_sriov::apply::apply;
 use pw_sriov::driver::VFIO;

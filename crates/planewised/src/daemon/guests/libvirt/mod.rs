@@ -27,7 +27,7 @@ use pw_alloc::model::{GuestId, Origin, PfId, Stance, VfId};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
 use pw_alloc::world::Found;
-use pw_linux::error::{Error, Result};
+use pw_error::{Error, Result};
 use pw_sriov::address::PciAddress;
 
 use self::agent::Agents;

@@ -11,7 +11,7 @@ use pw_alloc::execute::Failure;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::{Counters, Reading};
 use pw_alloc::step::{Path, Step};
-use pw_linux::error::Result;
+use pw_error::Result;
 use pw_sriov::address::PciAddress;
 
 use super::api::{Answer, Domain, Event, Libvirt, Refusal, Uuid, Why};

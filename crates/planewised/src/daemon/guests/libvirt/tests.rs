@@ -15,7 +15,7 @@ use pw_alloc::plan::{Direction, Move};
 use pw_alloc::recover::recover;
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::{Join, Step};
-use pw_alloc::world::Place;
+use pw_alloc::world::VfPlace;
 
 use super::agent::Agents;
 use super::api::Libvirt;
@@ -173,9 +173,9 @@ fn check(simulated: &Simulated, lines: &[Entry], case: &str) {
     assert_eq!(macs.len(), macs.iter().collect::<BTreeSet<_>>().len(), "{case}");
     for (id, vf) in &found.vfs {
         match &vf.place {
-            Place::Guest(guest) => assert_eq!(recovery.holders.get(id), Some(guest), "{case}"),
+            VfPlace::Guest(guest) => assert_eq!(recovery.holders.get(id), Some(guest), "{case}"),
             place => {
-                assert_eq!(*place, Place::Pool, "{case}");
+                assert_eq!(*place, VfPlace::Pool, "{case}");
                 assert_eq!(vf.mac, Mac::ZERO, "{case}");
                 assert!(!recovery.holders.contains_key(id), "{case}");
             }

@@ -11,7 +11,7 @@ use pw_alloc::plan::{Direction, Move, Reason};
 use pw_alloc::recover::{Recovery, recover};
 use pw_alloc::signal::Sample;
 use pw_alloc::step::{Join, Step};
-use pw_alloc::world::{Found, Place};
+use pw_alloc::world::{Found, VfPlace};
 
 use super::super::agent::Agents;
 use super::super::simulated::{Simulated, vf};
@@ -129,9 +129,9 @@ impl Daemon {
             found.vfs.entry(id.clone()).or_insert(pw_alloc::world::FoundVf {
                 mac: vf.mac,
                 place: match &vf.user {
-                    User::Nobody => Place::Pool,
-                    User::Host(why) | User::Guest(why) => Place::Foreign(why.clone()),
-                    User::Unknown(why) => Place::Unknown(why.clone()),
+                    User::Nobody => VfPlace::Pool,
+                    User::Host(why) | User::Guest(why) => VfPlace::Foreign(why.clone()),
+                    User::Unknown(why) => VfPlace::Unknown(why.clone()),
                 },
             });
         }

@@ -1,0 +1,108 @@
+//! What can go wrong, said to a person: what, where, and the way out. Every crate has this one type.
+
+use std::error::Error as Cause;
+use std::fmt::{self, Write as _};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// What a program does about an error: what it exits with, what an API answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It could not be done.
+    Failed,
+    /// The user's input is wrong.
+    BadInput,
+}
+
+impl Kind {
+    /// The exit code of a program that ends by such an error.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Failed => 1,
+            Self::BadInput => 2,
+        }
+    }
+}
+
+/// An error that may reach a user. `Display` is one sentence; the remedy is printed below it.
+#[derive(Debug, Clone)]
+pub struct Error {
+    /// What a program does about it.
+    pub kind: Kind,
+    /// One sentence: what could not be done, where, and by what cause.
+    pub what: String,
+    /// What to do about it; may be empty.
+    pub remedy: String,
+    source: Option<Arc<dyn Cause + Send + Sync>>,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl Cause for Error {
+    fn source(&self) -> Option<&(dyn Cause + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn Cause + 'static))
+    }
+}
+
+/// What may fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// It could not be done.
+    pub fn failed(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { kind: Kind::Failed, what: what.into(), remedy: remedy.into(), source: None }
+    }
+
+    /// The user's input is wrong.
+    pub fn bad_input(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { kind: Kind::BadInput, what: what.into(), remedy: remedy.into(), source: None }
+    }
+
+    /// The same error, its cause kept and named at the end of its sentence.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl Cause + Send + Sync + 'static) -> Self {
+        let _ = write!(self.what, ": {source}");
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// The same error about what is named `place`, which goes before its sentence.
+    #[must_use]
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
+        self.what = format!("{place}: {}", self.what);
+        self
+    }
+}
+
+/// How `program` ends: an error goes to stderr, its way out below it.
+pub fn exit(program: &str, result: Result<()>) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    eprintln!("{program}: {error}");
+    if !error.remedy.is_empty() {
+        eprintln!("  {}", error.remedy);
+    }
+    ExitCode::from(error.kind.exit_code())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_errors_sentence_ends_with_its_cause_and_the_cause_is_kept() {
+        let error = Error::failed("cannot open the door", "knock")
+            .caused_by(std::io::Error::from_raw_os_error(2))
+            .at("house");
+        assert_eq!(
+            error.to_string(),
+            "house: cannot open the door: No such file or directory (os error 2)"
+        );
+        let cause = error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>());
+        assert_eq!(cause.map(std::io::Error::kind), Some(std::io::ErrorKind::NotFound));
+        assert_eq!((error.kind.exit_code(), Kind::BadInput.exit_code()), (1, 2));
+    }
+}
