@@ -224,7 +224,7 @@ def test_a_pair_that_failed_is_told_and_tried_again(fleet: Fleet, found: Finding
 
 
 def test_the_page_names_the_node_and_its_figures_keep_to_the_schema(found: Findings) -> None:
-    from planewise.fleet.page import figure_of
+    from planewise.fleet.map import fleet_map
 
     page = render(found)
     assert f'<h2 id="node-1">local:n{SLOW}</h2>' in page
@@ -232,7 +232,7 @@ def test_the_page_names_the_node_and_its_figures_keep_to_the_schema(found: Findi
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     for ranking in found.rankings:
         for width in (336, 760):
-            assert fits_schema(figure_of(ranking, found).draw(width))
+            assert fits_schema(fleet_map(ranking, found.margin).draw(width))
     assert headline(found).startswith("of 12 nodes local:n5 is worse")
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from planewise.advise.model.capacity import Chain, Prediction, predict
 from planewise.advise.model.fit import LeftOut, Measured, fit
 from planewise.advise.model.profile import Profile
-from planewise.advise.throughput import Row
+from planewise.advise.throughput import ThroughputRow
 from planewise.units import percent_text
 
 _DIFFERENT = 0.10
@@ -60,7 +60,7 @@ class Calibration:
 
 def calibrate_rows(
     start: Profile,
-    rows: Sequence[Row],
+    rows: Sequence[ThroughputRow],
     *,
     source: str,
     name: str | None = None,
@@ -84,7 +84,7 @@ def calibrate_rows(
     return Calibration(profile, measured, errors(profile, measured), found.left_out)
 
 
-def _measured(rows: Sequence[Row]) -> list[Measured]:
+def _measured(rows: Sequence[ThroughputRow]) -> list[Measured]:
     found = []
     for row in rows:
         chain = Chain(row.pattern, row.vnfs, row.packet_bytes)

@@ -13,7 +13,7 @@ from typing import get_args
 
 from planewise.advise.evidence import chains_of, one_kind
 from planewise.advise.model.capacity import Plane
-from planewise.advise.throughput import Row
+from planewise.advise.throughput import ThroughputRow
 from planewise.errors import BadInputError
 from planewise.judge.statistics.metrics import NOT_THE_PLANES
 from planewise.store.models import RunInfo, TrialRecord
@@ -23,7 +23,7 @@ from planewise.store.models import RunInfo, TrialRecord
 class ChainRows:
     """What a run has for a calibration."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ThroughputRow, ...]
     """One a cell: the mean of its replicates."""
     left_out: tuple[str, ...]
     """Why trials do not count, and how many, in sentences."""
@@ -73,7 +73,7 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
         if count:
             left_out.append(f"{count} of {len(done)} trials do not count: {why}")
     rows = tuple(
-        Row.model_validate(
+        ThroughputRow.model_validate(
             {
                 "interface": plane,
                 "pattern": seen.pattern,

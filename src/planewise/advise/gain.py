@@ -50,7 +50,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Row:
+class GainRow:
     """Both planes at one packet rate and frame size."""
 
     frequency_pps: float
@@ -99,7 +99,7 @@ class Gain:
 
     slow: str
     fast: str
-    rows: tuple[Row, ...]
+    rows: tuple[GainRow, ...]
     curve: tuple[GainPoint, ...]
     """By rising packet rate."""
     cpu: tuple[CpuRow, ...]
@@ -228,13 +228,13 @@ def _boost(slow: Bounded, fast: Bounded) -> Bounded:
     return Bounded(min(max(1 - fast.value / slow.value, low), high), low, high)
 
 
-def _row(stratum: Stratum, pairs: Pairs, tails: Pairs) -> Row:
+def _row(stratum: Stratum, pairs: Pairs, tails: Pairs) -> GainRow:
     boost_p99 = (
         _interval([_boost(a, b) for a, b in tails.values()])
         if tails
         else Interval(math.nan, -math.inf, math.inf)
     )
-    return Row(
+    return GainRow(
         frequency_pps=stratum[0],
         size_bytes=stratum[1],
         blocks=len(pairs),

@@ -23,7 +23,7 @@ _PLANES = {
 }
 
 
-class Row(BaseModel):
+class ThroughputRow(BaseModel):
     """One line: what all functions of a chain sent."""
 
     interface: str
@@ -39,7 +39,7 @@ class Row(BaseModel):
         return _PLANES.get(self.interface, self.interface)
 
 
-def read_throughput(path: Path) -> list[Row]:
+def read_throughput(path: Path) -> list[ThroughputRow]:
     """All rows of a CSV with the columns interface, pattern, vnfs, packet_bytes, tx_mpps.
 
     Other columns are left aside.
@@ -63,11 +63,11 @@ def read_throughput(path: Path) -> list[Row]:
 
 
 def _columns() -> str:
-    return ", ".join(Row.model_fields)
+    return ", ".join(ThroughputRow.model_fields)
 
 
-def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[Row]:
-    missing = set(Row.model_fields) - set(reader.fieldnames or ())
+def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[ThroughputRow]:
+    missing = set(ThroughputRow.model_fields) - set(reader.fieldnames or ())
     if missing:
         raise BadInputError(
             f"the column {', '.join(sorted(missing))} is missing",
@@ -78,7 +78,7 @@ def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[Row]:
         if reader.line_num > MOST_ROWS:
             raise BadInputError(f"more than {MOST_ROWS} lines", where=str(path))
         try:
-            yield Row.model_validate(line)
+            yield ThroughputRow.model_validate(line)
         except ValidationError as error:
             place, fault = first_fault(error)
             raise BadInputError(

@@ -250,7 +250,7 @@ def _page(advice: Advice, host: Profile | None) -> Page:
         changes=said(advice.changes),
         notes=said(advice.notes),
         points=tuple(
-            report.Point(
+            report.CapacityPoint(
                 one.plane, one.chain.vnfs, one.pps, one.low_pps, one.high_pps, one.bottleneck.name
             )
             for one in course(host, advice.workload)

@@ -11,7 +11,7 @@ import typer
 from planewise.commands import console
 
 if TYPE_CHECKING:
-    from planewise.advise.throughput import Row
+    from planewise.advise.throughput import ThroughputRow
 
 
 def calibrate(
@@ -94,7 +94,7 @@ def calibrate(
         print(out)
 
 
-def _rows(measured: Path) -> tuple[Sequence[Row], Sequence[str], str]:
+def _rows(measured: Path) -> tuple[Sequence[ThroughputRow], Sequence[str], str]:
     """Rows to fit, why others are left out, and why the host's times are not those of hardware."""
     if not measured.is_dir():
         from planewise.advise.throughput import read_throughput

@@ -7,11 +7,10 @@ from pathlib import Path
 from markupsafe import Markup
 
 import planewise
-from planewise.fleet.analysis import Findings, NodeResult, Outlier, Ranking
+from planewise.fleet.analysis import Findings, NodeResult, Outlier
+from planewise.fleet.map import fleet_map
 from planewise.report import html, renderer, svg
 from planewise.report.figures import base
-from planewise.report.figures.base import Figure
-from planewise.report.figures.fleet import Place, fleet_map
 from planewise.store.files import write_file
 from planewise.units import percent_text
 
@@ -74,30 +73,11 @@ def sentences(outlier: Outlier) -> list[str]:
     return texts
 
 
-def figure_of(ranking: Ranking, found: Findings) -> Figure:
-    """The map of one plane and metric."""
-    sign = 1 if ranking.metric.lower_is_better else -1
-    places = [
-        Place(
-            one.node,
-            one.change,
-            one.low,
-            one.high,
-            sign * one.change,
-            one.meetings,
-            one.outcome,
-            one.why,
-        )
-        for one in ranking.nodes
-    ]
-    return fleet_map(ranking.plane, ranking.metric.title, places, found.margin, found.emulated)
-
-
 def render(found: Findings) -> str:
     """The page as HTML text; it loads nothing."""
     figures = []
     for number, ranking in enumerate(found.rankings):
-        figure = figure_of(ranking, found)
+        figure = fleet_map(ranking, found.margin, found.emulated)
         drawings = [
             Markup(svg.inline(renderer.svg(base.text(figure.draw(width))), f"{prefix}{number}"))
             for width, prefix in ((base.WIDE, "w"), (base.NARROW, "n"))

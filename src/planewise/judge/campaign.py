@@ -52,7 +52,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Row:
+class LevelRow:
     """All curves of one level of one aspect."""
 
     aspect: str
@@ -94,7 +94,7 @@ class Campaign:
     """All curves by aspect."""
 
     members: tuple[Member, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[LevelRow, ...]
     """Aspects that vary, in the order of their names; levels by rising number, then name."""
     agreement: Agreement
 
@@ -143,9 +143,9 @@ def _natural(level: Level) -> list[tuple[bool, float, str]]:
     return [(not part.isdigit(), float(part) if part.isdigit() else 0.0, part) for part in parts]
 
 
-def _row(aspect: str, level: Level, members: Sequence[Member]) -> Row:
+def _row(aspect: str, level: Level, members: Sequence[Member]) -> LevelRow:
     verdicts = [one.verdict for one in members]
-    return Row(
+    return LevelRow(
         aspect,
         level,
         dict(Counter(one.verdict for one in verdicts)),

@@ -54,7 +54,7 @@ _TRIAL_S = 3.0
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class Progress(Protocol):
+class BootProgress(Protocol):
     """Who is told how far the work is."""
 
     def begin(self, what: str, total_s: float) -> None:
@@ -77,7 +77,7 @@ class Leftover:
     started: str
 
 
-def prepare(progress: Progress) -> Platform:
+def prepare(progress: BootProgress) -> Platform:
     """What this machine lends to a lab; fetches what is missing into the cache.
 
     Raises:
@@ -91,7 +91,9 @@ def prepare(progress: Progress) -> Platform:
         return _gather(program, version, cache, progress)
 
 
-def _gather(program: Path, version: tuple[int, int], cache: Path, progress: Progress) -> Platform:
+def _gather(
+    program: Path, version: tuple[int, int], cache: Path, progress: BootProgress
+) -> Platform:
     if kernel.needs_download(cache):
         progress.begin("fetching a kernel, once", _FETCH_S)
     found = kernel.find(cache)
@@ -120,7 +122,7 @@ def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def up(spec: LabSpec, progress: Progress, boot_limit_s: float = BOOT_LIMIT_S) -> LabStatus:
+def up(spec: LabSpec, progress: BootProgress, boot_limit_s: float = BOOT_LIMIT_S) -> LabStatus:
     """The lab of this name, running: found so, or started.
 
     A lab with a dead or hung host is taken down and started anew; so is, once, one that hangs while
@@ -358,7 +360,7 @@ class _HangError(PlanewiseError):
 
 
 def _boot(
-    spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_s: float, progress: Progress
+    spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_s: float, progress: BootProgress
 ) -> Record:
     """Ends what is left of the lab, starts its hosts and waits until they are up."""
     _end_hosts(spec.name, where)
@@ -404,7 +406,7 @@ def _launch(argv: Sequence[str]) -> str:
     return done.stderr.strip() or f"exit code {done.returncode}"
 
 
-def _wait_until_running(record: Record, where: LabPaths, progress: Progress) -> None:
+def _wait_until_running(record: Record, where: LabPaths, progress: BootProgress) -> None:
     guess_s = _usual_boot_s()
     begun = time.monotonic()
     progress.begin("booting hosts a and b", guess_s)

@@ -22,7 +22,7 @@ _AXIS_ROOM = 72
 
 
 @dataclass(frozen=True)
-class Point:
+class CapacityPoint:
     """What a plane carries with so many functions."""
 
     plane: str
@@ -64,7 +64,7 @@ class Page:
     columns: tuple[str, ...]
     planes: tuple[Plane, ...]
     changes: tuple[Said, ...]
-    points: tuple[Point, ...]
+    points: tuple[CapacityPoint, ...]
     """Empty where there are no figures to draw."""
     asked_vnfs: int
     measured: bool = False

@@ -21,7 +21,7 @@ _METRICS = ("rtt", "rtt_p99", "overhead", "response", "loss", "throughput")
 
 
 @dataclass(frozen=True)
-class Point:
+class GuestsPoint:
     """A metric of one cell: the median over its blocks."""
 
     value: float
@@ -41,7 +41,7 @@ class Curves:
     title: str
     quantity: Quantity | None
     """None: a number of CPUs."""
-    points: tuple[Item[Point], ...]
+    points: tuple[Item[GuestsPoint], ...]
 
 
 def curves(data: RunData) -> list[Curves]:
@@ -49,7 +49,7 @@ def curves(data: RunData) -> list[Curves]:
     if len({trial.cell[GUESTS] for trial in data.done if GUESTS in trial.cell}) < 2:
         return []
 
-    def order(item: Item[Point]) -> tuple[object, ...]:
+    def order(item: Item[GuestsPoint]) -> tuple[object, ...]:
         return rank(item.factors), data.plane_rank(item.series)
 
     return [
@@ -92,11 +92,11 @@ def _loads(data: RunData) -> Iterable[Curves]:
         yield Curves(f"load-{unit}", title, "rate" if unit == "pps" else None, tuple(points))
 
 
-def point_of(values: Sequence[Bounded]) -> Point:
+def point_of(values: Sequence[Bounded]) -> GuestsPoint:
     """The median over blocks with its interval; a bound where it is one."""
     low, high = median_interval(values)
     median = median_of(values)
-    return Point(
+    return GuestsPoint(
         median.value,
         median.bound,
         low if math.isfinite(low) else None,

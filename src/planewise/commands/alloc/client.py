@@ -83,7 +83,7 @@ class Pool(_Told):
     numa: int | None
 
 
-class Step(_Told):
+class MoveStep(_Told):
     """One step of a move."""
 
     step: str
@@ -97,7 +97,7 @@ class Ending(_Told):
     why: str | None
 
 
-class Move(_Told):
+class MoveStatus(_Told):
     """One move, under way or ended."""
 
     operation: int
@@ -107,7 +107,7 @@ class Move(_Told):
     why: str
     started_unix_ms: int
     duration_ms: float | None
-    steps: tuple[Step, ...]
+    steps: tuple[MoveStep, ...]
     ending: Ending | None
 
 
@@ -133,7 +133,7 @@ class Status(_Told):
     guests: tuple[Guest, ...]
     vfs: tuple[Vf, ...]
     pools: tuple[Pool, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[MoveStatus, ...]
     errors: tuple[ErrorRecord, ...]
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from planewise.commands.alloc.client import (
     Guest,
-    Move,
+    MoveStatus,
     Planned,
     Pool,
     Status,
@@ -155,7 +155,7 @@ def _guests(guests: Iterable[Guest], now_ms: int) -> Table:
     return table
 
 
-def _moves(moves: Iterable[Move]) -> Table:
+def _moves(moves: Iterable[MoveStatus]) -> Table:
     table = _table("latest moves", "guest", "VF", "took", "ended", "why")
     for move in moves:
         ending = move.ending.how if move.ending else "under way"

@@ -12,7 +12,7 @@ from planewise.report.figures import base, grid, vega
 from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
 from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.vega import Row, Span, Spec
-from planewise.report.guests import Curves, Point
+from planewise.report.guests import Curves, GuestsPoint
 from planewise.report.guests import curves as all_curves
 from planewise.store.cells import common_factors, words
 from planewise.units import rate_text, time_text
@@ -29,7 +29,7 @@ def figures(data: RunData) -> tuple[Figure, ...]:
     return tuple(drawn)
 
 
-def figure(curves: Curves, page: Page[Point], planes: Sequence[str], *, name: str) -> Figure:
+def figure(curves: Curves, page: Page[GuestsPoint], planes: Sequence[str], *, name: str) -> Figure:
     """Lines through medians over blocks, with their intervals, a panel each condition."""
     points = [item.content for item in page.items]
     ends = [end for one in points for end in (one.low, one.value, one.high) if end is not None]
@@ -70,13 +70,15 @@ def _number(curves: Curves) -> Callable[[float], str]:
     return {"duration": time_text, "rate": rate_text, "share": theme.share}[curves.quantity]
 
 
-def shown(curves: Curves) -> Callable[[Point], str]:
+def shown(curves: Curves) -> Callable[[GuestsPoint], str]:
     """How the value of a point is written: a bound as one."""
     number = _number(curves)
     return lambda point: bound_text(point.bound, number(point.value))
 
 
-def _marks(slots: Sequence[Slot[Point]], plot: Plot, said: Callable[[Point], str]) -> list[Spec]:
+def _marks(
+    slots: Sequence[Slot[GuestsPoint]], plot: Plot, said: Callable[[GuestsPoint], str]
+) -> list[Spec]:
     rows: list[Row] = [
         {
             "series": slot.series,
@@ -105,7 +107,7 @@ def _marks(slots: Sequence[Slot[Point]], plot: Plot, said: Callable[[Point], str
     ]
 
 
-def table(curves: Curves, page: Page[Point]) -> Table:
+def table(curves: Curves, page: Page[GuestsPoint]) -> Table:
     """The points in numbers."""
     said, number = shown(curves), _number(curves)
     common = common_factors(item.factors for item in page.items)
@@ -124,7 +126,7 @@ def table(curves: Curves, page: Page[Point]) -> Table:
     )
 
 
-def _interval(point: Point, show: Callable[[float], str]) -> Entry:
+def _interval(point: GuestsPoint, show: Callable[[float], str]) -> Entry:
     if point.low is None or point.high is None:
         return Missing("open: too few blocks, or a bound")
     return theme.interval(show(point.low), show(point.high))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from planewise.fleet.analysis import NodeResult, Ranking
+from planewise.judge.statistics.metrics import Metric
 from planewise.report import theme
 from planewise.report.figures import vega
 from planewise.report.figures.base import WIDE, Entry, Figure, Missing, Table, Value, slug
@@ -15,38 +16,21 @@ MOST_ROWS = 60
 """Nodes that the table beside the map lists; --json has all."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A node on the map."""
-
-    node: str
-    change: float
-    """Of the metric against the median node, as a share; NaN: not known."""
-    low: float
-    high: float
-    worsening: float
-    """The same as a share that is positive where it is for the worse."""
-    meetings: int
-    outcome: str
-    why: str
-
-
-def fleet_map(
-    plane: str, metric: str, places: Sequence[Place], margin: float, virtual: str = ""
-) -> Figure:
-    """`places` in the order of the ranking, the worst first; the map is in the order of names."""
-    worse = [place for place in places if place.outcome == "worse"]
+def fleet_map(ranking: Ranking, margin: float, virtual: str = "") -> Figure:
+    """Every node by one plane and metric, by name; the table is in the order of the ranking."""
+    plane, metric, nodes = ranking.plane, ranking.metric.title, ranking.nodes
+    worse = [node for node in nodes if node.outcome == "worse"]
     title = f"{metric[:1].upper()}{metric[1:]}, {plane}"
     share = theme.share(margin)
     lead = (
-        f"{len(worse)} of {len(places)} nodes are worse than the median node by more than {share}: "
-        f"{', '.join(place.node for place in worse[:5])}{' and others' if worse[5:] else ''}"
+        f"{len(worse)} of {len(nodes)} nodes are worse than the median node by more than {share}: "
+        f"{', '.join(node.node for node in worse[:5])}{' and others' if worse[5:] else ''}"
         if worse
-        else f"of {len(places)} nodes none is known to be worse than the median by over {share}"
+        else f"of {len(nodes)} nodes none is known to be worse than the median by over {share}"
     )
 
     def draw(width: int) -> Spec:
-        return _draw(places, margin, width)
+        return _draw(ranking, margin, width)
 
     return Figure(
         name=f"fleet-{slug(plane)}-{slug(metric)}",
@@ -54,9 +38,9 @@ def fleet_map(
         lead=lead,
         caption="A square is a node, in the order of names from the left and from above. Its "
         "colour says how its pairs compare with those of the median node.",
-        alt=f"Map of {len(places)} nodes. {lead}.",
+        alt=f"Map of {len(nodes)} nodes. {lead}.",
         draw=draw,
-        table=_table(places),
+        table=_table(nodes),
         virtual=virtual,
     )
 
@@ -77,31 +61,33 @@ _COLOURS = {
 }
 
 
-def _class(place: Place, margin: float) -> str:
-    if place.outcome == "worse":
+def _class(node: NodeResult, metric: Metric, margin: float) -> str:
+    if node.outcome == "worse":
         return WORSE
-    if math.isnan(place.worsening):
+    if math.isnan(node.change):
         return UNKNOWN
-    if place.worsening > margin:
+    worsening = node.change if metric.lower_is_better else -node.change
+    if worsening > margin:
         return ABOVE
-    return BELOW if place.worsening < -margin else WITHIN
+    return BELOW if worsening < -margin else WITHIN
 
 
-def _draw(places: Sequence[Place], margin: float, width: int) -> Spec:
+def _draw(ranking: Ranking, margin: float, width: int) -> Spec:
+    nodes = ranking.nodes
     room = width - 16
-    side = max(8, min(26, int(room / math.sqrt(max(1, len(places)) * (2 if width >= WIDE else 1)))))
+    side = max(8, min(26, int(room / math.sqrt(max(1, len(nodes)) * (2 if width >= WIDE else 1)))))
     across = max(1, room // side)
     rows: list[Row] = []
-    for number, place in enumerate(sorted(places, key=lambda place: _natural(place.node))):
+    for number, node in enumerate(sorted(nodes, key=lambda node: _natural(node.node))):
         rows.append(
             {
                 "x": number % across + 0.5,
                 "y": number // across + 0.5,
-                "class": _class(place, margin),
-                "hover": f"{place.node}: {_change(place)}",
+                "class": _class(node, ranking.metric, margin),
+                "hover": f"{node.node}: {_change(node)}",
             }
         )
-    down = -(-len(places) // across)
+    down = -(-len(nodes) // across)
     encoding = {
         "x": vega.quantitative("x", Span(0, across, log=False)),
         "y": vega.quantitative("y", Span(down, 0, log=False)),
@@ -125,20 +111,20 @@ def _natural(name: str) -> tuple[tuple[bool, int, str], ...]:
     return tuple((part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts)
 
 
-def _change(place: Place) -> str:
-    return "not known" if math.isnan(place.change) else f"{place.change:+.1%}".replace("%", " %")
+def _change(node: NodeResult) -> str:
+    return "not known" if math.isnan(node.change) else f"{node.change:+.1%}".replace("%", " %")
 
 
-def _table(places: Sequence[Place]) -> Table:
+def _table(nodes: Sequence[NodeResult]) -> Table:
     rows: list[tuple[Entry, ...]] = []
-    for place in places[:MOST_ROWS]:
-        change: Entry = Missing(place.why)
-        if not math.isnan(place.change):
-            interval = f"{place.low:+.1%} to {place.high:+.1%}".replace("%", " %")
-            change = Value(_change(place), place.change, small=interval)
-        meetings = Value(theme.count(place.meetings), place.meetings)
-        rows.append((place.node, change, meetings, place.outcome))
-    if len(places) > MOST_ROWS:
-        rest = f"{len(places) - MOST_ROWS} more nodes: --json lists them"
+    for node in nodes[:MOST_ROWS]:
+        change: Entry = Missing(node.why)
+        if not math.isnan(node.change):
+            interval = f"{node.low:+.1%} to {node.high:+.1%}".replace("%", " %")
+            change = Value(_change(node), node.change, small=interval)
+        meetings = Value(theme.count(node.meetings), node.meetings)
+        rows.append((node.node, change, meetings, node.outcome))
+    if len(nodes) > MOST_ROWS:
+        rest = f"{len(nodes) - MOST_ROWS} more nodes: --json lists them"
         rows.append((rest, Missing(""), Missing(""), ""))
     return Table(("Node", "Against the median node", "Meetings", "Outcome"), tuple(rows))
