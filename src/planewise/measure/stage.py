@@ -113,6 +113,14 @@ class RebuildingStage(Protocol):
 
 
 @runtime_checkable
+class ClearableStage(Protocol):
+    """A stage whose guests need the NICs of two servers for themselves."""
+
+    def clear(self) -> None:
+        """Removes what stands on the servers; the next cell builds anew."""
+
+
+@runtime_checkable
 class FactualStage(Protocol):
     """A stage of which there is something to know."""
 

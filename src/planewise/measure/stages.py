@@ -15,7 +15,14 @@ from typing import Self
 from planewise.measure.cells import Cell
 from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import Design
-from planewise.measure.stage import FactualStage, RebuildingStage, Stage, StageFacts, Station
+from planewise.measure.stage import (
+    ClearableStage,
+    FactualStage,
+    RebuildingStage,
+    Stage,
+    StageFacts,
+    Station,
+)
 from planewise.measure.station import GuestStage
 from planewise.measure.vms import VmStage, local_vms
 from planewise.testbed.model import IpVersion
@@ -40,7 +47,7 @@ def stage_makers(
         }
     return {
         "namespace": guests,
-        "vm": lambda design: VmStage(design, nullcontext(pair), ip_version, alone=True),
+        "vm": lambda design: VmStage(design, nullcontext(pair), ip_version),
         "process": partial(ChainStage, pair=pair),
     }
 
@@ -84,6 +91,8 @@ class Stages:
         self._here = pair is None
         self._makers = makers if makers is not None else stage_makers(pair, ip_version)
         self._stages: dict[GuestKind, Stage] = {}
+        self._standing: GuestKind | None = None
+        """Of two servers: whose guests have the NICs."""
         self._built = ExitStack()
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
@@ -114,11 +123,11 @@ class Stages:
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The generator's own maximum [packet/s]."""
-        return self._stage(_kind(cell)).max_pps(cell, size_bytes)
+        return self._cleared(_kind(cell)).max_pps(cell, size_bytes)
 
     def station(self, cell: Cell) -> AbstractContextManager[Station]:
         """Sets `cell` up and starts its background load."""
-        return self._stage(_kind(cell)).station(cell)
+        return self._cleared(_kind(cell)).station(cell)
 
     def new_block(self) -> None:
         """Has stages that can do so cheaply build anew."""
@@ -135,6 +144,15 @@ class Stages:
             emulated="; ".join(dict.fromkeys(one.emulated for one in facts if one.emulated)),
             differences={plane: words for one in facts for plane, words in one.differences.items()},
         )
+
+    def _cleared(self, kind: GuestKind) -> Stage:
+        """The stage of a kind of guest, which has the NICs of two servers from now on."""
+        if not self._here and self._standing not in (None, kind):
+            for other, stage in self._stages.items():
+                if other != kind and isinstance(stage, ClearableStage):
+                    stage.clear()
+        self._standing = kind
+        return self._stage(kind)
 
     def _stage(self, kind: GuestKind) -> Stage:
         if kind not in self._stages:

@@ -91,6 +91,11 @@ class Testbeds:
             self._testbeds.clear()
             self._built.close()
 
+    def clear(self) -> None:
+        """Removes what stands on the servers; the next setting builds anew."""
+        for testbed in self._testbeds.values():
+            testbed.close()
+
     @property
     def here(self) -> bool:
         """Whether both hosts are namespaces of this machine."""
@@ -149,6 +154,10 @@ class GuestStage:
     def new_block(self) -> None:
         """See `Testbeds.new_block`."""
         self._testbeds.new_block()
+
+    def clear(self) -> None:
+        """See `stage.ClearableStage`."""
+        self._testbeds.clear()
 
     def facts(self) -> StageFacts:
         """How planes are built on these hosts, where that decides what is measured."""

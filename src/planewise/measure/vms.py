@@ -53,12 +53,8 @@ class VmStage:
         design: Design,
         pair: AbstractContextManager[Pair],
         ip_version: IpVersion = 4,
-        *,
-        alone: bool = False,
     ) -> None:
-        """`alone`: virtual machines must be the design's only kind of guest on this pair."""
         self._background = design.background
-        self._others = sorted(set(design.factors.guest) - {"vm"}) if alone else []
         self._options = options_of(design)
         self._ip_version: IpVersion = ip_version
         self._mtu_bytes = mtu_for(design.frame_sizes())
@@ -71,12 +67,6 @@ class VmStage:
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up on these hosts, and why."""
-        if self._others:
-            why = (
-                f"virtual machines and guests that are {self._others[0]}s would want the same NIC "
-                "at the same time: give each kind a design of its own"
-            )
-            return dict.fromkeys(cells, why)
         try:
             lacking = self._testbed_now().expect(_setting(cell) for cell in cells)
         except PlanewiseError as error:
@@ -124,6 +114,12 @@ class VmStage:
             yield VmStation(
                 arrangement, self._pair, load, check, generator, self._ip_version, emulated=emulated
             )
+
+    def clear(self) -> None:
+        """Removes the guests and what they stand on; see `stage.ClearableStage`."""
+        self._generators.clear()
+        if self._testbed is not None:
+            self._testbed.close()
 
     def _testbed_now(self) -> VmTestbed:
         if self._testbed is None:

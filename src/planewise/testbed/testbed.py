@@ -57,6 +57,13 @@ class _Host(MachineState):
         """By what they prepare, planes that are prepared on the uplink."""
 
 
+def _bare_hosts(pair: Pair) -> dict[HostRole, _Host]:
+    return {
+        role: _Host(MachineState(machine, role, pair.token))
+        for role, machine in pair.machines.items()
+    }
+
+
 class Testbed:
     """Two hosts, and the guests that settings ask for.
 
@@ -68,10 +75,7 @@ class Testbed:
     def __init__(self, pair: Pair, mtu_bytes: int) -> None:
         self.pair = pair
         self._mtu_bytes = mtu_bytes
-        self._hosts = {
-            role: _Host(MachineState(machine, role, pair.token))
-            for role, machine in pair.machines.items()
-        }
+        self._hosts = _bare_hosts(pair)
         self._resources: dict[HostRole, Resources] = {}
         self._tried: dict[tuple[HostRole, str], str] = {}
         self._with_vfs = False
@@ -169,12 +173,13 @@ class Testbed:
             _check_alive(here, guests)
 
     def close(self) -> None:
-        """Removes everything, also when a part of it fails.
+        """Removes everything, also when a part of it fails; the next setting builds anew.
 
         Raises:
             PlanewiseError: something could not be removed.
         """
         hosts = tuple(self._hosts.values())
+        self._hosts = _bare_hosts(self.pair)
         with ExitStack() as last:
             if self.pair.separate:
                 traces = [

@@ -85,6 +85,10 @@ class _HostState:
         return "sender" if self.machine.letter == "s" else "responder"
 
 
+def _bare_states(pair: Pair) -> dict[HostRole, _HostState]:
+    return {role: _HostState(machine) for role, machine in pair.machines.items()}
+
+
 class VmTestbed:
     """Two machines, and the virtual machines that settings ask for.
 
@@ -106,12 +110,13 @@ class VmTestbed:
         `lent` is what the hosts lend to virtual machines (None: looked up at first use).
         """
         self.options = options
+        self._pair = pair
         self._token = pair.token
         self._mtu_bytes = mtu_bytes
         self._parallel = parallel
         self._on_ready = on_ready
         self._hosts_a_machine = 1 if pair.separate else len(HOSTS)
-        self._states = {role: _HostState(machine) for role, machine in pair.machines.items()}
+        self._states = _bare_states(pair)
         self._platforms = {} if lent is None else dict.fromkeys(HOSTS, lent)
         self._resources: dict[HostRole, VmResources] = {}
         self._with_vfs = False
@@ -199,12 +204,14 @@ class VmTestbed:
         return self._guests(self._states[role]).hypervisor
 
     def close(self) -> None:
-        """Removes everything, also when a part of it fails.
+        """Removes everything, also when a part of it fails; the next setting builds anew.
 
         Raises:
             PlanewiseError: something could not be removed.
         """
-        _together([partial(self._clear, state) for state in self._states.values()])
+        states, self._states = self._states, _bare_states(self._pair)
+        self._saved.clear()
+        _together([partial(self._clear, state) for state in states.values()])
 
     def _clear(self, state: _HostState) -> None:
         with ExitStack() as last:
@@ -214,13 +221,10 @@ class VmTestbed:
                 last.callback(remove_traces, state.machine.host, state.machine.nic, self._token)
             if state.vfs is not None:
                 last.callback(state.vfs.close)
-                state.vfs = None
             if lasting:
                 last.callback(remove_guests, state.machine.host, self._token)
-            state.placed.clear()
             if state.guests is not None:
                 last.callback(state.guests.close)
-                state.guests = None
 
     def __enter__(self) -> Self:
         return self
