@@ -10,8 +10,10 @@ quick: setup
 setup:
 	@scripts/setup
 
-# The lab's hosts mostly wait: what needs no host runs beside them, in the time that they leave.
-test: lint crates linux lab-setup
+# Measurements and the lab's hosts mostly wait: what needs neither runs beside them, in the time that they leave.
+test: test-setup
+	scripts/beside '$(LINUX)' 'make lint crates'
+	$(MAKE) lab-setup
 	scripts/beside '$(LAB)' '$(UNIT)'
 
 test-setup:
@@ -38,8 +40,9 @@ seeds: test-setup
 	  BOLERO_RANDOM_SEED=$$RANDOM$$RANDOM cargo test -q --workspace || exit; \
 	  PLANEWISE_NEW_SEEDS=1 pytest -q -n 2 --dist loadfile tests/unit -m hypothesis || exit; done
 
+LINUX := pytest -q tests/linux
 linux: test-setup
-	pytest -q tests/linux
+	$(LINUX)
 
 bench: test-setup
 	python benches/fidelity.py
