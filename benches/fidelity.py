@@ -1,6 +1,7 @@
 """How close to the wire does `pw-probe ping` measure, and does it send what it is told to?
 
-Side by side in one run, on one veth pair between two namespaces: pw-probe, iputils ping, fping,
+Side by side in one run, on one veth pair between two namespaces: pw-probe by a packet socket and by
+its generator and sink inside the kernel, iputils ping, fping,
 irtt and sockperf, each at 1000 packets/s, round after round in turn. tcpdump on the sender's end
 stamps every packet in the kernel; each tool's distance is the median of the RTTs it reports minus
 the median RTT of the same packets on that wire. Then pw-probe alone: achieved over intended rate at
@@ -29,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 A, B = "198.18.0.1", "198.18.0.2"
@@ -160,15 +162,16 @@ class Tool:
     kernel: list[float] = field(default_factory=list)
 
 
-def _pw_probe(wire: Wire, count: int, scratch: Path) -> list[float]:
+def _pw_probe(wire: Wire, count: int, scratch: Path, *, path: str = "packet") -> list[float]:
     packets = scratch / "packets.csv"
     wire.run(
         wire.sender,
         *("pw-probe", "ping", B, "--rate", "1000", "--count", str(count)),
-        *("--packets", str(packets)),
+        *("--path", path, "--packets", str(packets)),
     )
     rows = [line.split(",") for line in packets.read_text().splitlines()[1:]]
-    _KERNEL.extend(float(r[4]) - float(r[3]) for r in rows if r[3] and r[4])
+    if path == "packet":
+        _KERNEL.extend(float(r[4]) - float(r[3]) for r in rows if r[3] and r[4])
     return [float(r[5]) - float(r[2]) for r in rows if r[5]]
 
 
@@ -209,6 +212,7 @@ def _sockperf(wire: Wire, count: int, scratch: Path) -> list[float]:
 def tools() -> list[Tool]:
     return [
         Tool("pw-probe ping", "pw-probe", _pw_probe),
+        Tool("pw-probe --path live", "pw-probe", partial(_pw_probe, path="live")),
         Tool("iputils ping", "ping", _iputils),
         Tool("fping", "fping", _fping),
         Tool("irtt", "irtt", _irtt, ("irtt", "server", "-b", f"{B}:{IRTT_PORT}", "-i", "0")),
@@ -263,7 +267,7 @@ def compare(wire: Wire, rounds: int, count: int, scratch: Path) -> list[dict[str
     for number in range(rounds):
         # Another order every round, so that no tool always follows the same one.
         for tool in present[number % len(present) :] + present[: number % len(present)]:
-            print(f"\rround {number + 1}/{rounds}: {tool.name:<16}", end="", file=sys.stderr)
+            print(f"\rround {number + 1}/{rounds}: {tool.name:<22}", end="", file=sys.stderr)
             try:
                 one_round(wire, tool, count, scratch)
             except (RuntimeError, OSError, ValueError, subprocess.TimeoutExpired) as error:
@@ -342,12 +346,12 @@ def _steer(wire: Wire, cpus: str) -> None:
 
 def show(fidelity: list[dict[str, object]], sending: list[dict[str, object]]) -> None:
     print("RTT at 1000 packets/s [us]: what the tool says, and what the wire says of its packets")
-    print(f"{'tool':<16}{'p50':>9}{'p99':>9}{'wire p50':>10}{'wire p99':>10}{'distance':>10}")
+    print(f"{'tool':<22}{'p50':>9}{'p99':>9}{'wire p50':>10}{'wire p99':>10}{'distance':>10}")
     for row in sorted(fidelity, key=lambda row: abs(float(str(row["distance_ns"])))):
         columns = ("p50_ns", "p99_ns", "wire_p50_ns", "wire_p99_ns", "distance_ns")
         values = [float(str(row[column])) / 1000 for column in columns]
         print(
-            f"{row['tool']:<16}{values[0]:>9.2f}{values[1]:>9.2f}"
+            f"{row['tool']:<22}{values[0]:>9.2f}{values[1]:>9.2f}"
             f"{values[2]:>10.2f}{values[3]:>10.2f}{values[4]:>10.2f}"
         )
         if "own_kernel_p50_ns" in row:

@@ -306,6 +306,16 @@ def test_the_kernel_sends_bursts_and_stamps_each_of_their_packets(
     check_stamps(rows)
 
 
+def test_a_generator_that_leaves_its_cpu_no_time_is_ended_from_another(
+    netns_pair: Network,
+) -> None:
+    needs_kernel_generator(netns_pair)
+    alone = ("--path", "live", "--cpu", "0", "--realtime")
+    done = ping(netns_pair, *alone, "--rate", "10k", "--duration", "0.3")
+    assert done.code == 0, done.stderr
+    assert done.output["counts"]["sent"] == 3000
+
+
 def test_a_reflector_in_the_driver_answers_bursts_and_says_how_many(netns_pair: Network) -> None:
     needs_kernel_generator(netns_pair)
     place = ("--interface", netns_pair.b.interface, "--address", netns_pair.b.ipv4)

@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<()> {
             "give --source an address of the target's version, or leave it out",
         ));
     }
-    let mut warnings = place_thread(args)?;
+    let mut warnings = prioritise(args)?;
     let identifier = std::process::id() as u16;
     let kind = if is_stamp {
         Kind::Stamp(args.time_format, identifier.max(1))
@@ -142,9 +142,11 @@ pub fn run(args: &Args) -> Result<()> {
     let meter = CpuMeter::start().ok();
     let (outcome, path, receive_dropped) = match &mut ready.way {
         Way::User(transport) => {
+            affinity::pin(args.cpu)?;
             let outcome = session::run(transport.as_mut(), order, &stop::requested);
             (outcome, transport.name(), transport.dropped())
         }
+        // A thread of its own goes to that CPU; this one has to end it.
         Way::Live(live) => (live.run(&order), live.name(), 0),
     };
     let cpu = meter.and_then(|meter| meter.usage().ok());
@@ -244,10 +246,10 @@ pub fn run(args: &Args) -> Result<()> {
     outcome.failure.map_or(Ok(()), Err)
 }
 
-/// Puts this thread where the user wants it; returns what could not be done.
-fn place_thread(args: &Args) -> Result<Vec<String>> {
+/// Gives this thread the priority that the user wants; returns what could not be done.
+fn prioritise(args: &Args) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
-    affinity::pin(args.cpu)?;
+    affinity::check_cpu(args.cpu)?;
     if args.realtime {
         let parameters = libc::sched_param { sched_priority: 10 };
         // SAFETY: the parameters live through the call.

@@ -299,3 +299,33 @@ impl Sink for RingSink {
         self.account.counted.clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::Schedule;
+
+    #[test]
+    fn a_burst_that_begins_late_is_as_long_as_another() {
+        const GAP_NS: i64 = 200_000;
+        let order = Order {
+            first_sequence: 0,
+            count: 10,
+            schedule: Schedule::bursts(5, 1e9 / GAP_NS as f64, Duration::from_millis(5)),
+            refusals: Refusals::Lost,
+        };
+        let mut left_ns = Vec::new();
+        let sent = paced(&order, &AtomicU64::new(0), (None, 64), |sequence, count| {
+            left_ns.extend(std::iter::repeat_n(clock::monotonic_ns(), count));
+            if sequence == 4 {
+                // Well into the second burst, which is due 5 ms after the first.
+                clock::sleep_until(clock::monotonic_ns() + 6_000_000);
+            }
+            Ok(Sent { frames: count as u64, refused: 0 })
+        });
+        assert_eq!((sent.sent, left_ns.len()), (10, 10));
+        assert!(left_ns[9] - left_ns[5] >= 4 * GAP_NS - 1_000, "{left_ns:?}");
+    }
+}

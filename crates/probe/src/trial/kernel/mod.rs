@@ -45,12 +45,16 @@ fn load(sizes: &[(&'static str, u32)]) -> Result<Ebpf> {
     loader.load(OBJECT).map_err(refused)
 }
 
-/// What a veth is whose peer has no NAPI, and an interface of a driver that sends no XDP frames.
+/// What a veth is whose peer has no NAPI, a NIC without a program of its own, and an interface of a
+/// driver that sends no XDP frames.
 fn takes_no_xdp_frames(place: impl std::fmt::Display) -> Error {
     Error::failed(
-        format!("{place} takes no XDP frames now: its peer has neither XDP nor GRO"),
-        "ethtool -K PEER gro on (trial: --gro PEER), or a native XDP sink there; or the backend \
-         live-skb",
+        format!(
+            "{place} takes no XDP frames now: a veth's peer has neither XDP nor GRO, or a NIC's driver \
+             no XDP program"
+        ),
+        "of a veth ethtool -K PEER gro on (trial: --gro PEER), or a native XDP sink there; of a NIC one \
+         on the NIC itself; or the backend live-skb",
     )
 }
 
