@@ -36,6 +36,20 @@ seed: 1
 """
 """With this seed, vf-passthrough comes first."""
 
+MIXED = """
+title: VFs of virtual machines and of namespaces
+factors:
+  guest: [namespace, vm]
+  plane: [vf, macvtap-vf]
+  frequency_pps: 5
+constraints:
+  - {when: {guest: vm}, require: {plane: macvtap-vf}}
+  - {when: {guest: namespace}, require: {plane: vf}}
+rtt: {packets: 10}
+blocks: 2
+seed: 1
+"""
+
 HELD = "ls -l $(pgrep -f guest=pw- | sed 's,.*,/proc/&/fd,') 2>/dev/null | grep /dev/vfio/[0-9]"
 """Says which IOMMU groups virtual machines have."""
 
@@ -64,6 +78,24 @@ def test_guests_that_hold_vfs_are_measured_across_the_cable_through_a_kill_that_
     compared = planewise("compare", str(out), "--factor", "plane", "--metric", "overhead")
     assert "its frames pass the host by" in compared.stdout + compared.stderr
     assert "its frames pass the host by" in (out / "report.html").read_text()
+    come_back(hosts, before)
+
+
+def test_virtual_machines_and_namespaces_of_one_design_take_turns_at_the_nics(
+    hosts: dict[str, LabHost], planewise: Run, tmp_path: Path, said: list[str]
+) -> None:
+    begun = time.monotonic()
+    before = states(hosts)
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(MIXED)
+    done = planewise("run", str(design), *HOSTS, "--out", str(out), timeout_s=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    said.append(f"namespaces beside virtual machines: {time.monotonic() - begun:.0f} s")
+    trials = list(RunReader(out).trials())
+    assert [trial.reason for trial in trials if trial.status != "done"] == []
+    measured = sorted((str(trial.cell["guest"]), trial.block) for trial in trials)
+    assert measured == [("namespace", 0), ("namespace", 1), ("vm", 0), ("vm", 1)]
+    assert all(trial.counts is not None and trial.counts.received > 0 for trial in trials)
     come_back(hosts, before)
 
 
