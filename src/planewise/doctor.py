@@ -229,7 +229,9 @@ def activity_between(before: str, after: str, busiest: Iterable[str] = ()) -> Ac
 # What disturbs, and what to do about it. Pure.
 
 
-def _found(name: str, value: str, severity: str, why: str, remedy: str) -> tuple[Disturbance, ...]:
+def _disturbance(
+    name: str, value: str, severity: str, why: str, remedy: str
+) -> tuple[Disturbance, ...]:
     return (
         Disturbance.model_validate(
             {"name": name, "value": value, "severity": severity, "why": why, "remedy": remedy}
@@ -241,7 +243,7 @@ def from_cpus(cpus: int) -> tuple[Disturbance, ...]:
     """Too few CPUs for generator, hosts and sink."""
     if cpus >= FEW_CPUS:
         return ()
-    return _found(
+    return _disturbance(
         "few CPUs",
         f"{cpus}",
         "warning",
@@ -254,7 +256,7 @@ def from_virtualisation(name: str, steal_share: float) -> tuple[Disturbance, ...
     """A hypervisor below, and what it takes away."""
     if name == "none":
         return ()
-    found = _found(
+    found = _disturbance(
         "virtual machine",
         name,
         "warning",
@@ -262,7 +264,7 @@ def from_virtualisation(name: str, steal_share: float) -> tuple[Disturbance, ...
         "compare planes with each other here; take absolute times on hardware",
     )
     if steal_share > STEAL_SHARE:
-        found += _found(
+        found += _disturbance(
             "stolen CPU time",
             percent_text(steal_share),
             "warning",
@@ -277,7 +279,7 @@ def from_activity(activity: Activity) -> tuple[Disturbance, ...]:
     if activity.busy_share <= BUSY_SHARE:
         return ()
     who = f" ({', '.join(activity.busiest)})" if activity.busiest else ""
-    return _found(
+    return _disturbance(
         "busy CPUs",
         f"{percent_text(activity.busy_share)}{who}",
         "warning",
@@ -291,7 +293,7 @@ def from_clocksource(clocksource: str) -> tuple[Disturbance, ...]:
     if clocksource in (*_GOOD_CLOCKS, "unknown"):
         return ()
     if clocksource in _PARAVIRTUAL_CLOCKS:
-        return _found(
+        return _disturbance(
             "virtualised clock",
             clocksource,
             "info",
@@ -299,7 +301,7 @@ def from_clocksource(clocksource: str) -> tuple[Disturbance, ...]:
             "where the CPU's counter is invariant: echo tsc > /sys/devices/system/clocksource/"
             "clocksource0/current_clocksource",
         )
-    return _found(
+    return _disturbance(
         "slow clock",
         clocksource,
         "warning",
@@ -312,7 +314,7 @@ def from_governor(governor: str) -> tuple[Disturbance, ...]:
     """A clock frequency that follows the load."""
     if governor in ("none", "performance"):
         return ()
-    return _found(
+    return _disturbance(
         "frequency governor",
         governor,
         "warning",
@@ -326,7 +328,7 @@ def from_turbo(no_turbo: str, boost: str) -> tuple[Disturbance, ...]:
     if no_turbo != "0" and boost != "1":
         return ()
     path = "intel_pstate/no_turbo" if no_turbo == "0" else "cpufreq/boost"
-    return _found(
+    return _disturbance(
         "turbo",
         "on",
         "info",
@@ -339,7 +341,7 @@ def from_smt(smt: str) -> tuple[Disturbance, ...]:
     """Two logical CPUs on one core."""
     if smt != "on":
         return ()
-    return _found(
+    return _disturbance(
         "SMT",
         "on",
         "info",
@@ -353,7 +355,7 @@ def from_idle_states(states: Sequence[tuple[str, int]]) -> tuple[Disturbance, ..
     deep = max(states, key=lambda state: state[1], default=("", 0))
     if deep[1] <= DEEP_SLEEP_US:
         return ()
-    return _found(
+    return _disturbance(
         "deep sleep states",
         f"{deep[0]}, {deep[1]} µs to wake",
         "warning",
@@ -367,7 +369,7 @@ def from_mitigations(mitigations: dict[str, str]) -> tuple[Disturbance, ...]:
     active = sorted(name for name, value in mitigations.items() if "Mitigation" in value)
     if not active:
         return ()
-    return _found(
+    return _disturbance(
         "CPU mitigations",
         f"{len(active)} active ({', '.join(active)})",
         "info",
@@ -383,7 +385,7 @@ def from_nics(nics: Sequence[dict[str, str]]) -> tuple[Disturbance, ...]:
     ]
     if not merging:
         return ()
-    return _found(
+    return _disturbance(
         "receive offloads",
         f"on ({', '.join(merging)})",
         "info",
@@ -397,7 +399,7 @@ def from_irqbalance(running: bool) -> tuple[Disturbance, ...]:
     """A daemon that moves interrupts between CPUs."""
     if not running:
         return ()
-    return _found(
+    return _disturbance(
         "irqbalance",
         "running",
         "warning",
@@ -411,7 +413,7 @@ def from_cpu_quota(cpu_max: str) -> tuple[Disturbance, ...]:
     quota, _, period = cpu_max.partition(" ")
     if not quota.isdigit() or not period.strip().isdigit():
         return ()
-    return _found(
+    return _disturbance(
         "CPU quota",
         f"{int(quota) / int(period):.1f} CPUs",
         "warning",
@@ -424,7 +426,7 @@ def from_battery(mains: Sequence[str]) -> tuple[Disturbance, ...]:
     """A laptop without its cable. `mains`: the `online` files of its power supplies."""
     if not mains or "1" in mains:
         return ()
-    return _found(
+    return _disturbance(
         "on battery",
         "yes",
         "warning",
@@ -437,7 +439,7 @@ def from_plain_user(status: str, uid_map: str) -> tuple[Disturbance, ...]:
     """A user who builds testbeds in a user namespace. Texts of /proc/self."""
     if not status or (capable(status) and may_steer(uid_map)):
         return ()
-    return _found(
+    return _disturbance(
         "plain user",
         "yes",
         "warning",
@@ -451,7 +453,7 @@ def from_timer_slack(slack_ns: str) -> tuple[Disturbance, ...]:
     """How late the kernel may wake a sleeper beyond the usual 50 µs."""
     if not slack_ns.isdigit() or int(slack_ns) <= 50_000:
         return ()
-    return _found(
+    return _disturbance(
         "timer slack",
         f"{int(slack_ns) // 1000} µs",
         "info",

@@ -72,20 +72,20 @@ def bundle(file: Path, fingerprint: Callable[[], str], sources: Sources) -> list
 
 def _texts(fingerprint: Callable[[], str], sources: Sources) -> Iterator[tuple[str, str]]:
     """Name and text of everything that is put in, secrets and all."""
-    yield "host.json", _told(fingerprint)
+    yield "host.json", _text_or_reason(fingerprint)
     yield "versions.json", json.dumps(_versions(), indent=2)
-    yield "daemon/status.json", _told(lambda: _status(sources.daemon_socket))
-    yield "daemon/planewised.toml", _told(lambda: sources.configuration.read_text())
-    yield "daemon/journal", _told(lambda: _state(sources.configuration))
-    yield "daemon/log.txt", _told(lambda: _log(sources.unit))
+    yield "daemon/status.json", _text_or_reason(lambda: _status(sources.daemon_socket))
+    yield "daemon/planewised.toml", _text_or_reason(lambda: sources.configuration.read_text())
+    yield "daemon/journal", _text_or_reason(lambda: _state(sources.configuration))
+    yield "daemon/log.txt", _text_or_reason(lambda: _log(sources.unit))
     run = newest_run(sources.runs)
     if run is None:
         yield "run.json", f"(there is no run in {sources.runs.resolve()})"
     else:
-        yield "run.json", _told(lambda: (run.path / "run.json").read_text())
+        yield "run.json", _text_or_reason(lambda: (run.path / "run.json").read_text())
 
 
-def _told(text: Callable[[], str]) -> str:
+def _text_or_reason(text: Callable[[], str]) -> str:
     """A text, or in brackets why it cannot be had."""
     try:
         return text()
@@ -104,7 +104,9 @@ def _versions() -> dict[str, str]:
     for program in ("pw-probe", "planewised"):
         path = shutil.which(program)
         versions[program] = (
-            "(not installed)" if path is None else _told(partial(_output, path, "--version"))
+            "(not installed)"
+            if path is None
+            else _text_or_reason(partial(_output, path, "--version"))
         )
     return versions
 

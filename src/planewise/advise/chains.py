@@ -39,7 +39,7 @@ def recommend_chains(
     family = compare_levels(observed, "plane", by="path")
     planes = {str(one.cell["plane"]) for one in observed.observations}
     strata = [one for one in family.strata if one != OVERALL] or [OVERALL]
-    told = [_told(family, stratum, show) for stratum in strata]
+    told = [_best_plane(family, stratum, show) for stratum in strata]
     winners = {winner for winner, _ in told}
     plane = winners.pop() if len(winners) == 1 else None
     if len(planes) == 1:
@@ -56,7 +56,7 @@ def recommend_chains(
     )
 
 
-def _told(family: Family, stratum: str, show: object) -> tuple[str | None, str]:
+def _best_plane(family: Family, stratum: str, show: object) -> tuple[str | None, str]:
     """The best plane of a path (None where it is not told) and that in words."""
     assert callable(show)
     where = "" if stratum == OVERALL else f"{stratum}: "

@@ -38,13 +38,13 @@ def find(cache: Path) -> Kernel:
         UnsupportedError: neither can be had; the sentence says why the machine's own will not do.
         StorageError: no room to unpack the package.
     """
-    own, refusals = _own()
+    own, refusals = _machine_kernel()
     return own if own is not None else _from_package(cache, refusals)
 
 
 def needs_download(cache: Path) -> bool:
     """Whether `find` will have to fetch a package."""
-    return _own()[0] is None and not _unpacked(cache)
+    return _machine_kernel()[0] is None and not _unpacked(cache)
 
 
 def foreseen(cache: Path) -> Kernel:
@@ -53,7 +53,7 @@ def foreseen(cache: Path) -> Kernel:
     Raises:
         UnsupportedError: there will be none.
     """
-    own, refusals = _own()
+    own, refusals = _machine_kernel()
     if own is not None or _unpacked(cache):
         return own or _in_tree(_unpacked(cache)[0])
     for name in _wanted_packages():
@@ -64,7 +64,7 @@ def foreseen(cache: Path) -> Kernel:
     return _from_package(cache, refusals)  # which says why there is none
 
 
-def _own() -> tuple[Kernel | None, list[str]]:
+def _machine_kernel() -> tuple[Kernel | None, list[str]]:
     refusals = []
     for version in _installed(platform.release()):
         kernel = Kernel(

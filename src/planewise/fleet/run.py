@@ -51,7 +51,7 @@ def run(
     stop = threading.Event()
     todo = [match for match in fleet.matches if fleet.state(match) != "done"]
 
-    def one(match: Match) -> tuple[Match, str]:
+    def run_match(match: Match) -> tuple[Match, str]:
         if stop.is_set():
             return match, "stopped"
         return match, measure(fleet, match, stop)
@@ -60,7 +60,7 @@ def run(
         try:
             for number in dict.fromkeys(match.round for match in todo):
                 matches = [match for match in todo if match.round == number]
-                for match, why in pool.map(one, matches):
+                for match, why in pool.map(run_match, matches):
                     sender, responder = names(fleet, match)
                     place = f"pair {match.index} ({sender}, {responder})"
                     if why:

@@ -134,7 +134,7 @@ def up(spec: LabSpec, progress: BootProgress, boot_limit_s: float = BOOT_LIMIT_S
         PlanewiseError: a host did not come up; the sentence has the end of its log.
     """
     where = state.paths(spec.name)
-    found = _found_running(spec, where, boot_limit_s)
+    found = _running_lab(spec, where, boot_limit_s)
     if found is not None:
         return found
     checks.memory(spec)
@@ -270,7 +270,7 @@ def _platform(
     return Platform(program, version, found, accelerated, cache, base, layers, kernel_layers)
 
 
-def _found_running(spec: LabSpec, where: LabPaths, boot_limit_s: float) -> LabStatus | None:
+def _running_lab(spec: LabSpec, where: LabPaths, boot_limit_s: float) -> LabStatus | None:
     if not where.directory.is_dir():
         return None
     # Somebody else may be starting it: then it is up when they let go.

@@ -117,13 +117,13 @@ class _Server(ThreadingHTTPServer):
 def _policy(page: str) -> str:
     """Allows the page's own script and style, and questions to this server; nothing else."""
 
-    def own(tag: str) -> str:
+    def digests_of(tag: str) -> str:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
         digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()) for one in found]
         return " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
 
     return (
-        f"default-src 'none'; script-src {own('script')}; style-src {own('style')}; "
+        f"default-src 'none'; script-src {digests_of('script')}; style-src {digests_of('style')}; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
     )
 

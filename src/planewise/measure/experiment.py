@@ -296,7 +296,7 @@ class _Runner:
         pending = [trial for trial in visit.trials if trial.name not in self.writer.finished]
         if not pending:
             return
-        where = f"{where}: {_what(visit.cell)}"
+        where = f"{where}: {_cell_text(visit.cell)}"
         succeeded = self.done
         self.progress.step(where, self.worked_s)
         self.worked_s += cost_s - sum(map(trial_s, pending))
@@ -308,7 +308,7 @@ class _Runner:
         except PlanewiseError as error:
             # The cell could not be set up (or torn down): its open trials are failed ones.
             if not pending:
-                self.progress.note(f"{_what(visit.cell)}: {error.what}")
+                self.progress.note(f"{_cell_text(visit.cell)}: {error.what}")
             self._give_up(visit, pending, error)
         self._count_cell(visit, self.done > succeeded)
 
@@ -445,7 +445,7 @@ class _Runner:
         return Outcome(self.done, self.failed, info)
 
 
-def _what(cell: Cell) -> str:
+def _cell_text(cell: Cell) -> str:
     if cell.vnfs:
         functions = " containers" if cell.guest == "container" else ""
         return f"{cell.plane}, chain of {cell.vnfs}{functions}, {cell.path}"

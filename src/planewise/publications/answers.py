@@ -124,7 +124,9 @@ def _asked(
         word = "cannot be told here"
     else:
         word = "did not hold"
-    return Answer(word, " ".join(_told(family, one) for family, one in pairs), run.info.run)
+    return Answer(
+        word, " ".join(_comparison_text(family, one) for family, one in pairs), run.info.run
+    )
 
 
 def _both(factor: str, a: Level, b: Level) -> dict[str, list[Level]]:
@@ -132,7 +134,7 @@ def _both(factor: str, a: Level, b: Level) -> dict[str, list[Level]]:
     return {} if factor == SERIES else {factor: [a, b]}
 
 
-def _told(family: Family, one: Comparison) -> str:
+def _comparison_text(family: Family, one: Comparison) -> str:
     pps = family.metric.frequency_pps
     at = "" if pps is None else f"At {rate_text(pps)}: "
     return at + sentence(one, family)

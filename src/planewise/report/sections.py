@@ -169,14 +169,14 @@ def _rtt(data: RunData) -> Section:
                 data.planes,
                 name=_numbered("rtt", place, pages),
                 title=_part("Round-trip time by plane and load", place, pages),
-                where=_where(data),
+                where=_latency_place(data),
             )
             for place, page in enumerate(pages)
         ),
     )
 
 
-def _where(data: RunData) -> str:
+def _latency_place(data: RunData) -> str:
     return (
         "as the sending guest's program sees it"
         if data.rtt_metric == "rtt_user"
@@ -192,7 +192,7 @@ def _rtt_by_factor(data: RunData, pages: Sequence[Page[RttCell]]) -> Section:
             lambda cell: cell.rtt,
             name=_numbered("rtt", place, pages),
             title=_titled("Round-trip time", page),
-            what=f"Round-trip time {_where(data)}.",
+            what=f"Round-trip time {_latency_place(data)}.",
             lead=sentences.of_times(_contents(page), lambda cell: cell.rtt, "RTT"),
         )
         for place, page in enumerate(pages)

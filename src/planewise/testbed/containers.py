@@ -114,7 +114,7 @@ class Docker:
 
     def __enter__(self) -> Docker:
         try:
-            path = self._found() or self._start()
+            path = self._running_socket() or self._start()
             self._connect(path)
             with _sentences(self._host.place):
                 self.api.api.import_image_from_data(
@@ -310,7 +310,7 @@ class Docker:
             with suppress(PlanewiseError):
                 self._host.run(["sh", "-c", REMOVE_CGROUPS, "sh", f"pw-{self._token}"])
 
-    def _found(self) -> str | None:
+    def _running_socket(self) -> str | None:
         there = self._host.run(["test", "-S", STANDARD_SOCKET]).exit_code == 0
         return STANDARD_SOCKET if there and self._answers() else None
 

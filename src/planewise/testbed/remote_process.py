@@ -104,7 +104,7 @@ class SshProcess:
 
     def wait(self, timeout_s: float | None = None) -> Finished:
         """See `HostProcess.wait`."""
-        self._await_end(timeout_s, f"{self._what} still runs after {timeout_s or 0:g} s")
+        self._await_end(timeout_s, f"{self._program} still runs after {timeout_s or 0:g} s")
         return self._finished()
 
     def wait_ready(self, line: str, timeout_s: float) -> None:
@@ -113,11 +113,11 @@ class SshProcess:
             seen = self._host.call(asyncio.wait_for(self._seen(line.encode()), timeout_s))
         except TimeoutError as error:
             raise ProcessTimeoutError(
-                f"{self._what} did not say `{line}` within {timeout_s:g} s"
+                f"{self._program} did not say `{line}` within {timeout_s:g} s"
             ) from error
         if not seen:
             self._finished().check()
-            raise PlanewiseError(f"{self._what} ended before it said `{line}`")
+            raise PlanewiseError(f"{self._program} ended before it said `{line}`")
 
     def stop(self) -> Finished:
         """See `HostProcess.stop`."""
@@ -157,17 +157,17 @@ class SshProcess:
                 remedy="install it there",
             )
         if self._refusal == _NO_NETNS:
-            raise PlanewiseError(f"the namespace of {self._what} is gone on {self._host.place}")
+            raise PlanewiseError(f"the namespace of {self._program} is gone on {self._host.place}")
         if not self._pid:
             await self._reader
             words = bytes(self._err).decode(errors="replace").strip().splitlines()
             raise PlanewiseError(
-                f"{self._what} could not be started on {self._host.place}: "
+                f"{self._program} could not be started on {self._host.place}: "
                 f"{words[-1] if words else 'the connection was lost'}"
             )
 
     @property
-    def _what(self) -> str:
+    def _program(self) -> str:
         return Path(self.argv[0]).name
 
     def _signal(self, number: signal.Signals) -> None:
@@ -242,7 +242,7 @@ class SshProcess:
             code = 128 + int(getattr(signal, f"SIG{killed[0]}", signal.SIGKILL))
         if code is None or code < 0:
             raise PlanewiseError(
-                f"the connection to {self._host.place} was lost while {self._what} ran",
+                f"the connection to {self._host.place} was lost while {self._program} ran",
                 remedy=self._host.remedy,
             )
         return Finished(
@@ -313,11 +313,11 @@ class TerminalProcess:
         # In a thread of its own: whatever stdin is (terminal, pipe, file), reading it blocks.
         with suppress(OSError, RuntimeError):
             while part := os.read(_STDIN, 1 << 16):
-                asyncio.run_coroutine_threadsafe(self._give(remote, part), loop).result()
+                asyncio.run_coroutine_threadsafe(self._write(remote, part), loop).result()
             loop.call_soon_threadsafe(remote.stdin.write_eof)
 
     @staticmethod
-    async def _give(remote: asyncssh.SSHClientProcess[bytes], part: bytes) -> None:
+    async def _write(remote: asyncssh.SSHClientProcess[bytes], part: bytes) -> None:
         with suppress(OSError, asyncssh.Error):
             remote.stdin.write(part)
             await remote.stdin.drain()

@@ -60,7 +60,7 @@ def figure(all_compared: Sequence[Compared], planes: Sequence[str], *, name: str
     )
 
 
-def _has(bars: Sequence[KendallBar], stratum: str) -> bool:
+def _has_stratum(bars: Sequence[KendallBar], stratum: str) -> bool:
     return any(bar.stratum == stratum and bar.correlation is not None for bar in bars)
 
 
@@ -70,7 +70,7 @@ def _signed(value: float) -> str:
 
 def _rows(family: Family, planes: Sequence[str], width: int, *, last: bool) -> list[Spec]:
     """One metric: its name, then a panel a stratum, beside each other where there is room."""
-    strata = [name for name in family.strata if _has(family.kendall, name)]
+    strata = [name for name in family.strata if _has_stratum(family.kendall, name)]
     across = len(strata) if width >= 600 and len(strata) <= 4 else 1
     levels = [str(level) for level in planes if level in family.levels]
     room = vega.label_room(levels)

@@ -14,7 +14,7 @@ from planewise.testbed.chains.bridge import port_of
 from planewise.testbed.chains.dpdk import DpdkSwitch
 from planewise.testbed.chains.ends import Ends, mac_of
 from planewise.testbed.chains.functions import Function, PortStats, vf_command, vhost_command
-from planewise.testbed.chains.machines import FunctionMachines, function_guest, told
+from planewise.testbed.chains.machines import FunctionMachines, function_guest, router_script
 from planewise.testbed.chains.model import FCS_BYTES, Chain
 from planewise.testbed.chains.parts import Parts, move_vfs
 from planewise.testbed.chains.reading import Look, Sent, now_s, sent_by
@@ -172,7 +172,7 @@ class Machines(Functions):
 def ways(chain: Chain, macs: Mapping[int, str], ends: Ends) -> dict[int, tuple[str, ...]]:
     """By number, what functions that are virtual machines are told. Pure."""
     steps = routing(chain, str, macs, ends.macs)
-    return {number: told(steps, str(number)) for number in macs}
+    return {number: router_script(steps, str(number)) for number in macs}
 
 
 class Pollers(Functions):

@@ -68,7 +68,7 @@ def function_guest(token: str, number: int, plane: str, mac: str) -> Guest:
     )
 
 
-def told(steps: Sequence[Step], name: str) -> tuple[str, ...]:
+def router_script(steps: Sequence[Step], name: str) -> tuple[str, ...]:
     """What makes a guest a router, as lines for the shell in it. Pure.
 
     `steps` are what would make namespaces routers, `name` is the guest's among them. It has its

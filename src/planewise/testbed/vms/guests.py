@@ -172,14 +172,17 @@ class HostGuests:
                 raise PlanewiseError(
                     f"the NIC of the virtual machine {guest.name} was not ready within "
                     f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
-                    remedy=self._why(guest).remedy,
+                    remedy=self._end_reason(guest).remedy,
                 )
             agent.rest(_LOOK_S)
 
     def _agent_of(self, guest: Guest) -> GuestAgent:
         self._asleep.discard(guest.netns)
         made = GuestAgent(
-            lambda: self.hypervisor, guest.netns, self._host.directory, partial(self._why, guest)
+            lambda: self.hypervisor,
+            guest.netns,
+            self._host.directory,
+            partial(self._end_reason, guest),
         )
         self._agents[guest.netns] = made
         return made
@@ -187,7 +190,7 @@ class HostGuests:
     def _await_ready(self, guest: Guest, agent: GuestAgent, begun: float) -> None:
         while not agent.ready():
             if time.monotonic() - begun > self._boot_limit_s:
-                why = self._why(guest)
+                why = self._end_reason(guest)
                 raise PlanewiseError(
                     f"the virtual machine {guest.name} was not ready within "
                     f"{self._boot_limit_s:g} s; {self._last_words(guest)}",
@@ -224,7 +227,7 @@ class HostGuests:
         there = self.hypervisor.states()
         for guest in guests:
             if guest.netns not in there:
-                why = self._why(guest)
+                why = self._end_reason(guest)
                 raise GuestGoneError(why.sentence, remedy=why.remedy)
 
     def is_awake(self, guest: Guest) -> bool:
@@ -273,7 +276,7 @@ class HostGuests:
     def _console(self, guest: Guest) -> str:
         return f"{self._host.directory}/{guest.netns}.console"
 
-    def _why(self, guest: Guest) -> Why:
+    def _end_reason(self, guest: Guest) -> Why:
         """Why a guest ended, as its console tells; the console is kept."""
         kept = packages.cache_directory() / f"failed-{guest.name}.console"
         with suppress(PlanewiseError, OSError):
