@@ -22,6 +22,9 @@ _LEAST = 6
 """Readings, at least: the range of five holds the median in 94 % only."""
 _STICKY = 0.3
 """Prior probability that readings resemble their predecessors, as in `residuals`."""
+_APART = 3.0
+"""Two states are told apart by a gap of so many deviations within: of 16 normal readings the widest
+is as wide in about 1 % of cases."""
 _SETS = 32
 """Versions of the readings: what is not known of each (its shape, a bound) differs between them."""
 
@@ -83,8 +86,13 @@ def draw_median(
     for part in (drifting, ~drifting):
         if part.any():
             normal[part] = _plausibility_of_normal(np.median(value[part], axis=0))
-    below = np.median(value, axis=0) < np.median(value)
-    number = _numbers_below(below, random, count)
+    middle = np.median(value, axis=0)
+    lower = _lower_state(middle)
+    number = (
+        _numbers_below(middle < np.median(value), random, count)
+        if lower is None
+        else _numbers_of_states(lower, random, count)
+    )
     chosen = np.arange(count) % sets
     return _between(np.sort(value, axis=1)[chosen], number, random), normal[chosen]
 
@@ -149,6 +157,37 @@ def _numbers_below(below: NDArray[np.bool_], random: np.random.Generator, count:
     crossed = random.random((count, size)) < rate[:, None]
     crossed[:, 0] = random.random(count) < 0.5
     return np.asarray((np.cumsum(crossed, axis=1) % 2).sum(axis=1))
+
+
+def _lower_state(value: Array) -> NDArray[np.bool_] | None:
+    """Which readings are of the lower of two states; None where they are of one.
+
+    Two states are told apart by the widest gap where that is `_APART` of the deviations within.
+    """
+    ordered = np.sort(value)
+    gaps = np.diff(ordered)
+    cut = int(np.argmax(gaps)) + 1
+    parts = (ordered[:cut], ordered[cut:])
+    squares = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
+    within = math.sqrt(squares / max(value.size - 2, 1))
+    return value < ordered[cut] if gaps[cut - 1] > _APART * within else None
+
+
+def _numbers_of_states(lower: NDArray[np.bool_], random: np.random.Generator, count: int) -> Array:
+    """How many readings lie below the median, in draws, where the capacity has two states.
+
+    The states follow each other as a Markov chain does, whose two rates of change are uniform
+    before the readings are seen; its stationary share of the lower state says in which of the two
+    the median lies, and at which quantile of that one.
+    """
+    now, then = lower[:-1], lower[1:]
+    falls = random.beta(1 + (~now & then).sum(), 1 + (~now & ~then).sum(), count)
+    rises = random.beta(1 + (now & ~then).sum(), 1 + (now & then).sum(), count)
+    share = falls / (falls + rises)
+    low = int(lower.sum())
+    inside = np.where(share > 0.5, 0.5 / share, (0.5 - share) / (1.0 - share))
+    number = random.binomial(np.where(share > 0.5, low, lower.size - low), inside.clip(0.0, 1.0))
+    return np.asarray(np.where(share > 0.5, number, low + number), dtype=np.float64)
 
 
 def _between(ordered: Array, number: Array, random: np.random.Generator) -> Array:
