@@ -106,6 +106,6 @@ release:
 	@scripts/setup release
 	@packaging/release dist
 
-# The documentation as a site: target/site; `python -m http.server -d target/site` serves it.
+# The documentation as a site: target/site/index.html, which needs no server.
 site: test-setup
 	NO_MKDOCS_2_WARNING=1 mkdocs build -q --strict -f packaging/site/mkdocs.yml

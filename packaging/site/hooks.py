@@ -208,7 +208,9 @@ def asked(path: str) -> str:
 def api_page(description: str) -> str:
     """The API's description as a page."""
     written = OpenAPIV3DocumentationHandler(json.loads(description)).write()
-    return API + re.sub(r"^# .*\n", "", written.lstrip(), count=1)
+    body = re.sub(r"\A.*?^# [^\n]*\n", "", written, count=1, flags=re.DOTALL | re.MULTILINE)
+    # A link that leads nowhere: the description names the licence without an address.
+    return API + re.sub(r'<a href=""[^>]*>(.*?)</a>', r"\1", body)
 
 
 API = """# HTTP API of planewised

@@ -125,12 +125,14 @@ def test_the_api_is_shown_with_all_its_paths(site: Path) -> None:
     assert len(described["paths"]) > 8
     for path in described["paths"]:
         assert path in shown
+    # Tabs and folds whose extension is missing stand there as they were written.
+    assert re.findall(r"^\s*(=== |\?\?\? |```)", shown, flags=re.MULTILINE) == []
 
 
 FRAME = """<!doctype html><title>frame</title><body style="margin:0"><pre id="out"></pre>
 <script>
 FINDINGS
-async function look(address, width) {
+async function look(address, width, dark) {
   const page = document.createElement("iframe");
   page.style = `border:0;width:${width}px;height:900px`;
   const loaded = new Promise(done => page.onload = done);
@@ -148,17 +150,49 @@ async function look(address, width) {
     loaded: page.contentWindow.performance.getEntriesByType("resource").map(one => one.name)
       .filter(name => !name.startsWith("file:") && !name.startsWith("data:")),
   };
-  if (width == 360) seen.findings = await findings(page);
+  if (dark) {
+    inner.head.append(Object.assign(inner.createElement("style"),
+      {textContent: "* { transition: none !important }"}));  // no moment between two colours
+    inner.body.dataset.mdColorScheme = "slate";
+  }
+  if (dark || width == 360) seen.findings = await findings(page);
   page.remove();
   return seen;
 }
 (async () => {
   const seen = {};
   for (const width of [360, 1100])
-    for (const address of PAGES) seen[`${address} at ${width} px`] = await look(address, width);
+    for (const address of PAGES) {
+      const dark = width > 360 && address.endsWith("/api.html");  // it has everything
+      seen[`${address} at ${width} px`] = await look(address, width, dark);
+    }
   document.getElementById("out").textContent = JSON.stringify(seen);
 })();
 </script>"""
+
+
+SEARCH = """<!doctype html><title>frame</title><pre id="out"></pre><iframe src="PAGE"></iframe>
+<script>
+const page = document.querySelector("iframe");
+page.onload = async () => {
+  const inner = page.contentDocument, query = inner.querySelector(".md-search__input");
+  query.focus();
+  query.value = "quarantined";
+  query.dispatchEvent(new Event("keyup", {bubbles: true}));
+  const results = () => [...inner.querySelectorAll(".md-search-result__link")];
+  for (let i = 0; i < 100 && !results().length; i++)
+    await new Promise(done => setTimeout(done, 100));
+  document.getElementById("out").textContent = JSON.stringify(results().map(one => one.href));
+};
+</script>"""
+
+
+@needs_browser
+def test_the_search_answers_on_pages_read_from_a_disk(site: Path, tmp_path: Path) -> None:
+    frame = tmp_path / "frame.html"
+    frame.write_text(SEARCH.replace("PAGE", (site / "guide" / "install.html").as_uri()))
+    found = look(frame, tmp_path / "profile").found
+    assert any("operate.html" in address for address in found), found
 
 
 @needs_browser
