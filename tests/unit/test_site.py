@@ -163,7 +163,7 @@ async function look(address, width, dark) {
   const seen = {};
   for (const width of [360, 1100])
     for (const address of PAGES) {
-      const dark = width > 360 && address.endsWith("/api.html");  // it has everything
+      const dark = width > 360 && /(api|install).html$/.test(address);
       seen[`${address} at ${width} px`] = await look(address, width, dark);
     }
   document.getElementById("out").textContent = JSON.stringify(seen);
