@@ -132,7 +132,7 @@ def test_the_api_is_shown_with_all_its_paths(site: Path) -> None:
 FRAME = """<!doctype html><title>frame</title><body style="margin:0"><pre id="out"></pre>
 <script>
 FINDINGS
-async function look(address, width, dark) {
+async function look(address, width) {
   const page = document.createElement("iframe");
   page.style = `border:0;width:${width}px;height:900px`;
   const loaded = new Promise(done => page.onload = done);
@@ -150,22 +150,14 @@ async function look(address, width, dark) {
     loaded: page.contentWindow.performance.getEntriesByType("resource").map(one => one.name)
       .filter(name => !name.startsWith("file:") && !name.startsWith("data:")),
   };
-  if (dark) {
-    inner.head.append(Object.assign(inner.createElement("style"),
-      {textContent: "* { transition: none !important }"}));  // no moment between two colours
-    inner.body.dataset.mdColorScheme = "slate";
-  }
-  if (dark || width == 360) seen.findings = await findings(page);
+  if (width == 360) seen.findings = await findings(page);
   page.remove();
   return seen;
 }
 (async () => {
   const seen = {};
   for (const width of [360, 1100])
-    for (const address of PAGES) {
-      const dark = width > 360 && /(api|install).html$/.test(address);
-      seen[`${address} at ${width} px`] = await look(address, width, dark);
-    }
+    for (const address of PAGES) seen[`${address} at ${width} px`] = await look(address, width);
   document.getElementById("out").textContent = JSON.stringify(seen);
 })();
 </script>"""
