@@ -18,7 +18,7 @@ from planewise import procfs
 from planewise.errors import UnsupportedError
 from planewise.store.models import Disturbance, Fingerprint, PlaneAvailability
 from planewise.testbed.host import Host
-from planewise.testbed.host_state import offloads_of
+from planewise.testbed.host_state import generator_of, offloads_of
 from planewise.testbed.privilege import capable
 from planewise.testbed.scratch import scratch
 from planewise.testbed.steering import may_steer
@@ -533,6 +533,7 @@ def _nics(root: Path) -> Iterable[dict[str, str]]:
         nic |= _pcie(device)
         if ours:
             nic["offloads"] = offloads_of(path.name)
+            nic["generator"] = generator_of(path.name, nic["driver"])
         yield nic
 
 

@@ -14,6 +14,7 @@ from planewise.store.models import Disturbance
 from planewise.testbed.availability import explain_needs, missing
 from planewise.testbed.planes import PLANES
 from planewise.testbed.privilege import capable, explain_refusal
+from planewise.testbed.xdp import generator_text, xdp_features
 
 CPU = "sys/devices/system/cpu"
 CLOCK = "sys/devices/system/clocksource/clocksource0"
@@ -344,3 +345,27 @@ def test_a_refused_user_namespace_names_the_setting_and_the_way_out(
 def test_privilege_is_what_the_kernel_says_it_is(mask: str, enough: bool) -> None:
     assert capable(f"Name:\tx\nCapEff:\t{mask}\n") is enough
     assert not capable("")
+
+
+@pytest.mark.parametrize(
+    ("features", "said"),
+    [
+        (None, "not known: Linux says it from 6.3 on"),
+        (0, "AF_XDP with copies only: igb has no XDP of its own"),
+        (
+            3,
+            "live frames once an XDP program is attached (igb takes none before); "
+            "AF_XDP with copies",
+        ),
+        (15, "live frames; AF_XDP without copies"),
+    ],
+)
+def test_a_nics_driver_says_which_generators_can_send_by_it(
+    features: int | None, said: str
+) -> None:
+    assert generator_text("igb", features) == said
+
+
+def test_the_loopback_interface_has_no_xdp_of_a_driver_and_a_missing_one_is_not_known() -> None:
+    assert xdp_features("lo") in {0, None}
+    assert xdp_features("pw-none") is None

@@ -156,6 +156,7 @@ def _facts(host: Fingerprint) -> list[tuple[str, str]]:
         ("clock", host.clocksource),
         ("frequency governor", host.governor),
         ("NICs", nics or "none"),
+        *((f"generator by {nic['name']}", nic.get("generator", "")) for nic in host.nics),
     ]
 
 

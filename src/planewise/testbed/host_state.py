@@ -82,6 +82,13 @@ def offloads_of(interface: str) -> str:
     return " ".join(sorted(one for one in enabled if any(part in one for part in wanted)))
 
 
+def generator_of(interface: str, driver: str) -> str:
+    """Which of the kernel's generators can send by a NIC of this machine, else why not."""
+    from planewise.testbed.xdp import generator_text, xdp_features
+
+    return generator_text(driver, xdp_features(interface))
+
+
 def nic_offloads(root: Path = Path("/")) -> dict[str, str]:
     """Enabled offloads of each NIC of this machine that can be asked."""
     # What is made by software has no device.

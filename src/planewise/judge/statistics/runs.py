@@ -87,6 +87,10 @@ def _described(info: RunInfo) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
+_NO_FACTS = ("name", "generator")
+"""Of a NIC: what no two hosts are told apart by."""
+
+
 def described_host(host: Fingerprint) -> Iterator[tuple[str, str]]:
     """What hosts are told apart by: a name and its value each."""
     for name in (*_AS_FACTORS, *_COUNTS):
@@ -94,7 +98,7 @@ def described_host(host: Fingerprint) -> Iterator[tuple[str, str]]:
     for name, state in host.mitigations.items():
         yield f"mitigation {name}", state
     for nic in host.nics:
-        facts = " ".join(f"{key} {value}" for key, value in nic.items() if key != "name")
+        facts = " ".join(f"{key} {value}" for key, value in nic.items() if key not in _NO_FACTS)
         yield f"NIC {nic.get('name', '')}", facts
 
 

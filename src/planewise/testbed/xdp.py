@@ -1,0 +1,52 @@
+"""What a NIC's driver offers to the generator, as the kernel says it. Sends nothing."""
+
+from __future__ import annotations
+
+import socket
+
+from pyroute2.netlink import NLM_F_REQUEST, genlmsg
+from pyroute2.netlink.generic import GenericNetlinkSocket
+
+DEV_GET = 1
+"""Request and attributes of the family `netdev` (include/uapi/linux/netdev.h, Linux 6.3)."""
+
+NATIVE, REDIRECTS, SENDS, ZERO_COPY = 1, 2, 4, 8
+"""What it says of a device in NETDEV_A_DEV_XDP_FEATURES."""
+
+
+class _Device(genlmsg):  # type: ignore[misc]  # pyroute2 has no types
+    nla_map = (
+        ("NETDEV_A_DEV_UNSPEC", "none"),
+        ("NETDEV_A_DEV_IFINDEX", "uint32"),
+        ("NETDEV_A_DEV_PAD", "none"),
+        ("NETDEV_A_DEV_XDP_FEATURES", "uint64"),
+    )
+
+
+def xdp_features(interface: str) -> int | None:
+    """What an interface of this namespace can do with XDP; None: the kernel does not say."""
+    request = _Device()
+    request["cmd"], request["version"] = DEV_GET, 1
+    try:
+        request["attrs"] = [("NETDEV_A_DEV_IFINDEX", socket.if_nametoindex(interface))]
+        with GenericNetlinkSocket() as netlink:
+            netlink.bind("netdev", _Device)
+            (answer,) = netlink.nlm_request(request, msg_type=netlink.prid, msg_flags=NLM_F_REQUEST)
+    except Exception:  # pyroute2 raises many kinds; all mean that it is not known
+        return None
+    features = answer.get_attr("NETDEV_A_DEV_XDP_FEATURES")
+    return None if features is None else int(features)
+
+
+def generator_text(driver: str, features: int | None) -> str:
+    """Which of the kernel's generators can send by a NIC, else why not. Pure."""
+    if features is None:
+        return "not known: Linux says it from 6.3 on"
+    if not features & NATIVE:
+        return f"AF_XDP with copies only: {driver} has no XDP of its own"
+    live = (
+        "live frames"
+        if features & SENDS
+        else f"live frames once an XDP program is attached ({driver} takes none before)"
+    )
+    return f"{live}; AF_XDP {'without copies' if features & ZERO_COPY else 'with copies'}"
