@@ -98,3 +98,11 @@ def test_advise_without_a_run_names_the_one_command_that_makes_one() -> None:
         planewise("advise")
     assert "there is no measured run in runs/" in caught.value.what
     assert caught.value.remedy.startswith("measure it: planewise quick")
+
+
+def test_a_report_without_a_run_is_of_the_newest_one(folder: Path) -> None:
+    with pytest.raises(BadInputError, match="no measured run in runs/"):
+        planewise("report")
+    run = made_up_run.write(folder / "runs" / "first", SMALL)
+    assert planewise("report").strip() == "runs/first/report.html"
+    assert (run / "report.html").exists()

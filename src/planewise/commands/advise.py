@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
-from planewise.errors import BadInputError
+from planewise.commands.newest import newest_measured
 
 if TYPE_CHECKING:
     from planewise.advise.demand import Statement
@@ -116,7 +116,8 @@ def advise(
         _show(host, json_)
         return
     if host is None and not runs:
-        runs = [_newest()]
+        described = f". Or describe it: --profile with a file or one of {', '.join(_shipped())}"
+        runs = [newest_measured("planewise advise", described)]
     asked = read_workload(workload_file) if workload_file is not None else WorkloadText()
     given: dict[str, object] = {
         "pattern": pattern,
@@ -155,26 +156,6 @@ def advise(
     if page is not None:
         print()
         print(page)
-
-
-def _newest() -> Path:
-    """The newest run of this host, named on stderr.
-
-    Raises:
-        BadInputError: there is none with a finished trial.
-    """
-    from planewise.store.newest import RUNS, newest_run
-
-    run = newest_run()
-    if run is None or not run.has_trials:
-        raise BadInputError(
-            f"nothing is known of this host: there is no measured run in {RUNS}/",
-            where="planewise advise",
-            remedy="measure it: planewise quick (three minutes). Or describe it: --profile with "
-            f"a file or one of {', '.join(_shipped())}",
-        )
-    console.err().print(f"Evidence: {run.path}, the newest run here.", markup=False)
-    return run.path
 
 
 def _print_recommendation(path: Path, json_: bool) -> None:

@@ -8,11 +8,15 @@ from typing import Annotated
 import typer
 
 from planewise.commands import console
+from planewise.commands.newest import newest_measured
 
 
 def report(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="A run directory [default: the newest in runs/].", metavar="[RUN]"),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="The page [default: RUN/report.html].", metavar="FILE"),
@@ -39,6 +43,7 @@ def report(
     from planewise.store.rundir import RunReader
 
     wanted = parse_formats(formats)
+    run = run or newest_measured("planewise report")
     reader = RunReader(run)
     page = out or run / "report.html"
     html.write(reader, page)

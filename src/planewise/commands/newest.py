@@ -1,0 +1,28 @@
+"""The run that commands take where none is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planewise.commands import console
+from planewise.errors import BadInputError
+from planewise.store.newest import RUNS, newest_run
+
+
+def newest_measured(command: str, otherwise: str = "") -> Path:
+    """The newest run below the current directory, named on stderr.
+
+    `otherwise` ends the way out of the error.
+
+    Raises:
+        BadInputError: there is none with a finished trial.
+    """
+    run = newest_run()
+    if run is None or not run.has_trials:
+        raise BadInputError(
+            f"nothing is known of this host: there is no measured run in {RUNS}/",
+            where=command,
+            remedy=f"measure it: planewise quick (three minutes){otherwise}",
+        )
+    console.err().print(f"Evidence: {run.path}, the newest run here.", markup=False)
+    return run.path
