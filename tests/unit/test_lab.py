@@ -483,8 +483,9 @@ def impostor(state_directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     qemu_like = state_directory.parent / "qemu-system-x86_64"
     shutil.copy("/bin/sh", qemu_like)
     name = ["-name", "pw-lab-t-a", "-pidfile", str(where.host("a").pidfile)]
-    argv = [str(qemu_like), "-c", "while :; do sleep 0.2; done", *name]
-    with subprocess.Popen(argv) as process:
+    # It starts nothing: what it starts would look like it until it is another program.
+    argv = [str(qemu_like), "-c", "read forever", *name]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
 

@@ -145,8 +145,10 @@ class Hypervisor:
             try:
                 answer = self._qemu.qemuAgentCommand(domain, command, timeout_s, 0)
             except self._libvirt.libvirtError as error:
-                # A guest that ends while its agent is asked; libvirt has only words for that.
-                if error.get_error_code() == self._libvirt.VIR_ERR_INTERNAL_ERROR:
+                # A guest that ends while its agent is asked: libvirt has only words for that, or
+                # the error of the socket that QEMU closed.
+                codes = (self._libvirt.VIR_ERR_INTERNAL_ERROR, self._libvirt.VIR_ERR_SYSTEM_ERROR)
+                if error.get_error_code() in codes:
                     raise self._gone(name) from error
                 raise
             return json.loads(answer)["return"]
