@@ -58,7 +58,7 @@ fn cpu() -> Duration {
 
 fn measure(guests: usize) {
     let Ok(directory) = tempfile::tempdir() else { return };
-    let world = World::new(&Simulated { vfs: 63, guests: [].into() });
+    let world = World::new(&Simulated { vfs: 63, guests: [].into(), pods: None });
     for at in 0..guests {
         let low_pps = 1.0 + (at % 97) as f64;
         let traffic =

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use pw_error::Result;
 
+use crate::daemon::cluster::Cluster;
 use crate::{daemon, simulate, vf};
 
 /// Planewise on a host: its SR-IOV functions, and who holds them.
@@ -25,15 +26,16 @@ pub enum Command {
     Daemon(daemon::run::Args),
 }
 
-/// Runs the command; prints its result on stdout, errors on stderr.
-pub fn main(cli: Cli) -> ExitCode {
-    pw_error::exit("planewised", run(&cli.command))
+/// Runs the command; prints its result on stdout, errors on stderr. `cluster` is what the daemon joins a
+/// cluster by; none: it cannot.
+pub fn main(cli: Cli, cluster: Option<&dyn Cluster>) -> ExitCode {
+    pw_error::exit("planewised", run(&cli.command, cluster))
 }
 
-fn run(command: &Command) -> Result<()> {
+fn run(command: &Command, cluster: Option<&dyn Cluster>) -> Result<()> {
     match command {
         Command::Vf(args) => vf::run(args),
         Command::Simulate(args) => simulate::run(args),
-        Command::Daemon(args) => daemon::run::run(args),
+        Command::Daemon(args) => daemon::run::run(args, cluster),
     }
 }

@@ -3,5 +3,5 @@
 use clap::Parser;
 
 fn main() -> std::process::ExitCode {
-    planewised::cli::main(planewised::cli::Cli::parse())
+    planewised::cli::main(planewised::cli::Cli::parse(), None)
 }

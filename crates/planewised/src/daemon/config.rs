@@ -39,6 +39,8 @@ pub struct Config {
     pub containers: Containers,
     /// Virtual machines as guests.
     pub machines: Machines,
+    /// Pods as guests, on a node of a Kubernetes cluster.
+    pub kubernetes: Option<Kubernetes>,
     /// How decisions are made.
     pub alloc: Settings,
     /// What `planewise boost` measured; then `alloc.benefit.curve` is its curve.
@@ -62,6 +64,7 @@ impl Default for Config {
             pool: PoolConfig::default(),
             containers: Containers::default(),
             machines: Machines::default(),
+            kubernetes: None,
             alloc: Settings::default(),
             gain_profile: None,
             guests: BTreeMap::new(),
@@ -118,6 +121,31 @@ pub struct Machines {
     pub sockets: Vec<PathBuf>,
 }
 
+/// The cluster that this host is a node of.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Kubernetes {
+    /// The node's name; none: the environment variable NODE_NAME.
+    pub node: Option<String>,
+    /// How the API server is reached; none: as a pod of the cluster.
+    pub kubeconfig: Option<PathBuf>,
+    /// Where the host's processes are seen.
+    pub proc: PathBuf,
+    /// The kubelet's record of the devices that plugins hand out.
+    pub device_plugins: PathBuf,
+}
+
+impl Default for Kubernetes {
+    fn default() -> Self {
+        Self {
+            node: None,
+            kubeconfig: None,
+            proc: "/proc".into(),
+            device_plugins: "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint".into(),
+        }
+    }
+}
+
 /// A namespace that is a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -152,7 +180,11 @@ pub struct Simulated {
     /// VFs of its one PF.
     pub vfs: u16,
     /// Its guests' traffic, by name.
+    #[serde(default)]
     pub guests: BTreeMap<String, Traffic>,
+    /// What each pod of the node sends; none: nothing.
+    #[serde(default)]
+    pub pods: Option<Traffic>,
 }
 
 /// Reads a value from TOML text of that name; an error names the line.

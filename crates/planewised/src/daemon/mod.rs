@@ -1,6 +1,7 @@
 //! The allocating daemon: observes guests and VFs, lets pw-alloc decide, performs its plans. Its core
 //! is one synchronous thread; its face (API, metrics, page) is another.
 
+pub mod cluster;
 pub mod config;
 pub mod core;
 pub mod crew;

@@ -12,8 +12,9 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, Signal};
 use pw_error::{Error, Result};
 use pw_sriov::state::State;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
+use crate::daemon::cluster::{Cluster, Node, Unshared};
 use crate::daemon::config::{self, Config};
 use crate::daemon::core::{Core, Host};
 use crate::daemon::crew::Threads;
@@ -109,19 +110,48 @@ fn waker(wake: SyncSender<Envelope>) -> impl Fn() + Send + Sync {
     }
 }
 
-fn host(config: &Config, dry_run: bool, wake: SyncSender<Envelope>) -> Result<Host> {
-    if let Some(simulated) = &config.simulated {
-        return Ok(World::new(simulated).host());
+fn host(
+    config: &Config,
+    node: Option<Node>,
+    dry_run: bool,
+    wake: SyncSender<Envelope>,
+) -> Result<Host> {
+    let pods = node.as_ref().map(|node| Arc::clone(&node.pods));
+    let mut host = match &config.simulated {
+        Some(simulated) => World::new(simulated).host_of(pods),
+        None => Host {
+            pool: Box::new(Machine::new(
+                config.pool.pfs.clone(),
+                &config.state_directory,
+                Budget {
+                    per_port: config.pool.learned_per_port,
+                    per_pf: config.pool.learned_per_pf,
+                },
+            )),
+            kinds: guests::kinds(config, pods, dry_run)?,
+            crew: Box::new(Threads::new(Arc::new(waker(wake)))),
+        },
+    };
+    if let Some(node) = node {
+        host.pool = Box::new(Unshared::new(host.pool, node.devices));
     }
-    Ok(Host {
-        pool: Box::new(Machine::new(
-            config.pool.pfs.clone(),
-            &config.state_directory,
-            Budget { per_port: config.pool.learned_per_port, per_pf: config.pool.learned_per_pf },
-        )),
-        kinds: guests::kinds(config, dry_run)?,
-        crew: Box::new(Threads::new(Arc::new(waker(wake)))),
-    })
+    Ok(host)
+}
+
+/// Joins the cluster that is configured; none: there is none.
+fn join(
+    config: &Config,
+    cluster: Option<&dyn Cluster>,
+    status: &watch::Receiver<Arc<Status>>,
+) -> Result<Option<Node>> {
+    let Some(kubernetes) = &config.kubernetes else { return Ok(None) };
+    let cluster = cluster.ok_or_else(|| {
+        Error::bad_input(
+            "the configuration has [kubernetes], and this planewised was built without it",
+            "run planewised-kubernetes, or leave the section out",
+        )
+    })?;
+    cluster.join(kubernetes, status.clone()).map(Some)
 }
 
 /// What a daemon holds while it manages this host's VFs: the same for all state directories.
@@ -141,11 +171,11 @@ fn only_daemon(directory: &Path) -> Result<Flock<File>> {
     })
 }
 
-/// Runs the daemon until it is told to end.
+/// Runs the daemon until it is told to end; `cluster` joins the cluster that may be configured.
 ///
 /// # Errors
 /// It cannot start: the configuration makes no sense, another daemon runs, root is needed.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, cluster: Option<&dyn Cluster>) -> Result<()> {
     let (config, gain_notes) = read(&args.config)?;
     face::log::start(config.log);
     for note in gain_notes {
@@ -174,7 +204,8 @@ pub fn run(args: &Args) -> Result<()> {
     let (core_ends, face_ends) = ends(first);
     let signals = Signals::listen(face_ends.requests.clone())?;
     let stop = Arc::clone(&signals.stop);
-    let host = host(&config, args.dry_run, face_ends.requests.clone())?;
+    let node = join(&config, cluster, &face_ends.status)?;
+    let host = host(&config, node, args.dry_run, face_ends.requests.clone())?;
     let face = face::start(&config, face_ends)?;
     if args.dry_run {
         tracing::info!("only looks: `planewise alloc plan` says what would be done");
@@ -257,6 +288,7 @@ fn fixed_difference(old: &Config, new: &Config) -> Option<&'static str> {
         ("simulated", new.simulated == old.simulated),
         ("pool", new.pool == old.pool),
         ("machines", new.machines == old.machines),
+        ("kubernetes", new.kubernetes == old.kubernetes),
     ];
     fixed.into_iter().find(|(_, same)| !same).map(|(name, _)| name)
 }

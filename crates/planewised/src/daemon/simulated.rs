@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use pw_alloc::evidence::User;
 use pw_alloc::execute::Failure;
-use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId, Wish};
+use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId};
 use pw_alloc::signal::{Counters, Reading, Sample};
 use pw_alloc::step::{Join, Path, Step};
 use pw_alloc::traffic::{Flow, Traffic};
@@ -17,6 +17,7 @@ use pw_error::{Error, Result};
 use crate::daemon::config::Simulated;
 use crate::daemon::core::Host;
 use crate::daemon::crew::{AtOnce, Crew, Hands};
+use crate::daemon::guests::source::{Container, Containing, Source};
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
 use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
 use crate::daemon::status::GuestKind;
@@ -31,8 +32,10 @@ pub struct World(Arc<Mutex<Made>>);
 #[derive(Debug, Default)]
 struct Made {
     found: Found,
-    traffic: BTreeMap<GuestId, Source>,
+    traffic: BTreeMap<GuestId, Sender>,
     link_down: bool,
+    /// What a pod sends.
+    pod_traffic: Option<Traffic>,
     /// Guests in which no VF comes up.
     refusing: BTreeSet<GuestId>,
     /// How often whoever looks will find no VF at home.
@@ -61,7 +64,7 @@ pub enum Fault {
 }
 
 #[derive(Debug)]
-struct Source {
+struct Sender {
     flow: Flow,
     packets: f64,
     bytes: f64,
@@ -84,6 +87,7 @@ impl World {
         for (name, traffic) in &config.guests {
             world.add(name, *traffic);
         }
+        world.made().pod_traffic = config.pods;
         world
     }
 
@@ -102,9 +106,14 @@ impl World {
         self.made().changed = true;
         Host {
             pool: Box::new(SimulatedPool(self.clone())),
-            kinds: vec![Box::new(SimulatedGuests(self.clone()))],
+            kinds: vec![Box::new(SimulatedGuests::new(self.clone(), None))],
             crew,
         }
+    }
+
+    /// The same host, whose guests are also the pods that this source tells of.
+    pub fn host_of(&self, pods: Option<Arc<dyn Source>>) -> Host {
+        Host { kinds: vec![Box::new(SimulatedGuests::new(self.clone(), pods))], ..self.host() }
     }
 
     /// A guest comes up; one that is up already only sends otherwise.
@@ -126,7 +135,7 @@ impl World {
             directed: Path::Paravirtual,
         };
         made.found.guests.insert(name.into(), guest);
-        let source = Source {
+        let source = Sender {
             flow: Flow::new(traffic, number),
             packets: 0.0,
             bytes: 0.0,
@@ -350,7 +359,44 @@ impl Pool for SimulatedPool {
 
 /// The guests of a made-up host.
 #[derive(Debug)]
-pub struct SimulatedGuests(World);
+pub struct SimulatedGuests {
+    world: World,
+    source: Option<Arc<dyn Source>>,
+    /// The pods that are guests, as the source told of them.
+    pods: BTreeMap<GuestId, Container>,
+}
+
+impl SimulatedGuests {
+    fn new(world: World, source: Option<Arc<dyn Source>>) -> Self {
+        Self { world, source, pods: BTreeMap::new() }
+    }
+
+    /// Pods come up and go as the source tells.
+    fn follow(&mut self) {
+        let Some(Containing::All(told)) =
+            self.source.as_ref().map(|source| source.seen().containers)
+        else {
+            return;
+        };
+        let told: BTreeMap<GuestId, Container> =
+            told.into_iter().map(|pod| (pod.id.clone(), pod)).collect();
+        if told == self.pods {
+            return;
+        }
+        let traffic = self.world.made().pod_traffic.unwrap_or(Traffic::Constant(0.0));
+        for (id, pod) in &told {
+            match self.pods.get(id) {
+                None => self.world.add(id.as_str(), traffic),
+                Some(known) if known.run != pod.run => self.world.restart(id.as_str()),
+                Some(_) => self.world.made().changed = true,
+            }
+        }
+        for id in self.pods.keys().filter(|id| !told.contains_key(*id)) {
+            self.world.destroy(id.as_str(), false);
+        }
+        self.pods = told;
+    }
+}
 
 impl Guests for SimulatedGuests {
     fn name(&self) -> &'static str {
@@ -358,11 +404,12 @@ impl Guests for SimulatedGuests {
     }
 
     fn kind(&self) -> GuestKind {
-        GuestKind::Simulated
+        if self.source.is_some() { GuestKind::Pod } else { GuestKind::Simulated }
     }
 
     fn discover(&mut self, _pool: &PoolView) -> Result<Discovery> {
-        let mut made = self.0.made();
+        self.follow();
+        let mut made = self.world.made();
         if made.silent.is_some() && made.fault == Some(Fault::SilentIsEmpty) {
             made.changed = true;
             return Ok(Discovery::Guests(Vec::new()));
@@ -374,7 +421,7 @@ impl Guests for SimulatedGuests {
             id: id.clone(),
             mac: guest.mac,
             join: guest.join,
-            wish: Wish::default(),
+            wish: self.pods.get(id).map(|pod| pod.wish.clone()).unwrap_or_default(),
             paravirtual_up: guest.paravirtual_up,
             leaving: false,
             incarnation: made.incarnations.get(id).copied().unwrap_or_default().to_string(),
@@ -383,7 +430,7 @@ impl Guests for SimulatedGuests {
     }
 
     fn sample(&mut self, now_ms: u64, _pool: &PoolView, into: &mut Vec<(GuestId, Sample)>) {
-        let mut made = self.0.made();
+        let mut made = self.world.made();
         let made = &mut *made;
         let elapsed_ms = made.samples_at_ms.map_or(0, |last| now_ms.saturating_sub(last));
         let elapsed_s = elapsed_ms as f64 / 1e3;
@@ -427,7 +474,7 @@ impl Guests for SimulatedGuests {
 
     fn holdings(&mut self, _pool: &PoolView) -> BTreeMap<GuestId, Option<BTreeSet<VfId>>> {
         let mut holdings: BTreeMap<GuestId, Option<BTreeSet<VfId>>> = BTreeMap::new();
-        let made = self.0.made();
+        let made = self.world.made();
         for (id, vf) in &made.found.vfs {
             if let VfPlace::Guest(guest) = &vf.place {
                 let has = holdings.entry(guest.clone()).or_insert_with(|| Some(BTreeSet::new()));
@@ -438,23 +485,27 @@ impl Guests for SimulatedGuests {
     }
 
     fn tell_again(&mut self) {
-        self.0.made().changed = true;
+        self.world.made().changed = true;
     }
 
     fn gap(&self) -> Option<String> {
-        let made = self.0.made();
+        if let Some(why) = self.source.as_ref().and_then(|source| source.gap()) {
+            return Some(why);
+        }
+        let made = self.world.made();
         made.silent.clone().filter(|_| made.fault != Some(Fault::SilentIsEmpty))
     }
 
     fn find(&mut self, _pool: &PoolView) -> Finding {
-        let world = self.0.clone();
+        let world = self.world.clone();
+        let mut gaps: Vec<String> = self.source.iter().filter_map(|source| source.gap()).collect();
         Finding::Later(Box::new(move || {
             let made = world.made();
             if let Some(why) = &made.silent {
-                let gap = (made.fault != Some(Fault::SilentIsEmpty)).then(|| why.clone());
-                return Ok(Found { gaps: gap.into_iter().collect(), ..Found::default() });
+                gaps.extend((made.fault != Some(Fault::SilentIsEmpty)).then(|| why.clone()));
+                return Ok(Found { gaps, ..Found::default() });
             }
-            let mut found = made.found.clone();
+            let mut found = Found { gaps, ..made.found.clone() };
             let guests = found.guests.clone();
             found.vfs.retain(|_, vf| match &vf.place {
                 VfPlace::Guest(guest) => guests.contains_key(guest),
@@ -465,7 +516,7 @@ impl Guests for SimulatedGuests {
     }
 
     fn hands(&mut self, _guest: &GuestId) -> std::result::Result<Box<dyn Hands>, Failure> {
-        Ok(Box::new(self.0.clone()))
+        Ok(Box::new(self.world.clone()))
     }
 
     fn release(&mut self, _guest: &GuestId) -> Result<()> {

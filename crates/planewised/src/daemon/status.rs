@@ -111,6 +111,8 @@ fn push_bounded<T>(ring: &mut VecDeque<T>, item: T, most: usize) {
 pub enum GuestKind {
     /// A container or network namespace.
     Container,
+    /// A pod of this node.
+    Pod,
     /// A virtual machine.
     Vm,
     /// One of a made-up host.

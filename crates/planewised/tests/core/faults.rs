@@ -26,7 +26,7 @@ fn core(host: Host, journal: Journal, directory: &Path) -> Core {
 #[test]
 fn of_two_guests_of_one_name_and_two_kinds_the_first_is_managed_until_it_goes() {
     let mut daemon = daemon(SETTINGS, 1, &[]);
-    let machines = World::new(&Simulated { vfs: 0, guests: BTreeMap::new() });
+    let machines = World::new(&Simulated { vfs: 0, guests: BTreeMap::new(), pods: None });
     let mut host = daemon.world.host();
     host.kinds.extend(machines.host().kinds);
     let directory = tempfile::tempdir().expect("a directory");

@@ -96,7 +96,7 @@ fn core_on(host: Host, directory: &std::path::Path) -> (Core, FaceEnds) {
 /// A host with a VF for each guest.
 fn world() -> World {
     let vfs = u16::try_from(HANGING + OTHERS).expect("few");
-    let world = World::new(&Simulated { vfs, guests: BTreeMap::new() });
+    let world = World::new(&Simulated { vfs, guests: BTreeMap::new(), pods: None });
     for at in 0..HANGING {
         world.add(&format!("hangs{at:02}"), Traffic::Constant(5000.0));
     }

@@ -41,7 +41,7 @@ const SETTINGS: &str = "
 
 fn daemon(settings: &str, vfs: u16, guests: &[(&str, f64)]) -> Daemon {
     let traffic = guests.iter().map(|(name, pps)| ((*name).to_owned(), Traffic::Constant(*pps)));
-    let world = World::new(&Simulated { vfs, guests: traffic.collect() });
+    let world = World::new(&Simulated { vfs, guests: traffic.collect(), pods: None });
     start(settings, world, tempfile::tempdir().expect("a directory"), 0)
 }
 

@@ -62,7 +62,7 @@ struct Model {
 
 impl Model {
     fn new(seed: u64) -> Self {
-        let world = World::new(&Simulated { vfs: VFS, guests: BTreeMap::new() });
+        let world = World::new(&Simulated { vfs: VFS, guests: BTreeMap::new(), pods: None });
         for (at, name) in GUESTS.iter().enumerate() {
             world.add(name, Traffic::Constant(100.0 * at as f64));
         }

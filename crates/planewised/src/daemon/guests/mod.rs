@@ -1,10 +1,12 @@
-//! The kinds of guests that a host may have, behind one trait: containers and namespaces, libvirt's
-//! machines, simulated ones. The daemon's loop knows them by this trait alone.
+//! The kinds of guests that a host may have, behind one trait: containers and namespaces, pods,
+//! libvirt's machines, simulated ones. The daemon's loop knows them by this trait alone.
 
 pub mod containers;
 pub mod libvirt;
+pub mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use pw_alloc::execute::Failure;
 use pw_alloc::model::{GuestId, Mac, VfId, Wish};
@@ -125,14 +127,22 @@ pub trait Guests: Send {
     }
 }
 
-/// The kinds of guests of this host. `dry_run`: they look and change nothing.
+/// The kinds of guests of this host; `pods`: those of a cluster, too. `dry_run`: they look and change
+/// nothing.
 ///
 /// # Errors
 /// The kernel gives no socket.
-pub fn kinds(config: &Config, dry_run: bool) -> Result<Vec<Box<dyn Guests>>> {
-    let bypass = config.pool.bypass_filters;
-    let containers =
-        containers::Containers::new(&config.containers, &config.state_directory, dry_run, bypass)?;
-    let machines = libvirt::Machines::new(config.machines.sockets.clone(), bypass)?;
-    Ok(vec![Box::new(containers), Box::new(machines)])
+pub fn kinds(
+    config: &Config,
+    pods: Option<Arc<dyn source::Source>>,
+    dry_run: bool,
+) -> Result<Vec<Box<dyn Guests>>> {
+    let containers = containers::Containers::new(config, dry_run)?;
+    let machines =
+        libvirt::Machines::new(config.machines.sockets.clone(), config.pool.bypass_filters)?;
+    let mut kinds: Vec<Box<dyn Guests>> = vec![Box::new(containers), Box::new(machines)];
+    if let Some(source) = pods {
+        kinds.push(Box::new(containers::Containers::pods(source, config, dry_run)?));
+    }
+    Ok(kinds)
 }

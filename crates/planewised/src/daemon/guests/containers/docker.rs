@@ -14,45 +14,14 @@ use bollard::{API_DEFAULT_VERSION, Docker as Client};
 use futures_util::StreamExt;
 use pw_alloc::model::{GuestId, PfId, Stance, Wish};
 
+use crate::daemon::guests::source::{Container, Containing, Seen, Source};
+
 /// The label that makes a container a guest.
 const LABEL: &str = "planewise.managed=true";
 /// Docker has so long to answer one request.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two tries to reach Docker, and two looks without an event.
 const PAUSE: Duration = Duration::from_secs(5);
-
-/// A container that is to be managed.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Container {
-    /// Its name.
-    pub id: GuestId,
-    /// Docker's id with the moment at which it was started: another run is another guest.
-    pub run: String,
-    /// Its first process.
-    pub pid: u32,
-    /// Its interface, if a label names it.
-    pub interface: Option<String>,
-    /// What its labels wish for.
-    pub wish: Wish,
-}
-
-/// Which containers are to be managed.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Containing {
-    /// These and no others.
-    All(Vec<Container>),
-    /// It cannot be told, and why not: Docker has not answered yet, or does not any more.
-    Unknown(String),
-}
-
-/// What was seen last.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Seen {
-    /// The containers.
-    pub containers: Containing,
-    /// What is amiss.
-    pub trouble: Option<String>,
-}
 
 /// Docker, watched.
 #[derive(Debug)]
@@ -79,14 +48,14 @@ impl Docker {
         }
         Some(Self { seen, socket: socket.to_path_buf() })
     }
+}
 
-    /// What was seen last.
-    pub fn seen(&self) -> Seen {
+impl Source for Docker {
+    fn seen(&self) -> Seen {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Is there a Docker on this host, whether or not it answers?
-    pub fn is_there(&self) -> bool {
+    fn is_there(&self) -> bool {
         self.socket.exists()
     }
 }

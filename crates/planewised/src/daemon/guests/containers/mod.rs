@@ -1,4 +1,4 @@
-//! Containers and network namespaces as guests: a bond in the guest's namespace joins the veth that it
+//! Containers, pods and network namespaces as guests: a bond in the guest's namespace joins the veth that it
 //! had with a VF, while it has one. Knows nothing of who deserves a VF.
 
 mod adopt;
@@ -8,7 +8,8 @@ mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::execute::Failure;
@@ -21,13 +22,14 @@ use pw_linux::netns::Netns;
 
 use crate::daemon::config;
 use crate::daemon::crew::Hands;
+use crate::daemon::guests::source::{Containing, Source};
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
 use crate::daemon::net::{Identity, Link, Net, filters_vlans};
 use crate::daemon::pool::{PoolPf, PoolView};
 use crate::daemon::status::GuestKind;
 
 use adopt::Adopted;
-use docker::{Containing, Docker};
+use docker::Docker;
 use hands::ContainerHands;
 
 /// What a VF's interface is called in a guest.
@@ -40,7 +42,7 @@ struct Spec {
     netns: Netns,
     /// Its interface; none: its only veth.
     interface: Option<String>,
-    /// The container that it is of, by Docker's id; none: a namespace of the configuration.
+    /// The run of the container or pod that it is of; none: a namespace of the configuration.
     container: Option<String>,
     wish: Wish,
 }
@@ -53,15 +55,22 @@ struct Known {
     /// Nobody asks for it any more.
     leaving: bool,
     again: Option<Instant>,
-    /// Its bridge, which filters what a VF would bypass.
-    filtered: Option<String>,
+    /// Why it gets no VF: it could not be taken in, or its bridge filters what a VF would bypass.
+    refused: Option<String>,
 }
 
-/// The containers and namespaces of a host.
+impl Known {
+    const fn new(spec: Spec, leaving: bool) -> Self {
+        Self { spec, adopted: None, leaving, again: None, refused: None }
+    }
+}
+
+/// The containers and namespaces of a host, or its pods.
 #[derive(Debug)]
 pub struct Containers {
     config: config::Containers,
-    docker: Option<Docker>,
+    source: Option<Arc<dyn Source>>,
+    kind: GuestKind,
     records: PathBuf,
     dry_run: bool,
     bypass_filters: bool,
@@ -77,17 +86,35 @@ pub struct Containers {
 }
 
 impl Containers {
-    /// The guests of this configuration; what is known of them is kept in this directory.
+    /// Docker's containers and the namespaces of this configuration; what is known of them is kept in
+    /// the state directory.
     ///
     /// # Errors
     /// The kernel gives no socket.
-    pub fn new(
-        config: &config::Containers,
-        state_directory: &FilePath,
+    pub fn new(config: &config::Config, dry_run: bool) -> Result<Self> {
+        let docker = Docker::watch(&config.containers.docker);
+        let source = docker.map(|docker| -> Arc<dyn Source> { Arc::new(docker) });
+        Self::of(source, GuestKind::Container, "guests", config, dry_run)
+    }
+
+    /// The pods that this source tells of.
+    ///
+    /// # Errors
+    /// The kernel gives no socket.
+    pub fn pods(source: Arc<dyn Source>, config: &config::Config, dry_run: bool) -> Result<Self> {
+        let mut config = config.clone();
+        config.containers = config::Containers::default();
+        Self::of(Some(source), GuestKind::Pod, "pods", &config, dry_run)
+    }
+
+    fn of(
+        source: Option<Arc<dyn Source>>,
+        kind: GuestKind,
+        directory: &str,
+        config: &config::Config,
         dry_run: bool,
-        bypass_filters: bool,
     ) -> Result<Self> {
-        let records = state_directory.join("guests");
+        let records = config.state_directory.join(directory);
         let mut known = BTreeMap::new();
         // Guests that were managed, and that nobody may ask for any more.
         for record in record::all(&records)? {
@@ -98,17 +125,15 @@ impl Containers {
                 wish: Wish::default(),
             };
             let id = record.guest.clone();
-            known.insert(
-                id,
-                Known { spec, adopted: None, leaving: true, again: None, filtered: None },
-            );
+            known.insert(id, Known::new(spec, true));
         }
         Ok(Self {
-            docker: Docker::watch(&config.docker),
-            config: config.clone(),
+            source,
+            kind,
+            config: config.containers.clone(),
             records,
             dry_run,
-            bypass_filters,
+            bypass_filters: config.pool.bypass_filters,
             home: Net::here()?,
             known,
             told: Vec::new(),
@@ -118,15 +143,7 @@ impl Containers {
         })
     }
 
-    /// Why Docker's containers are not known; none: they are, or nobody is to be asked.
-    fn docker_gap(&self) -> Option<String> {
-        match self.docker.as_ref()?.seen().containers {
-            Containing::All(_) => None,
-            Containing::Unknown(why) => Some(why),
-        }
-    }
-
-    /// Who is asked for now. Containers are left out while Docker has not told all of them.
+    /// Who is asked for now. Containers are left out while the source has not told all of them.
     fn wanted(&mut self) -> BTreeMap<GuestId, Spec> {
         let mut wanted = BTreeMap::new();
         for (name, namespace) in &self.config.namespaces {
@@ -137,8 +154,8 @@ impl Containers {
             let spec = Spec { netns, interface, container: None, wish: Wish::default() };
             wanted.insert(GuestId::from(name.as_str()), spec);
         }
-        if let Some(docker) = &self.docker {
-            let seen = docker.seen();
+        if let Some(source) = &self.source {
+            let seen = source.seen();
             self.troubles.extend(seen.trouble);
             let containers = match seen.containers {
                 Containing::All(containers) => containers,
@@ -160,9 +177,9 @@ impl Containers {
     fn look(&mut self, pool: &PoolView) {
         self.troubles.clear();
         let wanted = self.wanted();
-        let unheard = self.docker_gap().is_some();
+        let unheard = self.source.as_ref().is_some_and(|source| source.gap().is_some());
         for (id, known) in &mut self.known {
-            // Of containers nothing is known while Docker does not answer: they stay as they are.
+            // Of containers nothing is known while the source does not answer: they stay as they are.
             let unknown = unheard && known.spec.container.is_some();
             known.leaving = !wanted.contains_key(id) && !unknown;
         }
@@ -179,18 +196,8 @@ impl Containers {
                     known.spec = spec;
                 }
                 None => {
-                    let known =
-                        Known { spec, adopted: None, leaving: false, again: None, filtered: None };
-                    self.known.insert(id, known);
+                    self.known.insert(id, Known::new(spec, false));
                 }
-            }
-        }
-        for (id, known) in &self.known {
-            if let Some(bridge) = &known.filtered {
-                self.troubles.push(format!(
-                    "{id} gets no VF: its bridge {bridge} filters VLANs, which a VF would bypass \
-                     ([pool] bypass_filters)"
-                ));
             }
         }
         let mut gone = Vec::new();
@@ -221,17 +228,23 @@ impl Containers {
             match taken {
                 Ok(adopted) => {
                     let bridge = adopted.bridge.as_deref().filter(|_| !self.bypass_filters);
-                    known.filtered =
-                        bridge.filter(|bridge| filters_vlans(bridge)).map(str::to_owned);
+                    let filtering = bridge.filter(|bridge| filters_vlans(bridge));
+                    known.refused = filtering.map(|bridge| {
+                        format!(
+                            "its bridge {bridge} filters VLANs, which a VF would bypass \
+                             ([pool] bypass_filters)"
+                        )
+                    });
                     known.adopted = Some(adopted);
                     known.again = None;
                 }
                 Err(error) => {
-                    self.troubles.push(format!("{id} cannot be managed: {}", error.what));
+                    known.refused = Some(error.what);
                     known.again = Some(Instant::now() + AGAIN);
                 }
             }
         }
+        self.tell_refused();
         for id in gone {
             if let Err(error) = self.forget(&id, pool) {
                 self.troubles.push(error.what);
@@ -239,6 +252,20 @@ impl Containers {
             if self.known.get(&id).is_some_and(|known| known.leaving) {
                 self.known.remove(&id);
             }
+        }
+    }
+
+    /// Tells the source, and the status, who cannot be given a VF.
+    fn tell_refused(&mut self) {
+        let mut refused = BTreeMap::new();
+        for (id, known) in &self.known {
+            let Some(why) = known.refused.clone().filter(|_| !known.leaving) else { continue };
+            let verb = if known.adopted.is_some() { "gets no VF" } else { "cannot be managed" };
+            self.troubles.push(format!("{id} {verb}: {why}"));
+            refused.insert(id.clone(), why);
+        }
+        if let Some(source) = &self.source {
+            source.tell_refused(refused);
         }
     }
 
@@ -266,7 +293,7 @@ impl Containers {
             if wish.pfs.is_empty() {
                 wish.pfs.clone_from(&adopted.pfs);
             }
-            if known.filtered.is_some() {
+            if known.refused.is_some() {
                 wish.stance = Stance::Excluded;
             }
             let Identity { inode, cookie } = adopted.net.identity();
@@ -300,11 +327,11 @@ fn pfs_of<'a>(
 
 impl Guests for Containers {
     fn name(&self) -> &'static str {
-        "containers"
+        if self.kind == GuestKind::Pod { "pods" } else { "containers" }
     }
 
     fn kind(&self) -> GuestKind {
-        GuestKind::Container
+        self.kind
     }
 
     fn discover(&mut self, pool: &PoolView) -> Result<Discovery> {
@@ -378,9 +405,9 @@ impl Guests for Containers {
         });
         // A host whose Docker was never there has no containers.
         let containers = || self.known.values().any(|known| known.spec.container.is_some());
-        let docker = self.docker.as_ref().filter(|docker| docker.is_there() || containers());
-        docker
-            .and_then(|_| self.docker_gap())
+        let source = self.source.as_ref().filter(|source| source.is_there() || containers());
+        source
+            .and_then(|source| source.gap())
             .or_else(|| missing.map(|(id, _)| format!("{id} could not be taken in again yet")))
     }
 
@@ -427,8 +454,12 @@ impl Guests for Containers {
     }
 
     fn configure(&mut self, config: &config::Config) {
+        if self.kind == GuestKind::Pod {
+            return;
+        }
         if config.containers.docker != self.config.docker {
-            self.docker = Docker::watch(&config.containers.docker);
+            let docker = Docker::watch(&config.containers.docker);
+            self.source = docker.map(|docker| -> Arc<dyn Source> { Arc::new(docker) });
         }
         self.config = config.containers.clone();
     }

@@ -1,0 +1,147 @@
+//! What the daemon asks of a cluster that this host is a node of. The client of the cluster's API is
+//! another crate's, so that this one needs none.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pw_alloc::evidence::User;
+use pw_error::Result;
+use pw_sriov::address::PciAddress;
+use tokio::sync::watch;
+
+use crate::daemon::config::Kubernetes;
+use crate::daemon::crew::Hands;
+use crate::daemon::guests::source::Source;
+use crate::daemon::pool::{Pool, PoolView};
+use crate::daemon::status::Status;
+
+/// Joins a cluster: what the daemon is given by whoever starts it.
+pub trait Cluster {
+    /// Starts to watch the pods of this node, and to publish `status`.
+    ///
+    /// # Errors
+    /// What is configured makes no sense. An API server that does not answer is no error.
+    fn join(&self, config: &Kubernetes, status: watch::Receiver<Arc<Status>>) -> Result<Node>;
+}
+
+/// This host as a node.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Its pods.
+    pub pods: Arc<dyn Source>,
+    /// The devices of it that others give to pods.
+    pub devices: Arc<dyn Devices>,
+}
+
+/// The PCI devices that device plugins or DRA drivers give to pods.
+pub trait Devices: std::fmt::Debug + Send + Sync {
+    /// Who hands out which device, by PCI address.
+    ///
+    /// # Errors
+    /// It is not known, and why not.
+    fn handed_out(&self) -> std::result::Result<BTreeMap<PciAddress, String>, String>;
+}
+
+/// A pool without the VFs of PFs that somebody else gives to pods, too.
+pub struct Unshared {
+    pool: Box<dyn Pool>,
+    devices: Arc<dyn Devices>,
+}
+
+impl Unshared {
+    /// This pool without those that `devices` tells of.
+    pub fn new(pool: Box<dyn Pool>, devices: Arc<dyn Devices>) -> Self {
+        Self { pool, devices }
+    }
+
+    /// Marks the free VFs of such a PF as used. One that a guest holds stays with it.
+    fn mark(&self, view: &mut PoolView) {
+        let handed_out = self.devices.handed_out();
+        for (id, pf) in &view.pfs {
+            let of_pf = || view.vfs.iter().filter(|(vf, _)| vf.pf == *id);
+            let user = match &handed_out {
+                Err(why) => Some(User::Unknown(why.clone())),
+                Ok(handed_out) => std::iter::once(&pf.address)
+                    .chain(of_pf().map(|(_, vf)| &vf.address))
+                    .find_map(|address| Some((address, handed_out.get(address)?)))
+                    .map(|(address, by)| {
+                        User::Host(format!("{by} hands out {address} of the PF {id} to pods"))
+                    }),
+            };
+            let Some(user) = user else { continue };
+            let free =
+                view.vfs.iter_mut().filter(|(vf, seen)| vf.pf == *id && seen.user.is_nobody());
+            free.for_each(|(_, vf)| vf.user = user.clone());
+        }
+    }
+}
+
+impl Pool for Unshared {
+    fn read(&mut self) -> Result<PoolView> {
+        let mut view = self.pool.read()?;
+        self.mark(&mut view);
+        Ok(view)
+    }
+
+    fn sample(&mut self, view: &mut PoolView) -> Result<()> {
+        self.pool.sample(view)?;
+        self.mark(view);
+        Ok(())
+    }
+
+    fn settle(
+        &mut self,
+        view: &PoolView,
+        managed: &std::collections::BTreeSet<pw_alloc::model::Mac>,
+    ) -> Result<()> {
+        self.pool.settle(view, managed)
+    }
+
+    fn hands(&self) -> Box<dyn Hands> {
+        self.pool.hands()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::config::Simulated;
+    use crate::daemon::simulated::World;
+
+    #[derive(Debug, Clone)]
+    struct Told(std::result::Result<BTreeMap<PciAddress, String>, String>);
+
+    impl Devices for Told {
+        fn handed_out(&self) -> std::result::Result<BTreeMap<PciAddress, String>, String> {
+            self.0.clone()
+        }
+    }
+
+    /// The users of the two VFs of a made-up PF.
+    fn users(told: impl Fn(&PoolView) -> Told) -> Vec<User> {
+        let world = World::new(&Simulated { vfs: 2, guests: BTreeMap::new(), pods: None });
+        let mut pool = world.host().pool;
+        let devices = told(&pool.read().expect("a pool"));
+        let view = Unshared::new(pool, Arc::new(devices)).read().expect("a pool");
+        view.vfs.into_values().map(|vf| vf.user).collect()
+    }
+
+    #[test]
+    fn no_vf_of_a_pf_is_free_if_somebody_else_gives_one_of_them_to_pods_or_that_is_not_known() {
+        let nothing = users(|_| Told(Ok(BTreeMap::new())));
+        assert!(nothing.iter().all(User::is_nobody), "{nothing:?}");
+        let of_first = users(|view| {
+            let first = view.vfs.values().next().expect("a VF").address;
+            Told(Ok([(first, "the device plugin of a/b".to_owned())].into()))
+        });
+        assert_eq!(of_first.len(), 2);
+        for user in of_first {
+            assert!(
+                matches!(&user, User::Host(why) if why.starts_with("the device plugin of a/b"))
+            );
+        }
+        for user in users(|_| Told(Err("no answer yet".to_owned()))) {
+            assert_eq!(user, User::Unknown("no answer yet".to_owned()));
+        }
+    }
+}
