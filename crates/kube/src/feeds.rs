@@ -1,0 +1,188 @@
+//! What the API server tells of this node: its pods, the policies, its devices. Kept up to date by
+//! watches, which begin anew by themselves whenever they end (a restart, a history that was compacted).
+
+use std::cell::{Cell, RefCell};
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::reflector::{Store, store::Writer};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::Notify;
+
+use crate::objects::VERSION;
+use crate::policy::GROUP;
+
+/// Between two questions for objects of which the API server does not know the kind.
+const MISSING: Duration = Duration::from_secs(60);
+
+/// The wait after so many failures in a row: up to 16 s, another one each time, so that the agents of all
+/// nodes do not come back at once.
+fn pause(failures: u32) -> Duration {
+    let part = k8s_openapi::jiff::Timestamp::now().subsec_microsecond().unsigned_abs() % 1000;
+    Duration::from_millis(500 << failures.min(4)) * (1000 + part) / 1000
+}
+
+/// An error in one sentence.
+fn said(error: &watcher::Error) -> String {
+    use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
+    match error {
+        InitialListFailed(kube::Error::Api(status))
+        | WatchStartFailed(kube::Error::Api(status))
+        | WatchFailed(kube::Error::Api(status))
+        | WatchError(status) => format!("{} {}", status.code, status.message),
+        other => other.to_string(),
+    }
+}
+
+/// Objects of one sort.
+pub struct Feed<K: Resource + Clone + 'static>
+where
+    K::DynamicType: Eq + Hash + Clone,
+{
+    store: Store<K>,
+    writer: RefCell<Option<Writer<K>>>,
+    api: Api<K>,
+    config: watcher::Config,
+    /// What they are, for sentences.
+    what: &'static str,
+    /// All of them were told once.
+    listed: Cell<bool>,
+    /// The API server knows no such objects.
+    missing: Cell<bool>,
+    trouble: RefCell<Option<String>>,
+}
+
+impl<K> Feed<K>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K::DynamicType: Eq + Hash + Clone,
+{
+    fn new(what: &'static str, api: Api<K>, kind: K::DynamicType, config: watcher::Config) -> Self {
+        let writer = Writer::new(kind);
+        Self {
+            store: writer.as_reader(),
+            writer: RefCell::new(Some(writer)),
+            api,
+            config,
+            what,
+            listed: Cell::new(false),
+            missing: Cell::new(false),
+            trouble: RefCell::new(None),
+        }
+    }
+
+    /// All of them; those told last while the API server does not answer.
+    ///
+    /// # Errors
+    /// They were never told, and why not.
+    pub fn all(&self) -> Result<Vec<Arc<K>>, String> {
+        if self.missing.get() {
+            return Ok(Vec::new());
+        }
+        if self.listed.get() {
+            return Ok(self.store.state());
+        }
+        Err(self
+            .trouble()
+            .unwrap_or_else(|| format!("the API server has not told {} yet", self.what)))
+    }
+
+    /// What is amiss now.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.borrow().clone()
+    }
+
+    /// Follows them for ever.
+    async fn follow(&self, changed: &Notify) {
+        let Some(writer) = self.writer.borrow_mut().take() else { return };
+        let events = watcher(self.api.clone(), self.config.clone())
+            .modify(|object| object.meta_mut().managed_fields = None)
+            .reflect(writer);
+        let mut events = pin!(events);
+        let mut failures = 0;
+        while let Some(event) = events.next().await {
+            match event {
+                // That it begins to ask says nothing of an answer.
+                Ok(Event::Init) => {}
+                Ok(event) => {
+                    failures = 0;
+                    self.trouble.replace(None);
+                    if matches!(event, Event::InitDone) {
+                        self.listed.set(true);
+                        self.missing.set(false);
+                    }
+                }
+                Err(error) => {
+                    self.missing.set(is_missing(&error));
+                    let why =
+                        format!("the API server does not tell {}: {}", self.what, said(&error));
+                    if self.trouble.replace(Some(why.clone())).is_none() {
+                        tracing::warn!("{why}");
+                    }
+                    changed.notify_one();
+                    let pause = if self.missing.get() { MISSING } else { pause(failures) };
+                    failures = failures.saturating_add(1);
+                    tokio::time::sleep(pause).await;
+                }
+            }
+            changed.notify_one();
+        }
+    }
+}
+
+/// Does the API server know no such objects?
+fn is_missing(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status)) => status.code == 404,
+        _ => false,
+    }
+}
+
+/// All that is watched.
+pub struct Feeds {
+    /// The node's pods.
+    pub pods: Feed<Pod>,
+    /// All policies.
+    pub policies: Feed<DynamicObject>,
+    /// The node's devices, as DRA drivers publish them.
+    pub slices: Feed<DynamicObject>,
+}
+
+/// A kind of ours.
+pub fn kind(kind: &str, plural: &str) -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, kind), plural)
+}
+
+impl Feeds {
+    /// Those of this node.
+    pub fn new(client: &Client, node: &str) -> Self {
+        let of_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+        let policies = kind("VfPolicy", "vfpolicies");
+        let slices = GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceSlice");
+        let slices = ApiResource::from_gvk_with_plural(&slices, "resourceslices");
+        let all = |kind: &ApiResource| Api::all_with(client.clone(), kind);
+        Self {
+            pods: Feed::new("this node's pods", Api::all(client.clone()), (), of_node.clone()),
+            policies: Feed::new("VfPolicies", all(&policies), policies, watcher::Config::default()),
+            slices: Feed::new("this node's ResourceSlices", all(&slices), slices, of_node),
+        }
+    }
+
+    /// Follows all of them for ever; `changed` is told of every change.
+    pub async fn follow(&self, changed: &Notify) {
+        tokio::join!(
+            self.pods.follow(changed),
+            self.policies.follow(changed),
+            self.slices.follow(changed)
+        );
+    }
+}

@@ -1,0 +1,455 @@
+//! What pods are given: the rules of their namespace's `VfPolicy`, and what their annotations ask for
+//! within them. Pure.
+
+use std::collections::BTreeMap;
+
+use pw_alloc::model::{Stance, Wish};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// What the annotations, conditions and objects of this program begin with.
+pub const GROUP: &str = "planewise.io";
+/// The annotations that a pod may have, without the group.
+const ANNOTATIONS: [&str; 4] = ["class", "interface", "min-share-percent", "stance"];
+
+/// Which labels a pod must have.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Selector {
+    match_labels: BTreeMap<String, String>,
+    match_expressions: Vec<Expression>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Expression {
+    key: String,
+    operator: Operator,
+    #[serde(default)]
+    values: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+enum Operator {
+    In,
+    NotIn,
+    Exists,
+    DoesNotExist,
+}
+
+impl Selector {
+    fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
+        let equal = self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value));
+        equal
+            && self.match_expressions.iter().all(|expression| {
+                let value = labels.get(&expression.key);
+                let listed = value.is_some_and(|value| expression.values.contains(value));
+                match expression.operator {
+                    Operator::In => listed,
+                    Operator::NotIn => !listed,
+                    Operator::Exists => value.is_some(),
+                    Operator::DoesNotExist => value.is_none(),
+                }
+            })
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Defaults {
+    class: u8,
+    stance: Stance,
+    min_share_percent: u8,
+    interface: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Limits {
+    max_class: u8,
+    allow_pinned: bool,
+    max_min_share_percent: u8,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Spec {
+    pod_selector: Selector,
+    defaults: Defaults,
+    limits: Limits,
+}
+
+/// A `VfPolicy` of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    namespace: String,
+    name: String,
+    /// What it says; or what is wrong with it.
+    spec: Result<Spec, String>,
+}
+
+impl Policy {
+    /// Reads the `spec` of one. What the API server let pass is checked again: its schema may be older.
+    pub fn new(namespace: &str, name: &str, spec: &Value) -> Self {
+        let read = serde_json::from_value::<Spec>(spec.clone()).map_err(|error| error.to_string());
+        let spec = read.and_then(|spec| match spec.contradiction() {
+            Some(what) => Err(what),
+            None => Ok(spec),
+        });
+        Self { namespace: namespace.to_owned(), name: name.to_owned(), spec }
+    }
+
+    /// Is this pod under it? One that cannot be read is taken for everybody's, so that none of its pods
+    /// slips under another one's rules.
+    fn selects(&self, pod: &Pod) -> bool {
+        self.namespace == pod.namespace
+            && self.spec.as_ref().map_or(true, |spec| spec.pod_selector.selects(&pod.labels))
+    }
+}
+
+impl Spec {
+    /// Why the defaults are beyond the limits; none: they are within.
+    fn contradiction(&self) -> Option<String> {
+        let Self { defaults, limits, .. } = self;
+        if defaults.class > limits.max_class {
+            return Some("defaults.class is beyond limits.maxClass".to_owned());
+        }
+        if defaults.stance == Stance::Pinned && !limits.allow_pinned {
+            return Some("defaults.stance is pinned, and limits.allowPinned is false".to_owned());
+        }
+        if defaults.min_share_percent > limits.max_min_share_percent {
+            let what = "defaults.minSharePercent is beyond limits.maxMinSharePercent";
+            return Some(what.to_owned());
+        }
+        (limits.max_min_share_percent > 100)
+            .then(|| "limits.maxMinSharePercent is beyond 100".to_owned())
+    }
+}
+
+/// What counts of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// It has the node's network.
+    pub host_network: bool,
+}
+
+/// Why a pod is not managed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// One word in camel case, for programs.
+    pub reason: &'static str,
+    /// One sentence.
+    pub message: String,
+}
+
+impl Refusal {
+    fn new(reason: &'static str, message: String) -> Self {
+        Self { reason, message }
+    }
+}
+
+/// What follows for a pod from policies and annotations.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ruling {
+    /// No policy selects it, and it asks for nothing.
+    Ignored,
+    /// It asks, or is selected, and cannot be managed.
+    Refused(Refusal),
+    /// It is managed.
+    Managed {
+        /// What is wished for it.
+        wish: Wish,
+        /// Its interface; none: its only veth.
+        interface: Option<String>,
+        /// What its annotations asked for in vain, a sentence each.
+        notes: Vec<String>,
+    },
+}
+
+/// What follows for this pod.
+pub fn rule(pod: &Pod, policies: &[Policy]) -> Ruling {
+    let asked = asked(pod);
+    let selecting: Vec<&Policy> = policies.iter().filter(|policy| policy.selects(pod)).collect();
+    let refused = |reason, message| Ruling::Refused(Refusal::new(reason, message));
+    let (policy, spec) = match selecting[..] {
+        [] if asked.is_empty() => return Ruling::Ignored,
+        [] => {
+            let message = format!(
+                "no VfPolicy of the namespace {} selects it: its annotations count for nothing",
+                pod.namespace
+            );
+            return refused("NoPolicy", message);
+        }
+        [policy] => match &policy.spec {
+            Ok(spec) => (policy, spec),
+            Err(what) => {
+                let message = format!("the VfPolicy {} cannot be followed: {what}", policy.name);
+                return refused("PolicyInvalid", message);
+            }
+        },
+        [first, second, ..] => {
+            let message = format!(
+                "the VfPolicies {} and {} both select it: change one's podSelector",
+                first.name, second.name
+            );
+            return refused("TwoPolicies", message);
+        }
+    };
+    if pod.host_network {
+        let message = "it has the node's network, and so no path of its own".to_owned();
+        return refused("HostNetwork", message);
+    }
+    let mut ruled = Ruled {
+        wish: Wish {
+            class: spec.defaults.class,
+            stance: spec.defaults.stance,
+            min_share: f64::from(spec.defaults.min_share_percent) / 100.0,
+            ..Wish::default()
+        },
+        interface: spec.defaults.interface.clone(),
+        notes: Vec::new(),
+    };
+    for (name, value) in asked {
+        ruled.annotation(name, value, &spec.limits, &policy.name);
+    }
+    ruled.agree();
+    let Ruled { wish, interface, notes } = ruled;
+    Ruling::Managed { wish, interface, notes }
+}
+
+/// The annotations of ours, without the group.
+fn asked(pod: &Pod) -> Vec<(&str, &str)> {
+    pod.annotations
+        .iter()
+        .filter_map(|(key, value)| {
+            let name = key.strip_prefix(GROUP)?.strip_prefix('/')?;
+            Some((name, value.as_str()))
+        })
+        .collect()
+}
+
+/// A pod's wish while its annotations are read.
+struct Ruled {
+    wish: Wish,
+    interface: Option<String>,
+    notes: Vec<String>,
+}
+
+impl Ruled {
+    /// Takes in what one annotation asks for, as far as the limits allow it.
+    fn annotation(&mut self, name: &str, value: &str, limits: &Limits, policy: &str) {
+        let wrong = |wanted: &str| format!("annotation {name}: {value:?} is {wanted}: ignored");
+        let beyond =
+            |most: &str| format!("annotation {name}: {value} is asked for, {policy} allows {most}");
+        match name {
+            "class" => match value.parse::<u8>() {
+                Ok(class) if class > limits.max_class => {
+                    self.notes.push(beyond(&limits.max_class.to_string()));
+                    self.wish.class = limits.max_class;
+                }
+                Ok(class) => self.wish.class = class,
+                Err(_) => self.notes.push(wrong("no number from 0 to 255")),
+            },
+            "min-share-percent" => match value.parse::<u8>() {
+                Ok(share) if share > 100 => self.notes.push(wrong("no number from 0 to 100")),
+                Ok(share) => {
+                    let most = limits.max_min_share_percent;
+                    if share > most {
+                        self.notes.push(beyond(&most.to_string()));
+                    }
+                    self.wish.min_share = f64::from(share.min(most)) / 100.0;
+                }
+                Err(_) => self.notes.push(wrong("no number from 0 to 100")),
+            },
+            "stance" => match value {
+                "free" => self.wish.stance = Stance::Free,
+                "excluded" => self.wish.stance = Stance::Excluded,
+                "pinned" if limits.allow_pinned => self.wish.stance = Stance::Pinned,
+                "pinned" => self.notes.push(beyond("free and excluded")),
+                _ => self.notes.push(wrong("none of free, pinned, excluded")),
+            },
+            "interface" => match pw_sriov::lookup::interface_name(value) {
+                Ok(_) => self.interface = Some(value.to_owned()),
+                Err(_) => self.notes.push(wrong("no name of an interface")),
+            },
+            _ => {
+                let known = ANNOTATIONS.join(", ");
+                self.notes.push(format!("annotation {GROUP}/{name} is unknown: ignored ({known})"));
+            }
+        }
+    }
+
+    /// Who is excluded has no share.
+    fn agree(&mut self) {
+        if self.wish.stance == Stance::Excluded && self.wish.min_share > 0.0 {
+            let note =
+                "it is excluded and is to have a minimum share, which contradict: it is excluded";
+            self.notes.push(note.to_owned());
+            self.wish.min_share = 0.0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn pod(annotations: &[(&str, &str)]) -> Pod {
+        let annotations = annotations
+            .iter()
+            .map(|(key, value)| (format!("planewise.io/{key}"), (*value).to_owned()))
+            .collect();
+        Pod {
+            namespace: "shop".into(),
+            labels: map(&[("app", "web")]),
+            annotations,
+            host_network: false,
+        }
+    }
+
+    fn policy(name: &str, spec: &Value) -> Policy {
+        Policy::new("shop", name, spec)
+    }
+
+    fn limits() -> Value {
+        json!({"limits": {"maxClass": 3, "maxMinSharePercent": 20}, "defaults": {"class": 1}})
+    }
+
+    fn managed(ruling: Ruling) -> (Wish, Option<String>, Vec<String>) {
+        match ruling {
+            Ruling::Managed { wish, interface, notes } => (wish, interface, notes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn refused(ruling: Ruling) -> Refusal {
+        match ruling {
+            Ruling::Refused(refusal) => refusal,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_pod_that_lies_about_its_annotations_gets_no_more_than_its_policy_allows() {
+        let asking = pod(&[("class", "255"), ("stance", "pinned"), ("min-share-percent", "100")]);
+        let (wish, _, notes) = managed(rule(&asking, &[policy("p", &limits())]));
+        assert_eq!((wish.class, wish.stance, wish.min_share), (3, Stance::Free, 0.2));
+        assert_eq!(notes.len(), 3, "{notes:?}");
+        // Whatever it asks for: nothing is beyond the limits.
+        for class in 0..=u8::MAX {
+            for share in [0, 20, 21, 100, 101, 255_u8] {
+                let (class, share) = (class.to_string(), share.to_string());
+                let asking = pod(&[("class", &class), ("min-share-percent", &share)]);
+                let (wish, ..) = managed(rule(&asking, &[policy("p", &limits())]));
+                assert!(wish.class <= 3 && wish.min_share <= 0.2);
+            }
+        }
+    }
+
+    #[test]
+    fn annotations_within_the_limits_are_followed_and_without_any_the_defaults() {
+        let asking = pod(&[("class", "2"), ("stance", "excluded"), ("interface", "net1")]);
+        let (wish, interface, notes) = managed(rule(&asking, &[policy("p", &limits())]));
+        assert_eq!((wish.class, wish.stance), (2, Stance::Excluded));
+        assert_eq!((interface.as_deref(), notes.len()), (Some("net1"), 0));
+        let (wish, interface, notes) = managed(rule(&pod(&[]), &[policy("p", &limits())]));
+        assert_eq!((wish.class, wish.min_share, interface, notes.len()), (1, 0.0, None, 0));
+    }
+
+    #[test]
+    fn annotations_that_make_no_sense_are_named_and_count_for_nothing() {
+        for (name, value, said) in [
+            ("class", "256", "no number from 0 to 255"),
+            ("class", "-1", "no number from 0 to 255"),
+            ("min-share-percent", "all", "no number from 0 to 100"),
+            ("stance", "Pinned", "none of free, pinned, excluded"),
+            ("interface", "a b", "no name of an interface"),
+            ("clas", "1", "planewise.io/clas is unknown"),
+        ] {
+            let (wish, interface, notes) =
+                managed(rule(&pod(&[(name, value)]), &[policy("p", &limits())]));
+            assert!(notes.len() == 1 && notes[0].contains(said), "{notes:?}");
+            assert_eq!((wish.class, wish.stance, interface), (1, Stance::Free, None));
+        }
+    }
+
+    #[test]
+    fn a_minimum_share_and_exclusion_contradict_and_exclusion_holds() {
+        let asking = pod(&[("stance", "excluded"), ("min-share-percent", "10")]);
+        let (wish, _, notes) = managed(rule(&asking, &[policy("p", &limits())]));
+        assert_eq!((wish.stance, wish.min_share, notes.len()), (Stance::Excluded, 0.0, 1));
+    }
+
+    #[test]
+    fn who_no_policy_or_two_select_is_not_managed() {
+        assert_eq!(rule(&pod(&[]), &[]), Ruling::Ignored);
+        let elsewhere = Policy::new("bank", "p", &limits());
+        assert_eq!(rule(&pod(&[]), std::slice::from_ref(&elsewhere)), Ruling::Ignored);
+        assert_eq!(refused(rule(&pod(&[("class", "1")]), &[elsewhere])).reason, "NoPolicy");
+        let both = [policy("a", &limits()), policy("b", &limits())];
+        let refusal = refused(rule(&pod(&[]), &both));
+        assert_eq!(refusal.reason, "TwoPolicies");
+        assert!(refusal.message.contains("a and b"), "{}", refusal.message);
+    }
+
+    #[test]
+    fn selectors_select_as_kubernetes_does() {
+        for (selector, selected) in [
+            (json!({}), true),
+            (json!({"matchLabels": {"app": "web"}}), true),
+            (json!({"matchLabels": {"app": "db"}}), false),
+            (
+                json!({"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}),
+                true,
+            ),
+            (
+                json!({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}),
+                false,
+            ),
+            (
+                json!({"matchExpressions": [{"key": "x", "operator": "NotIn", "values": ["web"]}]}),
+                true,
+            ),
+            (json!({"matchExpressions": [{"key": "app", "operator": "Exists"}]}), true),
+            (json!({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}), false),
+        ] {
+            let ruling = rule(&pod(&[]), &[policy("p", &json!({"podSelector": selector}))]);
+            assert_eq!(ruling != Ruling::Ignored, selected, "{selector}");
+        }
+    }
+
+    #[test]
+    fn a_policy_that_contradicts_itself_or_has_unknown_fields_refuses_its_pods() {
+        for (spec, said) in [
+            (json!({"defaults": {"class": 1}}), "beyond limits.maxClass"),
+            (json!({"defaults": {"stance": "pinned"}}), "limits.allowPinned is false"),
+            (json!({"defaults": {"minSharePercent": 1}}), "beyond limits.maxMinSharePercent"),
+            (json!({"limits": {"maxMinSharePercent": 101}}), "beyond 100"),
+            (json!({"limit": {}}), "unknown field"),
+            (json!({"limits": {"maxClass": 256}}), "256"),
+            (json!({"podSelector": {"matchExpressions": [{"key": "a", "operator": "Gt"}]}}), "Gt"),
+        ] {
+            let refusal = refused(rule(&pod(&[]), &[policy("p", &spec)]));
+            assert_eq!(refusal.reason, "PolicyInvalid");
+            assert!(refusal.message.contains(said), "{}", refusal.message);
+        }
+    }
+
+    #[test]
+    fn a_pod_with_the_nodes_network_is_refused() {
+        let ruling = rule(&Pod { host_network: true, ..pod(&[]) }, &[policy("p", &limits())]);
+        assert_eq!(refused(ruling).reason, "HostNetwork");
+    }
+}

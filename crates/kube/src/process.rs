@@ -1,0 +1,145 @@
+//! The processes of a pod, by the pod's uid in the path of their control group, which the kernel tells
+//! and no pod can change. A process names the pod's network namespace. NRI would tell it sooner, and is
+//! not asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+/// The uid of the pod whose control group this is, from the text of `/proc/PID/cgroup`; none: no pod's.
+/// Paths are `/kubepods/…/podUID/…`, or systemd's `…-podUID.slice` with `_` in place of `-`.
+pub fn pod_uid(cgroup: &str) -> Option<String> {
+    let mut components = cgroup
+        .lines()
+        .filter_map(|line| line.splitn(3, ':').nth(2))
+        .flat_map(|path| path.split('/'));
+    components.find_map(|component| {
+        let name = component.strip_suffix(".slice").unwrap_or(component);
+        let uid = match name.strip_prefix("pod") {
+            Some(uid) => uid,
+            None => name.strip_prefix("kubepods")?.split_once("-pod")?.1,
+        };
+        let uid = uid.replace('_', "-");
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        (!uid.is_empty() && uid.bytes().all(plain)).then_some(uid)
+    })
+}
+
+/// When a process was started, from the text of `/proc/PID/stat` [ticks since the boot].
+fn started(stat: &str) -> Option<u64> {
+    // The name, in parentheses, may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// The uid of a process' pod; none: it is in none, or has ended.
+fn uid_of(proc: &Path, pid: u32) -> io::Result<Option<String>> {
+    const ENDED: i32 = 3; // ESRCH
+    match std::fs::read(proc.join(pid.to_string()).join("cgroup")) {
+        Ok(text) => Ok(pod_uid(&String::from_utf8_lossy(&text))),
+        Err(error)
+            if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(ENDED) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Looks for a process of each of these pods, by uid. Those in `known` are kept while they are there;
+/// else it is the pod's oldest, which is the one that holds its namespaces.
+///
+/// # Errors
+/// The processes cannot be read: which of them are there is not known.
+pub fn find(
+    proc: &Path,
+    pods: &BTreeSet<String>,
+    known: &BTreeMap<String, u32>,
+) -> io::Result<BTreeMap<String, u32>> {
+    let mut found = BTreeMap::new();
+    for (uid, pid) in known.iter().filter(|(uid, _)| pods.contains(*uid)) {
+        if uid_of(proc, *pid)?.as_ref() == Some(uid) {
+            found.insert(uid.clone(), *pid);
+        }
+    }
+    if pods.iter().all(|uid| found.contains_key(uid)) {
+        return Ok(found);
+    }
+    let mut oldest: BTreeMap<String, (u64, u32)> = BTreeMap::new();
+    for entry in std::fs::read_dir(proc)? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let Some(uid) = uid_of(proc, pid)?.filter(|uid| pods.contains(uid)) else { continue };
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let Some(started) = started(&stat) else { continue };
+        let of_pod = oldest.entry(uid).or_insert((started, pid));
+        *of_pod = (*of_pod).min((started, pid));
+    }
+    for (uid, (_, pid)) in oldest {
+        found.entry(uid).or_insert(pid);
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "0b1c7a9e-2f0d-4c3e-9a61-5d1a2b3c4d5e";
+
+    #[test]
+    fn the_uid_is_read_from_paths_of_both_drivers_and_both_versions() {
+        let slice = UID.replace('-', "_");
+        for text in [
+            format!("0::/kubepods/besteffort/pod{UID}/0123abcd\n"),
+            format!("12:memory:/kubepods/pod{UID}/0123abcd\n0::/init\n"),
+            format!("0::/../../pod{UID}/0123abcd\n"),
+            format!(
+                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-0123.scope\n"
+            ),
+            format!("0::/kubepods.slice/kubepods-pod{slice}.slice/cri-containerd-0123.scope\n"),
+        ] {
+            assert_eq!(pod_uid(&text).as_deref(), Some(UID), "{text}");
+        }
+        for text in
+            ["0::/init.scope\n", "0::/system.slice/podman.service\n", "", "x", "0::/pod/x\n"]
+        {
+            assert_eq!(pod_uid(text), None, "{text}");
+        }
+    }
+
+    fn process(proc: &Path, pid: u32, uid: &str, started: u64) {
+        let directory = proc.join(pid.to_string());
+        std::fs::create_dir_all(&directory).expect("made");
+        std::fs::write(directory.join("cgroup"), format!("0::/kubepods/pod{uid}/c\n"))
+            .expect("written");
+        let stat = format!("{pid} (a) b) S {} {started} 0\n", vec!["0"; 18].join(" "));
+        std::fs::write(directory.join("stat"), stat).expect("written");
+    }
+
+    #[test]
+    fn the_oldest_process_of_a_pod_is_taken_and_kept_while_it_is_there() {
+        let proc = tempfile::tempdir().expect("a directory");
+        process(proc.path(), 30, UID, 500);
+        process(proc.path(), 40, UID, 400);
+        process(proc.path(), 50, "other", 1);
+        let pods: BTreeSet<String> = [UID.to_owned(), "gone".to_owned()].into();
+        let find = |known: &BTreeMap<String, u32>| find(proc.path(), &pods, known).expect("read");
+        let found = find(&BTreeMap::new());
+        assert_eq!(found, [(UID.to_owned(), 40)].into());
+        process(proc.path(), 20, UID, 300);
+        assert_eq!(find(&found), found);
+        // Its number is another pod's now.
+        process(proc.path(), 40, "other", 600);
+        assert_eq!(find(&found), [(UID.to_owned(), 20)].into());
+    }
+
+    #[test]
+    fn processes_that_cannot_be_read_are_not_none() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let pods: BTreeSet<String> = [UID.to_owned()].into();
+        assert!(find(&directory.path().join("nowhere"), &pods, &BTreeMap::new()).is_err());
+    }
+}

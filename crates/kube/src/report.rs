@@ -1,0 +1,368 @@
+//! What the agent writes: the node's `VfPool`, conditions of pods, events. Little, and late rather than
+//! often: nothing waits for it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::runtime::events::{self, EventType, Recorder};
+use kube::{Api, Client, Resource, ResourceExt};
+use planewised::daemon::status::Status;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::feeds::kind;
+use crate::node::Agent;
+use crate::objects::{self, Condition, VERSION};
+use crate::policy::GROUP;
+
+/// Who writes.
+const MANAGER: &str = "planewised";
+/// Between two looks at whether there is something to write.
+const LOOK: Duration = Duration::from_secs(1);
+/// Between two writings of the pool, if something changed.
+const APART: Duration = Duration::from_secs(10);
+/// Between two writings of the pool if nothing changed: an older one is of an agent that does not run.
+const HEARTBEAT: Duration = Duration::from_secs(60);
+/// The API server has so long to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest wait after failures is 2 to this power seconds.
+const LONGEST_BACKOFF: u32 = 5;
+
+/// What was written last of the pool.
+struct Written {
+    body: Value,
+    ready: Condition,
+    /// When the condition became that.
+    since: String,
+    at: Instant,
+}
+
+/// What a pod was told last.
+struct Said {
+    condition: Condition,
+    at: Instant,
+}
+
+/// Writes for one agent.
+pub struct Reporter<'a> {
+    agent: &'a Agent,
+    client: Client,
+    status: watch::Receiver<Arc<Status>>,
+    recorder: Recorder,
+    pools: Api<DynamicObject>,
+    state: RefCell<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The pool's object is there.
+    made: bool,
+    written: Option<Written>,
+    /// By the pods' uids.
+    said: BTreeMap<String, Said>,
+    failures: u32,
+    quiet_until: Option<Instant>,
+    /// What failed last, so that it is logged once.
+    trouble: Option<String>,
+}
+
+/// Why something was not written.
+enum Failure {
+    /// The API server knows no such objects.
+    Missing,
+    Other(String),
+}
+
+impl From<kube::Error> for Failure {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) if status.code == 404 => Self::Missing,
+            other => Self::Other(other.to_string()),
+        }
+    }
+}
+
+/// Asks the API server, for so long as it has.
+async fn within<T>(ask: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Failure> {
+    match tokio::time::timeout(PATIENCE, ask).await {
+        Ok(answer) => answer.map_err(Failure::from),
+        Err(_) => Err(Failure::Other(format!("no answer within {} s", PATIENCE.as_secs()))),
+    }
+}
+
+fn now() -> String {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
+}
+
+fn apply() -> PatchParams {
+    PatchParams::apply(MANAGER).force()
+}
+
+impl<'a> Reporter<'a> {
+    /// Writes by this client what the daemon's status and the agent tell.
+    pub fn new(agent: &'a Agent, client: Client, status: watch::Receiver<Arc<Status>>) -> Self {
+        let who = events::Reporter {
+            controller: format!("{GROUP}/planewised"),
+            instance: Some(agent.node.clone()),
+        };
+        Self {
+            recorder: Recorder::new(client.clone(), who),
+            pools: Api::all_with(client.clone(), &kind("VfPool", "vfpools")),
+            agent,
+            client,
+            status,
+            state: RefCell::default(),
+        }
+    }
+
+    /// Writes until the daemon ends.
+    pub async fn run(&self) {
+        while self.status.has_changed().is_ok() {
+            tokio::time::sleep(LOOK).await;
+            if self.state.borrow().quiet_until.is_some_and(|until| Instant::now() < until) {
+                continue;
+            }
+            let mut result = self.tell_pods().await;
+            // Of pods nothing may be written at all: the pool is told all the same.
+            let pool = self.tell_pool().await;
+            if result.is_ok() {
+                result = pool;
+            }
+            self.take_result(result);
+        }
+    }
+
+    fn take_result(&self, result: Result<(), String>) {
+        let mut state = self.state.borrow_mut();
+        match result {
+            Ok(()) => (state.failures, state.quiet_until, state.trouble) = (0, None, None),
+            Err(why) => {
+                let seconds = 1_u64 << state.failures.min(LONGEST_BACKOFF);
+                state.failures = state.failures.saturating_add(1);
+                state.quiet_until = Some(Instant::now() + Duration::from_secs(seconds));
+                if state.trouble.as_ref() != Some(&why) {
+                    tracing::warn!("{why}");
+                    state.trouble = Some(why);
+                }
+            }
+        }
+    }
+
+    /// Conditions of pods that are to be told something else than they were.
+    async fn tell_pods(&self) -> Result<(), String> {
+        let due: Vec<(Arc<Pod>, Condition)> = {
+            let state = self.state.borrow();
+            self.agent
+                .ruled()
+                .iter()
+                .filter_map(|ruled| {
+                    let condition = due(&ruled.pod, ruled.condition.as_ref())?;
+                    let said = ruled.pod.uid().and_then(|uid| state.said.get(&uid));
+                    // What was written has not come back by the watch yet.
+                    let again = said.is_none_or(|said| {
+                        said.condition != condition || said.at.elapsed() >= APART
+                    });
+                    again.then(|| (Arc::clone(&ruled.pod), condition))
+                })
+                .collect()
+        };
+        let mut result = Ok(());
+        for (pod, condition) in due {
+            if let Err(why) = self.tell_pod(&pod, condition).await {
+                result = Err(why);
+            }
+        }
+        let there: Vec<String> =
+            self.agent.ruled().iter().filter_map(|ruled| ruled.pod.uid()).collect();
+        self.state.borrow_mut().said.retain(|uid, _| there.contains(uid));
+        result
+    }
+
+    async fn tell_pod(&self, pod: &Pod, condition: Condition) -> Result<(), String> {
+        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+        let uid = pod.uid().unwrap_or_default();
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
+        let patch = json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "uid": uid},
+            "status": {"conditions": [condition.json(&now())]}});
+        match within(pods.patch_status(&name, &apply(), &Patch::Apply(&patch))).await {
+            // It has gone since.
+            Ok(_) | Err(Failure::Missing) => {}
+            Err(Failure::Other(why)) => {
+                return Err(format!(
+                    "the condition of the pod {namespace}/{name} cannot be written: {why}"
+                ));
+            }
+        }
+        let anew = {
+            let mut state = self.state.borrow_mut();
+            let said = Said { condition: condition.clone(), at: Instant::now() };
+            let before = state.said.insert(uid, said);
+            before.is_none_or(|before| before.condition != condition)
+        };
+        if anew && condition.reason != "AsAsked" {
+            self.event(&condition, &pod.object_ref(&())).await?;
+        }
+        Ok(())
+    }
+
+    async fn event(&self, condition: &Condition, about: &ObjectReference) -> Result<(), String> {
+        let event = events::Event {
+            type_: EventType::Warning,
+            reason: condition.reason.clone(),
+            // A note of an event has 1 kB at most.
+            note: Some(condition.message.chars().take(250).collect()),
+            action: "Manage".to_owned(),
+            secondary: None,
+        };
+        match within(self.recorder.publish(&event, about)).await {
+            Ok(()) => Ok(()),
+            Err(Failure::Missing) => Ok(()),
+            Err(Failure::Other(why)) => Err(format!("an event cannot be written: {why}")),
+        }
+    }
+
+    /// The node's pool, if it is due.
+    async fn tell_pool(&self) -> Result<(), String> {
+        let status = Arc::clone(&self.status.borrow());
+        if status.counters.samples == 0 {
+            return Ok(());
+        }
+        let (body, ready) = (
+            objects::pool_status(&status),
+            objects::readiness(&status, self.agent.unknown().as_deref()),
+        );
+        let now = now();
+        let (due, since, anew) = match &self.state.borrow().written {
+            None => (true, now.clone(), true),
+            Some(written) => {
+                let same = written.ready == ready;
+                let changed = !same || written.body != body;
+                let apart = if changed { APART } else { HEARTBEAT };
+                let since = if same { written.since.clone() } else { now.clone() };
+                (written.at.elapsed() >= apart, since, !same)
+            }
+        };
+        if !due {
+            return Ok(());
+        }
+        let result = self.write_pool(&objects::applied(body.clone(), &ready, &since, &now)).await;
+        if let Err(Failure::Missing) = result {
+            self.state.borrow_mut().made = false;
+        }
+        match result {
+            Ok(()) => {}
+            Err(Failure::Missing) => return self.no_kind().await,
+            Err(Failure::Other(why)) => {
+                return Err(format!("the VfPool {} cannot be written: {why}", self.agent.node));
+            }
+        }
+        if anew && ready.status != "True" {
+            self.event(&ready, &self.reference("VfPool")).await?;
+        }
+        let written = Written { body, ready, since, at: Instant::now() };
+        self.state.borrow_mut().written = Some(written);
+        Ok(())
+    }
+
+    async fn write_pool(&self, status: &Value) -> Result<(), Failure> {
+        let node = self.agent.node.as_str();
+        let object = |rest: Value| {
+            let mut object = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "VfPool"});
+            if let (Some(object), Value::Object(rest)) = (object.as_object_mut(), rest) {
+                object.extend(rest);
+            }
+            object
+        };
+        if !self.state.borrow().made {
+            let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
+            // A pool goes with its node.
+            let owners: Value = match within(nodes.get_metadata(node)).await {
+                Ok(owner) => json!([{"apiVersion": "v1", "kind": "Node", "name": node,
+                                     "uid": owner.metadata.uid}]),
+                Err(Failure::Missing) => json!([]),
+                Err(other) => return Err(other),
+            };
+            let bare = object(json!({"metadata": {"name": node, "ownerReferences": owners}}));
+            within(self.pools.patch(node, &apply(), &Patch::Apply(&bare))).await?;
+            self.state.borrow_mut().made = true;
+        }
+        let whole = object(json!({"metadata": {"name": node}, "status": status}));
+        within(self.pools.patch_status(node, &apply(), &Patch::Apply(&whole))).await?;
+        Ok(())
+    }
+
+    /// There is no object that could be told: the node is.
+    async fn no_kind(&self) -> Result<(), String> {
+        let what = format!(
+            "the API server knows no VfPool of {GROUP}/{VERSION}, or it was removed: apply vfpools.yaml"
+        );
+        let condition = Condition {
+            kind: "Ready".into(),
+            status: "Unknown",
+            reason: "NoVfPoolKind".into(),
+            message: what.clone(),
+        };
+        if self.state.borrow().trouble.as_ref() != Some(&what) {
+            self.event(&condition, &self.reference("Node")).await?;
+        }
+        Err(what)
+    }
+
+    fn reference(&self, kind: &str) -> ObjectReference {
+        let group = if kind == "Node" { "v1".to_owned() } else { format!("{GROUP}/{VERSION}") };
+        ObjectReference {
+            api_version: Some(group),
+            kind: Some(kind.to_owned()),
+            name: Some(self.agent.node.clone()),
+            ..ObjectReference::default()
+        }
+    }
+}
+
+/// What a pod is to be told; none: it was told already, or there is nothing to tell.
+fn due(pod: &Pod, condition: Option<&Condition>) -> Option<Condition> {
+    let kind = format!("{GROUP}/Managed");
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let told = conditions
+        .into_iter()
+        .flatten()
+        .find(|told| told.type_ == kind)
+        .and_then(|told| serde_json::to_value(told).ok());
+    let wanted = match (condition, &told) {
+        (Some(condition), _) => condition.clone(),
+        (None, Some(_)) => Condition::of_pod("True", "AsAsked", "nothing is amiss any more"),
+        (None, None) => return None,
+    };
+    told.is_none_or(|told| !wanted.is(&told)).then_some(wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(conditions: Value) -> Pod {
+        let pod = json!({"metadata": {"name": "web"}, "status": {"conditions": conditions}});
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    #[test]
+    fn a_pod_is_told_only_what_it_does_not_have_already() {
+        let refused = Condition::of_pod("False", "NoPolicy", "none");
+        assert_eq!(due(&pod(json!([])), None), None);
+        assert_eq!(due(&pod(json!([])), Some(&refused)), Some(refused.clone()));
+        let told = pod(json!([refused.json("2026-01-01T00:00:00Z")]));
+        assert_eq!(due(&told, Some(&refused)), None);
+        // What was amiss is over.
+        let over = due(&told, None).expect("to be told");
+        assert_eq!((over.status, over.reason.as_str()), ("True", "AsAsked"));
+        assert_eq!(due(&pod(json!([over.json("2026-01-01T00:00:00Z")])), None), None);
+    }
+}
