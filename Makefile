@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/sbin:/sbin
 
-.PHONY: publications quick seeds setup test test-setup lint crates unit linux lab lab-setup docker-rtt nfv bench bench-judge bench-vms format wheel release site
+.PHONY: fleet-test publications quick seeds setup test test-setup lint crates unit linux lab lab-setup docker-rtt nfv bench bench-judge bench-vms format wheel release site
 
 quick: setup
 	planewise quick
@@ -43,6 +43,14 @@ seeds: test-setup
 LINUX := pytest -q tests/linux
 linux: test-setup
 	$(LINUX)
+
+# The node agent against a real API server. What is built is kept: ten minutes the first time on two
+# idle cores. tests/fleet is skipped, and says so, where this was never run.
+fleet-test: test-setup
+	scripts/fleet-binaries
+	cd crates/kube && cargo fmt --check && cargo clippy -q --all-targets -- -D warnings && \
+	  cargo test -q && cargo build -q
+	pytest -q tests/fleet
 
 bench: test-setup
 	python benches/fidelity.py

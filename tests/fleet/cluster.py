@@ -1,0 +1,365 @@
+"""A control plane of this machine: etcd and kube-apiserver as they are, and a client for tests."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import itertools
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+Object = dict[str, Any]
+_T = TypeVar("_T")
+
+ADMIN = "administrator"
+MERGE = "application/merge-patch+json"
+# Every request of an agent is a line of the audit log.
+_AUDIT = (
+    "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\n"
+    "rules: [{level: Metadata, userGroups: [agents]}, {level: None}]\n"
+)
+
+
+def wait_for(what: str, look: Callable[[], _T], seconds: float = 60) -> _T:
+    """Return the first result of `look` that is true; fails when there is none in time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if result := look():
+            return result
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+def _free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def _certificates(folder: Path) -> None:
+    """Writes an authority's certificate, and a key and a certificate from it for 127.0.0.1."""
+    now = datetime.datetime.now(datetime.UTC)
+    pem = serialization.Encoding.PEM
+    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("authority", "server")}
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    for name, key in keys.items():
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")]))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(name == "authority", None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+            .sign(keys["authority"], hashes.SHA256())
+        )
+        (folder / f"{name}.pem").write_bytes(certificate.public_bytes(pem))
+    # Of a key in PKCS #8 the API server does not derive the public key.
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    key_bytes = keys["server"].private_bytes(pem, form, serialization.NoEncryption())
+    (folder / "key.pem").write_bytes(key_bytes)
+
+
+class ApiError(Exception):
+    """The API server refused: its code and its message."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class Cluster:
+    """etcd and an API server; users are allowed what RBAC says, an administrator everything."""
+
+    def __init__(self, binaries: Path, folder: Path, users: list[str]) -> None:
+        self.folder = folder
+        self._binaries = binaries
+        self._port, self._etcd_port, peer = _free_port(), _free_port(), _free_port()
+        _certificates(folder)
+        (folder / "audit.yaml").write_text(_AUDIT)
+        lines = [f"{ADMIN},{ADMIN},1,system:masters"]
+        lines += [f"{user},{user},{user},agents" for user in users]
+        (folder / "tokens.csv").write_text("\n".join(lines))
+        self._tls = ssl.create_default_context(cafile=folder / "authority.pem")
+        etcd = f"http://127.0.0.1:{self._etcd_port}"
+        self._etcd = self._start(
+            "etcd",
+            f"--data-dir={folder}/etcd",
+            f"--listen-client-urls={etcd}",
+            f"--advertise-client-urls={etcd}",
+            f"--listen-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-cluster=default=http://127.0.0.1:{peer}",
+            "--unsafe-no-fsync",
+        )
+        self._server: subprocess.Popen[bytes] | None = None
+        self.start_server()
+
+    def _start(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{program}.log").open("ab") as log:
+            return subprocess.Popen([self._binaries / program, *arguments], stdout=log, stderr=log)
+
+    def start_server(self) -> None:
+        """Starts the API server, and waits until it is ready."""
+        folder = self.folder
+        self._server = self._start(
+            "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._port}",
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            f"--tls-cert-file={folder}/server.pem",
+            f"--tls-private-key-file={folder}/key.pem",
+            f"--token-auth-file={folder}/tokens.csv",
+            "--service-account-issuer=https://127.0.0.1",
+            f"--service-account-key-file={folder}/key.pem",
+            f"--service-account-signing-key-file={folder}/key.pem",
+            "--service-cluster-ip-range=198.18.0.0/24",
+            "--authorization-mode=RBAC",
+            "--allow-privileged=true",
+            "--disable-admission-plugins=ServiceAccount",
+            f"--audit-policy-file={folder}/audit.yaml",
+            f"--audit-log-path={folder}/audit.log",
+        )
+        server = self._server
+
+        def ready() -> bool:
+            assert server.poll() is None, (folder / "kube-apiserver.log").read_text()[-2000:]
+            try:
+                self.request("GET", "/readyz")
+            except (OSError, ApiError):
+                return False
+            return True
+
+        wait_for("the API server is ready", ready, 120)
+
+    def kill_server(self) -> None:
+        """Kills the API server as kill -9 does."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+            self._server = None
+
+    def stop(self) -> None:
+        """Ends both."""
+        self.kill_server()
+        self._etcd.kill()
+        self._etcd.wait()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        kind: str = "application/json",
+        **headers: str,
+    ) -> Any:
+        """Ask the API server as its administrator; the answer, as JSON where it is."""
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self._port}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {ADMIN}", "Content-Type": kind, **headers},
+        )
+        try:
+            with urllib.request.urlopen(request, context=self._tls, timeout=30) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            text = error.read().decode()
+            message = json.loads(text)["message"] if text.startswith("{") else text
+            raise ApiError(error.code, message) from None
+        return json.loads(text) if text.startswith("{") else text
+
+    def create(self, path: str, body: Object) -> Any:
+        """Create an object; fields that its schema does not know are refused."""
+        return self.request("POST", f"{path}?fieldValidation=Strict", body)
+
+    def get(self, path: str) -> Any:
+        """Read an object; none where there is none."""
+        try:
+            return self.request("GET", path)
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def delete(self, path: str) -> None:
+        """Delete an object at once."""
+        self.request("DELETE", f"{path}?gracePeriodSeconds=0")
+
+    def compact(self) -> None:
+        """Has etcd forget all history: a watch that wants to go on from there is told 410."""
+        base = f"http://127.0.0.1:{self._etcd_port}/v3/kv"
+
+        def ask(what: str, body: Object) -> Any:
+            data = json.dumps(body).encode()
+            with urllib.request.urlopen(f"{base}/{what}", data=data, timeout=30) as answer:
+                return json.load(answer)
+
+        revision = ask("range", {"key": "AA=="})["header"]["revision"]
+        ask("compaction", {"revision": revision, "physical": True})
+
+    def requests_of(self, user: str) -> list[Object]:
+        """The requests of a user by the audit log, each once; a watch from its beginning."""
+        lines = (self.folder / "audit.log").read_text().splitlines()
+        entries = [json.loads(line) for line in lines if line.endswith("}")]
+        of_user = [entry for entry in entries if entry["user"]["username"] == user]
+        return list({entry["auditID"]: entry for entry in of_user}.values())
+
+    def kubeconfig(self, user: str) -> Path:
+        """Write how a user reaches the API server."""
+        path = self.folder / f"kubeconfig-{user}"
+        server = {
+            "server": f"https://127.0.0.1:{self._port}",
+            "certificate-authority": str(self.folder / "authority.pem"),
+        }
+        path.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "here",
+                    "clusters": [{"name": "here", "cluster": server}],
+                    "users": [{"name": user, "user": {"token": user}}],
+                    "contexts": [{"name": "here", "context": {"cluster": "here", "user": user}}],
+                }
+            )
+        )
+        return path
+
+
+class AgentOfNode:
+    """planewised as the agent of one node of a cluster, on a made-up host."""
+
+    def __init__(
+        self, program: Path, cluster: Cluster, node: str, folder: Path, user: str, vfs: int = 2
+    ) -> None:
+        self.node = node
+        self.cluster = cluster
+        self.folder = folder
+        self.proc = folder / "proc"
+        self.devices = folder / "device-plugins" / "kubelet_internal_checkpoint"
+        for directory in (self.proc, self.devices.parent):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._program = program
+        self._pids = itertools.count(1000)
+        self._configuration = folder / "planewised.toml"
+        self._configuration.write_text(
+            f'socket = "{folder}/planewised.sock"\nstate_directory = "{folder}/state"\n'
+            "sample_s = 0.2\n[alloc]\ninterval_s = 0.5\nmin_residency_s = 0.0\nmax_moves = 16\n"
+            f"[simulated]\nvfs = {vfs}\npods = {{ constant = 1000.0 }}\n"
+            f'[kubernetes]\nnode = "{node}"\nkubeconfig = "{cluster.kubeconfig(user)}"\n'
+            f'proc = "{self.proc}"\ndevice_plugins = "{self.devices}"\n'
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        cluster.create("/api/v1/nodes", {"metadata": {"name": node}})
+        self.start()
+
+    def start(self) -> None:
+        """Starts it."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._program, "daemon", "--config", str(self._configuration)], stderr=log
+            )
+
+    def kill(self) -> None:
+        """Kills it as kill -9 does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def log(self) -> str:
+        """What it has logged."""
+        return (self.folder / "log").read_text()
+
+    @property
+    def pool(self) -> Object:
+        """The status of its VfPool; empty while there is none."""
+        pool = self.cluster.get(f"/apis/planewise.io/v1alpha1/vfpools/{self.node}")
+        status: Object = (pool or {}).get("status", {})
+        return status
+
+    def holders(self) -> set[str]:
+        """The guests that hold VFs, as its VfPool tells."""
+        return {holder["guest"] for holder in self.pool.get("holders", [])}
+
+    def ready(self) -> tuple[str, str]:
+        """Status and reason of its VfPool's condition."""
+        for condition in self.pool.get("conditions", []):
+            return condition["status"], condition["reason"]
+        return "", ""
+
+    def pod(self, namespace: str, name: str, **metadata: Any) -> Object:
+        """Creates a pod on its node that runs: with a process where the agent looks for them."""
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        pod: Object = self.cluster.create(
+            path,
+            {
+                "metadata": {"name": name, **metadata},
+                "spec": {
+                    "nodeName": self.node,
+                    "terminationGracePeriodSeconds": 0,
+                    "containers": [{"name": "main", "image": "none"}],
+                },
+            },
+        )
+        uid = pod["metadata"]["uid"]
+        process = self.proc / str(next(self._pids))
+        process.mkdir()
+        (process / "cgroup").write_text(f"0::/kubepods/besteffort/pod{uid}/{'0' * 8}\n")
+        (process / "stat").write_text(f"1 (pause) S {'0 ' * 18}1 0\n")
+        body = {"status": {"phase": "Running"}}
+        self.cluster.request("PATCH", f"{path}/{name}/status", body, MERGE)
+        return pod
+
+    def delete_pod(self, namespace: str, name: str) -> None:
+        """Deletes a pod, and its processes."""
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        uid = self.cluster.get(path)["metadata"]["uid"]
+        self.cluster.delete(path)
+        for process in self.proc.iterdir():
+            if uid in (process / "cgroup").read_text():
+                shutil.rmtree(process)
+
+    def condition(self, namespace: str, name: str) -> tuple[str, str, str]:
+        """Status, reason and message of the condition that the agent gave a pod."""
+        pod = self.cluster.get(f"/api/v1/namespaces/{namespace}/pods/{name}") or {}
+        for condition in pod.get("status", {}).get("conditions", []):
+            if condition["type"] == "planewise.io/Managed":
+                return condition["status"], condition["reason"], condition["message"]
+        return "", "", ""
+
+    def events(self, namespace: str, about: str) -> list[tuple[str, int]]:
+        """The reasons of all events about an object, with how often each was told."""
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        return [
+            (event["reason"], (event.get("series") or {}).get("count", 1))
+            for event in self.cluster.get(path)["items"]
+            if event["regarding"]["name"] == about
+        ]
+
+
+def binaries() -> Path:
+    """Where scripts/fleet-binaries keeps what it builds."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "planewise/fleet/v1.36.3/bin"
