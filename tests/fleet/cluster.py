@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import itertools
@@ -111,7 +112,11 @@ class Cluster:
             "--unsafe-no-fsync",
         )
         self._server: subprocess.Popen[bytes] | None = None
-        self.start_server()
+        try:
+            self.start_server()
+        except BaseException:
+            self.stop()
+            raise
 
     def _start(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{program}.log").open("ab") as log:
@@ -206,6 +211,21 @@ class Cluster:
         """Delete an object at once."""
         self.request("DELETE", f"{path}?gracePeriodSeconds=0")
 
+    def delete_if_there(self, path: str) -> None:
+        """Delete an object; none is fine."""
+        with contextlib.suppress(ApiError):
+            self.delete(path)
+
+    def write_pool(self, node: str, **status: Any) -> None:
+        """Write a VfPool as a node's agent does: with a status of these fields."""
+        path = "/apis/planewise.io/v1alpha1/vfpools"
+        if self.get(f"{path}/{node}") is None:
+            kind = {"apiVersion": "planewise.io/v1alpha1", "kind": "VfPool"}
+            self.create(path, {**kind, "metadata": {"name": node}})
+        ready = {"type": "Ready", "status": "True", "reason": "AllUsable"}
+        body = {"status": {"conditions": [ready], **status}}
+        self.request("PATCH", f"{path}/{node}/status", body, MERGE)
+
     def compact(self) -> None:
         """Has etcd forget all history: a watch that wants to go on from there is told 410."""
         base = f"http://127.0.0.1:{self._etcd_port}/v3/kv"
@@ -226,8 +246,11 @@ class Cluster:
         return list({entry["auditID"]: entry for entry in of_user}.values())
 
     def kubeconfig(self, user: str) -> Path:
-        """Write how a user reaches the API server."""
+        """Return the file that tells how a user reaches the API server."""
         path = self.folder / f"kubeconfig-{user}"
+        if path.exists():
+            # Who was started with it may be reading it.
+            return path
         server = {
             "server": f"https://127.0.0.1:{self._port}",
             "certificate-authority": str(self.folder / "authority.pem"),
@@ -245,6 +268,37 @@ class Cluster:
             )
         )
         return path
+
+
+def run_pod(
+    cluster: Cluster,
+    node: str,
+    process: Path,
+    namespace: str,
+    name: str,
+    group: str = "",
+    **metadata: Any,
+) -> Object:
+    """Create a pod that runs on a node; `process` becomes the directory /proc/PID of it."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    pod: Object = cluster.create(
+        path,
+        {
+            "metadata": {"name": name, **metadata},
+            "spec": {
+                "nodeName": node,
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "main", "image": "none"}],
+            },
+        },
+    )
+    uid = group or pod["metadata"]["uid"]
+    process.mkdir()
+    (process / "cgroup").write_text(f"0::/kubepods/besteffort/pod{uid}/{'0' * 8}\n")
+    (process / "stat").write_text(f"1 (pause) S {'0 ' * 18}1 0\n")
+    body = {"status": {"phase": "Running"}}
+    cluster.request("PATCH", f"{path}/{name}/status", body, MERGE)
+    return pod
 
 
 class AgentOfNode:
@@ -309,28 +363,13 @@ class AgentOfNode:
             return condition["status"], condition["reason"]
         return "", ""
 
-    def pod(self, namespace: str, name: str, **metadata: Any) -> Object:
-        """Creates a pod on its node that runs: with a process where the agent looks for them."""
-        path = f"/api/v1/namespaces/{namespace}/pods"
-        pod: Object = self.cluster.create(
-            path,
-            {
-                "metadata": {"name": name, **metadata},
-                "spec": {
-                    "nodeName": self.node,
-                    "terminationGracePeriodSeconds": 0,
-                    "containers": [{"name": "main", "image": "none"}],
-                },
-            },
-        )
-        uid = pod["metadata"]["uid"]
+    def pod(self, namespace: str, name: str, group: str = "", **metadata: Any) -> Object:
+        """Creates a pod on its node that runs: with a process where the agent looks for them.
+
+        `group` is the uid in the name of its control group; empty: the pod's.
+        """
         process = self.proc / str(next(self._pids))
-        process.mkdir()
-        (process / "cgroup").write_text(f"0::/kubepods/besteffort/pod{uid}/{'0' * 8}\n")
-        (process / "stat").write_text(f"1 (pause) S {'0 ' * 18}1 0\n")
-        body = {"status": {"phase": "Running"}}
-        self.cluster.request("PATCH", f"{path}/{name}/status", body, MERGE)
-        return pod
+        return run_pod(self.cluster, self.node, process, namespace, name, group, **metadata)
 
     def delete_pod(self, namespace: str, name: str) -> None:
         """Deletes a pod, and its processes."""
@@ -349,14 +388,59 @@ class AgentOfNode:
                 return condition["status"], condition["reason"], condition["message"]
         return "", "", ""
 
+    def events_about(self, namespace: str, about: str) -> list[Object]:
+        """All events about an object."""
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        events: list[Object] = self.cluster.get(path)["items"]
+        return [event for event in events if event["regarding"]["name"] == about]
+
     def events(self, namespace: str, about: str) -> list[tuple[str, int]]:
         """The reasons of all events about an object, with how often each was told."""
-        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         return [
             (event["reason"], (event.get("series") or {}).get("count", 1))
-            for event in self.cluster.get(path)["items"]
-            if event["regarding"]["name"] == about
+            for event in self.events_about(namespace, about)
         ]
+
+
+class Controller:
+    """One replica of the controller over all nodes."""
+
+    def __init__(
+        self, program: Path, cluster: Cluster, folder: Path, user: str, namespace: str
+    ) -> None:
+        folder.mkdir()
+        self.folder = folder
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self.lease_path = f"{leases}/planewise-controller"
+        self._port = _free_port()
+        with (folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(program, "controller", "--identity", folder.name, "--namespace", namespace),
+                    *("--kubeconfig", cluster.kubeconfig(user)),
+                    *("--listen", f"127.0.0.1:{self._port}"),
+                ],
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        """Kills it as kill -9 does."""
+        self.process.kill()
+        self.process.wait()
+
+    def metrics(self) -> dict[str, float]:
+        """Its metrics, by name and labels; empty before it listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return {}
+        rows = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+        return {name.removeprefix("planewise_fleet_"): float(value) for name, _, value in rows}
+
+    def leads(self) -> bool:
+        """Is it the one that writes?"""
+        return self.metrics().get("leads") == 1
 
 
 def binaries() -> Path:

@@ -2,74 +2,113 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
-from tests.fleet.cluster import AgentOfNode, Cluster, Object, binaries
+from tests.fleet.cluster import AgentOfNode, Cluster, Controller, Object, binaries
 
 REPOSITORY = Path(__file__).parents[2]
 
-MANIFESTS = REPOSITORY / "packaging/kubernetes"
-AGENT = REPOSITORY / "crates/kube/target/debug/planewised-kubernetes"
-# May do what the role of agent.yaml allows; the others lack one verb of it each.
+CHART = REPOSITORY / "packaging/kubernetes/chart"
+PROGRAM = REPOSITORY / "crates/kube/target/debug/planewised-kubernetes"
+AGENT = "planewised"
+CONTROLLER = "planewise-controller"
+# Each may do what its role in the chart allows; others lack one verb of it each.
 USER = "agent"
+CONTROLLER_USER = "controller"
+NAMESPACE = "planewise"
+_USERS = {AGENT: USER, CONTROLLER: CONTROLLER_USER}
 
 
-def manifests(name: str) -> list[Object]:
-    """The objects of a file."""
-    return list(YAML(typ="safe").load_all((MANIFESTS / name).read_text()))
+def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run Helm; skips where it is not kept."""
+    program = binaries() / "helm"
+    if not os.access(program, os.X_OK):
+        pytest.skip("helm is not kept here: `make fleet-test` builds it")
+    return subprocess.run([program, *arguments], check=check, capture_output=True, text=True)
 
 
-def rules() -> list[Object]:
-    """What the agent's role allows."""
-    role = next(item for item in manifests("agent.yaml") if item["kind"] == "ClusterRole")
-    return list(role["rules"])
+def rendered(*settings: str) -> list[Object]:
+    """The objects of the chart, as Helm writes them with these `--set` and other arguments."""
+    text = helm("template", "planewise", str(CHART), "--namespace", NAMESPACE, *settings).stdout
+    return [item for item in YAML(typ="safe").load_all(text) if item]
 
 
-def verbs() -> list[str]:
-    """Each verb of the role, as RESOURCE:VERB."""
-    return [f"{rule['resources'][0]}:{verb}" for rule in rules() for verb in rule["verbs"]]
+def crds() -> list[Object]:
+    """The kinds of the chart."""
+    load = YAML(typ="safe").load
+    return [load(path.read_text()) for path in sorted((CHART / "crds").iterdir())]
 
 
-def _user(verb: str) -> str:
-    return "without-" + verb.replace("/", "-").replace(":", "-")
+@functools.cache
+def _roles(name: str) -> list[tuple[str, Object]]:
+    found = [
+        (item["kind"], rule)
+        for item in rendered()
+        if item["kind"] in ("ClusterRole", "Role") and item["metadata"]["name"] == name
+        for rule in item["rules"]
+    ]
+    assert found, f"the chart has no role {name}"
+    return found
 
 
-def _bind(cluster: Cluster, user: str, allowed: list[Object]) -> None:
+def verbs(role: str = AGENT) -> list[str]:
+    """Each verb of a role, as RESOURCE:VERB."""
+    return [f"{rule['resources'][0]}:{verb}" for _, rule in _roles(role) for verb in rule["verbs"]]
+
+
+def user(role: str, without: str = "") -> str:
+    """Who has a role, but for one verb."""
+    lacking = "-without-" + without.replace("/", "-").replace(":", "-") if without else ""
+    return _USERS[role] + lacking
+
+
+def _bind(cluster: Cluster, role: str, without: str = "") -> None:
+    """Gives a user what a role of the chart allows, in the namespace or everywhere as there."""
+    name = user(role, without)
     rbac = "/apis/rbac.authorization.k8s.io/v1"
-    cluster.create(f"{rbac}/clusterroles", {"metadata": {"name": user}, "rules": allowed})
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user}
-    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
-    binding = {"metadata": {"name": user}, "roleRef": reference, "subjects": [subject]}
-    cluster.create(f"{rbac}/clusterrolebindings", binding)
+    resource, _, verb = without.partition(":")
+    for kind in ("ClusterRole", "Role"):
+        allowed = [
+            {
+                **rule,
+                "verbs": [
+                    of for of in rule["verbs"] if [of, *rule["resources"]] != [verb, resource]
+                ],
+            }
+            for where, rule in _roles(role)
+            if where == kind
+        ]
+        allowed = [rule for rule in allowed if rule["verbs"]]
+        base = rbac if kind == "ClusterRole" else f"{rbac}/namespaces/{NAMESPACE}"
+        cluster.create(f"{base}/{kind.lower()}s", {"metadata": {"name": name}, "rules": allowed})
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+        subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}
+        binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
+        cluster.create(f"{base}/{kind.lower()}bindings", binding)
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane with our kinds, and users with the agent's role, whole and in part."""
-    for program in (binaries() / "etcd", binaries() / "kube-apiserver", AGENT):
+    """A control plane with our kinds, and users with the roles of the chart, whole and in part."""
+    for program in (binaries() / "etcd", binaries() / "kube-apiserver", PROGRAM):
         if not os.access(program, os.X_OK):
             pytest.skip(f"{program.name} is not kept here: `make fleet-test` builds it")
-    users = [USER, *map(_user, verbs())]
+    people = [(role, verb) for role in _USERS for verb in ("", *verbs(role))]
+    users = [user(*person) for person in people]
     cluster = Cluster(binaries(), tmp_path_factory.mktemp("cluster"), users)
     try:
-        for name in ("vfpolicies.yaml", "vfpools.yaml"):
-            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-            cluster.create(path, manifests(name)[0])
-        _bind(cluster, USER, rules())
-        for verb in verbs():
-            resource, without = verb.split(":")
-            rest = [
-                {**rule, "verbs": [verb for verb in rule["verbs"] if verb != without]}
-                if rule["resources"] == [resource]
-                else rule
-                for rule in rules()
-            ]
-            _bind(cluster, _user(verb), [rule for rule in rest if rule["verbs"]])
+        for item in crds():
+            cluster.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", item)
+        cluster.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        for person in people:
+            _bind(cluster, *person)
         yield cluster
     finally:
         cluster.stop()
@@ -87,8 +126,7 @@ def agent(cluster: Cluster, tmp_path: Path) -> Iterator[Agents]:
         node = f"{tmp_path.name.replace('_', '-').strip('-')}-{len(agents)}"
         folder = tmp_path / str(len(agents))
         folder.mkdir()
-        user = _user(without) if without else USER
-        agents.append(AgentOfNode(AGENT, cluster, node, folder, user, vfs))
+        agents.append(AgentOfNode(PROGRAM, cluster, node, folder, user(AGENT, without), vfs))
         return agents[-1]
 
     yield start
@@ -121,3 +159,24 @@ def policy(cluster: Cluster) -> Callable[..., None]:
         )
 
     return make
+
+
+Controllers = Callable[..., Controller]
+
+
+@pytest.fixture
+def controller(cluster: Cluster, tmp_path: Path) -> Iterator[Controllers]:
+    """Starts another controller; `without` is the verb that it lacks."""
+    controllers: list[Controller] = []
+
+    def start(without: str = "") -> Controller:
+        name = f"replica-{len(controllers)}"
+        who = user(CONTROLLER, without)
+        controllers.append(Controller(PROGRAM, cluster, tmp_path / name, who, NAMESPACE))
+        return controllers[-1]
+
+    yield start
+    for started in controllers:
+        started.kill()
+    for started in controllers:
+        cluster.delete_if_there(started.lease_path)

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
 from tests.fleet.cluster import MERGE, AgentOfNode, ApiError, Cluster, wait_for
-from tests.fleet.conftest import USER, Agents, manifests, verbs
+from tests.fleet.conftest import USER, Agents, crds, verbs
 
 Policies = Callable[..., None]
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -140,19 +141,64 @@ def test_vfs_that_a_device_plugin_or_a_dra_driver_hands_out_are_not_given(
     assert node.ready() == ("True", "AllUsable")
 
 
-def test_the_api_server_takes_the_manifest_of_the_agent_as_it_is(cluster: Cluster) -> None:
-    for item in manifests("agent.yaml"):
-        group = item["apiVersion"] if "/" in item["apiVersion"] else ""
-        base = f"/apis/{group}" if group else "/api/v1"
-        where = item["metadata"].get("namespace")
-        inside = f"/namespaces/{where}" if where else ""
-        cluster.create(f"{base}{inside}/{item['kind'].lower()}s", item)
-
-
 def test_a_node_without_vfs_says_so(agent: Agents) -> None:
     node = agent(vfs=0)
     wait_for("the node says so", lambda: node.ready() == ("False", "NoVfs"))
     wait_for("an event", lambda: node.events("default", node.node) == [("NoVfs", 1)])
+
+
+def test_an_api_server_without_our_kinds_is_told_in_one_sentence_and_waited_for(
+    cluster: Cluster, agent: Agents
+) -> None:
+    kinds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+    def is_gone(path: str) -> bool:
+        return cluster.get(path) is None
+
+    ours = {item["metadata"]["name"].partition(".")[0]: item for item in crds()}
+    try:
+        for plural in ("vfpools", "vfpolicies"):
+            cluster.delete(f"{kinds}/{plural}.planewise.io")
+            gone = f"{kinds}/{plural}.planewise.io"
+            wait_for("the kind is gone", partial(is_gone, gone))
+        node = agent()
+        told = wait_for("the node is told", lambda: node.events_about("default", node.node))
+        (event,) = told
+        assert event["reason"] == "NoVfPoolKind"
+        assert event["regarding"]["kind"] == "Node"
+        assert event["regarding"]["uid"] == node.node, "`kubectl describe node` asks by that"
+        assert event["note"] == (
+            "the API server knows no VfPools of planewise.io/v1alpha1: "
+            "apply packaging/kubernetes/chart/crds"
+        )
+    finally:
+        cluster.create(kinds, ours["vfpools"])
+    try:
+        wait_for("the pool says so", lambda: node.ready() == ("Unknown", "NotKnown"), 60)
+        message = node.pool["conditions"][0]["message"]
+        assert "knows no VfPolicies of planewise.io/v1alpha1: apply" in message
+        events = wait_for("an event", lambda: node.events_about("default", node.node)[1:])
+        uid = cluster.get(f"{POOLS}/{node.node}")["metadata"]["uid"]
+        assert [event["regarding"]["uid"] for event in events] == [uid]
+    finally:
+        cluster.create(kinds, ours["vfpolicies"])
+    wait_for("all is well", lambda: node.ready() == ("True", "AllUsable"), 90)
+
+
+def test_a_static_pod_is_found_by_the_hash_that_its_mirror_bears_and_nobody_else_can_bear_it(
+    cluster: Cluster, agent: Agents, namespace: str, policy: Policies
+) -> None:
+    policy(namespace)
+    node = agent(vfs=2)
+    hash_ = "0123456789abcdef0123456789abcdef"
+    keys = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
+    node.pod(namespace, "static", group=hash_, annotations=dict.fromkeys(keys, hash_))
+    wait_for("it is a guest", lambda: node.holders() == {f"{namespace}/static"})
+    victim = node.pod(namespace, "victim")["metadata"]["uid"]
+    node.pod(namespace, "liar", group="none", annotations=dict.fromkeys(keys, victim))
+    both = {f"{namespace}/static", f"{namespace}/victim"}
+    wait_for("the victim is a guest", lambda: node.holders() == both)
+    wait_for("the liar is told", lambda: node.condition(namespace, "liar")[1] == "NoProcess")
 
 
 def test_an_agent_that_was_killed_goes_on_with_the_pods_that_are_there_then(

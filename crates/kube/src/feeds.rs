@@ -54,6 +54,8 @@ where
     config: watcher::Config,
     /// What they are, for sentences.
     what: &'static str,
+    /// An API server that knows no such objects has none: an older one, for kinds that are not ours.
+    optional: bool,
     /// All of them were told once.
     listed: Cell<bool>,
     /// The API server knows no such objects.
@@ -66,7 +68,14 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     K::DynamicType: Eq + Hash + Clone,
 {
-    fn new(what: &'static str, api: Api<K>, kind: K::DynamicType, config: watcher::Config) -> Self {
+    /// None was asked for yet.
+    pub fn new(
+        what: &'static str,
+        api: Api<K>,
+        kind: K::DynamicType,
+        config: watcher::Config,
+        optional: bool,
+    ) -> Self {
         let writer = Writer::new(kind);
         Self {
             store: writer.as_reader(),
@@ -74,6 +83,7 @@ where
             api,
             config,
             what,
+            optional,
             listed: Cell::new(false),
             missing: Cell::new(false),
             trouble: RefCell::new(None),
@@ -85,7 +95,7 @@ where
     /// # Errors
     /// They were never told, and why not.
     pub fn all(&self) -> Result<Vec<Arc<K>>, String> {
-        if self.missing.get() {
+        if self.missing.get() && self.optional {
             return Ok(Vec::new());
         }
         if self.listed.get() {
@@ -102,7 +112,7 @@ where
     }
 
     /// Follows them for ever.
-    async fn follow(&self, changed: &Notify) {
+    pub async fn follow(&self, changed: &Notify) {
         let Some(writer) = self.writer.borrow_mut().take() else { return };
         let events = watcher(self.api.clone(), self.config.clone())
             .modify(|object| object.meta_mut().managed_fields = None)
@@ -123,8 +133,11 @@ where
                 }
                 Err(error) => {
                     self.missing.set(is_missing(&error));
-                    let why =
-                        format!("the API server does not tell {}: {}", self.what, said(&error));
+                    let why = if self.missing.get() && !self.optional {
+                        missing(self.what)
+                    } else {
+                        format!("the API server does not tell {}: {}", self.what, said(&error))
+                    };
                     if self.trouble.replace(Some(why.clone())).is_none() {
                         tracing::warn!("{why}");
                     }
@@ -145,6 +158,13 @@ fn is_missing(error: &watcher::Error) -> bool {
         watcher::Error::InitialListFailed(kube::Error::Api(status)) => status.code == 404,
         _ => false,
     }
+}
+
+/// Why objects of ours are not there: the API server does not know their kind in our version.
+pub fn missing(what: &str) -> String {
+    format!(
+        "the API server knows no {what} of {GROUP}/{VERSION}: apply packaging/kubernetes/chart/crds"
+    )
 }
 
 /// All that is watched.
@@ -170,10 +190,12 @@ impl Feeds {
         let slices = GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceSlice");
         let slices = ApiResource::from_gvk_with_plural(&slices, "resourceslices");
         let all = |kind: &ApiResource| Api::all_with(client.clone(), kind);
+        let everything = watcher::Config::default();
+        let pods = Api::all(client.clone());
         Self {
-            pods: Feed::new("this node's pods", Api::all(client.clone()), (), of_node.clone()),
-            policies: Feed::new("VfPolicies", all(&policies), policies, watcher::Config::default()),
-            slices: Feed::new("this node's ResourceSlices", all(&slices), slices, of_node),
+            pods: Feed::new("this node's pods", pods, (), of_node.clone(), false),
+            policies: Feed::new("VfPolicies", all(&policies), policies, everything, false),
+            slices: Feed::new("this node's ResourceSlices", all(&slices), slices, of_node, true),
         }
     }
 

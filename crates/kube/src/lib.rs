@@ -1,6 +1,7 @@
 //! This host as a node of a Kubernetes cluster: its pods become guests of the daemon, and the cluster is
 //! told who holds its VFs (docs/reference/kubernetes.md). Decides nothing about VFs.
 
+pub mod controller;
 mod devices;
 mod feeds;
 mod node;
@@ -8,7 +9,9 @@ mod objects;
 mod policy;
 mod process;
 mod report;
+mod write;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -35,15 +38,8 @@ impl Cluster for Kubernetes {
                 "set node = \"…\", or the environment variable NODE_NAME (the DaemonSet does)",
             )
         })?;
-        let failed = |what: String| {
-            let remedy = "run it as a pod with a service account, or set [kubernetes] kubeconfig";
-            Error::bad_input(format!("no access to the cluster's API: {what}"), remedy)
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| failed(error.to_string()))?;
-        let client = runtime.block_on(client(config)).map_err(failed)?;
+        let runtime = runtime()?;
+        let client = runtime.block_on(client(config.kubeconfig.as_deref()))?;
         let shared = Arc::new(node::Shared::default());
         let (config, told) = (config.clone(), Arc::clone(&shared));
         let run = move || {
@@ -59,7 +55,7 @@ impl Cluster for Kubernetes {
         std::thread::Builder::new()
             .name("kubernetes".into())
             .spawn(run)
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|error| Error::failed("no thread for the cluster", "").caused_by(error))?;
         Ok(Node { pods: Arc::clone(&shared) as _, devices: shared })
     }
 }
@@ -71,16 +67,27 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= 253 && name.bytes().all(plain)
 }
 
-async fn client(config: &config::Kubernetes) -> std::result::Result<kube::Client, String> {
-    let access = match &config.kubeconfig {
-        None => kube::Config::incluster().map_err(|error| error.to_string())?,
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|error| Error::failed("no runtime for the cluster", "").caused_by(error))
+}
+
+/// Access to the cluster's API by this file; none: as a pod of the cluster.
+async fn client(kubeconfig: Option<&Path>) -> Result<kube::Client> {
+    let failed = |what: String| {
+        let remedy = "run it as a pod with a service account, or name a kubeconfig";
+        Error::bad_input(format!("no access to the cluster's API: {what}"), remedy)
+    };
+    let access = match kubeconfig {
+        None => kube::Config::incluster().map_err(|error| failed(error.to_string()))?,
         Some(path) => {
-            let file = Kubeconfig::read_from(path)
-                .map_err(|error| format!("{}: {error}", path.display()))?;
-            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .map_err(|error| format!("{}: {error}", path.display()))?
+            let of_file = |error: kube::config::KubeconfigError| {
+                failed(format!("{}: {error}", path.display()))
+            };
+            let file = Kubeconfig::read_from(path).map_err(of_file)?;
+            let options = KubeConfigOptions::default();
+            kube::Config::from_custom_kubeconfig(file, &options).await.map_err(of_file)?
         }
     };
-    kube::Client::try_from(access).map_err(|error| error.to_string())
+    kube::Client::try_from(access).map_err(|error| failed(error.to_string()))
 }

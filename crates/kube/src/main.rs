@@ -1,7 +1,29 @@
-//! `planewised` as a node agent: the same program, which can join a cluster.
+//! `planewised` as a node agent, which can join a cluster; and the controller over all nodes.
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
+
+/// Planewise on a Kubernetes node: its VFs and who holds them; and the view over all nodes.
+#[derive(Parser)]
+#[command(name = "planewised-kubernetes", version, about, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Controller(pw_kube::controller::Args),
+    #[command(flatten)]
+    Host(planewised::cli::Command),
+}
 
 fn main() -> std::process::ExitCode {
-    planewised::cli::main(planewised::cli::Cli::parse(), Some(&pw_kube::Kubernetes))
+    match Cli::parse().command {
+        Command::Controller(args) => {
+            pw_error::exit("planewised-kubernetes", pw_kube::controller::run(&args))
+        }
+        Command::Host(command) => {
+            planewised::cli::main(planewised::cli::Cli { command }, Some(&pw_kube::Kubernetes))
+        }
+    }
 }

@@ -97,7 +97,7 @@ pub struct Agent {
     config: config::Kubernetes,
     shared: Arc<Shared>,
     feeds: Feeds,
-    /// A process of each managed pod, by uid.
+    /// A process of each managed pod, by the uid in its control group's name.
     processes: RefCell<BTreeMap<String, u32>>,
     ruled: RefCell<Vec<Ruled>>,
 }
@@ -170,15 +170,16 @@ impl Agent {
             })
             .collect();
         let rulings: Vec<(Arc<Pod>, Ruling)> = pods
-            .into_iter()
+            .iter()
             .filter(|pod| !has_ended(pod))
-            .map(|pod| (Arc::clone(&pod), policy::rule(&facts(&pod), &policies)))
+            .map(|pod| (Arc::clone(pod), policy::rule(&facts(pod), &policies)))
             .collect();
-        let managed: BTreeSet<String> = rulings
+        let groups: BTreeMap<String, String> = rulings
             .iter()
             .filter(|(_, ruling)| matches!(ruling, Ruling::Managed { .. }))
-            .filter_map(|(pod, _)| pod.uid())
+            .filter_map(|(pod, _)| Some((pod.uid()?, group_uid(pod, &pods)?)))
             .collect();
+        let managed: BTreeSet<String> = groups.values().cloned().collect();
         let found = process::find(&self.config.proc, &managed, &self.processes.borrow());
         let found = match found {
             Ok(found) => found,
@@ -188,11 +189,14 @@ impl Agent {
                 return Seen { containers: Containing::Unknown(why), trouble };
             }
         };
+        let processes =
+            groups.into_iter().filter_map(|(uid, group)| Some((uid, *found.get(&group)?)));
+        let processes = processes.collect();
         let refused = self.shared.told().refused.clone();
         let mut containers = Vec::new();
         let mut ruled = Vec::new();
         for (pod, ruling) in rulings {
-            let (container, condition) = judge(&pod, ruling, &found, &refused);
+            let (container, condition) = judge(&pod, ruling, &processes, &refused);
             containers.extend(container);
             ruled.push(Ruled { pod, condition });
         }
@@ -222,8 +226,8 @@ fn judge(
     let uid = pod.uid().unwrap_or_default();
     let Some(pid) = processes.get(&uid).copied() else {
         let runs = phase(pod) == Some("Running");
-        let message =
-            "it runs, and no process of it is seen: the agent must see the node's processes";
+        let message = "it runs, and no process of it is seen: the agent must see the node's processes, \
+                       and the kubelet's cgroupRoot must be /";
         return (None, runs.then(|| Condition::of_pod("False", "NoProcess", message)));
     };
     let condition = match refused.get(&id) {
@@ -231,7 +235,24 @@ fn judge(
         None if notes.is_empty() => None,
         None => told("True", "AnnotationsNotFollowed", &notes.join("; ")),
     };
-    (Some(Container { id, run: uid, pid, interface, wish }), condition)
+    (Some(Container { id, run: uid, pid, interface, macs: Vec::new(), wish }), condition)
+}
+
+/// The uid in the name of the pod's control group. The object of a static pod is a mirror with a uid of
+/// its own: the kubelet's is the hash that the mirror bears. Whoever makes pods can write that, too: what
+/// is another pod's as well, of `pods` of the node, is not believed.
+fn group_uid(pod: &Pod, pods: &[Arc<Pod>]) -> Option<String> {
+    let Some(mirrored) = mirrored(pod) else { return pod.uid() };
+    let others = pods.iter().filter(|other| other.uid() != pod.uid());
+    let of_other = |other: &Arc<Pod>| {
+        other.uid().as_deref() == Some(mirrored) || self::mirrored(other) == Some(mirrored)
+    };
+    (!others.into_iter().any(of_other)).then(|| mirrored.to_owned())
+}
+
+/// The uid of the static pod that this one mirrors.
+fn mirrored(pod: &Pod) -> Option<&str> {
+    pod.annotations().get("kubernetes.io/config.mirror").map(String::as_str)
 }
 
 fn phase(pod: &Pod) -> Option<&str> {
@@ -253,7 +274,7 @@ fn facts(pod: &Pod) -> policy::Pod {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -288,6 +309,27 @@ mod tests {
         assert_eq!((container, condition), (None, None));
         let (container, condition) = judge(&pod("Running"), managed(&[]), &none, &BTreeMap::new());
         assert_eq!((container, reason(condition)), (None, Some(("False", "NoProcess".into()))));
+    }
+
+    #[test]
+    fn a_static_pods_processes_are_found_by_the_hash_that_its_mirror_bears_unless_another_has_it() {
+        let pod = |uid: &str, annotations: Value| -> Arc<Pod> {
+            let pod = json!({"metadata": {"name": uid, "namespace": "shop", "uid": uid,
+                                          "annotations": annotations}});
+            Arc::new(serde_json::from_value(pod).expect("a pod"))
+        };
+        let mirror = |uid: &str, of: &str| pod(uid, json!({"kubernetes.io/config.mirror": of}));
+        let (plain, first, second) =
+            (pod("u1", json!({})), mirror("u2", "abc"), mirror("u3", "abc"));
+        let group = |of: &Arc<Pod>, pods: &[&Arc<Pod>]| {
+            group_uid(of, &pods.iter().copied().cloned().collect::<Vec<_>>())
+        };
+        assert_eq!(group(&plain, &[&plain, &first]).as_deref(), Some("u1"));
+        assert_eq!(group(&first, &[&plain, &first]).as_deref(), Some("abc"));
+        assert_eq!(group(&first, &[&first, &second]), None);
+        let forged = mirror("u4", "u1");
+        assert_eq!(group(&forged, &[&plain, &forged]), None);
+        assert_eq!(group(&plain, &[&plain, &forged]).as_deref(), Some("u1"));
     }
 
     #[test]

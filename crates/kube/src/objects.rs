@@ -72,8 +72,8 @@ pub fn readiness(status: &Status, trouble: Option<&str>) -> Condition {
     Condition { kind: "Ready".into(), status, reason: reason.to_owned(), message }
 }
 
-/// The status of a `VfPool` without times: two that are equal need no writing.
-pub fn pool_status(status: &Status) -> Value {
+/// The status of a `VfPool` without times; without `rates`, two that are equal need no writing.
+pub fn pool_status(status: &Status, rates: bool) -> Value {
     let place = |of: &[&Vf], place: VfState| of.iter().filter(|vf| vf.place == place).count();
     let counts = |of: &[&Vf]| {
         json!({"vfs": of.len(), "held": place(of, VfState::Held), "free": place(of, VfState::Pool),
@@ -96,11 +96,22 @@ pub fn pool_status(status: &Status) -> Value {
     });
     let pods = || status.guests.iter().filter(|guest| guest.kind == GuestKind::Pod);
     let waits = |guest: &&Guest| guest.vf.is_none() && guest.stance != Stance::Excluded;
+    let waiters: Vec<Value> = pods()
+        .filter(waits)
+        .map(|guest| {
+            let mut waiter = json!({"guest": guest.id});
+            if let (true, Some(pps)) = (rates, guest.rate.pps) {
+                waiter["packetsPerSecond"] = json!(pps.round() as u64);
+            }
+            waiter
+        })
+        .collect();
     let mut body = counts(&all);
     body["pfs"] = pfs.collect();
     body["holders"] = holders.collect();
     body["pods"] = json!(pods().count());
-    body["waiting"] = json!(pods().filter(waits).count());
+    body["waiting"] = json!(waiters.len());
+    body["waiters"] = json!(waiters);
     body["policy"] = json!(status.policy);
     body
 }
@@ -164,9 +175,10 @@ mod tests {
         let status = status(vfs, guests);
         let ready = readiness(&status, None);
         assert_eq!((ready.status, ready.reason.as_str()), ("True", "SomeUnusable"));
-        let body = pool_status(&status);
+        let body = pool_status(&status, true);
         assert_eq!((&body["vfs"], &body["held"], &body["free"]), (&json!(3), &json!(1), &json!(1)));
         assert_eq!((&body["pods"], &body["waiting"]), (&json!(3), &json!(1)));
+        assert_eq!(body["waiters"], json!([{"guest": "shop/db"}]), "its rate is not known");
         assert_eq!(body["holders"], json!([{"vf": "pf0/0", "guest": "shop/web", "kind": "pod"}]));
         assert_eq!(body["pfs"][0]["message"], "the host uses it");
     }
@@ -187,11 +199,13 @@ mod tests {
     fn what_only_time_changes_needs_no_writing() {
         let mut now =
             status(vec![vf(0, VfState::Pool, None)], vec![guest("a/b", None, Stance::Free)]);
-        let before = (pool_status(&now), readiness(&now, None));
+        let before = (pool_status(&now, false), readiness(&now, None));
         now.at_unix_ms += 10_000;
         now.counters.samples += 10;
         now.guests[0].rate = Rate { pps: Some(1e6), ..now.guests[0].rate };
-        assert_eq!((pool_status(&now), readiness(&now, None)), before);
+        assert_eq!((pool_status(&now, false), readiness(&now, None)), before);
+        let waiter = json!([{"guest": "a/b", "packetsPerSecond": 1_000_000}]);
+        assert_eq!(pool_status(&now, true)["waiters"], waiter);
     }
 
     #[test]

@@ -1,28 +1,42 @@
-//! The processes of a pod, by the pod's uid in the path of their control group, which the kernel tells
-//! and no pod can change. A process names the pod's network namespace. NRI would tell it sooner, and is
-//! not asked.
+//! The processes of a pod, by the pod's uid in the path of their control group below the kubelet's,
+//! where root alone makes groups. A process names the pod's network namespace. NRI would tell it sooner,
+//! and is not asked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
+/// The kubelet's groups above those of pods, of both drivers; `..` leads there from the agent's own
+/// group. Whoever was delegated a group elsewhere (`user.slice`, another runtime's) can name one below it
+/// as it likes: a pod's group is none there.
+const ABOVE: [&str; 8] = [
+    "",
+    "..",
+    "kubepods",
+    "besteffort",
+    "burstable",
+    "kubepods.slice",
+    "kubepods-besteffort.slice",
+    "kubepods-burstable.slice",
+];
+
 /// The uid of the pod whose control group this is, from the text of `/proc/PID/cgroup`; none: no pod's.
 /// Paths are `/kubepods/…/podUID/…`, or systemd's `…-podUID.slice` with `_` in place of `-`.
 pub fn pod_uid(cgroup: &str) -> Option<String> {
-    let mut components = cgroup
-        .lines()
-        .filter_map(|line| line.splitn(3, ':').nth(2))
-        .flat_map(|path| path.split('/'));
-    components.find_map(|component| {
-        let name = component.strip_suffix(".slice").unwrap_or(component);
-        let uid = match name.strip_prefix("pod") {
-            Some(uid) => uid,
-            None => name.strip_prefix("kubepods")?.split_once("-pod")?.1,
-        };
-        let uid = uid.replace('_', "-");
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        (!uid.is_empty() && uid.bytes().all(plain)).then_some(uid)
-    })
+    let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    paths.filter_map(of_path).next()
+}
+
+fn of_path(path: &str) -> Option<String> {
+    let component = path.split('/').find(|component| !ABOVE.contains(component))?;
+    let name = component.strip_suffix(".slice").unwrap_or(component);
+    let uid = match name.strip_prefix("pod") {
+        Some(uid) => uid,
+        None => name.strip_prefix("kubepods")?.split_once("-pod")?.1,
+    };
+    let uid = uid.replace('_', "-");
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    (!uid.is_empty() && uid.bytes().all(plain)).then_some(uid)
 }
 
 /// When a process was started, from the text of `/proc/PID/stat` [ticks since the boot].
@@ -108,6 +122,24 @@ mod tests {
         {
             assert_eq!(pod_uid(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn a_group_named_after_a_pod_outside_the_kubelets_is_no_pods() {
+        let slice = UID.replace('-', "_");
+        for path in [
+            format!("/user.slice/user-1000.slice/user@1000.service/pod{UID}"),
+            format!("/user.slice/user-1000.slice/user@1000.service/kubepods/pod{UID}/c"),
+            format!("/../../../user.slice/user-1000.slice/kubepods-pod{slice}.slice"),
+            format!("/system.slice/docker-0123.scope/kubepods.slice/kubepods-pod{slice}.slice"),
+            format!("/machine.slice/pod{UID}"),
+        ] {
+            assert_eq!(pod_uid(&format!("0::{path}\n")), None, "{path}");
+        }
+        // Below a pod's own group it is still that pod's.
+        let other = "11111111-2222-3333-4444-555555555555";
+        let nested = format!("0::/kubepods/burstable/pod{UID}/0123abcd/pod{other}\n");
+        assert_eq!(pod_uid(&nested).as_deref(), Some(UID));
     }
 
     fn process(proc: &Path, pid: u32, uid: &str, started: u64) {

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use k8s_openapi::jiff::Timestamp;
-use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::api::Patch;
 use kube::runtime::events::{self, EventType, Recorder};
 use kube::{Api, Client, Resource, ResourceExt};
 use planewised::daemon::status::Status;
@@ -16,10 +15,11 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::feeds::kind;
+use crate::feeds::{kind, missing};
 use crate::node::Agent;
 use crate::objects::{self, Condition, VERSION};
 use crate::policy::GROUP;
+use crate::write::{Applied, Failure, apply, now, within};
 
 /// Who writes.
 const MANAGER: &str = "planewised";
@@ -29,8 +29,6 @@ const LOOK: Duration = Duration::from_secs(1);
 const APART: Duration = Duration::from_secs(10);
 /// Between two writings of the pool if nothing changed: an older one is of an agent that does not run.
 const HEARTBEAT: Duration = Duration::from_secs(60);
-/// The API server has so long to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest wait after failures is 2 to this power seconds.
 const LONGEST_BACKOFF: u32 = 5;
 
@@ -55,14 +53,14 @@ pub struct Reporter<'a> {
     client: Client,
     status: watch::Receiver<Arc<Status>>,
     recorder: Recorder,
-    pools: Api<DynamicObject>,
+    pools: Applied,
     state: RefCell<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The pool's object is there.
-    made: bool,
+    /// The uid of the pool's object, once it is there.
+    made: Option<String>,
     written: Option<Written>,
     /// By the pods' uids.
     said: BTreeMap<String, Said>,
@@ -70,39 +68,6 @@ struct State {
     quiet_until: Option<Instant>,
     /// What failed last, so that it is logged once.
     trouble: Option<String>,
-}
-
-/// Why something was not written.
-enum Failure {
-    /// The API server knows no such objects.
-    Missing,
-    Other(String),
-}
-
-impl From<kube::Error> for Failure {
-    fn from(error: kube::Error) -> Self {
-        match error {
-            kube::Error::Api(status) if status.code == 404 => Self::Missing,
-            other => Self::Other(other.to_string()),
-        }
-    }
-}
-
-/// Asks the API server, for so long as it has.
-async fn within<T>(ask: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Failure> {
-    match tokio::time::timeout(PATIENCE, ask).await {
-        Ok(answer) => answer.map_err(Failure::from),
-        Err(_) => Err(Failure::Other(format!("no answer within {} s", PATIENCE.as_secs()))),
-    }
-}
-
-fn now() -> String {
-    let now = Timestamp::now();
-    Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
-}
-
-fn apply() -> PatchParams {
-    PatchParams::apply(MANAGER).force()
 }
 
 impl<'a> Reporter<'a> {
@@ -114,7 +79,11 @@ impl<'a> Reporter<'a> {
         };
         Self {
             recorder: Recorder::new(client.clone(), who),
-            pools: Api::all_with(client.clone(), &kind("VfPool", "vfpools")),
+            pools: Applied {
+                api: Api::all_with(client.clone(), &kind("VfPool", "vfpools")),
+                kind: "VfPool",
+                manager: MANAGER,
+            },
             agent,
             client,
             status,
@@ -192,7 +161,7 @@ impl<'a> Reporter<'a> {
         let patch = json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "uid": uid},
             "status": {"conditions": [condition.json(&now())]}});
-        match within(pods.patch_status(&name, &apply(), &Patch::Apply(&patch))).await {
+        match within(pods.patch_status(&name, &apply(MANAGER), &Patch::Apply(&patch))).await {
             // It has gone since.
             Ok(_) | Err(Failure::Missing) => {}
             Err(Failure::Other(why)) => {
@@ -235,8 +204,9 @@ impl<'a> Reporter<'a> {
         if status.counters.samples == 0 {
             return Ok(());
         }
+        // Rates differ all the time: they are written whenever something else is, or the heartbeat.
         let (body, ready) = (
-            objects::pool_status(&status),
+            objects::pool_status(&status, false),
             objects::readiness(&status, self.agent.unknown().as_deref()),
         );
         let now = now();
@@ -253,9 +223,10 @@ impl<'a> Reporter<'a> {
         if !due {
             return Ok(());
         }
-        let result = self.write_pool(&objects::applied(body.clone(), &ready, &since, &now)).await;
+        let rates = objects::pool_status(&status, true);
+        let result = self.write_pool(&objects::applied(rates, &ready, &since, &now)).await;
         if let Err(Failure::Missing) = result {
-            self.state.borrow_mut().made = false;
+            self.state.borrow_mut().made = None;
         }
         match result {
             Ok(()) => {}
@@ -274,14 +245,7 @@ impl<'a> Reporter<'a> {
 
     async fn write_pool(&self, status: &Value) -> Result<(), Failure> {
         let node = self.agent.node.as_str();
-        let object = |rest: Value| {
-            let mut object = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "VfPool"});
-            if let (Some(object), Value::Object(rest)) = (object.as_object_mut(), rest) {
-                object.extend(rest);
-            }
-            object
-        };
-        if !self.state.borrow().made {
+        if self.state.borrow().made.is_none() {
             let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
             // A pool goes with its node.
             let owners: Value = match within(nodes.get_metadata(node)).await {
@@ -290,20 +254,15 @@ impl<'a> Reporter<'a> {
                 Err(Failure::Missing) => json!([]),
                 Err(other) => return Err(other),
             };
-            let bare = object(json!({"metadata": {"name": node, "ownerReferences": owners}}));
-            within(self.pools.patch(node, &apply(), &Patch::Apply(&bare))).await?;
-            self.state.borrow_mut().made = true;
+            let uid = self.pools.make(node, owners).await?;
+            self.state.borrow_mut().made = Some(uid);
         }
-        let whole = object(json!({"metadata": {"name": node}, "status": status}));
-        within(self.pools.patch_status(node, &apply(), &Patch::Apply(&whole))).await?;
-        Ok(())
+        self.pools.status(node, status).await
     }
 
     /// There is no object that could be told: the node is.
     async fn no_kind(&self) -> Result<(), String> {
-        let what = format!(
-            "the API server knows no VfPool of {GROUP}/{VERSION}, or it was removed: apply vfpools.yaml"
-        );
+        let what = missing("VfPools");
         let condition = Condition {
             kind: "Ready".into(),
             status: "Unknown",
@@ -317,11 +276,17 @@ impl<'a> Reporter<'a> {
     }
 
     fn reference(&self, kind: &str) -> ObjectReference {
-        let group = if kind == "Node" { "v1".to_owned() } else { format!("{GROUP}/{VERSION}") };
+        let name = self.agent.node.clone();
+        // Events of a node bear its name as uid, as the kubelet's do: `kubectl describe node` asks for it.
+        let (group, uid) = match kind {
+            "Node" => ("v1".to_owned(), Some(name.clone())),
+            _ => (format!("{GROUP}/{VERSION}"), self.state.borrow().made.clone()),
+        };
         ObjectReference {
             api_version: Some(group),
             kind: Some(kind.to_owned()),
-            name: Some(self.agent.node.clone()),
+            name: Some(name),
+            uid,
             ..ObjectReference::default()
         }
     }
