@@ -43,7 +43,8 @@ struct order {
 	__u32 kind;
 	__u8 headers[80];
 	__u32 carrier; // CPU that hands frames to the stack
-	__u32 reserved[7];
+	__u32 port_id; // of the map `port`
+	__u32 reserved[6];
 
 	// The generator's CPU writes these, and no other.
 	__u64 next;	   // index of the next frame
@@ -54,10 +55,11 @@ struct order {
 	__u64 last_ns; // when the last frame was made, CLOCK_MONOTONIC
 	__u64 refused; // frames that the interface could not be given
 	__u64 slip_sum_ns, slip_min_ns, slip_max_ns;
-	__u64 reserved_too[6];
+	__u64 lost; // frames that got no further than the redirect
+	__u64 reserved_too[5];
 
 	// The CPU where frames leave writes these: lines of the cache of their own.
-	__u64 left; // frames that reached the interface; the kernel lost the others on the way there
+	__u64 left; // frames that left the loopback interface; the kernel lost the others before
 	__u64 departures, departure_sum_ns, departure_min_ns, departure_max_ns;
 	__u64 reserved_last[3];
 };
@@ -74,6 +76,8 @@ struct expected {
 	__u8 timed; // sender and sink share a clock
 	__u32 kind;
 	__u32 address; // IPv4 address that `reflect` answers for, network byte order
+	__u32 sample_mask; // 1 frame in mask + 1 is timed
+	__u32 reserved;
 };
 
 // When a packet of a ping was made and left its interface [CLOCK_REALTIME, ns].
@@ -111,9 +115,10 @@ struct {
 	__type(value, __u64);
 } buckets SEC(".maps");
 
+// The same interface twice: with the program `depart`, and without.
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__uint(max_entries, 1);
+	__uint(max_entries, 2);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, sizeof(struct bpf_devmap_val));
 } port SEC(".maps");

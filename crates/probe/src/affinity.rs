@@ -14,9 +14,10 @@ pub fn pin(cpu: Option<usize>) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|errno| {
         Error::bad_input(
-            format!("cannot run on CPU {cpu}: {errno}"),
+            format!("cannot run on CPU {cpu}"),
             "`nproc --all` tells how many CPUs there are; they are counted from 0",
         )
+        .caused_by(errno)
     })
 }
 

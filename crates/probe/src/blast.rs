@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
         if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0))
         .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
-        .map_err(|error| Error::failed(format!("cannot open a UDP socket: {error}"), ""))?;
+        .map_err(|error| Error::failed("cannot open a UDP socket", "").caused_by(error))?;
     let payload = vec![0; usize::from(args.size)];
     let started_ns = clock::realtime_ns();
     let start_ns = clock::monotonic_ns();
@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> Result<()> {
                 Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                     Some(Errno::EAGAIN | Errno::ENOBUFS | Errno::ECONNREFUSED) => refused += 1,
                     Some(Errno::EINTR) => break,
-                    _ => return Err(cannot_send(to, &error)),
+                    _ => return Err(cannot_send(to, error)),
                 },
             }
         }
@@ -127,7 +127,7 @@ pub fn run(args: &Args) -> Result<()> {
     Output::new("blast", report).print()
 }
 
-fn cannot_send(to: SocketAddr, error: &std::io::Error) -> Error {
+fn cannot_send(to: SocketAddr, error: std::io::Error) -> Error {
     let remedy = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENETDOWN) => {
             "is the interface up, and is there a route (ip route get ADDR)?"
@@ -135,5 +135,5 @@ fn cannot_send(to: SocketAddr, error: &std::io::Error) -> Error {
         Some(Errno::EMSGSIZE) => "give a smaller --size",
         _ => "",
     };
-    Error::failed(format!("cannot send to {to}: {error}"), remedy)
+    Error::failed(format!("cannot send to {to}"), remedy).caused_by(error)
 }

@@ -71,10 +71,8 @@ pub fn run(args: &Args) -> Result<()> {
                 .stack_size(64 << 10)
                 .spawn_scoped(scope, move || burn(args.load, start_ns, end_ns))
                 .map_err(|error| {
-                    Error::failed(
-                        format!("cannot start thread {index}: {error}"),
-                        "give fewer --threads",
-                    )
+                    Error::failed(format!("cannot start thread {index}"), "give fewer --threads")
+                        .caused_by(error)
                 })
         };
         let threads = (1..args.threads).map(spawn).collect::<Result<Vec<_>>>()?;

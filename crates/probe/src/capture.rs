@@ -120,7 +120,7 @@ pub fn packet_socket() -> Result<OwnedFd> {
         Some(libc::EPERM | libc::EACCES) => {
             Error::failed("not allowed to open a packet socket (CAP_NET_RAW is missing)", NEEDS_RAW)
         }
-        _ => Error::failed(format!("cannot open a packet socket: {error}"), ""),
+        _ => Error::failed("cannot open a packet socket", "").caused_by(error),
     })
 }
 
@@ -159,9 +159,10 @@ impl Ring {
         let socket = packet_socket()?;
         attach_filter(&socket, filter).map_err(|error| {
             Error::bad_input(
-                format!("the kernel refuses the filter for {at}: {error}"),
+                format!("the kernel refuses the filter for {at}"),
                 "make it with `tcpdump -ddd -i IF EXPRESSION`",
             )
+            .caused_by(error)
         })?;
         let set = |name, value: libc::c_int| set_option(&socket, libc::SOL_PACKET, name, &value);
         set(libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V3 as libc::c_int)
@@ -183,9 +184,10 @@ impl Ring {
         let map_bytes = options.block_bytes as usize * options.blocks as usize;
         set_option(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request).map_err(|error| {
             Error::failed(
-                format!("no memory for a capture ring of {} KiB on {at}: {error}", map_bytes >> 10),
+                format!("no memory for a capture ring of {} KiB on {at}", map_bytes >> 10),
                 "give a smaller --ring-mib",
             )
+            .caused_by(error)
         })?;
         // SAFETY: a new mapping of the ring just made; length and offset are the ring's.
         let map = unsafe {

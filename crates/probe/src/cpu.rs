@@ -129,10 +129,8 @@ impl CpuSample {
 
 fn read(path: &str) -> Result<String> {
     std::fs::read_to_string(path).map_err(|error| {
-        Error::failed(
-            format!("cannot read {path}: {error}"),
-            "mount /proc: mount -t proc proc /proc",
-        )
+        Error::failed(format!("cannot read {path}"), "mount /proc: mount -t proc proc /proc")
+            .caused_by(error)
     })
 }
 

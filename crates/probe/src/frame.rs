@@ -59,12 +59,12 @@ pub struct Template {
     flows: u16,
     /// One's complement sum of what the checksum covers, but for what changes.
     constant_sum: u32,
-    kind: Kind,
+    kind: FrameKind,
 }
 
 /// Whose frames they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FrameKind {
     /// A trial's: UDP.
     Trial,
     /// A ping's: echo requests.
@@ -75,7 +75,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     /// Whose frames they are.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// Where the UDP or ICMP header begins [bytes].
     pub udp_at: usize,
     /// UDP source port of the first flow.
@@ -140,7 +140,7 @@ impl Template {
         payload[..2].copy_from_slice(&MAGIC);
         let mut bytes = Vec::with_capacity(spec.size_bytes);
         udp.write(&mut bytes, &payload).map_err(|error| {
-            Error::bad_input(format!("cannot build a frame: {error}"), "give another --size")
+            Error::bad_input("cannot build a frame", "give another --size").caused_by(error)
         })?;
         let udp_at = bytes.len() - payload.len() - UDP_BYTES;
         // The builder's checksum covers source port 0, sequence number 0 and time 0.
@@ -151,7 +151,7 @@ impl Template {
             first_source_port: spec.first_source_port,
             flows: spec.flows,
             constant_sum: u32::from(!checksum),
-            kind: Kind::Trial,
+            kind: FrameKind::Trial,
         })
     }
 
@@ -164,7 +164,7 @@ impl Template {
         message[6..8].fill(0);
         message[12..20].fill(0);
         let constant_sum = wire::sum_words(pseudo_sum, message);
-        let (first_source_port, flows, kind) = (0, 1, Kind::Echo);
+        let (first_source_port, flows, kind) = (0, 1, FrameKind::Echo);
         Self { bytes, udp_at: icmp_at, first_source_port, flows, constant_sum, kind }
     }
 

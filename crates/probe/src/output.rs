@@ -38,15 +38,13 @@ impl<T: Serialize> Output<T> {
     /// # Errors
     /// stdout cannot be written: no space left, or its reader is gone.
     pub fn print(&self) -> Result<()> {
-        let unwritten = |error: &dyn std::fmt::Display| {
-            Error::failed(
-                format!("cannot write the result to stdout: {error}"),
-                "make space, or send it elsewhere",
-            )
+        let unwritten = |error: std::io::Error| {
+            Error::failed("cannot write the result to stdout", "make space, or send it elsewhere")
+                .caused_by(error)
         };
-        let mut line = serde_json::to_vec(self).map_err(|error| unwritten(&error))?;
+        let mut line = serde_json::to_vec(self).map_err(|error| unwritten(error.into()))?;
         line.push(b'\n');
         let mut stdout = std::io::stdout().lock();
-        stdout.write_all(&line).and_then(|()| stdout.flush()).map_err(|error| unwritten(&error))
+        stdout.write_all(&line).and_then(|()| stdout.flush()).map_err(unwritten)
     }
 }

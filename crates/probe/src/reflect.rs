@@ -237,7 +237,7 @@ pub fn run(args: &Args) -> Result<()> {
             // Left by an answer that could not be delivered: the sender is gone.
             Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
             Err(error) => {
-                return Err(Error::failed(format!("cannot receive: {error}"), ""));
+                return Err(Error::failed("cannot receive", "").caused_by(error));
             }
         }
     }
@@ -294,8 +294,8 @@ fn source_address(received: &Received) -> Option<SocketAddr> {
 }
 
 fn open(args: &Args) -> Result<OwnedFd> {
-    let cannot = |what: &str, error: &dyn std::fmt::Display| {
-        Error::failed(format!("cannot {what} UDP port {}: {error}", args.port), "")
+    let cannot = |what: &str, error: std::io::Error| {
+        Error::failed(format!("cannot {what} UDP port {}", args.port), "").caused_by(error)
     };
     // One socket for both versions: IPv4 arrives as mapped IPv6 addresses.
     let address = args.address.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
@@ -303,10 +303,10 @@ fn open(args: &Args) -> Result<OwnedFd> {
         Ok(socket) => (socket, address),
         // A host without IPv6.
         Err(Errno::EAFNOSUPPORT) if args.address.is_none() => {
-            let socket = udp(false).map_err(|errno| cannot("open", &errno.desc()))?;
+            let socket = udp(false).map_err(|errno| cannot("open", errno.into()))?;
             (socket, IpAddr::from([0, 0, 0, 0]))
         }
-        Err(errno) => return Err(cannot("open", &errno.desc())),
+        Err(errno) => return Err(cannot("open", errno.into())),
     };
     let fd = socket.as_fd();
     if let Some(interface) = &args.interface {
@@ -325,7 +325,7 @@ fn open(args: &Args) -> Result<OwnedFd> {
         timestamping::set_receive_buffer(fd, 32 << 20)?;
         timestamping::enable(fd, false)
     };
-    options().map_err(|error| cannot("set the options of", &error))?;
+    options().map_err(|error| cannot("set the options of", error))?;
     let local = SocketAddr::new(address, args.port);
     bind(fd.as_raw_fd(), &SockaddrStorage::from(local)).map_err(|errno| match errno {
         Errno::EACCES => Error::failed(
@@ -340,7 +340,7 @@ fn open(args: &Args) -> Result<OwnedFd> {
             format!("{address} is no address of this host"),
             "`ip address` lists them",
         ),
-        errno => cannot("bind", &errno.desc()),
+        errno => cannot("bind", errno.into()),
     })?;
     Ok(socket)
 }

@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<()> {
             nix::Error::EACCES => "ports below 1024 need root: choose another",
             _ => "",
         };
-        Error::failed(format!("cannot listen on {}: {errno}", args.listen), remedy)
+        Error::failed(format!("cannot listen on {}", args.listen), remedy).caused_by(errno)
     };
     let family = if args.listen.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let socket =
@@ -116,10 +116,8 @@ pub fn run(args: &Args) -> Result<()> {
             Err(nix::Error::EAGAIN) if ending => break,
             Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
             Err(errno) => {
-                return Err(Error::failed(
-                    format!("cannot receive on {}: {errno}", args.listen),
-                    "",
-                ));
+                return Err(Error::failed(format!("cannot receive on {}", args.listen), "")
+                    .caused_by(errno));
             }
         }
     }

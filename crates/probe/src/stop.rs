@@ -21,7 +21,8 @@ pub fn on_signals() -> Result<()> {
         // SAFETY: the handler stores to an atomic and does nothing else, which is
         // async-signal-safe.
         unsafe { sigaction(signal, &action) }.map_err(|errno| {
-            Error::failed(format!("cannot handle {signal}: {errno}"), "this is a bug; report it")
+            Error::failed(format!("cannot handle {signal}"), "this is a bug; report it")
+                .caused_by(errno)
         })?;
     }
     Ok(())
@@ -49,7 +50,7 @@ impl Lifetime {
         }
         let parent = nix::unistd::getppid();
         nix::sys::prctl::set_pdeathsig(Signal::SIGTERM).map_err(|errno| {
-            Error::failed(format!("cannot tie this process to its parent: {errno}"), "")
+            Error::failed("cannot tie this process to its parent", "").caused_by(errno)
         })?;
         // The parent may have died before the request was in place.
         if nix::unistd::getppid() != parent {

@@ -72,7 +72,7 @@ pub fn bind_to_device(socket: BorrowedFd<'_>, interface: &str) -> Result<()> {
             format!("there is no interface '{interface}' here"),
             "`ip link` lists them; one in another namespace is reached with `ip netns exec`",
         ),
-        _ => Error::failed(format!("cannot use interface {interface}: {error}"), ""),
+        _ => Error::failed(format!("cannot use interface {interface}"), "").caused_by(error),
     })
 }
 

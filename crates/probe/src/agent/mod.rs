@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
             ErrorKind::ResourceBusy => "another agent has it open: end that first",
             _ => "",
         };
-        Error::failed(format!("cannot open {}: {error}", path.display()), remedy)
+        Error::failed(format!("cannot open {}", path.display()), remedy).caused_by(error)
     })?;
     eprintln!("ready");
     serve(&mut port, &path)
@@ -73,7 +73,7 @@ fn serve(port: &mut File, path: &Path) -> Result<()> {
         match poll(&mut wait, PollTimeout::from(WAIT_MS)) {
             Ok(0) | Err(nix::Error::EINTR) => continue,
             Ok(_) => {}
-            Err(errno) => return Err(lost(path, &errno)),
+            Err(errno) => return Err(lost(path, errno)),
         }
         match port.read(&mut buffer) {
             Ok(0) => std::thread::sleep(NOBODY_THERE),
@@ -87,14 +87,14 @@ fn serve(port: &mut File, path: &Path) -> Result<()> {
                 }
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(lost(path, &error)),
+            Err(error) => return Err(lost(path, error)),
         }
     }
     Ok(())
 }
 
-fn lost(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::failed(format!("cannot read {}: {error}", path.display()), "")
+fn lost(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::failed(format!("cannot read {}", path.display()), "").caused_by(error)
 }
 
 /// The character device of a port; `port` with a slash is one already.

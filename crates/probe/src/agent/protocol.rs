@@ -24,7 +24,7 @@ pub struct Request {
 }
 
 /// What was received: a request, or why it is none.
-pub type Received = std::result::Result<Request, String>;
+pub type ParsedRequest = std::result::Result<Request, String>;
 
 /// Cuts a stream of bytes into requests.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ impl Requests {
     /// Takes the next bytes of the stream; returns the requests that are complete now.
     ///
     /// A request ends with a newline: libvirt, virsh and QEMU's own tools all send one.
-    pub fn feed(&mut self, bytes: &[u8]) -> Vec<Received> {
+    pub fn feed(&mut self, bytes: &[u8]) -> Vec<ParsedRequest> {
         let mut found = Vec::new();
         for &byte in bytes {
             match byte {
@@ -65,7 +65,7 @@ impl Requests {
     }
 }
 
-fn parse(line: &[u8]) -> Received {
+fn parse(line: &[u8]) -> ParsedRequest {
     serde_json::from_slice(line).map_err(|error| format!("this is no request: {error}"))
 }
 

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::protocol::{Received, Request, answer, delimited};
+use super::protocol::{ParsedRequest, Request, answer, delimited};
 use crate::network::Settings;
 
 /// What a process wrote is kept up to here, as in QEMU's agent [bytes].
@@ -121,7 +121,7 @@ struct Handle {
 
 impl Service {
     /// Does what a request asks for; returns the bytes to send back.
-    pub fn answer(&mut self, received: &Received) -> Vec<u8> {
+    pub fn answer(&mut self, received: &ParsedRequest) -> Vec<u8> {
         match received {
             Ok(request) => {
                 let bytes = answer(self.perform(request), request.id.as_ref());

@@ -11,16 +11,16 @@ use std::time::Duration;
 use super::departure::{Departure, interface_name};
 use super::probe::Probe;
 use super::record::{Arrival, MISSING, Records};
-use super::session::{Order, Outcome};
+use super::session::{ProbeOrder, SessionOutcome};
 use crate::clock::{self, StepDetector, SystemClock};
 use crate::error::{Error, Result};
-use crate::frame::{Kind, Template};
+use crate::frame::{FrameKind, Template};
 use crate::netlink::Netlink;
 use crate::netns::IfSpec;
 use crate::stop;
 use crate::trial::kernel::features;
-use crate::trial::kernel::live::{LiveGenerator, Way};
-use crate::trial::kernel::xdp::{Mode, XdpSink};
+use crate::trial::kernel::live::{Egress, LiveGenerator};
+use crate::trial::kernel::xdp::{SinkHook, XdpSink};
 use crate::trial::order::{self, Expectation, Generator, Refusals, Sink};
 use crate::wire::{self, ETHERNET_HEADER_BYTES};
 
@@ -85,16 +85,17 @@ impl Live {
         let by_xdp =
             virtual_interface && features::sends_xdp_frames(departure.interface) == Some(true);
         let (way, mode, name) = if by_xdp {
-            (Way::Redirect, Mode::Native, "live")
+            (Egress::Redirect, SinkHook::Native, "live")
         } else {
-            (Way::Stack, Mode::Ingress, "live-skb")
+            (Egress::Stack, SinkHook::Ingress, "live-skb")
         };
         let expected = Expectation {
-            kind: Kind::Echo,
+            kind: FrameKind::Echo,
             first_sequence: 0,
             planned: count,
             flows: 1,
             late_after_ns: None,
+            sample_mask: 0,
             ipv6,
             port: identifier,
         };
@@ -125,7 +126,7 @@ impl Live {
     }
 
     /// Sends all packets and waits for their answers.
-    pub fn run(&mut self, order: &Order) -> Outcome {
+    pub fn run(&mut self, order: &ProbeOrder) -> SessionOutcome {
         let mut steps = StepDetector::new(&SystemClock);
         let begin_ns = clock::monotonic_ns();
         let ordered = order::Order {
@@ -146,7 +147,7 @@ impl Live {
         }
         steps.check(&SystemClock);
         let records = self.records(generated.sent);
-        Outcome {
+        SessionOutcome {
             burst_ends_ns: self.burst_ends(generated.sent, order),
             records,
             start_ns: self.generator.start_ns(),
@@ -184,7 +185,7 @@ impl Live {
 
     /// Where each burst ends: as long after its first packet was made as its last left after its
     /// first, and one gap more.
-    fn burst_ends(&self, sent: u64, order: &Order) -> Vec<i64> {
+    fn burst_ends(&self, sent: u64, order: &ProbeOrder) -> Vec<i64> {
         if order.burst < 2 {
             return Vec::new();
         }

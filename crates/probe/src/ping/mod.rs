@@ -34,10 +34,10 @@ mod watch;
 
 pub use options::{Args, Protocol};
 use options::{check_memory, order, parse_target, smallest, with_port};
-use record::{Counts, Plan, Tally};
-use socket::{Kind, Route};
+use record::{Counts, Intended, Tally};
+use socket::{ProbeFormat, ProbeRoute};
 pub use warmup::Path;
-use warmup::Way;
+use warmup::Senders;
 
 /// Above this rate a watching thread would keep a CPU busy all the time.
 const WATCHED_PPS: f64 = 10_000.0;
@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<()> {
     check_memory(order.count)?;
     // Opened before the run, so that a bad path costs no measurement.
     let packets = args.packets.as_deref().map(create).transpose()?;
-    let route = Route {
+    let route = ProbeRoute {
         target: if is_stamp { with_port(target, args.port) } else { target },
         source: args.source,
         interface: args.interface.clone(),
@@ -121,9 +121,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut warnings = prioritise(args)?;
     let identifier = std::process::id() as u16;
     let kind = if is_stamp {
-        Kind::Stamp(args.time_format, identifier.max(1))
+        ProbeFormat::Stamp(args.time_format, identifier.max(1))
     } else {
-        Kind::Echo(identifier)
+        ProbeFormat::Echo(identifier)
     };
     let wish = warmup::Wish {
         kind,
@@ -141,17 +141,17 @@ pub fn run(args: &Args) -> Result<()> {
     warnings.append(&mut ready.warnings);
     let meter = CpuMeter::start().ok();
     let (outcome, path, receive_dropped) = match &mut ready.way {
-        Way::User(transport) => {
+        Senders::User(transport) => {
             affinity::pin(args.cpu)?;
             let outcome = session::run(transport.as_mut(), order, &stop::requested);
             (outcome, transport.name(), transport.dropped())
         }
         // A thread of its own goes to that CPU; this one has to end it.
-        Way::Live(live) => (live.run(&order), live.name(), 0),
+        Senders::Live(live) => (live.run(&order), live.name(), 0),
     };
     let cpu = meter.and_then(|meter| meter.usage().ok());
 
-    let plan = Plan {
+    let plan = Intended {
         schedule: order.schedule,
         start_ns: outcome.start_ns,
         timeout_ns: order.timeout_ns,
@@ -267,9 +267,10 @@ fn prioritise(args: &Args) -> Result<Vec<String>> {
 fn create(path: &FilePath) -> Result<(File, PathBuf)> {
     let file = File::create(path).map_err(|error| {
         Error::bad_input(
-            format!("cannot write {}: {error}", path.display()),
+            format!("cannot write {}", path.display()),
             "give --packets a file in a directory that exists and is writable",
         )
+        .caused_by(error)
     })?;
     Ok((file, path.to_owned()))
 }
@@ -278,14 +279,15 @@ fn write_packets(
     file: File,
     path: &FilePath,
     records: &[record::Record],
-    plan: &Plan<'_>,
+    plan: &Intended<'_>,
 ) -> Result<()> {
     let mut out = BufWriter::with_capacity(1 << 16, file);
     record::write_csv(records, plan, &mut out).and_then(|()| out.flush()).map_err(|error| {
         Error::failed(
-            format!("cannot write {}: {error}", path.display()),
+            format!("cannot write {}", path.display()),
             "the file is incomplete; the summary on stdout is not. Make space and measure again",
         )
+        .caused_by(error)
     })
 }
 
@@ -357,7 +359,7 @@ mod tests {
         for schedule in
             [Schedule::steady(1_000.0), Schedule::bursts(10, 1e6, Duration::from_millis(10))]
         {
-            let plan = Plan { schedule, start_ns: 1_000, timeout_ns: 1, steps: &steps };
+            let plan = Intended { schedule, start_ns: 1_000, timeout_ns: 1, steps: &steps };
             for late_ns in [0, 1_000_000] {
                 let mut records = record::Records::with_capacity(100);
                 for sequence in 0..100 {

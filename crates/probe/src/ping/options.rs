@@ -170,7 +170,7 @@ pub fn smallest(target: IpAddr, least: usize) -> usize {
 ///
 /// # Errors
 /// It is nothing, or more than can be told apart.
-pub fn order(args: &Args) -> Result<session::Order> {
+pub fn order(args: &Args) -> Result<session::ProbeOrder> {
     let schedule = match args.burst.zip(args.burst_every) {
         None => Schedule::steady(args.rate),
         Some((burst, every)) => {
@@ -206,7 +206,7 @@ pub fn order(args: &Args) -> Result<session::Order> {
             "send fewer in one run, or use --proto icmp",
         ));
     }
-    Ok(session::Order {
+    Ok(session::ProbeOrder {
         schedule,
         count,
         burst: args.burst.unwrap_or(1),

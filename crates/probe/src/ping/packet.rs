@@ -17,7 +17,7 @@ use super::departure::{Departure, interface_name};
 use super::probe::Probe;
 use super::record::{Arrival, MISSING};
 use super::rehearsal::Stage;
-use super::ring::Ring;
+use super::ring::AnswerRing;
 use super::socket::SocketTransport;
 use super::transport::Transport;
 use super::watch::Watcher;
@@ -73,7 +73,7 @@ pub struct PacketTransport {
     sender: OwnedFd,
     /// Before `ring`, whose memory it reads: it is dropped first.
     watcher: Option<Watcher>,
-    ring: Ring,
+    ring: AnswerRing,
     probe: Probe,
     target: IpAddr,
     interface: u32,
@@ -126,7 +126,7 @@ impl PacketTransport {
             Probe::Echo { identifier, .. } => Wanted::Echo { id: Some(identifier) },
             Probe::Stamp { source_port, .. } => Wanted::Udp { port: source_port },
         };
-        let ring = Ring::open(departure.interface, source.is_ipv6(), wanted, peak_pps)?;
+        let ring = AnswerRing::open(departure.interface, source.is_ipv6(), wanted, peak_pps)?;
         let interface_name = interface_name(departure.interface)?;
         let lean = peak_pps > LEAN_PPS;
         if lean {

@@ -148,7 +148,7 @@ pub struct Counts {
 
 /// How a run was meant: what is needed to judge its records.
 #[derive(Debug)]
-pub struct Plan<'a> {
+pub struct Intended<'a> {
     /// When each packet was due, after `start_ns`.
     pub schedule: Schedule,
     /// CLOCK_REALTIME of the schedule's start [ns], by the clock as it was then.
@@ -159,7 +159,7 @@ pub struct Plan<'a> {
     pub steps: &'a StepDetector,
 }
 
-impl Plan<'_> {
+impl Intended<'_> {
     /// When packet `sequence` was due [CLOCK_REALTIME ns], by the clock as it was when the packet
     /// was sent.
     fn scheduled_ns(&self, sequence: usize, record: &Record) -> i64 {
@@ -211,7 +211,7 @@ pub struct Tally {
 
 /// Counts and distributions of a run. Samples that straddle a step of the clock are counted as
 /// packets and left out of the distributions.
-pub fn tally(records: &[Record], plan: &Plan<'_>) -> Tally {
+pub fn tally(records: &[Record], plan: &Intended<'_>) -> Tally {
     let mut tally = Tally {
         counts: Counts::default(),
         not_sent: 0,
@@ -292,7 +292,7 @@ pub const CSV_HEADER: &str =
     "seq,scheduled_ns,user_tx_ns,kernel_tx_ns,kernel_rx_ns,user_rx_ns,flags";
 
 /// Writes one line a packet; what is missing is empty, flags are joined by `+`.
-pub fn write_csv(records: &[Record], plan: &Plan<'_>, out: &mut impl Write) -> io::Result<()> {
+pub fn write_csv(records: &[Record], plan: &Intended<'_>, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{CSV_HEADER}")?;
     for (sequence, record) in records.iter().enumerate() {
         write!(out, "{sequence},{}", plan.scheduled_ns(sequence, record))?;
@@ -331,8 +331,8 @@ mod tests {
         Arrival { sequence, kernel_rx_ns: user_rx_ns - 10, user_rx_ns, residence_ns: -1 }
     }
 
-    fn plan(steps: &StepDetector) -> Plan<'_> {
-        Plan { schedule: Schedule::steady(1e6), start_ns: 1_000, timeout_ns: 500, steps }
+    fn plan(steps: &StepDetector) -> Intended<'_> {
+        Intended { schedule: Schedule::steady(1e6), start_ns: 1_000, timeout_ns: 500, steps }
     }
 
     #[test]
@@ -427,7 +427,7 @@ mod tests {
         records.arrived(arrival(1, 52_100), steps.checks());
         records.sent(53_000, steps.checks());
         records.arrived(arrival(2, 53_100), steps.checks());
-        let plan = Plan { timeout_ns: 10_000, ..plan(&steps) };
+        let plan = Intended { timeout_ns: 10_000, ..plan(&steps) };
         let tally = tally(records.as_slice(), &plan);
         assert_eq!(tally.straddling, 1);
         assert_eq!((tally.counts.received, tally.counts.late), (3, 0));

@@ -34,7 +34,7 @@ fn slots(peak_pps: f64) -> usize {
 
 /// A receive ring (TPACKET_V2) that holds the answers alone.
 #[derive(Debug)]
-pub struct Ring {
+pub struct AnswerRing {
     socket: OwnedFd,
     memory: NonNull<u8>,
     /// A power of two.
@@ -44,9 +44,9 @@ pub struct Ring {
 }
 
 // SAFETY: the mapping belongs to this value alone and is reachable from any thread.
-unsafe impl Send for Ring {}
+unsafe impl Send for AnswerRing {}
 
-impl Ring {
+impl AnswerRing {
     /// Opens a ring on interface number `interface` for what is `wanted` at `peak_pps`.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl Ring {
     }
 }
 
-impl Drop for Ring {
+impl Drop for AnswerRing {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `open` with this size and nothing refers to it any more.
         let _ = unsafe { munmap(self.memory.cast(), self.slots * SLOT_BYTES) };

@@ -28,7 +28,7 @@ const LEAD_NS: i64 = 2_000_000;
 
 /// What to send.
 #[derive(Debug, Clone, Copy)]
-pub struct Order {
+pub struct ProbeOrder {
     /// When each packet is due.
     pub schedule: Schedule,
     /// How many packets.
@@ -43,7 +43,7 @@ pub struct Order {
 
 /// What became of it.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct SessionOutcome {
     /// Every packet.
     pub records: Records,
     /// What was seen of the wall clock.
@@ -74,7 +74,11 @@ struct Session<'a> {
 }
 
 /// Runs `order` over `transport`, until it is done or `stop` says so.
-pub fn run(transport: &mut dyn Transport, order: Order, stop: &dyn Fn() -> bool) -> Outcome {
+pub fn run(
+    transport: &mut dyn Transport,
+    order: ProbeOrder,
+    stop: &dyn Fn() -> bool,
+) -> SessionOutcome {
     let records = Records::with_capacity(order.count);
     lock_memory();
     clock::tighten_timers();
@@ -96,7 +100,7 @@ pub fn run(transport: &mut dyn Transport, order: Order, stop: &dyn Fn() -> bool)
     }
     session.collect_stamps();
     session.steps.check(&SystemClock);
-    Outcome {
+    SessionOutcome {
         start_ns,
         elapsed_ns: clock::monotonic_ns() - start,
         interrupted,
@@ -116,7 +120,7 @@ fn lock_memory() {
 
 impl Session<'_> {
     /// Sends every packet at its time; true when `stop` ended it.
-    fn send_all(&mut self, order: Order, start: i64, stop: &dyn Fn() -> bool) -> bool {
+    fn send_all(&mut self, order: ProbeOrder, start: i64, stop: &dyn Fn() -> bool) -> bool {
         let mut last_tx = start;
         let batch = self.transport.batch() as u64;
         let mut sequence = 0;

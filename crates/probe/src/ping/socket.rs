@@ -21,7 +21,7 @@ use crate::timestamping::{self, QueueEntry, set_option};
 
 /// Where and how to send.
 #[derive(Debug, Clone)]
-pub struct Route {
+pub struct ProbeRoute {
     /// Target; the scope of a link-local address is an interface's number. The port is the
     /// reflector's (STAMP) or 0.
     pub target: SocketAddr,
@@ -37,7 +37,7 @@ pub struct Route {
 
 /// What the probes are.
 #[derive(Debug, Clone, Copy)]
-pub enum Kind {
+pub enum ProbeFormat {
     /// Echo, with this identifier where the kernel does not choose one.
     Echo(u16),
     /// STAMP with this session identifier.
@@ -69,12 +69,12 @@ impl SocketTransport {
     ///
     /// # Errors
     /// No route, no such interface or source address, or echo sockets that are not allowed.
-    pub fn open(kind: Kind, route: &Route, payload_bytes: usize) -> Result<Self> {
+    pub fn open(kind: ProbeFormat, route: &ProbeRoute, payload_bytes: usize) -> Result<Self> {
         let ipv6 = route.target.is_ipv6();
         let (socket, name) = open(kind, ipv6)?;
         let fd = socket.as_fd();
         let unusable = |what: &str, error: io::Error| {
-            Error::failed(format!("cannot {what} for {}: {error}", route.target.ip()), "")
+            Error::failed(format!("cannot {what} for {}", route.target.ip()), "").caused_by(error)
         };
         if let Some(interface) = &route.interface {
             timestamping::bind_to_device(fd, interface)?;
@@ -92,9 +92,11 @@ impl SocketTransport {
         let local = local_address(fd).map_err(|error| unusable("read the local address", error))?;
         let probe = match kind {
             // The kernel writes a ping socket's port as identifier.
-            Kind::Echo(_) if name == "ping" => Probe::Echo { ipv6, identifier: local.port() },
-            Kind::Echo(identifier) => Probe::Echo { ipv6, identifier },
-            Kind::Stamp(format, ssid) => {
+            ProbeFormat::Echo(_) if name == "ping" => {
+                Probe::Echo { ipv6, identifier: local.port() }
+            }
+            ProbeFormat::Echo(identifier) => Probe::Echo { ipv6, identifier },
+            ProbeFormat::Stamp(format, ssid) => {
                 Probe::Stamp { format, ssid, source_port: local.port(), port: route.target.port() }
             }
         };
@@ -164,12 +166,12 @@ fn unspecified(ipv6: bool) -> IpAddr {
     if ipv6 { IpAddr::from([0_u16; 8]) } else { IpAddr::from([0_u8; 4]) }
 }
 
-fn open(kind: Kind, ipv6: bool) -> Result<(OwnedFd, &'static str)> {
+fn open(kind: ProbeFormat, ipv6: bool) -> Result<(OwnedFd, &'static str)> {
     let family = if ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let cannot =
         |errno: Errno| Error::failed(format!("cannot open a socket: {}", errno.desc()), "");
-    if let Kind::Stamp(..) = kind {
+    if let ProbeFormat::Stamp(..) = kind {
         let socket = socket(family, SockType::Datagram, flags, SockProtocol::Udp);
         return Ok((socket.map_err(cannot)?, "udp"));
     }
@@ -191,7 +193,7 @@ fn open(kind: Kind, ipv6: bool) -> Result<(OwnedFd, &'static str)> {
     }
 }
 
-fn set_ip_options(socket: BorrowedFd<'_>, ipv6: bool, route: &Route) -> io::Result<()> {
+fn set_ip_options(socket: BorrowedFd<'_>, ipv6: bool, route: &ProbeRoute) -> io::Result<()> {
     let traffic_class = libc::c_int::from(route.dscp) << 2;
     let ttl = route.ttl.map(libc::c_int::from);
     if ipv6 {
@@ -237,7 +239,7 @@ fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
 }
 
 /// The error for a target that cannot be reached, with the cause that the kernel gave.
-pub fn unreachable(route: &Route, errno: Errno) -> Error {
+pub fn unreachable(route: &ProbeRoute, errno: Errno) -> Error {
     let target = route.target.ip();
     match errno {
         Errno::ENETUNREACH => Error::failed(

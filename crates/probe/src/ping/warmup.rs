@@ -9,7 +9,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use super::departure::{DepartureWatch, interface_name};
 use super::live::Live;
 use super::packet::PacketTransport;
-use super::socket::{Kind, Route, SocketTransport, unreachable};
+use super::socket::{ProbeFormat, ProbeRoute, SocketTransport, unreachable};
 use super::transport::{Transport, is_warmup};
 use crate::clock;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ const ROUNDS: u64 = 10;
 /// A way to the target that was tried.
 pub struct Ready {
     /// Sends and receives.
-    pub way: Way,
+    pub way: Senders,
     /// Interface that the probes leave by.
     pub interface: String,
     /// Source address of the probes.
@@ -54,7 +54,7 @@ pub struct Ready {
 }
 
 /// Who sends and receives.
-pub enum Way {
+pub enum Senders {
     /// This program, packet by packet.
     User(Box<dyn Transport>),
     /// The kernel, the whole run at once.
@@ -68,7 +68,7 @@ impl Ready {
         warnings: Vec<String>,
     ) -> Self {
         let interface = transport.interface().0;
-        Self { way: Way::User(transport), interface, source, warnings }
+        Self { way: Senders::User(transport), interface, source, warnings }
     }
 }
 
@@ -76,9 +76,9 @@ impl Ready {
 #[derive(Debug)]
 pub struct Wish {
     /// Kind of the probes.
-    pub kind: Kind,
+    pub kind: ProbeFormat,
     /// Where to.
-    pub route: Route,
+    pub route: ProbeRoute,
     /// Payload behind the ICMP or UDP header.
     pub payload_bytes: usize,
     /// Frame size with its FCS.
@@ -132,7 +132,12 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
         match live {
             Ok(live) => {
                 let interface = socket.interface().0;
-                return Ok(Ready { way: Way::Live(Box::new(live)), interface, source, warnings });
+                return Ok(Ready {
+                    way: Senders::Live(Box::new(live)),
+                    interface,
+                    source,
+                    warnings,
+                });
             }
             Err(error) if path == Path::Live => return Err(error),
             Err(error) => {
@@ -151,7 +156,7 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
                         packet.watch();
                     }
                     packet.keep(socket).map_err(|error| {
-                        Error::failed(format!("cannot keep the probes' port: {error}"), "")
+                        Error::failed("cannot keep the probes' port", "").caused_by(error)
                     })?;
                     return Ok(Ready::user(Box::new(packet), source, warnings));
                 }
@@ -175,7 +180,7 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
 /// Sends warm-up packets until one is answered; returns how long ago the last had been sent [ns].
 fn await_answer(
     socket: &mut SocketTransport,
-    route: &Route,
+    route: &ProbeRoute,
     size_bytes: usize,
     patience_ns: i64,
     stop: &dyn Fn() -> bool,
@@ -215,7 +220,7 @@ fn await_answer(
             }
             socket
                 .wait(next - now)
-                .map_err(|error| Error::failed(format!("cannot wait for answers: {error}"), ""))?;
+                .map_err(|error| Error::failed("cannot wait for answers", "").caused_by(error))?;
         }
         if clock::monotonic_ns() - begin > patience_ns {
             return Err(silent(route, patience_ns));
@@ -251,7 +256,7 @@ fn warm(transport: &mut dyn Transport, wait_ns: i64, stop: &dyn Fn() -> bool) ->
     answered
 }
 
-fn silent(route: &Route, patience_ns: i64) -> Error {
+fn silent(route: &ProbeRoute, patience_ns: i64) -> Error {
     let (target, port) = (route.target.ip(), route.target.port());
     let seconds = patience_ns as f64 / 1e9;
     if port == 0 {
@@ -267,7 +272,7 @@ fn silent(route: &Route, patience_ns: i64) -> Error {
     }
 }
 
-fn too_large(route: &Route, size_bytes: usize) -> Error {
+fn too_large(route: &ProbeRoute, size_bytes: usize) -> Error {
     let what =
         format!("a frame of {size_bytes} bytes does not fit the path to {}", route.target.ip());
     // A frame is the MTU with Ethernet header and FCS.
@@ -281,7 +286,7 @@ fn too_large(route: &Route, size_bytes: usize) -> Error {
     Error::bad_input(what, remedy)
 }
 
-fn path_mtu(route: &Route) -> Option<i32> {
+fn path_mtu(route: &ProbeRoute) -> Option<i32> {
     let ipv6 = route.target.is_ipv6();
     let family = if ipv6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let socket: OwnedFd = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).ok()?;

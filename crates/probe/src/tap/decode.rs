@@ -69,7 +69,7 @@ pub enum Sequence {
 
 /// A probe that passed a capture point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Probe {
+pub struct PassedProbe {
     /// Its protocol.
     pub protocol: Protocol,
     /// Echo identifier, or UDP port of the sender.
@@ -84,7 +84,7 @@ pub struct Probe {
 
 /// Recognises a probe in a packet given from its IP header on, which may be cut off behind what
 /// identifies it. None when it is none of those asked for.
-pub fn decode(network: &[u8], probes: Probes) -> Option<Probe> {
+pub fn decode(network: &[u8], probes: Probes) -> Option<PassedProbe> {
     // Checked first: the slicer takes any packet, and most are none of ours where no filter was.
     let packet = LaxSlicedPacket::from_ip(network).ok()?;
     let wanted = |id: Option<u16>, found: u16| id.is_none_or(|id| id == found);
@@ -104,7 +104,7 @@ pub fn decode(network: &[u8], probes: Probes) -> Option<Probe> {
                 _ => return None,
             };
             let ours = wire::parse_echo_payload(payload);
-            wanted(wanted_id, echo.id).then_some(Probe {
+            wanted(wanted_id, echo.id).then_some(PassedProbe {
                 protocol,
                 id: echo.id,
                 sequence: ours.map_or(Sequence::Short(echo.seq), Sequence::Wide),
@@ -125,7 +125,7 @@ pub fn decode(network: &[u8], probes: Probes) -> Option<Probe> {
             };
             let sequence = Sequence::Half(sequence);
             let protocol = Protocol::Stamp;
-            wanted(id, sender).then_some(Probe {
+            wanted(id, sender).then_some(PassedProbe {
                 protocol,
                 id: sender,
                 sequence,
@@ -142,7 +142,7 @@ pub fn decode(network: &[u8], probes: Probes) -> Option<Probe> {
             let (sequence, _) = frame::read_payload(udp.payload())?;
             let sequence = Sequence::Wide(sequence);
             let protocol = Protocol::Udp;
-            wanted(id, sender).then_some(Probe {
+            wanted(id, sender).then_some(PassedProbe {
                 protocol,
                 id: sender,
                 sequence,
@@ -185,8 +185,13 @@ mod tests {
             for reply in [false, true] {
                 let packet = bytes(reply, ipv6, 9, &[0; 56]);
                 let probe = decode(&packet, ECHO).expect("an echo");
-                let expected =
-                    Probe { protocol, id: 77, sequence: Sequence::Short(9), reply, warmup: false };
+                let expected = PassedProbe {
+                    protocol,
+                    id: 77,
+                    sequence: Sequence::Short(9),
+                    reply,
+                    warmup: false,
+                };
                 assert_eq!(probe, expected);
                 assert_eq!(decode(&packet, Probes::Echo { id: Some(78) }), None);
             }

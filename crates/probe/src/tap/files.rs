@@ -41,9 +41,10 @@ const PCAPNG_MAGIC: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 pub fn read(path: &Path, each: impl FnMut(FilePacket<'_>)) -> Result<Option<Damage>> {
     let bytes = std::fs::read(path).map_err(|error| {
         Error::bad_input(
-            format!("cannot read the capture file {}: {error}", path.display()),
+            format!("cannot read the capture file {}", path.display()),
             "give a file that `tcpdump -w FILE` wrote",
         )
+        .caused_by(error)
     })?;
     if bytes.len() < 4 || !known_magic(&bytes) {
         return Err(Error::bad_input(

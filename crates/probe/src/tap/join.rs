@@ -6,7 +6,7 @@ use std::io::Write;
 
 use serde::Serialize;
 
-use super::decode::{Probe, Protocol, Sequence};
+use super::decode::{PassedProbe, Protocol, Sequence};
 use crate::histogram::{LatencyRecorder, LatencySummary};
 use crate::stamp;
 
@@ -14,7 +14,7 @@ use crate::stamp;
 #[derive(Debug, Clone, Copy)]
 pub struct Sighting {
     /// The probe.
-    pub probe: Probe,
+    pub probe: PassedProbe,
     /// When [CLOCK_REALTIME, ns].
     pub stamp_ns: i64,
 }
@@ -134,7 +134,7 @@ impl Joiner {
 
     /// Whether it carries one of STAMP's numbers for warming up, in a session that has not come so
     /// far.
-    fn warms_up_stamp(&self, probe: &Probe) -> bool {
+    fn warms_up_stamp(&self, probe: &PassedProbe) -> bool {
         let Sequence::Half(low) = probe.sequence else { return false };
         let far = UNWRAP_BASE + u64::from(stamp::WARMUP / 2);
         low >= stamp::WARMUP
@@ -224,7 +224,10 @@ mod tests {
 
     fn seen(sequence: Sequence, reply: bool, stamp_ns: i64) -> Sighting {
         let protocol = Protocol::Icmp;
-        Sighting { probe: Probe { protocol, id: 5, sequence, reply, warmup: false }, stamp_ns }
+        Sighting {
+            probe: PassedProbe { protocol, id: 5, sequence, reply, warmup: false },
+            stamp_ns,
+        }
     }
 
     fn csv(joiner: &Joiner, names: &[&str]) -> String {
@@ -287,7 +290,7 @@ mod tests {
     #[test]
     fn stamps_warm_up_numbers_are_no_samples_until_the_session_has_come_so_far() {
         let seen = |number: u32, stamp_ns| Sighting {
-            probe: Probe {
+            probe: PassedProbe {
                 protocol: Protocol::Stamp,
                 id: 9,
                 sequence: Sequence::Half(number),

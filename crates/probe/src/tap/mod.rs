@@ -202,7 +202,7 @@ pub fn run(args: &Args) -> Result<()> {
         joiner
             .write_csv(&names, out)
             .and_then(|()| out.flush())
-            .map_err(|error| cannot_write(path, &error))?;
+            .map_err(|error| cannot_write(path, error))?;
     }
     let sources = args.point.iter().map(|point| point.value.to_string());
     let sources: Vec<String> =
@@ -253,14 +253,15 @@ fn selection(args: &Args) -> (Wanted, Probes, Option<u16>) {
 }
 
 fn create(path: &Path) -> Result<BufWriter<File>> {
-    File::create(path).map(BufWriter::new).map_err(|error| cannot_write(path, &error))
+    File::create(path).map(BufWriter::new).map_err(|error| cannot_write(path, error))
 }
 
-fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
+fn cannot_write(path: &Path, error: std::io::Error) -> Error {
     Error::failed(
-        format!("cannot write the packets to {}: {error}", path.display()),
+        format!("cannot write the packets to {}", path.display()),
         "make space, or give --packets another path",
     )
+    .caused_by(error)
 }
 
 fn read_file(path: &Path, probes: Probes, tolerant: bool) -> Result<Seen> {

@@ -1,14 +1,14 @@
 //! Accounts for every frame of a trial: received, lost, duplicate, reordered, late. Knows nothing
 //! of where the frames come from.
 
-use crate::frame::{Kind, Stamped};
+use crate::frame::{FrameKind, Stamped};
 use crate::histogram::LatencyRecorder;
 
 /// Which frames a sink counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Expectation {
     /// Whose frames they are. Answers to echo requests are counted by the sinks in the kernel only.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// Sequence number of the first frame. The one before it is that of warm-up frames.
     pub first_sequence: u64,
     /// Number of frames that may come.
@@ -18,6 +18,8 @@ pub struct Expectation {
     /// Frames that took longer are late [ns]. None: the sender has another clock, so that no
     /// frame's time is known.
     pub late_after_ns: Option<i64>,
+    /// The sink in the kernel times one frame in this plus 1: a power of two less 1.
+    pub sample_mask: u32,
     /// Whether they are IPv6.
     pub ipv6: bool,
     /// UDP destination port, or the identifier of the echo requests.
@@ -124,11 +126,12 @@ mod tests {
 
     fn account(first_sequence: u64, planned: u64, flows: u16, late: Option<i64>) -> Account {
         Account::new(&Expectation {
-            kind: Kind::Trial,
+            kind: FrameKind::Trial,
             first_sequence,
             planned,
             flows,
             late_after_ns: late,
+            sample_mask: 0,
             ipv6: false,
             port: 9,
         })

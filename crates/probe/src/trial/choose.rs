@@ -2,8 +2,10 @@
 
 use std::sync::atomic::AtomicU64;
 
-use super::kernel::live::{LIVE, LIVE_CARRIED, LIVE_SKB, LiveGenerator, MOST_BYTES, MOST_NS, Way};
-use super::kernel::xdp::{Mode, XdpSink};
+use super::kernel::live::{
+    Egress, LIVE, LIVE_CARRIED, LIVE_SKB, LiveGenerator, MOST_BYTES, MOST_NS,
+};
+use super::kernel::xdp::{SinkHook, XdpSink};
 use super::options::{FrameOptions, GeneratorChoice, SinkChoice};
 use super::order::{Expectation, Generated, Generator, Order, Sink};
 use super::packet::{PacketGenerator, RingSink};
@@ -11,7 +13,7 @@ use super::placement;
 use super::xsk::XskGenerator;
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
-use crate::frame::{Kind, Template};
+use crate::frame::{FrameKind, Template};
 use crate::netlink::{Link, Netlink};
 use crate::netns::{IfSpec, run_in};
 
@@ -49,8 +51,8 @@ fn physical(place: &IfSpec) -> Error {
     Error::failed(format!("{place} is no virtual interface"), "ask for another backend by its name")
 }
 
-fn stack(frames: &FrameOptions) -> Way {
-    frames.carrier_cpu.map_or(Way::Stack, Way::Carried)
+fn stack(frames: &FrameOptions) -> Egress {
+    frames.carrier_cpu.map_or(Egress::Stack, Egress::Carried)
 }
 
 /// The generator for these frames.
@@ -91,7 +93,7 @@ pub fn generator(
             let open = XskGenerator::open(tx, template, frames.batch, frames.tx_cpu)?;
             return asked(Box::new(open));
         }
-        GeneratorChoice::Live => return asked(live(Way::Redirect)?),
+        GeneratorChoice::Live => return asked(live(Egress::Redirect)?),
         GeneratorChoice::LiveSkb => return asked(live(stack(frames))?),
         GeneratorChoice::Auto => {}
     }
@@ -104,7 +106,7 @@ pub fn generator(
         return Ok(Chosen::of(packet()?, &[long]));
     }
     let mut reasons = Vec::new();
-    for way in [Way::Redirect, stack(frames)] {
+    for way in [Egress::Redirect, stack(frames)] {
         match live(way) {
             Ok(generator) => return Ok(Chosen::of(generator, &reasons)),
             Err(error) => reasons.push(error),
@@ -131,15 +133,15 @@ pub fn sink(
     let asked = |sink| Ok(Chosen { chosen: sink, not_faster: None });
     match choice {
         SinkChoice::AfPacket => return asked(ring()?),
-        SinkChoice::XdpNative => return asked(xdp(Mode::Native)?),
-        SinkChoice::TcIngress => return asked(xdp(Mode::Ingress)?),
+        SinkChoice::XdpNative => return asked(xdp(SinkHook::Native)?),
+        SinkChoice::TcIngress => return asked(xdp(SinkHook::Ingress)?),
         SinkChoice::Auto => {}
     }
     if link_of(rx)?.kind.is_empty() {
         return Ok(Chosen::of(ring()?, &[physical(rx)]));
     }
     let mut reasons = Vec::new();
-    for mode in [Mode::Native, Mode::Ingress] {
+    for mode in [SinkHook::Native, SinkHook::Ingress] {
         match xdp(mode) {
             Ok(sink) => return Ok(Chosen::of(sink, &reasons)),
             Err(error) => reasons.push(error),
@@ -202,17 +204,18 @@ impl BeyondXdp {
         let peer = IfSpec { interface: placement::PRIVATE_ENDS[1].to_string(), netns: None };
         let ipv6 = template.shape().udp_at > 34;
         let expected = Expectation {
-            kind: Kind::Trial,
+            kind: FrameKind::Trial,
             first_sequence: u64::MAX / 2,
             planned: 1,
             flows: 1,
             late_after_ns: None,
+            sample_mask: 0,
             ipv6,
             port: frames.dst_port,
         };
-        let peer = XdpSink::open(&peer, &expected, Mode::Native)?;
+        let peer = XdpSink::open(&peer, &expected, SinkHook::Native)?;
         let (batch, cpu) = (frames.batch, frames.tx_cpu);
-        let generator = LiveGenerator::open(tx, template, Way::Redirect, batch, cpu, 0)?;
+        let generator = LiveGenerator::open(tx, template, Egress::Redirect, batch, cpu, 0)?;
         Ok(Self { generator, _peer: peer })
     }
 }

@@ -59,9 +59,10 @@ fn udp_socket(rx: &IfSpec, ipv6: bool, port: u16) -> Result<OwnedFd> {
         if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let failed = |error: std::io::Error| {
         Error::failed(
-            format!("cannot hold UDP port {port} where {rx} is: {error}"),
+            format!("cannot hold UDP port {port} where {rx} is"),
             "another program or trial uses it: give another --dst-port",
         )
+        .caused_by(error)
     };
     let socket = OwnedFd::from(UdpSocket::bind(SocketAddr::new(any, port)).map_err(failed)?);
     attach_filter(&socket, &filter::program(Wanted::Nothing)).map_err(failed)?;

@@ -135,12 +135,12 @@ fn set(at: &IfSpec, on: bool) -> Result<()> {
 /// One ethtool request about an interface; the value that the kernel leaves.
 fn ethtool(at: &IfSpec, command: u32, data: u32) -> Result<u32> {
     run_in(at.netns.as_ref(), || {
-        let failed = |error: &dyn std::fmt::Display| {
-            Error::failed(format!("cannot ask ethtool about {at}: {error}"), "")
+        let failed = |error: std::io::Error| {
+            Error::failed(format!("cannot ask ethtool about {at}"), "").caused_by(error)
         };
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = socket(AddressFamily::Inet, SockType::Datagram, flags, None)
-            .map_err(|errno| failed(&errno.desc()))?;
+            .map_err(|errno| failed(errno.into()))?;
         let mut value = EthtoolValue { command, data };
         // SAFETY: an all-zero ifreq is valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -153,7 +153,7 @@ fn ethtool(at: &IfSpec, command: u32, data: u32) -> Result<u32> {
         // reads and writes two words there for these commands.
         let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) };
         if done != 0 {
-            return Err(failed(&std::io::Error::last_os_error()));
+            return Err(failed(std::io::Error::last_os_error()));
         }
         Ok(value.data)
     })

@@ -29,11 +29,11 @@ use self::ends::{
     explained,
 };
 use self::options::{FrameOptions, LoadOptions, SinkChoice};
-use self::order::{Expectation, Generated, Refusals};
+use self::order::{Expectation, Generated, Refusals, sample_mask};
 use crate::affinity;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::frame::{FrameSpec, Kind, Template};
+use crate::frame::{FrameKind, FrameSpec, Template};
 use crate::histogram::LatencySummary;
 use crate::netns::IfSpec;
 use crate::output::Output;
@@ -213,11 +213,12 @@ fn trial(args: &Args, tx: &IfSpec, rx: &IfSpec, rate_pps: f64, dst: IpAddr) -> R
     let first_sequence = clock::realtime_ns() as u64;
     let drain_ns = args.drain.as_nanos() as i64;
     let expected = Expectation {
-        kind: Kind::Trial,
+        kind: FrameKind::Trial,
         first_sequence,
         planned: load.count,
         flows: args.frames.flows,
         late_after_ns: Some(drain_ns),
+        sample_mask: sample_mask(load.schedule.mean_pps()),
         ipv6: dst.is_ipv6(),
         port: args.frames.dst_port,
     };

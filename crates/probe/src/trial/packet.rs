@@ -67,7 +67,7 @@ impl PacketGenerator {
             ));
         }
         let failed = |error: std::io::Error| {
-            Error::failed(format!("cannot send frames on {place}: {error}"), "")
+            Error::failed(format!("cannot send frames on {place}"), "").caused_by(error)
         };
         let socket = capture::packet_socket()?;
         let one: libc::c_int = 1;
@@ -129,11 +129,11 @@ impl PacketGenerator {
             // The socket's own buffer is full: no interface has seen the frame.
             Some(libc::EINTR | libc::EAGAIN) => Ok(sent(0, false)),
             Some(libc::ENOBUFS) => Ok(sent(0, true)),
-            _ => Err(self.error(&error)),
+            _ => Err(self.error(error)),
         }
     }
 
-    fn error(&self, error: &std::io::Error) -> Error {
+    fn error(&self, error: std::io::Error) -> Error {
         match error.raw_os_error() {
             Some(libc::ENXIO | libc::ENODEV) => Error::failed(
                 format!("the interface {} vanished while frames were sent", self.place),
@@ -148,7 +148,9 @@ impl PacketGenerator {
                 ),
                 "give a smaller --size or raise the MTU: ip link set IF mtu N",
             ),
-            _ => Error::failed(format!("cannot send frames on {}: {error}", self.place), ""),
+            _ => {
+                Error::failed(format!("cannot send frames on {}", self.place), "").caused_by(error)
+            }
         }
     }
 }

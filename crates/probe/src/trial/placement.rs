@@ -76,10 +76,11 @@ pub fn maximum_pps(
         let thread = scope.spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| {
                 Error::failed(
-                    format!("cannot make a namespace to measure the generator in: {errno}"),
+                    "cannot make a namespace to measure the generator in",
                     "run as root or inside a user namespace, or give --max-pps from an earlier \
                      --calibrate-only",
                 )
+                .caused_by(errno)
             })?;
             let mut netlink = Netlink::open()?;
             let mtu = frame_bytes.max(1500) as u32;

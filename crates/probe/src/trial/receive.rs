@@ -14,7 +14,7 @@ use crate::affinity;
 use crate::clock;
 use crate::cpu::{CpuMeter, CpuUsage};
 use crate::error::Result;
-use crate::frame::Kind;
+use crate::frame::FrameKind;
 use crate::netns::IfSpec;
 use crate::output::Output;
 use crate::stop::{self, Lifetime};
@@ -131,11 +131,12 @@ pub fn run(args: &Args) -> Result<()> {
     affinity::check_cpu(args.rx_cpu)?;
     let rx = &args.rx;
     let expected = Expectation {
-        kind: Kind::Trial,
+        kind: FrameKind::Trial,
         first_sequence: args.first,
         planned: args.count,
         flows: args.flows,
         late_after_ns: None,
+        sample_mask: 0,
         ipv6: args.ip == 6,
         port: args.dst_port,
     };

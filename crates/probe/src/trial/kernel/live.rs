@@ -10,20 +10,21 @@ use std::time::Duration;
 use aya::Ebpf;
 use aya::maps::Map;
 use aya::maps::xdp::{CpuMap, DevMap};
-use aya::programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp};
+use aya::programs::{ProgramError, RawTracePoint, TestRun, TestRunAttrs, TestRunOptions, Xdp};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
+use super::raw::{Departed, RawOrder};
 use super::{
     Distribution, Mapped, absent, attach_to_ingress, features, load, refused, takes_no_xdp_frames,
 };
 use crate::affinity;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::frame::{Kind, Template};
+use crate::frame::{FrameKind, Template};
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
 use crate::stop;
-use crate::trial::order::{GRACE_NS, Generated, Generator, Order};
+use crate::trial::order::{GRACE_NS, Generated, Generator, Order, sample_mask};
 use crate::trial::packet::down_or_gone;
 use crate::trial::placement;
 
@@ -46,59 +47,12 @@ const REPEAT: u32 = i32::MAX as u32;
 /// Time for the thread to come up and the kernel to make its pages [ns].
 const START_NS: i64 = 20_000_000;
 
-/// `struct order` of the C source.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct RawOrder {
-    start_ns: i64,
-    realtime_offset_ns: i64,
-    first_sequence: u64,
-    count: u64,
-    gap: u64,
-    burst_period: u64,
-    burst: u32,
-    flows: u32,
-    ifindex: u32,
-    header_bytes: u32,
-    constant_sum: u32,
-    source_port: u16,
-    way: u16,
-    sample_mask: u32,
-    kind: u32,
-    headers: [u8; 80],
-    carrier: u32,
-    reserved: [u32; 7],
-    next: u64,
-    due: u64,
-    burst_start: u64,
-    in_burst: u64,
-    late: u64,
-    last_ns: i64,
-    refused: u64,
-    slip_ns: [i64; 3],
-    reserved_too: [u64; 6],
-    left: u64,
-    departures: u64,
-    departure_ns: [i64; 3],
-    reserved_last: [u64; 3],
-}
-
-/// When a packet of a ping left: `struct departed` of the C source.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct Departed {
-    /// When it was made [CLOCK_REALTIME, ns]; 0 while it was not.
-    pub made_ns: i64,
-    /// When it was handed to the interface [CLOCK_REALTIME, ns]; 0 while it was not.
-    pub left_ns: i64,
-}
-
 /// A CPU that carried no frame for so long has none left.
 const SETTLING: Duration = Duration::from_millis(10);
 
 /// How frames get out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Egress {
     /// Redirected to the interface as XDP frames.
     Redirect,
     /// By the loopback interface of its namespace, whose ingress hook sends them on: for
@@ -121,7 +75,8 @@ pub struct LiveGenerator {
     template: Template,
     tx: IfSpec,
     index: u32,
-    way: Way,
+    port_id: u32,
+    way: Egress,
     cpu: Option<usize>,
     given_batch: Option<u16>,
     batch: u16,
@@ -136,7 +91,7 @@ impl LiveGenerator {
     pub fn open(
         tx: &IfSpec,
         template: &Template,
-        way: Way,
+        way: Egress,
         batch: Option<u16>,
         cpu: Option<usize>,
         packets: u32,
@@ -155,27 +110,35 @@ impl LiveGenerator {
                     format!("set it up: ip link set {} up", tx.interface),
                 ));
             }
-            if way == Way::Redirect && features::sends_xdp_frames(link.index) != Some(true) {
+            if way == Egress::Redirect && features::sends_xdp_frames(link.index) != Some(true) {
                 return Err(takes_no_xdp_frames(tx));
             }
             let packets = packets.max(1);
-            let carriers = if let Way::Carried(cpu) = way { cpu as u32 + 1 } else { 1 };
+            let carriers = if let Egress::Carried(cpu) = way { cpu as u32 + 1 } else { 1 };
             let mut ebpf = load(&[("departures", packets), ("carriers", carriers)])?;
             xdp(&mut ebpf, "generate")?.load().map_err(refused)?;
             match way {
-                Way::Redirect => {
+                Egress::Redirect => {
                     let depart = xdp(&mut ebpf, "depart")?;
                     depart.load().map_err(refused)?;
                     let depart = depart.fd().map_err(refused)?.try_clone().map_err(refused)?;
                     let map = ebpf.map_mut("port").ok_or_else(|| absent("port"))?;
                     let mut port = DevMap::try_from(map).map_err(refused)?;
-                    port.set(0, link.index, Some(&depart), 0).map_err(|error| {
-                        let gone = super::os_reason(&error) == Some(libc::EINVAL);
-                        if gone { down_or_gone(&tx.to_string()) } else { refused(error) }
-                    })?;
+                    for (entry, program) in [(0, Some(&depart)), (1, None)] {
+                        port.set(entry, link.index, program, 0).map_err(|error| {
+                            match super::os_reason(&error) {
+                                Some(libc::EINVAL) => down_or_gone(&tx.to_string()),
+                                _ => refused(error),
+                            }
+                        })?;
+                    }
+                    let lose = ebpf.program_mut("lose").ok_or_else(|| absent("lose"))?;
+                    let lose: &mut RawTracePoint = lose.try_into().map_err(refused)?;
+                    lose.load().map_err(refused)?;
+                    lose.attach("xdp_redirect_err").map_err(refused)?;
                 }
-                Way::Stack => attach_to_ingress(&mut ebpf, "forward", "lo")?,
-                Way::Carried(cpu) => {
+                Egress::Stack => attach_to_ingress(&mut ebpf, "forward", "lo")?,
+                Egress::Carried(cpu) => {
                     attach_to_ingress(&mut ebpf, "forward", "lo")?;
                     let map = ebpf.map_mut("carriers").ok_or_else(|| absent("carriers"))?;
                     let mut carriers = CpuMap::try_from(map).map_err(refused)?;
@@ -187,6 +150,10 @@ impl LiveGenerator {
                     placement::prefer_kernel_thread(&format!("cpumap/{cpu}/map:{id}"));
                 }
             }
+            let Some(Map::DevMap(port)) = ebpf.map("port") else {
+                return Err(absent("port"));
+            };
+            let port_id = port.info().map_err(refused)?.id();
             let orders = Mapped::of(&ebpf, "orders", 1)?;
             let buckets = Mapped::buckets(&ebpf)?;
             let departures = Mapped::of(&ebpf, "departures", packets as usize)?;
@@ -198,6 +165,7 @@ impl LiveGenerator {
                 template: template.clone(),
                 tx: tx.clone(),
                 index: link.index,
+                port_id,
                 way,
                 cpu,
                 given_batch: batch,
@@ -241,16 +209,21 @@ impl LiveGenerator {
             constant_sum: shape.constant_sum,
             source_port: shape.first_source_port,
             way: match self.way {
-                Way::Redirect => 0,
-                Way::Stack => 1,
-                Way::Carried(_) => 2,
+                Egress::Redirect => 0,
+                Egress::Stack => 1,
+                Egress::Carried(_) => 2,
             },
-            // All departures are measured while that costs nothing, one of sixteen at high rates.
-            sample_mask: if order.schedule.mean_pps() > 2e5 || burst > 1 { 15 } else { 0 },
-            kind: u32::from(shape.kind == Kind::Echo),
+            // Within a burst frames follow one another at any rate.
+            sample_mask: sample_mask(if burst > 1 {
+                f64::INFINITY
+            } else {
+                order.schedule.mean_pps()
+            }),
+            kind: u32::from(shape.kind == FrameKind::Echo),
             headers,
-            carrier: if let Way::Carried(cpu) = self.way { cpu as u32 } else { 0 },
-            reserved: [0; 7],
+            carrier: if let Egress::Carried(cpu) = self.way { cpu as u32 } else { 0 },
+            port_id: self.port_id,
+            reserved: [0; 6],
             next: 0,
             due: 0,
             burst_start: 0,
@@ -259,7 +232,8 @@ impl LiveGenerator {
             last_ns: start_ns,
             refused: 0,
             slip_ns: [0, i64::MAX, 0],
-            reserved_too: [0; 6],
+            lost: 0,
+            reserved_too: [0; 5],
             left: 0,
             departures: 0,
             departure_ns: [0, i64::MAX, 0],
@@ -270,7 +244,7 @@ impl LiveGenerator {
     /// The order after its end, when the frames that another CPU carries have left.
     fn settled(&self) -> RawOrder {
         let mut raw = self.orders.read(0);
-        while let Way::Carried(_) = self.way {
+        while let Egress::Carried(_) = self.way {
             placement::pause(SETTLING);
             let before = std::mem::replace(&mut raw, self.orders.read(0)).left;
             if raw.left == before {
@@ -378,26 +352,26 @@ fn interrupt(thread: i32) {
 }
 
 /// Batch by rate: as small as carries the rate on an ordinary core. Larger ones leave later.
-fn batch_for(way: Way, rate_pps: f64) -> u16 {
+fn batch_for(way: Egress, rate_pps: f64) -> u16 {
     match (way, rate_pps) {
-        (Way::Redirect, rate) if rate <= 1.0e6 => 1,
-        (Way::Redirect, rate) if rate <= 2.5e6 => 8,
-        (Way::Redirect, rate) if rate <= 3.2e6 => 16,
-        (Way::Redirect, _) => 32,
-        (Way::Carried(_), rate) if rate <= 1.0e6 => 1,
-        (Way::Carried(_), _) => 16,
-        (Way::Stack, rate) if rate <= 3.0e5 => 1,
-        (Way::Stack, rate) if rate <= 7.0e5 => 8,
-        (Way::Stack, _) => 32,
+        (Egress::Redirect, rate) if rate <= 1.0e6 => 1,
+        (Egress::Redirect, rate) if rate <= 2.5e6 => 8,
+        (Egress::Redirect, rate) if rate <= 3.2e6 => 16,
+        (Egress::Redirect, _) => 32,
+        (Egress::Carried(_), rate) if rate <= 1.0e6 => 1,
+        (Egress::Carried(_), _) => 16,
+        (Egress::Stack, rate) if rate <= 3.0e5 => 1,
+        (Egress::Stack, rate) if rate <= 7.0e5 => 8,
+        (Egress::Stack, _) => 32,
     }
 }
 
 impl Generator for LiveGenerator {
     fn backend(&self) -> &'static str {
         match self.way {
-            Way::Redirect => LIVE,
-            Way::Stack => LIVE_SKB,
-            Way::Carried(_) => LIVE_CARRIED,
+            Egress::Redirect => LIVE,
+            Egress::Stack => LIVE_SKB,
+            Egress::Carried(_) => LIVE_CARRIED,
         }
     }
 
@@ -426,12 +400,12 @@ impl Generator for LiveGenerator {
             )
         };
         if let Err(errno) = installed {
-            let error = Error::failed(format!("cannot handle {WAKE}: {errno}"), "");
+            let error = Error::failed(format!("cannot handle {WAKE}"), "").caused_by(errno);
             return Generated { error: Some(error), ..Generated::default() };
         }
         let (burst, gap_ns, period_ns) = order.schedule.parts();
         // An answer costs this CPU as much as the request.
-        let worth = if self.template.shape().kind == Kind::Echo { 2.0 } else { 1.0 };
+        let worth = if self.template.shape().kind == FrameKind::Echo { 2.0 } else { 1.0 };
         let rate_pps = worth * 1e9 / if burst > 1 { gap_ns } else { period_ns };
         self.batch =
             self.given_batch.unwrap_or_else(|| batch_for(self.way, rate_pps)).min(MOST_BATCH);
@@ -467,16 +441,15 @@ impl Generator for LiveGenerator {
         let distribution = |which, parts: [i64; 3]| {
             self.buckets.distribution(which, None, (parts[0], parts[1], parts[2]))
         };
+        let not_left = raw.next.saturating_sub(raw.refused + raw.left);
         Generated {
             sent: raw.next,
             refused: raw.refused,
-            lost_before_interface: (
-                raw.next.saturating_sub(raw.refused + raw.left),
-                match self.way {
-                    Way::Carried(_) => "xdp_cpumap_enqueue",
-                    Way::Redirect | Way::Stack => "xdp_redirect_err",
-                },
-            ),
+            lost_before_interface: match self.way {
+                Egress::Redirect => (raw.lost, "xdp_redirect_err"),
+                Egress::Stack => (not_left, "xdp_redirect_err"),
+                Egress::Carried(_) => (not_left, "xdp_cpumap_enqueue"),
+            },
             elapsed_ns: last_ns - start_ns,
             slip: distribution(Distribution::Slip, raw.slip_ns),
             departure: distribution(Distribution::Departure, raw.departure_ns),
@@ -513,7 +486,7 @@ mod tests {
     /// None, and the reason on stderr, where this user may not load programs.
     fn generator(ipv6: bool, flows: u16) -> Option<LiveGenerator> {
         let tx = IfSpec { interface: "lo".into(), netns: None };
-        match LiveGenerator::open(&tx, &template(ipv6, flows), Way::Stack, None, None, 0) {
+        match LiveGenerator::open(&tx, &template(ipv6, flows), Egress::Stack, None, None, 0) {
             Ok(generator) => Some(generator),
             Err(error) => {
                 eprintln!("skipped: {error}");

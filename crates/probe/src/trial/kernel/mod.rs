@@ -6,6 +6,7 @@
 
 pub mod features;
 pub mod live;
+mod raw;
 pub mod xdp;
 
 use std::num::NonZeroUsize;

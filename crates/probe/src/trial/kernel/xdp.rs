@@ -13,7 +13,7 @@ use super::{
 use crate::capture::RingStats;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::frame::Kind;
+use crate::frame::FrameKind;
 use crate::netlink::Netlink;
 use crate::netns::{IfSpec, run_in};
 use crate::trial::account::Counted;
@@ -35,6 +35,8 @@ struct RawExpected {
     timed: u8,
     kind: u32,
     address: [u8; 4],
+    sample_mask: u32,
+    reserved: u32,
 }
 
 /// `struct counts` of the C source.
@@ -56,7 +58,7 @@ struct RawCounts {
 
 /// Where the program is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum SinkHook {
     /// By the driver, before there is a socket buffer.
     Native,
     /// By the ingress hook of traffic control, with a socket buffer, on any interface.
@@ -90,7 +92,7 @@ impl Program {
         let words = u32::try_from(expected.planned.div_ceil(64)).map_err(|_| {
             Error::bad_input("more frames than one map counts", "measure for a shorter time")
         })?;
-        let echo = expected.kind == Kind::Echo;
+        let echo = expected.kind == FrameKind::Echo;
         let raw = RawExpected {
             first_sequence: expected.first_sequence,
             planned: expected.planned,
@@ -102,14 +104,17 @@ impl Program {
             timed: u8::from(expected.late_after_ns.is_some()),
             kind: u32::from(echo),
             address: [0; 4],
+            sample_mask: expected.sample_mask,
+            reserved: 0,
         };
         Self::with(raw, words, if echo { frames } else { 1 })
     }
 
     /// With so many words of the bitmap, and places for answers.
     fn with(expected: RawExpected, words: u32, answers: u32) -> Result<Self> {
-        let cpus = aya::util::nr_cpus()
-            .map_err(|(path, error)| Error::failed(format!("cannot read {path}: {error}"), ""))?;
+        let cpus = aya::util::nr_cpus().map_err(|(path, error)| {
+            Error::failed(format!("cannot read {path}"), "").caused_by(error)
+        })?;
         let ebpf = load(&[
             ("seen", words),
             ("next_of_flow", expected.flows),
@@ -122,10 +127,10 @@ impl Program {
         Ok(Self { ebpf, counts, buckets, arrivals })
     }
 
-    fn attach(&mut self, interface: &str, index: u32, mode: Mode) -> Result<()> {
+    fn attach(&mut self, interface: &str, index: u32, mode: SinkHook) -> Result<()> {
         match mode {
-            Mode::Native => self.attach_native("sink", index),
-            Mode::Ingress => attach_to_ingress(&mut self.ebpf, "sink_skb", interface),
+            SinkHook::Native => self.attach_native("sink", index),
+            SinkHook::Ingress => attach_to_ingress(&mut self.ebpf, "sink_skb", interface),
         }
     }
 
@@ -187,7 +192,7 @@ pub struct XdpSink {
     netlink: Netlink,
     rx: IfSpec,
     index: u32,
-    mode: Mode,
+    mode: SinkHook,
     seen: u64,
     look_ns: i64,
 }
@@ -197,7 +202,7 @@ impl XdpSink {
     ///
     /// # Errors
     /// The user may not, or the interface does not take the program in this mode.
-    pub fn open(rx: &IfSpec, expected: &Expectation, mode: Mode) -> Result<Self> {
+    pub fn open(rx: &IfSpec, expected: &Expectation, mode: SinkHook) -> Result<Self> {
         run_in(rx.netns.as_ref(), || {
             let mut netlink = Netlink::open()?;
             let index = netlink.link_at(&rx.interface, rx)?.index;
@@ -246,6 +251,8 @@ impl XdpReflector {
             timed: 0,
             kind: 0,
             address: address.octets(),
+            sample_mask: 0,
+            reserved: 0,
         };
         let mut program = Program::with(raw, 1, 1)?;
         program.attach_native("reflect", index)?;
@@ -260,7 +267,7 @@ impl XdpReflector {
 
 impl Sink for XdpSink {
     fn backend(&self) -> &'static str {
-        if self.mode == Mode::Native { "xdp-native" } else { "tc-ingress" }
+        if self.mode == SinkHook::Native { "xdp-native" } else { "tc-ingress" }
     }
 
     fn poll(&mut self, timeout: Duration) -> Result<u64> {
@@ -352,11 +359,12 @@ mod tests {
     #[test]
     fn the_kernels_account_is_that_of_user_space() {
         let expected = |ipv6| Expectation {
-            kind: Kind::Trial,
+            kind: FrameKind::Trial,
             first_sequence: FIRST,
             planned: PLANNED,
             flows: 3,
             late_after_ns: Some(LATE_NS),
+            sample_mask: 0,
             ipv6,
             port: PORT,
         };
