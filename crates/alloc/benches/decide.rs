@@ -1,9 +1,10 @@
 //! What a decision costs: time for 1000 and 10 000 guests, and memory a guest. Prints figures; never
 //! passes or fails. Run: cargo bench -p pw-alloc
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod counting;
+
 use std::hint::black_box;
-use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use pw_alloc::model::{GuestId, GuestView, Health, Origin, Snapshot, VfId, VfState, VfView, Wish};
@@ -11,28 +12,7 @@ use pw_alloc::settings::PolicyKind;
 use pw_alloc::signal::{Counters, Reading, Sample, Smoothing, Tracker};
 use pw_alloc::{Allocator, Settings};
 
-/// Counts the bytes that are allocated.
-struct Counting;
-
-static BYTES: AtomicIsize = AtomicIsize::new(0);
-
-// SAFETY: both calls are handed on unchanged to the system's allocator, which keeps their contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: as the caller of this function promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: as the caller of this function promises.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use counting::BYTES;
 
 fn main() {
     for count in [1_000_usize, 10_000] {

@@ -7,6 +7,7 @@ use crate::history::Histories;
 use crate::model::{GuestId, Snapshot, VfId};
 use crate::plan::{Decision, Direction, Plan};
 use crate::quiet;
+use crate::recording::{Entry, Recorder};
 use crate::settings::Settings;
 use pw_error::Result;
 
@@ -16,13 +17,36 @@ use pw_error::Result;
 pub struct Allocator {
     settings: Settings,
     histories: Histories,
+    /// What is asked and told is recorded.
+    recorder: Option<Box<Recorder>>,
 }
 
 impl Allocator {
     /// An allocator without a past. Fails when the settings make no sense.
     pub fn new(settings: Settings) -> Result<Self> {
         settings.check()?;
-        Ok(Self { settings, histories: Histories::default() })
+        Ok(Self { settings, histories: Histories::default(), recorder: None })
+    }
+
+    /// Records from now on what this allocator, which has no past yet, is told and asked.
+    pub fn record(&mut self) {
+        self.recorder = Some(Box::new(Recorder::begun(&self.settings)));
+    }
+
+    /// Records no more.
+    pub fn stop_recording(&mut self) {
+        self.recorder = None;
+    }
+
+    /// The recording, if there is one: for counters, and for decisions that are acted upon.
+    pub fn recorder(&mut self) -> Option<&mut Recorder> {
+        self.recorder.as_deref_mut()
+    }
+
+    fn recorded(&mut self, entry: impl FnOnce() -> Entry) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.push(entry());
+        }
     }
 
     /// The settings in force.
@@ -33,6 +57,7 @@ impl Allocator {
     /// Other settings from now on; what is remembered stays.
     pub fn configure(&mut self, settings: Settings) -> Result<()> {
         settings.check()?;
+        self.recorded(|| Entry::Configured(Box::new(settings.clone())));
         self.settings = settings;
         Ok(())
     }
@@ -44,33 +69,42 @@ impl Allocator {
 
     /// Takes in the time since the last snapshot.
     pub fn observe(&mut self, now: &Snapshot) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.snapshot(now);
+            recorder.push(Entry::Observed(now.now_ms));
+        }
         self.histories.observe(now, &self.settings);
     }
 
     /// Takes in what a switch was measured to take and to lose.
     pub fn measured(&mut self, direction: Direction, seconds: f64, lost_packets: Option<f64>) {
+        self.recorded(|| Entry::Measured(direction, seconds, lost_packets));
         let plug = direction == Direction::Give;
         self.histories.switch.measured(plug, seconds, lost_packets, &self.settings);
     }
 
     /// Remembers that this VF was given to this guest.
     pub fn given(&mut self, guest: &GuestId, vf: &VfId) {
+        self.recorded(|| Entry::Given(guest.clone(), vf.clone()));
         self.histories.done(guest, vf);
     }
 
     /// Remembers that this VF could not be given to this guest: each time in a row it is left alone for
     /// twice as long, up to `retry_most_s`, and other VFs are tried first.
     pub fn undone(&mut self, guest: &GuestId, vf: &VfId, now_ms: u64) {
+        self.recorded(|| Entry::Undone(guest.clone(), vf.clone(), now_ms));
         self.histories.undone(guest, vf, now_ms, &self.settings);
     }
 
     /// Whoever could not be given a VF is tried again with the next plan: this guest, or all.
     pub fn retry(&mut self, guest: Option<&GuestId>) {
+        self.recorded(|| Entry::Retried(guest.cloned()));
         self.histories.retry(guest);
     }
 
     /// Remembers that this plan is being performed.
     pub fn commit(&mut self, plan: &Plan, now_ms: u64) {
+        self.recorded(|| Entry::Committed(now_ms, plan.clone()));
         self.histories.commit(plan.changes(), now_ms);
     }
 

@@ -1,20 +1,20 @@
 //! A decision in the making: constraints first (pins, exclusions, classes, guaranteed shares, affinity,
 //! residency, moves an interval), then what the policy says. Guests go by their place in the snapshot.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::history::{Histories, History};
 use crate::matching::{Seating, Seeker};
 use crate::model::{GuestView, Health, PfId, Snapshot, Stance, VfId, VfState, VfView};
 use crate::plan::{Decision, Direction, Move, Plan, Reason, Verdict};
-use crate::policy::{self, Standing};
+use crate::policy::{self, Standing, order_bits};
 use crate::settings::{PolicyKind, Settings};
 
 /// How firmly a guest stands before the policy has its say, from least to most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Claim {
-    /// It lost its VF too lately: it gets what nobody else wants.
+    /// It lost its VF too recently: it gets what nobody else wants.
     Cooling,
     /// It waits.
     Waiter,
@@ -22,7 +22,7 @@ enum Claim {
     Settled,
     /// Its guaranteed share is due.
     Owed,
-    /// It got its VF too lately to lose it.
+    /// It got its VF too recently to lose it.
     Resident,
     /// The operator wants it to have one.
     Pinned,
@@ -40,7 +40,52 @@ struct Contender<'a> {
     claim: Claim,
     /// The PF of the VF that it holds and may keep.
     home: Option<usize>,
+    /// What it is seated by: claim, then standing; of those whose share is due, who is owed most.
+    rank: u128,
 }
+
+impl Contender<'_> {
+    /// The order in which contenders are seated.
+    fn compare(&self, other: &Self) -> Ordering {
+        other.rank.cmp(&self.rank).then_with(|| self.compare_standing(other))
+    }
+
+    /// The order in which they challenge and are challenged, whatever their claims.
+    fn compare_standing(&self, other: &Self) -> Ordering {
+        (other.standing.compare(&self.standing))
+            .then_with(|| other.home.is_some().cmp(&self.home.is_some()))
+            // Of equals, whoever has waited longest.
+            .then_with(|| self.history.changed_ms.cmp(&other.history.changed_ms))
+            .then_with(|| self.view.id.cmp(&other.view.id))
+    }
+}
+
+/// A contender in a queue of those that challenge or are challenged: greater is who ranks first.
+struct Queued<'b, 'a> {
+    key: u128,
+    at: usize,
+    contender: &'b Contender<'a>,
+}
+
+impl Ord for Queued<'_, '_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key.cmp(&other.key).then_with(|| other.contender.compare_standing(self.contender))
+    }
+}
+
+impl PartialOrd for Queued<'_, '_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Queued<'_, '_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Queued<'_, '_> {}
 
 /// A decision in the making.
 pub struct Draft<'a> {
@@ -217,7 +262,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Gathers all who may hold a VF, by rank.
+    /// Gathers all who may hold a VF.
     fn contend(&mut self) {
         let residency_ms = (self.settings.min_residency_s * 1e3) as u64;
         self.contenders.reserve(self.now.guests.len());
@@ -252,18 +297,13 @@ impl<'a> Draft<'a> {
                 (_, None) => Claim::Waiter,
             };
             let standing = policy::standing(view, &history.past, self.settings);
-            self.contenders.push(Contender { place, view, history, standing, claim, home });
+            let rank = match claim {
+                Claim::Owed => u128::from(order_bits(history.owed_ms)),
+                _ => standing.key(),
+            };
+            let rank = (claim as u128) << 100 | rank;
+            self.contenders.push(Contender { place, view, history, standing, claim, home, rank });
         }
-        let owed = |c: &Contender<'_>| if c.claim == Claim::Owed { c.history.owed_ms } else { 0.0 };
-        self.contenders.sort_by(|a, b| {
-            (b.claim.cmp(&a.claim))
-                .then_with(|| owed(b).total_cmp(&owed(a)))
-                .then_with(|| b.standing.compare(&a.standing))
-                .then_with(|| b.home.is_some().cmp(&a.home.is_some()))
-                // Of equals, whoever has waited longest.
-                .then_with(|| a.history.changed_ms.cmp(&b.history.changed_ms))
-                .then_with(|| a.view.id.cmp(&b.view.id))
-        });
     }
 
     /// Lets those who are not seated challenge those who are: the best of them first, each the worst
@@ -275,58 +315,72 @@ impl<'a> Draft<'a> {
             }
         }
         let contenders = &self.contenders;
-        // Best first; contenders of equal standing keep their order.
-        let mut order: Vec<(Reverse<u128>, usize)> =
-            contenders.iter().enumerate().map(|(at, c)| (Reverse(c.standing.key()), at)).collect();
-        order.sort_unstable();
-        let mut seated = vec![Vec::new(); self.pfs.len()];
+        let queued = |at: usize| {
+            let contender: &Contender<'_> = &contenders[at];
+            Queued { key: contender.standing.key(), at, contender }
+        };
+        let mut seated: Vec<Vec<Reverse<Queued<'_, '_>>>> =
+            self.pfs.iter().map(|_| Vec::new()).collect();
         let mut waiting = Vec::new();
-        let mut rank = vec![0; order.len()];
-        for (place, &(_, at)) in order.iter().enumerate() {
-            rank[at] = place;
-            match (contenders[at].claim, self.wanted[at]) {
-                (Claim::Settled, Some(pf)) => seated[pf].push(at),
-                (Claim::Waiter, None) => waiting.push(Reverse((place, at))),
+        for (at, wanted) in self.wanted.iter().enumerate() {
+            match (contenders[at].claim, wanted) {
+                (Claim::Settled, Some(pf)) => seated[*pf].push(Reverse(queued(at))),
+                (Claim::Waiter, None) => waiting.push(queued(at)),
                 _ => {}
             }
         }
-        let mut queue = BinaryHeap::from(waiting);
+        let mut seated: Vec<BinaryHeap<_>> = seated.into_iter().map(BinaryHeap::from).collect();
+        let mut waiting = BinaryHeap::from(waiting);
         // With a residency, whoever loses its place rests before it challenges.
         let may_return = self.settings.min_residency_s == 0.0;
-        while let Some(Reverse((_, at))) = queue.pop() {
-            let contender = &contenders[at];
-            let worst = (0..self.pfs.len())
-                .filter(|&pf| Self::allows(contender.view, self.pfs[pf]))
-                .filter_map(|pf| seated[pf].last().map(|&holder| (rank[holder], holder, pf)))
+        while let Some(challenger) = waiting.pop() {
+            if seated.iter().filter_map(BinaryHeap::peek).all(|Reverse(worst)| challenger < *worst)
+            {
+                // It ranks below all who could lose their place, and so do all who come after it.
+                break;
+            }
+            let contender = challenger.contender;
+            let worst = (seated.iter().enumerate())
+                .filter(|&(pf, _)| Self::allows(contender.view, self.pfs[pf]))
+                .filter_map(|(pf, seated)| seated.peek().map(|holder| (holder, pf)))
                 .max();
-            let Some((_, holder, pf)) = worst else { continue };
+            let Some((Reverse(holder), pf)) = worst else { continue };
             if !policy::displaces(
                 (&contender.standing, &contender.history.past),
-                &contenders[holder].standing,
+                &holder.contender.standing,
                 self.settings,
             ) {
                 continue;
             }
-            seated[pf].pop();
-            let place = seated[pf].partition_point(|&other| rank[other] < rank[at]);
-            seated[pf].insert(place, at);
-            self.wanted[at] = Some(pf);
-            self.wanted[holder] = None;
+            self.wanted[challenger.at] = Some(pf);
+            let Some(Reverse(holder)) = seated[pf].pop() else { continue };
+            seated[pf].push(Reverse(challenger));
+            self.wanted[holder.at] = None;
             if may_return {
-                queue.push(Reverse((rank[holder], holder)));
+                waiting.push(holder);
             }
         }
     }
 
     /// Decides who is to be on which PF.
     fn seat(&mut self) {
+        self.wanted = self.contenders.iter().map(|contender| contender.home).collect();
+        let at_home = self.wanted.iter().flatten().count();
+        let at_once = |c: &Contender<'_>| c.home.is_none() && c.claim >= Claim::Owed;
+        if at_home == self.seats.iter().sum::<usize>() && !self.contenders.iter().any(at_once) {
+            // All seats are taken by those who sit there, and nobody must be seated before them.
+            return;
+        }
         let numa: Vec<Option<u16>> = self
             .pfs
             .iter()
             .map(|pf| self.vfs.iter().find(|vf| vf.id.pf == **pf).and_then(|vf| vf.numa))
             .collect();
+        let mut order: Vec<usize> = (0..self.contenders.len()).collect();
+        order.sort_unstable_by(|&a, &b| self.contenders[a].compare(&self.contenders[b]));
         let mut seating = Seating::new(self.seats.clone());
-        for contender in &self.contenders {
+        for &at in &order {
+            let contender = &self.contenders[at];
             if seating.is_full() {
                 break;
             }
@@ -340,10 +394,10 @@ impl<'a> Draft<'a> {
             });
             seating.seat(Seeker { pfs, home: contender.home });
         }
-        self.wanted = vec![None; self.contenders.len()];
+        self.wanted.fill(None);
         for (pf, taken) in seating.taken.iter().enumerate() {
-            for &at in taken {
-                self.wanted[at] = Some(pf);
+            for &seeker in taken {
+                self.wanted[order[seeker]] = Some(pf);
             }
         }
     }
@@ -352,19 +406,18 @@ impl<'a> Draft<'a> {
     fn exchange(&mut self) {
         let most = self.settings.max_moves.map_or(usize::MAX, |most| most as usize);
         let mut budget = most.saturating_sub(self.histories.given(self.now.now_ms, self.settings));
-        let leaves = |at: usize, home: usize| self.wanted[at] != Some(home);
+        let moves = |&at: &usize| self.contenders[at].home != self.wanted[at];
+        let mut moving: Vec<usize> = (0..self.contenders.len()).filter(moves).collect();
+        moving.sort_unstable_by(|&a, &b| self.contenders[a].compare(&self.contenders[b]));
         let mut outgoing = vec![Vec::new(); self.pfs.len()];
-        for (at, contender) in self.contenders.iter().enumerate() {
-            if let Some(home) = contender.home.filter(|&home| leaves(at, home)) {
+        for &at in &moving {
+            if let Some(home) = self.contenders[at].home {
                 outgoing[home].push(at);
             }
         }
-        for at in 0..self.contenders.len() {
+        for at in moving {
             let Some(pf) = self.wanted[at] else { continue };
             let place = self.contenders[at].place;
-            if self.contenders[at].home == Some(pf) {
-                continue;
-            }
             if budget == 0 {
                 self.deferred += 1;
                 self.reasons[place] = Some(Reason::Deferred);

@@ -1,11 +1,10 @@
 //! What the allocator remembers of the past: who held for how long, who changed when, what a switch
 //! was measured to cost, and what waiting has cost so far. Time comes with the snapshots.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::model::{GuestId, GuestView, Health, Snapshot, Stance, VfId};
-use crate::patience::Advantages;
+use crate::patience::{Advantages, KEEP_OWN, KEEP_SHARED};
 use crate::policy::{self, Past};
 use crate::settings::{PolicyKind, Settings};
 
@@ -168,6 +167,8 @@ pub struct Histories {
     slots: BTreeMap<GuestId, usize>,
     /// By slot: the place of the guest's name in alphabetical order.
     alphabet: Vec<u32>,
+    /// By that place: the slot.
+    by_name: Vec<usize>,
     /// The slots of the last snapshot's guests, in its order.
     order: Vec<usize>,
     /// By slot: what a VF is worth to the guest now; NaN where it cannot be moved. Kept for its memory.
@@ -185,8 +186,9 @@ pub struct Histories {
     pub switch: SwitchCost,
 }
 
-/// A guest's place in the ranking: its standing as a number, its name's place, its slot.
-type Ranked = (u128, Reverse<u32>, usize);
+/// A guest's place in the ranking: its standing above the place of its name, or that turned round where the
+/// greatest goes first.
+type Ranked = u128;
 
 impl Histories {
     /// What is remembered of this guest.
@@ -224,7 +226,8 @@ impl Histories {
     /// Forgets guests that have been gone for long.
     fn forget(&mut self, now_ms: u64) {
         let keep = |history: &History| history.seen_ms + REMEMBERED_MS >= now_ms;
-        if !self.guests.iter().all(keep) {
+        // While nobody is away nobody is forgotten.
+        if self.guests.len() != self.order.len() && !self.guests.iter().all(keep) {
             let (mut guests, mut names) = (Vec::new(), Vec::new());
             for (history, name) in self.guests.drain(..).zip(self.names.drain(..)) {
                 if keep(&history) {
@@ -284,8 +287,11 @@ impl Histories {
         let history = &mut self.guests[slot];
         let Advantage { most, price_us, there_and_back, .. } =
             std::mem::replace(&mut history.advantage, Advantage::NONE);
-        for learner in [&mut history.advantages, &mut self.advantages] {
-            learner.ended(most, price_us, there_and_back, history.past.threshold);
+        let used = history.past.threshold;
+        for (learner, keep) in
+            [(&mut history.advantages, KEEP_OWN), (&mut self.advantages, KEEP_SHARED)]
+        {
+            learner.ended(most, price_us, there_and_back, used, keep);
         }
     }
 
@@ -356,18 +362,20 @@ impl Histories {
         let competes =
             |guest: &GuestView| guest.wish.stance == Stance::Free && guest.health == Health::Ready;
         // Whoever arrived in this moment has no turns yet and sets no standard.
-        let (mut low, mut high) = (u64::MAX, 0);
+        let (mut low, mut high, mut others) = (u64::MAX, 0, false);
         for (guest, &slot) in now.guests.iter().zip(&self.order) {
             let history = &self.guests[slot];
             if competes(guest) && history.past.arrived_ms < now.now_ms {
                 (low, high) = (low.min(history.past.turns_ms), high.max(history.past.turns_ms));
+            } else {
+                others = true;
             }
-        }
-        if low == u64::MAX {
-            return;
         }
         let lag_ms = (settings.fair_turn_s * 1e3 * LAG_TURNS) as u64;
         let floor = low.max(high.saturating_sub(lag_ms));
+        if low == u64::MAX || floor == low && !others {
+            return;
+        }
         for (guest, &slot) in now.guests.iter().zip(&self.order) {
             let turns_ms = &mut self.guests[slot].past.turns_ms;
             *turns_ms = if competes(guest) { floor.max(*turns_ms) } else { floor };
@@ -378,7 +386,8 @@ impl Histories {
     fn rank(&mut self, now: &Snapshot, settings: &Settings) {
         if self.alphabet.len() != self.names.len() {
             self.alphabet.resize(self.names.len(), 0);
-            for (&slot, place) in self.slots.values().zip(0..) {
+            self.by_name = self.slots.values().copied().collect();
+            for (&slot, place) in self.by_name.iter().zip(0..) {
                 self.alphabet[slot] = place;
             }
         }
@@ -392,10 +401,14 @@ impl Histories {
             }
             let standing = policy::standing(guest, &self.guests[slot].past, settings);
             self.values[slot] = standing.value;
-            let side = if guest.holds.is_some() { &mut self.holders } else { &mut self.waiters };
-            side.push((standing.key(), Reverse(self.alphabet[slot]), slot));
+            let (key, name) = (standing.key() << 32, self.alphabet[slot]);
+            if guest.holds.is_some() {
+                self.holders.push(key | u128::from(name));
+            } else {
+                self.waiters.push(key | u128::from(!name));
+            }
         }
-        self.holders.sort_unstable_by_key(|&(key, Reverse(name), _)| (key, name));
+        self.holders.sort_unstable();
         // All waiters behind as many as there are holders are held against the same one.
         let paired = self.holders.len();
         if (1..self.waiters.len()).contains(&paired) {
@@ -413,10 +426,10 @@ impl Histories {
         // A rate over the time between two samples is on average half of it old.
         let lag_s = seconds / 2.0 + settings.signal.smoothing.lag_s();
         let mut ended = Vec::new();
-        for (place, &(_, _, slot)) in self.waiters.iter().enumerate() {
-            let Some(&(_, _, holder)) = self.holders.get(place).or(self.holders.last()) else {
-                break;
-            };
+        for (place, &waiter) in self.waiters.iter().enumerate() {
+            let Some(&holder) = self.holders.get(place).or(self.holders.last()) else { break };
+            let (slot, holder) =
+                (self.by_name[!waiter as u32 as usize], self.by_name[holder as u32 as usize]);
             let (waiting, holding) = (self.values[slot], self.values[holder]);
             let history = &mut self.guests[slot];
             // Who sees a lead late also sees its end late: a switch costs that much, too.
@@ -444,7 +457,8 @@ impl Histories {
                 ended.push(slot);
             }
         }
-        for &(_, _, slot) in &self.holders {
+        for &holder in &self.holders {
+            let slot = self.by_name[holder as u32 as usize];
             let Some((name, rival)) = &self.guests[slot].advantage.rival else { continue };
             let rival = Some(*rival)
                 .filter(|&rival| self.names.get(rival) == Some(name))

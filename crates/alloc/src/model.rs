@@ -1,7 +1,9 @@
 //! The words of allocation as types: guests, VFs, what is wished for them, and one observation of
 //! all of them. Knows nothing of how they are observed.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -10,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use pw_error::Error;
 
 /// A guest's name, unique on its host.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GuestId(Arc<str>);
 
 /// A physical function's name: its interface, as `enp1s0f0`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PfId(Arc<str>);
 
@@ -25,6 +27,32 @@ macro_rules! name {
             /// The name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
+            }
+
+            /// Is this the same name in the same memory? Quicker than to compare names.
+            pub fn is_clone_of(&self, other: &Self) -> bool {
+                Arc::ptr_eq(&self.0, &other.0)
+            }
+        }
+        // Names are compared for every guest in every interval, nearly always with a clone of themselves.
+        impl PartialEq for $type {
+            fn eq(&self, other: &Self) -> bool {
+                self.is_clone_of(other) || self.0 == other.0
+            }
+        }
+        impl Ord for $type {
+            fn cmp(&self, other: &Self) -> Ordering {
+                if self.is_clone_of(other) { Ordering::Equal } else { self.0.cmp(&other.0) }
+            }
+        }
+        impl PartialOrd for $type {
+            fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+                Some(self.cmp(other))
+            }
+        }
+        impl Hash for $type {
+            fn hash<H: Hasher>(&self, state: &mut H) {
+                self.0.hash(state);
             }
         }
         impl From<&str> for $type {

@@ -30,9 +30,9 @@ impl Gains {
         Self { guests, held: Vec::new(), price: Vec::new() }
     }
 
-    /// Adds an interval. Both slices have one number a guest, none below zero. An interval in which
-    /// neither differs from the one before is joined with it: a switch between the two is never better
-    /// than one at the beginning of the first or the end of the second.
+    /// Adds an interval. Both slices have one number a guest; no price is below zero. An interval in
+    /// which neither differs from the one before is joined with it: a switch between the two is never
+    /// better than one at the beginning of the first or the end of the second.
     pub fn push(&mut self, held: &[f64], price: &[f64]) {
         debug_assert!(held.len() == self.guests && price.len() == self.guests);
         self.held.extend_from_slice(held);
@@ -389,9 +389,12 @@ mod tests {
             let values = 2 + lots.below(9);
             let rows: Vec<(Vec<f64>, Vec<f64>)> = (0..lots.below(9))
                 .map(|_| {
-                    let mut row =
-                        || (0..guests).map(|_| lots.below(values) as f64).collect::<Vec<f64>>();
-                    (row(), row())
+                    let mut row = |least: f64| {
+                        let value = |_| lots.below(values) as f64 + least;
+                        (0..guests).map(value).collect::<Vec<f64>>()
+                    };
+                    // In every other case, to hold may cost something.
+                    (row(-((case % 2) as f64)), row(0.0))
                 })
                 .collect();
             let mut gains = Gains::new(guests);

@@ -26,10 +26,14 @@ pub const MOST: f64 = 4.0;
 const FEW: f32 = 5.0;
 /// What a learned threshold may cost more than that of the bound before it is given up [prices].
 const CREDIT: f64 = 2.0;
-/// An older advantage counts so much less than the next younger one: some fifty are remembered.
-const FORGET: f32 = 0.98;
-/// What is known of all guests counts as much as so many advantages of one's own.
-const SHARED: f64 = 4.0;
+/// An older advantage of one's own counts so much less than the next younger one: some fifty are remembered.
+pub const KEEP_OWN: f32 = 0.98;
+/// The same for those of all guests, some two hundred: fifty of a hundred guests are those of the last minute,
+/// which tell little.
+pub const KEEP_SHARED: f32 = 0.995;
+/// What is known of all guests counts as much as so many advantages of one's own, which is as many as are
+/// remembered: by its own few, a guest takes chance for its nature.
+const SHARED: f64 = 50.0;
 
 fn threshold(place: usize) -> f64 {
     match place {
@@ -63,13 +67,21 @@ impl Advantages {
     }
 
     /// Takes in an advantage that has ended [prices], the price that a switch had [µs], that of the
-    /// switches there and back [prices], and the threshold that was in force [prices].
-    pub fn ended(&mut self, advantage: f64, price_us: f64, there_and_back: f64, used: f64) {
+    /// switches there and back [prices], and the threshold that was in force [prices]. Of older ones so
+    /// much is kept.
+    pub fn ended(
+        &mut self,
+        advantage: f64,
+        price_us: f64,
+        there_and_back: f64,
+        used: f64,
+        keep: f32,
+    ) {
         if !(advantage > 0.0 && advantage.is_finite() && price_us > 0.0 && price_us.is_finite()) {
             return;
         }
-        self.bins.iter_mut().flatten().for_each(|sum| *sum *= FORGET);
-        self.count = self.count * FORGET + 1.0;
+        self.bins.iter_mut().flatten().for_each(|sum| *sum *= keep);
+        self.count = self.count * keep + 1.0;
         self.excess +=
             cost(used, advantage, there_and_back) - cost(there_and_back, advantage, there_and_back);
         let reached = (0..THRESHOLDS).take_while(|&at| threshold(at) <= advantage).count();
@@ -128,7 +140,7 @@ mod tests {
         let (mut own, nobody) = (Advantages::new(), Advantages::new());
         for advantage in advantages.iter().cycle().take(40) {
             let used = own.threshold(&nobody, there_and_back);
-            own.ended(*advantage, 1_000.0, there_and_back, used);
+            own.ended(*advantage, 1_000.0, there_and_back, used, KEEP_OWN);
         }
         own.threshold(&nobody, there_and_back)
     }
@@ -153,12 +165,12 @@ mod tests {
     fn a_guest_without_a_past_does_as_all_the_others_do() {
         let mut shared = Advantages::new();
         for _ in 0..40 {
-            shared.ended(20.0, 5.0, 2.0, 2.0);
+            shared.ended(20.0, 5.0, 2.0, 2.0, KEEP_SHARED);
         }
         assert_eq!(Advantages::new().threshold(&shared, 2.0), 0.0);
         let mut own = Advantages::new();
         for _ in 0..40 {
-            own.ended(0.4, 5_000.0, 2.0, 2.0);
+            own.ended(0.4, 5_000.0, 2.0, 2.0, KEEP_OWN);
         }
         assert!(own.threshold(&shared, 2.0) > 0.4);
     }
@@ -167,19 +179,19 @@ mod tests {
     fn a_threshold_that_has_cost_too_much_is_given_up() {
         let mut shared = Advantages::new();
         for _ in 0..40 {
-            shared.ended(20.0, 1.0, 2.0, 2.0);
+            shared.ended(20.0, 1.0, 2.0, 2.0, KEEP_SHARED);
         }
         // The others' advantages lasted; each of this guest's passes just when it has switched.
         let mut own = Advantages::new();
         for _ in 0..3 {
             let used = own.threshold(&shared, 2.0);
-            own.ended(used + 0.01, 1.0, 2.0, used);
-            shared.ended(used + 0.01, 1.0, 2.0, used);
+            own.ended(used + 0.01, 1.0, 2.0, used, KEEP_OWN);
+            shared.ended(used + 0.01, 1.0, 2.0, used, KEEP_SHARED);
         }
         assert_eq!(own.threshold(&shared, 2.0), 2.0);
         // As long as all together are better off, chance may be against one of them.
         for _ in 0..10 {
-            shared.ended(20.0, 1.0, 2.0, 0.0);
+            shared.ended(20.0, 1.0, 2.0, 0.0, KEEP_SHARED);
         }
         assert!(own.threshold(&shared, 2.0) < 2.0);
     }
@@ -190,7 +202,7 @@ mod tests {
         for (advantage, price_us) in
             [(f64::NAN, 1.0), (1.0, f64::INFINITY), (-1.0, 1.0), (0.0, 1.0), (1.0, 0.0)]
         {
-            own.ended(advantage, price_us, 2.0, 2.0);
+            own.ended(advantage, price_us, 2.0, 2.0, KEEP_OWN);
         }
         assert_eq!(own, Advantages::new());
     }

@@ -32,7 +32,7 @@ pub enum Reason {
     NotWorthTheSwitch,
     /// Its guaranteed share of time is behind.
     GuaranteedShare,
-    /// It changed too lately to change again.
+    /// It was moved too recently to be moved again (its minimum residency).
     Residency,
     /// Its turn has come, or lasts.
     Turn,
@@ -82,9 +82,9 @@ impl fmt::Display for Reason {
             Self::BelowCut { pps: rate } => write!(f, "ranks below the cut ({})", pps(rate)),
             Self::NotWorthTheSwitch => f.write_str("its gain has not outweighed a switch yet"),
             Self::GuaranteedShare => f.write_str("its guaranteed share of time is due"),
-            Self::Residency => f.write_str("changed too lately to change again"),
+            Self::Residency => f.write_str("was moved too recently to be moved again"),
             Self::Turn => f.write_str("its turn"),
-            Self::TurnOfOthers => f.write_str("the turn of others"),
+            Self::TurnOfOthers => f.write_str("other guests have their turn"),
             Self::FirstCome => f.write_str("came first"),
             Self::NoSuitableVf => f.write_str("no VF is left that it may have"),
             Self::Deferred => f.write_str("waits for the next interval: its moves are used up"),

@@ -57,16 +57,20 @@ impl Standing {
         self.key().cmp(&other.key())
     }
 
-    /// The same order as a number: activity, class and tier above the value, whose bits are turned so
-    /// that they rise with it (the order of `f64::total_cmp`).
+    /// The same order as a number: activity, class and tier above the value.
     pub const fn key(&self) -> u128 {
-        let bits = self.value.to_bits();
-        let value = if bits >> 63 == 0 { bits | 1 << 63 } else { !bits };
+        let value = order_bits(self.value);
         ((self.active as u128) << 80)
             | ((self.class as u128) << 72)
             | ((self.tier as u128) << 64)
             | value as u128
     }
+}
+
+/// A number's bits, turned so that they rise with it (the order of `f64::total_cmp`).
+pub const fn order_bits(value: f64) -> u64 {
+    let bits = value.to_bits();
+    if bits >> 63 == 0 { bits | 1 << 63 } else { !bits }
 }
 
 /// The packet rate that a guest is taken to have, and how that is known. A rate of the past counts

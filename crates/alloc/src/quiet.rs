@@ -9,12 +9,16 @@ use crate::settings::Settings;
 
 /// Is it certain that there is nothing to do?
 pub fn nothing_changes(now: &Snapshot, settings: &Settings, histories: &Histories) -> bool {
-    let plain = now.vfs.iter().all(|vf| vf.state == VfState::Usable)
-        && now.guests.iter().all(unconstrained);
-    if !plain {
+    if !now.vfs.iter().all(|vf| vf.state == VfState::Usable) {
         return false;
     }
-    let held = now.guests.iter().filter(|guest| guest.holds.is_some()).count();
+    let mut held = 0;
+    for guest in &now.guests {
+        if !unconstrained(guest) {
+            return false;
+        }
+        held += usize::from(guest.holds.is_some());
+    }
     if held != now.vfs.len() && held != now.guests.len() {
         return false;
     }

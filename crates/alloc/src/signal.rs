@@ -138,12 +138,22 @@ struct Meter {
     window: VecDeque<Passed>,
     /// Time that went into the average [s]: the first readings weigh as the only ones there are.
     seen_s: f64,
+    /// The time between the last two readings, in time constants, and what an exponential average keeps
+    /// over it: most are alike.
+    kept: (f64, f64),
     last_ms: u64,
 }
 
 impl Meter {
     const fn new() -> Self {
-        Self { base: None, rate: None, window: VecDeque::new(), seen_s: 0.0, last_ms: 0 }
+        Self {
+            base: None,
+            rate: None,
+            window: VecDeque::new(),
+            seen_s: 0.0,
+            kept: (0.0, 1.0),
+            last_ms: 0,
+        }
     }
 
     fn feed(&mut self, sample: &Sample, settings: &SignalSettings) {
@@ -186,8 +196,11 @@ impl Meter {
         match smoothing {
             Smoothing::Ewma(over_s) => {
                 self.seen_s += passed.seconds;
-                let weight =
-                    (1.0 - (-passed.seconds / over_s).exp()).max(passed.seconds / self.seen_s);
+                let span = passed.seconds / over_s;
+                if self.kept.0 != span {
+                    self.kept = (span, (-span).exp());
+                }
+                let weight = (1.0 - self.kept.1).max(passed.seconds / self.seen_s);
                 let (pps, bytes) = self.rate.unwrap_or(now);
                 self.rate = Some((pps + weight * (now.0 - pps), bytes + weight * (now.1 - bytes)));
             }

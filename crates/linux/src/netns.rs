@@ -97,7 +97,8 @@ impl Netns {
                 format!("{} is no network namespace", path.display()),
                 "give a name of `ip netns list`, a path, or pid:N",
             ),
-            _ => Error::failed(format!("cannot enter network namespace '{self}': {errno}"), ""),
+            _ => Error::failed(format!("cannot enter network namespace '{self}'"), "")
+                .caused_by(errno),
         })
     }
 }

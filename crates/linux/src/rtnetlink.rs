@@ -22,6 +22,9 @@ const DUMP_TRIES: u32 = 10;
 /// The kernel's refusal of a request: an errno.
 pub type Errno = i32;
 
+/// One message of an answer, its header included.
+pub type Answer = Vec<u8>;
+
 /// A socket to the kernel's routing tables, bound to the namespace it was opened in.
 pub struct RouteSocket {
     socket: Socket,
@@ -94,10 +97,7 @@ impl RouteSocket {
         &mut self,
         message: RouteNetlinkMessage,
         flags: u16,
-    ) -> Result<std::result::Result<Vec<Vec<u8>>, Errno>> {
-        let failed = |error: std::io::Error| {
-            Error::failed("the kernel's netlink socket failed", "").caused_by(error)
-        };
+    ) -> Result<std::result::Result<Vec<Answer>, Errno>> {
         self.sequence += 1;
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
@@ -107,42 +107,67 @@ impl RouteSocket {
         let mut bytes = vec![0; packet.buffer_len()];
         packet.serialize(&mut bytes);
         self.socket.send(&bytes, 0).map_err(failed)?;
-        let mut answers = Vec::new();
-        let mut interrupted = false;
-        loop {
-            let (datagram, _) = self.socket.recv_from_full().map_err(failed)?;
-            for part in messages(&datagram) {
-                if part.sequence != self.sequence {
-                    continue;
-                }
-                interrupted |=
-                    flags & NLM_F_DUMP == NLM_F_DUMP && part.flags & DUMP_INTERRUPTED != 0;
-                match part.kind {
-                    NLMSG_NOOP => {}
-                    NLMSG_DONE if interrupted => return Ok(Err(libc::EINTR)),
-                    // The end of a dump says how it went; that of anything else says nothing.
-                    NLMSG_DONE => {
-                        return Ok(match part.done_errno() {
-                            0 => Ok(answers),
-                            code => Err(code),
-                        });
-                    }
-                    NLMSG_ERROR => {
-                        return Ok(match part.errno() {
-                            0 => Ok(answers),
-                            code => Err(code),
-                        });
-                    }
-                    _ => {
-                        answers.push(part.bytes.to_vec());
-                        if flags & (NLM_F_DUMP | NLM_F_ACK) == 0 {
-                            return Ok(Ok(answers));
-                        }
+        collect(&self.socket, self.sequence, flags)
+    }
+}
+
+/// The answers to the request of this number, as they came; the kernel's errno where it refuses.
+///
+/// # Errors
+/// The socket failed.
+pub(crate) fn collect(
+    socket: &Socket,
+    sequence: u32,
+    flags: u16,
+) -> Result<std::result::Result<Vec<Answer>, Errno>> {
+    let mut gathered = Gathered { sequence, flags, ..Gathered::default() };
+    loop {
+        let (datagram, _) = socket.recv_from_full().map_err(failed)?;
+        if let Some(end) = gathered.take_in(&datagram) {
+            return Ok(end);
+        }
+    }
+}
+
+/// The answers to one request, so far.
+#[derive(Debug, Default)]
+struct Gathered {
+    sequence: u32,
+    flags: u16,
+    answers: Vec<Answer>,
+    interrupted: bool,
+}
+
+impl Gathered {
+    fn end(&mut self, code: Errno) -> std::result::Result<Vec<Answer>, Errno> {
+        if code == 0 { Ok(std::mem::take(&mut self.answers)) } else { Err(code) }
+    }
+
+    /// Takes in a datagram; Some: that was all, or the kernel refuses.
+    fn take_in(&mut self, datagram: &[u8]) -> Option<std::result::Result<Vec<Answer>, Errno>> {
+        for part in messages(datagram).into_iter().filter(|part| part.sequence == self.sequence) {
+            let dump = self.flags & NLM_F_DUMP == NLM_F_DUMP;
+            self.interrupted |= dump && part.flags & DUMP_INTERRUPTED != 0;
+            match part.kind {
+                NLMSG_NOOP => {}
+                NLMSG_DONE if self.interrupted => return Some(Err(libc::EINTR)),
+                // The end of a dump says how it went; that of anything else says nothing.
+                NLMSG_DONE => return Some(self.end(part.done_errno())),
+                NLMSG_ERROR => return Some(self.end(part.errno())),
+                _ => {
+                    self.answers.push(part.bytes.to_vec());
+                    if self.flags & (NLM_F_DUMP | NLM_F_ACK) == 0 {
+                        return Some(self.end(0));
                     }
                 }
             }
         }
+        None
     }
+}
+
+fn failed(error: std::io::Error) -> Error {
+    Error::failed("the kernel's netlink socket failed", "").caused_by(error)
 }
 
 /// One answer as the library understands it; none when it does not.
@@ -224,15 +249,43 @@ mod tests {
         assert!(
             !socket.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default())).unwrap().is_empty()
         );
-        // The end of a dump that failed half way, as the kernel writes it.
-        let mut done = Vec::new();
-        done.extend(20_u32.to_ne_bytes());
-        done.extend(NLMSG_DONE.to_ne_bytes());
-        done.extend(DUMP_INTERRUPTED.to_ne_bytes());
-        done.extend([0; 8]);
-        done.extend((-libc::ENOMEM).to_ne_bytes());
-        let parts = messages(&done);
-        assert_eq!((parts[0].done_errno(), parts[0].flags), (libc::ENOMEM, DUMP_INTERRUPTED));
+    }
+
+    /// A message as the kernel writes it, with this code behind its header.
+    fn message(kind: u16, flags: u16, sequence: u32, code: Errno) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(20_u32.to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(sequence.to_ne_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(code.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_dump_that_ends_early_or_was_interrupted_is_not_what_it_told_so_far() {
+        const NEW_LINK: u16 = 16;
+        let gather = |flags, parts: &[Vec<u8>]| {
+            let mut gathered = Gathered { sequence: 7, flags, ..Gathered::default() };
+            parts.iter().find_map(|part| gathered.take_in(part))
+        };
+        let link = |flags| message(NEW_LINK, flags, 7, 0);
+        let done = |flags, code| message(NLMSG_DONE, flags, 7, code);
+        let dump = |parts: &[Vec<u8>]| gather(NLM_F_DUMP, parts);
+        assert_eq!(dump(&[link(0), link(0), done(0, 0)]).unwrap().unwrap().len(), 2);
+        assert_eq!(dump(&[link(0)]), None);
+        assert_eq!(dump(&[link(0), done(0, -libc::ENOMEM)]), Some(Err(libc::ENOMEM)));
+        let interrupted = Some(Err(libc::EINTR));
+        assert_eq!(dump(&[link(DUMP_INTERRUPTED), link(0), done(0, 0)]), interrupted);
+        assert_eq!(dump(&[link(0), done(DUMP_INTERRUPTED, 0)]), interrupted);
+        assert_eq!(dump(&[message(NLMSG_ERROR, 0, 7, -libc::EPERM)]), Some(Err(libc::EPERM)));
+        // The answer to another request.
+        assert_eq!(dump(&[message(NLMSG_DONE, 0, 6, 0)]), None);
+        assert_eq!(
+            gather(NLM_F_ACK, &[link(0), message(NLMSG_ERROR, 0, 7, 0)]).unwrap().unwrap().len(),
+            1
+        );
     }
 
     #[test]

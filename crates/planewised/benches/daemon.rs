@@ -2,8 +2,10 @@
 //! counters and everything else real. Prints figures; never passes or fails.
 //! Run: cargo bench -p planewised --bench daemon
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
+#[path = "../../alloc/benches/counting/mod.rs"]
+mod counting;
+
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
@@ -17,28 +19,7 @@ use planewised::daemon::status::Status;
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::traffic::Traffic;
 
-/// Counts the bytes that are allocated.
-struct Counting;
-
-static BYTES: AtomicIsize = AtomicIsize::new(0);
-
-// SAFETY: both calls are handed on unchanged to the system's allocator, which keeps their contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: as the caller of this function promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: as the caller of this function promises.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use counting::BYTES;
 
 /// Seconds of the guests' time that are played.
 const SECONDS: u64 = 120;

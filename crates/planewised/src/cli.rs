@@ -22,7 +22,7 @@ pub struct Cli {
 #[expect(missing_docs, reason = "a text here would hide that of the Args")]
 pub enum Command {
     Vf(Box<vf::Args>),
-    Simulate(simulate::Args),
+    Simulate(Box<simulate::Args>),
     Daemon(daemon::run::Args),
 }
 

@@ -1,9 +1,10 @@
 //! `planewised simulate`: what the policies would do with given traffic. Touches nothing.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use pw_alloc::replay;
 use pw_alloc::settings::Settings;
 use pw_alloc::simulate::trace::{FrameMix, Trace};
 use pw_alloc::simulate::{self, Outcome, PLAYERS, Played, Player, Scenario, Shard};
@@ -58,6 +59,9 @@ pub struct Args {
     /// Add up what all shards printed.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["scenario", "file", "trace", "shard"])]
     merge: Vec<PathBuf>,
+    /// Decide again on all that a daemon recorded (`recording` in its configuration): are the plans the same?
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["scenario", "file", "trace", "shard", "merge"])]
+    recording: Option<PathBuf>,
     /// Print JSON, of --merge too.
     #[arg(long)]
     json: bool,
@@ -107,6 +111,9 @@ pub fn run(args: &Args) -> Result<()> {
     if !args.merge.is_empty() {
         return output::print("simulate", &merge(&args.merge)?, args.json, text);
     }
+    if let Some(path) = &args.recording {
+        return play_recording(path, args.json);
+    }
     let scenario = scenario(args)?;
     let mut settings = Settings::default();
     if args.unbounded {
@@ -127,6 +134,30 @@ pub fn run(args: &Args) -> Result<()> {
         }
         None => output::print("simulate", &Body::new(scenario, settings, &played), args.json, text),
     }
+}
+
+/// Plays a recording again. Fails when a plan comes out otherwise.
+fn play_recording(path: &Path, json: bool) -> Result<()> {
+    let file = File::open(path).map_err(|error| {
+        Error::bad_input(
+            format!("cannot read {}", path.display()),
+            "give the file that `recording` in planewised's configuration names",
+        )
+        .caused_by(error)
+    })?;
+    let replayed = replay::replay(&shown(path), BufReader::new(file))?;
+    if let Some((line, recorded, anew)) = &replayed.difference {
+        return Err(Error::failed(
+            format!("{}:{line}: recorded was {recorded}, decided anew is {anew}", path.display()),
+            "another version of planewised recorded this, or this one has a fault: report it",
+        ));
+    }
+    output::print("replay", &replayed, json, |done| {
+        format!(
+            "{} readings, {} decisions, {} of them with moves: decided anew, every plan is the same.",
+            done.readings, done.decisions, done.plans
+        )
+    })
 }
 
 fn scenario(args: &Args) -> Result<Scenario> {

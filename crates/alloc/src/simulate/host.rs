@@ -190,8 +190,8 @@ impl Host {
     fn perform(&mut self, plan: &Plan) -> Result<()> {
         debug_assert!(plan.try_on(&self.now).is_ok(), "{plan}");
         for change in &plan.moves {
-            let place = self.now.guests.iter().position(|guest| guest.id == change.guest);
-            let Some(place) = place else {
+            let mut guests = self.now.guests.iter();
+            let Some(place) = guests.position(|guest| guest.id.is_clone_of(&change.guest)) else {
                 return Err(Error::bad_input(
                     format!("cannot {change}: there is no such guest"),
                     "report this: the plan is not of this host",

@@ -9,7 +9,7 @@ use pw_error::{Error, Result};
 /// Guests that a simulation has at most.
 const MOST_GUESTS: usize = 100_000;
 /// Seconds that a simulation lasts at most.
-const MOST_S: u32 = 1_000_000;
+const MOST_S: u32 = 10_000_000;
 
 /// Guests with the same traffic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

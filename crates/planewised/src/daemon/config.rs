@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use pw_alloc::gain::GainCurve;
-use pw_alloc::model::{PfId, Wish};
+use pw_alloc::model::{Mac, PfId, Wish};
 use pw_alloc::settings::Settings;
 use pw_alloc::traffic::Traffic;
 use pw_error::{Error, Result};
@@ -45,6 +45,8 @@ pub struct Config {
     pub alloc: Settings,
     /// What `planewise boost` measured; then `alloc.benefit.curve` is its curve.
     pub gain_profile: Option<PathBuf>,
+    /// Where it is recorded what the allocator is told and asked.
+    pub recording: Option<PathBuf>,
     /// What is wished for guests, by name.
     pub guests: BTreeMap<String, Wish>,
     /// A made-up host instead of this one.
@@ -67,6 +69,7 @@ impl Default for Config {
             kubernetes: None,
             alloc: Settings::default(),
             gain_profile: None,
+            recording: None,
             guests: BTreeMap::new(),
             simulated: None,
         }
@@ -84,7 +87,7 @@ pub struct PoolConfig {
     /// The same for all ports, and one PF.
     pub learned_per_pf: usize,
     /// Guests get VFs although the host filters their frames (VLAN filtering of the bridge, libvirt's
-    /// nwfilter), which a VF bypasses.
+    /// nwfilter, nftables on bridges, tc on the port), which a VF bypasses.
     pub bypass_filters: bool,
 }
 
@@ -102,13 +105,16 @@ pub struct Containers {
     /// Docker's socket; empty: Docker is not asked. Containers with the label
     /// `planewise.managed=true` are managed.
     pub docker: PathBuf,
+    /// VFs in guests take no address but that which their PF is told.
+    pub enforce_mac: bool,
     /// Namespaces, by the guest's name.
     pub namespaces: BTreeMap<String, Namespace>,
 }
 
 impl Default for Containers {
     fn default() -> Self {
-        Self { docker: "/var/run/docker.sock".into(), namespaces: BTreeMap::new() }
+        let docker = "/var/run/docker.sock".into();
+        Self { docker, enforce_mac: true, namespaces: BTreeMap::new() }
     }
 }
 
@@ -154,6 +160,8 @@ pub struct Namespace {
     pub netns: Option<String>,
     /// Its interface to the host's bridge, one end of a veth pair.
     pub interface: Option<String>,
+    /// The address that this interface was given; another one is refused. None: what it has is believed.
+    pub mac: Option<Mac>,
 }
 
 /// The API by TCP: with TLS and tokens, or not at all.

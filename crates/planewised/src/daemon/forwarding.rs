@@ -227,29 +227,12 @@ fn wanted(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::net::tests::link;
     use crate::daemon::pool::PoolPf;
-
-    fn link(index: u32, name: &str, kind: Option<&str>, master: Option<u32>) -> Link {
-        Link {
-            index,
-            name: name.into(),
-            mac: Some(Mac([2, 0, 0, 0, 0, index as u8])),
-            mtu_bytes: 1500,
-            up: true,
-            carrier: true,
-            master,
-            peer: None,
-            kind: kind.map(Into::into),
-            device: None,
-            active: None,
-            member_up: None,
-            counters: pw_alloc::signal::Counters::default(),
-        }
-    }
 
     fn learned(index: u32, last: u8) -> Forward {
         let mac = Mac([6, 0, 0, 0, 0, last]);
-        Forward { index, mac, own: false, permanent: false }
+        Forward { index, mac, own: false, permanent: false, learned: true }
     }
 
     #[test]
@@ -268,11 +251,7 @@ mod tests {
             link_up: true,
             bridge: Some("br0".into()),
         };
-        let view = PoolView {
-            pfs: [("pf0".into(), pf)].into(),
-            vfs: BTreeMap::new(),
-            missing: Vec::new(),
-        };
+        let view = PoolView { pfs: [("pf0".into(), pf)].into(), ..PoolView::default() };
         let group = Forward { mac: Mac([1, 0, 0x5e, 0, 0, 1]), ..learned(2, 0) };
         let forwards = [
             learned(2, 1),

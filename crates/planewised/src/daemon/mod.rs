@@ -7,6 +7,7 @@ pub mod core;
 pub mod crew;
 pub mod disk;
 pub mod failpoint;
+pub mod filters;
 pub mod forwarding;
 pub mod guests;
 pub mod journal;

@@ -6,8 +6,9 @@ use std::os::unix::fs::MetadataExt;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::link::{
-    BondAllPortActive, BondFailOverMac, BondMode, InfoBond, InfoBondPort, InfoData, InfoKind,
-    InfoPortData, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, MiiStatus,
+    BondAllPortActive, BondFailOverMac, BondMode, InfoBond, InfoBondPort, InfoBridge,
+    InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoVeth, LinkAttribute, LinkFlags, LinkInfo,
+    LinkMessage, MiiStatus,
 };
 use netlink_packet_route::neighbour::{
     NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
@@ -54,6 +55,10 @@ pub struct Link {
     pub active: Option<u32>,
     /// Does the bond that it is a member of take it to be up? None: it is in no bond.
     pub member_up: Option<bool>,
+    /// It is a bridge that filters by VLAN.
+    pub filters_vlans: bool,
+    /// How its bridge keeps it apart from other ports, or keeps frames out; none: not at all.
+    pub confined: Option<&'static str>,
     /// What it has counted.
     pub counters: Counters,
 }
@@ -96,6 +101,8 @@ pub struct Forward {
     pub own: bool,
     /// It is the address of the port itself or was set for good.
     pub permanent: bool,
+    /// A frame from that address came there; nobody set it.
+    pub learned: bool,
 }
 
 impl Net {
@@ -421,6 +428,10 @@ impl Net {
                     mac: Mac(bytes.try_into().ok()?),
                     own: message.header.flags.contains(NeighbourFlags::Own),
                     permanent: message.header.state == NeighbourState::Permanent,
+                    learned: !matches!(
+                        message.header.state,
+                        NeighbourState::Permanent | NeighbourState::Noarp
+                    ),
                 })
             })
             .collect())
@@ -474,12 +485,6 @@ impl Net {
     }
 }
 
-/// Does this bridge filter by VLAN? What leaves by a VF does not pass it.
-pub fn filters_vlans(bridge: &str) -> bool {
-    let file = format!("/sys/class/net/{bridge}/bridge/vlan_filtering");
-    std::fs::read_to_string(file).is_ok_and(|text| text.trim() == "1")
-}
-
 fn read_link(message: LinkMessage) -> Link {
     let flags = message.header.flags;
     let mut link = Link {
@@ -495,6 +500,8 @@ fn read_link(message: LinkMessage) -> Link {
         device: None,
         active: None,
         member_up: None,
+        filters_vlans: false,
+        confined: None,
         counters: Counters::default(),
     };
     for attribute in message.attributes {
@@ -506,8 +513,11 @@ fn read_link(message: LinkMessage) -> Link {
             LinkAttribute::Link(index) => link.peer = Some(index),
             LinkAttribute::ParentDevName(name) => link.device = Some(name),
             LinkAttribute::Stats64(stats) => {
+                // A promiscuous NIC also delivers what is for others. The kernel drops that of IP and counts
+                // it (since Linux 6.9) where it would be used: on the bond, not on the bond's member.
+                let for_others = stats.rx_otherhost_dropped;
                 link.counters = Counters {
-                    rx_packets: stats.rx_packets,
+                    rx_packets: stats.rx_packets.saturating_sub(for_others),
                     tx_packets: stats.tx_packets,
                     rx_bytes: stats.rx_bytes,
                     tx_bytes: stats.tx_bytes,
@@ -520,6 +530,16 @@ fn read_link(message: LinkMessage) -> Link {
                         LinkInfo::Data(InfoData::Bond(options)) => {
                             link.active = options.iter().find_map(|option| match option {
                                 InfoBond::ActivePort(index) if *index > 0 => Some(*index),
+                                _ => None,
+                            });
+                        }
+                        LinkInfo::Data(InfoData::Bridge(options)) => {
+                            link.filters_vlans = options.contains(&InfoBridge::VlanFiltering(true));
+                        }
+                        LinkInfo::PortData(InfoPortData::BridgePort(options)) => {
+                            link.confined = options.iter().find_map(|option| match option {
+                                InfoBridgePort::Isolated(true) => Some("isolated"),
+                                InfoBridgePort::Locked(true) => Some("locked"),
                                 _ => None,
                             });
                         }
@@ -540,8 +560,20 @@ fn read_link(message: LinkMessage) -> Link {
 }
 
 #[cfg(test)]
-mod tests {
+/// Also what other tests make interfaces with.
+pub mod tests {
     use super::*;
+
+    /// An interface that is up.
+    pub fn link(index: u32, name: &str, kind: Option<&str>, master: Option<u32>) -> Link {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.header.flags = LinkFlags::Up | LinkFlags::LowerUp;
+        message.attributes.push(LinkAttribute::IfName(name.into()));
+        let mac = vec![2, 0, 0, 0, 0, index as u8];
+        message.attributes.extend([LinkAttribute::Address(mac), LinkAttribute::Mtu(1500)]);
+        Link { kind: kind.map(Into::into), master, ..read_link(message) }
+    }
 
     #[test]
     fn the_loopback_interface_is_found_by_name_and_by_index() {

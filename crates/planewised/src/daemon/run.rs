@@ -285,6 +285,7 @@ fn fixed_difference(old: &Config, new: &Config) -> Option<&'static str> {
         ("tcp", new.tcp == old.tcp),
         ("log", new.log == old.log),
         ("state_directory", new.state_directory == old.state_directory),
+        ("recording", new.recording == old.recording),
         ("simulated", new.simulated == old.simulated),
         ("pool", new.pool == old.pool),
         ("machines", new.machines == old.machines),

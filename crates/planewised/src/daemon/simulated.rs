@@ -38,20 +38,32 @@ struct Made {
     pod_traffic: Option<Traffic>,
     /// Guests in which no VF comes up.
     refusing: BTreeSet<GuestId>,
+    /// Guests that the host filters.
+    barred: BTreeSet<GuestId>,
     /// How often whoever looks will find no VF at home.
     unseen: u32,
     /// Guests were added or removed, or something about them changed.
     changed: bool,
     samples_at_ms: Option<u64>,
     next_guest: u64,
-    /// How often a guest of this name was started.
+    /// The number of each guest's run: none is given again.
     incarnations: BTreeMap<GuestId, u64>,
+    runs: u64,
     /// Why the guests cannot be asked about.
     silent: Option<String>,
     /// The PF's driver is unloaded: there is neither PF nor VF.
     pf_away: bool,
     /// The fault that whoever looks at this host has.
     fault: Option<Fault>,
+}
+
+impl Made {
+    /// A run of this guest begins.
+    fn started(&mut self, guest: GuestId) {
+        self.runs += 1;
+        self.incarnations.insert(guest, self.runs);
+        self.changed = true;
+    }
 }
 
 /// A fault of the daemon's eyes that is put back so that a test can show that it would be noticed.
@@ -143,8 +155,23 @@ impl World {
             claimed: 0.0,
         };
         made.traffic.insert(name.into(), source);
-        *made.incarnations.entry(name.into()).or_default() += 1;
+        made.started(name.into());
+    }
+
+    /// The host filters a guest's frames from now on.
+    pub fn bars(&self, name: &str) {
+        let mut made = self.made();
+        made.barred.insert(name.into());
         made.changed = true;
+    }
+
+    /// A guest has another address from now on.
+    pub fn address(&self, name: &str, mac: Mac) {
+        let mut made = self.made();
+        if let Some(guest) = made.found.guests.get_mut(&GuestId::from(name)) {
+            guest.mac = mac;
+            made.changed = true;
+        }
     }
 
     /// A guest is started anew between two looks: same name, same address; its VF is back with the
@@ -153,8 +180,13 @@ impl World {
         let mut made = self.made();
         let id = GuestId::from(name);
         made.found.restart(&id);
-        *made.incarnations.entry(id).or_default() += 1;
-        made.changed = true;
+        made.started(id);
+    }
+
+    /// The same, and whoever tells of guests does not tell another run from the first one: an inode
+    /// that was given again, an answer of before.
+    pub fn restart_unheard(&self, name: &str) {
+        self.made().found.restart(&GuestId::from(name));
     }
 
     /// Somebody other than a guest takes a VF, or the host cannot tell who has it; or it is free again.
@@ -211,6 +243,8 @@ impl World {
         let mut made = self.made();
         made.found.destroy(&name.into(), strands_vf);
         made.traffic.remove(&GuestId::from(name));
+        made.incarnations.remove(&GuestId::from(name));
+        made.refusing.remove(&GuestId::from(name));
         made.changed = true;
     }
 
@@ -238,7 +272,7 @@ impl World {
         }
     }
 
-    /// So many looks find VFs nowhere, as those of a namespace that is dying.
+    /// So many looks find VFs' interfaces nowhere, as those of a namespace that is dying.
     pub fn hides_vfs(&self, looks: u32) {
         self.made().unseen = looks;
     }
@@ -279,12 +313,13 @@ impl World {
 fn user_of(place: &VfPlace, hidden: bool, fault: Option<Fault>) -> User {
     match place {
         VfPlace::Unknown(_) if fault == Some(Fault::UnknownIsNobody) => User::Nobody,
+        // A process has it by VFIO: there is no interface that could be looked for in vain.
+        VfPlace::Foreign(why) => User::Host(why.clone()),
+        VfPlace::Unknown(why) => User::Unknown(why.clone()),
         _ if hidden => User::Unknown("it is nowhere to be seen".to_owned()),
         VfPlace::Pool => User::Nobody,
         VfPlace::Guest(guest) => User::Guest(format!("{guest} has it")),
         VfPlace::Lost => User::Guest("a namespace of nobody has it".to_owned()),
-        VfPlace::Foreign(why) => User::Host(why.clone()),
-        VfPlace::Unknown(why) => User::Unknown(why.clone()),
     }
 }
 
@@ -318,18 +353,18 @@ impl Pool for SimulatedPool {
             link_up: !made.link_down,
             bridge: Some("simulated".into()),
         };
-        let mut view = PoolView {
-            pfs: [(PfId::from(PF), pf)].into(),
-            vfs: BTreeMap::new(),
-            missing: Vec::new(),
-        };
+        let mut view = PoolView { pfs: [(PfId::from(PF), pf)].into(), ..PoolView::default() };
         for (id, vf) in &made.found.vfs {
             let seen = PoolVf {
                 address: "ffff:00:00.0".parse()?,
                 mac: vf.mac,
                 driver: None,
                 user: user_of(&vf.place, hidden, made.fault),
-                strayed: hidden || matches!(vf.place, VfPlace::Lost | VfPlace::Guest(_)),
+                strayed: match vf.place {
+                    VfPlace::Foreign(_) | VfPlace::Unknown(_) => false,
+                    VfPlace::Lost | VfPlace::Guest(_) => true,
+                    VfPlace::Pool => hidden,
+                },
                 counters: Reading::Unsupported,
             };
             view.vfs.insert(id.clone(), seen);
@@ -422,6 +457,7 @@ impl Guests for SimulatedGuests {
             mac: guest.mac,
             join: guest.join,
             wish: self.pods.get(id).map(|pod| pod.wish.clone()).unwrap_or_default(),
+            barred: made.barred.contains(id),
             paravirtual_up: guest.paravirtual_up,
             leaving: false,
             incarnation: made.incarnations.get(id).copied().unwrap_or_default().to_string(),

@@ -13,8 +13,9 @@ use planewised::daemon::simulated::World;
 use planewised::daemon::status::Status;
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::traffic::Traffic;
+use pw_alloc::world::VfPlace;
 
-use super::{SETTINGS, daemon, faults, id};
+use super::{SETTINGS, daemon, faults, id, vf};
 
 fn core(host: Host, journal: Journal, directory: &Path) -> Core {
     let mut config: Config = config::parse(SETTINGS, "test").expect("valid");
@@ -52,6 +53,34 @@ fn of_two_guests_of_one_name_and_two_kinds_the_first_is_managed_until_it_goes() 
     assert!(
         daemon.core.status().guests.iter().any(|guest| guest.id == id("web") && guest.mac != mac)
     );
+}
+
+#[test]
+fn a_guest_that_the_host_filters_loses_its_vf_though_the_configuration_pins_it() {
+    let settings = format!("{SETTINGS}\n[guests.web]\nstance = 'pinned'");
+    let mut daemon = daemon(&settings, 1, &[("web", 9000.0), ("db", 1.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["web"]);
+    daemon.world.bars("web");
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["db"]);
+}
+
+#[test]
+fn of_two_guests_with_one_address_the_first_is_managed_until_it_goes() {
+    let mut daemon = daemon(SETTINGS, 2, &[("web", 100.0)]);
+    daemon.pass(10);
+    let mac = daemon.core.status().guests[0].mac.expect("it has one");
+    daemon.world.add("thief", Traffic::Constant(9000.0));
+    daemon.world.address("thief", mac);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["web"], "an address is on one VF");
+    let errors = daemon.core.status().errors.clone();
+    let told = errors.iter().filter(|error| error.what.contains("thief has the address"));
+    assert_eq!(told.count(), 1, "it is said once");
+    daemon.world.destroy("web", false);
+    daemon.pass(10);
+    assert_eq!(daemon.holders(), ["thief"]);
 }
 
 /// A disk that is full as long as the test says so.
@@ -115,6 +144,22 @@ fn a_pf_whose_driver_is_loaded_anew_is_taken_in_again_with_its_vfs() {
         assert_eq!(daemon.holders(), ["a", "b"], "after {away_s} s");
         assert!(faults(&daemon).is_empty(), "{:?}", faults(&daemon));
     }
+}
+
+#[test]
+fn a_guest_that_could_not_be_asked_about_when_its_vf_went_is_put_right_once_it_can_be() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a"]);
+    daemon.world.silence(Some("Docker does not answer"));
+    daemon.world.reload_driver(false);
+    daemon.world.place(&vf(0), VfPlace::Foreign("a DPDK process has it".into()));
+    daemon.pass(20);
+    assert!(daemon.holders().is_empty());
+    daemon.world.silence(None);
+    daemon.pass(40);
+    assert!(faults(&daemon).is_empty(), "{:?}", faults(&daemon));
+    assert!(daemon.core.is_settled());
 }
 
 #[test]

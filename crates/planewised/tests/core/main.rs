@@ -5,6 +5,7 @@
 
 mod faults;
 mod hanging;
+mod recorded;
 
 use std::collections::BTreeMap;
 use std::time::Instant;

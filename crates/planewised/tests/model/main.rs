@@ -142,7 +142,7 @@ impl Model {
         let name = GUESTS[self.chance.below(GUESTS.len() as u64) as usize];
         let vf = VfId::new(PF, self.chance.below(u64::from(VFS)) as u16);
         let what = self.chance.below(60);
-        if what < 41 {
+        if what < 45 {
             let told =
                 format!("{} ms: event {what} of {name}, {vf}", self.now_ms - self.started_ms);
             self.made.shared().tell(told);
@@ -210,6 +210,17 @@ impl Model {
             31 => {
                 let on = self.chance.below(2) == 0;
                 self.ask(Request::Drain { on });
+            }
+            // Only those that decide for themselves what they release can lie about it.
+            41 => {
+                self.made.shared().liars.insert(GUESTS[5].into());
+                self.disturbed(GUESTS[5]);
+            }
+            42 | 43 => self.made.shared().liars.clear(),
+            // Its source has not heard of it: the same run, as far as anybody is told.
+            44 => {
+                self.world.restart_unheard(name);
+                self.disturbed(name);
             }
             32..=40 => self.world.send(name, Traffic::Constant(self.chance.below(1000) as f64)),
             _ => {}
@@ -280,6 +291,7 @@ impl Model {
         self.world.hides_vfs(0);
         self.world.reload_driver(false);
         self.made.shared().full = false;
+        self.made.shared().liars.clear();
         for index in 0..VFS {
             self.return_vf(&VfId::new(PF, index));
         }

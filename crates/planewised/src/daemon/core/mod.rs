@@ -5,6 +5,7 @@
 mod moves;
 mod observe;
 mod publish;
+mod recording;
 mod recovery;
 mod requests;
 
@@ -74,6 +75,15 @@ struct Doubt {
     next_ms: u64,
 }
 
+/// A managed guest that was to be recovered and could not be looked at.
+#[derive(Debug, Clone, Default)]
+struct Unseen {
+    /// Looks in a row that did not show it.
+    tries: u32,
+    /// It is looked for again at this moment at the earliest [ms].
+    next_ms: u64,
+}
+
 /// The core.
 pub struct Core {
     config: Config,
@@ -82,6 +92,7 @@ pub struct Core {
     journal: Journal,
     wishes: Wishes,
     allocator: Allocator,
+    recording: Option<recording::File>,
     guests: BTreeMap<GuestId, Tracked>,
     status: Status,
     ends: CoreEnds,
@@ -98,10 +109,12 @@ pub struct Core {
     suspects: BTreeMap<VfId, String>,
     /// Guests that are to be recovered, whatever they hold.
     suspected: BTreeSet<GuestId>,
+    /// Guests that were to be recovered and could not be looked at.
+    unseen: BTreeMap<GuestId, Unseen>,
     /// The pool is read afresh at this moment at the latest [ms].
     next_read_ms: u64,
-    /// Names under which guests of two kinds were found; the second one is not managed.
-    name_clashes: BTreeSet<GuestId>,
+    /// Guests because of which another one, of their name or with their address, is not managed.
+    clashes: BTreeSet<GuestId>,
     /// Moves and recoveries under way, by their operation.
     active: BTreeMap<u64, Active>,
     /// Moves that wait for another one of the same guest or VF.
@@ -141,7 +154,8 @@ impl Core {
         let mut status = Status::new(settings.policy, settings.interval_s, config.sample_s);
         status.draining = wishes.draining();
         let first_decision_ms = (config.sample_s * 2e3).min(settings.interval_s * 1e3) as u64;
-        let allocator = Allocator::new(settings).map_err(|error| error.at("alloc"))?;
+        let mut allocator = Allocator::new(settings).map_err(|error| error.at("alloc"))?;
+        let recording = recording::File::open(config.recording.as_deref(), &mut allocator)?;
         Ok(Self {
             config,
             host,
@@ -149,6 +163,7 @@ impl Core {
             journal,
             wishes,
             allocator,
+            recording,
             guests: BTreeMap::new(),
             status,
             ends,
@@ -159,8 +174,9 @@ impl Core {
             doubts: BTreeMap::new(),
             suspects: BTreeMap::new(),
             suspected: BTreeSet::new(),
+            unseen: BTreeMap::new(),
             next_read_ms: 0,
-            name_clashes: BTreeSet::new(),
+            clashes: BTreeSet::new(),
             active: BTreeMap::new(),
             queue: VecDeque::new(),
             failed_at_once: Vec::new(),
@@ -195,6 +211,7 @@ impl Core {
             && self.is_idle()
             && self.finding.is_none()
             && self.suspected.is_empty()
+            && self.unseen.is_empty()
             && self.journal.ledger().vfs().all(known)
     }
 
@@ -235,6 +252,7 @@ impl Core {
             self.let_go();
             self.tidy();
         }
+        self.write_recording();
         self.publish(now_ms);
     }
 

@@ -120,6 +120,7 @@ impl Core {
         let begun = Instant::now();
         let snapshot = self.snapshot(now_ms);
         let decision = self.allocator.decide(&snapshot);
+        self.record_decision(&snapshot, &decision.plan);
         let elapsed = begun.elapsed();
         self.status.counters.decision_durations.observe(elapsed.as_secs_f64());
         for verdict in &decision.verdicts {
@@ -309,7 +310,7 @@ impl Core {
                 }
                 // It is tried again, and told once.
                 if let Some(why) = repair.report(result)
-                    && self.told.insert(why.clone())
+                    && self.is_new(&why)
                 {
                     self.tell_error(&Error::failed(why, ""), step.guest(), step.vf());
                 }

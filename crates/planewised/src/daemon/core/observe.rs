@@ -43,6 +43,9 @@ impl Core {
         for (id, sample) in &samples {
             if let Some(guest) = self.guests.get_mut(id) {
                 guest.tracker.feed(sample, &settings);
+                if let Some(recorder) = self.allocator.recorder() {
+                    recorder.read(id, sample);
+                }
             }
         }
         self.samples = samples;
@@ -212,7 +215,7 @@ impl Core {
         for id in gone {
             self.guests.remove(&id);
             self.suspect(&id, "is gone");
-            if self.name_clashes.remove(&id) {
+            if self.clashes.remove(&id) {
                 self.host.kinds.iter_mut().for_each(|kind| kind.tell_again());
             }
             self.ends.tell(Event::GuestGone { guest: id });
@@ -230,13 +233,16 @@ impl Core {
                 Some(known) => {
                     let other = self.host.kinds[known.kind].name();
                     let this = self.host.kinds[kind].name();
-                    self.name_clashes.insert(id.clone());
+                    self.clashes.insert(id.clone());
                     self.tell_once(&Error::failed(
                         format!("two guests are called {id}: one of {other}, one of {this}"),
                         "rename one: the second one is not managed",
                     ));
                 }
                 None => {
+                    if self.clashes_by_address(&managed) {
+                        continue;
+                    }
                     let tracked = Tracked {
                         kind,
                         managed,
@@ -246,6 +252,7 @@ impl Core {
                         why: "has just been found".to_owned(),
                     };
                     self.guests.insert(id.clone(), tracked);
+                    self.record_anew(&id);
                     if !self.doubtful {
                         // It was not there, or could not be asked about, when all was recovered.
                         self.suspected.insert(id.clone());
@@ -257,6 +264,18 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Is there another guest with this one's address? A NIC sends an address's frames to one VF.
+    fn clashes_by_address(&mut self, managed: &Managed) -> bool {
+        let other = self.guests.iter().find(|(_, guest)| guest.managed.mac == managed.mac);
+        let Some(other) = other.map(|(id, _)| id.clone()) else { return false };
+        self.tell_once(&Error::failed(
+            format!("{} has the address {} of {other}", managed.id, managed.mac),
+            "give it one of its own: it is not managed",
+        ));
+        self.clashes.insert(other);
+        true
     }
 
     /// What a guest has by the journal is to be looked at: it went, or it is another one.
@@ -277,6 +296,7 @@ impl Core {
             (guest.since_ms, guest.since_unix_ms) = (now_ms, unix_ms());
             guest.why = "was started anew".to_owned();
         }
+        self.record_anew(id);
         if self.journal.ledger().marked.contains_key(id)
             && !self.dry_run
             && let Err(error) = self.journal.append(&Entry::Unmark { guest: id.clone() })
@@ -304,7 +324,7 @@ impl Core {
         if let Some(stance) = self.wishes.stance(id) {
             wish.stance = stance;
         }
-        if managed.leaving || self.status.draining {
+        if managed.leaving || managed.barred || self.status.draining {
             wish.stance = Stance::Excluded;
         }
         wish

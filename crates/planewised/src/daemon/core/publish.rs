@@ -30,12 +30,17 @@ impl Core {
 
     /// Tells a trouble that lasts, once.
     pub(super) fn tell_once(&mut self, error: &Error) {
+        if self.is_new(&error.what) {
+            self.tell_error(error, None, None);
+        }
+    }
+
+    /// Has this not been told yet? What was told is forgotten before it grows without bound.
+    pub(super) fn is_new(&mut self, what: &str) -> bool {
         if self.told.len() > 1000 {
             self.told.clear();
         }
-        if self.told.insert(error.what.clone()) {
-            self.tell_error(error, None, None);
-        }
+        self.told.insert(what.to_owned())
     }
 
     pub(super) fn publish(&mut self, now_ms: u64) {

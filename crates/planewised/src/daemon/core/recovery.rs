@@ -53,6 +53,7 @@ impl Core {
         let guests: BTreeSet<GuestId> = self
             .suspected
             .iter()
+            .chain(self.unseen.iter().filter(|(_, one)| one.next_ms <= now_ms).map(|(id, _)| id))
             .filter(|guest| !self.is_guest_under_way(guest))
             .cloned()
             .collect();
@@ -114,7 +115,14 @@ impl Core {
             (self.doubtful, self.checkpoint_due) = (false, true);
         }
         let only = find.only.as_ref().map(|(vfs, guests)| (vfs, guests));
-        for part in recover_in_parts(self.journal.ledger(), &found, only) {
+        let parts = recover_in_parts(self.journal.ledger(), &found, only);
+        let mut meant: BTreeSet<GuestId> =
+            parts.iter().flat_map(|part| &part.guests).cloned().collect();
+        if find.only.is_none() {
+            meant.extend(self.guests.keys().chain(self.unseen.keys()).cloned());
+        }
+        self.look_again_for(meant, &found, now_ms);
+        for part in parts {
             // A move that was begun meanwhile goes before; if it leaves a doubt, that is looked into.
             let busy = part.vfs.iter().any(|vf| self.is_vf_under_way(vf))
                 || part.guests.iter().any(|guest| self.is_guest_under_way(guest));
@@ -128,6 +136,20 @@ impl Core {
             self.doubtful_tries = 0;
         }
         self.next_read_ms = 0;
+    }
+
+    /// These guests are being recovered. Of those that are managed and were not found nothing can be put
+    /// right now, and their VFs may never be doubted again: they are looked for again, ever more seldom.
+    fn look_again_for(&mut self, meant: BTreeSet<GuestId>, found: &Found, now_ms: u64) {
+        for guest in meant {
+            if found.guests.contains_key(&guest) || !self.guests.contains_key(&guest) {
+                self.unseen.remove(&guest);
+            } else {
+                let unseen = self.unseen.entry(guest).or_default();
+                unseen.next_ms = now_ms + backoff_ms(unseen.tries);
+                unseen.tries = unseen.tries.saturating_add(1);
+            }
+        }
     }
 
     fn begin_recovery(&mut self, part: Recovery, found: &Found, now_ms: u64) {

@@ -35,6 +35,8 @@ pub struct Managed {
     /// What its labels or its metadata wish for it. What the configuration or the operator wishes
     /// goes before.
     pub wish: Wish,
+    /// It gets no VF, whatever anybody wishes: a VF would lead elsewhere, or past a filter of the host's.
+    pub barred: bool,
     /// Does its paravirtual path work?
     pub paravirtual_up: bool,
     /// It is no longer to be managed: its VF, if it has one, is taken, then [`Guests::release`] is

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use pw_alloc::model::{GuestId, Wish};
+use pw_alloc::model::{GuestId, Mac, Wish};
 
 /// A container or a pod that is to be managed.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +17,8 @@ pub struct Container {
     pub pid: u32,
     /// Its interface, if somebody names it.
     pub interface: Option<String>,
+    /// The addresses that it was given; empty: nobody says.
+    pub macs: Vec<Mac>,
     /// What is wished for it.
     pub wish: Wish,
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::evidence::User;
@@ -16,11 +17,12 @@ use pw_sriov::discover;
 use pw_sriov::driver;
 use pw_sriov::kernel::{Kernel, Linux, vital_interfaces};
 use pw_sriov::link::{Links, Setting};
-use pw_sriov::model::{self, LinkState, NetNs, Vlan, VlanProtocol};
+use pw_sriov::model::{self, LinkState, NetNs, VfConfig, Vlan, VlanProtocol};
 use pw_sriov::plan::{self, Driver};
 use pw_sriov::state::{Before, Record, State};
 
 use crate::daemon::crew::Hands;
+use crate::daemon::filters::Filters;
 use crate::daemon::forwarding::{Budget, Forwarding};
 use crate::daemon::guests::containers::VF_NAME;
 use crate::daemon::net::Net;
@@ -29,6 +31,8 @@ use crate::daemon::pool::{Pool, PoolPf, PoolVf, PoolView};
 /// How long a process that has released a VF may take to close it.
 const CLOSING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
+/// After this time it is looked again what the host filters.
+const FILTERS_OLD: Duration = Duration::from_secs(5);
 
 /// The VFs of these PFs.
 #[derive(Debug)]
@@ -38,6 +42,9 @@ pub struct Machine {
     kernel: Linux,
     state: State,
     forwarding: Forwarding,
+    filters: Arc<Filters>,
+    /// What the host filters is read again then.
+    filters_due: Instant,
 }
 
 impl Machine {
@@ -45,7 +52,18 @@ impl Machine {
     pub fn new(pfs: Vec<PfId>, state_directory: &Path, budget: Budget) -> Self {
         let kernel = Linux::new(Path::new("/sys"));
         let state = State::new(State::usual_directory());
-        Self { pfs, kernel, state, forwarding: Forwarding::new(state_directory, budget) }
+        let forwarding = Forwarding::new(state_directory, budget);
+        let filters_due = Instant::now();
+        Self { pfs, kernel, state, forwarding, filters: Arc::default(), filters_due }
+    }
+
+    /// What the host filters, at most this old.
+    fn filters(&mut self, net: &mut Net) -> Result<Arc<Filters>> {
+        if Instant::now() >= self.filters_due {
+            self.filters = Arc::new(Filters::read(&net.all()?));
+            self.filters_due = Instant::now() + FILTERS_OLD;
+        }
+        Ok(Arc::clone(&self.filters))
     }
 
     /// Who uses a VF, as far as a few files of sysfs tell: they show what is in this namespace, and
@@ -127,12 +145,9 @@ impl MachineHands {
         }
         let (pf, vf) = self.unused_vf(id, address, deadline)?;
         Ok(match step {
-            // A guest's VF sends by no address but its own, from its first frame on.
-            Step::Reserve { .. } => {
-                let unchecked =
-                    vf.config.as_ref().and_then(|config| config.spoof_check) == Some(false);
-                unchecked.then(|| tell(Setting::SpoofCheck(true))).into_iter().collect()
-            }
+            // A guest's VF sends by no address but its own, from its first frame on, and takes none that
+            // its PF does not let it have.
+            Step::Reserve { .. } => confined(vf.config.as_ref()).into_iter().map(tell).collect(),
             Step::SetMac { mac: wanted, .. } => vec![mac(*wanted)],
             Step::ClearMac { .. } => vec![mac(Mac::ZERO)],
             Step::Reset { .. } => Self::reset(&pf, &vf, &tell)?,
@@ -165,12 +180,7 @@ impl MachineHands {
         if limited(config.min_tx_mbps) || limited(config.max_tx_mbps) {
             plan.push(tell(Setting::Rate { min_tx_mbps: 0, max_tx_mbps: 0 }));
         }
-        if config.spoof_check == Some(false) {
-            plan.push(tell(Setting::SpoofCheck(true)));
-        }
-        if config.trust == Some(true) {
-            plan.push(tell(Setting::Trust(false)));
-        }
+        plan.extend(confined(Some(&config)).into_iter().map(tell));
         if config.link_state.is_some_and(|state| state != LinkState::Auto) {
             plan.push(tell(Setting::LinkState(LinkState::Auto)));
         }
@@ -186,9 +196,10 @@ impl MachineHands {
 impl Pool for Machine {
     fn read(&mut self) -> Result<PoolView> {
         let machine = discover::machine(&mut self.kernel)?;
-        let links = Net::here()?.all()?;
+        let mut net = Net::here()?;
+        let links = net.all()?;
         let evidence = Evidence::of(&mut self.kernel, &self.state)?;
-        let mut view = PoolView::default();
+        let mut view = PoolView { filters: self.filters(&mut net)?, ..PoolView::default() };
         for pf in machine.pfs {
             let Some(netdev) = &pf.netdev else { continue };
             let name = PfId::from(netdev.name.as_str());
@@ -229,6 +240,7 @@ impl Pool for Machine {
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {
         let mut net = Net::here()?;
+        view.filters = self.filters(&mut net)?;
         let mut links = Links::open()?;
         for (name, pf) in &mut view.pfs {
             let link = net.indexed(pf.index)?.filter(|link| link.name == name.as_str());
@@ -358,6 +370,15 @@ impl Evidence {
     }
 }
 
+/// What a PF must be told of a VF so that whoever has it sends by no address but its own and takes no
+/// other one.
+fn confined(config: Option<&VfConfig>) -> Vec<Setting> {
+    let unchecked = config.and_then(|config| config.spoof_check) == Some(false);
+    let trusted = config.and_then(|config| config.trust) == Some(true);
+    let check = unchecked.then_some(Setting::SpoofCheck(true));
+    check.into_iter().chain(trusted.then_some(Setting::Trust(false))).collect()
+}
+
 /// Is a VF away as a guest of ours leaves it behind?
 fn strayed(vf: &model::Vf) -> bool {
     match &vf.netdev {
@@ -383,5 +404,113 @@ fn reading(counters: &model::Counters) -> Reading {
             tx_bytes: count.tx_bytes,
         }),
         model::Counters::Unsupported { .. } => Reading::Unsupported,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pw_sriov::model::{Namespace, Netdev, NetdevCounters};
+
+    use super::*;
+
+    /// A VF at home that nobody uses.
+    fn vf() -> model::Vf {
+        let netdev = Netdev {
+            name: "pf0v0".into(),
+            index: 7,
+            mac: None,
+            mac_is_permanent: None,
+            mtu_bytes: 1500,
+            up: false,
+            carrier: None,
+            addresses: Vec::new(),
+            attached_to: None,
+            netns: NetNs::Host,
+            counters: NetdevCounters::default(),
+        };
+        model::Vf {
+            index: 0,
+            address: "0000:01:10.0".parse().expect("valid"),
+            driver: Some("igbvf".into()),
+            driver_override: None,
+            numa_node: None,
+            iommu_group: None,
+            config: None,
+            netdev: Some(netdev),
+            counters: model::Counters::Unsupported { reason: "igb counts none".into() },
+            used_by: None,
+            use_is_unknown: false,
+            owner: None,
+        }
+    }
+
+    fn user(evidence: &Evidence, change: impl FnOnce(&mut model::Vf)) -> User {
+        let mut vf = vf();
+        change(&mut vf);
+        evidence.user(&vf)
+    }
+
+    #[test]
+    fn whoever_uses_a_vf_is_told_and_only_one_that_is_seen_to_be_unused_is_nobodys() {
+        let none = Evidence { vital: BTreeMap::new(), records: Vec::new() };
+        assert_eq!(user(&none, |_| ()), User::Nobody);
+        assert_eq!(
+            user(&none, |vf| vf.used_by = Some("it has the address 198.18.0.1/24".into())),
+            User::Host("it has the address 198.18.0.1/24".into())
+        );
+        let away = NetNs::Other(Namespace { inode: 9, path: "/run/netns/web".into() });
+        let moved = user(&none, |vf| {
+            vf.netdev.as_mut().expect("it has one").netns = away;
+            vf.used_by = Some("the namespace web has it".into());
+        });
+        assert_eq!(moved, User::Guest("the namespace web has it".into()));
+        let nowhere = user(&none, |vf| vf.netdev = None);
+        assert!(matches!(nowhere, User::Unknown(_)), "{nowhere:?}");
+        let opened = user(&none, |vf| {
+            (vf.netdev, vf.driver) = (None, Some(driver::VFIO.into()));
+            vf.used_by = Some("process 7 (qemu) has it open".into());
+        });
+        assert_eq!(opened, User::Guest("process 7 (qemu) has it open".into()));
+        let unread = user(&none, |vf| {
+            (vf.netdev, vf.driver) = (None, Some(driver::VFIO.into()));
+            (vf.used_by, vf.use_is_unknown) = (Some("process 7 cannot be read".into()), true);
+        });
+        assert_eq!(unread, User::Unknown("process 7 cannot be read".into()));
+        let unbound = user(&none, |vf| (vf.netdev, vf.driver) = (None, None));
+        assert_eq!(unbound, User::Nobody);
+    }
+
+    #[test]
+    fn the_hosts_own_way_out_and_what_planewised_vf_keeps_are_the_hosts() {
+        let vital = [("pf0v0".to_owned(), "the default route".to_owned())].into();
+        let vital = Evidence { vital, records: Vec::new() };
+        let host = "its interface pf0v0 carries the default route";
+        assert_eq!(user(&vital, |_| ()), User::Host(host.into()));
+        let before = || Before::Vf {
+            pf: "0000:01:00.0".parse().expect("valid"),
+            first: Box::new(vf()),
+            before_move: None,
+        };
+        let kept = |owner: Option<&str>| {
+            let records = vec![Record::new(before(), owner.map(Into::into), false)];
+            user(&Evidence { vital: BTreeMap::new(), records }, |_| ())
+        };
+        assert_eq!(kept(Some("ci")), User::Host("`planewised vf` keeps it for ci".into()));
+        // A setting that somebody changed and nobody keeps is no use of the VF.
+        assert_eq!(kept(None), User::Nobody);
+    }
+
+    #[test]
+    fn a_vf_that_is_given_is_checked_and_not_trusted_and_nothing_is_said_twice() {
+        let told = |spoof_check, trust| {
+            confined(Some(&VfConfig { spoof_check, trust, ..VfConfig::default() }))
+        };
+        assert_eq!(
+            told(Some(false), Some(true)),
+            [Setting::SpoofCheck(true), Setting::Trust(false)]
+        );
+        assert_eq!(told(Some(true), Some(false)), []);
+        // A driver that does not say has nothing to be told.
+        assert_eq!(told(None, None), []);
     }
 }

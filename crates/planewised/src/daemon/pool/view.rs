@@ -1,11 +1,14 @@
 //! The VFs that are given and taken, and their PFs, as they were last read.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use pw_alloc::evidence::User;
 use pw_alloc::model::{Mac, PfId, VfId};
 use pw_alloc::signal::Reading;
 use pw_sriov::address::PciAddress;
+
+use crate::daemon::filters::Filters;
 
 /// A PF whose VFs are in the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,4 +52,6 @@ pub struct PoolView {
     pub vfs: BTreeMap<VfId, PoolVf>,
     /// PFs of the configuration that this host does not have, or not at the moment.
     pub missing: Vec<PfId>,
+    /// What the host filters on its bridges.
+    pub filters: Arc<Filters>,
 }

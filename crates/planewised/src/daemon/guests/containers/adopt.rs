@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pw_alloc::model::{GuestId, PfId, VfId};
+use pw_alloc::model::{GuestId, Mac, PfId, VfId};
 use pw_error::{Error, Result};
 use pw_linux::netns::Netns;
 use pw_sriov::link::Change;
 
+use super::address::{Addresses, gateways};
 use super::record::{self, Record};
 use super::{Spec, inode, pfs_of};
 use crate::daemon::failpoint;
@@ -38,10 +39,14 @@ pub struct Adopted {
     pub veth: u32,
     /// The veth's index on the host.
     pub port: u32,
+    /// That interface's name.
+    pub port_name: String,
     /// The bridge that the host's end is a port of.
     pub bridge: Option<String>,
     /// The PFs that are ports of the same bridge: only their VFs lead to the same network.
     pub pfs: Vec<PfId>,
+    /// Its VFs take no address but that which their PF is told.
+    pub enforce_mac: bool,
     /// Its VFs, shared with whoever moves them.
     pub paths: Arc<Mutex<Paths>>,
 }
@@ -73,8 +78,10 @@ impl Adopted {
             bond: self.bond,
             veth: self.veth,
             port: self.port,
+            port_name: self.port_name.clone(),
             bridge: self.bridge.clone(),
             pfs: self.pfs.clone(),
+            enforce_mac: self.enforce_mac,
             paths: Arc::clone(&self.paths),
         })
     }
@@ -85,15 +92,27 @@ impl Adopted {
     }
 }
 
-/// Makes a namespace a guest, or sees that it is one. `dry_run`: looks whether it could be one.
+/// How namespaces are made guests.
+pub struct Manner<'a> {
+    /// Where it is kept what they were.
+    pub records: &'a Path,
+    /// It is only looked whether they could be guests.
+    pub dry_run: bool,
+    /// Their VFs take no address but that which their PF is told.
+    pub enforce_mac: bool,
+    /// The guests that are there, with their addresses.
+    pub guests: &'a [(GuestId, Mac)],
+}
+
+/// Makes a namespace a guest, or sees that it is one.
 pub fn adopt(
     id: &GuestId,
     spec: &Spec,
-    records: &Path,
+    manner: &Manner<'_>,
     home: &mut Net,
     pool: &PoolView,
-    dry_run: bool,
 ) -> Result<Adopted> {
+    let Manner { records, dry_run, .. } = *manner;
     if inode(&spec.netns).is_none() {
         return Err(Error::failed(format!("there is no namespace {}", spec.netns), ""));
     }
@@ -123,6 +142,19 @@ pub fn adopt(
             "join the PF to the bridge: ip link set PF master BRIDGE",
         ));
     }
+    let addresses = Addresses {
+        links: &home.all()?,
+        forwards: &home.forwards()?,
+        gateways: &gateways()?,
+        guests: manner.guests,
+        pool,
+    };
+    if let Some(whose) = addresses.claimed(id, record.mac, &spec.macs, &port) {
+        return Err(Error::failed(
+            format!("its address {} is not its own: {whose}", record.mac),
+            "give it one that nobody else has: bridge and PF are told it for good",
+        ));
+    }
     let (bond, veth) = if dry_run {
         let links = net.all()?;
         let veth = find_veth(&links, &record)?;
@@ -145,8 +177,10 @@ pub fn adopt(
         bond,
         veth,
         port: port.index,
+        port_name: port.name,
         bridge,
         pfs,
+        enforce_mac: manner.enforce_mac,
         paths: Arc::default(),
         record,
     };

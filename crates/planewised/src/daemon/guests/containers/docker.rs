@@ -154,11 +154,14 @@ fn container(listed: &ContainerSummary, inspected: &ContainerInspectResponse) ->
             .unwrap_or_default(),
         numa: label("numa").and_then(|text| text.parse().ok()),
     };
+    let networks = inspected.network_settings.iter().flat_map(|given| &given.networks).flatten();
+    let macs = networks.filter_map(|(_, network)| network.mac_address.as_deref()?.parse().ok());
     Some(Container {
         id: GuestId::from(name.filter(|name| !name.is_empty()).unwrap_or(id)),
         run: format!("{id} {}", state.started_at.as_deref().unwrap_or_default()),
         pid,
         interface: label("interface").map(str::to_owned),
+        macs: macs.collect(),
         wish,
     })
 }
@@ -169,13 +172,15 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::time::Instant;
 
+    use pw_alloc::model::Mac;
+
     use super::*;
 
     const LISTED: &str = r#"{"Id":"0a1b","Names":["/web"],"Labels":{"planewise.managed":"true",
         "planewise.stance":"pinned","planewise.class":"3","planewise.min-share":"7",
         "planewise.pfs":"pf0,pf1","planewise.interface":"eth1","planewise.numa":"x"}}"#;
-    const INSPECTED: &str =
-        r#"{"Id":"0a1b","State":{"Pid":42,"StartedAt":"2026-01-01T00:00:00.5Z"}}"#;
+    const INSPECTED: &str = r#"{"Id":"0a1b","State":{"Pid":42,"StartedAt":"2026-01-01T00:00:00.5Z"},
+        "NetworkSettings":{"Networks":{"pw":{"MacAddress":"02:42:c6:12:08:0a"},"none":{}}}}"#;
 
     #[test]
     fn labels_say_what_is_wished_and_bad_ones_say_nothing() {
@@ -185,6 +190,7 @@ mod tests {
         assert_eq!((read.id.as_str(), read.pid), ("web", 42));
         assert_eq!(read.interface.as_deref(), Some("eth1"));
         assert_eq!(read.run, "0a1b 2026-01-01T00:00:00.5Z");
+        assert_eq!(read.macs, [Mac([2, 0x42, 0xc6, 0x12, 8, 0xa])]);
         let wish = read.wish;
         assert_eq!((wish.stance, wish.class, wish.min_share), (Stance::Pinned, 3, 0.0));
         assert_eq!((wish.pfs.len(), wish.numa), (2, None));

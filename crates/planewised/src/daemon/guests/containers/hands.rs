@@ -78,6 +78,17 @@ fn resting(of: &str) -> Mac {
     Mac([0x06, 0x70, 0x76, a, b, c])
 }
 
+/// Has the PF let the VF have this address and no other; None: the one that the VF chooses.
+fn tell_pf(pool: &PoolView, vf: &VfId, mac: Option<Mac>) -> Result<()> {
+    let Some(pf) = pool.pfs.get(&vf.pf) else { return Ok(()) };
+    let told = mac.map_or(pw_sriov::mac::Mac::NONE, |mac| pw_sriov::mac::Mac(mac.0));
+    let answer = Links::open()?.set_vf(pf.index, u32::from(vf.index), Setting::Mac(told))?;
+    answer.map_err(|code| {
+        let why = pw_sriov::kernel::explain(code);
+        Error::failed(format!("cannot tell {} the address of {vf}: {why}", vf.pf), "")
+    })
+}
+
 impl Adopted {
     /// The interface of a VF in the guest.
     fn vf_link(&mut self, pool: &PoolView, vf: &VfId) -> Result<Option<Link>> {
@@ -116,15 +127,10 @@ impl Adopted {
                         format!("planewised vf bind {vf} netdev"),
                     )
                 })?;
-            if let Some(pf) = pool.pfs.get(&vf.pf) {
-                // An address that the PF was told could not be replaced by the bond's.
-                let none = Setting::Mac(pw_sriov::mac::Mac::NONE);
-                let told = Links::open()?.set_vf(pf.index, u32::from(vf.index), none)?;
-                told.map_err(|code| {
-                    let why = pw_sriov::kernel::explain(code);
-                    Error::failed(format!("cannot clear the address of {vf}: {why}"), "")
-                })?;
-            }
+            // From its first frame on the guest has it with one address, and takes no other: nor does the
+            // NIC send it anybody's frames.
+            let rest = self.enforce_mac.then(|| resting(&address));
+            tell_pf(pool, vf, rest)?;
             home.change(link, &Change::Up(false))?;
             let netns = self.open()?;
             home.move_to_netns(link, netns.as_fd(), VF_NAME)?;
@@ -201,7 +207,7 @@ impl Adopted {
             let Some(link) = link.filter(|link| link.mac == Some(mac)) else {
                 return Err(Error::failed(
                     format!("{vf} did not take the guest's address {mac}"),
-                    "its PF must let it: ip link set PF vf N trust on",
+                    "its driver lets no VF have the address of its choice",
                 ));
             };
             self.paths().on_vf = Some((vf.clone(), link.index));
@@ -221,8 +227,23 @@ impl Adopted {
         let link = self
             .vf_link(pool, vf)?
             .ok_or_else(|| Error::failed(format!("{vf} is not in the guest"), ""))?;
+        if self.enforce_mac && link.mac != Some(mac) {
+            // An address that the PF was told could not be replaced by the bond's.
+            tell_pf(pool, vf, None)?;
+        }
         // The NIC sends to the VF from here on, and the VF is heard.
-        self.give_mac(&link, mac)?;
+        if let Err(error) = self.give_mac(&link, mac) {
+            if !self.enforce_mac {
+                return Err(error);
+            }
+            // Some drivers let a VF take only what its PF was told.
+            tell_pf(pool, vf, Some(mac))?;
+            self.give_mac(&link, mac)?;
+        }
+        if self.enforce_mac {
+            // Before the guest is seen to send by it: a kill leaves no VF in use that may take another.
+            tell_pf(pool, vf, Some(mac))?;
+        }
         failpoint::reached(|| "inside/prefer-vf".to_owned());
         self.net.set_active(bond, &link)?;
         self.direct(home, pool, &Path::Vf(vf.clone()))?;
@@ -253,7 +274,15 @@ impl Adopted {
                 && let Some(device) = &link.device
             {
                 let rest = resting(device);
-                self.give_mac(&link, rest)?;
+                let vf = pool.vfs.iter().find(|(_, vf)| vf.address.to_string() == *device);
+                match vf.filter(|_| self.enforce_mac) {
+                    Some((vf, _)) => {
+                        tell_pf(pool, vf, None)?;
+                        self.give_mac(&link, rest)?;
+                        tell_pf(pool, vf, Some(rest))?;
+                    }
+                    None => self.give_mac(&link, rest)?,
+                }
             }
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Containers, pods and network namespaces as guests: a bond in the guest's namespace joins the veth that it
 //! had with a VF, while it has one. Knows nothing of who deserves a VF.
 
+mod address;
 mod adopt;
 mod docker;
 mod hands;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::execute::Failure;
-use pw_alloc::model::{GuestId, Origin, PfId, Stance, VfId, Wish};
+use pw_alloc::model::{GuestId, Mac, Origin, PfId, VfId, Wish};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
 use pw_alloc::world::Found;
@@ -24,11 +25,11 @@ use crate::daemon::config;
 use crate::daemon::crew::Hands;
 use crate::daemon::guests::source::{Containing, Source};
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
-use crate::daemon::net::{Identity, Link, Net, filters_vlans};
+use crate::daemon::net::{Identity, Link, Net};
 use crate::daemon::pool::{PoolPf, PoolView};
 use crate::daemon::status::GuestKind;
 
-use adopt::Adopted;
+use adopt::{Adopted, Manner};
 use docker::Docker;
 use hands::ContainerHands;
 
@@ -44,6 +45,8 @@ struct Spec {
     interface: Option<String>,
     /// The run of the container or pod that it is of; none: a namespace of the configuration.
     container: Option<String>,
+    /// The addresses that it was given; empty: nobody says.
+    macs: Vec<Mac>,
     wish: Wish,
 }
 
@@ -55,13 +58,15 @@ struct Known {
     /// Nobody asks for it any more.
     leaving: bool,
     again: Option<Instant>,
-    /// Why it gets no VF: it could not be taken in, or its bridge filters what a VF would bypass.
+    /// Why it could not be taken in.
     refused: Option<String>,
+    /// What filters its frames on the host, and a VF would bypass.
+    bypassed: Option<String>,
 }
 
 impl Known {
     const fn new(spec: Spec, leaving: bool) -> Self {
-        Self { spec, adopted: None, leaving, again: None, refused: None }
+        Self { spec, adopted: None, leaving, again: None, refused: None, bypassed: None }
     }
 }
 
@@ -122,6 +127,7 @@ impl Containers {
                 netns: record.netns.parse()?,
                 interface: Some(record.interface.clone()),
                 container: record.container.clone(),
+                macs: Vec::new(),
                 wish: Wish::default(),
             };
             let id = record.guest.clone();
@@ -151,7 +157,8 @@ impl Containers {
             // The configuration has been checked.
             let Ok(netns) = netns.parse::<Netns>() else { continue };
             let interface = namespace.interface.clone();
-            let spec = Spec { netns, interface, container: None, wish: Wish::default() };
+            let (macs, wish) = (namespace.mac.into_iter().collect(), Wish::default());
+            let spec = Spec { netns, interface, container: None, macs, wish };
             wanted.insert(GuestId::from(name.as_str()), spec);
         }
         if let Some(source) = &self.source {
@@ -166,6 +173,7 @@ impl Containers {
                     netns: Netns::Pid(container.pid),
                     interface: container.interface,
                     container: Some(container.run),
+                    macs: container.macs,
                     wish: container.wish,
                 };
                 wanted.entry(container.id).or_insert(spec);
@@ -201,6 +209,7 @@ impl Containers {
             }
         }
         let mut gone = Vec::new();
+        let mut guests = self.addresses();
         for (id, known) in &mut self.known {
             let inode = inode(&known.spec.netns);
             if known.adopted.as_ref().is_some_and(|adopted| Some(adopted.inode) != inode) {
@@ -223,20 +232,17 @@ impl Containers {
             if known.adopted.is_some() || !due {
                 continue;
             }
-            let taken =
-                adopt::adopt(id, &known.spec, &self.records, &mut self.home, pool, self.dry_run);
-            match taken {
+            let manner = Manner {
+                records: &self.records,
+                dry_run: self.dry_run,
+                enforce_mac: self.config.enforce_mac,
+                guests: &guests,
+            };
+            match adopt::adopt(id, &known.spec, &manner, &mut self.home, pool) {
                 Ok(adopted) => {
-                    let bridge = adopted.bridge.as_deref().filter(|_| !self.bypass_filters);
-                    let filtering = bridge.filter(|bridge| filters_vlans(bridge));
-                    known.refused = filtering.map(|bridge| {
-                        format!(
-                            "its bridge {bridge} filters VLANs, which a VF would bypass \
-                             ([pool] bypass_filters)"
-                        )
-                    });
+                    guests.push((id.clone(), adopted.record.mac));
                     known.adopted = Some(adopted);
-                    known.again = None;
+                    (known.again, known.refused) = (None, None);
                 }
                 Err(error) => {
                     known.refused = Some(error.what);
@@ -244,6 +250,7 @@ impl Containers {
                 }
             }
         }
+        self.look_at_filters(pool);
         self.tell_refused();
         for id in gone {
             if let Err(error) = self.forget(&id, pool) {
@@ -255,12 +262,37 @@ impl Containers {
         }
     }
 
+    /// The guests that are managed, with their addresses.
+    fn addresses(&self) -> Vec<(GuestId, Mac)> {
+        let adopted = |known: &Known| known.adopted.as_ref().map(|adopted| adopted.record.mac);
+        self.known.iter().filter_map(|(id, known)| Some((id.clone(), adopted(known)?))).collect()
+    }
+
+    /// Sees whose frames the host filters: that may begin and end at any moment.
+    fn look_at_filters(&mut self, pool: &PoolView) {
+        for known in self.known.values_mut() {
+            let adopted = known.adopted.as_ref().filter(|_| !self.bypass_filters);
+            known.bypassed = adopted.and_then(|adopted| {
+                let pfs: Vec<&str> = adopted.pfs.iter().map(PfId::as_str).collect();
+                pool.filters.bypassed(adopted.bridge.as_deref()?, &adopted.port_name, &pfs, false)
+            });
+        }
+    }
+
     /// Tells the source, and the status, who cannot be given a VF.
     fn tell_refused(&mut self) {
         let mut refused = BTreeMap::new();
         for (id, known) in &self.known {
-            let Some(why) = known.refused.clone().filter(|_| !known.leaving) else { continue };
-            let verb = if known.adopted.is_some() { "gets no VF" } else { "cannot be managed" };
+            if known.leaving {
+                continue;
+            }
+            let (verb, why) = match (&known.bypassed, &known.refused) {
+                (Some(filter), _) => {
+                    ("gets no VF", format!("it would bypass {filter} ([pool] bypass_filters)"))
+                }
+                (None, Some(why)) => ("cannot be managed", why.clone()),
+                (None, None) => continue,
+            };
             self.troubles.push(format!("{id} {verb}: {why}"));
             refused.insert(id.clone(), why);
         }
@@ -293,9 +325,6 @@ impl Containers {
             if wish.pfs.is_empty() {
                 wish.pfs.clone_from(&adopted.pfs);
             }
-            if known.refused.is_some() {
-                wish.stance = Stance::Excluded;
-            }
             let Identity { inode, cookie } = adopted.net.identity();
             let run = known.spec.container.as_deref().unwrap_or_default();
             all.push(Managed {
@@ -304,6 +333,7 @@ impl Containers {
                 mac: adopted.record.mac,
                 join: Join::Bond,
                 wish,
+                barred: known.bypassed.is_some(),
                 paravirtual_up: port.is_none_or(|port| port.up && port.carrier),
                 leaving: known.leaving,
             });
@@ -362,8 +392,9 @@ impl Guests for Containers {
                     let source = 1 << 32 | u64::from(index);
                     match pool.vfs.get(&vf).map(|vf| vf.counters) {
                         Some(Reading::Counted(counters)) => (source, Reading::Counted(counters)),
-                        // The kernel's own, in the guest's namespace: as good as the host's.
-                        _ => match adopted.net.indexed(index) {
+                        // The kernel's own, in the guest's namespace: as good as the host's. The bond's,
+                        // since the VF's own count what the NIC delivers for others, too.
+                        _ => match adopted.net.indexed(adopted.bond) {
                             Ok(Some(link)) => (source | 1 << 33, Reading::Counted(link.counters)),
                             _ => (source, Reading::Unsupported),
                         },

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pw_alloc::execute::Failure;
-use pw_alloc::model::{GuestId, Origin, PfId, Stance, VfId};
+use pw_alloc::model::{GuestId, Origin, PfId, VfId};
 use pw_alloc::signal::{Reading, Sample};
 use pw_alloc::step::Join;
 use pw_alloc::world::Found;
@@ -39,8 +39,8 @@ use self::host::{Host, Linux, Tap};
 use self::socket::Socket;
 use self::watch::{Known, Watch};
 use crate::daemon::crew::Hands;
+use crate::daemon::filters::Filters;
 use crate::daemon::guests::{Discovery, Finding, Guests, Managed};
-use crate::daemon::net::filters_vlans;
 use crate::daemon::pool::PoolView;
 use crate::daemon::status::GuestKind;
 
@@ -77,6 +77,8 @@ pub struct Machines {
     leaving: BTreeSet<Uuid>,
     /// Guests get VFs although the host filters their frames.
     bypass_filters: bool,
+    /// What the host filtered when the guests were made.
+    filters: Arc<Filters>,
     settling: Settling,
     /// How long a machine is given no device, for each request to release one.
     settles: Duration,
@@ -127,6 +129,7 @@ impl Machines {
             troubles: Vec::new(),
             leaving: BTreeSet::new(),
             bypass_filters: false,
+            filters: Arc::default(),
             settling: Settling::default(),
             settles: Duration::ZERO,
         }
@@ -136,13 +139,15 @@ impl Machines {
     fn refresh(&mut self, pool: &PoolView) {
         let (version, known): (u64, Vec<Arc<Known>>) = {
             let board = self.watch.board();
-            if self.version == Some(board.version) && !self.paths_changed {
+            let same = self.version == Some(board.version) && self.filters == pool.filters;
+            if same && !self.paths_changed {
                 return;
             }
             (board.version, board.domains.values().cloned().collect())
         };
         self.version = Some(version);
         self.paths_changed = false;
+        self.filters = Arc::clone(&pool.filters);
         let before = std::mem::take(&mut self.guests);
         self.troubles.clear();
         let mut still_leaving = BTreeSet::new();
@@ -206,6 +211,7 @@ impl Machines {
         let tap = self.taps.get(&nic.tap);
         let works = tap.is_none_or(|tap| tap.works);
         let mut wish = described.mark.map(|mark| mark.wish).unwrap_or_default();
+        let mut barred = false;
         if let Some(bridge) = tap.and_then(|tap| tap.bridge.as_ref()) {
             // Only by a PF of its bridge does a VF lead to the same network.
             let beside =
@@ -216,7 +222,7 @@ impl Machines {
             }
             wish.pfs.retain(beside);
             if wish.pfs.is_empty() {
-                wish.stance = Stance::Excluded;
+                barred = true;
                 self.troubles.push(format!(
                     "{name} gets no VF: no PF {}is a port of its bridge {bridge}",
                     if asked { "that its mark names " } else { "of the pool " }
@@ -226,12 +232,13 @@ impl Machines {
         let bridge = tap.and_then(|tap| tap.bridge.as_deref());
         let filters =
             nic.filter.as_ref().map(|filter| format!("the nwfilter {filter}")).or_else(|| {
-                // With a VLAN of its own the VF is put into it by the PF.
-                let bridge = bridge.filter(|bridge| nic.vlan.is_none() && filters_vlans(bridge))?;
-                Some(format!("the VLAN filtering of {bridge}"))
+                let bridge = bridge?;
+                let pfs = pool.pfs.iter().filter(|(_, pf)| pf.bridge.as_deref() == Some(bridge));
+                let pfs: Vec<&str> = pfs.map(|(name, _)| name.as_str()).collect();
+                pool.filters.bypassed(bridge, &nic.tap, &pfs, nic.vlan.is_some())
             });
         if let Some(filter) = filters.filter(|_| !self.bypass_filters) {
-            wish.stance = Stance::Excluded;
+            barred = true;
             self.troubles.push(format!(
                 "{name} gets no VF, which would bypass {filter} ([pool] bypass_filters)"
             ));
@@ -242,6 +249,7 @@ impl Machines {
             mac: nic.mac,
             join: Join::Failover,
             wish,
+            barred,
             paravirtual_up: nic.plugged && works,
             leaving,
         };

@@ -471,7 +471,7 @@ impl Pool for Simulated {
             link_up: true,
             bridge: Some("br0".into()),
         };
-        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs, missing: Vec::new() })
+        Ok(PoolView { pfs: [("pf0".into(), pf)].into(), vfs, ..PoolView::default() })
     }
 
     fn sample(&mut self, view: &mut PoolView) -> Result<()> {

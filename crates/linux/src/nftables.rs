@@ -1,0 +1,225 @@
+//! What nftables does with frames that pass a bridge: rules of ebtables (which nftables keeps), nwfilter and
+//! its own. Reads; changes nothing. Knows nothing of who sends the frames.
+
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use pw_error::{Error, Result};
+
+use crate::rtnetlink::{Answer, Errno, collect, errno_text};
+
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_DUMP: u16 = 0x300;
+/// Bytes of `struct nlmsghdr` and of `struct nfgenmsg` behind it.
+const HEADERS_BYTES: usize = 20;
+/// How often a dump that was interrupted is begun anew.
+const TRIES: u32 = 10;
+const SUBSYSTEM: u16 = 10 << 8;
+const GET_CHAIN: u16 = SUBSYSTEM | 4;
+const GET_RULE: u16 = SUBSYSTEM | 7;
+const FAMILY_BRIDGE: u8 = 7;
+/// The names of attributes, from linux/netfilter/nf_tables.h: of chains, of rules, of lists, of
+/// expressions, of `meta` and of `cmp`.
+const CHAIN_TABLE: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const CHAIN_POLICY: u16 = 5;
+const RULE_TABLE: u16 = 1;
+const RULE_CHAIN: u16 = 2;
+const RULE_EXPRESSIONS: u16 = 4;
+const LIST_ELEMENT: u16 = 1;
+const EXPRESSION_NAME: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
+const META_KEY: u16 = 2;
+const CMP_OPERATION: u16 = 2;
+const CMP_DATA: u16 = 3;
+const DATA_VALUE: u16 = 1;
+const NF_DROP: u32 = 0;
+const CMP_EQUAL: u32 = 0;
+/// Keys of `meta` that are names: of the port and of the bridge, on the way in and on the way out.
+const META_NAMES: [u32; 4] = [6, 7, 17, 18];
+/// Bytes of an interface's name in a comparison; a shorter value is what the name begins with.
+const NAME_BYTES: usize = 16;
+
+/// A rule, or a chain's policy, that frames meet on a bridge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BridgeFilter {
+    /// Its table and chain, as `filter FORWARD`.
+    pub place: String,
+    /// The interfaces to which it is limited: whole names, or beginnings that end in `*`. Empty: none.
+    pub interfaces: Vec<String>,
+}
+
+impl BridgeFilter {
+    /// Does it meet frames of one of these interfaces?
+    pub fn concerns(&self, interfaces: &[&str]) -> bool {
+        let is = |limit: &str, name: &str| match limit.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => name == limit,
+        };
+        self.interfaces.is_empty()
+            || self.interfaces.iter().any(|limit| interfaces.iter().any(|name| is(limit, name)))
+    }
+}
+
+/// All that filters frames on bridges of the calling thread's namespace. A kernel without nftables has
+/// nothing.
+///
+/// # Errors
+/// It cannot be told what there is.
+pub fn bridge_filters() -> Result<Vec<BridgeFilter>> {
+    let failed = |error| Error::failed("cannot ask nftables", "").caused_by(error);
+    let mut socket = match Socket::new(NETLINK_NETFILTER) {
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
+        socket => socket.map_err(failed)?,
+    };
+    socket.bind_auto().map_err(failed)?;
+    socket.connect(&SocketAddr::new(0, 0)).map_err(failed)?;
+    let mut sequence = 0;
+    let mut dump = |kind| -> Result<Vec<Answer>> {
+        let mut code = 0;
+        for _ in 0..TRIES {
+            sequence += 1;
+            socket.send(&request(kind, sequence), 0).map_err(failed)?;
+            match collect(&socket, sequence, NLM_F_DUMP)? {
+                Ok(answers) => return Ok(answers),
+                // No nftables, or none for bridges.
+                Err(libc::EINVAL | libc::EOPNOTSUPP | libc::EAFNOSUPPORT) => return Ok(Vec::new()),
+                Err(errno) => code = errno,
+            }
+            if code != libc::EINTR {
+                break;
+            }
+        }
+        Err(refused(code))
+    };
+    let chains = dump(GET_CHAIN)?;
+    // The kernel may leave the answer to a dump empty that it has nothing for.
+    let rules = if chains.is_empty() { Vec::new() } else { dump(GET_RULE)? };
+    Ok(filters(&chains, &rules))
+}
+
+fn refused(code: Errno) -> Error {
+    Error::failed(format!("nftables does not list its rules: {}", errno_text(code)), "run as root")
+}
+
+fn request(kind: u16, sequence: u32) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADERS_BYTES);
+    bytes.extend((HEADERS_BYTES as u32).to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+    bytes.extend(sequence.to_ne_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend([FAMILY_BRIDGE, 0, 0, 0]);
+    bytes
+}
+
+/// What these chains and rules come to. Only chains that frames are led through by the kernel count:
+/// every other is met by way of a rule of theirs.
+fn filters(chains: &[Answer], rules: &[Answer]) -> Vec<BridgeFilter> {
+    let mut hooked = Vec::new();
+    let mut found = Vec::new();
+    for chain in chains {
+        let text = |kind| attribute(body(chain), kind).map(name_of);
+        let (Some(table), Some(name)) = (text(CHAIN_TABLE), text(CHAIN_NAME)) else { continue };
+        if attribute(body(chain), CHAIN_HOOK).is_none() {
+            continue;
+        }
+        let place = format!("{table} {name}");
+        if attribute(body(chain), CHAIN_POLICY).and_then(number) == Some(NF_DROP) {
+            found.push(BridgeFilter { place: place.clone(), interfaces: Vec::new() });
+        }
+        hooked.push(place);
+    }
+    for rule in rules {
+        let text = |kind| attribute(body(rule), kind).map(name_of);
+        let (Some(table), Some(chain)) = (text(RULE_TABLE), text(RULE_CHAIN)) else { continue };
+        let place = format!("{table} {chain}");
+        if hooked.contains(&place) {
+            let expressions = attribute(body(rule), RULE_EXPRESSIONS).unwrap_or_default();
+            found.push(BridgeFilter { place, interfaces: limits(expressions) });
+        }
+    }
+    found
+}
+
+/// The interfaces to which a rule is limited: names that `meta` has loaded and `cmp` wants to be equal.
+fn limits(expressions: &[u8]) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut loaded_name = false;
+    for (_, element) in attributes(expressions).filter(|(kind, _)| *kind == LIST_ELEMENT) {
+        let name = attribute(element, EXPRESSION_NAME).map(name_of).unwrap_or_default();
+        let data = attribute(element, EXPRESSION_DATA).unwrap_or_default();
+        let value = |kind| attribute(data, kind).and_then(number);
+        if name == "cmp" && loaded_name && value(CMP_OPERATION) == Some(CMP_EQUAL) {
+            let wanted = attribute(data, CMP_DATA).and_then(|data| attribute(data, DATA_VALUE));
+            found.extend(wanted.map(limit));
+        }
+        loaded_name =
+            name == "meta" && value(META_KEY).is_some_and(|key| META_NAMES.contains(&key));
+    }
+    found
+}
+
+fn limit(value: &[u8]) -> String {
+    let name = name_of(value);
+    let whole = value.len() >= NAME_BYTES || value.contains(&0);
+    if whole { name } else { format!("{name}*") }
+}
+
+fn body(answer: &[u8]) -> &[u8] {
+    answer.get(HEADERS_BYTES..).unwrap_or_default()
+}
+
+/// Text up to the first zero.
+fn name_of(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// A number of nftables: four bytes, the greatest first.
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.try_into().ok().map(u32::from_be_bytes)
+}
+
+fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+}
+
+/// Kinds and values, up to the first that does not fit.
+fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let length = usize::from(u16::from_ne_bytes(rest.get(..2)?.try_into().ok()?));
+        let kind = u16::from_ne_bytes(rest.get(2..4)?.try_into().ok()?);
+        let value = rest.get(4..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        // The two highest bits say how the value is written.
+        Some((kind & 0x3fff, value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_concerns_whom_it_names_and_without_a_name_everybody() {
+        let filter = |interfaces: &[&str]| BridgeFilter {
+            place: "filter FORWARD".into(),
+            interfaces: interfaces.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        assert!(filter(&[]).concerns(&["veth0", "br0"]));
+        assert!(filter(&["veth0"]).concerns(&["veth0", "br0"]));
+        assert!(filter(&["veth*"]).concerns(&["veth0", "br0"]));
+        assert!(filter(&["vnet7", "br0"]).concerns(&["veth0", "br0"]));
+        assert!(!filter(&["vnet7"]).concerns(&["veth0", "br0"]));
+        assert!(!filter(&["veth"]).concerns(&["veth0", "br0"]));
+    }
+
+    #[test]
+    fn no_answer_can_be_read_past_its_end() {
+        bolero::check!().with_type::<(Vec<Answer>, Vec<Answer>)>().for_each(|(chains, rules)| {
+            let _ = filters(chains, rules);
+            rules.iter().for_each(|rule| drop(limits(rule)));
+        });
+    }
+}

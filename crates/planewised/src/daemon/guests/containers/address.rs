@@ -1,0 +1,208 @@
+//! Whether a guest's address is its own. What bridges and PFs are told of a guest lasts, so an address that
+//! is somebody else's must never be told them.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use pw_alloc::model::{GuestId, Mac};
+use pw_error::Result;
+use pw_linux::rtnetlink::RouteSocket;
+
+use crate::daemon::net::{Forward, Link};
+use crate::daemon::pool::PoolView;
+
+/// What is known of a host's addresses.
+pub(super) struct Addresses<'a> {
+    /// The host's interfaces.
+    pub links: &'a [Link],
+    /// What its bridges and NICs send where.
+    pub forwards: &'a [Forward],
+    /// The addresses of its gateways.
+    pub gateways: &'a [Mac],
+    /// Guests that are managed.
+    pub guests: &'a [(GuestId, Mac)],
+    pub pool: &'a PoolView,
+}
+
+impl Addresses<'_> {
+    /// Whose this address is instead of the guest's behind this port; None: as far as can be told its own.
+    /// `given`: what it was given by whoever made it; empty: nobody says.
+    pub fn claimed(&self, id: &GuestId, mac: Mac, given: &[Mac], port: &Link) -> Option<String> {
+        if !given.is_empty() && !given.contains(&mac) {
+            let given: Vec<String> = given.iter().map(ToString::to_string).collect();
+            return Some(format!("it was given {}", given.join(" or ")));
+        }
+        if let Some((other, _)) = self.guests.iter().find(|(other, its)| *its == mac && other != id)
+        {
+            return Some(format!("it is the guest {other}'s"));
+        }
+        // A VF that has just come home may have the address of who had it.
+        let of_pool = |link: &Link| {
+            let vfs = || self.pool.vfs.values().map(|vf| vf.address.to_string());
+            link.device.as_ref().is_some_and(|device| vfs().any(|vf| vf == *device))
+        };
+        let same = |link: &&Link| link.mac == Some(mac) && !of_pool(link);
+        if let Some(link) = self.links.iter().find(same) {
+            return Some(format!("it is the host's interface {}'s", link.name));
+        }
+        if self.gateways.contains(&mac) {
+            return Some("it is the host's gateway's".to_owned());
+        }
+        // NICs hand broadcasts back to the PF that sent them: a bridge then believes that its own guests
+        // are behind the PF.
+        let is_pf = |index: u32| self.pool.pfs.values().any(|pf| pf.index == index);
+        let elsewhere = |entry: &&Forward| {
+            let other = self.links.iter().find(|link| link.index == entry.index);
+            entry.mac == mac
+                && entry.learned
+                && entry.index != port.index
+                && !is_pf(entry.index)
+                && other.is_some_and(|other| other.master.is_some() && other.master == port.master)
+        };
+        let seen = self.forwards.iter().find(elsewhere)?;
+        let other = self.links.iter().find(|link| link.index == seen.index)?;
+        Some(format!("frames from it come by {}", other.name))
+    }
+}
+
+/// The addresses of the gateways of the calling thread's namespace, as far as it has met them.
+pub(super) fn gateways() -> Result<Vec<Mac>> {
+    let mut socket = RouteSocket::open()?;
+    let mut gateways: BTreeSet<IpAddr> = BTreeSet::new();
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut ask = RouteMessage::default();
+        ask.header.address_family = family;
+        for answer in socket.dump(&RouteNetlinkMessage::GetRoute(ask))? {
+            let RouteNetlinkMessage::NewRoute(route) = answer else { continue };
+            gateways.extend(route.attributes.iter().filter_map(|attribute| match attribute {
+                RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+                RouteAttribute::Gateway(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+                _ => None,
+            }));
+        }
+    }
+    let mut found = Vec::new();
+    for answer in socket.dump(&RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()))? {
+        let RouteNetlinkMessage::NewNeighbour(neighbour) = answer else { continue };
+        let address = neighbour.attributes.iter().find_map(|attribute| match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) => {
+                Some(IpAddr::V4(*address))
+            }
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => {
+                Some(IpAddr::V6(*address))
+            }
+            _ => None,
+        });
+        if !address.is_some_and(|address| gateways.contains(&address)) {
+            continue;
+        }
+        found.extend(neighbour.attributes.into_iter().find_map(|attribute| match attribute {
+            NeighbourAttribute::LinkLayerAddress(bytes) => bytes.try_into().ok().map(Mac),
+            _ => None,
+        }));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::net::tests::link;
+    use crate::daemon::pool::PoolPf;
+
+    const MINE: Mac = Mac([2, 0x70, 0, 0, 0, 1]);
+
+    /// A host with a bridge, a PF, the guest's port and another one.
+    fn claimed(
+        change: impl FnOnce(&mut Vec<Link>, &mut Vec<Forward>, &mut PoolView),
+    ) -> Option<String> {
+        let mut links = vec![
+            link(1, "pf0", None, Some(5)),
+            link(2, "veth1", Some("veth"), Some(5)),
+            link(3, "tap0", Some("tun"), Some(5)),
+            link(4, "tap1", Some("tun"), Some(6)),
+            link(5, "br0", Some("bridge"), None),
+        ];
+        let pf = PoolPf {
+            index: 1,
+            address: "0000:01:00.0".parse().expect("valid"),
+            numa: None,
+            link_up: true,
+            bridge: Some("br0".into()),
+        };
+        let mut pool = PoolView { pfs: [("pf0".into(), pf)].into(), ..PoolView::default() };
+        let mut forwards = Vec::new();
+        change(&mut links, &mut forwards, &mut pool);
+        let guests = [("web".into(), MINE), ("db".into(), Mac([2, 0x70, 0, 0, 0, 2]))];
+        let addresses = Addresses {
+            links: &links,
+            forwards: &forwards,
+            gateways: &[Mac([2, 0x70, 0, 0, 0, 9])],
+            guests: &guests,
+            pool: &pool,
+        };
+        addresses.claimed(&"web".into(), MINE, &[], &links[1])
+    }
+
+    fn learned(index: u32) -> Forward {
+        Forward { index, mac: MINE, own: false, permanent: false, learned: true }
+    }
+
+    #[test]
+    fn an_address_of_the_hosts_or_that_comes_by_another_port_is_not_the_guests() {
+        assert_eq!(claimed(|_, _, _| ()), None);
+        let host = claimed(|links, _, _| links[4].mac = Some(MINE));
+        assert_eq!(host.as_deref(), Some("it is the host's interface br0's"));
+        let elsewhere = claimed(|_, forwards, _| forwards.push(learned(3)));
+        assert_eq!(elsewhere.as_deref(), Some("frames from it come by tap0"));
+        // By its own port; by the PF, which hears its own broadcasts; on another bridge; set by us.
+        let set = Forward { learned: false, ..learned(3) };
+        for entry in [learned(2), learned(1), learned(4), set] {
+            assert_eq!(claimed(|_, forwards, _| forwards.push(entry)), None, "{entry:?}");
+        }
+    }
+
+    #[test]
+    fn a_vf_that_has_just_come_home_may_have_the_address_of_its_last_guest() {
+        let come_home = |links: &mut Vec<Link>, pool: &mut PoolView| {
+            let vf = Link { device: Some("0000:01:10.0".into()), ..link(9, "vf0", None, None) };
+            links.push(Link { mac: Some(MINE), ..vf });
+            let seen = crate::daemon::pool::PoolVf {
+                address: "0000:01:10.0".parse().expect("valid"),
+                mac: MINE,
+                driver: None,
+                user: pw_alloc::evidence::User::Nobody,
+                strayed: false,
+                counters: pw_alloc::signal::Reading::Unsupported,
+            };
+            pool.vfs.insert(pw_alloc::model::VfId::new("pf0", 0), seen);
+        };
+        assert_eq!(claimed(|links, _, pool| come_home(links, pool)), None);
+    }
+
+    #[test]
+    fn an_address_that_was_not_given_or_is_another_guests_or_the_gateways_is_refused() {
+        let pool = PoolView::default();
+        let guests = [("db".into(), Mac([2, 0x70, 0, 0, 0, 2]))];
+        let addresses = Addresses {
+            links: &[],
+            forwards: &[],
+            gateways: &[Mac([2, 0x70, 0, 0, 0, 9])],
+            guests: &guests,
+            pool: &pool,
+        };
+        let port = link(2, "veth1", Some("veth"), Some(5));
+        let claimed = |mac, given: &[Mac]| addresses.claimed(&"web".into(), mac, given, &port);
+        assert_eq!(claimed(MINE, &[MINE]), None);
+        let other = Mac([2, 0x70, 0, 0, 0, 7]);
+        assert_eq!(claimed(MINE, &[other]), Some(format!("it was given {other}")));
+        assert_eq!(claimed(guests[0].1, &[]).as_deref(), Some("it is the guest db's"));
+        assert_eq!(
+            claimed(addresses.gateways[0], &[]).as_deref(),
+            Some("it is the host's gateway's")
+        );
+    }
+}
