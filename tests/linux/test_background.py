@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,53 @@ def test_cpu_time_by_mode_agrees_with_mpstat_within_two_points(
     for mode, share in ours.items():
         assert abs(100 * share - theirs[mode]) <= 2, (mode, ours, theirs)
     assert 1 - ours["idle"] >= load - 0.02
+
+
+CPUACCT = Path("/sys/fs/cgroup/cpuacct")
+
+
+def scheduled_s() -> tuple[float, float]:
+    """CPU time of all tasks in user mode and in the kernel [s], as the scheduler charged control
+    groups with it in nanoseconds: another account than the clock ticks of /proc/stat."""
+    if (CPUACCT / "cpuacct.usage_user").exists():  # version 1: the root's are those of all tasks
+        user, system = (
+            int((CPUACCT / f"cpuacct.usage_{mode}").read_text()) / 1e9 for mode in ("user", "sys")
+        )
+        return user, system
+    # Version 2: the root's own are copied from /proc/stat, those of its children are not.
+    totals = [0.0, 0.0]
+    for file in Path("/sys/fs/cgroup").glob("*/cpu.stat"):
+        told = dict(line.split() for line in file.read_text().splitlines())
+        totals = [
+            total + int(told[f"{mode}_usec"]) / 1e6
+            for total, mode in zip(totals, ("user", "system"), strict=True)
+        ]
+    if not any(totals):
+        pytest.skip("no control groups count CPU time here")
+    return totals[0], totals[1]
+
+
+@pytest.mark.parametrize("rate", ["1k", "1M"])
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
+def test_cpu_time_by_mode_agrees_with_what_control_groups_were_charged_within_two_points(
+    netns_pair: Network, load: float, rate: str
+) -> None:
+    cpus, b = os.cpu_count() or 1, netns_pair.b
+    burn = ("burn", "--load", str(load), "--threads", str(cpus), "--duration", "8")
+    ping = ("ping", b.ipv4, "--rate", rate, "--duration", "8")
+    with (
+        Running(*burn, netns=netns_pair.a.netns) as burning,
+        Running(*ping, netns=netns_pair.a.netns),
+    ):
+        began, before = time.monotonic(), scheduled_s()
+        with Running("cpu", "--duration", "4", netns=netns_pair.a.netns) as own:
+            ours = own.finish().output["cpu"]["all"]
+        took_s, after = time.monotonic() - began, scheduled_s()
+        burning.stop()
+    user, system = (
+        (later - earlier) / took_s / cpus for earlier, later in zip(before, after, strict=True)
+    )
+    assert abs(ours["usr"] + ours["nice"] - user) <= 0.02, (ours, user, system)
+    kernel = sum(ours[mode] for mode in ("sys", "irq", "soft"))
+    # Time that a hypervisor took is in the account of the task that it was taken from.
+    assert system - 0.02 - ours["steal"] <= kernel <= system + 0.02, (ours, user, system)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from planewise.store.rundir import RunReader
 from planewise.testbed import netns
 from planewise.testbed.chains import hugepages
 from planewise.testbed.chains.dpdk import memory_bytes
+from planewise.testbed.chains.ends import Ends
+from planewise.testbed.chains.guests import Pollers
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, place
 from planewise.testbed.chains.testbed import stand_here
 from planewise.testbed.host import LocalHost
@@ -157,7 +160,7 @@ def mine() -> list[str]:
 
 def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_path: Path) -> None:
     needs("vhost-user")
-    if not hugepages.Pool().writable:
+    if not hugepages.HugePagePool().writable:
         pytest.skip("only root takes huge pages, and there are some free here")
     path = design(
         tmp_path / "long.yaml",
@@ -201,7 +204,7 @@ def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_pat
     assert cleaned.returncode == 0, cleaned.stderr
     answer = json.loads(cleaned.stdout)
     pages = memory_bytes(Chain("vhost-user", "north-south", 1))
-    assert answer["hugepages"] >= pages // hugepages.Pool().page_bytes
+    assert answer["hugepages"] >= pages // hugepages.HugePagePool().page_bytes
     removed = {name for one in answer["leftovers"] for name in one["namespaces"]}
     assert removed & set(left)
     assert not own & notes()
@@ -242,7 +245,7 @@ def test_runs_that_are_killed_at_random_moments_leave_nothing_that_clean_does_no
     whole = subprocess.run([*argv, tmp_path / "whole"], env=env, capture_output=True, check=False)
     assert whole.returncode == 0, whole.stderr.decode()
     takes_s, moments = time.monotonic() - begun, random.Random(20)
-    had, pages = notes(), hugepages.Pool().pages
+    had, pages = notes(), hugepages.HugePagePool().pages
     for number in range(kills):
         after_s = moments.uniform(0.1, 0.95) * takes_s
         with subprocess.Popen(
@@ -261,7 +264,7 @@ def test_runs_that_are_killed_at_random_moments_leave_nothing_that_clean_does_no
         assert notes() <= had, said
         assert not list(short.iterdir()), said
     if notes() <= had:
-        assert hugepages.Pool().pages == pages
+        assert hugepages.HugePagePool().pages == pages
 
 
 def test_functions_that_poll_and_that_route_are_fed_alike_in_one_run_both_ways(
@@ -293,6 +296,29 @@ def test_functions_that_poll_and_that_route_are_fed_alike_in_one_run_both_ways(
             # The switch tells the functions' traffic apart.
             assert sent["vnf1"] == pytest.approx(sent["vnf2"], rel=0.5)
     assert "What became of every frame" in (out / "report.html").read_text()
+
+
+def test_the_switch_has_its_buffers_before_a_function_connects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It made them while the first connected, of all memory there was: the second was hung up on.
+    needs("vhost-user")
+    seen: list[str] = []
+    connect = Pollers.connect
+
+    def note_and_connect(pollers: Pollers, macs: Mapping[int, str], ends: Ends) -> None:
+        assert pollers.switch is not None
+        seen.append(pollers.switch.running.buffers())
+        connect(pollers, macs, ends)
+        seen.append(pollers.switch.running.buffers())
+
+    monkeypatch.setattr(Pollers, "connect", note_and_connect)
+    chain = Chain("vhost-user", "east-west", 2)
+    placement = place((SWITCH, GENERATOR, *chain.names), os.sched_getaffinity(0), {})
+    with stand_here(chain, placement, 1000.0) as testbed:
+        assert testbed.read(whole=False).vnfs
+    pools = {re.findall(r"^mempool <(\S+)>", one, re.MULTILINE)[0] for one in seen}
+    assert len(pools) == 1, seen
 
 
 def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
 
-from planewise.measure.cells import expand
+from planewise.measure.cells import RttTraffic, expand
 from planewise.measure.design_file import load_design
-from planewise.store.models import TrialRecord
+from planewise.store.models import Level, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, scratch
 
@@ -61,13 +63,18 @@ def is_at_its_level(trial: TrialRecord) -> bool:
     return abs(load.achieved - load.wanted) <= 0.01 * load.wanted + load.resolution
 
 
+def levels_of(traffic: RttTraffic) -> dict[str, Level]:
+    """As trials name it where a design has no patterns but the steady one."""
+    return {name: level for name, level in vars(traffic).items() if name != "pattern"}
+
+
 @pytest.mark.parametrize("name", ["docker-rtt.yaml", "kvm-baseline.yaml"])
 def test_a_publications_design_is_measured_whole(name: str, tmp_path: Path) -> None:
     path, out = smaller(name, tmp_path), tmp_path / "run"
     answer = json.loads(planewise("run", path, "--out", out, "--json"))
     assert (answer["status"], answer["trials_failed"]) == ("done", 0)
     wanted = {
-        tuple(sorted({**cell.levels(), **vars(traffic)}.items())): BLOCKS
+        tuple(sorted({**cell.levels(), **levels_of(traffic)}.items())): BLOCKS
         for cell, all_traffic in expand(load_design(path)).items()
         for traffic in all_traffic.rtt
     }
@@ -119,6 +126,39 @@ rtt: {{packets: 300}}
 background: {{cpu_share: 0.1}}
 blocks: {BLOCKS_TO_PAUSE_IN}
 """
+
+
+def test_probes_in_bursts_leave_as_their_level_says_or_are_marked(tmp_path: Path) -> None:
+    text = (REDUCED.parent / "pattern.yaml").read_text()
+    assert "\nblocks: 20\n" in text
+    path, out = tmp_path / "pattern.yaml", tmp_path / "run"
+    path.write_text(text.replace("\nblocks: 20\n", f"\nblocks: {BLOCKS}\n"))
+    answer = json.loads(planewise("run", path, "--out", out, "--json"))
+    assert (answer["status"], answer["trials_failed"]) == ("done", 0)
+    trials = RunReader(out).trials()
+    assert Counter((t.cell["plane"], t.cell["pattern"]) for t in trials) == {
+        (plane, pattern): BLOCKS
+        for plane in ("veth", "bridge")
+        for pattern in ("steady", "bursts of 50 every 10 ms")
+    }
+    for trial in trials:
+        assert trial.load is not None
+        assert trial.packets is not None
+        assert trial.load.intended_pps == 5000
+        missed = () if abs(trial.load.achieved_pps - 5000) <= 50 else ("frequency_pps",)
+        if trial.load.burst is not None:
+            # Counted here by hand, by the kernel's stamps of the packets.
+            left_ns = pl.read_parquet(out / trial.packets)["kernel_tx_ns"].to_numpy()
+            bursts = left_ns.reshape(-1, 50)
+            assert np.median(np.diff(bursts[:, 0])) == pytest.approx(10e6, rel=0.02)
+            within_pps = np.sort(49e9 / (bursts[:, -1] - bursts[:, 0]))[len(bursts) // 2]
+            assert trial.load.burst.achieved_pps == pytest.approx(within_pps, rel=1e-6)
+            dense = () if abs(within_pps - 20e3) <= 200 else ("frequency_pps",)
+            missed = (*dense, *("pattern" for _ in missed))
+        assert (trial.load.burst is None) == (trial.cell["pattern"] == "steady")
+        assert trial.missed == missed
+    page = (out / "report.html").read_text()
+    assert "bursts of 50 every 10\N{NO-BREAK SPACE}ms" in page
 
 
 def state(pid: int) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from planewise.advise.model import Chain
+from planewise.advise.model import ChainWorkload
 from planewise.store.models import TrialRecord
 from tests.documents import ROOT, Shown, commands_of_others, guides, shown
 from tests.unit import importer_samples, made_up_chains, made_up_run
@@ -34,6 +34,10 @@ ELSEWHERE = {
     r"planewised vf setup .*": ("tests/lab/test_vf.py", '"vf", "setup"'),
     r"planewise (run experiments/boost.yaml|boost) .*": ("tests/unit/test_boost.py", "boost"),
     r"planewise fleet (run|report) .*fleets/may": ("tests/linux/test_fleet.py", '"fleet", "run"'),
+    r"planewise (run experiments/pastrami-here.yaml .*|campaign runs/pastrami-here/.*)": (
+        "tests/linux/test_campaigns.py",
+        "sut: router",
+    ),
     r"make release": ("packaging/release", "SHA256SUMS"),
     r"planewise clean": ("tests/linux/test_doctor_and_clean.py", '"clean"'),
     r"scripts/setup lab": ("Makefile", "scripts/setup lab"),
@@ -110,7 +114,7 @@ def text_blocks(document: str, first: str) -> str:
 def chains() -> list[TrialRecord]:
     """Trials of chains: two planes, both patterns, two replicates."""
     return [
-        made_up_chains.trial(plane, Chain(pattern, 2, 64), pps, replicate=replicate)
+        made_up_chains.trial(plane, ChainWorkload(pattern, 2, 64), pps, replicate=replicate)
         for plane, pps in (("vhost-user", 5e6), ("bridge", 3e5))
         for pattern in made_up_chains.PATTERNS
         for replicate in range(2)

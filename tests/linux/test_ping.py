@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from planewise.store.models import Counts, Latency, Load
+from planewise.store.models import Counts, Latency, OfferedLoad
 from planewise.testbed.host import find_probe
 from tests.linux.probe import Network, Outcome, Running, eventually, ip, run
 
@@ -68,7 +68,7 @@ def test_every_echo_over_a_cable_is_answered_and_stamped(
     assert done.code == 0, done.stderr
     output = done.output
     check_account(output)
-    Load.model_validate(output["load"])
+    OfferedLoad.model_validate(output["load"])
     assert Counts.model_validate(output["counts"]) == Counts(sent=300, received=300, lost=0)
     for metric in ("rtt_user", "rtt_kernel", "slip"):
         assert Latency.model_validate(output[metric]).count == 300

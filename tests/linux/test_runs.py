@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
-from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.load import HostGenerator, LoadPath, measure_load
 from planewise.measure.schedule import LoadTrial
 from planewise.measure.stage import Place
 from planewise.store.rundir import RunReader
@@ -206,7 +206,7 @@ def test_an_interface_that_vanishes_during_a_trial_is_named() -> None:
     with here("veth") as testbed:
         host = LocalHost("generator")
         try:
-            generator = Generator(host)
+            generator = HostGenerator(host)
             path = LoadPath(testbed.trial_path(), testbed.counter_points)
             trial = LoadTrial("vanishing", 5000, 64, 2.0)
             generator.max_pps(64)

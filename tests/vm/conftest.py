@@ -15,7 +15,7 @@ from planewise.testbed.host import LocalHost
 from planewise.testbed.pair import local_pair
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms.guests import Started
-from planewise.testbed.vms.platform import Platform, platform_of
+from planewise.testbed.vms.platform import VmPlatform, platform_of
 from planewise.testbed.vms.testbed import VmTestbed
 
 TWO_AND_TWO = Setting("vm", "virtio-bridge", "virtio-bridge", 1, "north-south")
@@ -34,7 +34,7 @@ def why_not() -> str | None:
 
 
 @cache
-def lent() -> Platform:
+def lent() -> VmPlatform:
     """What this machine lends to virtual machines; UnsupportedError where it cannot."""
     host = LocalHost("this machine")
     try:
@@ -53,13 +53,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def platform() -> Platform:
+def platform() -> VmPlatform:
     """What this machine lends to virtual machines."""
     return lent()
 
 
 @pytest.fixture(scope="session")
-def up(platform: Platform, said: list[str]) -> Iterator[VmTestbed]:
+def up(platform: VmPlatform, said: list[str]) -> Iterator[VmTestbed]:
     """Two main guests behind virtio-bridge and a background guest on each host."""
     started: list[Started] = []
     with (

@@ -12,7 +12,7 @@ from planewise.measure.chains.stage import unavailable_here
 from planewise.store.rundir import RunReader
 from planewise.testbed.chains.model import Chain
 from planewise.testbed.host import LocalHost
-from planewise.testbed.vms.platform import Platform
+from planewise.testbed.vms.platform import VmPlatform
 
 from .test_run import (
     clean_after,
@@ -57,7 +57,7 @@ def _may_steer() -> None:
 
 
 def test_functions_in_virtual_machines_pass_on_what_they_get_through_a_kill_that_leaves_nothing(
-    tmp_path: Path, platform: Platform, said: list[str]
+    tmp_path: Path, platform: VmPlatform, said: list[str]
 ) -> None:
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(DESIGN)

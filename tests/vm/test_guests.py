@@ -15,7 +15,7 @@ import pytest
 
 from planewise.boot.process import processes
 from planewise.errors import PlanewiseError
-from planewise.measure.load import Generator
+from planewise.measure.load import HostGenerator
 from planewise.measure.load_apart import measure_load_apart
 from planewise.measure.schedule import LoadTrial
 from planewise.measure.stage import Place
@@ -28,7 +28,7 @@ from planewise.testbed.pair import local_pair
 from planewise.testbed.setting import TrafficPath
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.hypervisor import GuestGoneError, HypervisorGoneError
-from planewise.testbed.vms.platform import Platform
+from planewise.testbed.vms.platform import VmPlatform
 from planewise.testbed.vms.testbed import VmTestbed
 
 from .conftest import TWO_AND_TWO
@@ -90,7 +90,7 @@ def test_every_frame_of_a_load_trial_between_guests_is_accounted_for(
 ) -> None:
     mains = {role: standing.main(role) for role in HOSTS}
     path = load_path_of(standing.hosts, mains, standing.counter_points)
-    generator = Generator(standing.hosts["sender"], netns=mains["sender"].netns)
+    generator = HostGenerator(standing.hosts["sender"], netns=mains["sender"].netns)
     # More than an emulated guest can send or take.
     trial = LoadTrial("load", offered_pps=50_000, size_bytes=64, duration_s=0.5)
     record = measure_load_apart(path, trial, Place("load", {}, 0, 0), generator).record
@@ -165,7 +165,7 @@ def test_a_libvirt_that_goes_away_is_told_of_and_started_again(up: VmTestbed) ->
 
 
 def test_a_guest_that_never_boots_is_said_with_its_last_words(
-    platform: Platform, tmp_path: Path
+    platform: VmPlatform, tmp_path: Path
 ) -> None:
     before = set(netns.names())
     (tmp_path / "initrd").write_bytes(b"this is no archive")
@@ -182,7 +182,7 @@ def test_a_guest_that_never_boots_is_said_with_its_last_words(
     assert not [one for one in processes() if str(tmp_path) in str(one.argv)]
 
 
-def test_nothing_is_left_of_a_testbed(platform: Platform) -> None:
+def test_nothing_is_left_of_a_testbed(platform: VmPlatform) -> None:
     setting = replace(TWO_AND_TWO, plane="e1000-bridge", background_guests=0)
     with (
         local_pair(1500, SECOND_WIRE) as pair,

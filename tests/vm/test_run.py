@@ -21,7 +21,7 @@ from planewise.measure.rtt import parts_ns
 from planewise.store.rundir import RunReader
 from planewise.testbed import ledger, netns
 from planewise.testbed.ledger import token_of
-from planewise.testbed.vms.platform import Platform
+from planewise.testbed.vms.platform import VmPlatform
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 PLANES = ("e1000-bridge", "virtio-bridge", "macvtap-bridge")
@@ -44,7 +44,7 @@ blocks: 1
 
 
 def test_a_design_of_virtual_machines_is_measured_to_a_report(
-    tmp_path: Path, platform: Platform, said: list[str]
+    tmp_path: Path, platform: VmPlatform, said: list[str]
 ) -> None:
     design, out = tmp_path / "design.yaml", tmp_path / "run"
     design.write_text(DESIGN)

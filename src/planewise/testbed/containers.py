@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.host import Finished, Host, HostProcess, ProcessTimeoutError, find_probe
+from planewise.testbed.host import (
+    FinishedProcess,
+    Host,
+    HostProcess,
+    ProcessTimeoutError,
+    find_probe,
+)
 
 if TYPE_CHECKING:
     import docker
@@ -458,7 +464,7 @@ def raise_from_log(daemon: HostProcess, place: str) -> None:
         )
 
 
-def last_words(done: Finished) -> str:
+def last_words(done: FinishedProcess) -> str:
     """The message of the last line that dockerd logged. Pure."""
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     if not lines:

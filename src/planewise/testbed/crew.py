@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from planewise.errors import PlanewiseError
 from planewise.testbed import counters
-from planewise.testbed.host import Finished, Host, HostProcess, ProcessTimeoutError
+from planewise.testbed.host import FinishedProcess, Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import GUEST_INTERFACE, CounterPoint, Guest
 
 STOP_S = 60.0
@@ -90,7 +90,7 @@ rm -f pids
 
 
 @dataclass(frozen=True)
-class Member:
+class CrewProcess:
     """One process of a crew, in a guest."""
 
     guest: Guest
@@ -133,7 +133,7 @@ class Crew(Protocol):
     def kill(self) -> None:
         """Ends all now."""
 
-    def end(self) -> list[Finished]:
+    def end(self) -> list[FinishedProcess]:
         """Waits for the end of all that were asked to; returns what each left.
 
         Raises:
@@ -144,13 +144,13 @@ class Crew(Protocol):
 class StartCrew(Protocol):
     """Starts a crew on a host."""
 
-    def __call__(self, host: Host, members: Sequence[Member], kind: CrewKind, /) -> Crew: ...
+    def __call__(self, host: Host, members: Sequence[CrewProcess], kind: CrewKind, /) -> Crew: ...
 
 
 class ProcessCrew:
     """See `Crew`; each member is a process of its own of the host."""
 
-    def __init__(self, host: Host, members: Sequence[Member], kind: CrewKind) -> None:
+    def __init__(self, host: Host, members: Sequence[CrewProcess], kind: CrewKind) -> None:
         self._host = host
         self._members = members
         self._kind = kind
@@ -197,7 +197,7 @@ class ProcessCrew:
         for process in self._processes:
             process.kill()
 
-    def end(self) -> list[Finished]:
+    def end(self) -> list[FinishedProcess]:
         """See `Crew.end`."""
         with suppress(ProcessTimeoutError):
             for process in self._processes:
@@ -215,7 +215,7 @@ class ProcessCrew:
         pid, guest = self._processes[number].pid, self._members[number].guest
         return int(self._host.read_text(f"/proc/{pid}/schedstat", netns=guest.netns).split()[0])
 
-    def _counter(self, member: Member, name: str) -> int:
+    def _counter(self, member: CrewProcess, name: str) -> int:
         guest = member.guest
         point = CounterPoint(guest.host, guest.netns, guest.interface)
         return counters.read(self._host, point).counters[name]
@@ -247,7 +247,7 @@ class ShellCrew:
     def __init__(
         self,
         host: Host,
-        members: Sequence[Member],
+        members: Sequence[CrewProcess],
         kind: CrewKind,
         interface: str = GUEST_INTERFACE,
     ) -> None:
@@ -296,7 +296,7 @@ class ShellCrew:
         """See `Crew.kill`."""
         self._process.kill()
 
-    def end(self) -> list[Finished]:
+    def end(self) -> list[FinishedProcess]:
         """See `Crew.end`."""
         done = self._process.wait(STOP_S)
         parts = done.stdout.split(_MARK)[1:]
@@ -308,11 +308,11 @@ class ShellCrew:
         ended = []
         for number, member in enumerate(self._members):
             code, _, output = parts[2 * number].partition("\n")
-            ended.append(Finished(member.argv, int(code), output, parts[2 * number + 1]))
+            ended.append(FinishedProcess(member.argv, int(code), output, parts[2 * number + 1]))
         return ended
 
 
-def _by_guest(members: Sequence[Member], values: Iterable[int]) -> dict[str, int]:
+def _by_guest(members: Sequence[CrewProcess], values: Iterable[int]) -> dict[str, int]:
     """The sums of what the members in each guest did."""
     sums: dict[str, int] = {}
     for member, value in zip(members, values, strict=True):
@@ -320,7 +320,7 @@ def _by_guest(members: Sequence[Member], values: Iterable[int]) -> dict[str, int
     return sums
 
 
-def _script(host: Host, members: Sequence[Member], kind: str, interface: str) -> str:
+def _script(host: Host, members: Sequence[CrewProcess], kind: str, interface: str) -> str:
     """The shell script that runs them. Pure."""
     commands = [shlex.join(host.entering(one.argv, one.guest.netns)) for one in members]
     starts = [

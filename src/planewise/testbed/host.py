@@ -38,7 +38,7 @@ class ProcessTimeoutError(PlanewiseError):
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedProcess:
     """A process that has ended."""
 
     argv: tuple[str, ...]
@@ -55,7 +55,7 @@ class Finished:
                 return f"ended by {signal.Signals(self.exit_code - 128).name}"
         return f"exit code {self.exit_code}"
 
-    def check(self) -> Finished:
+    def check(self) -> FinishedProcess:
         """Itself, when it succeeded.
 
         Raises:
@@ -95,7 +95,7 @@ class HostProcess(Protocol):
     def pid(self) -> int:
         """Process id on its host."""
 
-    def wait(self, timeout_s: float | None = None) -> Finished:
+    def wait(self, timeout_s: float | None = None) -> FinishedProcess:
         """Waits for the end.
 
         Raises:
@@ -120,7 +120,7 @@ class HostProcess(Protocol):
     def kill(self) -> None:
         """Ends it and its group now, without waiting."""
 
-    def stop(self) -> Finished:
+    def stop(self) -> FinishedProcess:
         """Asks it to end, kills it after a grace, returns what it left. Idempotent.
 
         It is asked by SIGINT, then by SIGTERM: a shell starts background jobs deaf to SIGINT,
@@ -172,7 +172,7 @@ class Host(Protocol):
         timeout_s: float = 60.0,
         stdin: bytes | None = None,
         expected_s: float = 0.0,
-    ) -> Finished:
+    ) -> FinishedProcess:
         """Starts a process, waits for its end, and kills it when that takes too long.
 
         It takes `expected_s` at least: where asking would disturb it, nobody asks before.
@@ -269,7 +269,7 @@ class LocalProcess:
         self._process = process
         self._out = out
         self._err = err
-        self._finished: Finished | None = None
+        self._finished: FinishedProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -281,7 +281,7 @@ class LocalProcess:
         """Whether it has not ended yet."""
         return self._finished is None and self._process.poll() is None
 
-    def wait(self, timeout_s: float | None = None) -> Finished:
+    def wait(self, timeout_s: float | None = None) -> FinishedProcess:
         """See `HostProcess.wait`."""
         if self._finished is None:
             try:
@@ -290,7 +290,7 @@ class LocalProcess:
                 raise ProcessTimeoutError(
                     f"{Path(self.argv[0]).name} still runs after {timeout_s:g} s"
                 ) from error
-            self._finished = Finished(
+            self._finished = FinishedProcess(
                 self.argv,
                 128 - code if code < 0 else code,
                 _text(self._out),
@@ -318,7 +318,7 @@ class LocalProcess:
                 )
             time.sleep(_POLL_S)
 
-    def stop(self) -> Finished:
+    def stop(self) -> FinishedProcess:
         """See `HostProcess.stop`."""
         for number in (signal.SIGINT, signal.SIGTERM):
             self._signal(number)

@@ -119,7 +119,7 @@ class Ownership:
 
 
 @dataclass(frozen=True)
-class Leftover:
+class DeadRun:
     """What a dead run left behind."""
 
     token: str
@@ -132,7 +132,7 @@ class Leftover:
     """Hosts beyond this machine where something may carry the token."""
 
 
-def leftovers(state: Path = STATE, *, namespaces: bool = True) -> tuple[Leftover, ...]:
+def leftovers(state: Path = STATE, *, namespaces: bool = True) -> tuple[DeadRun, ...]:
     """What dead runs left. Live runs, and names that are not ours, are not among it.
 
     Without `namespaces`, only what files in `state` tell of.
@@ -142,10 +142,10 @@ def leftovers(state: Path = STATE, *, namespaces: bool = True) -> tuple[Leftover
 
 def sweep(
     state: Path = STATE,
-    elsewhere: Callable[[Leftover], None] | None = None,
+    elsewhere: Callable[[DeadRun], None] | None = None,
     *,
     namespaces: bool = True,
-) -> tuple[Leftover, ...]:
+) -> tuple[DeadRun, ...]:
     """Removes what dead runs left and says what it was.
 
     `elsewhere` removes first what a run left beside namespaces, here and on other hosts. Where it
@@ -179,7 +179,7 @@ def sweep(
     return tuple(done)
 
 
-def _dead(state: Path, namespaces: bool) -> Iterator[tuple[Leftover, Path]]:
+def _dead(state: Path, namespaces: bool) -> Iterator[tuple[DeadRun, Path]]:
     # Names first, files second: a run that starts in between has a file before it has a name.
     by_token: dict[str, list[str]] = {}
     for name in netns.names() if namespaces else ():
@@ -212,7 +212,7 @@ def _dead(state: Path, namespaces: bool) -> Iterator[tuple[Leftover, Path]]:
         try:
             processes = tuple(sorted(netns.processes_in(found)))
             yield (
-                Leftover(
+                DeadRun(
                     token,
                     tuple(found),
                     processes,

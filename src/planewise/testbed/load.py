@@ -14,8 +14,8 @@ from typing import Literal, Protocol
 from planewise import procfs
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.store.models import BackgroundResult
-from planewise.testbed.crew import Crew, Member, ProcessCrew, StartCrew
-from planewise.testbed.host import Finished, Host
+from planewise.testbed.crew import Crew, CrewProcess, ProcessCrew, StartCrew
+from planewise.testbed.host import FinishedProcess, Host
 from planewise.testbed.model import Guest, HostRole
 
 LoadType = Literal["none", "cpu", "network"]
@@ -176,7 +176,7 @@ class Loadable(Protocol):
         """The background guests of a host."""
 
 
-class Load(Protocol):
+class RunningLoad(Protocol):
     """A running background load; leaving its `with` block ends it."""
 
     spec: LoadSpec
@@ -195,7 +195,7 @@ class Load(Protocol):
     def achieved(self, since: Work) -> BackgroundResult | None:
         """What it did since then; None where there is no load."""
 
-    def __enter__(self) -> Load: ...
+    def __enter__(self) -> RunningLoad: ...
 
     def __exit__(self, kind: object, /, *_: object) -> None: ...
 
@@ -265,7 +265,7 @@ class BackgroundLoad:
         self.report = account(self.spec, guests, workers, sinks, duration_s, early, self._cpus)
 
     def check(self) -> None:
-        """See `Load.check`."""
+        """See `RunningLoad.check`."""
         gone = list(dict.fromkeys(name for crew in self._crews for name in crew.gone))
         if gone:
             names = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
@@ -276,7 +276,7 @@ class BackgroundLoad:
             )
 
     def work(self) -> Work:
-        """See `Load.work`."""
+        """See `RunningLoad.work`."""
         done: Mapping[str, float] = {} if self._workers is None else self._workers.done()
         if self.spec.type == "cpu":
             done = {name: ns / 1e9 for name, ns in done.items()}
@@ -284,7 +284,7 @@ class BackgroundLoad:
         return Work(time.monotonic(), done, received)
 
     def achieved(self, since: Work) -> BackgroundResult | None:
-        """See `Load.achieved`."""
+        """See `RunningLoad.achieved`."""
         return achieved(self.spec, since, self.work(), self._cpus)
 
     def _start_burning(self) -> None:
@@ -294,7 +294,7 @@ class BackgroundLoad:
         each = demand(self.spec, len(guests), self._cpus)
         argv = (host.probe, "burn", "--load", f"{each.share:.6f}", "--duration", self._limit)
         # A process a thread: what it has burnt is then one number of the kernel's.
-        members = [Member(guest, argv) for guest in guests for _ in range(each.threads)]
+        members = [CrewProcess(guest, argv) for guest in guests for _ in range(each.threads)]
         self._workers = self._start_crew(host, members, "burn")
         self._workers.await_ready(_START_S)
 
@@ -306,7 +306,7 @@ class BackgroundLoad:
         self._sinks = self._start_crew(
             here,
             [
-                Member(guest, (here.probe, "sink", "--listen", f"{guest.ipv4}:{_PORT}"))
+                CrewProcess(guest, (here.probe, "sink", "--listen", f"{guest.ipv4}:{_PORT}"))
                 for guest in targets
             ],
             "sink",
@@ -314,7 +314,7 @@ class BackgroundLoad:
         self._sinks.await_ready(_START_S)
         rate = demand(self.spec, len(sources), self._cpus).rate_pps or UNPACED_PPS
         blasts = [
-            Member(source, (there.probe, "blast", "--to", f"{target.ipv4}:{_PORT}",
+            CrewProcess(source, (there.probe, "blast", "--to", f"{target.ipv4}:{_PORT}",
                             "--rate", f"{rate:.6f}", "--burst", str(self.spec.burst),
                             "--size", str(self.spec.payload_bytes), "--duration", self._limit))
             for source, target in zip(sources, targets, strict=True)
@@ -331,8 +331,8 @@ class BackgroundLoad:
 def account(
     spec: LoadSpec,
     guests: int,
-    workers: Sequence[Finished],
-    sinks: Sequence[Finished],
+    workers: Sequence[FinishedProcess],
+    sinks: Sequence[FinishedProcess],
     duration_s: float,
     early: int,
     cpus: int,

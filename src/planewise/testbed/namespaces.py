@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from pathlib import Path
+from typing import Literal, Self
 
 from planewise.errors import PlanewiseError
 from planewise.testbed import netns, signals
@@ -18,6 +19,7 @@ from planewise.testbed.apply import apply
 from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import Ownership, token_of
 from planewise.testbed.model import (
+    BRIDGE,
     WIRE_INDEX,
     CounterPoint,
     Guest,
@@ -29,11 +31,15 @@ from planewise.testbed.model import (
 )
 from planewise.testbed.netns import NamespaceThread
 from planewise.testbed.plan import (
+    AddBridge,
+    AddForwarding,
     AddNeighbour,
     AddVeth,
     AwaitUp,
     Plan,
+    RunProgram,
     SetAddress,
+    SetMaster,
     SetSysctl,
     SetUp,
     Step,
@@ -128,17 +134,26 @@ _TX, _RX = "tg0", "tg1"
 _ROUTER = ("rt0", "rt1")
 
 
-def plan_router(token: str, mtu_bytes: int = 1500) -> Plan:
-    """A generator with two ports and a router between them that forwards IPv4 and IPv6. Pure.
+Forwarding = Literal["kernel", "xdp", "bridge"]
+"""What forwards in a router under test."""
+XDP_ROUTER = Path(__file__).parent / "bpf" / "router.bpf.o"
+
+
+def plan_router(token: str, mtu_bytes: int = 1500, forwarding: Forwarding = "kernel") -> Plan:
+    """A generator with two ports and a host between them that forwards IPv4 and IPv6. Pure.
 
     The generator has no addresses: its kernel neither answers nor forwards what the router sends.
+    An XDP program routes by the same addresses and neighbours as the kernel; a bridge has none.
     """
     generator, router = f"pw-{token}-g", f"pw-{token}-f"
     steps: list[Step] = [*new_namespace(generator), *new_namespace(router)]
-    steps += [
-        SetSysctl(router, "net/ipv4/ip_forward", "1"),
-        SetSysctl(router, "net/ipv6/conf/all/forwarding", "1"),
-    ]
+    if forwarding == "bridge":
+        steps += [AddBridge(router, BRIDGE, _ROUTER_MACS[0], mtu_bytes), SetUp(router, BRIDGE)]
+    else:
+        steps += [
+            SetSysctl(router, "net/ipv4/ip_forward", "1"),
+            SetSysctl(router, "net/ipv6/conf/all/forwarding", "1"),
+        ]
     for side, port in enumerate((_TX, _RX)):
         inside = _ROUTER[side]
         steps += [
@@ -154,11 +169,22 @@ def plan_router(token: str, mtu_bytes: int = 1500) -> Plan:
             ),
             SetUp(generator, port),
             SetUp(router, inside),
+        ]
+        if forwarding == "bridge":
+            steps += [
+                SetMaster(router, inside, BRIDGE),
+                AddForwarding(router, inside, _GENERATOR_MACS[side]),
+            ]
+            continue
+        steps += [
             SetAddress(router, inside, f"198.{18 + side}.0.1/16"),
             SetAddress(router, inside, f"2001:2:0:{1 + side}::1/64"),
             AddNeighbour(router, inside, f"198.{18 + side}.0.2", _GENERATOR_MACS[side]),
             AddNeighbour(router, inside, f"2001:2:0:{1 + side}::2", _GENERATOR_MACS[side]),
         ]
+        if forwarding == "xdp":
+            attach = ("ip", "link", "set", "dev", inside, "xdpdrv")
+            steps.append(RunProgram(router, (*attach, "obj", str(XDP_ROUTER), "sec", "xdp")))
     steps += [AwaitUp(generator), AwaitUp(router)]
     return Plan(tuple(steps))
 
@@ -170,8 +196,11 @@ class RouterTestbed(_Testbed):
         UnsupportedError: no privilege, or this kernel has not what it needs.
     """
 
-    def __init__(self, ip_version: IpVersion, mtu_bytes: int = 1500) -> None:
+    def __init__(
+        self, ip_version: IpVersion, mtu_bytes: int = 1500, forwarding: Forwarding = "kernel"
+    ) -> None:
         super().__init__(f"IPv{ip_version} router")
+        self.forwarding: Forwarding = forwarding
         self.ip_version = ip_version
         self.mtu_bytes = mtu_bytes
         self._token = ""
@@ -204,7 +233,7 @@ class RouterTestbed(_Testbed):
     @property
     def plan(self) -> Plan:
         """The steps that made it."""
-        return plan_router(self.token, self.mtu_bytes)
+        return plan_router(self.token, self.mtu_bytes, self.forwarding)
 
     def trial_path(self) -> TrialPath:
         """From one port of the generator through the router to the other."""
@@ -215,7 +244,7 @@ class RouterTestbed(_Testbed):
             rx_netns=generator,
             rx_interface=_RX,
             source_mac=_GENERATOR_MACS[0],
-            next_hop_mac=_ROUTER_MACS[0],
+            next_hop_mac=(_GENERATOR_MACS[1] if self.forwarding == "bridge" else _ROUTER_MACS[0]),
             source_ipv4="198.18.0.2",
             destination_ipv4="198.19.0.2",
             source_ipv6="2001:2:0:1::2",
@@ -235,7 +264,7 @@ class RouterTestbed(_Testbed):
 
     def _plan(self, token: str) -> Plan:
         self._token = token
-        return plan_router(token, self.mtu_bytes)
+        return plan_router(token, self.mtu_bytes, self.forwarding)
 
     def _hosts(self) -> list[LocalHost]:
         hosts = list(self.__dict__.pop("hosts", {}).values())

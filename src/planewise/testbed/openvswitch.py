@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.host import Finished, Host, HostProcess
+from planewise.testbed.host import FinishedProcess, Host, HostProcess
 
 SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
 
@@ -97,7 +97,7 @@ class OpenVswitch:
             f"--log-file={place}/switch.log",
         )
 
-    def configure(self, *arguments: str) -> Finished:
+    def configure(self, *arguments: str) -> FinishedProcess:
         """Runs ovs-vsctl on its database, and waits until the switch has done what it says.
 
         Raises:
@@ -119,7 +119,7 @@ class OpenVswitch:
         bad = [line.split("|", 4)[-1] for line in lines if "|ERR|" in line or "|EMER|" in line]
         return bad[-1] if bad else "it said nothing"
 
-    def _run(self, *argv: str, stdin: bytes | None = None) -> Finished:
+    def _run(self, *argv: str, stdin: bytes | None = None) -> FinishedProcess:
         return self._host.run(self._environment(*argv), timeout_s=COMMAND_S, stdin=stdin)
 
     def _environment(self, *argv: str) -> list[str]:

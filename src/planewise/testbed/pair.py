@@ -20,7 +20,7 @@ from planewise.lab.state import state_root
 from planewise.testbed import ledger, netns, signals
 from planewise.testbed.containers import REMOVE_CGROUPS, STANDARD_SOCKET, remove_ours
 from planewise.testbed.host import Host, LocalHost
-from planewise.testbed.ledger import HostNote, Leftover, Ownership
+from planewise.testbed.ledger import DeadRun, HostNote, Ownership
 from planewise.testbed.machine import Machine, remove_traces, survey
 from planewise.testbed.model import BRIDGE, DOCKER_BRIDGE, HOSTS, WIRE, WIRE_INDEX, HostRole
 from planewise.testbed.namespaces import remove_owned
@@ -198,13 +198,13 @@ def _state() -> Path:
     return ledger.STATE if os.geteuid() == 0 else state_root() / "hosts"
 
 
-def leftovers() -> tuple[Leftover, ...]:
+def leftovers() -> tuple[DeadRun, ...]:
     """What dead runs of this user left, here and on other hosts."""
     mine = () if _state() == ledger.STATE else ledger.leftovers(_state(), namespaces=False)
     return (*ledger.leftovers(), *mine)
 
 
-def sweep() -> tuple[Leftover, ...]:
+def sweep() -> tuple[DeadRun, ...]:
     """Removes what dead runs left, here and on other hosts.
 
     Raises:
@@ -216,7 +216,7 @@ def sweep() -> tuple[Leftover, ...]:
     return (*here, *ledger.sweep(_state(), remove_elsewhere, namespaces=False))
 
 
-def remove_elsewhere(left: Leftover) -> None:
+def remove_elsewhere(left: DeadRun) -> None:
     """Removes a dead run's control groups here, and what it left on other hosts; gives those their
     NICs back.
 

@@ -52,7 +52,7 @@ rm -rf "$d"
 
 
 @dataclass(frozen=True)
-class Target:
+class SshTarget:
     """A server that ssh can reach."""
 
     text: str
@@ -64,7 +64,7 @@ class Target:
     """Beyond what ~/.ssh/config and known_hosts say."""
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> SshTarget:
     """`ssh://[user@]server[:port]`, as a value. Pure.
 
     Raises:
@@ -78,7 +78,7 @@ def parse_target(text: str) -> Target:
         raise BadInputError(f"`{text}` is no host: {error}", remedy=remedy) from error
     if parts.scheme != "ssh" or not parts.hostname or parts.path.strip("/") or parts.password:
         raise BadInputError(f"`{text}` is no host", remedy=remedy)
-    return Target(text, parts.hostname, parts.username, port)
+    return SshTarget(text, parts.hostname, parts.username, port)
 
 
 def parse_lab(text: str) -> tuple[str, lab.HostId]:
@@ -118,7 +118,7 @@ class SshHost(Host):
 
     remedy = "check with `ssh` that the server can be reached without a question"
 
-    def __init__(self, name: str, target: Target) -> None:
+    def __init__(self, name: str, target: SshTarget) -> None:
         self._name = name
         self._target = target
         self._loop = asyncio.new_event_loop()
@@ -413,7 +413,7 @@ class LabHost(SshHost):
                 "client_keys": [str(where.key)],
                 "known_hosts": ([asyncssh.import_public_key(where.host_key)], [], []),
             }
-            super().__init__(name, Target(text, "127.0.0.1", "root", where.port, options))
+            super().__init__(name, SshTarget(text, "127.0.0.1", "root", where.port, options))
         except BaseException:
             self._held.close()
             raise

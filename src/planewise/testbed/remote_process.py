@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import asyncssh
 
 from planewise.errors import PlanewiseError, UnsupportedError
-from planewise.testbed.host import GRACE_S, Finished, ProcessTimeoutError
+from planewise.testbed.host import GRACE_S, FinishedProcess, ProcessTimeoutError
 
 _END_TIMEOUT_S = 30.0
 """How long a process that was killed may take to be gone, on a host that is busy."""
@@ -102,7 +102,7 @@ class SshProcess:
         """Whether it has not ended yet."""
         return not self._ended
 
-    def wait(self, timeout_s: float | None = None) -> Finished:
+    def wait(self, timeout_s: float | None = None) -> FinishedProcess:
         """See `HostProcess.wait`."""
         self._await_end(timeout_s, f"{self._program} still runs after {timeout_s or 0:g} s")
         return self._finished()
@@ -119,7 +119,7 @@ class SshProcess:
             self._finished().check()
             raise PlanewiseError(f"{self._program} ended before it said `{line}`")
 
-    def stop(self) -> Finished:
+    def stop(self) -> FinishedProcess:
         """See `HostProcess.stop`."""
         if self.running:
             self.interrupt()
@@ -235,7 +235,7 @@ class SshProcess:
         except TimeoutError as error:
             raise ProcessTimeoutError(complaint) from error
 
-    def _finished(self) -> Finished:
+    def _finished(self) -> FinishedProcess:
         code = self._remote.exit_status
         killed = self._remote.exit_signal
         if killed:
@@ -245,7 +245,7 @@ class SshProcess:
                 f"the connection to {self._host.place} was lost while {self._program} ran",
                 remedy=self._host.remedy,
             )
-        return Finished(
+        return FinishedProcess(
             self.argv,
             code,
             bytes(self._out).decode(errors="replace"),

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.apply import explain
-from planewise.testbed.host import Finished, Host
+from planewise.testbed.host import FinishedProcess, Host
 from planewise.testbed.plan import AddNamespace, AwaitUp, Plan, RunProgram, SetSysctl, SetUp, Step
 
 TIMEOUT_S = 180.0
@@ -102,7 +102,7 @@ def script(groups: Iterable[tuple[str, tuple[tuple[str, Step], ...]]]) -> str:
 
 
 def _failure(
-    groups: tuple[tuple[str, tuple[tuple[str, Step], ...]], ...], done: Finished, host: str
+    groups: tuple[tuple[str, tuple[tuple[str, Step], ...]], ...], done: FinishedProcess, host: str
 ) -> PlanewiseError:
     """What went wrong, with the step in it. Pure."""
     said = done.stderr.strip().splitlines()

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from planewise.errors import PlanewiseError
 from planewise.testbed import programs
-from planewise.testbed.host import Finished, Host
+from planewise.testbed.host import FinishedProcess, Host
 from planewise.testbed.model import Guest
 
 TIMEOUT_S = 180.0
@@ -39,7 +39,7 @@ class Netdev(_Answer):
     name: str
 
 
-class Vf(_Answer):
+class ListedVf(_Answer):
     """A VF in `planewised vf list`."""
 
     index: int
@@ -63,7 +63,7 @@ class Pf(_Answer):
     address: str
     total_vfs: int
     num_vfs: int
-    vfs: tuple[Vf, ...]
+    vfs: tuple[ListedVf, ...]
     iommu_group: int | None = None
 
 
@@ -92,7 +92,7 @@ class Tool:
         """
         return cls(host, host.program(find_planewised()))
 
-    def run(self, *argv: str) -> Finished:
+    def run(self, *argv: str) -> FinishedProcess:
         """Runs `planewised vf …`.
 
         Raises:
@@ -114,8 +114,8 @@ class VfPool:
         self._nic = nic
         self._owner = f"pw-{token}"
         self._tool: Tool | None = None
-        self._free: list[Vf] = []
-        self._held: dict[int, Vf] = {}
+        self._free: list[ListedVf] = []
+        self._held: dict[int, ListedVf] = {}
 
     @property
     def free(self) -> int:
@@ -145,7 +145,7 @@ class VfPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def move(self, guests: Sequence[Guest], mtu_bytes: int) -> Mapping[str, Vf]:
+    def move(self, guests: Sequence[Guest], mtu_bytes: int) -> Mapping[str, ListedVf]:
         """Moves a VF's interface into each guest's namespace; gives them by namespace.
 
         The guest's MAC is then the VF's own.
@@ -159,7 +159,7 @@ class VfPool:
                 f"{len(self._free)} are free",
                 remedy="fewer guests on the plane vf, or a NIC with more VFs",
             )
-        moved: dict[str, Vf] = {}
+        moved: dict[str, ListedVf] = {}
         lines = []
         for guest in guests:
             vf = self._free.pop()
@@ -175,7 +175,7 @@ class VfPool:
         _as_planewised(done).check()
         return moved
 
-    def take(self) -> Vf:
+    def take(self) -> ListedVf:
         """A VF that nobody holds, as it is.
 
         Raises:
@@ -190,7 +190,7 @@ class VfPool:
         self._held[vf.index] = vf
         return vf
 
-    def bring_up(self, vf: Vf, mtu_bytes: int) -> None:
+    def bring_up(self, vf: ListedVf, mtu_bytes: int) -> None:
         """Sets up the interface of a VF that is held, where it is.
 
         Raises:
@@ -199,7 +199,7 @@ class VfPool:
         argv = ("--to", "home", "--mtu", str(mtu_bytes), "--owner", self._owner)
         self.tool.run("move", vf.address, *argv)
 
-    def hand_over(self, vf: Vf) -> None:
+    def hand_over(self, vf: ListedVf) -> None:
         """Gives a VF that is held to VFIO, for a virtual machine to have it whole.
 
         Raises:
@@ -207,7 +207,7 @@ class VfPool:
         """
         self.tool.run("bind", vf.address, "vfio-pci", "--owner", self._owner)
 
-    def give_back(self, vf: Vf) -> None:
+    def give_back(self, vf: ListedVf) -> None:
         """Lets a VF go that was brought up or handed over: it is as it was when it was taken.
 
         Raises:
@@ -273,13 +273,13 @@ def find_planewised() -> str:
     return programs.find("planewised")
 
 
-def _as_planewised(done: Finished) -> Finished:
+def _as_planewised(done: FinishedProcess) -> FinishedProcess:
     """The shell's failure as that of the program that it ran."""
-    return Finished(("planewised",), done.exit_code, done.stdout, done.stderr)
+    return FinishedProcess(("planewised",), done.exit_code, done.stdout, done.stderr)
 
 
 AnswerT = TypeVar("AnswerT", bound=_Answer)
 
 
-def _parsed(done: Finished, model: type[AnswerT]) -> AnswerT:
+def _parsed(done: FinishedProcess, model: type[AnswerT]) -> AnswerT:
     return programs.checked(done.json(), model, "planewised")

@@ -25,9 +25,9 @@ from planewise.testbed.chains.model import (
     Chain,
     FrameSize,
 )
-from planewise.testbed.chains.parts import Parts
+from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import PmdCycles, Sent
-from planewise.testbed.chains.switch import Flow, Port, PortCounters, Switch
+from planewise.testbed.chains.switch import Flow, Port, PortCounters, RunningDpdkSwitch
 from planewise.testbed.plan import AcceptAddress
 
 Driver = Literal["af_packet", "af_xdp"]
@@ -75,17 +75,17 @@ def uplinks(driver: Driver, ends: Ends, cpus: tuple[int, ...]) -> tuple[Port, ..
 class DpdkSwitch:
     """The switch of a chain on vhost-user, once `build` has made it."""
 
-    def __init__(self, parts: Parts, driver: Driver | None) -> None:
+    def __init__(self, parts: ChainParts, driver: Driver | None) -> None:
         """`driver` is that of the uplink; None: it has none, and nothing paces the generator."""
         self._parts = parts
         self._driver = driver
-        self._running: Switch | None = None
+        self._running: RunningDpdkSwitch | None = None
         self._uplinks: tuple[Port, ...] = ()
         self._sources: dict[str, str] = {}
         self._made = 0
 
     @property
-    def running(self) -> Switch:
+    def running(self) -> RunningDpdkSwitch:
         """Open vSwitch; only between `build` and the end of the chain."""
         if self._running is None:
             raise RuntimeError("the switch is not built")
@@ -104,8 +104,9 @@ class DpdkSwitch:
         """Starts Open vSwitch, with the ports of all functions."""
         parts = self._parts
         cpus = parts.placement.cpus(SWITCH)
-        self._running = Switch(parts.here.host, parts.directory, SWITCH_BYTES, cpus)
+        self._running = RunningDpdkSwitch(parts.here.host, parts.directory, SWITCH_BYTES, cpus)
         parts.opened.callback(self._running.close)
+        self._running.reserve_buffers()
         turns = cycle(cpus)
         if self._driver is not None:
             self._uplinks = uplinks(self._driver, ends, cpus)
@@ -139,6 +140,7 @@ class DpdkSwitch:
                     remedy="end other work on the machine, and try again",
                 )
             time.sleep(_POLL_S)
+        self.running.release_buffers()
         if self._uplinks:
             self.running.set_flows(self._flows())
 
@@ -202,11 +204,15 @@ class DpdkSwitch:
         """Of every port, now.
 
         Raises:
-            PlanewiseError: Open vSwitch has ended, or does not answer.
+            PlanewiseError: Open vSwitch or a function has ended, or Open vSwitch does not answer.
         """
         if not self.running.alive:
             raise PlanewiseError("Open vSwitch ended while a chain was measured")
-        return self.running.counters()
+        counted = self.running.counters()
+        if gone := [name for name in self._parts.chain.names if name not in counted]:
+            # Only a port that a function is connected to has counters.
+            raise PlanewiseError(f"{' and '.join(gone)} ended while it was measured")
+        return counted
 
     def sent(self, counted: Mapping[str, PortCounters]) -> dict[int, Sent]:
         """What the functions have sent, by number, as the switch saw it."""

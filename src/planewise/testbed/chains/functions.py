@@ -179,15 +179,16 @@ class Function:
                 remedy="`dpdk-devbind.py --status` shows who has it; DPDK's manual which NICs it "
                 "knows",
             )
+        ending = self._process.wait(_END_S).ending.removeprefix("ended by ")
         if _PROMPT in self._text():
-            ending = self._process.wait(_END_S).ending.removeprefix("ended by ")
             return PlanewiseError(
                 f"{self.name} ({PROGRAM}) ended while it was measured ({ending})",
                 remedy="the kernel's log (`dmesg`) may say why",
             )
         words = [line for line in self._text().splitlines() if line.strip()]
         return PlanewiseError(
-            f"{self.name} ({PROGRAM}) ended: {words[-1] if words else 'it said nothing'}",
+            f"{self.name} ({PROGRAM}) ended ({ending}): "
+            f"{words[-1] if words else 'it said nothing'}",
             remedy="are there enough free huge pages?",
         )
 

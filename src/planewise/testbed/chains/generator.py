@@ -68,7 +68,7 @@ def generator_pps(host: Host, options: Sequence[str] = ()) -> float:
     return float(finished.json()["max_pps"])
 
 
-class Generator:
+class ChainGenerator:
     """The probes that send into a chain; none runs before `start`.
 
     Args:

@@ -1,7 +1,7 @@
 """The functions of a chain as guests of its host: one class for each way to forward frames.
 
 Each makes its functions, connects them once their ports and both ends are there, and reads what
-they have counted. What was made goes with `Parts.opened`. Knows no generator.
+they have counted. What was made goes with `ChainParts.opened`. Knows no generator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planewise.testbed.chains.ends import Ends, mac_of
 from planewise.testbed.chains.functions import Function, PortStats, vf_command, vhost_command
 from planewise.testbed.chains.machines import FunctionMachines, function_guest, router_script
 from planewise.testbed.chains.model import FCS_BYTES, Chain
-from planewise.testbed.chains.parts import Parts, move_vfs
+from planewise.testbed.chains.parts import ChainParts, move_vfs
 from planewise.testbed.chains.reading import Look, Sent, now_s, sent_by
 from planewise.testbed.chains.routing import router_settings, routing
 from planewise.testbed.guests import MAKERS
@@ -27,7 +27,7 @@ from planewise.testbed.model import GUEST_INTERFACE, Guest
 from planewise.testbed.plan import AwaitUp
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.steering import bind_interrupts, steer
-from planewise.testbed.vfs import Vf
+from planewise.testbed.vfs import ListedVf
 from planewise.testbed.vms.domain import AnyNic, VhostUserNic
 from planewise.testbed.vms.guests import nic_of
 
@@ -38,7 +38,7 @@ _WRAPPED = 1 << 31
 class Functions(ABC):
     """All functions of a chain, by number from 1."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ChainParts) -> None:
         self.parts = parts
 
     @abstractmethod
@@ -132,7 +132,9 @@ def _steer(host: Host, netns: str | None, interface: str, cpus: Sequence[int]) -
 class Machines(Functions):
     """Virtual machines that route."""
 
-    def __init__(self, parts: Parts, machines: FunctionMachines, switch: DpdkSwitch | None) -> None:
+    def __init__(
+        self, parts: ChainParts, machines: FunctionMachines, switch: DpdkSwitch | None
+    ) -> None:
         super().__init__(parts)
         self._machines = machines
         self._switch = switch
@@ -182,10 +184,10 @@ class Pollers(Functions):
     process that holds it waits for ever.
     """
 
-    def __init__(self, parts: Parts, switch: DpdkSwitch | None) -> None:
+    def __init__(self, parts: ChainParts, switch: DpdkSwitch | None) -> None:
         super().__init__(parts)
-        self._switch = switch
-        self._vfs: dict[int, Vf] = {}
+        self.switch = switch
+        self._vfs: dict[int, ListedVf] = {}
         self._functions: dict[int, Function] = {}
         self._last: dict[int, PortStats] = {}
         self._contained: list[PlacedGuest] = []
@@ -228,8 +230,8 @@ class Pollers(Functions):
     def _command(self, number: int, peer: str) -> list[str]:
         name, cpu = f"vnf{number}", self.parts.cpu(number)
         prefix = f"{self.parts.here.token}{name}"
-        if self._switch is not None:
-            return vhost_command(self._switch.socket(name), cpu, peer, prefix)
+        if self.switch is not None:
+            return vhost_command(self.switch.socket(name), cpu, peer, prefix)
         return vf_command(self._vfs[number].address, cpu, peer, prefix)
 
     @property

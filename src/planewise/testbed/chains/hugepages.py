@@ -25,7 +25,7 @@ _TAKING, _TAKEN = "taking", "taken"
 
 
 @dataclass(frozen=True)
-class Pool:
+class HugePagePool:
     """The kernel's pool of huge pages of the default size."""
 
     root: Path = Path("/")
@@ -73,9 +73,9 @@ class Pool:
         return self.pages
 
 
-def unavailable_reason(wanted_bytes: int, pool: Pool | None = None) -> str:
+def unavailable_reason(wanted_bytes: int, pool: HugePagePool | None = None) -> str:
     """Why so much cannot be had here; empty when it probably can. Changes nothing."""
-    pool = pool or Pool()
+    pool = pool or HugePagePool()
     if not pool.exists:
         return "this kernel has no huge pages (CONFIG_HUGETLBFS)"
     pages = -(-wanted_bytes // pool.page_bytes)
@@ -96,7 +96,9 @@ def _mib(size_bytes: int) -> str:
 
 
 @contextmanager
-def taken(wanted_bytes: int, pool: Pool | None = None, notes: Path = NOTES) -> Iterator[int]:
+def taken(
+    wanted_bytes: int, pool: HugePagePool | None = None, notes: Path = NOTES
+) -> Iterator[int]:
     """Adds pages for `wanted_bytes` to the pool; yields how many were added.
 
     None are added where the kernel gives none but enough of the pool are free.
@@ -104,7 +106,7 @@ def taken(wanted_bytes: int, pool: Pool | None = None, notes: Path = NOTES) -> I
     Raises:
         UnsupportedError: they are not to be had.
     """
-    pool = pool or Pool()
+    pool = pool or HugePagePool()
     if reason := unavailable_reason(wanted_bytes, pool):
         raise UnsupportedError(reason, remedy="run as root on a machine with more free memory")
     pages = -(-wanted_bytes // pool.page_bytes)
@@ -191,21 +193,21 @@ def taken_on(host: Host, wanted_bytes: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Leftover:
+class DeadRunPages:
     """Huge pages that a dead run took."""
 
     pages: int
 
 
 def leftovers(
-    *, remove: bool = False, pool: Pool | None = None, notes: Path = NOTES
-) -> tuple[Leftover, ...]:
+    *, remove: bool = False, pool: HugePagePool | None = None, notes: Path = NOTES
+) -> tuple[DeadRunPages, ...]:
     """What dead runs took and did not give back; given back when asked.
 
     Raises:
         PlanewiseError: the pool may not be changed.
     """
-    pool = pool or Pool()
+    pool = pool or HugePagePool()
     found = []
     try:
         paths = sorted(notes.glob("*.json"))
@@ -221,7 +223,7 @@ def leftovers(
                 if remove:
                     note.give_back(pool)
                     _tidy(notes)
-            found.append(Leftover(pages))
+            found.append(DeadRunPages(pages))
         except OSError as error:
             raise PlanewiseError(
                 f"huge pages of a killed run cannot be given back: {error.strerror}",
@@ -271,7 +273,7 @@ class _Note:
         os.ftruncate(self._descriptor, len(text))
         os.fsync(self._descriptor)
 
-    def owed(self, pool: Pool) -> int:
+    def owed(self, pool: HugePagePool) -> int:
         """Pages that are to be given back."""
         try:
             content = json.loads(os.pread(self._descriptor, 4096, 0) or b"{}")
@@ -283,7 +285,7 @@ class _Note:
             return 0
         return max(pages, 0)
 
-    def give_back(self, pool: Pool) -> None:
+    def give_back(self, pool: HugePagePool) -> None:
         if pages := self.owed(pool):
             pool.resize(pool.pages - pages)
         self._path.unlink(missing_ok=True)

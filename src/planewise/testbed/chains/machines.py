@@ -21,11 +21,11 @@ from planewise.testbed.chains.routing import address, router_settings
 from planewise.testbed.machine import MachineState
 from planewise.testbed.model import GUEST_INTERFACE, Guest
 from planewise.testbed.plan import AddNeighbour, AddRoute, SetSysctl, Step
-from planewise.testbed.vfs import Vf
+from planewise.testbed.vfs import ListedVf
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.domain import AnyNic, Passthrough, VmOptions
 from planewise.testbed.vms.guests import HostGuests
-from planewise.testbed.vms.platform import Platform
+from planewise.testbed.vms.platform import VmPlatform
 
 _TELL_S = 600.0
 """A guest whose emulated CPU is emulated once more takes seconds for each program it starts."""
@@ -100,7 +100,7 @@ class FunctionMachines:
         self,
         here: MachineState,
         plane: str,
-        platform: Platform,
+        platform: VmPlatform,
         options: VmOptions,
     ) -> None:
         self._here = here
@@ -110,7 +110,7 @@ class FunctionMachines:
         self.guests = HostGuests(here.host, platform, options, saved=saved)
         self._there: dict[int, Guest] = {}
         self._pids: dict[int, int] = {}
-        self._held: dict[int, Vf] = {}
+        self._held: dict[int, ListedVf] = {}
         self._awake: tuple[int, ...] = ()
 
     def __enter__(self) -> Self:

@@ -15,7 +15,7 @@ from planewise.testbed.plan import SetUp
 
 
 @dataclass
-class Parts:
+class ChainParts:
     """A chain on its functions' host."""
 
     chain: Chain

@@ -19,6 +19,9 @@ PROGRAM = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk"
 SETUP_REMEDY = "`scripts/setup test` as root, or: apt-get install openvswitch-switch-dpdk dpdk-dev"
 
 BRIDGE = "chain"
+_HOLDER, _HOLDER_NUMBER = "buffers", 300
+_SILENT = "net_null_buffers,no-rx=1"
+"""A device that never has a frame."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Flow:
     """Only frames for this address; empty: all."""
 
 
-class Switch(OpenVswitch):
+class RunningDpdkSwitch(OpenVswitch):
     """A running switch with one bridge of DPDK's datapath; `close` ends it and all of it.
 
     Raises:
@@ -95,6 +98,19 @@ class Switch(OpenVswitch):
             raise UnsupportedError(
                 f"Open vSwitch could not start DPDK: {self.last_words()}", remedy=SETUP_REMEDY
             )
+
+    def reserve_buffers(self) -> None:
+        """Has it make the buffers that all ports share, until `release_buffers`.
+
+        It makes them for its first port, of a vhost-user one only when a guest connects: it tries
+        ever smaller numbers, each with all the memory that there is, and another guest that
+        connects at that moment finds none. Such a guest is hung up on, and may die of that.
+        """
+        self.change_ports([Port(_HOLDER, _HOLDER_NUMBER, "dpdk", {"dpdk-devargs": _SILENT})])
+
+    def release_buffers(self) -> None:
+        """Undoes `reserve_buffers`: the ports that are there keep the buffers. Idempotent."""
+        self.change_ports((), [_HOLDER])
 
     def change_ports(self, add: Sequence[Port], remove: Sequence[str] = ()) -> None:
         """Removes and adds ports, at once."""
@@ -140,6 +156,10 @@ class Switch(OpenVswitch):
         """Of every port, now."""
         return parse_ports(self._ask("dpctl/show", "-s", "netdev@ovs-netdev"))
 
+    def buffers(self) -> str:
+        """What it says of the buffers that it has made; empty: none."""
+        return self._ask("netdev-dpdk/get-mempool-info").strip()
+
     def pmd_cycles(self) -> PmdCycles:
         """Of the threads that poll, now."""
         return parse_cycles(self._ask("dpif-netdev/pmd-stats-show"))
@@ -153,11 +173,12 @@ class Switch(OpenVswitch):
         return self._run(*appctl(self._directory, *question)).check().stdout
 
 
-_PORT = re.compile(r"^  port \d+: (\S+)", re.MULTILINE)
+_PORT = re.compile(r"(?:^|\))  port \d+: (\S+)", re.MULTILINE)
+"""Where the switch could not read a port's counters, the next port begins on the same line."""
 
 
 def parse_ports(text: str) -> dict[str, PortCounters]:
-    """What `dpctl/show -s` prints, by name of the port. Pure."""
+    """What `dpctl/show -s` prints, by name of the port, of those that have counters. Pure."""
     found = {}
     starts = list(_PORT.finditer(text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
@@ -169,6 +190,8 @@ def parse_ports(text: str) -> dict[str, PortCounters]:
                 values[f"{way} {what}"] = int(count)
             if "TX packets" in line and (dropped := re.search(r"dropped:(\d+)", line)):
                 values["TX dropped"] = int(dropped[1])
+        if not values:
+            continue
         found[start[1]] = PortCounters(
             rx_packets=values.get("RX packets", 0),
             rx_bytes=values.get("RX bytes", 0),

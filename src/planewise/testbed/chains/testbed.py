@@ -20,11 +20,11 @@ from planewise.store.models import FrameAccount
 from planewise.testbed.chains import account, bridge, ends, hugepages
 from planewise.testbed.chains.dpdk import DpdkSwitch, Driver, memory_bytes
 from planewise.testbed.chains.ends import CABLES, MTU_BYTES, PLACES, Ends
-from planewise.testbed.chains.generator import Generator
+from planewise.testbed.chains.generator import ChainGenerator
 from planewise.testbed.chains.guests import Functions, Machines, Pollers, Routers
 from planewise.testbed.chains.machines import FunctionMachines, function_guest
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, FrameSize, Placement
-from planewise.testbed.chains.parts import Parts, move_vfs
+from planewise.testbed.chains.parts import ChainParts, move_vfs
 from planewise.testbed.chains.reading import (
     ChainReading,
     Look,
@@ -118,7 +118,7 @@ class ChainTestbed:
         self.placement = placement
         self._pair = hosts.pair
         self._here, self._there = hosts.states[FUNCTIONS], hosts.states[GENERATING]
-        self._parts = Parts(chain, placement, self._here, self._pair.separate)
+        self._parts = ChainParts(chain, placement, self._here, self._pair.separate)
         self._switch: DpdkSwitch | None = None
         if chain.plane == "vhost-user":
             self._switch = DpdkSwitch(self._parts, uplink)
@@ -132,7 +132,7 @@ class ChainTestbed:
             self._functions = Routers(self._parts)
         names = [self._end(place) for place in PLACES]
         alone = None if self._pair.separate or not self._fed else placement.cpu(GENERATOR)
-        self._generator = Generator(
+        self._generator = ChainGenerator(
             self._there.host,
             (f"{GUEST_INTERFACE}@{names[0]}", f"{GUEST_INTERFACE}@{names[1]}"),
             offered_pps,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planewise.errors import PlanewiseError
-from planewise.testbed.host import GRACE_S, Finished, ProcessTimeoutError
+from planewise.testbed.host import GRACE_S, FinishedProcess, ProcessTimeoutError
 from planewise.testbed.vms.hypervisor import (
     AgentSilentError,
     GuestGoneError,
@@ -212,7 +212,7 @@ class GuestProcess:
         self._pid = pid
         self._name = name
         self._first_look = time.monotonic() + expected_s
-        self._finished: Finished | None = None
+        self._finished: FinishedProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -226,7 +226,7 @@ class GuestProcess:
             return True
         return self._look() is None
 
-    def wait(self, timeout_s: float | None = None) -> Finished:
+    def wait(self, timeout_s: float | None = None) -> FinishedProcess:
         """See `HostProcess.wait`. The process of a guest that is gone has been killed."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause_s = _FIRST_POLL_S
@@ -268,7 +268,7 @@ class GuestProcess:
         """Ends it and its group now, without waiting."""
         self._signal("KILL")
 
-    def stop(self) -> Finished:
+    def stop(self) -> FinishedProcess:
         """See `HostProcess.stop`."""
         self._first_look = 0.0
         for name in ("INT", "TERM"):
@@ -297,7 +297,7 @@ class GuestProcess:
         except _ENDED:
             return ""  # `_look` finds that
 
-    def _look(self) -> Finished | None:
+    def _look(self) -> FinishedProcess | None:
         if self._finished is None:
             try:
                 code = self._agent.exit_code(self._pid)
@@ -306,6 +306,6 @@ class GuestProcess:
                 out, err = self._agent.output(self._name)
             except _ENDED as error:
                 code, out, err = _GONE, "", error.what
-            self._finished = Finished(self.argv, code, out, err)
+            self._finished = FinishedProcess(self.argv, code, out, err)
             self._agent.forget(self._name)
         return self._finished

@@ -23,13 +23,13 @@ from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.model import make_guest
 from planewise.testbed.vms.domain import VmOptions, domain_xml
 from planewise.testbed.vms.guests import HostGuests
-from planewise.testbed.vms.platform import Platform, image_here
+from planewise.testbed.vms.platform import VmPlatform, image_here
 from planewise.testbed.vms.saved import Saved, read
 
 _KEPT_S = 86_400.0
 
 
-def prepare(ours: Platform, options: VmOptions) -> Saved:
+def prepare(ours: VmPlatform, options: VmOptions) -> Saved:
     """The guest, booted on this machine with an emulated CPU; from the cache where it is there.
 
     Raises:
@@ -68,7 +68,7 @@ def prepare(ours: Platform, options: VmOptions) -> Saved:
         host.close()
 
 
-def saved_for(host: Host, ours: Platform, options: VmOptions) -> Saved | None:
+def saved_for(host: Host, ours: VmPlatform, options: VmOptions) -> Saved | None:
     """A guest to wake on `host` instead of booting it; None where a boot is the better way.
 
     That is where CPUs are not emulated, and on servers, whose clocks go at another rate.

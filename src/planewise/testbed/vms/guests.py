@@ -31,7 +31,7 @@ from planewise.testbed.vms.domain import (
 )
 from planewise.testbed.vms.host import VmHost
 from planewise.testbed.vms.hypervisor import GuestGoneError, Hypervisor, HypervisorGoneError
-from planewise.testbed.vms.platform import Platform
+from planewise.testbed.vms.platform import VmPlatform
 from planewise.testbed.vms.saved import Saved, head_for
 
 _POLL_S = 0.05
@@ -75,7 +75,7 @@ class HostGuests:
     def __init__(
         self,
         host: Host,
-        ours: Platform,
+        ours: VmPlatform,
         options: VmOptions,
         *,
         saved: Saved | None = None,

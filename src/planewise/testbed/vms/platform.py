@@ -27,7 +27,7 @@ _BESIDE_MIB = 90
 
 
 @dataclass(frozen=True)
-class Platform:
+class VmPlatform:
     """What a host lends to virtual machines."""
 
     qemu: str
@@ -79,7 +79,7 @@ def check(host: Host) -> None:
     _programs(host)
 
 
-def platform_of(host: Host, with_programs: Sequence[str] = ()) -> Platform:
+def platform_of(host: Host, with_programs: Sequence[str] = ()) -> VmPlatform:
     """What a host lends to virtual machines; tries KVM there with a guest that says one line.
 
     The guests have `with_programs` of this machine.
@@ -102,7 +102,7 @@ def platform_of(host: Host, with_programs: Sequence[str] = ()) -> Platform:
         chosen = accelerator.find(*qemu.find(), boots, busybox, cache)
     else:
         chosen = _accelerator(host, programs, replace(boots, image=there.kernel), busybox)
-    return Platform(programs.qemu, chosen, programs.vhost and chosen.name == "kvm", there)
+    return VmPlatform(programs.qemu, chosen, programs.vhost and chosen.name == "kvm", there)
 
 
 def image_here(programs: Sequence[str] = ()) -> GuestImage:
@@ -121,7 +121,7 @@ def vm_mib(options: VmOptions) -> int:
     return max(VM_MIB + more_mib, (options.memory_mib or 0) + _BESIDE_MIB)
 
 
-def differences(name: str, ours: Platform, options: VmOptions) -> tuple[str, ...]:
+def differences(name: str, ours: VmPlatform, options: VmOptions) -> tuple[str, ...]:
     """What is unlike other planes of virtual machines, here, and cannot be made alike. Pure."""
     plane = vm_plane(name)
     words = list(plane.differences)
@@ -134,7 +134,7 @@ def differences(name: str, ours: Platform, options: VmOptions) -> tuple[str, ...
     return tuple(words)
 
 
-def _no_vhost(ours: Platform) -> str:
+def _no_vhost(ours: VmPlatform) -> str:
     if ours.vhost:
         return ""
     if ours.accelerator.name != "kvm":

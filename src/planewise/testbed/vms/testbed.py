@@ -37,14 +37,14 @@ from planewise.testbed.plan import (
 )
 from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
-from planewise.testbed.vfs import Vf, VfPool
+from planewise.testbed.vfs import ListedVf, VfPool
 from planewise.testbed.vms import booted
 from planewise.testbed.vms.arrangement import VmArrangement, Want, guest_in, on_nic, wanted
 from planewise.testbed.vms.cleanup import remove_guests
 from planewise.testbed.vms.domain import Nic, Passthrough, VmOptions
 from planewise.testbed.vms.guests import HostGuests, Started, nic_of
 from planewise.testbed.vms.hypervisor import Hypervisor
-from planewise.testbed.vms.platform import Platform, platform_of, vm_mib
+from planewise.testbed.vms.platform import VmPlatform, platform_of, vm_mib
 from planewise.testbed.vms.resources import SPARE_MIB, VmResources, look, shortage
 from planewise.testbed.vms.saved import Saved
 
@@ -54,7 +54,7 @@ class _Placed:
     """A guest that stands on a machine."""
 
     guest: Guest
-    vf: Vf | None = None
+    vf: ListedVf | None = None
     running: bool = False
     """Whether it has come up."""
     told: tuple[str, str] = ("", "")
@@ -103,7 +103,7 @@ class VmTestbed:
         *,
         parallel: int | None = None,
         on_ready: Callable[[Started], None] = lambda _: None,
-        lent: Platform | None = None,
+        lent: VmPlatform | None = None,
     ) -> None:
         """`parallel` limits the guests of a host that boot at a time (None: two a CPU).
 
@@ -135,7 +135,7 @@ class VmTestbed:
         reasons = {setting: self._unavailable_reason(setting) for setting in asked}
         return {setting: reason for setting, reason in reasons.items() if reason}
 
-    def platform(self, role: HostRole) -> Platform:
+    def platform(self, role: HostRole) -> VmPlatform:
         """What a machine lends to virtual machines; the accelerator is tried once.
 
         Raises:
@@ -497,7 +497,7 @@ def _way_out(machine: Machine, want: Want, placed: _Placed) -> str:
     return "" if placed.vf.netdev is None else placed.vf.netdev.name
 
 
-def _interface(vf: Vf) -> str:
+def _interface(vf: ListedVf) -> str:
     if vf.netdev is None:
         raise PlanewiseError(
             f"the VF {vf.address} has no interface: its driver is {vf.driver or 'none'}",
