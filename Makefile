@@ -12,9 +12,7 @@ setup:
 
 # Measurements and the lab's hosts mostly wait: what needs neither runs beside them, in the time that they leave.
 test: test-setup
-	scripts/beside '$(LINUX)' 'make lint crates'
-	$(MAKE) lab-setup
-	scripts/beside '$(LAB)' '$(UNIT)'
+	scripts/beside '$(LINUX) && make lab-setup && $(LAB)' 'make lint crates && $(UNIT)'
 
 test-setup:
 	@scripts/setup test
@@ -49,7 +47,7 @@ linux: test-setup
 fleet-test: test-setup
 	scripts/fleet-binaries
 	cd crates/kube && cargo fmt --check && cargo clippy -q --all-targets -- -D warnings && \
-	  cargo test -q && cargo build -q
+	  cargo test -q && cargo build -q --bins --examples
 	pytest -q tests/fleet
 
 bench: test-setup
@@ -90,7 +88,7 @@ bench-judge: test-setup
 	python benches/judge_replay.py --seeds $(SEEDS) --synthetic $(SYSTEMS)
 
 # The pages of docs/results from runs of their designs; a design whose run is there is not measured again.
-# Wants an otherwise idle machine for about forty minutes.
+# Wants an otherwise idle machine for about eighty minutes, half of them for PASTRAMI's campaign.
 PAPERS := runs/publications
 publications:
 	@scripts/setup lab
@@ -99,7 +97,8 @@ publications:
 	    planewise run experiments/$$design.yaml --out $(PAPERS)/$$(basename $$design) || exit; done
 	test -e $(PAPERS)/docker-rtt || \
 	  planewise run experiments/publications/docker-rtt.yaml --lab --out $(PAPERS)/docker-rtt
-	planewise publications $(PAPERS)/* $(if $(RECORDINGS),--recordings $(RECORDINGS)) -o docs/results
+	planewise run experiments/pastrami-here.yaml --out $(PAPERS)-pastrami
+	planewise publications $(PAPERS)/* $(PAPERS)-pastrami/router-* $(if $(RECORDINGS),--recordings $(RECORDINGS)) -o docs/results
 
 format:
 	cargo fmt

@@ -12,7 +12,7 @@ quick` compares them: twelve comparisons a family, decided together by the funct
 `planewise compare` uses. `looks` counts a family as false if it claims a difference after any of
 2, 3, 5, 8, 12 and 20 blocks.
 
-Verdicts: the systems of judge/synthetic.py and judge/adversaries.py, every parameter random, on
+Verdicts: the systems of judge/synthetic.py and tests/adversaries.py, every parameter random, on
 ladders with random steps of 2 to 17 % and a random beginning, trials of 1 s. The truth is headroom
 against its limit on the exact mean curve, whatever the ladder; where PDR does not exist, GOOD is
 false. `judge` sees the first 2, 3, 5, 10, 20 and 50 rounds of the same trials; a sweep may add
@@ -23,17 +23,19 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv
 
-from planewise.judge import adversaries, synthetic
+from planewise.judge import synthetic
 from planewise.judge.curve import Curve, Run
 from planewise.judge.headroom import LIMIT
 from planewise.judge.statistics.comparison import ALPHA, MARGIN, family_weights
@@ -42,6 +44,10 @@ from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.verdict import Verdict, judge
 from planewise.measure.search.run import run_search
 from planewise.measure.search.sequential import sweep_until_verdict
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests import adversaries
 
 Floats = NDArray[np.float64]
 World = Callable[[np.random.Generator, int, int, bool], Floats]

@@ -5,7 +5,7 @@
                             [--markdown]
 
 A case is a class of systems of judge/synthetic.py with a level of capacity noise, or a family of
-judge/adversaries.py (its noise is its own: `-`). Each case has N independent systems, every
+tests/adversaries.py (its noise is its own: `-`). Each case has N independent systems, every
 parameter drawn at random, and each is searched once by every algorithm. The truth is that of trials
 of 1 s. These systems were not used when the search was tuned. Figures only: nothing passes or
 fails. With --keep, finished systems are kept in FILE and not searched again: a run that was stopped
@@ -38,10 +38,14 @@ from typing import Any
 
 import numpy as np
 
-from planewise.judge import adversaries, synthetic
+from planewise.judge import synthetic
 from planewise.judge.headroom import LIMIT
 from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
 from planewise.measure.search.run import run_search
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests import adversaries
 
 GOALS = ("pdr:0.005", "ndr")
 FIRST_SYSTEM = 5000

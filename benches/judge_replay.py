@@ -30,9 +30,12 @@ from planewise.judge.curve import Curve, LoadPoint, RunTable
 from planewise.judge.from_store import curve_from_trials
 from planewise.judge.rules import apply_rule
 from planewise.judge.verdict import Verdict, judge
-from planewise.measure.search.replay import Replay
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
 from planewise.store import importers
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.replay import Replay
 
 STOPS = (0.95, 0.975, 0.99, 0.995, 0.999)
 BUDGETS = (4.0, 6.0, 8.0, 12.0, 20.0, 30.0)

@@ -18,7 +18,7 @@ from planewise.testbed.host import LocalHost
 from planewise.testbed.pair import local_pair
 from planewise.testbed.setting import Setting
 from planewise.testbed.vms.guests import Started
-from planewise.testbed.vms.platform import Platform, platform_of
+from planewise.testbed.vms.platform import VmPlatform, platform_of
 from planewise.testbed.vms.testbed import VmTestbed
 
 MIB = 1 << 20
@@ -40,7 +40,7 @@ def main() -> int:
     return 0
 
 
-def measure(ours: Platform, guests: int, plane: str, parallel: int | None) -> None:
+def measure(ours: VmPlatform, guests: int, plane: str, parallel: int | None) -> None:
     """Prints the figures of one testbed."""
     setting = Setting("vm", plane, plane, guests // 2 - 1, "north-south")
     free = meminfo("MemAvailable")

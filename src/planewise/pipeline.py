@@ -52,7 +52,7 @@ LADDERS_KEY = "ladders"
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """What a run left."""
 
     directory: Path
@@ -69,6 +69,7 @@ class _QuickShape:
 
     packets: int
     loads: int
+    """Loads that a block measures."""
     duration_s: float
     under_load: bool
     """Whether throughput is measured under background load, too."""
@@ -78,7 +79,8 @@ _QUICK_SHAPES = (
     _QuickShape(500, 7, 0.25, under_load=True),
     _QuickShape(300, 6, 0.2, under_load=True),
     _QuickShape(300, 6, 0.2, under_load=False),
-    _QuickShape(200, 5, 0.15, under_load=False),
+    _QuickShape(200, 6, 0.1, under_load=False),
+    _QuickShape(200, 5, 0.1, under_load=False),
     _QuickShape(200, 4, 0.1, under_load=False),
     _QuickShape(200, 3, 0.1, under_load=False),
 )
@@ -86,6 +88,12 @@ _QUICK_SHAPES = (
 
 Of 100 packets at 1 kpps one that leaves 1.2 ms late makes the trial miss its rate by more than 1 %.
 """
+
+_FEW_LOADS = 3
+"""With no more of them a block has none to spare for what lies below PDR."""
+
+_LOWER_LOADS = 4
+"""Loads below PDR of which each block measures one: fewer lie more than a fifth of PDR apart."""
 
 QUICK_BLOCKS = 8
 """Blocks that tell a difference of 10 % apart at 3 % noise (docs/concepts/statistics.md)."""
@@ -140,6 +148,9 @@ def _quick(planes: Sequence[str], shape: _QuickShape) -> Design:
         "background_guests": [4],
     }
     sweep = {"offered_pps": "auto", "loads": shape.loads, "duration_s": shape.duration_s}
+    if shape.loads > _FEW_LOADS:
+        sweep["loads_per_block"] = shape.loads
+        sweep["loads"] = shape.loads - 1 + _LOWER_LOADS
     if not shape.under_load:
         sweep["load_types"] = ["none"]
     return Design.model_validate(
@@ -201,7 +212,7 @@ def start(
     *,
     watched: bool = False,
     quick: Quick | None = None,
-) -> Finished:
+) -> FinishedRun:
     """Measures `design` into the new run directory `out`, recommends and reports.
 
     `host` is what the doctor found of this machine. Where the run is `watched`, what guests send
@@ -261,7 +272,7 @@ def resume(
     elsewhere: Elsewhere | None = None,
     *,
     watched: bool = False,
-) -> Finished:
+) -> FinishedRun:
     """Continues the run in `out`: what is finished stays, the rest is measured.
 
     Trials that failed are tried again. `host` is what the doctor found now, `watched` as in
@@ -358,7 +369,7 @@ def _measure(
     budget_s: float | None,
     *,
     fill: bool = False,
-) -> Finished:
+) -> FinishedRun:
     """Runs the schedule, recommends from everything in the run directory, and reports."""
     with ExitStack() as beside:
         pauses = beside.enter_context(Pauses())
@@ -383,7 +394,7 @@ def _measure(
     writer.recommend(advice)
     report = writer.path / "report.html"
     html.write(RunReader(writer.path), report)
-    return Finished(writer.path, report, outcome, advice, drift)
+    return FinishedRun(writer.path, report, outcome, advice, drift)
 
 
 def begin(

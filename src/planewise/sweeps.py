@@ -18,13 +18,14 @@ from planewise.judge.verdict import Verdict
 from planewise.measure.estimate import TRIAL_OVERHEAD_S
 from planewise.measure.experiment import PILOT_S, Progress
 from planewise.measure.schedule import ladder_around
-from planewise.measure.search.goals import Goal, SearchResult, Trial
+from planewise.measure.search.goals import Goal, SearchResult, SearchTrial
 from planewise.measure.search.run import Algorithm, run_search
 from planewise.measure.search.sequential import SequentialPlan, sweep_until_verdict
 from planewise.measure.stage import StageFacts
 from planewise.measure.sut import Sut, SutMeasurer
 from planewise.pipeline import Elsewhere, begin
 from planewise.report import html
+from planewise.store.cells import ALL_TRIALS, factors_of, words
 from planewise.store.models import Fingerprint, RunInfo, RunStatus, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter, check_free
 from planewise.units import rate_text
@@ -44,6 +45,9 @@ class SweepPlan:
     size_bytes: int
     until_verdict: bool
     seed: int
+    within_reach: bool = False
+    """`loads_pps` were found by another sweep: those that the generator cannot send now are left
+    out, and where that leaves too few a pilot finds others. Else they are refused."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,11 @@ def sweep(
     records: list[TrialRecord] = []
     sut = plan.sut if elsewhere is None else plan.sut.on(elsewhere.pair)
     with SutMeasurer(sut, plan.size_bytes, records.append) as measurer:
-        loads = plan.loads_pps or _pilot_ladder(measurer, plan)
+        loads = plan.loads_pps or ()
+        if plan.within_reach:
+            loads = reachable(loads, measurer.max_load_pps, progress)
+        if not loads or (plan.within_reach and len(loads) < _LEAST_LOADS):
+            loads = _pilot_ladder(measurer, plan)
         records.clear()
         info = _sweep_info(plan, loads, host, elsewhere, measurer.facts)
         each_s = plan.duration_s + TRIAL_OVERHEAD_S
@@ -136,6 +144,19 @@ def _sequential(plan: SweepPlan) -> SequentialPlan:
     )
 
 
+_LEAST_LOADS = 3
+"""Loads of a ladder that is found, not asked for."""
+
+
+def reachable(loads_pps: Sequence[float], most_pps: float, progress: Progress) -> tuple[float, ...]:
+    """The loads that a generator with this maximum can send; says which are left out."""
+    kept = tuple(load for load in loads_pps if load <= most_pps)
+    if len(kept) < len(loads_pps):
+        beyond = ", ".join(rate_text(load) for load in loads_pps if load > most_pps)
+        progress.note(f"left out, as the generator sends {rate_text(most_pps)} now: {beyond}")
+    return kept
+
+
 def _pilot_ladder(measurer: SutMeasurer, plan: SweepPlan) -> tuple[float, ...]:
     most = measurer.max_load_pps
     run = measurer.trial(most, PILOT_S)
@@ -159,7 +180,11 @@ def _sweep_info(
         "size_bytes": plan.size_bytes,
         "until_verdict": plan.until_verdict,
     }
+    levels = {name: level for name, level in cell.items() if name != "ip_version"}
+    beyond = words(factors_of(levels))
     title = f"Load and loss of {cell['plane']}, IPv{cell['ip_version']}"
+    if beyond != ALL_TRIALS:
+        title = f"{title}, {beyond}"
     info = begin(title, {"sweep": asked}, plan.seed, host, elsewhere, facts)
     return info.model_copy(update={"trials_planned": plan.runs * len(loads)})
 
@@ -192,7 +217,7 @@ def search(
     out: Path,
     host: Fingerprint,
     progress: Progress,
-    on_trial: Callable[[Trial, int, float], None],
+    on_trial: Callable[[SearchTrial, int, float], None],
     elsewhere: Elsewhere | None = None,
 ) -> Searched:
     """Searches NDR and PDR into the new run directory `out`, and reports the trials as a curve.
@@ -206,7 +231,7 @@ def search(
         info = _search_info(plan, host, elsewhere, measurer.facts)
         with RunWriter.create(out, info) as writer:
 
-            def keep(trial: Trial, count: int, spent_s: float) -> None:
+            def keep(trial: SearchTrial, count: int, spent_s: float) -> None:
                 writer.append(records[-1])
                 on_trial(trial, count, spent_s)
 

@@ -387,13 +387,13 @@ HANGS_FIRST = """
 import sys
 from planewise.cli import main
 from planewise.lab import lifecycle, watch
-from planewise.lab.diagnose import Finding
+from planewise.lab.diagnose import HostDiagnosis
 begun, start, look = [], lifecycle._start, watch.diagnose
 def start_and_count(*arguments):
     begun.append(start(*arguments))
     return begun[-1]
 def find_stalled_first(**seen):
-    return Finding("hung", "rcu_preempt detected stalls") if len(begun) == 1 else look(**seen)
+    return HostDiagnosis("hung", "rcu_preempt detected stalls") if len(begun) == 1 else look(**seen)
 lifecycle._start, watch.diagnose = start_and_count, find_stalled_first
 try:
     main()

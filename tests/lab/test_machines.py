@@ -25,7 +25,7 @@ from planewise.testbed.host import LocalHost
 from planewise.testbed.remote import LabHost
 from planewise.testbed.vfs import find_planewised
 from planewise.testbed.vms.daemon import Libvirt
-from planewise.testbed.vms.platform import Platform, check, platform_of
+from planewise.testbed.vms.platform import VmPlatform, check, platform_of
 
 from .conftest import NESTED, UpLab
 
@@ -220,7 +220,7 @@ def stage(up: UpLab, tmp_path_factory: pytest.TempPathFactory, said: list[str]) 
         peer.close()
 
 
-def booted(ours: Platform, directory: Path) -> tuple[Path, Path]:
+def booted(ours: VmPlatform, directory: Path) -> tuple[Path, Path]:
     """The machine, booted here and kept in a file, and where its console is.
 
     One emulated CPU inside another boots in minutes.

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import tarfile
 import time
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,23 @@ def test_an_image_is_whole_and_holds_one_program_that_runs(
         check=True,
     )
     assert done.stdout.startswith(program)
+
+
+def test_no_artifact_names_the_folder_in_which_it_was_built(artifacts: Path) -> None:
+    packed = [file for file in artifacts.iterdir() if file.suffix in {".whl", ".gz"}]
+    assert len(packed) >= 3
+    for file in packed:
+        assert not [name for name, data in members(file) if b"planewise-release-" in data], file
+
+
+def members(file: Path) -> Iterator[tuple[str, bytes]]:
+    """What a wheel or a tarball holds."""
+    if file.suffix == ".whl":
+        with zipfile.ZipFile(file) as wheel:
+            for name in wheel.namelist():
+                yield name, wheel.read(name)
+        return
+    with tarfile.open(file) as archive:
+        for entry in archive:
+            if (stream := archive.extractfile(entry)) is not None:
+                yield entry.name, stream.read()

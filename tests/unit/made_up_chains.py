@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from planewise.advise.model import Chain, Pattern, Plane, Profile, predict
+from planewise.advise.model import ChainWorkload, Pattern, Plane, Profile, predict
 from planewise.store.models import ChainLimit, ChainResult, TcpResult, TrialRecord, VnfTotal
 from planewise.store.rundir import TRIALS_FILE, RunReader
 from tests.unit import made_up_run
@@ -18,7 +18,7 @@ PATTERNS: tuple[Pattern, ...] = ("north-south", "east-west")
 
 def trial(
     plane: str,
-    chain: Chain,
+    chain: ChainWorkload,
     pps: float,
     *,
     limit: ChainLimit = "PMD core",
@@ -84,7 +84,7 @@ def predicted(profile: Profile, planes: Sequence[Plane] = PLANES) -> Iterator[Tr
         for pattern in PATTERNS:
             for vnfs in (1, 2, 3, 4, 7):
                 for size in (64, 128, 256, 512, 1024, 1518):
-                    chain = Chain(pattern, vnfs, size)
+                    chain = ChainWorkload(pattern, vnfs, size)
                     yield trial(plane, chain, predict(profile, plane, chain).pps)
 
 

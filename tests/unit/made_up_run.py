@@ -28,8 +28,8 @@ from planewise.store.models import (
     Latency,
     Level,
     Limit,
-    Load,
     LossPart,
+    OfferedLoad,
     PlaneAvailability,
     RunInfo,
     TrialRecord,
@@ -293,7 +293,7 @@ def _rtt(
         order=order,
         started=started,
         duration_s=n / frequency,
-        load=Load(intended_pps=frequency, achieved_pps=frequency * 0.9998, size_bytes=size),
+        load=OfferedLoad(intended_pps=frequency, achieved_pps=frequency * 0.9998, size_bytes=size),
         counts=Counts(sent=n, received=int(kept.sum()), lost=int(lost.sum())),
         latency=latency,  # type: ignore[arg-type]
         not_measurable=not_measurable,  # type: ignore[arg-type]
@@ -341,7 +341,7 @@ def _load(
         order=order,
         started=started,
         duration_s=1.0,
-        load=Load(intended_pps=offered, achieved_pps=achieved, size_bytes=size),
+        load=OfferedLoad(intended_pps=offered, achieved_pps=achieved, size_bytes=size),
         counts=Counts(sent=sent, received=sent - lost, lost=lost),
         loss=(
             LossPart(where="responder:wire0", counter="rx_dropped", count=lost - at_ring),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planewise.errors import BadInputError
-from planewise.judge.adversaries import FAMILIES, Adversary, Factors, draw
+from tests.adversaries import FAMILIES, Adversary, CapacityFactors, draw
 
 
 def share_of_good_trials(system, load, share, duration_s=1.0, trials=400):
@@ -51,7 +51,7 @@ def test_systems_of_a_family_differ_and_come_again_by_their_number():
 
 
 def test_two_states_far_apart_are_no_good_system_between_them():
-    system = Adversary("two-states", 1e6, Factors((0.58, 1.0), (0.4, 0.6)))
+    system = Adversary("two-states", 1e6, CapacityFactors((0.58, 1.0), (0.4, 0.6)))
     # Beyond 1 Mpps 0.832 pass on average; 0.5 % are lost where 0.4 (1 − 0.58/r) is so much.
     assert system.headroom() == pytest.approx(0.832 / (0.58 / 0.9875 * 0.995) - 1, abs=0.01)
     assert Adversary("steady", 1e6).headroom() == pytest.approx(0, abs=1e-6)

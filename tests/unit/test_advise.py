@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from planewise import cli
 from planewise.advise.demand import Application, Isolation
 from planewise.advise.model import (
-    Chain,
+    ChainWorkload,
     Pattern,
     load_profile,
     predict,
@@ -23,12 +23,12 @@ from planewise.advise.model import (
 )
 from planewise.advise.ranked import hold_to_rate
 from planewise.advise.toml_text import toml_text
-from planewise.advise.workload import Ranked, Workload, advise, course, why_not
+from planewise.advise.workload import PlaneForecast, Workload, advise, course, why_not
 from planewise.errors import BadInputError
 
 XL710 = shipped("xl710")
-NORTH_SOUTH = Workload(Chain("north-south", 4, 64))
-EAST_WEST = Workload(Chain("east-west", 6, 64))
+NORTH_SOUTH = Workload(ChainWorkload("north-south", 4, 64))
+EAST_WEST = Workload(ChainWorkload("east-west", 6, 64))
 
 
 def test_the_publications_three_recommendations_are_reproduced() -> None:
@@ -67,9 +67,9 @@ def test_another_demand_has_another_answer_and_a_reason(
     [
         # Both carry it: the one with the lower round-trip time by the studies, not by the cores.
         (replace(EAST_WEST, rate_pps=5e6, latency_ns=1e5), "vf-passthrough", "vf-passthrough"),
-        (Workload(Chain("north-south", 1, 64), "kernel"), "virtio-bridge", "virtio-bridge"),
+        (Workload(ChainWorkload("north-south", 1, 64), "kernel"), "virtio-bridge", "virtio-bridge"),
         (
-            Workload(Chain("north-south", 1, 64), "kernel", latency_ns=1e5),
+            Workload(ChainWorkload("north-south", 1, 64), "kernel", latency_ns=1e5),
             "vf-passthrough",
             "virtio-bridge",
         ),
@@ -110,7 +110,7 @@ def test_queues_that_stay_full_keep_no_latency_goal() -> None:
 
 
 def test_what_another_number_of_functions_would_change_keeps_to_the_other_demands() -> None:
-    many = Workload(Chain("east-west", 6, 256), guests=200, vfs=63, isolation=("memory",))
+    many = Workload(ChainWorkload("east-west", 6, 256), guests=200, vfs=63, isolation=("memory",))
     advice = advise(XL710, many)
     assert advice.best.plane == "virtio-bridge"
     # With 200 guests and 63 VFs no number of functions makes VFs possible.
@@ -166,7 +166,7 @@ def test_every_workload_gets_an_answer_and_every_refusal_a_reason(
     spare: int | None,
 ) -> None:
     workload = Workload(
-        Chain(pattern, vnfs, 64), application, rate, latency, migration, tuple(isolation),
+        ChainWorkload(pattern, vnfs, 64), application, rate, latency, migration, tuple(isolation),
         None, vfs, cores, spare,
     )  # fmt: skip
     advice = advise(XL710, workload)
@@ -175,7 +175,7 @@ def test_every_workload_gets_an_answer_and_every_refusal_a_reason(
     }  # fmt: skip
     possible = [one.possible for one in advice.ranking]
     assert possible == sorted(possible, reverse=True)
-    bare = advise(XL710, Workload(Chain(pattern, vnfs, 64), application))
+    bare = advise(XL710, Workload(ChainWorkload(pattern, vnfs, 64), application))
     for one in advice.ranking:
         if not one.possible:
             before = next(other for other in bare.ranking if other.plane == one.plane)
@@ -184,12 +184,15 @@ def test_every_workload_gets_an_answer_and_every_refusal_a_reason(
 
 
 def test_where_the_answer_changes_with_the_chain_is_found_by_the_model() -> None:
-    advice = advise(XL710, replace(EAST_WEST, chain=Chain("east-west", 2, 64)))
+    advice = advise(XL710, replace(EAST_WEST, chain=ChainWorkload("east-west", 2, 64)))
     assert advice.best.plane == "vf-passthrough"
     (longer,) = [one.text for one in advice.changes if "functions on" in one.text]
     place = int(longer.split()[1])
-    assert advise(XL710, Workload(Chain("east-west", place, 64))).best.plane == "vhost-user"
-    assert advise(XL710, Workload(Chain("east-west", place - 1, 64))).best.plane != "vhost-user"
+    assert advise(XL710, Workload(ChainWorkload("east-west", place, 64))).best.plane == "vhost-user"
+    assert (
+        advise(XL710, Workload(ChainWorkload("east-west", place - 1, 64))).best.plane
+        != "vhost-user"
+    )
 
 
 def test_among_planes_that_carry_the_rate_the_one_that_takes_no_core_is_best() -> None:
@@ -404,7 +407,7 @@ def test_a_rate_without_an_interval_and_a_bound_are_never_taken_as_exact(
     measured: bool,
 ) -> None:
     low, high = (None, None) if ends is None else (pps * ends[0], pps * ends[1])
-    one = Ranked(
+    one = PlaneForecast(
         "vf", True, None, pps, low, None if at_least else high, None, None,
         "", 0, (), measured=measured, at_least=at_least,
     )  # fmt: skip

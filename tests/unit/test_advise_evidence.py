@@ -12,17 +12,17 @@ import pytest
 from planewise import cli
 from planewise.advise.chain_runs import rows_of
 from planewise.advise.evidence import Evidence, gather
-from planewise.advise.model import Chain, load_profile, predict, shipped
+from planewise.advise.model import ChainWorkload, load_profile, predict, shipped
 from planewise.advise.workload import Workload, advise, why_not
 from planewise.errors import BadInputError
-from planewise.store.models import Ranked
+from planewise.store.models import RankedPlane
 from planewise.store.rundir import RunReader
 from tests.unit import made_up_chains, made_up_run
 from tests.unit.made_up_chains import trial
 from tests.unit.made_up_run import MadeUp
 
 XL710 = shipped("xl710")
-ONE = Chain("north-south", 1, 64)
+ONE = ChainWorkload("north-south", 1, 64)
 SMALL = MadeUp(
     planes=("vf-passthrough", "virtio-bridge"),
     hidden=("vf-passthrough",),
@@ -56,7 +56,7 @@ def evidence(path: Path) -> tuple[Evidence, ...]:
     return gather(str(path), reader.trials(), reader.info)
 
 
-def latest(seen: Evidence) -> Ranked:
+def latest(seen: Evidence) -> RankedPlane:
     return max(seen.tails, key=lambda tail: tail.value)
 
 
@@ -125,7 +125,7 @@ def test_measured_cpu_time_above_the_budget_rules_a_plane_out(run: Path) -> None
 
 
 def test_a_chain_that_was_measured_takes_the_predictions_place(tmp_path: Path) -> None:
-    chain = Chain("east-west", 4, 64)
+    chain = ChainWorkload("east-west", 4, 64)
     rates = (20e6, 20.5e6, 21e6, 21e6, 21.5e6, 22e6)
     trials = [trial("vhost-user", chain, one, replicate=n) for n, one in enumerate(rates)]
     made_up_chains.write(tmp_path / "run", trials)
@@ -138,13 +138,13 @@ def test_a_chain_that_was_measured_takes_the_predictions_place(tmp_path: Path) -
     assert measured.bottleneck == "PMD core"
     assert measured.meets
     # Of another chain, frame size or number of functions it says nothing.
-    other = advise(XL710, Workload(Chain("east-west", 5, 64)), evidence(tmp_path / "run"))
+    other = advise(XL710, Workload(ChainWorkload("east-west", 5, 64)), evidence(tmp_path / "run"))
     assert not any(one.measured for one in other.ranking)
 
 
 @pytest.mark.parametrize("pps", [1e6, 90e6])
 def test_what_the_generator_held_back_is_a_lower_bound_only(tmp_path: Path, pps: float) -> None:
-    chain = Chain("east-west", 4, 64)
+    chain = ChainWorkload("east-west", 4, 64)
     made_up_chains.write(tmp_path / "run", [trial("vhost-user", chain, pps, limit="generator")])
     answer = advise(XL710, Workload(chain, rate_pps=200e6), evidence(tmp_path / "run"))
     one = next(one for one in answer.ranking if one.plane == "vhost-user")
@@ -156,7 +156,7 @@ def test_what_the_generator_held_back_is_a_lower_bound_only(tmp_path: Path, pps:
 
 
 def test_emulated_chains_give_no_figure(tmp_path: Path) -> None:
-    chain = Chain("east-west", 4, 64)
+    chain = ChainWorkload("east-west", 4, 64)
     made_up_chains.write(
         tmp_path / "run", [trial("vhost-user", chain, 123e6)], emulated="CPUs by TCG"
     )
@@ -202,8 +202,8 @@ def test_a_run_is_fitted_as_its_chains_tell(
 ) -> None:
     trials = [
         *made_up_chains.predicted(XL710),
-        trial("vhost-user", Chain("north-south", 8, 64), 1.0, limit="shared core"),
-        trial("bridge", Chain("north-south", 2, 64), 5e5, limit="kernel"),
+        trial("vhost-user", ChainWorkload("north-south", 8, 64), 1.0, limit="shared core"),
+        trial("bridge", ChainWorkload("north-south", 2, 64), 5e5, limit="kernel"),
     ]
     made_up_chains.write(tmp_path / "run", trials)
     out = tmp_path / "host.toml"
@@ -245,7 +245,7 @@ def test_what_is_fitted_to_an_emulated_run_is_emulated(
 
 
 def test_a_run_that_tells_of_no_plane_is_one_sentence(tmp_path: Path) -> None:
-    chain = Chain("north-south", 2, 64)
+    chain = ChainWorkload("north-south", 2, 64)
     held = [trial("vhost-user", chain, 1e6, limit="shared core", replicate=n) for n in range(3)]
     reader = made_up_chains.write(tmp_path / "held", held)
     with pytest.raises(BadInputError, match="3 of 3 trials do not count: the limit was the shared"):
@@ -260,7 +260,7 @@ def test_a_run_that_tells_of_no_plane_is_one_sentence(tmp_path: Path) -> None:
 def test_processes_and_containers_on_one_plane_are_no_replicates_of_one_another(
     tmp_path: Path,
 ) -> None:
-    chain = Chain("north-south", 2, 64)
+    chain = ChainWorkload("north-south", 2, 64)
     processes = [trial("vhost-user", chain, 2e6, replicate=n) for n in range(3)]
     contained = [
         one.model_copy(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 from typer.testing import CliRunner
 
 from planewise.cli import app
 from planewise.errors import BadInputError
+
+SIMULATE = importlib.import_module("planewise.commands.alloc.simulate")
 
 
 def test_a_simulation_is_printed_as_json() -> None:
@@ -31,3 +35,52 @@ def test_a_scenario_that_makes_no_sense_is_refused_with_its_line(tmp_path: Path)
         )
     with pytest.raises(BadInputError, match="there is no scenario"):
         CliRunner().invoke(app, ["alloc", "simulate", "nosuch"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("rows_at_once", [3, 1000])
+def test_a_parquet_trace_is_read_part_by_part_and_plays_as_its_csv_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    monkeypatch.setattr(SIMULATE, "PARQUET_ROWS", rows_at_once)
+    seconds = 12
+    table = pl.DataFrame(
+        {
+            "time_s": [second for second in range(seconds) for _ in "ab"],
+            "guest": ["a", "b"] * seconds,
+            "pps": [1000.0 * (1 + (row * 7) % 5) for row in range(2 * seconds)],
+        }
+    )
+    table.write_csv(tmp_path / "trace.csv")
+    table.write_parquet(tmp_path / "trace.parquet")
+    shown = [
+        CliRunner().invoke(
+            app,
+            ["alloc", "simulate", "--trace", str(tmp_path / name), "--vfs", "1", "--json"],
+            catch_exceptions=False,
+        )
+        for name in ("trace.csv", "trace.parquet")
+    ]
+    assert shown[0].exit_code == 0
+    assert shown[0].stdout == shown[1].stdout
+
+
+def test_a_parquet_trace_that_is_refused_midway_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SIMULATE, "PARQUET_ROWS", 10)
+    trace = tmp_path / "trace.parquet"
+    rates = [1.0, -1.0, *[1.0] * 50_000]
+    pl.DataFrame({"time_s": range(len(rates)), "guest": "a", "pps": rates}).write_parquet(trace)
+    with pytest.raises(BadInputError, match=r"is no rate"):
+        CliRunner().invoke(
+            app,
+            ["alloc", "simulate", "--trace", str(trace), "--vfs", "1"],
+            catch_exceptions=False,
+        )
+    trace.write_bytes(b"no parquet")
+    with pytest.raises(BadInputError, match="cannot be read as Parquet"):
+        CliRunner().invoke(
+            app,
+            ["alloc", "simulate", "--trace", str(trace), "--vfs", "1"],
+            catch_exceptions=False,
+        )

@@ -8,7 +8,7 @@ import pytest
 
 from planewise.store.backends import mixed_backends
 from planewise.store.importers.run import from_records
-from planewise.store.models import Counts, Load, TrialRecord
+from planewise.store.models import Counts, OfferedLoad, TrialRecord
 from tests.unit.test_run_directory import START
 
 
@@ -22,7 +22,7 @@ def record(plane: str, generator: str | None, sink: str | None = "tc-ingress") -
         order=0,
         started=START,
         duration_s=1,
-        load=Load(intended_pps=100, achieved_pps=100, size_bytes=64),
+        load=OfferedLoad(intended_pps=100, achieved_pps=100, size_bytes=64),
         counts=Counts(sent=100, received=100, lost=0),
         generator=generator,
         sink=sink,

@@ -17,7 +17,7 @@ from planewise.advise.toml_text import toml_text
 from planewise.cli import app
 from planewise.errors import BadInputError
 from planewise.judge.statistics import RunSample
-from planewise.store.models import Counts, Load, TrialRecord
+from planewise.store.models import Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.made_up_run import STARTED, MadeUp, latency_of, write
 
@@ -44,7 +44,7 @@ def trial(
         order=0,
         started=STARTED,
         duration_s=1.0,
-        load=Load(intended_pps=rate, achieved_pps=rate * achieved, size_bytes=size),
+        load=OfferedLoad(intended_pps=rate, achieved_pps=rate * achieved, size_bytes=size),
         counts=Counts(sent=100, received=100, lost=0),
         latency={"rtt_user": latency_of(times)},
     )

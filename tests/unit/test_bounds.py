@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from planewise.advise.demand import Workload
 from planewise.advise.evidence import gather
 from planewise.advise.measured import hold_to_latency, with_evidence
-from planewise.advise.model.capacity import Chain
+from planewise.advise.model.capacity import ChainWorkload
 from planewise.advise.ranked import Known
-from planewise.advise.ranked import Ranked as Advised
+from planewise.advise.ranked import PlaneForecast as Advised
 from planewise.advise.recommend import recommend
 from planewise.advise.table import cells
 from planewise.judge.bounded import Bound
 from planewise.judge.statistics import Family, RunSample, compare_levels, observe
 from planewise.judge.statistics.sentences import level_text, sentence
 from planewise.report.data import RunData
-from planewise.report.figures.base import Value
+from planewise.report.figures.base import PrintedNumber
 from planewise.report.html import rankings
 from planewise.store.models import Recommendation, TrialRecord
 from tests.unit.test_recommend import info_with_host, load, rtt
@@ -156,7 +156,7 @@ def shown_in_report(advice: Recommendation) -> list[tuple[str, Bound, str]]:
                 for p in advice.ranking
                 if (p.metric, p.plane) == (name, plane) and p.load_type != "all"
             )
-            assert isinstance(entry, Value)
+            assert isinstance(entry, PrintedNumber)
             effect = "" if place.note or place.effect is None else place.effect_bound
             by_text.append((f"{entry.text} {entry.small}", place.bound, effect))
     return by_text
@@ -170,7 +170,7 @@ def test_an_advice_takes_no_bound_for_a_measurement_that_decides(
     seen = gather("run", trials_of(kinds, lost), info_with_host())
     for evidence in seen:
         unknown = Advised(evidence.plane, True, None, None, None, None, None, None, "", 0, ())
-        workload = Workload(Chain("north-south", 1, 64), latency_ns=goal_ns)
+        workload = Workload(ChainWorkload("north-south", 1, 64), latency_ns=goal_ns)
         advised = with_evidence(unknown, [evidence], workload)
         told = " ".join(statement.text for statement in advised.statements)
         rate = evidence.forwarded

@@ -1,4 +1,4 @@
-"""The committed BPF object is what its C source compiles to."""
+"""The committed BPF objects are what their C sources compile to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-BPF = Path(__file__).resolve().parents[2] / "crates" / "probe" / "bpf"
+ROOT = Path(__file__).resolve().parents[2]
+OBJECTS = {"trial": ROOT / "crates/probe/bpf", "router": ROOT / "src/planewise/testbed/bpf"}
 MADE_BY = "14.0.6"
 """The clang that made the committed object; another one may choose other instructions."""
 
@@ -24,14 +25,16 @@ def clang_version() -> str:
     return version[1] if version else "unknown"
 
 
-def test_the_committed_object_is_what_the_source_compiles_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", OBJECTS)
+def test_the_committed_object_is_what_the_source_compiles_to(name: str, tmp_path: Path) -> None:
     version = clang_version()
-    for name in ("trial.bpf.c", "trial.bpf.h", "Makefile"):
-        shutil.copy(BPF / name, tmp_path)
+    folder = OBJECTS[name]
+    for source in (*folder.glob("*.bpf.[ch]"), folder / "Makefile"):
+        shutil.copy(source, tmp_path)
     made = subprocess.run(
         ["make", "-C", str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stderr
     if version != MADE_BY:
         pytest.skip(f"the object was made by clang {MADE_BY}; clang {version} builds the source")
-    assert (tmp_path / "trial.bpf.o").read_bytes() == (BPF / "trial.bpf.o").read_bytes()
+    assert (tmp_path / f"{name}.bpf.o").read_bytes() == (folder / f"{name}.bpf.o").read_bytes()

@@ -12,20 +12,20 @@ from typer.testing import CliRunner
 from planewise.cli import app
 from planewise.errors import BadInputError
 from planewise.judge import synthetic
-from planewise.judge.campaign import Campaign, Member, campaign
+from planewise.judge.campaign import Campaign, CampaignCurve, campaign
 from planewise.judge.verdict import judge
 from tests.unit.published_data import FOLDER, labels, needs_published_data
 
 LOADS = [0.5, 0.8, 0.9, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0]
 
 
-def experiment(name: str, seed: int = 1, **aspects: str | float) -> Member:
+def experiment(name: str, seed: int = 1, **aspects: str | float) -> CampaignCurve:
     """A synthetic system, judged on exact curves; `seed` is its repetition."""
     sut = synthetic.by_name(name)
     curve = sut.start(seed=seed).sweep(
         [round(part * sut.capacity_pps) for part in LOADS], runs=30, duration_s=1
     )
-    return Member(f"{name} {seed}", aspects, (("repetition", seed),), judge(curve))
+    return CampaignCurve(f"{name} {seed}", aspects, (("repetition", seed),), judge(curve))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from planewise.advise.calibration import Calibration, calibrate_rows, errors
 from planewise.advise.model import (
     KERNEL_82599,
     POLLING_82599,
-    Chain,
+    ChainWorkload,
     Link,
     Pattern,
     Plane,
@@ -42,7 +42,9 @@ links = st.builds(
     st.sampled_from((128, 256, 512, 1024)),
     st.sampled_from((128, 256, 512, 1024, 4096)),
 )
-chains = st.builds(Chain, st.sampled_from(PATTERNS), st.integers(1, 64), st.integers(64, 9216))
+chains = st.builds(
+    ChainWorkload, st.sampled_from(PATTERNS), st.integers(1, 64), st.integers(64, 9216)
+)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +104,12 @@ def test_a_link_that_cannot_be_is_refused(
 @pytest.mark.parametrize(("vnfs", "size"), [(0, 64), (10**6, 64), (-1, 64), (1, 63), (1, 10**5)])
 def test_a_chain_that_cannot_be_is_refused(vnfs: int, size: int) -> None:
     with pytest.raises(BadInputError):
-        Chain("east-west", vnfs, size)
+        ChainWorkload("east-west", vnfs, size)
 
 
 @given(st.sampled_from(PLANES), chains)
 def test_no_chain_exceeds_the_line_and_the_interval_holds_the_prediction(
-    plane: Plane, chain: Chain
+    plane: Plane, chain: ChainWorkload
 ) -> None:
     prediction = predict(XL710, plane, chain)
     times = chain.vnfs if chain.through else 1
@@ -117,14 +119,14 @@ def test_no_chain_exceeds_the_line_and_the_interval_holds_the_prediction(
 
 
 @given(st.sampled_from(PLANES), chains)
-def test_larger_frames_never_come_at_a_higher_rate(plane: Plane, chain: Chain) -> None:
+def test_larger_frames_never_come_at_a_higher_rate(plane: Plane, chain: ChainWorkload) -> None:
     smaller = replace(chain, frame_bytes=max(64, chain.frame_bytes // 2))
     assert predict(XL710, plane, smaller).pps >= predict(XL710, plane, chain).pps
 
 
 def test_without_calibration_an_interval_promises_nothing() -> None:
     profile = shipped("xl710-documents")
-    prediction = predict(profile, "vhost-user", Chain("north-south", 2, 64))
+    prediction = predict(profile, "vhost-user", ChainWorkload("north-south", 2, 64))
     assert profile.spread is None
     assert prediction.low_pps == 0
     assert prediction.high_pps == pytest.approx(line_rate_pps(40e9, 64))
@@ -144,7 +146,7 @@ def test_without_calibration_an_interval_promises_nothing() -> None:
 def test_what_binds_is_what_the_publication_names(
     plane: Plane, pattern: Pattern, vnfs: int, size: int, binds: str
 ) -> None:
-    assert predict(XL710, plane, Chain(pattern, vnfs, size)).bottleneck.name == binds
+    assert predict(XL710, plane, ChainWorkload(pattern, vnfs, size)).bottleneck.name == binds
 
 
 @pytest.fixture(scope="module")
@@ -179,11 +181,12 @@ def test_a_chain_unlike_those_measured_is_labelled_and_has_a_wider_interval(
 ) -> None:
     for plane in PLANES:
         seen, unseen = (
-            predict(brief.profile, plane, Chain("north-south", 3, size)) for size in (256, 300)
+            predict(brief.profile, plane, ChainWorkload("north-south", 3, size))
+            for size in (256, 300)
         )
         assert (seen.extrapolated, unseen.extrapolated) == ((), ("frame size",))
         assert unseen.high_pps / unseen.pps > seen.high_pps / seen.pps
-    longer = predict(brief.profile, "vhost-user", Chain("east-west", 20, 64))
+    longer = predict(brief.profile, "vhost-user", ChainWorkload("east-west", 20, 64))
     assert longer.extrapolated == ("number of functions",)
 
 
@@ -192,10 +195,10 @@ def test_a_pattern_that_was_never_measured_has_no_interval() -> None:
         Measured("vhost-user", chain, predict(XL710, "vhost-user", chain).pps)
         for vnfs in (1, 2, 4, 7)
         for size in (64, 512, 1518)
-        for chain in [Chain("north-south", vnfs, size)]
+        for chain in [ChainWorkload("north-south", vnfs, size)]
     ]
     profile = fit(shipped("xl710-documents"), rows, "made up").profile
-    other = predict(profile, "vhost-user", Chain("east-west", 4, 64))
+    other = predict(profile, "vhost-user", ChainWorkload("east-west", 4, 64))
     assert (other.known, other.extrapolated) == (False, ("pattern",))
 
 
@@ -207,7 +210,7 @@ def test_an_interval_is_as_wide_as_unseen_numbers_of_functions_lie_off(plane: Pl
         for pattern in PATTERNS
         for vnfs, factor in ((2, 1.0), (3, 1.1), (4, 1.0), (5, 1.1))
         for index, size in enumerate((64, 128, 256, 512, 1024, 1518))
-        for chain in [Chain(pattern, vnfs, size)]
+        for chain in [ChainWorkload(pattern, vnfs, size)]
         for off in [factor if index % 2 else 1 / factor]
     ]
     found = fit(shipped("xl710-documents"), rows, "made up").profile
@@ -225,7 +228,7 @@ def test_what_a_profile_makes_is_what_the_fit_finds_again() -> None:
         for pattern in PATTERNS
         for vnfs in (1, 2, 4, 7)
         for size in (64, 128, 256, 512, 1024, 1518)
-        for chain in [Chain(pattern, vnfs, size)]
+        for chain in [ChainWorkload(pattern, vnfs, size)]
     ]
     found = fit(shipped("xl710-documents"), rows, "made up").profile
     assert errors(found, rows).worst < 0.02
@@ -233,11 +236,11 @@ def test_what_a_profile_makes_is_what_the_fit_finds_again() -> None:
 
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(BadInputError, match="cannot tell"):
-        fit(XL710, [Measured("vhost-user", Chain("north-south", 1, 64), 1e6)], "made up")
+        fit(XL710, [Measured("vhost-user", ChainWorkload("north-south", 1, 64), 1e6)], "made up")
     with pytest.raises(BadInputError, match="nothing to fit"):
         fit(XL710, [], "made up")
     with pytest.raises(BadInputError, match="no packets"):
-        fit(XL710, [Measured("vhost-user", Chain("north-south", 1, 64), 0)], "made up")
+        fit(XL710, [Measured("vhost-user", ChainWorkload("north-south", 1, 64), 0)], "made up")
 
 
 def test_a_profile_that_is_written_is_read_again(tmp_path: Path) -> None:

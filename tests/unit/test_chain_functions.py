@@ -24,10 +24,10 @@ from planewise.testbed.chains.ends import CABLES, Ends
 from planewise.testbed.chains.functions import Function, PortStats, parse_port
 from planewise.testbed.chains.guests import Pollers, peers
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, place
-from planewise.testbed.chains.parts import Parts
+from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import Look
 from planewise.testbed.machine import MachineState
-from planewise.testbed.vfs import Config, Vf
+from planewise.testbed.vfs import Config, ListedVf
 from planewise.testbed.vms.domain import VhostUserNic, nic_xml
 from tests.unit import test_chains as tc
 
@@ -217,10 +217,12 @@ NOTHING = Look(0.0, "", {}, {})
 
 def pollers_of(function: Answering) -> Pollers:
     chain = Chain("vf", "north-south", 1, forwarder="testpmd")
-    parts = Parts(chain, Placement({0: chain.names}), cast("MachineState", None), True)
+    parts = ChainParts(chain, Placement({0: chain.names}), cast("MachineState", None), True)
     made = Pollers(parts, None)
     made._functions[1] = cast("Function", function)
-    made._vfs[1] = Vf(index=0, address="0000:01:10.0", driver="ixgbevf", config=Config(mac="m"))
+    made._vfs[1] = ListedVf(
+        index=0, address="0000:01:10.0", driver="ixgbevf", config=Config(mac="m")
+    )
     return made
 
 

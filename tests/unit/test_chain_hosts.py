@@ -22,7 +22,7 @@ from planewise.testbed.chains.routing import routing
 from planewise.testbed.machine import MachineState, Resources
 from planewise.testbed.model import HOSTS, Guest, HostRole
 from planewise.testbed.plan import AddNeighbour, AddRoute
-from planewise.testbed.vfs import Config, Vf
+from planewise.testbed.vfs import Config, ListedVf
 from planewise.testbed.vms.domain import Passthrough
 from planewise.testbed.vms.guests import HostGuests
 
@@ -201,7 +201,9 @@ class NoPool:
 
     def __init__(self, count: int) -> None:
         self.vfs = [
-            Vf(index=n, address=f"0000:01:10.{n}", driver="igbvf", config=Config(mac=f"mac{n}"))
+            ListedVf(
+                index=n, address=f"0000:01:10.{n}", driver="igbvf", config=Config(mac=f"mac{n}")
+            )
             for n in range(count)
         ]
         self.whole: set[int] = set()
@@ -210,13 +212,13 @@ class NoPool:
     def free(self) -> int:
         return len(self.vfs)
 
-    def take(self) -> Vf:
+    def take(self) -> ListedVf:
         return self.vfs.pop()
 
-    def hand_over(self, vf: Vf) -> None:
+    def hand_over(self, vf: ListedVf) -> None:
         self.whole.add(vf.index)
 
-    def give_back(self, vf: Vf) -> None:
+    def give_back(self, vf: ListedVf) -> None:
         self.whole.discard(vf.index)
         self.vfs.append(vf)
 

@@ -21,7 +21,7 @@ from planewise.testbed.chains import describe, frames, hugepages
 from planewise.testbed.chains.ends import CABLES, mac_of
 from planewise.testbed.chains.functions import parse_busy
 from planewise.testbed.chains.guests import ways
-from planewise.testbed.chains.hugepages import Pool
+from planewise.testbed.chains.hugepages import HugePagePool
 from planewise.testbed.chains.model import (
     GENERATOR,
     IMIX,
@@ -219,6 +219,13 @@ FORWARDED = """\
 """
 
 
+def test_a_port_whose_function_is_gone_has_no_counters_and_hides_no_other() -> None:
+    lost = PORTS.replace(
+        "  port 0:", "  port 9: gone (dpdk: mtu=1500)\n, could not retrieve stats (x)  port 0:"
+    )
+    assert parse_ports(lost) == parse_ports(PORTS)
+
+
 def test_counters_are_read_as_the_switch_and_its_functions_print_them() -> None:
     ports = parse_ports(PORTS)
     assert list(ports) == ["ovs-netdev", "vnf1"]
@@ -385,7 +392,7 @@ def machine(tmp_path: Path) -> Path:
 def test_huge_pages_are_added_and_given_back_even_when_others_took_some_meanwhile(
     machine: Path, tmp_path: Path
 ) -> None:
-    pool, notes = Pool(machine), tmp_path / "notes"
+    pool, notes = HugePagePool(machine), tmp_path / "notes"
     with hugepages.taken(64 << 20, pool, notes) as pages:
         assert pages == 32
         assert pool.pages == 132
@@ -397,7 +404,7 @@ def test_huge_pages_are_added_and_given_back_even_when_others_took_some_meanwhil
 
 
 def test_a_killed_runs_huge_pages_are_given_back_once(machine: Path, tmp_path: Path) -> None:
-    pool, notes = Pool(machine), tmp_path / "notes"
+    pool, notes = HugePagePool(machine), tmp_path / "notes"
     notes.mkdir()
     (notes / "dead.json").write_text('{"state": "taken", "pages": 32}')
     pool.resize(132)
@@ -413,7 +420,7 @@ def test_a_killed_runs_huge_pages_are_given_back_once(machine: Path, tmp_path: P
 def test_runs_that_come_and_go_at_once_leave_the_pool_and_nothing_else(
     machine: Path, tmp_path: Path
 ) -> None:
-    pool, notes = Pool(machine), tmp_path / "notes"
+    pool, notes = HugePagePool(machine), tmp_path / "notes"
 
     def take(_: int) -> None:
         with hugepages.taken(2 << 20, pool, notes) as pages:
@@ -430,7 +437,7 @@ def test_runs_that_come_and_go_at_once_leave_the_pool_and_nothing_else(
 def test_a_run_killed_while_it_took_pages_gives_back_what_it_got(
     machine: Path, tmp_path: Path, reached: int, given_back: int
 ) -> None:
-    pool, notes = Pool(machine), tmp_path / "notes"
+    pool, notes = HugePagePool(machine), tmp_path / "notes"
     notes.mkdir()
     (notes / "dead.json").write_text('{"state": "taking", "before": 100, "pages": 32}')
     pool.resize(reached)
@@ -439,7 +446,7 @@ def test_a_run_killed_while_it_took_pages_gives_back_what_it_got(
 
 
 def test_too_little_memory_is_said_before_anything_is_taken(machine: Path, tmp_path: Path) -> None:
-    pool, notes = Pool(machine), tmp_path / "notes"
+    pool, notes = HugePagePool(machine), tmp_path / "notes"
     with (
         pytest.raises(UnsupportedError, match="it needs 65536 MiB of huge pages, and 7812 MiB"),
         hugepages.taken(64 << 30, pool, notes),
@@ -447,7 +454,7 @@ def test_too_little_memory_is_said_before_anything_is_taken(machine: Path, tmp_p
         pass
     assert pool.pages == 100
     assert not notes.exists()
-    assert "CONFIG_HUGETLBFS" in hugepages.unavailable_reason(1, Pool(tmp_path / "nowhere"))
+    assert "CONFIG_HUGETLBFS" in hugepages.unavailable_reason(1, HugePagePool(tmp_path / "nowhere"))
 
 
 # --- designs ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from planewise.judge.statistics import (
 from planewise.judge.statistics.comparison import turned
 from planewise.judge.statistics.kendall import tau_b
 from planewise.judge.statistics.sentences import sentence
-from planewise.store.models import Counts, Level, Load, TrialRecord
+from planewise.store.models import Counts, Level, OfferedLoad, TrialRecord
 from tests.unit.test_run_directory import make_info
 
 RTT = Metric("rtt", "median round-trip time", "ns", True)
@@ -486,7 +486,7 @@ def ladder(lost: Mapping[float, float], blocks: int = 6) -> list[TrialRecord]:
             order=block * len(lost) + step,
             started=datetime(2026, 3, 14, tzinfo=UTC),
             duration_s=1.0,
-            load=Load(intended_pps=load, achieved_pps=load, size_bytes=64),
+            load=OfferedLoad(intended_pps=load, achieved_pps=load, size_bytes=64),
             counts=Counts(sent=int(load), received=int(load * (1 - share)), lost=int(load * share)),
         )
         for block in range(blocks)

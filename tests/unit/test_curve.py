@@ -11,7 +11,7 @@ import pytest
 from planewise.errors import BadInputError
 from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
 from planewise.judge.from_store import curves_from_trials
-from planewise.store.models import Counts, Load, LossPart, TrialRecord
+from planewise.store.models import Counts, LossPart, OfferedLoad, TrialRecord
 
 
 def point(*received: int, offered_pps: float = 1000.0, sent: int = 1000) -> LoadPoint:
@@ -159,7 +159,7 @@ def trial(order: int, load_pps: float, received: int, **other: object) -> TrialR
             "order": order,
             "started": datetime(2026, 1, 1, tzinfo=UTC),
             "duration_s": 1.0,
-            "load": Load(intended_pps=load_pps, achieved_pps=load_pps, size_bytes=64),
+            "load": OfferedLoad(intended_pps=load_pps, achieved_pps=load_pps, size_bytes=64),
             "counts": Counts(sent=1000, received=received, lost=1000 - received),
             **other,
         }

@@ -18,7 +18,7 @@ from planewise.measure.design import Design
 from planewise.measure.experiment import cell_of, find_ranges, run, schedule_for
 from planewise.measure.schedule import LoadTrial, RttTrial, Schedule
 from planewise.measure.stage import Place, TrialResult
-from planewise.store.models import Counts, Load, TrialRecord
+from planewise.store.models import Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit.test_run_directory import START, make_info
 
@@ -90,7 +90,7 @@ class MadeUpStage:
             order=place.order,
             started=datetime.now(UTC),
             duration_s=1,
-            load=Load(intended_pps=offered, achieved_pps=self.slow * offered, size_bytes=64),
+            load=OfferedLoad(intended_pps=offered, achieved_pps=self.slow * offered, size_bytes=64),
             counts=Counts(sent=sent, received=received, lost=sent - received),
         )
 
@@ -265,12 +265,27 @@ def test_an_automatic_ladder_lies_around_what_the_pilot_forwarded() -> None:
     assert ladder[0] < CAPACITY_PPS < ladder[-1]
 
 
+def test_pilots_place_a_ladder_of_which_a_block_measures_a_part() -> None:
+    stage = MadeUpStage()
+    sweep = {"loads": 9, "loads_per_block": 6, "max_pps": 20_000}
+    design = Design.model_validate({"factors": {"plane": "veth"}, "sweep": sweep, "blocks": 4})
+    ladders = find_ranges(design, stage, {}, Silent()).ladders(design)
+    (ladder,) = ladders.values()
+    below = max(load for load in ladder if load <= CAPACITY_PPS)
+    above = min(load for load in ladder if load > CAPACITY_PPS)
+    assert above < 1.1 * below
+    blocks = [visit.trials for visit in schedule_for(design, ladders, {}).visits]
+    assert [len(trials) for trials in blocks] == [6] * 4
+    trials = [trial for trials in blocks for trial in trials if isinstance(trial, LoadTrial)]
+    assert {trial.offered_pps for trial in trials} == set(ladder)
+
+
 class Costly(MadeUpStage):
     """A plane that loses nothing and takes so much of the generator's CPU that it sends less."""
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         record = super().load(trial, place).record
-        most = Load(intended_pps=trial.offered_pps, achieved_pps=900, size_bytes=64)
+        most = OfferedLoad(intended_pps=trial.offered_pps, achieved_pps=900, size_bytes=64)
         counts = Counts(sent=270, received=270, lost=0)
         return TrialResult(
             record.model_copy(update={"load": most, "counts": counts, "limits": ("generator",)})

@@ -15,8 +15,8 @@ import pytest
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.testbed import ledger, pair, programs, script
 from planewise.testbed.containers import Container, cgroup_files, image, join_command, last_words
-from planewise.testbed.crew import CrewKind, Member, ShellCrew
-from planewise.testbed.host import Finished, LocalHost
+from planewise.testbed.crew import CrewKind, CrewProcess, ShellCrew
+from planewise.testbed.host import FinishedProcess, LocalHost
 from planewise.testbed.ledger import HostNote, Ownership
 from planewise.testbed.machine import Resources
 from planewise.testbed.model import Guest
@@ -152,7 +152,7 @@ def test_the_image_holds_the_probe_and_nothing_else(tmp_path: Path) -> None:
     ],
 )
 def test_dockerds_last_words_are_the_reason(logged: str, words: str) -> None:
-    assert last_words(Finished(("dockerd",), 1, "", logged)) == words
+    assert last_words(FinishedProcess(("dockerd",), 1, "", logged)) == words
 
 
 NOBODY = Guest("n", "sender", "background", 0, "veth", "", "lo", "", "", "")
@@ -169,7 +169,7 @@ def test_a_crew_starts_ends_and_tells_what_each_member_left() -> None:
     host = NoGuests("here")
     try:
         talk = "trap 'echo done $0; exit 3' TERM; while :; do sleep 0.05; done"
-        members = [Member(NOBODY, ("sh", "-c", talk, str(n))) for n in range(3)]
+        members = [CrewProcess(NOBODY, ("sh", "-c", talk, str(n))) for n in range(3)]
         crew = ShellCrew(host, members, "talk")  # type: ignore[arg-type]
         crew.await_ready(60)
         assert crew.gone == ()
@@ -187,7 +187,7 @@ def test_a_crew_starts_ends_and_tells_what_each_member_left() -> None:
 def _crew_at_work(host: LocalHost, kind: CrewKind) -> ShellCrew:
     # A shell of its own name, so that the crew never takes it for a probe that got to work.
     busy = ("sh", "-c", "trap 'exit 0' TERM; while :; do :; done")
-    crew = ShellCrew(host, [Member(NOBODY, busy), Member(NOBODY, busy)], kind, "lo")
+    crew = ShellCrew(host, [CrewProcess(NOBODY, busy), CrewProcess(NOBODY, busy)], kind, "lo")
     wanted = f"{host.directory}/{kind}/pids"
     host.run(["timeout", "60", "sh", "-c", f"until [ -s {wanted} ]; do sleep 0.05; done"]).check()
     return crew
@@ -250,7 +250,7 @@ def test_what_is_lent_from_other_hosts_is_noted_and_kept_where_it_cannot_be_remo
     (left,) = ledger.leftovers(tmp_path, namespaces=False)
     assert left.hosts == (note,)
 
-    def unreachable(_: ledger.Leftover) -> None:
+    def unreachable(_: ledger.DeadRun) -> None:
         raise PlanewiseError("ssh://gone cannot be reached")
 
     with pytest.raises(PlanewiseError, match="cannot be reached"):
@@ -269,9 +269,9 @@ def test_a_nic_is_promiscuous_afterwards_where_it_was_before(
     asked: list[list[str]] = []
     host = LocalHost("server")
 
-    def run(argv: list[str], **_: object) -> Finished:
+    def run(argv: list[str], **_: object) -> FinishedProcess:
         asked.append(argv)
-        return Finished(tuple(argv), 0, "", "")
+        return FinishedProcess(tuple(argv), 0, "", "")
 
     monkeypatch.setattr(host, "run", run)
     note = HostNote("ssh://server", "eth1", up=True, mtu_bytes=1500, promiscuous=before)

@@ -11,7 +11,7 @@ from planewise.errors import BadInputError
 from planewise.judge.from_store import curve_from_trials, curves_from_trials
 from planewise.store import importers
 from planewise.store.importers.run import from_records
-from planewise.store.models import Counts, Level, Load, LossPart, TrialRecord
+from planewise.store.models import Counts, Level, LossPart, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 from tests.unit import made_up_run
 from tests.unit.importer_samples import trials
@@ -30,7 +30,7 @@ def record(place: int, offered_pps: float, received: int, **fields: object) -> T
         "order": place,
         "started": STARTED,
         "duration_s": 1.0,
-        "load": Load(intended_pps=offered_pps, achieved_pps=offered_pps, size_bytes=64),
+        "load": OfferedLoad(intended_pps=offered_pps, achieved_pps=offered_pps, size_bytes=64),
         "counts": Counts(sent=1000, received=received, lost=1000 - received),
     }
     return TrialRecord.model_validate({**values, **fields})

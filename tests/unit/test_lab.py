@@ -26,15 +26,15 @@ from planewise.boot.process import look
 from planewise.errors import BadInputError, PlanewiseError, StorageError, UnsupportedError
 from planewise.lab import checks, initramfs, qemu, state
 from planewise.lab.diagnose import diagnose, last_lines, refusal
-from planewise.lab.model import LabPaths, LabSpec, Platform
-from planewise.lab.state import HostRecord, Record
+from planewise.lab.model import LabPaths, LabPlatform, LabSpec
+from planewise.lab.state import HostRecord, LabRecord
 from planewise.testbed import ledger
 
 HERE = Path("/run/planewise/lab-t")
 
 
-def a_platform(name: str = "tcg") -> Platform:
-    return Platform(
+def a_platform(name: str = "tcg") -> LabPlatform:
+    return LabPlatform(
         qemu=Path("/usr/bin/qemu-system-x86_64"),
         qemu_version=(10, 0),
         kernel=Kernel("6.12", Path("/boot/vmlinuz-6.12"), Path("/lib/modules/6.12"), "machine"),
@@ -44,8 +44,8 @@ def a_platform(name: str = "tcg") -> Platform:
     )
 
 
-def a_record(name: str = "t") -> Record:
-    return Record(
+def a_record(name: str = "t") -> LabRecord:
+    return LabRecord(
         name=name,
         pfs=1,
         memory_mib=512,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,23 +12,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planewise.advise.recommend import recommend
+from planewise.errors import BadInputError
 from planewise.judge.statistics import RunSample, compare_levels, metrics_in, observe
-from planewise.judge.statistics.metrics import by_frequency
+from planewise.judge.statistics.metrics import by_sending
 from planewise.measure.cells import Cell, cells_of
-from planewise.measure.design_file import load_design
+from planewise.measure.design import Design
+from planewise.measure.design_file import load_any, load_design
+from planewise.measure.pattern import bursts_of
 from planewise.measure.schedule import make_schedule
 from planewise.measure.stages import Stages
 from planewise.report.data import RunData
 from planewise.report.figures import guests as guests_figure
 from planewise.report.figures import rtt as rtt_figure
-from planewise.report.figures.base import Value
+from planewise.report.figures.base import PrintedNumber
 from planewise.store.levels import keeps_levels, marked, missed_levels
-from planewise.store.models import BackgroundResult, Load, TrialRecord
+from planewise.store.models import BackgroundResult, BurstLoad, Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader
 from tests.unit.made_up_run import MadeUp, write
 from tests.unit.vega_schema import fits_schema
 
-DESIGNS = sorted(Path("experiments").rglob("*.yaml"))
+DESIGNS = [
+    path
+    for path in sorted(Path("experiments").rglob("*.yaml"))
+    if isinstance(load_any(path), Design)
+]
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +88,16 @@ def test_it_counts_in_no_metric(run: Path) -> None:
 
 
 def test_two_frequencies_are_never_averaged_into_one_pair(run: Path) -> None:
-    parts = by_frequency(observe([sample(run)], "rtt"), "plane")
-    assert [one.metric.frequency_pps for one in parts] == [1000.0, 1e6]
+    parts = by_sending(observe([sample(run)], "rtt"), "plane")
+    assert [one.metric.sending for one in parts] == [(1000.0, ""), (1e6, "")]
     slow, fast = (compare_levels(one, "plane") for one in parts)
     assert "at 1 kpps" in slow.metric.title
     assert slow.find("veth", "bridge") is not None
     assert fast.levels == ("veth",)
     assert fast.comparisons == ()
-    (whole,) = by_frequency(observe([sample(run)], "rtt"), "frequency_pps")
-    assert whole.metric.frequency_pps is None
-    with pytest.raises(ValueError, match="frequencies"):
+    (whole,) = by_sending(observe([sample(run)], "rtt"), "frequency_pps")
+    assert whole.metric.sending is None
+    with pytest.raises(ValueError, match="several ways of sending"):
         compare_levels(observe([sample(run)], "rtt"), "plane")
 
 
@@ -167,7 +175,7 @@ def test_metrics_are_drawn_against_the_number_of_guests_with_the_load_that_they_
         "6.4 kpps"
     ] * 2
     for row in drawn["guests-rtt"].table.rows:
-        assert row[-1] == Value("8", 8)
+        assert row[-1] == PrintedNumber("8", 8)
     medians = {(row[0], row[1]): row[2] for row in drawn["guests-rtt"].table.rows}
     assert len(medians) == 2 * 5
     for figure in drawn.values():
@@ -260,12 +268,13 @@ def test_guests_that_do_as_much_as_they_can_miss_nothing() -> None:
 
 
 @pytest.mark.parametrize("path", DESIGNS, ids=lambda path: path.stem)
-@given(share=st.floats(0.0, 2.0))
+@given(share=st.floats(0.0, 2.0), had=st.floats(0.0, 2.0))
 @settings(max_examples=25, deadline=None)
-def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked(
-    path: Path, share: float
+def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked_and_excluded(
+    path: Path, share: float, had: float
 ) -> None:
     design = load_design(path)
+    each = design.background.per_guest
     schedule = make_schedule(design.model_copy(update={"blocks": 1}), {}, {})
     for visit in schedule.visits:
         for trial in visit.trials:
@@ -273,6 +282,29 @@ def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked(
                 continue
             traffic = trial.traffic()
             label = float(traffic["frequency_pps"])
+            background = None
+            if visit.cell.load_type != "none":
+                endless = each is not None and (
+                    each.rate_pps == "max"
+                    if visit.cell.load_type == "network"
+                    else each.cpu_share is None
+                )
+                background = BackgroundResult(
+                    unit="cpus" if visit.cell.load_type == "cpu" else "pps",
+                    window_s=1.0,
+                    wanted=None if endless else 100.0,
+                    achieved=100 * had,
+                    resolution=0.0,
+                    guests={"b0": 100 * had},
+                )
+            bursts = bursts_of(str(traffic.get("pattern", "")))
+            sent = OfferedLoad(intended_pps=label, achieved_pps=share * label, size_bytes=64)
+            if bursts is not None:
+                mean_pps = bursts.packets / bursts.every_s
+                within = BurstLoad(**vars(bursts), intended_pps=label, achieved_pps=share * label)
+                sent = OfferedLoad(
+                    intended_pps=mean_pps, achieved_pps=mean_pps, size_bytes=64, burst=within
+                )
             record = marked(
                 TrialRecord(
                     trial=trial.name,
@@ -283,13 +315,24 @@ def test_every_trial_of_a_shipped_design_is_within_one_per_cent_or_marked(
                     order=0,
                     started=datetime(2026, 3, 14, tzinfo=UTC),
                     duration_s=1,
-                    load=Load(intended_pps=label, achieved_pps=share * label, size_bytes=64),
+                    load=sent,
+                    counts=Counts(sent=1000, received=1000, lost=0),
+                    background=background,
                 )
             )
+            off = [("frequency_pps", share)]
+            if background is not None and background.wanted is not None:
+                off.append(("background", had))
+            for factor, achieved in off:
+                if factor in record.missed:
+                    assert abs(achieved - 1) >= 0.01 - 1e-9
+                else:
+                    assert abs(achieved - 1) <= 0.01 + 1e-9
+            assert set(record.missed) <= {factor for factor, _ in off}
             kept = keeps_levels(record)
             assert kept == (record.missed == ())
-            assert abs(share - 1) <= 0.01 + 1e-9 if kept else abs(share - 1) >= 0.01 - 1e-9
-            assert record.missed in ((), ("frequency_pps",))
+            alone = RunSample("run", None, [record])  # type: ignore[arg-type]
+            assert len(observe([alone], "loss").observations) == int(kept)
 
 
 class Willing:
@@ -326,6 +369,36 @@ def test_cpu_load_has_no_location_where_both_hosts_are_one_machine(tmp_path: Pat
     assert all("share its CPUs" in reason for reason in refused.values())
     constraint = "constraints: [{when: {load_type: cpu}, require: {load_location: responder}}]\n"
     assert refused_here(text + constraint, tmp_path) == {}
+
+
+def test_a_set_load_of_more_cpus_than_there_are_is_refused_before_anything_is_built(
+    tmp_path: Path,
+) -> None:
+    cpus = os.cpu_count() or 1
+    text = (
+        f"factors: {{plane: veth, load_type: cpu, background_guests: [2, {8 * cpus}]}}\n"
+        "background: {per_guest: {cpu_share: 0.25}}\n"
+    )
+    ((cell, reason),) = refused_here(text, tmp_path).items()
+    assert cell.background_guests == 8 * cpus
+    assert reason.startswith(
+        f"{8 * cpus} guests that burn 0.25 CPUs each need {2 * cpus}, and a host has {cpus}: "
+    )
+    assert refused_here(text.replace("cpu_share: 0.25", "busy_threads: 1"), tmp_path) == {}
+
+
+def test_a_virtual_machine_burns_no_more_than_its_virtual_cpus(tmp_path: Path) -> None:
+    path = tmp_path / "design.yaml"
+    text = (
+        "factors: {plane: virtio-bridge, guest: vm, load_type: cpu, background_guests: 2}\n"
+        "background: {per_guest: {cpu_share: 1.5}}\n"
+    )
+    path.write_text(text)
+    with pytest.raises(BadInputError, match=r"1 virtual CPU cannot burn 1\.5") as refused:
+        load_design(path)
+    assert refused.value.where == f"{path}:2"
+    path.write_text(text + "vm: {vcpus: 2}\n")
+    assert load_design(path).vm.vcpus == 2
 
 
 @pytest.mark.parametrize("name", ["docker-rtt", "kvm-baseline"])

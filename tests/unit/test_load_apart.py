@@ -8,7 +8,7 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise.measure.load import Generator, LoadPath, command
+from planewise.measure.load import HostGenerator, LoadPath, command
 from planewise.measure.load_apart import combine
 from planewise.measure.probe import GeneratorOutput, LossOutput, ReceiveOutput, SendOutput
 from planewise.measure.schedule import LoadTrial
@@ -83,6 +83,8 @@ def test_counters_of_interfaces_outside_any_namespace_are_named_as_the_probe_rea
     generator = SimpleNamespace(
         host=SimpleNamespace(probe="pw-probe"), max_pps=lambda *_: 1e6, placement=list
     )
-    argv = command(LoadPath(path, points), LoadTrial("x", 100, 64, 1), cast("Generator", generator))
+    argv = command(
+        LoadPath(path, points), LoadTrial("x", 100, 64, 1), cast("HostGenerator", generator)
+    )
     named = [argv[at + 1] for at, word in enumerate(argv) if word == "--counter"]
     assert named == ["port0", "wire0@c"]

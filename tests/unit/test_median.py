@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planewise.measure.search.median import Readings, draw_median, open_above, sets_of
+from planewise.measure.search.median import SearchReadings, draw_median, open_above, sets_of
 
 
 def readings_of(values, bounds=None, most=None):
@@ -11,7 +11,7 @@ def readings_of(values, bounds=None, most=None):
     bounds = np.zeros(values.size, dtype=bool) if bounds is None else bounds
     most = float(values.max()) if most is None else most
     times = np.arange(float(values.size))
-    return Readings(np.repeat(values[None, :], 4, axis=0), bounds, times, most)
+    return SearchReadings(np.repeat(values[None, :], 4, axis=0), bounds, times, most)
 
 
 def interval(values, *, bounds=None, trending=0.0, seed=1, most=None):
@@ -115,6 +115,6 @@ def test_the_median_of_a_trend_is_told_for_the_time_asked_about():
 
 def test_too_few_readings_give_no_interval():
     values = np.zeros((2, 5))
-    readings = Readings(values, np.zeros(5, dtype=bool), np.arange(5.0), 1.0)
+    readings = SearchReadings(values, np.zeros(5, dtype=bool), np.arange(5.0), 1.0)
     assert draw_median(readings, np.random.default_rng(1), 10, 0.0, 2.0) is None
     assert sets_of(np.zeros((300, 2))).shape[0] <= 40

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.testbed.counters import Reading, parse
-from planewise.testbed.host import Finished
+from planewise.testbed.host import FinishedProcess
 from planewise.testbed.load import Demand, LoadSpec, Work, achieved, demand
 from planewise.testbed.model import CounterPoint
 
@@ -104,16 +104,16 @@ def test_what_a_load_achieved_is_told_by_guest_and_in_total() -> None:
 def test_a_failed_probe_becomes_its_own_sentence_and_remedy() -> None:
     said = "pw-probe: cannot listen on 198.18.0.1:5000\n  choose another port\n"
     with pytest.raises(PlanewiseError) as caught:
-        Finished(("/x/pw-probe", "sink"), 1, "", said).check()
+        FinishedProcess(("/x/pw-probe", "sink"), 1, "", said).check()
     assert caught.value.what == "pw-probe failed (exit code 1): cannot listen on 198.18.0.1:5000"
     assert caught.value.remedy == "choose another port"
 
 
 def test_a_killed_process_is_named_with_its_signal() -> None:
     with pytest.raises(PlanewiseError, match=r"sleep failed \(ended by SIGKILL\): it said nothing"):
-        Finished(("sleep", "9"), 137, "", "").check()
+        FinishedProcess(("sleep", "9"), 137, "", "").check()
 
 
 def test_output_that_is_no_json_is_a_sentence() -> None:
     with pytest.raises(PlanewiseError, match="did not print JSON"):
-        Finished(("pw-probe", "cpu"), 0, "{", "").json()
+        FinishedProcess(("pw-probe", "cpu"), 0, "{", "").json()

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.testbed.remote import Target, open_host, parse_lab, parse_target
+from planewise.testbed.remote import SshTarget, open_host, parse_lab, parse_target
 
 
 def test_a_server_is_named_by_a_url() -> None:
-    assert parse_target("ssh://server") == Target("ssh://server", "server")
+    assert parse_target("ssh://server") == SshTarget("ssh://server", "server")
     named = "ssh://me@server.example:2222"
-    assert parse_target(named) == Target(named, "server.example", "me", 2222)
+    assert parse_target(named) == SshTarget(named, "server.example", "me", 2222)
     assert parse_target("ssh://[2001:2::1]:22").server == "2001:2::1"
 
 

@@ -13,7 +13,7 @@ from planewise.report import facets, html, packets, renderer, summaries, svg, ta
 from planewise.report.data import RunData
 from planewise.report.facets import Item
 from planewise.report.figures import base, boxes, scatter, vega
-from planewise.report.figures.base import Figure, Missing, Table, Value
+from planewise.report.figures.base import Figure, Missing, PrintedNumber, Table
 from planewise.report.renderer import Renderer
 from planewise.report.rtt_cell import RttCell
 from planewise.report.sections import choose
@@ -56,7 +56,7 @@ def items_of(data: RunData) -> list[Item[RttCell]]:
 
 
 def raw(entry: object) -> float:
-    assert isinstance(entry, Value)
+    assert isinstance(entry, PrintedNumber)
     return entry.raw
 
 
@@ -132,7 +132,7 @@ def test_what_the_host_cannot_see_is_said_in_the_drawing_and_never_drawn_as_zero
         assert rows
         for row in rows:
             assert Missing(f"not measurable: {HIDDEN_REASON}") in row
-            assert not any(isinstance(entry, Value) for entry in row)
+            assert not any(isinstance(entry, PrintedNumber) for entry in row)
         text = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", base.svg(figure.draw(base.WIDE))))
         assert "× vf: not measurable: the host does not see the frames" in text
 
@@ -301,7 +301,9 @@ def test_a_run_of_one_plane_has_no_comparisons(tmp_path: Path) -> None:
 
 
 def test_signs_of_markdown_and_latex_in_names_are_text() -> None:
-    table = Table(("a|b", "n"), (("x_1 & 50 % #", Value("1 µs", 1000.0)), ("…", Missing("why"))))
+    table = Table(
+        ("a|b", "n"), (("x_1 & 50 % #", PrintedNumber("1 µs", 1000.0)), ("…", Missing("why")))
+    )
     assert tables.markdown(table, "c*").splitlines()[2] == "| a\\|b | n |"
     text = tables.latex(table, "100 %", "t")
     assert r"x\_1 \& 50 \% \#" in text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planewise.advise.model import Chain
+from planewise.advise.model import ChainWorkload
 from planewise.report import html, theme
 from planewise.report.data import RunData
 from planewise.report.figures import base, chains, stacked, vega
@@ -32,7 +32,7 @@ def test_a_plane_that_carries_a_twentieth_of_another_is_not_drawn_on_the_zero_li
     run = made_up_chains.write(
         tmp_path / "run",
         [
-            made_up_chains.trial(plane, Chain("north-south", vnfs, 64), pps)
+            made_up_chains.trial(plane, ChainWorkload("north-south", vnfs, 64), pps)
             for plane, pps in rates.items()
             for vnfs in (1, 2)
         ],

@@ -11,11 +11,11 @@ import polars as pl
 import pytest
 
 from planewise.judge.bounded import at_least, exact
-from planewise.judge.verdict import Estimate, judge
+from planewise.judge.verdict import LoadEstimate, judge
 from planewise.report import html
 from planewise.report.data import RunData
 from planewise.report.figures import guests, loss_curve, parts, rtt, tail
-from planewise.report.figures.base import Missing, Table, Value
+from planewise.report.figures.base import Missing, PrintedNumber, Table
 from planewise.report.guests import Curves, point_of
 from planewise.store.cells import common_factors, factors_of, plane_of, words
 from planewise.store.rundir import RunReader
@@ -49,7 +49,7 @@ def row_of(table: Table, load: str, plane: str) -> dict[str, object]:
 
 
 def raw(entry: object) -> float:
-    assert isinstance(entry, Value)
+    assert isinstance(entry, PrintedNumber)
     return entry.raw
 
 
@@ -170,7 +170,7 @@ def test_the_page_prints_the_tables_numbers_and_keeps_them_whole(data: RunData) 
     page = html.render(data.run)
     for row in tail.table(data.rtt).rows:
         for entry in row[2:]:
-            assert isinstance(entry, Value)
+            assert isinstance(entry, PrintedNumber)
             said = re.sub(r"(?<=\d) (?=\D)", "\u00a0", entry.text)
             assert f'<data value="{entry.raw}">{said}</data>' in page
 
@@ -229,10 +229,10 @@ def test_without_load_its_location_is_not_a_condition() -> None:
 
 
 def test_a_load_beyond_the_ladder_is_bounded_by_its_interval_and_not_by_the_last_load() -> None:
-    above = loss_curve._estimate(Estimate(160e3, 146e3, math.inf), "unused")
-    assert isinstance(above, Value)
+    above = loss_curve._estimate(LoadEstimate(160e3, 146e3, math.inf), "unused")
+    assert isinstance(above, PrintedNumber)
     assert above.text == "at least 146 kpps"
-    assert isinstance(loss_curve._estimate(Estimate(127e3, 0.0, math.inf), "unused"), Missing)
+    assert isinstance(loss_curve._estimate(LoadEstimate(127e3, 0.0, math.inf), "unused"), Missing)
 
 
 def test_a_point_whose_blocks_are_mostly_bounds_is_shown_as_one() -> None:

@@ -9,16 +9,18 @@ import typer
 
 from planewise.commands.result import _value, print_result
 from planewise.measure.experiment import Outcome
-from planewise.pipeline import Finished
-from planewise.store.models import Ranked, Recommendation, RunStatus
+from planewise.pipeline import FinishedRun
+from planewise.store.models import RankedPlane, Recommendation, RunStatus
 from planewise.store.rundir import RunReader
 from tests.unit.made_up_run import MadeUp, write
 
 
-def finished(path: Path, status: RunStatus, done: int, failed: int) -> Finished:
+def finished(path: Path, status: RunStatus, done: int, failed: int) -> FinishedRun:
     info = RunReader(write(path, MadeUp())).info.model_copy(update={"status": status})
     outcome = Outcome(done, failed, info)
-    return Finished(path, path / "report.html", outcome, Recommendation(plane=None, headline="-"))
+    return FinishedRun(
+        path, path / "report.html", outcome, Recommendation(plane=None, headline="-")
+    )
 
 
 def test_a_run_with_some_failed_trials_is_done_and_says_so(
@@ -41,5 +43,7 @@ def test_a_run_that_was_cut_short_or_failed_whole_ends_with_1(
 
 
 def test_a_lower_bound_is_printed_as_one() -> None:
-    place = Ranked(plane="veth", load_type="none", metric="forwarded", value=2e6, at_least=True)
+    place = RankedPlane(
+        plane="veth", load_type="none", metric="forwarded", value=2e6, at_least=True
+    )
     assert _value("forwarded", place) == "at least 2 Mpps"

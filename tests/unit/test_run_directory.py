@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
-from planewise.store.models import Counts, Fingerprint, Load, RunInfo, TrialRecord
+from planewise.store.models import Counts, Fingerprint, OfferedLoad, RunInfo, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -48,7 +48,7 @@ def make_trial(name: str) -> TrialRecord:
         order=0,
         started=START,
         duration_s=0.5,
-        load=Load(intended_pps=1000, achieved_pps=999.5, size_bytes=64),
+        load=OfferedLoad(intended_pps=1000, achieved_pps=999.5, size_bytes=64),
         counts=Counts(sent=500, received=499, lost=1),
     )
 

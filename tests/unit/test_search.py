@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge import synthetic
-from planewise.judge.adversaries import Adversary, Factors
 from planewise.judge.curve import Run
 from planewise.measure.search import lossless, model
 from planewise.measure.search.goals import Goal, SearchResult
@@ -18,8 +17,9 @@ from planewise.measure.search.particles import Observations
 from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
 from planewise.measure.search.residuals import course, doubts
 from planewise.measure.search.run import ALGORITHMS, algorithm_named, run_search
-from planewise.measure.search.session import BudgetSpentError, Limits, Session
+from planewise.measure.search.session import BudgetSpentError, Limits, SearchSession
 from planewise.measure.search.verdict import ladder_loads
+from tests.adversaries import Adversary, CapacityFactors
 
 PDR = Goal(0.005)
 NDR = Goal(0.0)
@@ -133,7 +133,7 @@ def test_repeated_searches_with_the_same_seeds_are_the_same():
 
 
 def test_what_a_queue_holds_is_not_taken_for_capacity():
-    system = Adversary("queue", 2e5, Factors(sd=0.002), ring_packets=8192)
+    system = Adversary("queue", 2e5, CapacityFactors(sd=0.002), ring_packets=8192)
     held = []
     for seed in range(6):
         result = run_search(system.start(seed), [NDR, PDR])
@@ -150,7 +150,7 @@ def test_what_a_queue_holds_is_not_taken_for_capacity():
 
 
 def test_what_is_concluded_rests_on_trials_of_the_stated_duration():
-    turbo = Adversary("turbo", 1e6, Factors(sd=0.002), boost=0.2, boost_s=0.2)
+    turbo = Adversary("turbo", 1e6, CapacityFactors(sd=0.002), boost=0.2, boost_s=0.2)
     result = run_search(turbo.start(4), [PDR])
     # Its trials of 0.2 s run at 1.2 times the rate, those of 1 s at 1.04 times.
     assert result.goal("pdr:0.005").pps == pytest.approx(1.04e6 / 0.995, rel=0.01)
@@ -314,7 +314,7 @@ def test_what_the_measurer_raises_reaches_the_caller_as_it_is():
 
 
 def test_a_session_counts_pauses_and_refuses_what_it_cannot_afford():
-    session = Session(Scripted(lambda _load, _n: 0.0), Limits(budget_s=4.0, overhead_s=0.5))
+    session = SearchSession(Scripted(lambda _load, _n: 0.0), Limits(budget_s=4.0, overhead_s=0.5))
     session.measure(1e6, 1.0)
     session.measure(1e9, 1.0)
     assert session.trials[1].offered_pps == 1e7

@@ -14,8 +14,8 @@ from planewise.judge import synthetic
 from planewise.judge.curve import Curve, LoadPoint, Run, RunTable
 from planewise.judge.verdict import judge
 from planewise.measure.search.measurer import ExhaustedError, Measurer
-from planewise.measure.search.replay import Replay
 from planewise.measure.search.sequential import Planner, SequentialPlan, sweep_until_verdict
+from tests.replay import Replay
 from tests.unit.published_data import labels, needs_published_data, recorded
 
 LADDER = [0.3e6, 0.45e6, 0.62e6, 0.8e6, 0.95e6, 1.1e6, 1.3e6, 1.5e6]

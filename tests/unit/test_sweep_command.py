@@ -12,7 +12,7 @@ from planewise.cli import app
 from planewise.commands.sut import frame_size
 from planewise.commands.sweep import _pdr_text
 from planewise.errors import BadInputError
-from planewise.judge.verdict import Estimate
+from planewise.judge.verdict import LoadEstimate
 
 
 @pytest.mark.parametrize(("size", "version"), [(0, 4), (63, 4), (83, 6), (9001, 4), (-1, 6)])
@@ -43,12 +43,15 @@ def test_the_way_out_names_the_command_that_was_given(command: str) -> None:
     ("pdr", "text"),
     [
         (None, "not known: the first load already loses more"),
-        (Estimate(20e3, 19e3, 21e3), "20 kpps (95 %: 19 kpps to 21 kpps)"),
-        (Estimate(20e3, 19e3, math.inf), "at least 19 kpps; the loads end too early to say more"),
-        (Estimate(20e3, 0, math.inf), "not known: there are too few loads and runs"),
+        (LoadEstimate(20e3, 19e3, 21e3), "20 kpps (95 %: 19 kpps to 21 kpps)"),
+        (
+            LoadEstimate(20e3, 19e3, math.inf),
+            "at least 19 kpps; the loads end too early to say more",
+        ),
+        (LoadEstimate(20e3, 0, math.inf), "not known: there are too few loads and runs"),
     ],
 )
-def test_a_pdr_beyond_the_ladder_is_only_a_bound(pdr: Estimate | None, text: str) -> None:
+def test_a_pdr_beyond_the_ladder_is_only_a_bound(pdr: LoadEstimate | None, text: str) -> None:
     assert _pdr_text(pdr) == text
 
 

@@ -30,7 +30,7 @@ from planewise.testbed.vms.domain import DomainSpec, Nic, VmOptions, domain_xml
 from planewise.testbed.vms.guests import last_words
 from planewise.testbed.vms.hypervisor import AgentSilentError, GuestGoneError
 from planewise.testbed.vms.image import GuestImage
-from planewise.testbed.vms.platform import Platform, differences
+from planewise.testbed.vms.platform import VmPlatform, differences
 from planewise.testbed.vms.resources import VmResources, shortage
 
 HOST_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane) and not plane.vfs]
@@ -52,9 +52,9 @@ DOMAIN = DomainSpec(
 IMAGE = GuestImage(Path("/k"), Path("/i"), "6.12", 80)
 
 
-def platform(name: str, vhost: bool) -> Platform:
+def platform(name: str, vhost: bool) -> VmPlatform:
     accelerator = Accelerator("kvm" if name == "kvm" else "tcg", "it was tried")
-    return Platform("/usr/bin/qemu", accelerator, vhost, IMAGE)
+    return VmPlatform("/usr/bin/qemu", accelerator, vhost, IMAGE)
 
 
 def test_an_emulated_domain_says_so_and_bounds_what_qemu_keeps() -> None:

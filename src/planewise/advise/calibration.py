@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from planewise.advise.model.capacity import Chain, Prediction, predict
-from planewise.advise.model.fit import LeftOut, Measured, fit
+from planewise.advise.model.capacity import ChainWorkload, Prediction, predict
+from planewise.advise.model.fit import HeldOut, Measured, fit
 from planewise.advise.model.profile import Profile
 from planewise.advise.throughput import ThroughputRow
 from planewise.units import percent_text
@@ -43,7 +43,7 @@ class Calibration:
     profile: Profile
     rows: tuple[Measured, ...]
     fitted: Errors
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[HeldOut, ...]
     """Rows that a fit had not seen, by plane and by what was left out."""
 
     def left_out_lines(self) -> list[str]:
@@ -87,7 +87,7 @@ def calibrate_rows(
 def _measured(rows: Sequence[ThroughputRow]) -> list[Measured]:
     found = []
     for row in rows:
-        chain = Chain(row.pattern, row.vnfs, row.packet_bytes)
+        chain = ChainWorkload(row.pattern, row.vnfs, row.packet_bytes)
         if row.plane == "vf-passthrough":
             found.append(Measured("vf-passthrough", chain, row.tx_mpps * 1e6))
         elif row.plane == "vhost-user":

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from planewise.advise.model.capacity import Chain
+from planewise.advise.model.capacity import ChainWorkload
 from planewise.advise.model.profile import Profile
 from planewise.errors import BadInputError
 
@@ -38,7 +38,7 @@ class Workload:
         BadInputError: a rate, a number of VFs, guests or cores, or a latency that cannot be.
     """
 
-    chain: Chain
+    chain: ChainWorkload
     application: Application = "polling"
     """Whether the guests' programs poll their NIC (DPDK) or use the kernel's sockets."""
     rate_pps: float | None = None

@@ -11,14 +11,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planewise.advise.model.capacity import Chain
-from planewise.advise.recommend import ALL_LOADS, at_each_frequency, rankings_of
+from planewise.advise.model.capacity import ChainWorkload
+from planewise.advise.recommend import ALL_LOADS, at_each_sending, rankings_of
 from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded, at_least, exact, mean_of, median_of
 from planewise.judge.statistics.metrics import is_limited, limited_by_plane
 from planewise.judge.statistics.paired import median_interval
 from planewise.store.levels import keeps_levels
-from planewise.store.models import Ranked, RunInfo, TrialRecord
+from planewise.store.models import RankedPlane, RunInfo, TrialRecord
 
 LOAD_WORDS = {"none": "idle", "cpu": "under CPU load", "network": "under network load"}
 
@@ -53,14 +53,14 @@ class Evidence:
     """Place by median round-trip time over all loads, from 1; None: not measured."""
     rivals: tuple[str, ...]
     """Planes of that ranking, the best first."""
-    rtt_p50: Mapping[str, Ranked]
+    rtt_p50: Mapping[str, RankedPlane]
     """By load."""
-    rtt_p99: Mapping[str, Ranked]
-    forwarded: Ranked | None
+    rtt_p99: Mapping[str, RankedPlane]
+    forwarded: RankedPlane | None
     """The highest rate of one pair of guests, idle where that was measured."""
     forwarded_bytes: int | None
     """The frame size of those trials; None of several."""
-    cpu: Ranked | None
+    cpu: RankedPlane | None
     """CPU time of the kernel for a forwarded packet [ns]."""
     lost: int
     sent: int
@@ -74,7 +74,7 @@ class Evidence:
     virtualised: str
     """The hypervisor that the hosts themselves ran on; empty for none."""
 
-    def chain(self, wanted: Chain) -> ChainSeen | None:
+    def chain(self, wanted: ChainWorkload) -> ChainSeen | None:
         """What was measured of this very chain."""
         for one in self.chains:
             if (one.pattern, one.vnfs, one.frame_bytes) == (
@@ -86,7 +86,7 @@ class Evidence:
         return None
 
     @property
-    def tails(self) -> list[Ranked]:
+    def tails(self) -> list[RankedPlane]:
         """The 99th percentiles under all loads that were measured."""
         return [one for load, one in self.rtt_p99.items() if load != ALL_LOADS]
 
@@ -100,7 +100,7 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
         BadInputError: it measured no plane.
     """
     done = [trial for trial in trials if keeps_levels(trial) and "plane" in trial.cell]
-    slowest = next(iter(at_each_frequency(done).values()), done)
+    slowest = next(iter(at_each_sending(done).values()), done)
     if not done:
         raise BadInputError(
             "this run measured no plane",
@@ -214,11 +214,11 @@ def _rtt(trials: Iterable[TrialRecord], plane: str) -> list[TrialRecord]:
     return [one for one in trials if one.kind == "rtt" and one.cell["plane"] == plane]
 
 
-def _by_load(places: Iterable[Ranked], plane: str) -> dict[str, Ranked]:
+def _by_load(places: Iterable[RankedPlane], plane: str) -> dict[str, RankedPlane]:
     return {one.load_type: one for one in places if one.plane == plane}
 
 
-def _idle_first(places: Mapping[str, Ranked]) -> Ranked | None:
+def _idle_first(places: Mapping[str, RankedPlane]) -> RankedPlane | None:
     return places.get("none") or places.get(ALL_LOADS)
 
 

@@ -13,15 +13,17 @@ from planewise.advise.demand import (
     on_vf,
 )
 from planewise.advise.evidence import LOAD_WORDS, ChainSeen, Evidence
-from planewise.advise.model.capacity import Chain
-from planewise.advise.ranked import MODELLED, Known, Ranked, hold_to_rate
+from planewise.advise.model.capacity import ChainWorkload
+from planewise.advise.ranked import MODELLED, Known, PlaneForecast, hold_to_rate
 from planewise.advise.recommend import shown
 from planewise.judge.statistics.sentences import bound_text
-from planewise.store.models import Ranked as Place
+from planewise.store.models import RankedPlane
 from planewise.units import bits_text, percent_text, rate_text, time_text
 
 
-def with_evidence(one: Ranked, evidence: Sequence[Evidence], workload: Workload) -> Ranked:
+def with_evidence(
+    one: PlaneForecast, evidence: Sequence[Evidence], workload: Workload
+) -> PlaneForecast:
     """The plane with what runs tell of it; a measurement of the very chain replaces the model."""
     statements = list(one.statements)
     for seen in evidence:
@@ -52,12 +54,12 @@ def with_evidence(one: Ranked, evidence: Sequence[Evidence], workload: Workload)
     return one
 
 
-def _latest(tails: Iterable[Place]) -> Place | None:
+def _latest(tails: Iterable[RankedPlane]) -> RankedPlane | None:
     """The latest; a bound from below that is as late comes first: it may be later."""
     return max(tails, key=lambda one: (one.value, one.at_least), default=None)
 
 
-def _as_chain(seen: Evidence, chain: Chain) -> ChainSeen | None:
+def _as_chain(seen: Evidence, chain: ChainWorkload) -> ChainSeen | None:
     """One pair of guests is a chain of one function that sends to the other host."""
     rate = seen.forwarded
     if rate is None or chain.vnfs != 1 or seen.forwarded_bytes != chain.frame_bytes:
@@ -68,7 +70,7 @@ def _as_chain(seen: Evidence, chain: Chain) -> ChainSeen | None:
     )
 
 
-def _with_chain(one: Ranked, run: str, seen: ChainSeen, workload: Workload) -> Ranked:
+def _with_chain(one: PlaneForecast, run: str, seen: ChainSeen, workload: Workload) -> PlaneForecast:
     """A measurement of the very chain takes the prediction's place.
 
     Where something else than the plane was the limit, only if it is more than predicted.
@@ -157,8 +159,8 @@ def _seen(seen: Evidence) -> Iterator[Statement]:
 
 
 def hold_to_latency(
-    one: Ranked, known: Known, workload: Workload
-) -> tuple[Ranked, list[Statement]]:
+    one: PlaneForecast, known: Known, workload: Workload
+) -> tuple[PlaneForecast, list[Statement]]:
     """With what is known of the latency goal; and why the plane cannot keep it."""
     goal = workload.latency_ns
     if goal is None:
@@ -197,12 +199,12 @@ def hold_to_latency(
 
 
 def _hold_to_tails(
-    one: Ranked, goal: float, tails: Sequence[tuple[Place, str]]
-) -> tuple[Ranked, list[Statement]]:
+    one: PlaneForecast, goal: float, tails: Sequence[tuple[RankedPlane, str]]
+) -> tuple[PlaneForecast, list[Statement]]:
     """What measured 99th percentiles say of the goal [ns]: one that is missed once is not kept,
     and one for which a bound leaves room is not known to be. `tails` with their runs; not empty."""
 
-    def latest(some: Sequence[tuple[Place, str]]) -> tuple[str, str]:
+    def latest(some: Sequence[tuple[RankedPlane, str]]) -> tuple[str, str]:
         tail, run = max(some, key=lambda pair: pair[0].value)
         return f"{shown(tail, time_text)} {LOAD_WORDS.get(tail.load_type, tail.load_type)}", run
 

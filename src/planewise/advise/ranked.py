@@ -30,7 +30,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Ranked:
+class PlaneForecast:
     """One plane for the workload."""
 
     plane: str
@@ -91,8 +91,8 @@ def words_of(plane: str) -> str:
 
 
 def hold_to_rate(
-    one: Ranked, workload: Workload, basis: Literal["model", "measurement"], source: str = ""
-) -> Ranked:
+    one: PlaneForecast, workload: Workload, basis: Literal["model", "measurement"], source: str = ""
+) -> PlaneForecast:
     """With a sentence on the rate that was asked for, where one was and it is known.
 
     A rate without an interval is not taken as exact: one that was seen at least is a lower bound,

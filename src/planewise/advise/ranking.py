@@ -18,7 +18,7 @@ from planewise.advise.measured import hold_to_latency, of_neighbours, too_much_c
 from planewise.advise.model.capacity import Plane, Prediction, predict
 from planewise.advise.model.latency import floor_ns, line_ns
 from planewise.advise.model.profile import Profile
-from planewise.advise.ranked import ALIKE, MODELLED, Known, Ranked, hold_to_rate
+from planewise.advise.ranked import ALIKE, MODELLED, Known, PlaneForecast, hold_to_rate
 from planewise.units import rate_text
 
 _POLLED_VIRTIO_PPS = 0.08e6
@@ -29,7 +29,7 @@ _LATENCY_ORDER = ("vf-passthrough", "vhost-user", "virtio-bridge")
 """Lowest round-trip times first: VFs below bridges by both studies; polling lies between."""
 
 
-def rank(known: Known, workload: Workload) -> tuple[Ranked, ...]:
+def rank(known: Known, workload: Workload) -> tuple[PlaneForecast, ...]:
     """All planes, the most suitable first."""
     found = [_weigh(known, workload, plane) for plane in known.planes]
     most = max((one.pps for one in found if one.possible and one.pps is not None), default=None)
@@ -44,7 +44,7 @@ def rank(known: Known, workload: Workload) -> tuple[Ranked, ...]:
     return tuple(sorted(rated, key=lambda one: _merit(one, workload)))
 
 
-def _merit(one: Ranked, workload: Workload) -> tuple[float, ...]:
+def _merit(one: PlaneForecast, workload: Workload) -> tuple[float, ...]:
     """Smaller is better: possible, fast enough, then cheap where alike, else fast."""
     rate = one.pps or 0.0
     # What shares a core with its neighbours comes after what does not, where that was asked for.
@@ -62,7 +62,7 @@ def _merit(one: Ranked, workload: Workload) -> tuple[float, ...]:
     return (*head, 1, rank, *late, one.host_cores, -rate)
 
 
-def _lateness(one: Ranked) -> tuple[float, float]:
+def _lateness(one: PlaneForecast) -> tuple[float, float]:
     """Known to keep the latency goal first; else as the publications order the planes."""
     return float(not one.meets_latency), float(_order(_LATENCY_ORDER, one.plane))
 
@@ -74,7 +74,7 @@ def _order(order: Sequence[str], plane: str) -> int:
     return order.index("vf-passthrough" if on_vf(plane) else "virtio-bridge")
 
 
-def _weigh(known: Known, workload: Workload, plane: str) -> Ranked:
+def _weigh(known: Known, workload: Workload, plane: str) -> PlaneForecast:
     """One plane: what it carries, then what rules it out."""
     one = (
         _modelled(known.profile, workload, plane)
@@ -115,8 +115,8 @@ _KERNEL: dict[str, Statement] = {
 """What is known where the guest's kernel binds, not the plane."""
 
 
-def _modelled(profile: Profile | None, workload: Workload, plane: Plane) -> Ranked:
-    empty = Ranked(
+def _modelled(profile: Profile | None, workload: Workload, plane: Plane) -> PlaneForecast:
+    empty = PlaneForecast(
         plane, True, None, None, None, None, None, None,
         "guest's kernel" if workload.application == "kernel" else "not known",
         host_cores(plane), (),
@@ -162,7 +162,7 @@ def _bound(prediction: Prediction, profile: Profile) -> Statement:
     )
 
 
-def _virtio(profile: Profile | None, workload: Workload) -> Ranked:
+def _virtio(profile: Profile | None, workload: Workload) -> PlaneForecast:
     floor = None if profile is None else line_ns(profile, workload.chain)
     if workload.application == "kernel":
         said = Statement(
@@ -172,7 +172,7 @@ def _virtio(profile: Profile | None, workload: Workload) -> Ranked:
             "literature",
             BRIEF,
         )
-        return Ranked(
+        return PlaneForecast(
             "virtio-bridge", True, None, None, None, None, None, None,
             "guest's kernel", 0, (said,), floor_ns=floor,
         )  # fmt: skip
@@ -185,13 +185,13 @@ def _virtio(profile: Profile | None, workload: Workload) -> Ranked:
         "literature",
         BRIEF,
     )
-    return Ranked(
+    return PlaneForecast(
         "virtio-bridge", True, meets, _POLLED_VIRTIO_PPS, None, None,
         _POLLED_VIRTIO_PPS * 8 * (workload.chain.frame_bytes - 4) / 1e9, None,
         "host's kernel", 0, (said,), floor_ns=floor,
     )  # fmt: skip
 
 
-def _measured_only(workload: Workload, plane: str) -> Ranked:
+def _measured_only(workload: Workload, plane: str) -> PlaneForecast:
     binds = "guest's kernel" if workload.application == "kernel" else "not known"
-    return Ranked(plane, True, None, None, None, None, None, None, binds, 0, ())
+    return PlaneForecast(plane, True, None, None, None, None, None, None, binds, 0, ())

@@ -21,14 +21,14 @@ from planewise.judge.statistics import (
     compare_levels,
     observe,
 )
-from planewise.judge.statistics.metrics import FREQUENCY
 from planewise.judge.statistics.pairing import IDLE, OVERALL
 from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text
 from planewise.judge.verdict import judge
 from planewise.store.backends import mixed_backends
+from planewise.store.cells import Sending, sending_of
 from planewise.store.levels import keeps_levels, missed_levels
-from planewise.store.models import Ranked, Recommendation, RunInfo, TrialRecord
+from planewise.store.models import RankedPlane, Recommendation, RunInfo, TrialRecord
 from planewise.units import percent_text, rate_text, time_text
 
 ALL_LOADS = "all"
@@ -49,9 +49,9 @@ def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     trials = list(trials)
     missed = sum(bool(missed_levels(trial)) for trial in trials)
     done = [trial for trial in trials if keeps_levels(trial) and "plane" in trial.cell]
-    groups = at_each_frequency(done)
+    groups = at_each_sending(done)
     advice = (
-        _joined({rate: _recommend(own, info) for rate, own in groups.items()})
+        _joined({sending: _recommend(own, info) for sending, own in groups.items()})
         if len(groups) > 1
         else _recommend(done, info)
     )
@@ -64,38 +64,36 @@ def recommend(trials: Iterable[TrialRecord], info: RunInfo) -> Recommendation:
     return advice.model_copy(update={"reservations": (*advice.reservations, reservation)})
 
 
-def at_each_frequency(trials: Sequence[TrialRecord]) -> dict[float, list[TrialRecord]]:
-    """By rate of the probes [packet/s], rising: the RTT trials at it, and all other trials.
+def at_each_sending(trials: Sequence[TrialRecord]) -> dict[Sending, list[TrialRecord]]:
+    """By rate and pattern of the probes, rising: the RTT trials sent so, and all other trials.
 
-    Empty where there are no RTT trials that name one.
+    Empty where there are no RTT trials that say it.
     """
-    rates = {
-        float(trial.cell[FREQUENCY])
-        for trial in trials
-        if trial.kind == "rtt" and FREQUENCY in trial.cell
-    }
+    of_trials = {sending_of(trial.cell) for trial in trials if trial.kind == "rtt"}
     return {
-        rate: [one for one in trials if one.kind != "rtt" or one.cell.get(FREQUENCY, rate) == rate]
-        for rate in sorted(rates)
+        sending: [
+            one for one in trials if one.kind != "rtt" or sending_of(one.cell) in (None, sending)
+        ]
+        for sending in sorted(one for one in of_trials if one is not None)
     }
 
 
-def _joined(each: Mapping[float, Recommendation]) -> Recommendation:
-    """What holds at several rates of the probes; a plane where it is the same at all of them."""
+def _joined(each: Mapping[Sending, Recommendation]) -> Recommendation:
+    """What holds for several ways of sending; a plane where it is the same for all of them."""
     planes = {advice.plane for advice in each.values()}
-    ranking: list[Ranked] = []
+    ranking: list[RankedPlane] = []
     reasons: dict[str, None] = {}
-    for rate, advice in each.items():
+    for sending, advice in each.items():
         times = [place for place in advice.ranking if place.metric.startswith("rtt")]
-        ranking += [one.model_copy(update={"frequency_pps": rate}) for one in times]
+        ranking += [one.model_copy(update=sending._asdict()) for one in times]
         for reason in advice.reasons:
             of_time = "round-trip time" in reason
-            reasons[f"at {rate_text(rate)}, {reason}" if of_time else reason] = None
+            reasons[f"{sending.words}, {reason}" if of_time else reason] = None
     first = next(iter(each.values()))
     ranking += [place for place in first.ranking if not place.metric.startswith("rtt")]
     told = [
-        f"{'At' if place == 0 else 'at'} {rate_text(rate)}: {advice.headline.rstrip('.')}"
-        for place, (rate, advice) in enumerate(each.items())
+        f"{'A' if place == 0 else 'a'}{sending.words[1:]}: {advice.headline.rstrip('.')}"
+        for place, (sending, advice) in enumerate(each.items())
     ]
     return Recommendation(
         plane=planes.pop() if len(planes) == 1 else None,
@@ -107,7 +105,7 @@ def _joined(each: Mapping[float, Recommendation]) -> Recommendation:
 
 
 def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
-    """The recommendation of trials that count, whose RTT trials have one rate of the probes."""
+    """The recommendation of trials that count, whose RTT trials were sent in one way."""
     rankings = rankings_of(done, info)
     ranking = tuple(place for places in rankings.values() for place in places)
     lossy = lossy_planes(done, info)
@@ -157,8 +155,8 @@ def lossy_planes(trials: Sequence[TrialRecord], info: RunInfo) -> dict[str, floa
 # --- rankings -----------------------------------------------------------------------------------
 
 
-def rankings_of(trials: Iterable[TrialRecord], info: RunInfo) -> dict[str, list[Ranked]]:
-    """The places of a run's planes by `Ranked.metric`, best first for each load.
+def rankings_of(trials: Iterable[TrialRecord], info: RunInfo) -> dict[str, list[RankedPlane]]:
+    """The places of a run's planes by `RankedPlane.metric`, best first for each load.
 
     `trials` that count and have a plane, their RTT trials at one rate of the probes; a metric that
     none of them has is an empty list.
@@ -167,7 +165,7 @@ def rankings_of(trials: Iterable[TrialRecord], info: RunInfo) -> dict[str, list[
     return {name: _rank(name, observe([sample], metric)) for name, metric in _METRICS.items()}
 
 
-def _rank(name: str, observed: Observed) -> list[Ranked]:
+def _rank(name: str, observed: Observed) -> list[RankedPlane]:
     """The places of every plane, best first, for each load type and for all loads together."""
     if not observed.observations:
         return []
@@ -189,7 +187,7 @@ def _load_type(stratum: str) -> str:
     return "none" if stratum == IDLE else stratum
 
 
-def _places(name: str, load: str, stratum: str, family: Family) -> list[Ranked]:
+def _places(name: str, load: str, stratum: str, family: Family) -> list[RankedPlane]:
     values = best_first(family, stratum)
     best = values[0]
     places = []
@@ -197,7 +195,7 @@ def _places(name: str, load: str, stratum: str, family: Family) -> list[Ranked]:
         against = None if value is best else family.find(value.level, best.level, stratum)
         effect = {} if against is None else _effect(family, against, best.value)
         places.append(
-            Ranked.model_validate(
+            RankedPlane.model_validate(
                 {
                     "plane": str(value.level),
                     "load_type": load,
@@ -250,7 +248,7 @@ def _note(against: Comparison | None, best: str, value: LevelValue) -> str:
 
 
 def _choose(
-    overall: Sequence[Ranked], forwarded: Sequence[Ranked], lossy: Mapping[str, float]
+    overall: Sequence[RankedPlane], forwarded: Sequence[RankedPlane], lossy: Mapping[str, float]
 ) -> tuple[str | None, str]:
     """The plane (None when nothing decides) and the answer in one sentence.
 
@@ -294,7 +292,7 @@ def _choose(
     )
 
 
-def _below(second: Ranked) -> str:
+def _below(second: RankedPlane) -> str:
     """By how much the best is below the second, with the interval of their comparison."""
 
     def share(effect: float) -> str:
@@ -310,7 +308,7 @@ def _below(second: Ranked) -> str:
     return f"{text} (95 %: {share(second.effect_low)} to {share(second.effect_high)})"
 
 
-def _reasons(plane: str, rankings: Mapping[str, Sequence[Ranked]]) -> tuple[str, ...]:
+def _reasons(plane: str, rankings: Mapping[str, Sequence[RankedPlane]]) -> tuple[str, ...]:
     reasons = []
     for metric, what, show in (
         ("rtt_p50", "median round-trip time", time_text),
@@ -337,12 +335,12 @@ def _reasons(plane: str, rankings: Mapping[str, Sequence[Ranked]]) -> tuple[str,
     return tuple(reasons)
 
 
-def shown(place: Ranked, show: Callable[[float], str]) -> str:
+def shown(place: RankedPlane, show: Callable[[float], str]) -> str:
     """A place's value as people read it; a bound says so."""
     return bound_text(place.bound, show(place.value))
 
 
-def _range(place: Ranked, show: Callable[[float], str]) -> str:
+def _range(place: RankedPlane, show: Callable[[float], str]) -> str:
     if place.low is None or place.high is None:
         return ""
     return f", 95 % interval {show(place.low)} to {show(place.high)}"

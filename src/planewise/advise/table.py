@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planewise.advise.demand import Statement
-from planewise.advise.ranked import Ranked
+from planewise.advise.ranked import PlaneForecast
 from planewise.judge.statistics.sentences import bound_text
 from planewise.units import percent_text, time_text
 
@@ -21,7 +21,7 @@ def basis(statement: Statement) -> str:
     return f"{statement.basis}; {statement.source}" if statement.source else statement.basis
 
 
-def cells(ranked: Ranked) -> tuple[str, ...]:
+def cells(ranked: PlaneForecast) -> tuple[str, ...]:
     """A plane's row, in the order of the columns."""
     late = "–"
     if ranked.rtt_p99_ns is not None:

@@ -15,9 +15,9 @@ from planewise.advise.demand import (
     Workload,
 )
 from planewise.advise.evidence import Evidence
-from planewise.advise.model.capacity import LONGEST, Chain, Prediction, predict
+from planewise.advise.model.capacity import LONGEST, ChainWorkload, Prediction, predict
 from planewise.advise.model.profile import Profile
-from planewise.advise.ranked import ALIKE, MODELLED, Known, Ranked, words_of
+from planewise.advise.ranked import ALIKE, MODELLED, Known, PlaneForecast, words_of
 from planewise.advise.ranking import rank
 from planewise.errors import BadInputError
 from planewise.units import rate_text
@@ -32,14 +32,14 @@ class Advice:
     """Empty without one."""
     emulated: bool
     sentence: str
-    ranking: tuple[Ranked, ...]
+    ranking: tuple[PlaneForecast, ...]
     changes: tuple[Statement, ...]
     """What would change the answer."""
     notes: tuple[Statement, ...] = ()
     """What to keep in mind of the profile and of the runs."""
 
     @property
-    def best(self) -> Ranked:
+    def best(self) -> PlaneForecast:
         """The plane to use; where nothing is possible, the one that comes nearest."""
         return self.ranking[0]
 
@@ -106,13 +106,13 @@ def why_not(advice: Advice, plane: str) -> str:
     )
 
 
-def _relative(one: Ranked) -> Ranked:
+def _relative(one: PlaneForecast) -> PlaneForecast:
     # What the publication saw of virtio has no ratio to what an emulated host carries.
     share = None if one.plane == "virtio-bridge" else one.share
     return replace(one, share=share, pps=None, low_pps=None, high_pps=None, gbps=None, meets=None)
 
 
-def _sentence(ranking: Sequence[Ranked], workload: Workload) -> str:
+def _sentence(ranking: Sequence[PlaneForecast], workload: Workload) -> str:
     best = ranking[0]
     chain = workload.chain
     where = (
@@ -167,7 +167,7 @@ def _notes(known: Known) -> Iterator[Statement]:
     for plane in MODELLED:
         if profile is None or profile.emulated:
             continue
-        if predict(profile, plane, Chain("north-south", 1, 64)).known:
+        if predict(profile, plane, ChainWorkload("north-south", 1, 64)).known:
             continue
         yield Statement(
             f"For {plane} this profile was never held against measurements: its figures have no "
@@ -191,4 +191,4 @@ def _notes(known: Known) -> Iterator[Statement]:
         )
 
 
-__all__ = ["Advice", "Ranked", "Statement", "Workload", "advise", "course", "why_not"]
+__all__ = ["Advice", "PlaneForecast", "Statement", "Workload", "advise", "course", "why_not"]

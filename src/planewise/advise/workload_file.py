@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planewise.advise.demand import Workload
-from planewise.advise.model.capacity import Chain
+from planewise.advise.model.capacity import ChainWorkload
 from planewise.errors import BadInputError, PlanewiseError, first_fault
 
 _MOST_BYTES = 65_536
@@ -45,7 +45,7 @@ class WorkloadText(BaseModel):
                 remedy="--pattern north-south (each function sends back) or east-west (a chain)",
             )
         return Workload(
-            chain=Chain(self.pattern, self.vnfs, self.frame_bytes),  # type: ignore[arg-type]
+            chain=ChainWorkload(self.pattern, self.vnfs, self.frame_bytes),  # type: ignore[arg-type]
             application=self.application,  # type: ignore[arg-type]  # both refuse what is none
             rate_pps=None if self.rate_mpps is None else self.rate_mpps * 1e6,
             latency_ns=None if self.latency_us is None else self.latency_us * 1e3,

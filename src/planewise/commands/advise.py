@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from planewise.advise.evidence import Evidence
     from planewise.advise.model import Profile
     from planewise.advise.workload import Advice
-    from planewise.report.advice import Page, Said
+    from planewise.report.advice import AdvicePage, Said
 
 
 def advise(
@@ -207,7 +207,7 @@ def _evidence(runs: Iterable[Path]) -> list[Evidence]:
     return evidence
 
 
-def _page(advice: Advice, host: Profile | None) -> Page:
+def _page(advice: Advice, host: Profile | None) -> AdvicePage:
     from planewise.advise import table
     from planewise.advise.workload import course
     from planewise.report import advice as report
@@ -217,7 +217,7 @@ def _page(advice: Advice, host: Profile | None) -> Page:
 
     chain = advice.workload.chain
     functions = f"{chain.vnfs} function{'s' if chain.vnfs > 1 else ''}"
-    return report.Page(
+    return report.AdvicePage(
         title=f"Which plane for {functions}, {chain.pattern}?",
         sentence=advice.sentence,
         host=advice.profile or "no profile",
@@ -225,7 +225,7 @@ def _page(advice: Advice, host: Profile | None) -> Page:
         notice=table.EMULATED if advice.emulated else "",
         columns=table.COLUMNS,
         planes=tuple(
-            report.Plane(one.plane, one.possible, table.cells(one)[1:], said(one.statements))
+            report.RankedRow(one.plane, one.possible, table.cells(one)[1:], said(one.statements))
             for one in advice.ranking
         ),
         changes=said(advice.changes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from planewise.commands.judge import checked_rule, complain, judge_file
 from planewise.errors import BadInputError, PlanewiseError
 
 if TYPE_CHECKING:
-    from planewise.judge.campaign import Agreement, Campaign, Figures, Member
+    from planewise.judge.campaign import Campaign, CampaignCurve
 
 
 def campaign(
@@ -55,21 +56,38 @@ def campaign(
     Aspects are what a file's name or a run's cells say of an experiment: kernel, NIC ring, IRQ
     pinning, platform, plane, duration, ...
     """
+    summarise(files, by or [], repetition or [], rule, format_name, plr, json=json)
+
+
+def summarise(
+    files: Sequence[Path],
+    by: Sequence[str] = (),
+    repetition: Sequence[str] = (),
+    rule: str = "planewise",
+    format_name: str | None = None,
+    plr: float = 0.005,
+    *,
+    json: bool = False,
+) -> None:
+    """Judges every curve of `files` and prints the campaign that they are."""
     from planewise.judge.campaign import campaign as sum_up
     from planewise.judge.campaign import member
+    from planewise.store.rundir import CAMPAIGN_FILE
 
     chosen = checked_rule(rule, plr)
     members, failed = [], 0
     for file in files:
+        if file.name == CAMPAIGN_FILE:
+            continue  # the design, beside the curves
         try:
             for one in judge_file(file, format_name, chosen, plr):
                 if one.verdict is not None:
-                    members.append(member(one.trials, one.verdict, repetition or ()))
+                    members.append(member(one.trials, one.verdict, repetition))
         except PlanewiseError as error:
             failed += 1
             complain(error)
-    _check(members, by or [], repetition or [])
-    found = sum_up(members, by or [])
+    _check(members, by, repetition)
+    found = sum_up(members, by)
     if json:
         console.print_json(_as_json(found))
     else:
@@ -78,7 +96,7 @@ def campaign(
         raise typer.Exit(BadInputError.exit_code)
 
 
-def _check(members: list[Member], by: list[str], repetition: list[str]) -> None:
+def _check(members: Sequence[CampaignCurve], by: Sequence[str], repetition: Sequence[str]) -> None:
     if not members:
         raise BadInputError(
             "no file has a curve to judge",
@@ -101,12 +119,12 @@ def _check(members: list[Member], by: list[str], repetition: list[str]) -> None:
 
 
 def _print(found: Campaign) -> None:
-    from planewise.judge.campaign import NOT_SAID
+    from planewise.judge.campaign import NOT_SAID, figures_text
 
     out = console.out()
     many = "s" if len(found.members) != 1 else ""
     out.print(f"{len(found.members)} curve{many}.", markup=False)
-    out.print(_agreement(found.agreement), markup=False)
+    out.print(found.agreement.sentence, markup=False)
     if not found.rows:
         out.print("No aspect varies.", markup=False)
         return
@@ -123,34 +141,14 @@ def _print(found: Campaign) -> None:
             *(str(row.words.get(word, 0)) for word in ("GOOD", "BAD", "UNDECIDED")),
             ", ".join(f"{times} {kind}" for kind, times in sorted(row.open.items())) or "-",
             str(row.pastrami_good),
-            _figures(row.pdr),
-            _figures(row.saturation),
+            figures_text(row.pdr),
+            figures_text(row.saturation),
         )
     table.print()
     out.print()
     out.print(
         "PDR and throughput: the median over curves (least to greatest), and of how many.",
         markup=False,
-    )
-
-
-def _figures(figures: Figures | None) -> str:
-    from planewise.units import rate_text
-
-    if figures is None:
-        return "not known"
-    low, high = rate_text(figures.low_pps), rate_text(figures.high_pps)
-    return f"{rate_text(figures.median_pps)} ({low} to {high}; {figures.known})"
-
-
-def _agreement(found: Agreement) -> str:
-    if not found.pairs:
-        return "No configuration was repeated, so nothing tells how far repetitions agree."
-    ratio = "" if found.pdr_ratio is None else f"; their PDRs are {found.pdr_ratio:.3g} times apart"
-    return (
-        f"{found.configurations} configurations were repeated, {found.pairs} pairs: "
-        f"{found.agree} have the same word, {found.opposite} opposite ones (by PASTRAMI's "
-        f"conditions {found.agree_pastrami} the same){ratio}."
     )
 
 

@@ -279,10 +279,12 @@ def _family_json(family: Family, ranking: RankingCheck | None) -> dict[str, obje
 
     from planewise.judge.statistics.sentences import sentence
 
+    sending = family.metric.sending
     return {
         "metric": family.metric.name,
         "title": family.metric.title,
-        "frequency_pps": family.metric.frequency_pps,
+        "frequency_pps": sending.frequency_pps if sending else None,
+        "pattern": sending.pattern if sending else None,
         "unit": family.metric.unit,
         "lower_is_better": family.metric.lower_is_better,
         "factor": family.factor,

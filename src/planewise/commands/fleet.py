@@ -247,7 +247,7 @@ def _measure_one(fleet: Fleet, index: int, verbosity: Verbosity) -> None:
     match = match_of(fleet, index)
     if fleet.state(match) == "done":
         return
-    where = None if fleet.plan.local else targets.Where(targets_of(fleet.plan, match))
+    where = None if fleet.plan.local else targets.OtherHosts(targets_of(fleet.plan, match))
     if where is None:
         privilege.ensure()
     from planewise import doctor, pipeline

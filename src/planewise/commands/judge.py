@@ -18,7 +18,7 @@ from planewise.units import percent_text
 
 if TYPE_CHECKING:
     from planewise.judge.curve import Curve
-    from planewise.judge.verdict import Estimate, Rule, Verdict
+    from planewise.judge.verdict import LoadEstimate, Rule, Verdict
     from planewise.store.loads import LoadTrials
 
 EXAMPLE_LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.7, 2.0)
@@ -305,7 +305,7 @@ def _headroom_json(verdict: Verdict | None) -> dict[str, float | None]:
 _NOTHING_TO_JUDGE = "the file reports numbers and keeps no trials: nothing can be judged"
 
 
-def _interval(name: str, estimate: Estimate | float | None) -> dict[str, float | None]:
+def _interval(name: str, estimate: LoadEstimate | float | None) -> dict[str, float | None]:
     """Three keys. A bare number is another tool's, reported without an interval."""
     if estimate is None or isinstance(estimate, int | float):
         return {f"{name}_pps": estimate, f"{name}_low_pps": None, f"{name}_high_pps": None}

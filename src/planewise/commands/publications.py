@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from planewise.commands import console
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
-    from planewise.judge.verdict import Verdict
+    from planewise.judge.campaign import CampaignCurve
     from planewise.publications.page import Answered
 
 
@@ -39,6 +40,7 @@ def publications(
 
     A claim is asked of every run that has its planes and factors.
     """
+    from planewise.judge.campaign import campaign as sum_up
     from planewise.publications import page
     from planewise.publications.answers import answers, read_run
     from planewise.publications.claims import publications as all_of_them
@@ -50,16 +52,21 @@ def publications(
             remedy="name run directories, or a folder of --recordings",
         )
     asked = tuple(read_run(path) for path in runs or ())
-    verdicts = _verdicts(recordings) if recordings is not None else ()
+    recorded = _curves(_recordings(recordings)) if recordings is not None else ()
+    verdicts = [one.verdict for one in recorded]
     answered = []
     for publication in all_of_them():
         claims = tuple(
             (claim, tuple(answers(claim, asked, verdicts))) for claim in publication.claims
         )
         used = {answer.run for _, several in claims for answer in several}
-        answered.append(
-            page.Answered(publication, claims, tuple(r for r in asked if r.info.run in used))
-        )
+        shown = tuple(r for r in asked if r.info.run in used or r.has_one_of(publication.of_runs))
+        campaigns = []
+        if any(claim.words for claim in publication.claims):
+            here = _curves([run.path for run in shown])
+            titles = (("The recordings by aspect", recorded), ("Curves of ours by aspect", here))
+            campaigns = [(title, sum_up(curves)) for title, curves in titles if curves]
+        answered.append(page.Answered(publication, claims, shown, tuple(campaigns)))
     if json:
         console.print_json(_as_json(answered))
     else:
@@ -70,9 +77,7 @@ def publications(
                 print(file)
 
 
-def _verdicts(folder: Path) -> tuple[Verdict, ...]:
-    from planewise.commands.judge import judge_file
-
+def _recordings(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.txt"))
     if not files:
         raise BadInputError(
@@ -80,8 +85,19 @@ def _verdicts(folder: Path) -> tuple[Verdict, ...]:
             where=str(folder),
             remedy="name the folder that holds PASTRAMI's files",
         )
+    return files
+
+
+def _curves(files: Sequence[Path]) -> tuple[CampaignCurve, ...]:
+    """Every load-loss curve of files or runs, judged."""
+    from planewise.commands.judge import judge_file
+    from planewise.judge.campaign import member
+
     return tuple(
-        one.verdict for file in files for one in judge_file(file, None) if one.verdict is not None
+        member(one.trials, one.verdict)
+        for file in files
+        for one in judge_file(file, None)
+        if one.verdict is not None
     )
 
 

@@ -12,8 +12,8 @@ from planewise.units import rate_text, time_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from planewise.pipeline import Finished
-    from planewise.store.models import Ranked, Recommendation
+    from planewise.pipeline import FinishedRun
+    from planewise.store.models import RankedPlane, Recommendation
 
 _METRIC_TITLES = {
     "rtt_p50": "median RTT",
@@ -27,7 +27,7 @@ WIDE = 10.0
 """An interval whose ends lie further apart than this factor is not printed: it tells nothing."""
 
 
-def print_result(finished: Finished, json: bool) -> None:
+def print_result(finished: FinishedRun, json: bool) -> None:
     """Prints a finished run: recommendation, ranking, where the report lies.
 
     Raises:
@@ -39,7 +39,7 @@ def print_result(finished: Finished, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _print(finished: Finished, json: bool) -> None:
+def _print(finished: FinishedRun, json: bool) -> None:
     advice = finished.recommendation
     if json:
         print_json(
@@ -106,7 +106,7 @@ def print_recommendation(advice: Recommendation) -> None:
         console.print()
 
 
-def _print_ranking(title: str, metric: str, places: Sequence[Ranked]) -> None:
+def _print_ranking(title: str, metric: str, places: Sequence[RankedPlane]) -> None:
     """A table of planes by load: value and its 95 % interval."""
     from rich.table import Table
 
@@ -124,7 +124,7 @@ def _print_ranking(title: str, metric: str, places: Sequence[Ranked]) -> None:
     console.print()
 
 
-def _value(metric: str, place: Ranked) -> str:
+def _value(metric: str, place: RankedPlane) -> str:
     from planewise.judge.statistics.sentences import bound_text
 
     show = rate_text if metric == "forwarded" else time_text

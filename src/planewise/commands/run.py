@@ -15,6 +15,8 @@ from planewise.errors import BadInputError
 if TYPE_CHECKING:
     import socket
 
+    from planewise.measure.campaign import CampaignDesign
+
 
 def run(
     context: typer.Context,
@@ -77,9 +79,19 @@ def run(
         )
     if dry_run and design_file is None:
         raise BadInputError("--dry-run shows a design", where="--dry-run", remedy="name one")
-    from planewise.measure.design_file import load_design
+    from planewise.measure.campaign import CampaignDesign
+    from planewise.measure.design_file import load_any
 
-    design = None if design_file is None else load_design(design_file)
+    design = None if design_file is None else load_any(design_file)
+    if isinstance(design, CampaignDesign):
+        if sender or responder or lab or live:
+            raise BadInputError(
+                "a router under test is measured on this machine, without a live view",
+                where="planewise run",
+                remedy="leave --sender, --responder, --lab and --live out",
+            )
+        _run_campaign(context, design, out_directory, dry_run, json)
+        return
     from planewise import doctor
     from planewise.commands import targets
     from planewise.testbed import privilege
@@ -124,6 +136,41 @@ def run(
         print_schedule(design, schedule, json, nic)
     else:
         print_result(finished, json)
+
+
+def _run_campaign(
+    context: typer.Context, design: CampaignDesign, out: Path | None, dry_run: bool, json: bool
+) -> None:
+    """One curve a configuration and repetition, then their summary."""
+    from planewise import campaigns, doctor
+    from planewise.commands.campaign import summarise
+    from planewise.commands.console import out as console
+    from planewise.measure.campaign import curves_of, estimate_text
+    from planewise.measure.estimate import TRIAL_OVERHEAD_S
+    from planewise.testbed import privilege
+
+    campaigns.check(design)
+    if dry_run:
+        names = [curve.name for curve in curves_of(design)]
+        told = estimate_text(design, TRIAL_OVERHEAD_S)
+        if json:
+            print_json({"title": design.title, "curves": names, "estimate": told})
+        else:
+            console().print("\n".join((f"{told}.", *(f"  {name}" for name in names))), markup=False)
+        return
+    host = doctor.diagnose()
+    privilege.ensure()
+    # Not before: these start threads, and a user namespace is entered without.
+    from planewise.measure.experiment import default_directory
+
+    verbosity: Verbosity = context.obj
+    folder = out or default_directory()
+    with ProgressLine(verbosity) as progress:
+        runs = campaigns.run_campaign(design, folder, host, progress)
+    summarise(list(runs), json=json)
+    if not json:
+        console().print(f"Curves: {folder}; `planewise campaign {folder}/*` asks them again.",
+                        markup=False)  # fmt: skip
 
 
 def _listen(port: int) -> socket.socket:

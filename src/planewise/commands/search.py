@@ -33,7 +33,7 @@ from planewise.commands.sut import (
 from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
-    from planewise.measure.search.goals import GoalResult, SearchResult, Trial
+    from planewise.measure.search.goals import GoalResult, SearchResult, SearchTrial
 
 _EXPECTED_S = {"planewise": 40.0, "mlrsearch": 120.0, "binary": 40.0}
 """About what a search takes, for the progress line."""
@@ -160,7 +160,7 @@ def search(
         ):
             progress.begin(f"search ({algorithm})", expected_s)
 
-            def tell(trial: Trial, count: int, spent_s: float) -> None:
+            def tell(trial: SearchTrial, count: int, spent_s: float) -> None:
                 from planewise.units import percent_text, rate_text
 
                 lost = percent_text(trial.loss_ratio)

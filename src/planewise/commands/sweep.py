@@ -31,7 +31,7 @@ from planewise.commands.sut import (
 from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
-    from planewise.judge.verdict import Estimate
+    from planewise.judge.verdict import LoadEstimate
     from planewise.store.models import Fingerprint
     from planewise.sweeps import Swept
 
@@ -168,7 +168,7 @@ def parse_loads(text: str) -> tuple[float, ...]:
     return tuple(sorted(set(rates)))
 
 
-def _pdr_text(pdr: Estimate | None, why_none: str = "the first load already loses more") -> str:
+def _pdr_text(pdr: LoadEstimate | None, why_none: str = "the first load already loses more") -> str:
     """PDR with its interval; only a bound where the loads end before PDR does."""
     from planewise.units import rate_text
 

@@ -21,7 +21,7 @@ LAB_MEMORY_MIB = 2048
 
 
 @dataclass(frozen=True)
-class Where:
+class OtherHosts:
     """Hosts other than this machine."""
 
     targets: Targets
@@ -31,7 +31,7 @@ class Where:
 
 def chosen(
     sender: str | None, responder: str | None, nic: str, lab: bool, resume: Path | None
-) -> Where | None:
+) -> OtherHosts | None:
     """What options, or the run to be continued, say; None is this machine.
 
     Raises:
@@ -55,7 +55,7 @@ def chosen(
 
 
 @contextmanager
-def opened(where: Where | None, progress: Progress) -> Iterator[Elsewhere | None]:
+def opened(where: OtherHosts | None, progress: Progress) -> Iterator[Elsewhere | None]:
     """Connects to the hosts, brings up their lab first; ends both afterwards.
 
     Raises:
@@ -92,14 +92,14 @@ def opened(where: Where | None, progress: Progress) -> Iterator[Elsewhere | None
         )
 
 
-def _fresh() -> Where:
+def _fresh() -> OtherHosts:
     from planewise.testbed.pair import Targets
 
     name = f"run-{os.getpid()}"
-    return Where(Targets(f"lab:{name}/a", f"lab:{name}/b"), name)
+    return OtherHosts(Targets(f"lab:{name}/a", f"lab:{name}/b"), name)
 
 
-def _named(sender: str | None, responder: str | None, nic: str) -> Where:
+def _named(sender: str | None, responder: str | None, nic: str) -> OtherHosts:
     from planewise.testbed.pair import Targets
     from planewise.testbed.remote import parse_lab, parse_target
 
@@ -114,7 +114,7 @@ def _named(sender: str | None, responder: str | None, nic: str) -> Where:
             (parse_lab if target.startswith("lab:") else parse_target)(target)
         except BadInputError as error:
             raise replace_where(error, flag) from error
-    return Where(Targets(sender or "", responder or "", nic))
+    return OtherHosts(Targets(sender or "", responder or "", nic))
 
 
 def replace_where(error: BadInputError, flag: str) -> BadInputError:
@@ -122,7 +122,7 @@ def replace_where(error: BadInputError, flag: str) -> BadInputError:
     return BadInputError(error.what, where=flag, remedy=error.remedy)
 
 
-def _remembered(run: Path) -> Where | None:
+def _remembered(run: Path) -> OtherHosts | None:
     from planewise.store.rundir import RunReader
     from planewise.testbed.pair import Targets
 
@@ -131,4 +131,4 @@ def _remembered(run: Path) -> Where | None:
         return None
     if "lab" in testbed:
         return _fresh()
-    return Where(Targets(testbed["sender"], testbed["responder"], testbed["nic"]))
+    return OtherHosts(Targets(testbed["sender"], testbed["responder"], testbed["nic"]))

@@ -70,7 +70,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Difference:
+class NodeDifference:
     """Something in which a node differs from most nodes."""
 
     what: str
@@ -90,7 +90,7 @@ class Outlier:
     node: str
     results: tuple[tuple[str, str, NodeResult], ...]
     """Plane, metric and result of each, the clearest first."""
-    differences: tuple[Difference, ...]
+    differences: tuple[NodeDifference, ...]
     """Rarest value first."""
 
 
@@ -298,7 +298,7 @@ def _facts(host: Fingerprint) -> dict[str, str]:
 
 def _differences(
     node: str, facts: Mapping[str, Mapping[str, str]], worse: frozenset[str]
-) -> tuple[Difference, ...]:
+) -> tuple[NodeDifference, ...]:
     """What of a node is not as it is on most nodes; nothing where most do not agree."""
     found = []
     for what in dict.fromkeys(name for known in facts.values() for name in known):
@@ -308,5 +308,7 @@ def _differences(
         if value == usual or 2 * count <= len(values):
             continue
         sharing = [other for other, theirs in values.items() if theirs == value]
-        found.append(Difference(what, value, usual, len(sharing), len(worse.intersection(sharing))))
+        found.append(
+            NodeDifference(what, value, usual, len(sharing), len(worse.intersection(sharing)))
+        )
     return tuple(sorted(found, key=lambda one: (one.shared_by - one.worse_of_these, one.what)))

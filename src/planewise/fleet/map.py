@@ -9,7 +9,7 @@ from planewise.fleet.analysis import NodeResult, Ranking
 from planewise.judge.statistics.metrics import Metric
 from planewise.report import theme
 from planewise.report.figures import vega
-from planewise.report.figures.base import WIDE, Entry, Figure, Missing, Table, Value, slug
+from planewise.report.figures.base import WIDE, Entry, Figure, Missing, PrintedNumber, Table, slug
 from planewise.report.figures.vega import Row, Span, Spec
 
 MOST_ROWS = 60
@@ -121,8 +121,8 @@ def _table(nodes: Sequence[NodeResult]) -> Table:
         change: Entry = Missing(node.why)
         if not math.isnan(node.change):
             interval = f"{node.low:+.1%} to {node.high:+.1%}".replace("%", " %")
-            change = Value(_change(node), node.change, small=interval)
-        meetings = Value(theme.count(node.meetings), node.meetings)
+            change = PrintedNumber(_change(node), node.change, small=interval)
+        meetings = PrintedNumber(theme.count(node.meetings), node.meetings)
         rows.append((node.node, change, meetings, node.outcome))
     if len(nodes) > MOST_ROWS:
         rest = f"{len(nodes) - MOST_ROWS} more nodes: --json lists them"

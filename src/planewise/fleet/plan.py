@@ -35,13 +35,13 @@ State = Literal["to do", "begun", "done", "failed"]
 """`failed`: the last attempt measured nothing; it is tried again on resume."""
 
 
-class Part(BaseModel):
+class FleetModel(BaseModel):
     """A part of fleet.json: unknown fields are an error, values are final."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Budget(Part):
+class Budget(FleetModel):
     """What tenants of the nodes may be burdened with."""
 
     pps: Annotated[float, Field(gt=0)] | None = None
@@ -52,7 +52,7 @@ class Budget(Part):
     """Share of its time that a node may be measured: it rests accordingly between two pairs."""
 
 
-class FleetPlan(Part):
+class FleetPlan(FleetModel):
     """fleet.json."""
 
     format: Literal[1] = 1

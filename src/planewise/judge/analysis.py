@@ -17,7 +17,7 @@ from planewise.judge.statistics import (
     Observation,
     RankingCheck,
     RunSample,
-    by_frequency,
+    by_sending,
     check_ranking,
     compare_levels,
     metrics_in,
@@ -25,9 +25,9 @@ from planewise.judge.statistics import (
 )
 from planewise.judge.statistics.comparison import MARGIN
 from planewise.judge.statistics.metrics import cpu_metrics, rtt_source
-from planewise.judge.statistics.packets import Readings, ReadingTable, of_trials
+from planewise.judge.statistics.packets import ReadingTable, TrialReadings, of_trials
 from planewise.judge.statistics.pooled import PooledTest
-from planewise.judge.statistics.runs import Difference, differences, join
+from planewise.judge.statistics.runs import RunDifference, differences, join
 from planewise.store.backends import mixed_backends
 from planewise.store.cells import Naming, by_series
 from planewise.store.levels import keeps_levels, missed_levels
@@ -63,7 +63,7 @@ class Analysis:
 
     samples: tuple[RunSample, ...]
     paths: tuple[Path, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[RunDifference, ...]
     """In which the runs differ, as far as it was recorded."""
     families: tuple[Family, ...]
     rankings: tuple[RankingCheck | None, ...]
@@ -99,7 +99,7 @@ def analyse(paths: Sequence[Path], question: Question, *, as_published: bool = F
         if not whole.observations:
             _nothing_measured(whole.metric, samples)
         _check_factors(question.factor, question.by, samples)
-        for part in by_frequency(whole, question.factor):
+        for part in by_sending(whole, question.factor):
             families.append(
                 compare_levels(
                     part,
@@ -152,7 +152,7 @@ def _pooled(
                 unread[one.why] += 1
                 continue
             where = Observation(sample.label, one.trial.block, sample.cell(one.trial), 0.0, 0.0)
-            packets.append(Readings(where, one.rtt_ns[one.rtt_ns > 0]))
+            packets.append(TrialReadings(where, one.rtt_ns[one.rtt_ns > 0]))
     if not packets:
         raise BadInputError(
             "no packets were kept: pooled tests need them",

@@ -20,6 +20,7 @@ import numpy as np
 from planewise.judge.verdict import Open, Verdict, Word
 from planewise.store.loads import LoadTrials
 from planewise.store.models import Level
+from planewise.units import rate_text
 
 REPETITION = frozenset({"repetition", "date", "run", "seed"})
 """What tells one repetition of a configuration from another."""
@@ -29,7 +30,7 @@ _NOT_ASPECTS = frozenset({"emulated"})
 
 
 @dataclass(frozen=True)
-class Member:
+class CampaignCurve:
     """One curve of a campaign."""
 
     name: str
@@ -88,18 +89,32 @@ class Agreement:
     pdr_ratio: float | None
     """Median over pairs of the greater PDR divided by the lesser; None where no pair has both."""
 
+    @property
+    def sentence(self) -> str:
+        """What a reader is told."""
+        if not self.pairs:
+            return "No configuration was repeated, so nothing tells how far repetitions agree."
+        ratio = ""
+        if self.pdr_ratio is not None:
+            ratio = f"; their PDRs are {self.pdr_ratio:.3g} times apart"
+        return (
+            f"{self.configurations} configurations were repeated, {self.pairs} pairs: "
+            f"{self.agree} have the same word, {self.opposite} opposite ones (by PASTRAMI's "
+            f"conditions {self.agree_pastrami} the same){ratio}."
+        )
+
 
 @dataclass(frozen=True)
 class Campaign:
     """All curves by aspect."""
 
-    members: tuple[Member, ...]
+    members: tuple[CampaignCurve, ...]
     rows: tuple[LevelRow, ...]
     """Aspects that vary, in the order of their names; levels by rising number, then name."""
     agreement: Agreement
 
 
-def member(trials: LoadTrials, verdict: Verdict, repetition: Collection[str] = ()) -> Member:
+def member(trials: LoadTrials, verdict: Verdict, repetition: Collection[str] = ()) -> CampaignCurve:
     """A curve with what its file or run says of the experiment.
 
     The duration of a trial is an aspect also where only the trials tell it. `repetition` names
@@ -114,7 +129,7 @@ def member(trials: LoadTrials, verdict: Verdict, repetition: Collection[str] = (
         if seconds.size == 1:
             whole = int(seconds[0])
             info["duration_s"] = whole if whole == seconds[0] else float(seconds[0])
-    return Member(
+    return CampaignCurve(
         f"{trials.name} {trials.curve}".strip(),
         {name: level for name, level in info.items() if name not in told_apart},
         tuple(sorted((name, level) for name, level in info.items() if name in told_apart)),
@@ -122,12 +137,12 @@ def member(trials: LoadTrials, verdict: Verdict, repetition: Collection[str] = (
     )
 
 
-def campaign(members: Sequence[Member], aspects: Sequence[str] = ()) -> Campaign:
+def campaign(members: Sequence[CampaignCurve], aspects: Sequence[str] = ()) -> Campaign:
     """Counts words and figures by aspect; `aspects`: these alone, default all that vary."""
     names = sorted({name for one in members for name in one.aspects})
     rows = []
     for name in aspects or names:
-        by_level: dict[Level, list[Member]] = defaultdict(list)
+        by_level: dict[Level, list[CampaignCurve]] = defaultdict(list)
         for one in members:
             by_level[one.aspects.get(name, NOT_SAID)].append(one)
         if len(by_level) > 1 or aspects:
@@ -143,7 +158,7 @@ def _natural(level: Level) -> list[tuple[bool, float, str]]:
     return [(not part.isdigit(), float(part) if part.isdigit() else 0.0, part) for part in parts]
 
 
-def _row(aspect: str, level: Level, members: Sequence[Member]) -> LevelRow:
+def _row(aspect: str, level: Level, members: Sequence[CampaignCurve]) -> LevelRow:
     verdicts = [one.verdict for one in members]
     return LevelRow(
         aspect,
@@ -156,13 +171,21 @@ def _row(aspect: str, level: Level, members: Sequence[Member]) -> LevelRow:
     )
 
 
+def figures_text(figures: Figures | None) -> str:
+    """The median over curves, the least and the greatest, and how many have it."""
+    if figures is None:
+        return "not known"
+    low, high = rate_text(figures.low_pps), rate_text(figures.high_pps)
+    return f"{rate_text(figures.median_pps)} ({low} to {high}; {figures.known})"
+
+
 def _figures(values: Sequence[float]) -> Figures | None:
     if not values:
         return None
     return Figures(len(values), median(values), min(values), max(values))
 
 
-def _agreement(members: Sequence[Member]) -> Agreement:
+def _agreement(members: Sequence[CampaignCurve]) -> Agreement:
     repeated: dict[tuple[tuple[str, Level], ...], list[Verdict]] = defaultdict(list)
     for one in members:
         repeated[tuple(sorted(one.aspects.items()))].append(one.verdict)

@@ -440,7 +440,7 @@ def sensitivity(draws: Draws, ladder: Moments, bins: int = 12) -> Floats:
 
 
 @dataclass(frozen=True)
-class Drift:
+class CapacityTrend:
     """A trend of the system's capacity over a whole sweep."""
 
     change: float
@@ -495,7 +495,7 @@ def _residuals(places: Sequence[Floats], runs: Sequence[Floats]) -> _Residuals |
     return _Residuals(place[by_place], load[by_place], relative[by_place])
 
 
-def sweep_drift(places: Sequence[Floats], runs: Sequence[Floats]) -> Drift | None:
+def sweep_drift(places: Sequence[Floats], runs: Sequence[Floats]) -> CapacityTrend | None:
     """Trend of throughput over the trials at saturated loads; None where it cannot be told.
 
     For each load: the places of its trials in the sweep's real order, and their PLR. Each load
@@ -516,10 +516,10 @@ def sweep_drift(places: Sequence[Floats], runs: Sequence[Floats]) -> Drift | Non
     residual = found.relative - change * centred
     error = math.sqrt(max(float(residual @ residual) / free, 1e-18) / total)
     rho = min(0.95, max(0.0, lag1(residual)))
-    return Drift(change, change / error / math.sqrt((1 + rho) / (1 - rho)))
+    return CapacityTrend(change, change / error / math.sqrt((1 + rho) / (1 - rho)))
 
 
-def curve_drift(curve: Curve) -> Drift | None:
+def curve_drift(curve: Curve) -> CapacityTrend | None:
     """The same of a curve whose runs carry their place in the sweep's order."""
     places = [point.table.order.astype(np.float64) for point in curve.points]
     every = np.concatenate(places)

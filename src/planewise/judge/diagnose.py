@@ -10,7 +10,15 @@ import numpy as np
 from scipy.special import ndtr
 
 from planewise.judge.curve import Curve, Floats, LoadPoint, RunTable
-from planewise.judge.curve_draws import MIN_STEP, Draws, Drift, Moments, groups, lag1, normal_tail
+from planewise.judge.curve_draws import (
+    MIN_STEP,
+    CapacityTrend,
+    Draws,
+    Moments,
+    groups,
+    lag1,
+    normal_tail,
+)
 from planewise.units import percent_text, rate_text
 
 Evidence = Mapping[str, float | int | str]
@@ -45,7 +53,7 @@ class Caution:
 
 
 def diagnose(
-    curve: Curve, ladder: Moments, draws: Draws, plr: float, drift: Drift | None = None
+    curve: Curve, ladder: Moments, draws: Draws, plr: float, drift: CapacityTrend | None = None
 ) -> tuple[Caution, ...]:
     """All warnings about `curve`: at most one of a kind, with the worst load as evidence.
 
@@ -274,7 +282,7 @@ def _drifting(curve: Curve, plr: float) -> Iterator[Caution]:
         )
 
 
-def _sweep_drifting(drift: Drift | None) -> Iterator[Caution]:
+def _sweep_drifting(drift: CapacityTrend | None) -> Iterator[Caution]:
     if drift is not None and drift.material:
         yield Caution(
             "capacity-drifts",

@@ -13,7 +13,7 @@ from scipy.special import betaincinv
 from planewise.errors import BadInputError
 from planewise.judge import curve_draws
 from planewise.judge.curve import Curve, Floats
-from planewise.judge.curve_draws import BAD, GOOD, OPEN, Draws, Drift, Moments
+from planewise.judge.curve_draws import BAD, GOOD, OPEN, CapacityTrend, Draws, Moments
 from planewise.judge.diagnose import Caution, diagnose, host_busy
 from planewise.judge.headroom import LIMIT as HEADROOM_LIMIT
 from planewise.judge.headroom import Headrooms, headrooms
@@ -48,7 +48,7 @@ _BEYOND = (1.1, 1.25)
 
 
 @dataclass(frozen=True)
-class Estimate:
+class LoadEstimate:
     """An offered load [packet/s] with an interval of 95 %."""
 
     pps: float
@@ -131,13 +131,13 @@ class Verdict:
     share_open: float
     """Share of drawn curves of which the loads cannot tell, however many runs they have: they end
     or begin too early, or lie too far apart."""
-    pdr: Estimate | None
+    pdr: LoadEstimate | None
     """Highest load up to which no more than the limit is lost, interpolated; None when the
     first load already loses more, or nothing was `tested`. Infinite `high_pps`: no load loses
     more."""
-    first_crossing: Estimate | None
+    first_crossing: LoadEstimate | None
     """First measured load that loses more than the limit, as the paper has it; None: no load."""
-    ndr: Estimate | None
+    ndr: LoadEstimate | None
     """Highest measured load up to which no run lost a packet; its interval reaches to the first
     load that lost one. None when the first load loses."""
     saturation: Saturation | None
@@ -171,7 +171,7 @@ class Verdict:
         """Why there is no NDR; empty when there is."""
         return self._missing(self.ndr, "the first load already loses packets")
 
-    def _missing(self, estimate: Estimate | None, below: str) -> str:
+    def _missing(self, estimate: LoadEstimate | None, below: str) -> str:
         if estimate is not None:
             return ""
         return below if self.tested else "no trial was limited by the system itself"
@@ -246,7 +246,7 @@ class Decision:
 
 
 def decide(
-    ladder: Moments, drawn: Draws, plr: float, drift: Drift | None, sure: float = SURE
+    ladder: Moments, drawn: Draws, plr: float, drift: CapacityTrend | None, sure: float = SURE
 ) -> Decision:
     """The verdict of the rule `planewise`: an equivalence test of headroom against its limit.
 
@@ -452,7 +452,7 @@ def _published(rule: Rule, curve: Curve, plr: float) -> Decision:
     return Decision(result.word, "", result.reason)
 
 
-def _drifted(drift: Drift) -> str:
+def _drifted(drift: CapacityTrend) -> str:
     return (
         "the system did not stay the same: its capacity changed by "
         f"{percent_text(drift.change, signed=True)} during the sweep, so that its loads "
@@ -508,23 +508,23 @@ def _readings(ladder: Moments, plr: float) -> Headrooms:
     return headrooms(ladder.offered_pps, mean, ladder.offered_pps * (1 - mean), plr)
 
 
-def _pdr(ladder: Moments, drawn: Draws, plr: float) -> Estimate | None:
+def _pdr(ladder: Moments, drawn: Draws, plr: float) -> LoadEstimate | None:
     value = float(_readings(ladder, plr).pdr_low_pps[0])
     if value == 0:
         return None
     low = _quantile(drawn.headroom.pdr_low_pps, 0.025)
     high = _quantile(drawn.headroom.pdr_high_pps, 0.975)
-    return Estimate(value, min(low, value), max(high, value))
+    return LoadEstimate(value, min(low, value), max(high, value))
 
 
-def _first_crossing(ladder: Moments, drawn: Draws, plr: float) -> Estimate | None:
+def _first_crossing(ladder: Moments, drawn: Draws, plr: float) -> LoadEstimate | None:
     over = np.flatnonzero(ladder.mean > plr)
     if over.size == 0:
         return None
     loads = np.append(ladder.offered_pps, np.inf)[drawn.first_over]
     value = float(ladder.offered_pps[over[0]])
     low, high = _quantile(loads, 0.025), _quantile(loads, 0.975)
-    return Estimate(value, min(low, value), max(high, value))
+    return LoadEstimate(value, min(low, value), max(high, value))
 
 
 def _quantile(values: Floats, level: float) -> float:
@@ -533,7 +533,7 @@ def _quantile(values: Floats, level: float) -> float:
     return float(ordered[min(ordered.size - 1, int(level * ordered.size))])
 
 
-def _ndr(curve: Curve) -> Estimate | None:
+def _ndr(curve: Curve) -> LoadEstimate | None:
     lossy = np.array(
         [bool((point.table.received < point.table.sent).any()) for point in curve.points]
     )
@@ -542,7 +542,7 @@ def _ndr(curve: Curve) -> Estimate | None:
         return None
     offered = curve.offered_pps
     clean = float(offered[first - 1])
-    return Estimate(clean, clean, float(offered[first]) if first < offered.size else math.inf)
+    return LoadEstimate(clean, clean, float(offered[first]) if first < offered.size else math.inf)
 
 
 def _saturation(ladder: Moments, drawn: Draws, plr: float, eta: float) -> Saturation | None:

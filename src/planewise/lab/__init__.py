@@ -4,7 +4,7 @@ Knows no testbed and no measurement: `testbed` asks it for the addresses of its 
 """
 
 from planewise.lab.lifecycle import (
-    Leftover,
+    AbandonedLab,
     down,
     leftovers,
     plan,
@@ -20,11 +20,11 @@ from planewise.lab.watch import HostStatus, LabStatus
 
 __all__ = [
     "HOSTS",
+    "AbandonedLab",
     "HostId",
     "HostStatus",
     "LabSpec",
     "LabStatus",
-    "Leftover",
     "down",
     "leftovers",
     "names",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planewise import procfs
 from planewise.errors import BadInputError, UnsupportedError
-from planewise.lab.model import HOSTS, LabSpec, Platform
+from planewise.lab.model import HOSTS, LabPlatform, LabSpec
 
 _NEEDED = {"systemd": "lib/systemd/systemd", "openssh-server": "sbin/sshd"}
 """Package of a root of its own -> its file below /usr."""
@@ -45,7 +45,7 @@ def root(spec: LabSpec) -> None:
             )
 
 
-def modules(spec: LabSpec, platform: Platform) -> None:
+def modules(spec: LabSpec, platform: LabPlatform) -> None:
     """Whether a root of its own has the modules of the kernel that boots it.
 
     Raises:

@@ -28,7 +28,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1bc|[^\x20-\x7e\n]")
 
 
 @dataclass(frozen=True)
-class Finding:
+class HostDiagnosis:
     """A host's state and, unless it runs or boots as it should, why."""
 
     state: State
@@ -70,7 +70,7 @@ def stall(log: str) -> str | None:
 
 def diagnose(
     *, alive: bool, answers: bool, log: str, age_s: float, boot_limit_s: float, was_ready: bool
-) -> Finding:
+) -> HostDiagnosis:
     """A host's state.
 
     Args:
@@ -83,18 +83,18 @@ def diagnose(
     """
     death = cause_of_death(log)
     if not alive:
-        return Finding("dead", death or "its QEMU process is gone")
+        return HostDiagnosis("dead", death or "its QEMU process is gone")
     if death:
-        return Finding("dead", death)
+        return HostDiagnosis("dead", death)
     if answers:
-        return Finding("running")
+        return HostDiagnosis("running")
     stuck = stall(log)
     if was_ready:
-        return Finding("hung", stuck or "its sshd does not answer any more")
+        return HostDiagnosis("hung", stuck or "its sshd does not answer any more")
     if age_s <= boot_limit_s:
-        return Finding("booting")
+        return HostDiagnosis("booting")
     how_far = "its sshd never answered" if READY in log else "its boot did not end"
-    return Finding("hung", stuck or f"{how_far} within {boot_limit_s:.0f} s")
+    return HostDiagnosis("hung", stuck or f"{how_far} within {boot_limit_s:.0f} s")
 
 
 def refusal(said: str, spec: LabSpec, port: int) -> PlanewiseError:

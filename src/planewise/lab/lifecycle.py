@@ -29,11 +29,11 @@ from planewise.lab.model import (
     HOSTS,
     PREFIX,
     LabPaths,
+    LabPlatform,
     LabSpec,
-    Platform,
     process_name,
 )
-from planewise.lab.state import HostRecord, Record
+from planewise.lab.state import HostRecord, LabRecord
 from planewise.lab.watch import (
     HostStatus,
     LabStatus,
@@ -65,7 +65,7 @@ class BootProgress(Protocol):
 
 
 @dataclass(frozen=True)
-class Leftover:
+class AbandonedLab:
     """A lab that nobody uses."""
 
     name: str
@@ -77,7 +77,7 @@ class Leftover:
     started: str
 
 
-def prepare(progress: BootProgress) -> Platform:
+def prepare(progress: BootProgress) -> LabPlatform:
     """What this machine lends to a lab; fetches what is missing into the cache.
 
     Raises:
@@ -93,7 +93,7 @@ def prepare(progress: BootProgress) -> Platform:
 
 def _gather(
     program: Path, version: tuple[int, int], cache: Path, progress: BootProgress
-) -> Platform:
+) -> LabPlatform:
     if kernel.needs_download(cache):
         progress.begin("fetching a kernel, once", _FETCH_S)
     found = kernel.find(cache)
@@ -114,7 +114,7 @@ def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
     cache = packages.cache_directory()
     found = kernel.foreseen(cache)
     known = accelerator.recall(program, version, found, cache)
-    platform = Platform(program, version, found, known, cache, cache / "base.initrd")
+    platform = LabPlatform(program, version, found, known, cache, cache / "base.initrd")
     where = state.paths(spec.name)
     return tuple(
         tuple(qemu.command_line(platform, spec, where, host, port))
@@ -215,7 +215,7 @@ def using(name: str) -> Iterator[LabStatus]:
         yield found
 
 
-def leftovers() -> tuple[Leftover, ...]:
+def leftovers() -> tuple[AbandonedLab, ...]:
     """Labs that no living planewise uses, up or half started; and QEMU processes without a lab."""
     found = []
     for name in state.names():
@@ -226,7 +226,7 @@ def leftovers() -> tuple[Leftover, ...]:
     return (*found, *_orphans())
 
 
-def sweep() -> tuple[Leftover, ...]:
+def sweep() -> tuple[AbandonedLab, ...]:
     """Removes what `leftovers` finds, and says what it was.
 
     Raises:
@@ -257,7 +257,7 @@ def _platform(
     programs: tools.Tools,
     accelerated: Accelerator,
     cache: Path,
-) -> Platform:
+) -> LabPlatform:
     base = cache / initramfs.base_name(found, programs.busybox)
     if not base.is_file():
         for old in cache.glob("base-*.initrd"):
@@ -267,7 +267,7 @@ def _platform(
         scratch.rename(base)
     kernel_layers = (found.image.parent.parent.name,) if found.origin == "package" else ()
     layers = (*programs.layers, *kernel_layers)
-    return Platform(program, version, found, accelerated, cache, base, layers, kernel_layers)
+    return LabPlatform(program, version, found, accelerated, cache, base, layers, kernel_layers)
 
 
 def _running_lab(spec: LabSpec, where: LabPaths, boot_limit_s: float) -> LabStatus | None:
@@ -289,13 +289,15 @@ def _running_lab(spec: LabSpec, where: LabPaths, boot_limit_s: float) -> LabStat
     return found
 
 
-def _write_files(spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_s: float) -> Record:
+def _write_files(
+    spec: LabSpec, where: LabPaths, platform: LabPlatform, boot_limit_s: float
+) -> LabRecord:
     import asyncssh
 
     user_key = asyncssh.generate_private_key("ssh-ed25519", comment=f"{PREFIX}{spec.name}")
     host_keys = {host: asyncssh.generate_private_key("ssh-ed25519") for host in HOSTS}
     ports = dict(zip(HOSTS, _free_ports(len(HOSTS)), strict=True))
-    record = Record(
+    record = LabRecord(
         name=spec.name,
         pfs=spec.pfs,
         memory_mib=spec.memory_mib,
@@ -335,7 +337,7 @@ def _write_files(spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_
     return record
 
 
-def _write_ssh_files(record: Record, where: LabPaths) -> None:
+def _write_ssh_files(record: LabRecord, where: LabPaths) -> None:
     known, config = [], []
     for host, one in record.hosts.items():
         alias = process_name(record.name, host)
@@ -360,8 +362,12 @@ class _HangError(PlanewiseError):
 
 
 def _boot(
-    spec: LabSpec, where: LabPaths, platform: Platform, boot_limit_s: float, progress: BootProgress
-) -> Record:
+    spec: LabSpec,
+    where: LabPaths,
+    platform: LabPlatform,
+    boot_limit_s: float,
+    progress: BootProgress,
+) -> LabRecord:
     """Ends what is left of the lab, starts its hosts and waits until they are up."""
     _end_hosts(spec.name, where)
     _empty(where)
@@ -371,7 +377,7 @@ def _boot(
     return record
 
 
-def _start(record: Record, where: LabPaths, platform: Platform) -> Record:
+def _start(record: LabRecord, where: LabPaths, platform: LabPlatform) -> LabRecord:
     for attempt in range(1, PORT_ATTEMPTS + 1):
         for host in HOSTS:
             port = record.hosts[host].port
@@ -406,7 +412,7 @@ def _launch(argv: Sequence[str]) -> str:
     return done.stderr.strip() or f"exit code {done.returncode}"
 
 
-def _wait_until_running(record: Record, where: LabPaths, progress: BootProgress) -> None:
+def _wait_until_running(record: LabRecord, where: LabPaths, progress: BootProgress) -> None:
     guess_s = _usual_boot_s()
     begun = time.monotonic()
     progress.begin("booting hosts a and b", guess_s)
@@ -451,7 +457,7 @@ def _with_kept_log(name: str, host: HostStatus) -> HostStatus:
     return replace(host, serial_log=kept)
 
 
-def _orphans() -> tuple[Leftover, ...]:
+def _orphans() -> tuple[AbandonedLab, ...]:
     """Labs whose directory is gone while a process of them lives."""
     root = state.state_root()
     found: dict[str, list[Seen]] = {}
@@ -464,18 +470,20 @@ def _orphans() -> tuple[Leftover, ...]:
             continue
         found.setdefault(directory.name.removeprefix("lab-"), []).append(seen)
     return tuple(
-        Leftover(name, tuple(one.pid for one in seen), "", "lab without a directory", "")
+        AbandonedLab(name, tuple(one.pid for one in seen), "", "lab without a directory", "")
         for name, seen in sorted(found.items())
     )
 
 
-def _leftover(name: str, where: LabPaths) -> Leftover:
+def _leftover(name: str, where: LabPaths) -> AbandonedLab:
     record = state.read(where)
     pids = tuple(seen.pid for seen in processes_of(name, where))
     if record is None:
-        return Leftover(name, pids, str(where.directory), "lab that was not written down", "")
+        return AbandonedLab(name, pids, str(where.directory), "lab that was not written down", "")
     started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(record.created_s))
-    return Leftover(name, pids, str(where.directory), f"lab with {record.pfs} PFs a host", started)
+    return AbandonedLab(
+        name, pids, str(where.directory), f"lab with {record.pfs} PFs a host", started
+    )
 
 
 def _end_hosts(name: str, where: LabPaths) -> tuple[Seen, ...]:

@@ -97,7 +97,7 @@ class LabPaths:
 
     @property
     def record(self) -> Path:
-        """What the lab is (`state.Record`)."""
+        """What the lab is (`state.LabRecord`)."""
         return self.directory / "lab.json"
 
     @property
@@ -130,7 +130,7 @@ class LabPaths:
 
 
 @dataclass(frozen=True)
-class Platform:
+class LabPlatform:
     """What this machine lends to a lab."""
 
     qemu: Path

@@ -13,8 +13,8 @@ from planewise.lab.model import (
     MANAGEMENT_NETWORK,
     HostId,
     LabPaths,
+    LabPlatform,
     LabSpec,
-    Platform,
     management_mac,
     pf_mac,
     process_name,
@@ -22,7 +22,7 @@ from planewise.lab.model import (
 
 
 def command_line(
-    platform: Platform, spec: LabSpec, paths: LabPaths, host: HostId, port: int
+    platform: LabPlatform, spec: LabSpec, paths: LabPaths, host: HostId, port: int
 ) -> list[str]:
     """The command line of one host. Pure.
 

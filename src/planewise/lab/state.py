@@ -36,7 +36,7 @@ class HostRecord(BaseModel):
     """When it first answered [seconds since the epoch]."""
 
 
-class Record(BaseModel):
+class LabRecord(BaseModel):
     """lab.json: what a later command must know of a lab that is up."""
 
     model_config = ConfigDict(frozen=True)
@@ -120,15 +120,15 @@ def make_directory(lab: LabPaths) -> None:
         )
 
 
-def read(lab: LabPaths) -> Record | None:
+def read(lab: LabPaths) -> LabRecord | None:
     """The record of a lab, or None where there is none that can be read."""
     try:
-        return Record.model_validate_json(lab.record.read_bytes())
+        return LabRecord.model_validate_json(lab.record.read_bytes())
     except (OSError, ValidationError):
         return None
 
 
-def write(lab: LabPaths, record: Record) -> None:
+def write(lab: LabPaths, record: LabRecord) -> None:
     """Writes the record, at once or not at all.
 
     Raises:

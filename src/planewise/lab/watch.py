@@ -10,9 +10,9 @@ from pathlib import Path
 from planewise.boot import process
 from planewise.boot.process import Seen
 from planewise.lab import initramfs
-from planewise.lab.diagnose import Finding, diagnose, last_lines
+from planewise.lab.diagnose import HostDiagnosis, diagnose, last_lines
 from planewise.lab.model import HOSTS, HostId, LabPaths, process_name
-from planewise.lab.state import Record
+from planewise.lab.state import LabRecord
 
 ANSWER_TIMEOUT_S = 10.0
 """How long a running host's sshd may take to greet."""
@@ -23,7 +23,7 @@ class HostStatus:
     """How one host fares."""
 
     host: HostId
-    finding: Finding
+    finding: HostDiagnosis
     pid: int | None
     started_s: float | None
     """When its QEMU process started [seconds since the epoch]."""
@@ -38,7 +38,7 @@ class HostStatus:
 class LabStatus:
     """How a lab fares."""
 
-    record: Record
+    record: LabRecord
     directory: Path
     hosts: tuple[HostStatus, ...]
 
@@ -49,13 +49,13 @@ class LabStatus:
         return next(one for one in ("dead", "hung", "booting", "running") if one in states)
 
 
-def look(record: Record, where: LabPaths) -> LabStatus:
+def look(record: LabRecord, where: LabPaths) -> LabStatus:
     """How a lab and its hosts fare now."""
     hosts = tuple(look_at(record, where, host, ANSWER_TIMEOUT_S) for host in HOSTS)
     return LabStatus(record, where.directory, hosts)
 
 
-def look_at(record: Record, where: LabPaths, host: HostId, timeout_s: float) -> HostStatus:
+def look_at(record: LabRecord, where: LabPaths, host: HostId, timeout_s: float) -> HostStatus:
     """How one host fares; its sshd has `timeout_s` to greet."""
     own, known = where.host(host), record.hosts[host]
     seen = next(

@@ -24,6 +24,7 @@ from planewise.measure.design import (
     Protocol,
     TrafficPath,
 )
+from planewise.measure.pattern import STEADY
 from planewise.store.models import Level
 from planewise.testbed.planes import FUNCTIONS_OF
 from planewise.testbed.planes.kinds import Forwarder, GuestKind
@@ -44,7 +45,7 @@ CHAIN_FACTORS = ("plane", "guest", "forwarder", "path", "vnfs")
 
 
 @dataclass(frozen=True)
-class Testbed:
+class CellTestbed:
     """Guests and planes that a cell needs; between cells of one testbed nothing is built."""
 
     __test__ = False  # not a test class, whatever its name says to pytest
@@ -81,10 +82,10 @@ class Cell:
         return self.plane if self.background_plane == SAME else self.background_plane
 
     @property
-    def testbed(self) -> Testbed:
+    def testbed(self) -> CellTestbed:
         """What must stand for it; cells with the same one differ in their load alone."""
         behind = self.background if self.background_guests else self.plane
-        return Testbed(
+        return CellTestbed(
             self.guest,
             self.plane,
             behind,
@@ -114,6 +115,7 @@ class RttTraffic:
     frequency_pps: float
     size_bytes: int
     protocol: Protocol
+    pattern: str = STEADY
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import CoreSchema
 
+from planewise.measure.pattern import FORM, STEADY, checked
 from planewise.store.models import Level
 from planewise.testbed.planes.kinds import Forwarder, GuestKind
 
@@ -37,6 +40,10 @@ TrafficPath = Literal["north-south", "east-west"]
 Protocol = Literal["icmp", "stamp"]
 Randomise = Literal["cells", "testbeds"]
 
+Pattern = Annotated[
+    str, AfterValidator(checked), WithJsonSchema({"type": "string", "pattern": FORM})
+]
+"""How probes follow one another."""
 Rate = Annotated[float, Field(gt=0, le=1e9)]
 FrameBytes = Annotated[int, Field(ge=64, le=9000)]
 Imix = Literal["imix"]
@@ -68,9 +75,11 @@ def _listed(value: object) -> object:
 
 T = TypeVar("T")
 Levels = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(_listed), _OneOrMany()]
+LoadLadder = Literal["auto"] | Levels[Rate]
+"""Offered loads [packet/s], or those around what a pilot forwards."""
 
 
-class Part(BaseModel):
+class DesignModel(BaseModel):
     """A part of a design: unknown keys are errors, values are final and never converted."""
 
     model_config = ConfigDict(
@@ -78,7 +87,7 @@ class Part(BaseModel):
     )
 
 
-class Factors(Part):
+class Factors(DesignModel):
     """Levels of each factor; a cell takes one of each."""
 
     plane: Levels[str]
@@ -96,7 +105,9 @@ class Factors(Part):
     path: Levels[TrafficPath] = ("north-south",)
     """`north-south`: between guests of two hosts; `east-west`: between guests of one host."""
     frequency_pps: Levels[Rate] = (1000.0,)
-    """Rate of the probe packets of RTT trials, open loop."""
+    """Rate of the probe packets of RTT trials, open loop; in bursts the rate within them."""
+    pattern: Levels[Pattern] = (STEADY,)
+    """How they follow one another: `steady`, or `bursts of 100 every 10 ms`."""
     size_bytes: Levels[FrameBytes | Imix] = (64,)
     """Ethernet frame with its 4-byte FCS; `imix`, of chains alone: 7 of 64, 4 of 594, 1 of 1518."""
     protocol: Levels[Protocol] = ("icmp",)
@@ -120,7 +131,7 @@ class Factors(Part):
         return self
 
 
-RTT_TRAFFIC = ("frequency_pps", "size_bytes", "protocol")
+RTT_TRAFFIC = ("frequency_pps", "size_bytes", "protocol", "pattern")
 """Factors that an RTT trial has by itself: going from level to level changes no testbed."""
 LOAD_TRAFFIC = ("size_bytes",)
 """The same of a load trial, and of a chain's."""
@@ -129,7 +140,7 @@ TCP_TRAFFIC = ("message_bytes",)
 TRAFFIC_FACTORS = (*RTT_TRAFFIC, *TCP_TRAFFIC)
 
 
-class Where(Part):
+class Where(DesignModel):
     """Some factors, with some of their levels each."""
 
     plane: Levels[str] | None = None
@@ -140,6 +151,7 @@ class Where(Part):
     load_location: Levels[LoadLocation] | None = None
     path: Levels[TrafficPath] | None = None
     frequency_pps: Levels[Rate] | None = None
+    pattern: Levels[Pattern] | None = None
     size_bytes: Levels[FrameBytes | Imix] | None = None
     protocol: Levels[Protocol] | None = None
     vnfs: Levels[VnfCount] | None = None
@@ -150,7 +162,7 @@ class Where(Part):
         return {name: levels for name, levels in self if levels is not None}
 
 
-class Constraint(Part):
+class Constraint(DesignModel):
     """Leaves combinations out. With `when`, it says something of the combinations that match."""
 
     when: Where | None = None
@@ -192,8 +204,9 @@ def has_level(levels: Mapping[str, Level], name: str, wanted: tuple[Level, ...])
     return name == "background_plane" and level == SAME and levels.get("plane") in wanted
 
 
-class RttPart(Part):
-    """RTT trials: one a cell and block for each frequency, size and protocol."""
+class RttPart(DesignModel):
+    """RTT trials: one a cell and block for each frequency, pattern, size and
+    protocol."""
 
     packets: Annotated[int, Field(ge=1, le=100_000_000)] = 1000
     """Packets of a trial."""
@@ -204,7 +217,7 @@ class RttPart(Part):
     at least, and a trial at a high rate lasts milliseconds."""
 
 
-class FunctionPart(Part):
+class FunctionPart(DesignModel):
     """What a function of a chain is, and the planes that it is measured on."""
 
     forwarder: Forwarder
@@ -215,16 +228,16 @@ class FunctionPart(Part):
     """Its planes; None: those of `factors.plane` that can have it."""
 
 
-class SweepPart(Part):
+class SweepPart(DesignModel):
     """Load trials at a ladder of offered loads: one a load, cell and block."""
 
-    offered_pps: (
-        Literal["auto"]
-        | Annotated[tuple[Rate, ...], Field(min_length=1), BeforeValidator(_listed), _OneOrMany()]
-    ) = "auto"
+    offered_pps: LoadLadder = "auto"
     """`auto`: a ladder of `loads` steps around the rate that a short overload trial forwards."""
     loads: Annotated[int, Field(ge=2, le=200)] = 8
     """Steps of an automatic ladder."""
+    loads_per_block: Annotated[int, Field(ge=4, le=200)] | None = None
+    """Loads that a block measures: the highest of the ladder in each block, the lowest in turn.
+    An automatic ladder is then dense around PDR, which pilots search. None: all, evenly spaced."""
     duration_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
     """Duration of a load trial."""
     max_pps: Rate = 10_000_000.0
@@ -235,7 +248,7 @@ class SweepPart(Part):
     """A load trial of this length is thrown away before the first of a cell in a block."""
 
 
-class CpusPart(Part):
+class CpusPart(DesignModel):
     """Which CPUs a chain's tasks run on; the tasks of a kind take turns on theirs."""
 
     switch: Levels[CpuNumber] | None = None
@@ -250,7 +263,7 @@ class CpusPart(Part):
         return {name: cpus for name, cpus in self if cpus is not None}
 
 
-class ChainPart(Part):
+class ChainPart(DesignModel):
     """Throughput trials of chains: one a frame size, cell and block, at overload."""
 
     duration_s: Annotated[float, Field(ge=0.5, le=3600)] = 3.0
@@ -266,7 +279,7 @@ class ChainPart(Part):
     """Pinning."""
 
 
-class TcpPart(Part):
+class TcpPart(DesignModel):
     """TCP trials: one a message size, cell and block, by iperf3."""
 
     duration_s: Annotated[float, Field(ge=1, le=3600)] = 3.0
@@ -277,7 +290,7 @@ class TcpPart(Part):
     """Streams at a time."""
 
 
-class PerGuestPart(Part):
+class PerGuestPart(DesignModel):
     """What each background guest does: their number is then the load."""
 
     cpu_share: Annotated[float, Field(gt=0, le=64)] | None = None
@@ -298,7 +311,7 @@ class PerGuestPart(Part):
         return self
 
 
-class BackgroundPart(Part):
+class BackgroundPart(DesignModel):
     """What the background guests of a loaded host do: each, or all together."""
 
     per_guest: PerGuestPart | None = None
@@ -338,7 +351,7 @@ Cpus = Annotated[
 ]
 
 
-class VmPart(Part):
+class VmPart(DesignModel):
     """How virtual machines are built, main and background ones alike."""
 
     vcpus: Annotated[int, Field(ge=1, le=64)] = 1
@@ -365,7 +378,7 @@ class VmPart(Part):
         return self
 
 
-class Design(Part):
+class Design(DesignModel):
     """A whole experiment, as its YAML file says it."""
 
     title: str = ""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from planewise.errors import BadInputError
+from planewise.measure.campaign import CampaignDesign, RouterFactors
 from planewise.measure.design import (
     MEASURES,
     BackgroundPart,
@@ -26,10 +28,28 @@ from planewise.measure.design import (
 )
 from planewise.measure.sense import find_problem
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
 
 def load_design(path: Path) -> Design:
-    """Reads a design. BadInputError with file and line for what is wrong with it."""
+    """Reads a design of planes. BadInputError with file and line for what is wrong with it."""
     raw = _read(path)
+    if "sut" in raw:
+        raise BadInputError(
+            "a campaign of a router: here a design of planes is wanted",
+            where=f"{path}:{_line(raw, ('sut',))}",
+            remedy="`planewise run` measures campaigns",
+        )
+    return _design(raw, path)
+
+
+def load_any(path: Path) -> Design | CampaignDesign:
+    """Reads a design of planes, or a campaign (key `sut`). BadInputError as `load_design`."""
+    raw = _read(path)
+    return _checked(CampaignDesign, raw, path) if "sut" in raw else _design(raw, path)
+
+
+def _checked(model: type[ModelT], raw: Mapping[str, object], path: Path) -> ModelT:
     try:
         plain = _plain(raw, iter(range(1, _MOST_VALUES)))
     except ValueError as error:
@@ -39,9 +59,13 @@ def load_design(path: Path) -> Design:
             remedy="write levels out instead of by aliases",
         ) from error
     try:
-        design = Design.model_validate(plain)
+        return model.model_validate(plain)
     except ValidationError as error:
         raise _explain(error, raw, path) from error
+
+
+def _design(raw: Mapping[str, object], path: Path) -> Design:
+    design = _checked(Design, raw, path)
     problem = find_problem(design)
     if problem is not None:
         raise BadInputError(
@@ -150,7 +174,7 @@ def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
     message = _message(error)
     remedy = "docs/reference/designs.md lists every key"
     if error["type"] == "extra_forbidden":
-        known = _known_keys(place[:-1])
+        known = _known_keys(place[:-1], campaign=isinstance(raw, dict) and "sut" in raw)
         close = difflib.get_close_matches(str(place[-1]), known, n=1)
         message = f"unknown key `{place[-1]}`"
         remedy = f"did you mean `{close[0]}`?" if close else f"known here: {', '.join(known)}"
@@ -199,8 +223,10 @@ def _is_union_tag(part: object) -> bool:
     )
 
 
-def _known_keys(place: tuple[object, ...]) -> list[str]:
+def _known_keys(place: tuple[object, ...], *, campaign: bool) -> list[str]:
     model: type[BaseModel] = Design
+    if campaign:
+        return sorted((RouterFactors if place else CampaignDesign).model_fields)
     for part in place:
         model = _PARTS.get(str(part), model)
     return sorted(model.model_fields)

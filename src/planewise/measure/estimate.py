@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from planewise.measure.cells import Testbed
+from planewise.measure.cells import CellTestbed
 from planewise.measure.schedule import Schedule, Visit
 from planewise.measure.stage import Trial
 from planewise.testbed.planes.kinds import GuestKind
@@ -50,7 +50,7 @@ def visit_costs_s(
     """Of the unfinished trials of each visit, with building its testbed where that does not stand
     yet, in seconds; 0 where nothing is left to do."""
     costs = []
-    standing: set[Testbed] = set()
+    standing: set[CellTestbed] = set()
     block = -1
     for visit in visits:
         if visit.block != block:
@@ -64,7 +64,7 @@ def visit_costs_s(
     return tuple(costs)
 
 
-def build_s(testbed: Testbed) -> float:
+def build_s(testbed: CellTestbed) -> float:
     """Of building a testbed, in seconds."""
     first_s, each_s = BUILD_S[testbed.guest]
     return first_s + each_s * (testbed.background_guests + testbed.vnfs)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from planewise.errors import PlanewiseError, StorageError
 from planewise.measure.cells import Cell, cells_of
-from planewise.measure.design import Design
+from planewise.measure.design import Design, SweepPart
 from planewise.measure.estimate import (
     TRIAL_OVERHEAD_S,
     VISIT_OVERHEAD_S,
@@ -27,11 +27,13 @@ from planewise.measure.estimate import (
 )
 from planewise.measure.meter import Meter
 from planewise.measure.pause import Pauses
+from planewise.measure.pilots import MOST_PILOTS, PilotTrial, find_pdr
 from planewise.measure.schedule import (
     LoadTrial,
     Schedule,
     Visit,
     ladder_around,
+    ladder_at_pdr,
     make_schedule,
 )
 from planewise.measure.stage import Place, RebuildingStage, Stage, Station, Trial, TrialResult
@@ -81,6 +83,15 @@ class Range:
     forwarded_pps: float
     most_pps: float
     """The most that the generator can offer to this plane."""
+    pdr_pps: float = math.inf
+    """Where pilots put PDR; infinite where none looked for it, or none lost anything."""
+
+    def ladder(self, sweep: SweepPart) -> tuple[float, ...]:
+        """The offered loads [pps] of an automatic ladder."""
+        per_block = sweep.loads_per_block
+        if per_block is not None and self.pdr_pps < self.most_pps:
+            return ladder_at_pdr(self.pdr_pps, sweep.loads, per_block, self.most_pps)
+        return ladder_around(self.forwarded_pps, sweep.loads, self.most_pps)
 
 
 @dataclass(frozen=True)
@@ -98,10 +109,7 @@ class Ranges:
             return {}
         if sweep.offered_pps != "auto":
             return dict.fromkeys(self.by_cell, tuple(sorted(sweep.offered_pps)))
-        return {
-            cell: ladder_around(found.forwarded_pps, sweep.loads, found.most_pps)
-            for cell, found in self.by_cell.items()
-        }
+        return {cell: found.ladder(sweep) for cell, found in self.by_cell.items()}
 
 
 def find_ranges(
@@ -122,8 +130,8 @@ def find_ranges(
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.plane, cell.guest, cell.path), []).append(cell)
-    around_s = VISIT_OVERHEAD_S + PILOTS * TRIAL_OVERHEAD_S
-    each_s = PILOTS * PILOT_S + around_s
+    pilots = PILOTS if design.sweep.loads_per_block is None else PILOTS + MOST_PILOTS
+    each_s = VISIT_OVERHEAD_S + pilots * (PILOT_S + TRIAL_OVERHEAD_S)
     progress.begin("finding each plane's range", each_s * len(groups))
     expected_s = taken_s = 0.0
     for number, group in enumerate(groups.values()):
@@ -131,9 +139,9 @@ def find_ranges(
         first = next((cell for cell in group if cell.load_type == "none"), group[0])
         most = min(design.sweep.max_pps, stage.max_pps(first, design.frame_sizes()[0]))
         began = time.monotonic()
-        result = _pilot(design, stage, first, most)
-        taken_s += time.monotonic() - began - PILOTS * PILOT_S
-        expected_s += around_s + build_s(first.testbed)
+        result, ran = _pilot(design, stage, first, most)
+        taken_s += time.monotonic() - began - ran * PILOT_S
+        expected_s += VISIT_OVERHEAD_S + ran * TRIAL_OVERHEAD_S + build_s(first.testbed)
         found.update(dict.fromkeys(group, result))
     return Ranges(found, max(taken_s, 0.0) / expected_s if expected_s else 1.0)
 
@@ -142,24 +150,43 @@ _WITHIN = 0.95
 """Share of what a pilot sent that a generator sends reliably."""
 
 
-def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> Range:
-    """What `cell` forwards when as much as possible is offered.
+def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> tuple[Range, int]:
+    """What `cell` forwards when as much as possible is offered, and how many trials that took.
 
     A plane's own way out costs the generator's CPU time too: what it could not send to this plane
     now it cannot send in a trial.
     """
-    trial = LoadTrial("pilot", offered_pps, design.frame_sizes()[0], PILOT_S)
+    size_bytes = design.frame_sizes()[0]
     place = Place("pilot", cell.levels(), 0, 0)
     with stage.station(cell) as station:
-        records = [trial.measure_on(station, place, _discard).record for _ in range(PILOTS)]
-    found = [_range(record, offered_pps) for record in records]
-    best = Range(max(one.forwarded_pps for one in found), max(one.most_pps for one in found))
-    if not best.forwarded_pps:
-        raise PlanewiseError(
-            f"the pilot on plane {cell.plane} delivered no packet",
-            remedy="see `planewise doctor`; leave the plane out of the design",
-        )
-    return best
+        records: list[TrialRecord] = []
+
+        def measure(load_pps: float) -> TrialRecord:
+            trial = LoadTrial("pilot", load_pps, size_bytes, PILOT_S)
+            records.append(trial.measure_on(station, place, _discard).record)
+            return records[-1]
+
+        found = [_range(measure(offered_pps), offered_pps) for _ in range(PILOTS)]
+        best = Range(max(one.forwarded_pps for one in found), max(one.most_pps for one in found))
+        if not best.forwarded_pps:
+            raise PlanewiseError(
+                f"the pilot on plane {cell.plane} delivered no packet",
+                remedy="see `planewise doctor`; leave the plane out of the design",
+            )
+        if design.sweep is not None and design.sweep.loads_per_block is not None:
+            pdr_pps = find_pdr(
+                lambda load_pps: _pilot_trial(measure(load_pps)), best.forwarded_pps, best.most_pps
+            )
+            best = replace(best, pdr_pps=pdr_pps)
+    return best, len(records)
+
+
+def _pilot_trial(record: TrialRecord) -> PilotTrial | None:
+    """What a pilot says of its load; None where it was not sent. Pure."""
+    if record.counts is None or record.load is None or "generator" in record.limits:
+        return None
+    plr = record.counts.lost / max(record.counts.sent, 1)
+    return PilotTrial(plr, record.load.achieved_pps * (1 - plr))
 
 
 def _range(record: TrialRecord, offered_pps: float) -> Range:

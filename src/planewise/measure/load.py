@@ -13,7 +13,7 @@ from planewise.measure.probe import CalibrationOutput, TrialOutput, parse
 from planewise.measure.rtt import known_limits
 from planewise.measure.schedule import LoadTrial
 from planewise.measure.stage import Place, TrialResult
-from planewise.store.models import Counts, Limit, Load, LossPart, TrialRecord
+from planewise.store.models import Counts, Limit, LossPart, OfferedLoad, TrialRecord
 from planewise.testbed.host import Host
 from planewise.testbed.model import CounterPoint, IpVersion, TrialPath
 from planewise.testbed.steering import CpuSplit
@@ -36,7 +36,7 @@ class LoadPath:
     ip_version: IpVersion = 4
 
 
-class Generator:
+class HostGenerator:
     """The generator of a host, and what it can do by itself, measured once a frame size."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Generator:
 
 
 def measure_load(
-    load: LoadPath, trial: LoadTrial, place: Place, generator: Generator
+    load: LoadPath, trial: LoadTrial, place: Place, generator: HostGenerator
 ) -> TrialResult:
     """Runs one load trial. PlanewiseError when it could not be run or ended early."""
     finished = generator.host.run(
@@ -95,7 +95,7 @@ def measure_load(
     return TrialResult(record(place, output, cpu, _place_names(load.counters)))
 
 
-def command(load: LoadPath, trial: LoadTrial, generator: Generator) -> list[str]:
+def command(load: LoadPath, trial: LoadTrial, generator: HostGenerator) -> list[str]:
     """The probe's command line; calibrates the generator when it is not yet."""
     path, version = load.path, load.ip_version
     max_pps = generator.max_pps(trial.size_bytes, version)
@@ -152,7 +152,7 @@ def record(
         order=place.order,
         started=datetime.fromtimestamp(output.started_ns / 1e9, UTC),
         duration_s=output.duration_s,
-        load=Load(
+        load=OfferedLoad(
             intended_pps=output.intended_pps,
             achieved_pps=output.achieved_pps,
             size_bytes=output.size_bytes,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from planewise.errors import PlanewiseError
-from planewise.measure.load import Generator, record
+from planewise.measure.load import HostGenerator, record
 from planewise.measure.probe import (
     LossOutput,
     ReceiveOutput,
@@ -80,7 +80,7 @@ def counters_between(
 
 
 def measure_load_apart(
-    path: ApartPath, trial: LoadTrial, place: Place, generator: Generator
+    path: ApartPath, trial: LoadTrial, place: Place, generator: HostGenerator
 ) -> TrialResult:
     """Runs one load trial. PlanewiseError when it could not be run or ended early."""
     first = time.time_ns()  # no two trials of one machine have it

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from planewise.store.models import Counts, Latency, Load
+from planewise.store.models import Counts, Latency, OfferedLoad
 from planewise.testbed import programs
-from planewise.testbed.host import Finished
+from planewise.testbed.host import FinishedProcess
 
 
 class ProbeOutput(BaseModel):
@@ -38,12 +38,30 @@ class CpuOutput(ProbeOutput):
     cpu: CpuUsage
 
 
+class BurstOutput(BaseModel):
+    """Bursts of `pw-probe ping`: what was wanted, and what came of it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    packets: NonNegativeInt
+    every_ns: NonNegativeInt
+    intended_pps: float
+    achieved_pps: float | None = None
+    achieved_kernel_pps: float | None = None
+
+    @property
+    def kept_pps(self) -> float:
+        """Rate within bursts, by kernel stamps where there are any; 0 where none was sent whole."""
+        return self.achieved_kernel_pps or self.achieved_pps or 0.0
+
+
 class PingOutput(ProbeOutput):
     """`pw-probe ping`."""
 
     started_ns: int
     duration_s: float
-    load: Load
+    load: OfferedLoad
+    burst: BurstOutput | None = None
     counts: Counts
     rtt_user: Latency | None = None
     rtt_kernel: Latency | None = None
@@ -167,6 +185,6 @@ class CalibrationOutput(ProbeOutput):
 OutputT = TypeVar("OutputT", bound=ProbeOutput)
 
 
-def parse(finished: Finished, model: type[OutputT]) -> OutputT:
+def parse(finished: FinishedProcess, model: type[OutputT]) -> OutputT:
     """The probe's JSON; PlanewiseError when it failed or speaks another format."""
     return programs.checked(finished.json(), model, "pw-probe")

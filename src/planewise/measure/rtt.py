@@ -23,11 +23,20 @@ import polars as pl
 
 from planewise.errors import PlanewiseError
 from planewise.measure.design import Protocol
+from planewise.measure.pattern import bursts_of
 from planewise.measure.probe import CpuOutput, PingOutput, TapOutput, parse
 from planewise.measure.schedule import RttTrial
 from planewise.measure.stage import Place, TrialResult
 from planewise.store.levels import is_kept, keeps_levels
-from planewise.store.models import Capture, Latency, Limit, Metric, TrialRecord
+from planewise.store.models import (
+    BurstLoad,
+    Capture,
+    Latency,
+    Limit,
+    Metric,
+    OfferedLoad,
+    TrialRecord,
+)
 from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import CapturePoint, Guest, HostRole
 from planewise.testbed.scratch import scratch
@@ -140,8 +149,8 @@ def _ping(path: RttPath, trial: RttTrial, directory: Path) -> tuple[PingOutput, 
     finished = host.run(
         [*_command(path, trial, trial.packets), "--packets", file],
         netns=path.sender.netns,
-        timeout_s=120 + 10 * path.patience_s + 2 * trial.packets / trial.frequency_pps,
-        expected_s=trial.packets / trial.frequency_pps,
+        timeout_s=120 + 10 * path.patience_s + 2 * trial.sending_s,
+        expected_s=trial.sending_s,
     )
     output = parse(finished, PingOutput)
     if output.interrupted:
@@ -156,7 +165,7 @@ def _steady(path: RttPath, trial: RttTrial) -> PingOutput:
 
     It ends in time also where its rate is not had.
     """
-    wanted = math.ceil(trial.frequency_pps * trial.steady_s)
+    wanted = math.ceil(trial.mean_pps * trial.steady_s)
     host = path.hosts["sender"]
     argv = _command(path, trial, min(wanted, path.most_steady_packets))
     with host.start(argv, netns=path.sender.netns) as process:
@@ -181,6 +190,7 @@ def _steadily(
 
 
 def _command(path: RttPath, trial: RttTrial, packets: int) -> list[str]:
+    bursts = bursts_of(trial.pattern)
     return [
         *(path.hosts["sender"].probe, "ping", path.responder.ipv4),
         *("--proto", trial.protocol),
@@ -188,6 +198,11 @@ def _command(path: RttPath, trial: RttTrial, packets: int) -> list[str]:
         *("--count", str(packets)),
         *("--size", str(trial.size_bytes)),
         *("--patience", f"{path.patience_s:g}"),
+        *(
+            ("--burst", str(bursts.packets), "--burst-every", f"{bursts.every_s:.9g}")
+            if bursts is not None
+            else ()
+        ),
     ]
 
 
@@ -273,7 +288,7 @@ def _record(
         order=place.order,
         started=datetime.fromtimestamp(ping.started_ns / 1e9, UTC),
         duration_s=ping.duration_s,
-        load=ping.load,
+        load=_load(ping),
         counts=ping.counts,
         latency=latency,
         not_measurable=not_measurable,
@@ -283,6 +298,20 @@ def _record(
         limits=known_limits(ping.limits),
         warnings=ping.warnings,
     )
+
+
+def _load(ping: PingOutput) -> OfferedLoad:
+    """What was sent, with the rate within bursts where there were any."""
+    burst = ping.burst
+    if burst is None:
+        return ping.load
+    told = BurstLoad(
+        packets=burst.packets,
+        every_s=burst.every_ns / 1e9,
+        intended_pps=burst.intended_pps,
+        achieved_pps=burst.kept_pps,
+    )
+    return ping.load.model_copy(update={"burst": told})
 
 
 def known_limits(limits: Iterable[str]) -> tuple[Limit, ...]:

@@ -15,9 +15,10 @@ from itertools import groupby
 from typing import ClassVar, Protocol, runtime_checkable
 
 from planewise.errors import UnsupportedError
-from planewise.measure.cells import Cell, Testbed, Traffic, expand
+from planewise.measure.cells import Cell, CellTestbed, Traffic, expand
 from planewise.measure.design import Design, Imix, Randomise
 from planewise.measure.design import Protocol as RttProtocol
+from planewise.measure.pattern import STEADY, bursts_of
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialKind, TrialResult
 from planewise.store.models import Level
 
@@ -39,7 +40,7 @@ class LoadStation(Protocol):
 
 
 @runtime_checkable
-class ChainStation(Protocol):
+class ChainMeasurer(Protocol):
     """A station that is a chain of network functions."""
 
     def chain(self, trial: ChainTrial, place: Place, on_sample: OnSample, /) -> TrialResult:
@@ -65,13 +66,27 @@ class RttTrial:
     protocol: RttProtocol = "icmp"
     steady_s: float = 0.0
     """How long its traffic goes on afterwards for CPU time."""
+    pattern: str = ""
+    """How packets follow one another; empty where the design has but steady ones."""
     kind: ClassVar[TrialKind] = "rtt"
     samples: ClassVar[bool] = False
 
     @property
     def expected_s(self) -> float:
         """See `Trial.expected_s`."""
-        return self.packets / self.frequency_pps + self.steady_s
+        return self.sending_s + self.steady_s
+
+    @property
+    def sending_s(self) -> float:
+        """How long it takes to send its packets [s]."""
+        bursts = bursts_of(self.pattern)
+        return self.packets / self.frequency_pps if not bursts else bursts.duration_s(self.packets)
+
+    @property
+    def mean_pps(self) -> float:
+        """Packets a second, the pauses between bursts included."""
+        bursts = bursts_of(self.pattern)
+        return self.frequency_pps if bursts is None else bursts.mean_pps
 
     def traffic(self) -> dict[str, Level]:
         """See `Trial.traffic`."""
@@ -79,6 +94,7 @@ class RttTrial:
             "size_bytes": self.size_bytes,
             "frequency_pps": self.frequency_pps,
             "protocol": self.protocol,
+            **({"pattern": self.pattern} if self.pattern else {}),
         }
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
@@ -137,7 +153,7 @@ class ChainTrial:
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
         """See `Trial.measure_on`."""
-        if not isinstance(station, ChainStation):
+        if not isinstance(station, ChainMeasurer):
             raise _unsupported(self.name)
         return station.chain(self, place, on_sample)
 
@@ -250,7 +266,7 @@ def _order(cells: Sequence[Cell], randomise: Randomise, shuffler: random.Random)
         order = list(cells)
         shuffler.shuffle(order)
         return order
-    groups: dict[Testbed, list[Cell]] = {}
+    groups: dict[CellTestbed, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(cell.testbed, []).append(cell)
     together = list(groups.values())
@@ -277,15 +293,18 @@ def _warmup(
 def _rtt_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> list[RttTrial]:
     if design.rtt is None:
         return []
+    # Cells of designs that are all steady stay comparable with those of runs from before bursts.
+    varied = design.factors.pattern != (STEADY,)
     return [
         RttTrial(
             name=f"rtt:{cell.name},{one.frequency_pps:g}pps,{one.size_bytes}B,{one.protocol}"
-            f"#r{block}",
+            f"{f',{one.pattern}' if varied else ''}#r{block}",
             frequency_pps=one.frequency_pps,
             size_bytes=one.size_bytes,
             packets=design.rtt.packets,
             protocol=one.protocol,
             steady_s=design.rtt.steady_s,
+            pattern=one.pattern if varied else "",
         )
         for one in traffic.rtt
     ]
@@ -306,8 +325,16 @@ def _load_trials(
             duration_s=design.sweep.duration_s,
         )
         for size in traffic.load_sizes_bytes
-        for offered in ladder
+        for offered in loads_of_block(ladder, block, design.sweep.loads_per_block)
     ]
+
+
+def loads_of_block(ladder: Sequence[float], block: int, per_block: int | None) -> tuple[float, ...]:
+    """The loads of a rising `ladder` that a block, counted from 0, measures: see `SweepPart`."""
+    if per_block is None or len(ladder) <= per_block:
+        return tuple(ladder)
+    lower = len(ladder) - per_block + 1
+    return (ladder[block % lower], *ladder[lower:])
 
 
 def _chain_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> list[ChainTrial]:
@@ -359,6 +386,27 @@ def ladder_around(forwarded_pps: float, loads: int, max_pps: float) -> tuple[flo
         if len(ladder) == loads:
             break
     return tuple(sorted(ladder))
+
+
+# A verdict needs the two loads around PDR to be 10 % apart at most, one far beyond it, and loads
+# from a third of PDR on, no further apart than a fifth of it (docs/concepts/verdict.md).
+_STEP_AT_PDR = 1.09
+_BEYOND_PDR = 1.7
+
+
+def ladder_at_pdr(pdr_pps: float, loads: int, per_block: int, max_pps: float) -> tuple[float, ...]:
+    """`loads` offered loads [pps] by which headroom is decided, where pilots put PDR at `pdr_pps`.
+
+    `per_block` - 2 of them are dense around PDR, one lies far beyond it, and the others show that
+    nothing is lost below. None is above `max_pps`. Cut to three digits.
+    """
+    near = per_block - 2
+    around = [pdr_pps * _STEP_AT_PDR ** (step - near / 2 + 0.3) for step in range(near)]
+    lower = loads - near - 1
+    lowest = around[0] / 3
+    below = [lowest + (around[0] - lowest) * step / lower for step in range(lower)]
+    steps = (*below, *around, _BEYOND_PDR * pdr_pps)
+    return tuple(sorted({max(1.0, _cut(min(step, max_pps), 3)) for step in steps}))
 
 
 def _cut(value: float, digits: int) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from planewise.measure.campaign import CampaignDesign
 from planewise.measure.design import Design
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -14,16 +15,20 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def design_schema() -> dict[str, Any]:
     """As `docs/reference/design.schema.json` has it."""
-    schema = Design.model_json_schema()
+    planes, campaign = Design.model_json_schema(), CampaignDesign.model_json_schema()
+    parts = {**campaign.pop("$defs"), **planes.pop("$defs")}
     # Functions of chains may name the planes in its place.
-    schema["$defs"]["Factors"].pop("required", None)
-    schema["anyOf"] = [
+    parts["Factors"].pop("required", None)
+    planes["anyOf"] = [
         {"required": ["functions"]},
         {"properties": {"factors": {"required": ["plane"]}}},
     ]
     return {
         "$schema": DIALECT,
-        **schema,
         "title": "A Planewise design",
         "description": "What `planewise run` measures. docs/reference/designs.md explains it.",
+        "if": {"required": ["sut"]},
+        "then": {"$ref": "#/$defs/CampaignDesign"},
+        "else": {"$ref": "#/$defs/Design"},
+        "$defs": {**parts, "CampaignDesign": campaign, "Design": planes},
     }

@@ -6,6 +6,7 @@ Knows which planes and guests there are, not which of them this machine can buil
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,11 @@ from planewise.measure.design import (
     Design,
     has_level,
 )
+from planewise.measure.pattern import bursts_of
 from planewise.store.models import Level
 from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, plane, planes_of
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
+from planewise.units import rate_text, time_text
 
 STAMP_BYTES = 90
 """The smallest frame, with FCS, that carries a STAMP packet over IPv4 (RFC 8762, section 4.2)."""
@@ -53,6 +56,8 @@ def find_problem(design: Design) -> Problem | None:
         or _at_odds(design)
         or _impossible_function(design)
         or _impossible_cell(design)
+        or _impossible_burst(design)
+        or _impossible_load(design)
     )
 
 
@@ -339,6 +344,48 @@ def _impossible_cell(design: Design) -> Problem | None:
                 f"`constraints: [{{when: {{protocol: stamp}}, exclude: {{size_bytes: {size}}}}}]`",
             )
     return None
+
+
+def _impossible_burst(design: Design) -> Problem | None:
+    """A burst that takes longer than until the next one, or that no trial holds whole."""
+    if design.rtt is None:
+        return None
+    for levels in combinations(design):
+        bursts = bursts_of(str(levels.get("pattern", "")))
+        if bursts is None:
+            continue
+        rate, pattern = float(levels["frequency_pps"]), str(levels["pattern"])
+        place = ("factors", "pattern", design.factors.pattern.index(pattern))
+        if bursts.packets > rate * bursts.every_s:
+            return Problem(
+                place,
+                f"{bursts.packets} packets at {rate_text(rate)} take "
+                f"{time_text(1e9 * bursts.packets / rate)}, longer than until the next burst",
+                "give `factors.frequency_pps` more, or leave such cells out: `constraints: "
+                f"[{{when: {{pattern: {pattern}}}, exclude: {{frequency_pps: {rate:g}}}}}]`",
+            )
+        if design.rtt.packets % bursts.packets:
+            return Problem(
+                place,
+                f"a trial of {design.rtt.packets} packets holds no whole number of {pattern}",
+                f"set `rtt.packets` to a multiple of {bursts.packets}",
+            )
+    return None
+
+
+def _impossible_load(design: Design) -> Problem | None:
+    """Virtual machines that are to burn more than their virtual CPUs."""
+    each = design.background.per_guest
+    if "vm" not in design.factors.guest or each is None or each.cpu_share is None:
+        return None
+    if each.cpu_share <= design.vm.vcpus:
+        return None
+    return Problem(
+        ("background", "per_guest", "cpu_share"),
+        f"a virtual machine of {design.vm.vcpus} virtual CPU{'s' * (design.vm.vcpus != 1)} cannot "
+        f"burn {each.cpu_share:g}",
+        f"set `vm.vcpus` to {math.ceil(each.cpu_share)}, or give less",
+    )
 
 
 def _no_function(design: Design, kind: GuestKind, plane: str) -> Problem:

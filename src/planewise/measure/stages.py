@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
+from planewise import procfs
 from planewise.measure.cells import Cell
 from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import Design
@@ -89,6 +91,7 @@ class Stages:
     ) -> None:
         self._design = design
         self._here = pair is None
+        self._pair = pair
         self._makers = makers if makers is not None else stage_makers(pair, ip_version)
         self._stages: dict[GuestKind, Stage] = {}
         self._standing: GuestKind | None = None
@@ -101,7 +104,8 @@ class Stages:
         reasons: dict[Cell, str] = {}
         void = _second_places(cells) if self._here else frozenset[Cell]()
         for cell in cells:
-            if reason := self._refusal(cell) or (ONE_PLACE if cell in void else ""):
+            place = ONE_PLACE if cell in void else ""
+            if reason := self._refusal(cell) or place or self._more_than_its_cpus(cell):
                 reasons[cell] = reason
             else:
                 kinds.setdefault(_kind(cell), []).append(cell)
@@ -112,6 +116,22 @@ class Stages:
                 why = f"guests that are {GUEST_WORDS[kind][1]} cannot be started on this testbed"
                 reasons |= dict.fromkeys(own, why)
         return reasons
+
+    def _more_than_its_cpus(self, cell: Cell) -> str:
+        """Why a set CPU load of every guest cannot be had on a host; empty where it can."""
+        each = self._design.background.per_guest
+        if cell.load_type != "cpu" or each is None or each.cpu_share is None:
+            return ""
+        there = Path("/proc/cpuinfo").read_text() if self._pair is None else (
+            self._pair.machines[cell.load_location].host.read_text("/proc/cpuinfo")
+        )  # fmt: skip
+        cpus, wanted = procfs.count_cpus(there), cell.background_guests * each.cpu_share
+        if wanted <= cpus:
+            return ""
+        return (
+            f"{cell.background_guests} guests that burn {each.cpu_share:g} CPUs each need "
+            f"{wanted:g}, and a host has {cpus}: as many as they can get are had with busy_threads"
+        )
 
     def _refusal(self, cell: Cell) -> str:
         """Why no hosts of this sort can have a cell's guests; empty where some can."""

@@ -15,7 +15,7 @@ from typing import Self
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
-from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.load import HostGenerator, LoadPath, measure_load
 from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
 from planewise.measure.rtt import FIRST_ANSWER_S, SERVERS_PATIENCE_S, RttPath, measure_rtt
@@ -51,7 +51,7 @@ class Testbeds:
         self._pair = pair
         self._built = ExitStack()
         self._testbeds: dict[tuple[str, ...], Testbed] = {}
-        self._generator: Generator | None = None
+        self._generator: HostGenerator | None = None
         self._here = LocalHost("generator")
         self._with_vfs = False
         self.cpus: CpuSplit | None = None if pair is not None else split_cpus()
@@ -109,11 +109,11 @@ class Testbeds:
         return [machine.host for machine in self._pair.machines.values()]
 
     @property
-    def generator(self) -> Generator:
+    def generator(self) -> HostGenerator:
         """What generates frames: this machine, or the sender's host."""
         if self._generator is None:
             host: Host = self._here if self._pair is None else self._pair.machines["sender"].host
-            self._generator = Generator(host, self.cpus)
+            self._generator = HostGenerator(host, self.cpus)
         return self._generator
 
     def __enter__(self) -> Self:

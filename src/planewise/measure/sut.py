@@ -10,30 +10,32 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.judge.curve import Run
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
-from planewise.measure.load import Generator, LoadPath, measure_load
+from planewise.measure.load import HostGenerator, LoadPath, measure_load
 from planewise.measure.schedule import LoadStation, LoadTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.stages import Stages
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import IpVersion, TrialPath, mtu_for
-from planewise.testbed.namespaces import RouterTestbed
+from planewise.testbed.namespaces import Forwarding, RouterTestbed
 from planewise.testbed.pair import Pair
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.setting import TrafficPath
 from planewise.testbed.steering import split_cpus, steer
 
+Pinning = Literal["none", "one", "two", "spread"]
+"""CPUs of a router's receive work (`campaign.RouterFactors`)."""
 MIN_LOAD_PPS = 100.0
 """Below this a short trial has too few packets to tell a loss ratio."""
 
 
-class Target(Protocol):
+class StandingSut(Protocol):
     """A SUT that stands."""
 
     @property
@@ -65,7 +67,7 @@ class Sut(Protocol):
             UnsupportedError: it cannot be there.
         """
 
-    def build(self, size_bytes: int, built: ExitStack) -> Target:
+    def build(self, size_bytes: int, built: ExitStack) -> StandingSut:
         """Makes it stand until `built` is closed.
 
         Raises:
@@ -102,7 +104,7 @@ class PlaneUnderTest:
         """See `Sut.on`."""
         return replace(self, pair=pair)
 
-    def build(self, size_bytes: int, built: ExitStack) -> Target:
+    def build(self, size_bytes: int, built: ExitStack) -> StandingSut:
         """See `Sut.build`."""
         cell = Cell(plane=self.plane, guest=self.guest, path=self.path)
         design = Design.model_validate(
@@ -137,11 +139,20 @@ class RouterUnderTest:
     """Through a host that forwards in its kernel: PASTRAMI's case."""
 
     ip_version: IpVersion = 6
+    forwarding: Forwarding = "kernel"
+    pinning: Pinning = "spread"
+    labels: tuple[tuple[str, Level], ...] = ()
+    """Further factors of a campaign, whose cells name all of them."""
 
     @property
     def cell(self) -> dict[str, Level]:
-        """See `Sut.cell`."""
-        return {"plane": "router", "ip_version": self.ip_version}
+        """See `Sut.cell`; that of a router alone stays as runs from before campaigns have it."""
+        beyond: dict[str, Level] = {}
+        if self.labels or self.forwarding != "kernel":
+            beyond["forwarding"] = self.forwarding
+        if self.labels or self.pinning != "spread":
+            beyond["irq_pinning"] = self.pinning
+        return {"plane": "router", "ip_version": self.ip_version, **beyond, **dict(self.labels)}
 
     def on(self, pair: Pair) -> Sut:
         """See `Sut.on`."""
@@ -150,13 +161,19 @@ class RouterUnderTest:
             remedy="measure a chain of one function there: `planewise run` with `factors.vnfs: 1`",
         )
 
-    def build(self, size_bytes: int, built: ExitStack) -> Target:
+    def build(self, size_bytes: int, built: ExitStack) -> StandingSut:
         """See `Sut.build`."""
         target = _PathTarget(built, self.ip_version)
-        router = built.enter_context(RouterTestbed(self.ip_version, mtu_for([size_bytes])))
-        if target.cpus is not None:
-            receivers = target.cpus.receivers
-            steer(router.hosts["router"], router.router_netns, router.entrances, receivers)
+        mtu_bytes = mtu_for([size_bytes])
+        router = built.enter_context(RouterTestbed(self.ip_version, mtu_bytes, self.forwarding))
+        if target.cpus is not None and self.pinning != "none":
+            for place, entrance in enumerate(router.entrances):
+                receivers = target.cpus.receivers
+                if self.pinning != "spread":
+                    receivers = (
+                        receivers[place : place + 1] if self.pinning == "two" else receivers[:1]
+                    )
+                steer(router.hosts["router"], router.router_netns, [entrance], receivers)
         target.path = LoadPath(router.trial_path(), router.counter_points, self.ip_version)
         return target
 
@@ -181,7 +198,7 @@ class InterfacesUnderTest:
         """See `Sut.on`."""
         raise UnsupportedError("--tx and --rx name interfaces of this machine")
 
-    def build(self, size_bytes: int, built: ExitStack) -> Target:
+    def build(self, size_bytes: int, built: ExitStack) -> StandingSut:
         """See `Sut.build`."""
         self.check()
         target = _PathTarget(built, self.ip_version)
@@ -212,7 +229,7 @@ class InterfacesUnderTest:
 
 
 class _StationTarget:
-    """See `Target`: the station of a cell."""
+    """See `StandingSut`: the station of a cell."""
 
     def __init__(self, station: LoadStation, max_pps: float, facts: StageFacts) -> None:
         self.facts = facts
@@ -220,16 +237,16 @@ class _StationTarget:
         self._max_pps = max_pps
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """See `Target.load`."""
+        """See `StandingSut.load`."""
         return self._station.load(trial, place)
 
     def max_pps(self, size_bytes: int) -> float:
-        """See `Target.max_pps`."""
+        """See `StandingSut.max_pps`."""
         return self._max_pps
 
 
 class _PathTarget:
-    """See `Target`: two interfaces of this machine."""
+    """See `StandingSut`: two interfaces of this machine."""
 
     path: LoadPath
     facts = StageFacts()
@@ -238,15 +255,15 @@ class _PathTarget:
         self.cpus = split_cpus()
         host = LocalHost("generator")
         built.callback(host.close)
-        self._generator = Generator(host, self.cpus)
+        self._generator = HostGenerator(host, self.cpus)
         self._ip_version: IpVersion = ip_version
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
-        """See `Target.load`."""
+        """See `StandingSut.load`."""
         return measure_load(self.path, trial, place, self._generator)
 
     def max_pps(self, size_bytes: int) -> float:
-        """See `Target.max_pps`."""
+        """See `StandingSut.max_pps`."""
         return self._generator.max_pps(size_bytes, self._ip_version)
 
 
@@ -264,7 +281,7 @@ class SutMeasurer:
         self._on_record = on_record
         self._built = ExitStack()
         self._trials = 0
-        self._target: Target | None = None
+        self._target: StandingSut | None = None
 
     @property
     def cell(self) -> dict[str, Level]:
@@ -316,7 +333,7 @@ class SutMeasurer:
         )
 
     @property
-    def _standing(self) -> Target:
+    def _standing(self) -> StandingSut:
         if self._target is None:
             raise RuntimeError("use it in a with block")
         return self._target

@@ -19,7 +19,7 @@ from planewise.store.models import CoreUse, KpiSample, TcpResult, Throughput, Tr
 from planewise.testbed import counters
 from planewise.testbed.chains.reading import CpuTime, cpu_times, now_s
 from planewise.testbed.gauges import Gauge
-from planewise.testbed.host import Finished, Host, HostProcess
+from planewise.testbed.host import FinishedProcess, Host, HostProcess
 from planewise.testbed.model import CounterPoint, Guest, HostRole
 
 PROGRAM = "iperf3"
@@ -252,7 +252,7 @@ def _used(before: CpuTime, after: CpuTime) -> float:
     return min(1.0, max(0.0, 1 - (after.idle_s - before.idle_s) / total)) if total > 0 else 0.0
 
 
-def _check(finished: Finished) -> Finished:
+def _check(finished: FinishedProcess) -> FinishedProcess:
     """With what iperf3 says in its JSON, and not on stderr, when it fails."""
     if finished.exit_code != 0:
         with suppress(ValueError, TypeError, KeyError):
@@ -260,7 +260,7 @@ def _check(finished: Finished) -> Finished:
     return finished.check()
 
 
-def _report(finished: Finished) -> _Report:
+def _report(finished: FinishedProcess) -> _Report:
     _check(finished)
     try:
         return _Report.model_validate_json(finished.stdout)

@@ -15,7 +15,7 @@ from planewise.errors import PlanewiseError
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
-from planewise.measure.load import Generator
+from planewise.measure.load import HostGenerator
 from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
 from planewise.measure.probe import CpuOutput, parse
@@ -58,7 +58,7 @@ class VmStage:
         self._options = options_of(design)
         self._ip_version: IpVersion = ip_version
         self._mtu_bytes = mtu_for(design.frame_sizes())
-        self._generators: dict[str, Generator] = {}
+        self._generators: dict[str, HostGenerator] = {}
         self._planes: dict[str, None] = {}
         self._opening = pair
         self._built = ExitStack()
@@ -128,10 +128,10 @@ class VmStage:
             self._testbed = self._built.enter_context(testbed)
         return self._testbed
 
-    def _generator(self, arrangement: VmArrangement) -> Generator:
+    def _generator(self, arrangement: VmArrangement) -> HostGenerator:
         """That of the sender's main guest, which is another once it was replaced."""
         host, guest = arrangement.hosts["sender"], arrangement.main("sender")
-        made = Generator(host, netns=guest.netns)
+        made = HostGenerator(host, netns=guest.netns)
         return self._generators.setdefault(guest.netns, made)
 
     def __enter__(self) -> Self:
@@ -176,7 +176,7 @@ class VmStation:
         pair: Pair,
         background: BackgroundLoad,
         check: Callable[[], None],
-        generator: Generator,
+        generator: HostGenerator,
         ip_version: IpVersion = 4,
         *,
         emulated: bool,

@@ -26,13 +26,21 @@ _DEFAULTS: Mapping[str, Level] = {"guest": "namespace", "path": "north-south"}
 
 
 @dataclass(frozen=True)
-class Run:
+class AskedRun:
     """A run that claims are asked of."""
 
     path: Path
     info: RunInfo
     trials: Sequence[TrialRecord]
     """Finished ones."""
+
+    def has_one_of(self, levels: Mapping[str, Sequence[Level]]) -> bool:
+        """Whether some trial has one of these levels."""
+        return any(
+            trial.cell.get(factor) in wanted
+            for trial in self.trials
+            for factor, wanted in levels.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Answer:
     """Name of the run; empty where no run could be asked."""
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> AskedRun:
     """A run directory.
 
     Raises:
@@ -54,10 +62,10 @@ def read_run(path: Path) -> Run:
     """
     reader = RunReader(path)
     done = [trial for trial in reader.trials() if trial.status == "done"]
-    return Run(path, reader.info, done)
+    return AskedRun(path, reader.info, done)
 
 
-def answers(claim: Claim, runs: Sequence[Run], verdicts: Sequence[Verdict]) -> list[Answer]:
+def answers(claim: Claim, runs: Sequence[AskedRun], verdicts: Sequence[Verdict]) -> list[Answer]:
     """One answer a run that has what the claim is about; a single one if there is no such run."""
     if claim.words is not None:
         return [_of_words(claim.words, verdicts)]
@@ -74,7 +82,7 @@ def answers(claim: Claim, runs: Sequence[Run], verdicts: Sequence[Verdict]) -> l
     return found or [Answer("cannot be told here", f"no run has {_needs(claim)}", "")]
 
 
-def _of_order(claim: Order, run: Run) -> list[Answer]:
+def _of_order(claim: Order, run: AskedRun) -> list[Answer]:
     levels = _levels(run, claim.factor, claim.where)
     wanted = _ends((claim.better, claim.than), levels)
     instead = [claim.stand_in.get(str(level), level) for level in wanted]
@@ -91,7 +99,7 @@ def _of_order(claim: Order, run: Run) -> list[Answer]:
     return [_stood_in(answer, [(a, b) for a, b in zip(wanted, instead, strict=True) if a != b])]
 
 
-def _of_same(claim: Same, run: Run) -> list[Answer]:
+def _of_same(claim: Same, run: AskedRun) -> list[Answer]:
     levels = _levels(run, claim.factor, claim.where)
     first, second = _ends(claim.levels, levels)
     if first == second or not {first, second} <= levels:
@@ -107,7 +115,7 @@ def _of_same(claim: Same, run: Run) -> list[Answer]:
 
 
 def _asked(
-    run: Run, question: Question, levels: tuple[Level, Level], wanted: Outcome
+    run: AskedRun, question: Question, levels: tuple[Level, Level], wanted: Outcome
 ) -> Answer | None:
     """What the comparison of two levels says; None where the run has no pair of them."""
     try:
@@ -135,12 +143,12 @@ def _both(factor: str, a: Level, b: Level) -> dict[str, list[Level]]:
 
 
 def _comparison_text(family: Family, one: Comparison) -> str:
-    pps = family.metric.frequency_pps
-    at = "" if pps is None else f"At {rate_text(pps)}: "
+    sending = family.metric.sending
+    at = "" if sending is None else f"{sending.words[0].upper()}{sending.words[1:]}: "
     return at + sentence(one, family)
 
 
-def _of_gain(claim: GainOf, run: Run, read: Callable[[Gain, str], Answer]) -> list[Answer]:
+def _of_gain(claim: GainOf, run: AskedRun, read: Callable[[Gain, str], Answer]) -> list[Answer]:
     planes = _levels(run, "plane", {})
     fast = next((plane for plane in (claim.fast, claim.stand_in) if plane in planes), None)
     if fast is None or claim.slow not in planes or len(_levels(run, "frequency_pps", {})) < 2:
@@ -149,6 +157,9 @@ def _of_gain(claim: GainOf, run: Run, read: Callable[[Gain, str], Answer]) -> li
         gain = gain_of(RunSample(run.info.run, run.info, run.trials), claim.slow, fast)
     except BadInputError as error:
         return [Answer("cannot be told here", error.what, run.info.run)]
+    if len({row.frequency_pps for row in gain.rows}) < 2:
+        told = f"{gain.fast} and {gain.slow} have pairs of trials at one packet rate alone"
+        return [Answer("cannot be told here", told, run.info.run)]
     answer = read(gain, run.info.run)
     return [_stood_in(answer, [(claim.fast, fast)]) if fast != claim.fast else answer]
 
@@ -233,7 +244,7 @@ def _of_words(claim: Words, verdicts: Sequence[Verdict]) -> Answer:
     )
 
 
-def _levels(run: Run, factor: str, where: Mapping[str, Sequence[Level]]) -> set[Level]:
+def _levels(run: AskedRun, factor: str, where: Mapping[str, Sequence[Level]]) -> set[Level]:
     """Levels of a factor among the cells that `where` allows."""
     naming = Naming(trial.cell for trial in run.trials)
     found: set[Level] = set()

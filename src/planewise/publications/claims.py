@@ -91,6 +91,8 @@ class Publication(_Model):
     """The full recipe, for servers."""
     figures: tuple[str, ...]
     """Beginnings of the names of the report's figures that its page shows."""
+    of_runs: dict[str, list[Level]] = {}
+    """A run that has one of these levels is on the page, too, whatever claim it can answer."""
     claims: tuple[Claim, ...]
 
 

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 
-from planewise.publications.answers import Answer, Run
+from planewise.judge.campaign import Campaign, figures_text
+from planewise.publications.answers import Answer, AskedRun
+from planewise.publications.boost import boost_figure
 from planewise.publications.claims import Claim, Publication
 from planewise.report import html
+from planewise.report.data import virtual_reason
 from planewise.report.figures import save
+from planewise.report.figures.base import NARROW, WIDE
+from planewise.store.cells import ALL_TRIALS
 from planewise.store.files import write_file
 from planewise.store.rundir import RunReader
 from planewise.units import duration_text
 
 MOST_FIGURES = 6
 """Figures of a run that its page shows; the run's report has all."""
+_LONGEST_NAME = 40
+MOST_OF_PAGE = 12
+"""Once a page has so many, no further run's are drawn."""
+
+
+NARROW_PAGE_PX = 600
+"""Up to this width of the page the narrow drawing of a figure is shown."""
+
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    """A figure of a page, drawn for desks and for phones."""
+
+    title: str
+    wide: Path
+    narrow: Path
 
 
 @dataclass(frozen=True)
@@ -24,8 +46,10 @@ class Answered:
 
     publication: Publication
     claims: tuple[tuple[Claim, tuple[Answer, ...]], ...]
-    runs: tuple[Run, ...]
-    """Those that answered at least one claim."""
+    runs: tuple[AskedRun, ...]
+    """Those that answered a claim, or are shown whatever they answer."""
+    campaigns: tuple[tuple[str, Campaign], ...] = ()
+    """What the load-loss curves of recordings and of runs say by aspect, each with its title."""
 
 
 def write(answered: Answered, folder: Path) -> list[Path]:
@@ -34,17 +58,18 @@ def write(answered: Answered, folder: Path) -> list[Path]:
     PlanewiseError when a file cannot be written.
     """
     key = answered.publication.key
-    figures: list[tuple[Run, str, Path]] = []
+    figures: list[DrawnFigure] = []
     for run in answered.runs:
-        for title, file in _draw(run, answered.publication, folder):
-            figures.append((run, title, file))
+        if len(figures) >= MOST_OF_PAGE:
+            break
+        figures += _draw(run, answered, folder)
     page = folder / f"{key}.md"
-    write_file(page, text(answered, [(r, t, f.name) for r, t, f in figures]).encode())
-    return [page, *(file for _, _, file in figures)]
+    write_file(page, text(answered, figures).encode())
+    return [page, *(file for figure in figures for file in (figure.wide, figure.narrow))]
 
 
-def text(answered: Answered, figures: Sequence[tuple[Run, str, str]]) -> str:
-    """The page; `figures` are run, title and file name."""
+def text(answered: Answered, figures: Sequence[DrawnFigure]) -> str:
+    """The page, beside which its figures lie."""
     publication = answered.publication
     lines = [
         f"# {publication.title}",
@@ -64,16 +89,47 @@ def text(answered: Answered, figures: Sequence[tuple[Run, str, str]]) -> str:
                 f"| {claim.id} | {claim.text} | {claim.section} | {answer.word} | "
                 f"{_escaped(answer.measured)}{of} |"
             )
+    for title, campaign in answered.campaigns:
+        lines += ["", f"## {title}", "", *_aspects(campaign)]
     lines += ["", "## The runs", "", *_runs(answered.runs), ""]
     if figures:
         lines += ["## Figures", ""]
-        for _, title, file in figures:
-            lines += [f"![{title}]({file})", ""]
+        for figure in figures:
+            lines += [
+                "<picture>",
+                f'<source media="(max-width: {NARROW_PAGE_PX}px)" srcset="{figure.narrow.name}">',
+                f'<img src="{figure.wide.name}" alt="{escape(figure.title)}">',
+                "</picture>",
+                "",
+            ]
     lines += ["## Do it again", "", *_recipe(publication), ""]
     return "\n".join(lines)
 
 
-def _runs(runs: Sequence[Run]) -> list[str]:
+def _aspects(found: Campaign) -> list[str]:
+    """Words, PDR and saturation by what was varied, and how far repetitions agree."""
+    lines = [found.agreement.sentence, ""]
+    if not found.rows:
+        return [*lines, "No aspect varies."]
+    lines += [
+        "| aspect | level | curves | GOOD | BAD | UNDECIDED | GOOD by the paper | PDR | "
+        "throughput at saturation |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | --- |",
+    ]
+    for row in found.rows:
+        words = " | ".join(str(row.words.get(word, 0)) for word in ("GOOD", "BAD", "UNDECIDED"))
+        lines.append(
+            f"| {row.aspect} | {row.level} | {row.curves} | {words} | {row.pastrami_good} | "
+            f"{figures_text(row.pdr)} | {figures_text(row.saturation)} |"
+        )
+    return [
+        *lines,
+        "",
+        "PDR and throughput: the median over curves (least to greatest; of how many).",
+    ]
+
+
+def _runs(runs: Sequence[AskedRun]) -> list[str]:
     if not runs:
         return ["None that could be asked was named."]
     lines = ["| run | design | trials | took | times |", "| --- | --- | ---: | ---: | --- |"]
@@ -87,28 +143,42 @@ def _runs(runs: Sequence[Run]) -> list[str]:
         lines.append(
             f"| {info.run} | {_escaped(info.title)} | {len(run.trials)}{missing} | "
             f"{duration_text(seconds)} | "
-            f"{_escaped(info.emulated) if info.emulated else 'of this hardware'} |"
+            f"{_escaped(virtual_reason(info) or 'of this hardware')} |"
         )
     return lines
 
 
 def _recipe(publication: Publication) -> list[str]:
     lines = [f"    planewise run {design} --out RUN" for design in publication.designs]
-    if not lines:
-        lines = ["    planewise publications --recordings FOLDER -o docs/results"]
+    if any(claim.words for claim in publication.claims):
+        lines.append("    planewise publications RUN/router-* --recordings FOLDER -o docs/results")
     else:
         lines.append("    planewise publications RUN... -o docs/results")
     return [*lines, "", f"The full design, for servers: `{publication.servers}`."]
 
 
-def _draw(run: Run, publication: Publication, folder: Path) -> list[tuple[str, Path]]:
-    """Title and file of each figure."""
-    drawn: list[tuple[str, Path]] = []
-    for figure in html.all_figures(RunReader(run.path)):
-        if len(drawn) < MOST_FIGURES and figure.name.startswith(publication.figures):
-            stem = folder / f"{publication.key}-{run.info.run}-{figure.name}"
-            for file in save(figure.titled(html.FIGURE_WIDTH), stem, ("svg",)):
-                drawn.append((figure.title, file))
+def _draw(run: AskedRun, answered: Answered, folder: Path) -> list[DrawnFigure]:
+    """A run's figures: those of the publication's own layout first."""
+    publication = answered.publication
+    own = [
+        figure
+        for claim, _ in answered.claims
+        if claim.rates is not None and (figure := boost_figure(claim.rates, run)) is not None
+    ]
+    drawn: list[DrawnFigure] = []
+    for figure in (*own, *html.all_figures(RunReader(run.path))):
+        wanted = figure in own or figure.name.startswith(publication.figures)
+        if len(drawn) < MOST_FIGURES and wanted:
+            name = figure.name
+            if len(name) > _LONGEST_NAME:
+                name = f"{name[:_LONGEST_NAME]}-{len(drawn) + 1}"
+            stem = folder / f"{publication.key}-{run.info.run}-{name}"
+            if figure.title.endswith(ALL_TRIALS):  # the run's only curve
+                figure = replace(figure, title=run.info.title)
+            (wide,) = save(figure.titled(WIDE), stem, ("svg",))
+            narrow_stem = stem.with_name(f"{stem.name}-narrow")
+            (narrow,) = save(figure.titled(NARROW), narrow_stem, ("svg",))
+            drawn.append(DrawnFigure(figure.title, wide, narrow))
     return drawn
 
 

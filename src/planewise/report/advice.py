@@ -42,7 +42,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Plane:
+class RankedRow:
     """One plane of the ranking."""
 
     name: str
@@ -53,7 +53,7 @@ class Plane:
 
 
 @dataclass(frozen=True)
-class Page:
+class AdvicePage:
     """All that the page shows."""
 
     title: str
@@ -62,7 +62,7 @@ class Page:
     notice: str
     """What a reader must know of the figures first; empty for nothing."""
     columns: tuple[str, ...]
-    planes: tuple[Plane, ...]
+    planes: tuple[RankedRow, ...]
     changes: tuple[Said, ...]
     points: tuple[CapacityPoint, ...]
     """Empty where there are no figures to draw."""
@@ -73,7 +73,7 @@ class Page:
     """What to keep in mind."""
 
 
-def render(page: Page) -> str:
+def render(page: AdvicePage) -> str:
     """The page as HTML that loads nothing."""
     environment = Environment(
         loader=PackageLoader("planewise.report"),
@@ -100,7 +100,7 @@ def render(page: Page) -> str:
     )
 
 
-def description(page: Page) -> str:
+def description(page: AdvicePage) -> str:
     """What a person who cannot see the chart must know."""
     asked = [point for point in page.points if point.vnfs == page.asked_vnfs]
     told = "; ".join(
@@ -109,7 +109,7 @@ def description(page: Page) -> str:
     return f"Lines of what each plane carries over the number of functions. Asked for: {told}."
 
 
-def chart(page: Page, width: int) -> Spec:
+def chart(page: AdvicePage, width: int) -> Spec:
     """What each plane carries over the number of functions, with its interval."""
     colours = theme.colours_of(dict.fromkeys(point.plane for point in page.points))
     room = vega.label_room(colours)

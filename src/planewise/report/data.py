@@ -32,6 +32,7 @@ from planewise.store.models import (
     HostState,
     Level,
     Recommendation,
+    RunInfo,
     TcpResult,
     TrialRecord,
 )
@@ -124,7 +125,7 @@ class JudgedCurve:
 
 
 @dataclass(frozen=True)
-class Visit:
+class OrderedTrial:
     """One trial in the run's order."""
 
     order: int
@@ -158,6 +159,14 @@ _STATE: tuple[tuple[Callable[[HostState], bool], str], ...] = (
     (lambda state: state.foreign_cpu is not None, "CPU time of other programs"),
     (lambda state: bool(state.offloads), "offloads of network cards"),
 )
+
+
+def virtual_reason(info: RunInfo) -> str:
+    """Why the times of a run are not those of bare hardware; empty when they are."""
+    if info.emulated:
+        return info.emulated
+    kinds = {host.virtualisation for host in info.hosts.values()} - {"", "none"}
+    return f"measured in a virtual machine ({', '.join(sorted(kinds))})" if kinds else ""
 
 
 class RunData:
@@ -217,15 +226,8 @@ class RunData:
 
     @cached_property
     def virtual(self) -> str:
-        """Why the times of this run are not those of bare hardware; empty when they are."""
-        if self.info.emulated:
-            return self.info.emulated
-        kinds = {
-            host.virtualisation
-            for host in self.info.hosts.values()
-            if host.virtualisation not in ("", "none")
-        }
-        return f"measured in a virtual machine ({', '.join(sorted(kinds))})" if kinds else ""
+        """See `virtual_reason`."""
+        return virtual_reason(self.info)
 
     @property
     def virtual_word(self) -> str:
@@ -388,7 +390,7 @@ class RunData:
         ]
 
     @cached_property
-    def visits(self) -> list[Visit]:
+    def visits(self) -> list[OrderedTrial]:
         """All trials in the order in which they were run."""
         medians: dict[tuple[str, Factors], list[float]] = {}
         for trial in self.counted:
@@ -404,7 +406,7 @@ class RunData:
             several = len(medians.get(key, ())) > 1
             of_cell = statistics.median(medians[key]) if several else 0.0
             result.append(
-                Visit(
+                OrderedTrial(
                     order=trial.order,
                     plane=key[0],
                     factors=key[1],

@@ -29,7 +29,7 @@ _MOST_COLUMNS = 3
 _MOST_ROWS = 4
 _ALONG = ("background_guests", "frequency_pps", "size_bytes")
 """What rather lies along the axis than in panels of its own, first choice first."""
-_ACROSS = ("frequency_pps", "size_bytes", "protocol", "path", "guest", "load_location")
+_ACROSS = ("frequency_pps", "pattern", "size_bytes", "protocol", "path", "guest", "load_location")
 """What columns are made of, first choice first."""
 
 
@@ -70,7 +70,7 @@ class Panel(Generic[C]):
 
 
 @dataclass(frozen=True)
-class Page(Generic[C]):
+class FacetPage(Generic[C]):
     """One figure."""
 
     label: str
@@ -110,7 +110,9 @@ def choose(items: Sequence[Item[C]], *, rows: Sequence[str] = ()) -> Facets:
     return Facets(along, tuple(lying), columns, tuple(rest))
 
 
-def pages(items: Sequence[Item[C]], naming: Naming, *, rows: Sequence[str] = ()) -> list[Page[C]]:
+def pages(
+    items: Sequence[Item[C]], naming: Naming, *, rows: Sequence[str] = ()
+) -> list[FacetPage[C]]:
     """`items` as figures of small multiples; every item is in one at least."""
     if not items:
         return []
@@ -141,7 +143,7 @@ def pages(items: Sequence[Item[C]], naming: Naming, *, rows: Sequence[str] = ())
         if grid:
             once = tuple({id(item): item for item in shown}.values())
             result.append(
-                Page(
+                FacetPage(
                     label=_label(of_page),
                     axis=NAMES.get(facets.along, facets.along.replace("_", " "))
                     if facets.along

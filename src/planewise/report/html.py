@@ -21,13 +21,13 @@ from planewise.judge.statistics.sentences import bound_text, worse_text
 from planewise.report import inference, renderer, svg, tables, theme
 from planewise.report.data import RunData
 from planewise.report.figures import base, comparison, kendall
-from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.renderer import Drawing, Renderer
 from planewise.report.section import ORDER, Section
 from planewise.report.sections import choose
-from planewise.store.cells import common_factors, words
+from planewise.store.cells import Sending, common_factors, words
 from planewise.store.files import write_file
-from planewise.store.models import Ranked
+from planewise.store.models import RankedPlane
 from planewise.store.rundir import RunReader
 from planewise.units import rate_text, time_text
 
@@ -92,7 +92,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.tests["value"] = lambda entry: isinstance(entry, Value)
+    templates.tests["value"] = lambda entry: isinstance(entry, PrintedNumber)
     templates.filters["cells"] = _cells
     templates.filters["sentence"] = sentence
     templates.filters["code"] = code
@@ -198,12 +198,14 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
     if advice is None:
         return []
     result = []
-    tables = dict.fromkeys((place.metric, place.frequency_pps) for place in advice.ranking)
-    for metric, frequency in tables:
+    tables = dict.fromkeys(
+        (place.metric, place.frequency_pps, place.pattern) for place in advice.ranking
+    )
+    for metric, frequency, pattern in tables:
         places = [
             place
             for place in advice.ranking
-            if (place.metric, place.frequency_pps) == (metric, frequency)
+            if (place.metric, place.frequency_pps, place.pattern) == (metric, frequency, pattern)
         ]
         loads = sorted(
             {place.load_type for place in places},
@@ -227,12 +229,12 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
             for plane in planes
         )
         if frequency is not None:
-            told = f"{told} at {rate_text(frequency)}"
+            told = f"{told} {Sending(frequency, pattern).words}"
         result.append((told, Table(("Plane", *(_LOADS.get(load, load) for load in loads)), rows)))
     return result
 
 
-def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
+def _place(places: Sequence[RankedPlane], show: Callable[[float], str]) -> Entry:
     if not places:
         return Missing("not measured")
     place = places[0]
@@ -244,7 +246,7 @@ def _place(places: Sequence[Ranked], show: Callable[[float], str]) -> Entry:
     else:
         small.append(worse_text(place) or "best")
     text = bound_text(place.bound, show(place.value))
-    return Value(text, place.value, small="; ".join(small))
+    return PrintedNumber(text, place.value, small="; ".join(small))
 
 
 _LOADS = {"none": "No load", "cpu": "CPU load", "network": "Network load", "all": "All loads"}
@@ -292,7 +294,7 @@ def _cells(row: Sequence[Entry]) -> Markup:
 
 
 def _cell(entry: Entry, *, first: bool) -> str:
-    if isinstance(entry, Value):
+    if isinstance(entry, PrintedNumber):
         small = f"<br><small>{escape(entry.small)}</small>" if entry.small else ""
         number = f'<data value="{entry.raw}">{escape(entry.text)}</data>'
         return f'<td class="number">{number}{small}</td>'

@@ -9,7 +9,7 @@ from planewise.judge.statistics import (
     Family,
     Observed,
     RunSample,
-    by_frequency,
+    by_sending,
     check_ranking,
     compare_levels,
     observe,
@@ -44,7 +44,7 @@ def compare(data: RunData) -> list[Compared]:
     hosts = sorted({host for trial in data.done for host in trial.cpu})
     result = []
     for name in (*_METRICS, *(f"cpu:{host}" for host in hosts)):
-        for observed in by_frequency(observe([sample], name), FACTOR):
+        for observed in by_sending(observe([sample], name), FACTOR):
             if len(_levels(observed)) < 2:
                 continue
             family = compare_levels(observed, FACTOR)

@@ -12,7 +12,7 @@ from hdrh.histogram import HdrHistogram
 from planewise.report import summaries
 from planewise.report.left_out import LeftOut
 from planewise.report.packets import Packets, RttMetric, Unread
-from planewise.report.summaries import HIGH, LOW, Distribution, Parts, Spread
+from planewise.report.summaries import HIGH, LOW, Distribution, Spread, TimeParts
 from planewise.store.cells import Factors, words
 from planewise.store.levels import missed_levels
 from planewise.store.models import Counts, Latency, Metric, TrialRecord
@@ -43,7 +43,7 @@ class RttCell:
     """Median of each replicate."""
     kernel_medians_ns: tuple[float, ...]
     """The same between the guest's kernel stamps, of the replicates that have them."""
-    parts: Parts | None
+    parts: TimeParts | None
     no_parts: str
     """Why there are no parts; empty when there are."""
     overhead: Spread | str
@@ -130,7 +130,7 @@ def summarise(
         response=_spread("response", trials, packets),
         distribution=distribution,
         counts=_added(trial.counts for trial in trials if trial.counts),
-        achieved_pps=tuple(trial.load.achieved_pps for trial in trials if trial.load),
+        achieved_pps=tuple(trial.load.paced_pps for trial in trials if trial.load),
         missed=tuple(dict.fromkeys(one.factor for trial in trials for one in missed_levels(trial))),
     )
     return cell, notes
@@ -179,7 +179,7 @@ def _unmeasurable(name: Metric, trials: Sequence[TrialRecord]) -> str:
 
 def _parts(
     metric: RttMetric, trials: Sequence[TrialRecord], packets: Packets | Unread
-) -> tuple[Parts | None, str]:
+) -> tuple[TimeParts | None, str]:
     """Where the time goes, or the reason why that is not known."""
     if why := _unmeasurable("overhead", trials) or _unmeasurable("response", trials):
         return None, why
@@ -222,7 +222,7 @@ def _added(counts: Iterable[Counts]) -> Counts:
 
 def _parts_from_summaries(
     metric: RttMetric, trials: Sequence[TrialRecord]
-) -> tuple[Parts | None, str]:
+) -> tuple[TimeParts | None, str]:
     """Means over all packets, from the trials' summaries: they add up, but outliers weigh in."""
     sums: dict[str, float] = {}
     n = 0
@@ -240,7 +240,7 @@ def _parts_from_summaries(
     both = metric == "rtt_user" and "rtt_kernel" in mean
     instrument = total - mean["rtt_kernel"] if both else None
     return (
-        Parts(
+        TimeParts(
             total_ns=total,
             instrument_ns=instrument,
             sender_ns=mean["overhead"] - (instrument or 0.0),

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from planewise.report import facets, inference, sentences, theme
 from planewise.report.data import CpuCell, RunData
-from planewise.report.facets import Item, Page
+from planewise.report.facets import FacetPage, Item
 from planewise.report.figures import (
     base,
     boxes,
@@ -34,7 +34,7 @@ from planewise.report.figures.base import Figure, Table
 from planewise.report.inference import Compared
 from planewise.report.rtt_cell import RttCell
 from planewise.report.section import OPEN, Section
-from planewise.store.cells import common_factors, words
+from planewise.store.cells import Sending, common_factors, words
 
 _MOST_CONTEXTS = 6
 """Conditions that are drawn as rows of planes; more become small multiples along a factor."""
@@ -184,7 +184,7 @@ def _latency_place(data: RunData) -> str:
     )
 
 
-def _rtt_by_factor(data: RunData, pages: Sequence[Page[RttCell]]) -> Section:
+def _rtt_by_factor(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Section:
     figures = tuple(
         boxes.figure(
             page,
@@ -210,7 +210,7 @@ def _rtt_by_factor(data: RunData, pages: Sequence[Page[RttCell]]) -> Section:
     )
 
 
-def _layout(pages: Sequence[Page[RttCell]]) -> str:
+def _layout(pages: Sequence[FacetPage[RttCell]]) -> str:
     """Says how to find a condition in the small multiples."""
     axis = f"{pages[0].axis} along each panel, " if pages[0].axis else ""
     more = f", {len(pages)} figures for what remains" if len(pages) > 1 else ""
@@ -235,7 +235,7 @@ def _by_factor(
     )
 
 
-def _tail(data: RunData, pages: Sequence[Page[RttCell]]) -> Section:
+def _tail(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Section:
     figures: list[Figure] = []
     conditions, of = distribution.choose(pages)
     if conditions:
@@ -276,7 +276,7 @@ def _tail(data: RunData, pages: Sequence[Page[RttCell]]) -> Section:
     )
 
 
-def _places(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Section]:
+def _places(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Section]:
     if not any(cell.parts is not None or cell.no_parts for cell in data.rtt):
         return []
     groups = _pages(data.rtt)
@@ -303,7 +303,7 @@ def _places(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Section]:
     ]
 
 
-def _places_by_factor(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Section]:
+def _places_by_factor(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Section]:
     sections = []
     common = _common(data.rtt)
     for section, figures, label, time in (
@@ -344,7 +344,7 @@ def _places_by_factor(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Sec
     return sections
 
 
-def _overheads(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Figure]:
+def _overheads(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Figure]:
     return [
         boxes.figure(
             page,
@@ -360,7 +360,7 @@ def _overheads(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Figure]:
     ]
 
 
-def _responses(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Figure]:
+def _responses(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> list[Figure]:
     return [
         boxes.figure(
             page,
@@ -376,7 +376,7 @@ def _responses(data: RunData, pages: Sequence[Page[RttCell]]) -> list[Figure]:
     ]
 
 
-def _lost(data: RunData, pages: Sequence[Page[RttCell]]) -> Section:
+def _lost(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Section:
     section = Section(
         "lost",
         "What was lost",
@@ -456,6 +456,12 @@ def _cpu_by_factor(data: RunData) -> Section:
     )
 
 
+def _stem(sending: Sending) -> str:
+    """As part of a file's name."""
+    pattern = f"-{base.slug(sending.pattern)}" if sending.pattern else ""
+    return f"{sending.frequency_pps:g}pps{pattern}"
+
+
 def _compared(data: RunData) -> list[Section]:
     found = inference.compare(data)
     if not found:
@@ -463,8 +469,8 @@ def _compared(data: RunData) -> list[Section]:
     first = {one.family.metric.name: one for one in reversed(found)}
     figures = []
     for one in found:
-        name, pps = one.family.metric.name, one.family.metric.frequency_pps
-        at = "" if one is first[name] else f"-{pps:g}pps"
+        name, sending = one.family.metric.name, one.family.metric.sending
+        at = "" if one is first[name] or sending is None else f"-{_stem(sending)}"
         figures.append(comparison.figure(one, name=base.slug(f"compared-{name}{at}")))
     bars = kendall.figure(
         [one for one in found if one.family.metric.name in _CORRELATED or _is_cpu(one)],
@@ -493,7 +499,7 @@ def _is_cpu(one: Compared) -> bool:
     return one.family.metric.name.startswith("cpu:")
 
 
-def _contents(page: Page[RttCell]) -> list[RttCell]:
+def _contents(page: FacetPage[RttCell]) -> list[RttCell]:
     return [item.content for item in page.items]
 
 
@@ -501,7 +507,7 @@ def _common(cells: Sequence[RttCell]) -> tuple[tuple[str, str | int | float], ..
     return common_factors(cell.factors for cell in cells)
 
 
-def _titled(title: str, page: Page[base.C]) -> str:
+def _titled(title: str, page: FacetPage[base.C]) -> str:
     return f"{title}, {page.label}" if page.label else title
 
 

@@ -51,7 +51,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Parts:
+class TimeParts:
     """Where the time of a typical packet goes [ns]: means over the middle half of the packets.
 
     They add up to `total_ns`. None: that part does not exist for this plane.
@@ -113,7 +113,7 @@ def meaningful(packets: int) -> tuple[float, ...]:
     return tuple(p for p in PROBABILITIES if least <= p <= 1 - least) or (0.5,)
 
 
-def parts(packets: Packets, *, rtt_has_instrument: bool) -> Parts | None:
+def parts(packets: Packets, *, rtt_has_instrument: bool) -> TimeParts | None:
     """Where the time goes; None where no packet was seen at all four capture points."""
     seen = ~(np.isnan(packets.rtt_ns) | np.isnan(packets.nic_ns) | np.isnan(packets.response_ns))
     guest = packets.kernel_ns if rtt_has_instrument else packets.rtt_ns
@@ -125,7 +125,7 @@ def parts(packets: Packets, *, rtt_has_instrument: bool) -> Parts | None:
     middle = (total >= low) & (total <= high)
     total, guest = total[middle], guest[seen][middle]
     nic, response = packets.nic_ns[seen][middle], packets.response_ns[seen][middle]
-    return Parts(
+    return TimeParts(
         total_ns=float(total.mean()),
         instrument_ns=float((total - guest).mean()) if rtt_has_instrument else None,
         sender_ns=float((guest - nic).mean()),

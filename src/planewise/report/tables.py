@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planewise.report.figures.base import Entry, Missing, Table, Value
+from planewise.report.figures.base import Entry, Missing, PrintedNumber, Table
 
 _MARKDOWN = str.maketrans(
     {"|": "\\|", "\\": "\\\\", "*": "\\*", "_": "\\_", "`": "\\`", "<": "&lt;"}
@@ -102,13 +102,13 @@ def _row(cells: list[str]) -> str:
 def _numbers(table: Table) -> list[bool]:
     """Whether each column holds numbers."""
     return [
-        any(isinstance(row[place], Value) for row in table.rows)
+        any(isinstance(row[place], PrintedNumber) for row in table.rows)
         for place in range(len(table.columns))
     ]
 
 
 def _text(entry: Entry) -> str:
-    if isinstance(entry, Value):
+    if isinstance(entry, PrintedNumber):
         return entry.text
     return entry.why if isinstance(entry, Missing) else entry
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from planewise.store.models import Level, TrialRecord
 from planewise.units import rate_text
@@ -21,6 +22,7 @@ FACTORS = (
     "path",
     "size_bytes",
     "frequency_pps",
+    "pattern",
     "protocol",
     "vnfs",
     "message_bytes",
@@ -29,11 +31,42 @@ LOAD_FACTORS = ("load_type", "load_location", "background_plane")
 """What has no meaning without background guests."""
 
 NO_PLANE = "system under test"
+ALL_TRIALS = "all trials"
+"""Words for no level at all."""
 SAME = "same"
 """Level of `background_plane`: the plane of the main guests."""
 
-_PLAIN = {("background_plane", SAME), ("path", "north-south"), ("guest", "namespace")}
+_PLAIN = {
+    ("background_plane", SAME),
+    ("path", "north-south"),
+    ("guest", "namespace"),
+    ("platform", "namespace"),
+}
 """Levels that nobody needs to be told of."""
+
+
+class Sending(NamedTuple):
+    """How probes were sent. Times at two of these are two quantities, and nothing averages them."""
+
+    frequency_pps: float | None
+    """None where rates are what is compared."""
+    pattern: str = ""
+    """Empty in runs that have no such factor, and where patterns are what is compared."""
+
+    @property
+    def words(self) -> str:
+        """As `at 10 kpps`, or `at 1 Mpps in bursts of 100 every 10 ms`."""
+        rate = "" if self.frequency_pps is None else f"at {rate_text(self.frequency_pps)}"
+        way = self.pattern if self.pattern in ("", "steady") else f"in {self.pattern}"
+        if rate and self.pattern == "steady":
+            return f"{rate}, steady"
+        return f"{rate} {way}".strip()
+
+
+def sending_of(cell: Mapping[str, Level]) -> Sending | None:
+    """How the probes of a cell were sent; None where it does not say."""
+    frequency = cell.get("frequency_pps")
+    return None if frequency is None else Sending(float(frequency), str(cell.get("pattern", "")))
 
 
 class Naming:
@@ -174,7 +207,7 @@ def words(factors: Factors, without: Factors = ()) -> str:
         if pair[0] in ("load_type", "load_location") or pair in without or pair in _PLAIN:
             continue
         said.append(level_words(*pair))
-    return ", ".join(said) or "all trials"
+    return ", ".join(said) or ALL_TRIALS
 
 
 def level_words(name: str, level: Level) -> str:
@@ -193,6 +226,16 @@ def level_words(name: str, level: Level) -> str:
         return {"vm": "virtual machines", "process": "processes"}.get(str(level), f"{level}s")
     if name == "forwarder":
         return f"forwarded by {level}"
+    if name == "forwarding":
+        return {"kernel": "kernel routing", "xdp": "XDP program"}.get(str(level), str(level))
+    if name == "ip_version":
+        return f"IPv{level}"
+    if name == "duration_s":
+        return f"trials of {level} s"
+    if name == "runs":
+        return f"{level} runs a load"
+    if name == "irq_pinning":
+        return f"receive CPUs: {level}"
     if name == "host":
         return f"{level} host"
     if name == "path":
@@ -205,6 +248,8 @@ def level_words(name: str, level: Level) -> str:
         return f"messages of {level} bytes"
     if name == "frequency_pps" and isinstance(level, int | float):
         return f"at {rate_text(level)}"
+    if name == "pattern":
+        return "steady rate" if level == "steady" else str(level)
     if name == "protocol":
         return str(level).upper()
     return f"{name} {level}"

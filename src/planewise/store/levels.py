@@ -1,10 +1,11 @@
 """Whether a trial kept the levels of its cell. Pure; knows records, no statistics.
 
-A level is what a cell's label promises: the rate of the probes, and the strength of the background
-load where the design sets one; guests that do as much as they can are a load by their number. A
-trial that did not keep a level within `TOLERANCE` measured another cell: it is shown with what it
-achieved, and counts in no comparison, average or recommendation at that level. The offered load of
-a load trial is no level of its cell, but its own; `TrialRecord.limits` tells of it.
+A level is what a cell's label promises: the rate of the probes (of bursts that within them, and how
+often they come), and the strength of the background load where the design sets one; guests that do
+as much as they can are a load by their number. A trial that did not keep a level within `TOLERANCE`
+measured another cell: it is shown with what it achieved, and counts in no comparison, average or
+recommendation at that level. The offered load of a load trial is no level of its cell, but its own;
+`TrialRecord.limits` tells of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ TOLERANCE = 0.01
 """Share of a level by which a trial may miss it."""
 
 
-NAMES = {"frequency_pps": "rate of the probes", "background": "background load"}
+NAMES = {
+    "frequency_pps": "rate of the probes",
+    "pattern": "mean rate of the bursts",
+    "background": "background load",
+}
 """Levels in words."""
 
 
@@ -80,9 +85,13 @@ def _missed_rate(trial: TrialRecord) -> Iterable[MissedLevel]:
     if trial.kind != "rtt" or trial.load is None:
         return
     label = trial.cell.get("frequency_pps")
-    wanted = trial.load.intended_pps if label is None or isinstance(label, str) else float(label)
-    if not is_kept(wanted, trial.load.achieved_pps):
-        yield MissedLevel("frequency_pps", wanted, trial.load.achieved_pps)
+    load = trial.load
+    intended_pps = load.intended_pps if load.burst is None else load.burst.intended_pps
+    wanted = intended_pps if label is None or isinstance(label, str) else float(label)
+    if not is_kept(wanted, load.paced_pps):
+        yield MissedLevel("frequency_pps", wanted, load.paced_pps)
+    if load.burst is not None and not is_kept(load.intended_pps, load.achieved_pps):
+        yield MissedLevel("pattern", load.intended_pps, load.achieved_pps)
 
 
 CPU_WINDOW_S = 0.99

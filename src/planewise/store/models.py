@@ -45,14 +45,35 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Load(Record):
+class BurstLoad(Record):
+    """Packets sent in bursts, with pauses between them."""
+
+    packets: NonNegativeInt
+    """Of a burst."""
+    every_s: NonNegativeFloat
+    """From the first packet of a burst to that of the next."""
+    intended_pps: NonNegativeFloat
+    """Rate within a burst."""
+    achieved_pps: NonNegativeFloat
+    """The same as it was, the median over all whole bursts; 0 where none was sent whole."""
+
+
+class OfferedLoad(Record):
     """Offered load of a trial."""
 
     intended_pps: NonNegativeFloat
+    """Of bursts the mean, pauses included, as `achieved_pps`."""
     achieved_pps: NonNegativeFloat
     """What the generator really sent per second; differs from `intended_pps` when it slipped."""
     size_bytes: NonNegativeInt
     """Frame size, with the 4-byte FCS."""
+    burst: BurstLoad | None = None
+    """Of an RTT trial in bursts."""
+
+    @property
+    def paced_pps(self) -> float:
+        """The achieved rate of packets that follow one another: of bursts that within them."""
+        return self.achieved_pps if self.burst is None else self.burst.achieved_pps
 
 
 class Counts(Record):
@@ -245,7 +266,7 @@ class TrialRecord(Record):
     status: Literal["done", "failed"] = "done"
     reason: str = ""
     """Why it failed, one sentence; empty when done."""
-    load: Load | None = None
+    load: OfferedLoad | None = None
     counts: Counts | None = None
     loss: tuple[LossPart, ...] = ()
     latency: dict[Metric, Latency] = {}
@@ -411,7 +432,7 @@ class RunInfo(Record):
     """What a search found, as `planewise search --json` prints it, without the list of trials."""
 
 
-class Ranked(Record):
+class RankedPlane(Record):
     """One plane's place in one ranking, with what it rests on."""
 
     plane: str
@@ -436,6 +457,8 @@ class Ranked(Record):
     """What a reader should know of this place, one sentence: a tie, a limit, a verdict."""
     frequency_pps: float | None = None
     """Rate of the probes, where the run has RTT trials at several: each has rankings of its own."""
+    pattern: str = ""
+    """How they followed one another, where the run has several patterns."""
     bound: Literal["exact", "at least", "at most", "unbounded"] = "exact"
     """Whether the plane does just `value`, or that or more (something else was the limit, or the
     ladder ended before), or that or less."""
@@ -465,5 +488,5 @@ class Recommendation(Record):
     """The answer in one sentence."""
     reasons: tuple[str, ...] = ()
     reservations: tuple[str, ...] = ()
-    ranking: tuple[Ranked, ...] = ()
+    ranking: tuple[RankedPlane, ...] = ()
     """Best first within each `metric` and `load_type`."""

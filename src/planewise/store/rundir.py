@@ -35,6 +35,8 @@ from planewise.store.models import (
 )
 
 RUN_FILE = "run.json"
+CAMPAIGN_FILE = "campaign.json"
+"""The design of a campaign, in the folder that holds a run directory for each of its curves."""
 TRIALS_FILE = "trials.jsonl"
 KPIS_FILE = "kpis.jsonl"
 PACKETS_DIR = "packets"

@@ -3,7 +3,14 @@
 Numbers in, numbers out: knows no run directory, no host and no file but a profile.
 """
 
-from planewise.advise.model.capacity import Chain, Limit, Pattern, Plane, Prediction, predict
+from planewise.advise.model.capacity import (
+    ChainWorkload,
+    Limit,
+    Pattern,
+    Plane,
+    Prediction,
+    predict,
+)
 from planewise.advise.model.latency import floor_ns
 from planewise.advise.model.pcie import KERNEL_82599, POLLING_82599, Link, Rings, packet_rate_pps
 from planewise.advise.model.profile import (
@@ -16,7 +23,7 @@ from planewise.advise.model.profile import (
 __all__ = [
     "KERNEL_82599",
     "POLLING_82599",
-    "Chain",
+    "ChainWorkload",
     "Limit",
     "Link",
     "Pattern",

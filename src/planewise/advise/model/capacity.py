@@ -27,7 +27,7 @@ _PLANES: tuple[Plane, ...] = ("vf-passthrough", "vhost-user")
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChainWorkload:
     """A workload of `vnfs` network functions.
 
     Raises:
@@ -75,7 +75,7 @@ class Prediction:
     """What a chain carries on a plane."""
 
     plane: Plane
-    chain: Chain
+    chain: ChainWorkload
     limits: tuple[Limit, ...]
     """The one that binds first."""
     low_pps: float
@@ -102,7 +102,7 @@ class Prediction:
         return self.limits[0]
 
 
-def predict(profile: Profile, plane: Plane, chain: Chain) -> Prediction:
+def predict(profile: Profile, plane: Plane, chain: ChainWorkload) -> Prediction:
     """What `chain` carries on `plane` of a host.
 
     Raises:
@@ -123,7 +123,7 @@ def predict(profile: Profile, plane: Plane, chain: Chain) -> Prediction:
     return Prediction(plane, chain, limits, low, high, extrapolated=beyond)
 
 
-def extrapolations(profile: Profile, chain: Chain) -> tuple[Extrapolation, ...]:
+def extrapolations(profile: Profile, chain: ChainWorkload) -> tuple[Extrapolation, ...]:
     """What of a chain the profile's measurements did not have; nothing where it does not say."""
     spread = profile.spread
     if spread is None or spread.most_functions is None:
@@ -164,13 +164,13 @@ def _core_basis(profile: Profile, plane: Plane) -> Basis:
     return profile.cores.basis if fitted else "assumption"
 
 
-def _line(profile: Profile, chain: Chain) -> Limit:
+def _line(profile: Profile, chain: ChainWorkload) -> Limit:
     pps = line_rate_pps(profile.nic.line_gbps * 1e9, chain.frame_bytes)
     times = chain.vnfs if chain.through else 1
     return Limit("line rate", pps * times, profile.nic.basis, "packets enter and leave by the line")
 
 
-def _vf_limits(profile: Profile, chain: Chain) -> list[Limit]:
+def _vf_limits(profile: Profile, chain: ChainWorkload) -> list[Limit]:
     """On VFs every packet crosses PCIe twice a function: in, and out again.
 
     Between two functions it also goes through the NIC's embedded switch.
@@ -213,7 +213,7 @@ def _vf_limits(profile: Profile, chain: Chain) -> list[Limit]:
     return limits
 
 
-def _vhost(profile: Profile, chain: Chain) -> list[Limit]:
+def _vhost(profile: Profile, chain: ChainWorkload) -> list[Limit]:
     """On vhost-user packets cross to and from a software switch, and are copied each time.
 
     One core of the switch polls the NIC: all packets of `north-south` pass it, of `east-west` only

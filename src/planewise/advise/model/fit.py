@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
-from planewise.advise.model.capacity import Chain, Extrapolation, Plane, predict
+from planewise.advise.model.capacity import ChainWorkload, Extrapolation, Plane, predict
 from planewise.advise.model.profile import CoresPart, NicPart, Profile, SpreadPart
 from planewise.errors import BadInputError
 
@@ -42,12 +42,12 @@ class Measured:
     """What a chain carried: packets that all functions sent a second."""
 
     plane: Plane
-    chain: Chain
+    chain: ChainWorkload
     pps: float
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class HeldOut:
     """Rows of a plane, each predicted by a fit that saw no row of its group."""
 
     plane: Plane
@@ -94,7 +94,7 @@ class Fit:
     """A fitted profile, and how well it predicts what it has not seen."""
 
     profile: Profile
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[HeldOut, ...]
 
 
 def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
@@ -111,7 +111,7 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
             raise BadInputError(
                 "a throughput of no packets fits no model", remedy="leave such rows out"
             )
-    profile, left_out = start, list[LeftOut]()
+    profile, left_out = start, list[HeldOut]()
     spread: dict[str, float | None] = {}
     for plane, names in (("vf-passthrough", (*_NIC, *_VF_CORE)), ("vhost-user", _VHOST)):
         on_plane = [row for row in rows if row.plane == plane]
@@ -145,7 +145,7 @@ def fit(start: Profile, rows: Sequence[Measured], source: str) -> Fit:
     return Fit(profile.model_copy(update={"spread": part}), tuple(left_out))
 
 
-_GROUPS: dict[Extrapolation, Callable[[Chain], object]] = {
+_GROUPS: dict[Extrapolation, Callable[[ChainWorkload], object]] = {
     "number of functions": lambda chain: chain.vnfs,
     "frame size": lambda chain: chain.frame_bytes,
     "pattern": lambda chain: chain.pattern,
@@ -154,7 +154,7 @@ _GROUPS: dict[Extrapolation, Callable[[Chain], object]] = {
 
 def _leave_out(
     start: Profile, rows: Sequence[Measured], names: Sequence[str], kind: Extrapolation
-) -> LeftOut:
+) -> HeldOut:
     """Leaves each group out in turn, where enough rows remain to be fitted."""
     group_of = _GROUPS[kind]
     groups = []
@@ -164,7 +164,7 @@ def _leave_out(
             without = _fitted(start, rest, names, "")
             unseen = [row for row in rows if group_of(row.chain) == group]
             groups.append(tuple(_errors(without, unseen).tolist()))
-    return LeftOut(rows[0].plane, kind, tuple(groups))
+    return HeldOut(rows[0].plane, kind, tuple(groups))
 
 
 def _in_sample_width(fitted: Profile, rows: Sequence[Measured], names: Sequence[str]) -> float:

@@ -6,18 +6,18 @@ measurement.
 
 from __future__ import annotations
 
-from planewise.advise.model.capacity import Chain, Plane
+from planewise.advise.model.capacity import ChainWorkload, Plane
 from planewise.advise.model.ethernet import FCS_BYTES, GAP_BYTES
 from planewise.advise.model.pcie import receive_cost, transmit_cost
 from planewise.advise.model.profile import Profile
 
 
-def line_ns(profile: Profile, chain: Chain) -> float:
+def line_ns(profile: Profile, chain: ChainWorkload) -> float:
     """The time that the frame itself is on the line, there and back [ns]; every plane needs it."""
     return 2 * 8 * (chain.frame_bytes + GAP_BYTES) / profile.nic.line_gbps
 
 
-def floor_ns(profile: Profile, plane: Plane, chain: Chain) -> float:
+def floor_ns(profile: Profile, plane: Plane, chain: ChainWorkload) -> float:
     """Time from the line, through all functions that a packet meets, and back to the line [ns].
 
     The frame is sent twice on the line (there and back), crosses PCIe, and every core that touches

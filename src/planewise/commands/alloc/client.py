@@ -46,7 +46,7 @@ class Rate(_Told):
     blind_ms: int
 
 
-class Guest(_Told):
+class GuestStatus(_Told):
     """One guest."""
 
     id: str
@@ -63,7 +63,7 @@ class Guest(_Told):
     marked: str | None
 
 
-class Vf(_Told):
+class VfStatus(_Told):
     """One VF."""
 
     id: str
@@ -72,7 +72,7 @@ class Vf(_Told):
     why: str | None
 
 
-class Pool(_Told):
+class PoolStatus(_Told):
     """The VFs of one PF."""
 
     pf: str
@@ -130,9 +130,9 @@ class Status(_Told):
     interval_s: float
     sample_s: float
     draining: bool
-    guests: tuple[Guest, ...]
-    vfs: tuple[Vf, ...]
-    pools: tuple[Pool, ...]
+    guests: tuple[GuestStatus, ...]
+    vfs: tuple[VfStatus, ...]
+    pools: tuple[PoolStatus, ...]
     moves: tuple[MoveStatus, ...]
     errors: tuple[ErrorRecord, ...]
 

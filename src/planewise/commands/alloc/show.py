@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from planewise.commands.alloc.client import (
-    Guest,
+    GuestStatus,
     MoveStatus,
     Planned,
-    Pool,
+    PoolStatus,
     Status,
     printable,
 )
@@ -117,7 +117,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
 }
 
 
-def _pools(pools: Iterable[Pool]) -> Table:
+def _pools(pools: Iterable[PoolStatus]) -> Table:
     table = _table("PF", "link", "VFs", "free", "quarantined", "NUMA node")
     for pool in pools:
         table.add_row(
@@ -131,7 +131,7 @@ def _pools(pools: Iterable[Pool]) -> Table:
     return table
 
 
-def _guests(guests: Iterable[Guest], now_ms: int) -> Table:
+def _guests(guests: Iterable[GuestStatus], now_ms: int) -> Table:
     table = _table("guest", "sends by", "for", "packet rate", "bit rate", "why", "")
     for guest in guests:
         notes = [

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from planewise.errors import BadInputError, PlanewiseError
+
+PARQUET_ROWS = 1_000_000
+"""Rows of a Parquet trace that are in memory at once."""
 
 
 def simulate(
@@ -58,6 +64,10 @@ def simulate(
         list[Path] | None,
         typer.Option("--merge", help="Add up what a shard printed; again for each."),
     ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option("--recording", help="Decide again on all that a daemon recorded."),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Play traffic against all policies; nothing on this machine is touched."""
@@ -68,9 +78,9 @@ def simulate(
             "a scenario was named and a file given", where="--file", remedy="give one of them"
         )
     options = [] if scenario is None else [scenario]
-    text = None
+    table = None
     if trace is not None and trace.suffix == ".parquet":
-        text, trace = _parquet_as_csv(trace), Path("-")
+        table, trace = trace, Path("-")
     values = {
         "--file": file,
         "--trace": trace,
@@ -81,6 +91,7 @@ def simulate(
         "--seed": seed,
         "--hosts": hosts,
         "--shard": shard,
+        "--recording": recording,
     }
     for flag, value in values.items():
         if value is not None:
@@ -91,7 +102,7 @@ def simulate(
     if merge:
         options += ["--merge", *map(str, merge)]
     command = [str(find_planewised()), "simulate", *options]
-    done = subprocess.run(command, input=text, capture_output=True, check=False)
+    done = _run(command, table)
     if done.returncode:
         what, _, remedy = done.stderr.decode().strip().partition("\n")
         kind = BadInputError if done.returncode == 2 else PlanewiseError
@@ -99,12 +110,43 @@ def simulate(
     sys.stdout.write(done.stdout.decode())
 
 
-def _parquet_as_csv(path: Path) -> bytes:
-    """The table as CSV with a header."""
+def _run(command: list[str], table: Path | None) -> subprocess.CompletedProcess[bytes]:
+    """Run to the end, with a Parquet table as CSV on standard input."""
+    if table is None:
+        return subprocess.run(command, capture_output=True, check=False)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        # Files: a child that fills a pipe nobody reads would stop, and its input with it.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err) as child:
+            assert child.stdin is not None
+            try:
+                for part in _parquet_as_csv(table):
+                    child.stdin.write(part)
+                child.stdin.flush()
+            except BrokenPipeError:
+                pass  # It has ended, and says why.
+            except BaseException:
+                child.kill()
+                raise
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, child.returncode, out.read(), err.read())
+
+
+def _parquet_as_csv(path: Path) -> Iterator[bytes]:
+    """The table as CSV with a header, part by part: it may be larger than memory."""
     import polars
 
     try:
-        return polars.read_parquet(path).write_csv().encode()
+        lazy = polars.scan_parquet(path)
+        first = 0
+        while True:
+            rows = lazy.slice(first, PARQUET_ROWS).collect()
+            if first and not rows.height:
+                return
+            yield rows.write_csv(include_header=first == 0).encode()
+            first += PARQUET_ROWS
     except (OSError, polars.exceptions.PolarsError) as error:
         raise BadInputError(
             f"cannot be read as Parquet: {error}",

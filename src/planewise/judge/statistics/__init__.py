@@ -17,7 +17,7 @@ from planewise.judge.statistics.metrics import (
     Observation,
     Observed,
     RunSample,
-    by_frequency,
+    by_sending,
     metrics_in,
     observe,
 )
@@ -42,7 +42,7 @@ __all__ = [
     "RankingCheck",
     "RunSample",
     "TauB",
-    "by_frequency",
+    "by_sending",
     "check_ranking",
     "compare_levels",
     "metrics_in",

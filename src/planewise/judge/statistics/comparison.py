@@ -30,7 +30,7 @@ from planewise.judge.bounded import (
     opposite,
 )
 from planewise.judge.statistics.kendall import KendallBar, tau_b
-from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_frequency
+from planewise.judge.statistics.metrics import Metric, Observation, Observed, by_sending
 from planewise.judge.statistics.paired import (
     Floats,
     Shifts,
@@ -196,10 +196,10 @@ def compare_levels(
 
     Raises:
         BadInputError: no observation has the factor, or no level is called `baseline`.
-        ValueError: there are several rates of probes: take them apart (`by_frequency`).
+        ValueError: probes were sent in several ways: take them apart (`by_sending`).
     """
-    if len(by_frequency(observed, factor)) > 1:
-        raise ValueError("several frequencies are no pair: compare them apart, with by_frequency")
+    if len(by_sending(observed, factor)) > 1:
+        raise ValueError("several ways of sending are no pair: compare them apart, with by_sending")
     seen = [
         one
         for one in observed.observations

@@ -17,9 +17,9 @@ from hdrh.histogram import HdrHistogram
 
 from planewise.errors import BadInputError
 from planewise.judge.bounded import Bounded
+from planewise.store.cells import Sending, sending_of
 from planewise.store.levels import CPU_WINDOW_S, cpu_of, cpu_window_s, keeps_levels
 from planewise.store.models import Latency, Level, RunInfo, TrialRecord
-from planewise.units import rate_text
 
 Unit = Literal["ns", "pps", "bps", "share"]
 
@@ -45,8 +45,8 @@ class Metric:
     title: str
     unit: Unit
     lower_is_better: bool
-    frequency_pps: float | None = None
-    """Rate of the probes that it was measured with, where there are several (`by_frequency`)."""
+    sending: Sending | None = None
+    """How the probes were sent, where that varies (`by_sending`)."""
 
     @property
     def as_ratio(self) -> bool:
@@ -222,7 +222,7 @@ def rtt_source(samples: Sequence[RunSample]) -> RttSource:
 
 
 @dataclass(frozen=True)
-class Value:
+class MeasuredValue:
     """What a trial, or the load trials of a block, measured: as the fields of `Observation`."""
 
     value: float
@@ -233,7 +233,7 @@ class Value:
     counts: tuple[int, int] | None = None
 
 
-def _observation(sample: RunSample, trial: TrialRecord, value: Value) -> Observation:
+def _observation(sample: RunSample, trial: TrialRecord, value: MeasuredValue) -> Observation:
     return Observation(sample.label, trial.block, sample.cell(trial), **vars(value))
 
 
@@ -242,36 +242,48 @@ def _done(sample: RunSample) -> Iterable[TrialRecord]:
     return (trial for trial in sample.trials if keeps_levels(trial))
 
 
-FREQUENCY = "frequency_pps"
+SENDING = ("frequency_pps", "pattern")
+"""Factors that say how probes were sent."""
 
 
-def by_frequency(observed: Observed, factor: str) -> tuple[Observed, ...]:
-    """The metric at each rate of the probes apart; whole where there is one, or rates are compared.
+def by_sending(observed: Observed, factor: str) -> tuple[Observed, ...]:
+    """The metric at each rate and pattern of the probes apart; whole where there is one.
 
-    A time at 1 kpps and one at 1 Mpps are two quantities: no pair holds their mean.
+    A time at 1 kpps and one at 1 Mpps are two quantities, and so are those of a steady rate and of
+    bursts: no pair holds their mean. Where one of them is compared, only the other is told apart.
     """
-    cells = (one.cell for one in observed.observations)
-    levels = sorted({cell[FREQUENCY] for cell in cells if FREQUENCY in cell}, key=float)
-    if len(levels) < 2 or factor == FREQUENCY:
+    of_cells = {_sending(one.cell, factor) for one in observed.observations}
+    sendings = sorted(one for one in of_cells if one is not None)
+    if len(sendings) < 2:
         return (observed,)
-    return tuple(_at_frequency(observed, float(level)) for level in levels)
+    return tuple(_at(observed, one, factor) for one in sendings)
 
 
-def _at_frequency(observed: Observed, level: float) -> Observed:
+def _sending(cell: Mapping[str, Level], factor: str) -> Sending | None:
+    """How a cell's probes were sent, without what is compared."""
+    sending = sending_of(cell)
+    if sending is None or factor not in SENDING:
+        return sending
+    return Sending(None, sending.pattern) if factor == SENDING[0] else sending._replace(pattern="")
+
+
+def _at(observed: Observed, sending: Sending, factor: str) -> Observed:
     def is_at(cell: Mapping[str, Level]) -> bool:
-        return cell.get(FREQUENCY, level) == level
+        return _sending(cell, factor) in (None, sending)
 
-    title = f"{observed.metric.title} at {rate_text(level)}"
+    title = f"{observed.metric.title} {sending.words}"
     return replace(
         observed,
-        metric=replace(observed.metric, title=title, frequency_pps=level),
+        metric=replace(observed.metric, title=title, sending=sending),
         observations=tuple(one for one in observed.observations if is_at(one.cell)),
         missing=tuple(one for one in observed.missing if is_at(one[0])),
     )
 
 
 def _of_rtt(
-    samples: Sequence[RunSample], metric: Metric, value: Callable[[TrialRecord], Value | None]
+    samples: Sequence[RunSample],
+    metric: Metric,
+    value: Callable[[TrialRecord], MeasuredValue | None],
 ) -> Observed:
     found = [
         _observation(sample, trial, measured)
@@ -293,17 +305,17 @@ def _not_measurable(
     )
 
 
-def _quantile(latency: Latency | None, name: str) -> Value | None:
+def _quantile(latency: Latency | None, name: str) -> MeasuredValue | None:
     if latency is None or not latency.count:
         return None
     value = float(getattr(latency, name))
-    return Value(value, max(1.0, abs(value) * HISTOGRAM_SHARE))
+    return MeasuredValue(value, max(1.0, abs(value) * HISTOGRAM_SHARE))
 
 
 _SHARES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "p999_ns": 0.999, "max_ns": 1.0}
 
 
-def _quantile_of_sent(trial: TrialRecord, source: RttSource, name: str) -> Value | None:
+def _quantile_of_sent(trial: TrialRecord, source: RttSource, name: str) -> MeasuredValue | None:
     """A quantile of the times of all packets that were sent; a lost one is infinitely late.
 
     By the trial's histogram; of a trial without one, what its quantiles leave open. A lower bound
@@ -316,15 +328,15 @@ def _quantile_of_sent(trial: TrialRecord, source: RttSource, name: str) -> Value
         return plain
     share = _SHARES[name] * (latency.count + lost) / latency.count
     if share > 1:
-        return Value(float(latency.max_ns), plain.resolution, at_least=True)
+        return MeasuredValue(float(latency.max_ns), plain.resolution, at_least=True)
     if latency.hdr is not None:
         value = float(HdrHistogram.decode(latency.hdr).get_value_at_percentile(100 * share))
-        return Value(max(value, plain.value), plain.resolution)
+        return MeasuredValue(max(value, plain.value), plain.resolution)
     above = next(other for other, known in _SHARES.items() if known >= share)
     return replace(plain, headroom=max(0.0, float(getattr(latency, above)) - plain.value))
 
 
-def _jitter(trial: TrialRecord, source: RttSource) -> Value | None:
+def _jitter(trial: TrialRecord, source: RttSource) -> MeasuredValue | None:
     """Packet delay variation (RFC 5481, section 4.2): 99th percentile less the smallest delay."""
     latest = _quantile_of_sent(trial, source, "p99_ns")
     if latest is None:
@@ -336,17 +348,17 @@ def _jitter(trial: TrialRecord, source: RttSource) -> Value | None:
     )
 
 
-def _loss(trial: TrialRecord) -> Value | None:
+def _loss(trial: TrialRecord) -> MeasuredValue | None:
     if trial.counts is None or not trial.counts.sent:
         return None
     lost, sent = trial.counts.lost, trial.counts.sent
-    return Value(lost / sent, 1 / sent, counts=(lost, sent))
+    return MeasuredValue(lost / sent, 1 / sent, counts=(lost, sent))
 
 
 def _of_load(
     samples: Sequence[RunSample],
     metric: Metric,
-    of_block: Callable[[Sequence[TrialRecord], RunInfo], Value | None],
+    of_block: Callable[[Sequence[TrialRecord], RunInfo], MeasuredValue | None],
 ) -> Observed:
     """One value for all load trials of a cell in a block."""
     observations = []
@@ -362,31 +374,31 @@ def _of_load(
     return Observed(metric, tuple(observations))
 
 
-def _transmitted(trial: TrialRecord) -> Value | None:
+def _transmitted(trial: TrialRecord) -> MeasuredValue | None:
     """Of all functions of a chain; a counter's step is one packet."""
     if trial.chain is None:
         return None
     step_pps = 1 / trial.duration_s if trial.duration_s else 1.0
-    return Value(trial.chain.tx_pps, step_pps, at_least=not limited_by_plane(trial))
+    return MeasuredValue(trial.chain.tx_pps, step_pps, at_least=not limited_by_plane(trial))
 
 
-def _transmitted_bits(trial: TrialRecord) -> Value | None:
+def _transmitted_bits(trial: TrialRecord) -> MeasuredValue | None:
     if trial.chain is None:
         return None
     packet_bits = 8 * trial.chain.frame_bytes
     step_bps = packet_bits / trial.duration_s if trial.duration_s else 1.0
-    return Value(trial.chain.tx_bps, step_bps, at_least=not limited_by_plane(trial))
+    return MeasuredValue(trial.chain.tx_bps, step_bps, at_least=not limited_by_plane(trial))
 
 
-def _goodput(trial: TrialRecord) -> Value | None:
+def _goodput(trial: TrialRecord) -> MeasuredValue | None:
     if trial.tcp is None:
         return None
     message_bits = 8 * trial.tcp.message_bytes
     step_bps = message_bits / trial.duration_s if trial.duration_s else 1.0
-    return Value(trial.tcp.goodput_bps, step_bps, at_least=is_limited(trial))
+    return MeasuredValue(trial.tcp.goodput_bps, step_bps, at_least=is_limited(trial))
 
 
-_OF_TRIAL: Mapping[str, Callable[[TrialRecord], Value | None]] = {
+_OF_TRIAL: Mapping[str, Callable[[TrialRecord], MeasuredValue | None]] = {
     "transmitted": _transmitted,
     "transmitted_bits": _transmitted_bits,
     "goodput": _goodput,
@@ -395,7 +407,9 @@ _OF_TRIAL: Mapping[str, Callable[[TrialRecord], Value | None]] = {
 
 
 def _of_trial(
-    samples: Sequence[RunSample], metric: Metric, value: Callable[[TrialRecord], Value | None]
+    samples: Sequence[RunSample],
+    metric: Metric,
+    value: Callable[[TrialRecord], MeasuredValue | None],
 ) -> Observed:
     """One value a trial: there is one of each cell in a block."""
     found = [
@@ -430,7 +444,7 @@ def limited_by_plane(trial: TrialRecord) -> bool:
     )
 
 
-def _highest(trials: Sequence[TrialRecord]) -> Value | None:
+def _highest(trials: Sequence[TrialRecord]) -> MeasuredValue | None:
     """The best forwarding rate; where its trial lost nothing, more is possible: up to the next load
     that lost something, and without limit where there is none."""
     rates = [(rate, is_limited(t), t) for t in trials if (rate := forwarded_pps(t)) is not None]
@@ -439,12 +453,14 @@ def _highest(trials: Sequence[TrialRecord]) -> Value | None:
     rate, limited, trial = max(rates, key=lambda item: item[:2])
     resolution = 1 / trial.duration_s if trial.duration_s else 1.0
     if limited:
-        return Value(rate, resolution, at_least=True)
+        return MeasuredValue(rate, resolution, at_least=True)
     if trial.counts and trial.counts.lost:
-        return Value(rate, resolution)
+        return MeasuredValue(rate, resolution)
     lossy = [t.load.intended_pps for t in trials if t.load and t.counts and t.counts.lost > 0]
     above = [load for load in lossy if load >= rate]
-    return Value(rate, resolution, at_least=not above, headroom=min(above, default=rate) - rate)
+    return MeasuredValue(
+        rate, resolution, at_least=not above, headroom=min(above, default=rate) - rate
+    )
 
 
 def _ladder(trials: Sequence[TrialRecord]) -> list[tuple[float, float]]:
@@ -456,7 +472,7 @@ def _ladder(trials: Sequence[TrialRecord]) -> list[tuple[float, float]]:
     return [(load, statistics.fmean(lost)) for load, lost in sorted(losses.items()) if load > 0]
 
 
-def _ndr(trials: Sequence[TrialRecord]) -> Value | None:
+def _ndr(trials: Sequence[TrialRecord]) -> MeasuredValue | None:
     """Highest load up to which nothing was lost; its resolution is the step that follows.
 
     Where the first load already lost packets: at most that load.
@@ -466,15 +482,15 @@ def _ndr(trials: Sequence[TrialRecord]) -> Value | None:
         return None
     lossy = next((i for i, (_, plr) in enumerate(ladder) if plr > 0), len(ladder))
     if lossy == 0:
-        return Value(ladder[0][0], 0.0, at_most=True)
+        return MeasuredValue(ladder[0][0], 0.0, at_most=True)
     load = ladder[lossy - 1][0]
     if lossy == len(ladder):
-        return Value(load, 0.0, at_least=True)
+        return MeasuredValue(load, 0.0, at_least=True)
     step_pps = ladder[lossy][0] - load
-    return Value(load, step_pps, headroom=step_pps)
+    return MeasuredValue(load, step_pps, headroom=step_pps)
 
 
-def _pdr(trials: Sequence[TrialRecord]) -> Value | None:
+def _pdr(trials: Sequence[TrialRecord]) -> MeasuredValue | None:
     """First crossing of 0.5 % loss, interpolated (docs/concepts/verdict.md).
 
     Its resolution is how far apart the lower and the upper reading between the two loads are.
@@ -485,17 +501,17 @@ def _pdr(trials: Sequence[TrialRecord]) -> Value | None:
         return None
     over = next((i for i, (_, plr) in enumerate(ladder) if plr > PLR), len(ladder))
     if over == 0:
-        return Value(ladder[0][0], 0.0, at_most=True)
+        return MeasuredValue(ladder[0][0], 0.0, at_most=True)
     low, plr_low = ladder[over - 1]
     if over == len(ladder):
-        return Value(low, 0.0, at_least=True)
+        return MeasuredValue(low, 0.0, at_least=True)
     high, plr_high = ladder[over]
     chord = low + (PLR - plr_low) / (plr_high - plr_low) * (high - low)
     knee = min(max(high * (1 - plr_high) / (1 - PLR), chord), high)
-    return Value(chord, knee - chord, headroom=knee - chord)
+    return MeasuredValue(chord, knee - chord, headroom=knee - chord)
 
 
-def _kernel_ns_per_packet(trials: Sequence[TrialRecord], info: RunInfo) -> Value | None:
+def _kernel_ns_per_packet(trials: Sequence[TrialRecord], info: RunInfo) -> MeasuredValue | None:
     """Median over a block's load trials of kernel CPU time per forwarded packet [ns]."""
     costs = []
     if sum(trial.duration_s for trial in trials if trial.cpu) < CPU_WINDOW_S:
@@ -513,7 +529,9 @@ def _kernel_ns_per_packet(trials: Sequence[TrialRecord], info: RunInfo) -> Value
         costs.append((busy_s / received * 1e9, 1e9 / USER_HZ / received))
     if not costs:
         return None
-    return Value(statistics.median(c for c, _ in costs), statistics.median(r for _, r in costs))
+    return MeasuredValue(
+        statistics.median(c for c, _ in costs), statistics.median(r for _, r in costs)
+    )
 
 
 def _of_cpu(samples: Sequence[RunSample], name: str) -> Observed:

@@ -23,7 +23,7 @@ Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
-class Readings:
+class TrialReadings:
     """The single readings of one trial: the RTTs of its packets, or its one reading of a CPU."""
 
     trial: Observation
@@ -32,9 +32,9 @@ class Readings:
     """In the order in which they were made."""
 
 
-def of_trials(observed: Observed) -> tuple[Readings, ...]:
+def of_trials(observed: Observed) -> tuple[TrialReadings, ...]:
     """A metric that has one reading a trial."""
-    return tuple(Readings(one, np.array([one.value])) for one in observed.observations)
+    return tuple(TrialReadings(one, np.array([one.value])) for one in observed.observations)
 
 
 class ReadingTable:
@@ -42,7 +42,7 @@ class ReadingTable:
 
     def __init__(
         self,
-        readings: Sequence[Readings],
+        readings: Sequence[TrialReadings],
         factor: str,
         by: str | None,
         run_factors: Collection[str] = (),

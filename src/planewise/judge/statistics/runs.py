@@ -27,7 +27,7 @@ _COUNTS = ("cpus", "memory_bytes")
 
 
 @dataclass(frozen=True)
-class Difference:
+class RunDifference:
     """Something in which runs differ."""
 
     what: str
@@ -59,7 +59,7 @@ def join(runs: Sequence[tuple[Path, RunInfo, Sequence[TrialRecord]]]) -> tuple[R
     )
 
 
-def differences(infos: Mapping[str, RunInfo]) -> tuple[Difference, ...]:
+def differences(infos: Mapping[str, RunInfo]) -> tuple[RunDifference, ...]:
     """Everything in which the runs' hosts, designs and versions differ."""
     if len(infos) < 2:
         return ()
@@ -69,7 +69,7 @@ def differences(infos: Mapping[str, RunInfo]) -> tuple[Difference, ...]:
     for name in names:
         values = {label: facts.get(name, "none") for label, facts in described.items()}
         if len(set(values.values())) > 1:
-            found.append(Difference(name, values))
+            found.append(RunDifference(name, values))
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from planewise.judge.bounded import Bound
 from planewise.judge.statistics.comparison import Comparison, Family, LevelValue, turned
 from planewise.judge.statistics.metrics import Metric, Unit
 from planewise.judge.statistics.pairing import IDLE, OVERALL
-from planewise.store.models import Ranked
+from planewise.store.models import RankedPlane
 from planewise.units import bits_text, percent_text, rate_text, time_text
 
 
@@ -26,7 +26,7 @@ def bound_text(bound: Bound, text: str) -> str:
     return text if bound == "exact" else f"{bound} {text}" if bound != "unbounded" else "not known"
 
 
-def worse_text(place: Ranked) -> str:
+def worse_text(place: RankedPlane) -> str:
     """How much worse than the best a place is, in words; empty for the best."""
     if place.effect is None:
         return ""

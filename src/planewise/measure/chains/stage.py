@@ -23,7 +23,14 @@ from planewise.measure.schedule import ChainTrial, TcpTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
 from planewise.measure.tcp import End, Passed, lacking, measure_tcp
 from planewise.measure.vms import options_of
-from planewise.store.models import ChainLimit, FrameAccount, KpiSample, Limit, Load, TrialRecord
+from planewise.store.models import (
+    ChainLimit,
+    FrameAccount,
+    KpiSample,
+    Limit,
+    OfferedLoad,
+    TrialRecord,
+)
 from planewise.testbed.chains import describe, hugepages
 from planewise.testbed.chains.dpdk import Driver, memory_bytes
 from planewise.testbed.chains.ends import MTU_BYTES, PLACES
@@ -47,7 +54,7 @@ from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.steering import may_steer
 from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
-from planewise.testbed.vms.platform import Platform, called, platform_of, vm_mib
+from planewise.testbed.vms.platform import VmPlatform, called, platform_of, vm_mib
 from planewise.testbed.vms.resources import (
     VmResources,
     free_mib,
@@ -108,7 +115,7 @@ class ChainStage:
         return self._here if self._pair is None else self._pair.machines[FUNCTIONS].host
 
     @cached_property
-    def _platform(self) -> Platform:
+    def _platform(self) -> VmPlatform:
         return platform_of(self._functions_host)
 
     @cached_property
@@ -489,7 +496,7 @@ def _record(
         order=place.order,
         started=started,
         duration_s=between.seconds,
-        load=Load(
+        load=OfferedLoad(
             intended_pps=result.offered_pps,
             achieved_pps=result.offered_pps,
             size_bytes=round(size),

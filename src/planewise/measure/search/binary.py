@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from planewise.measure.search.goals import Goal, GoalResult, StopReason
-from planewise.measure.search.session import BudgetSpentError, Session
+from planewise.measure.search.session import BudgetSpentError, SearchSession
 
 
 class BinarySearch:
@@ -22,7 +22,7 @@ class BinarySearch:
         self._width = relative_width
 
     def search(
-        self, session: Session, goals: tuple[Goal, ...]
+        self, session: SearchSession, goals: tuple[Goal, ...]
     ) -> tuple[tuple[GoalResult, ...], StopReason]:
         """See `Algorithm`."""
         results: list[GoalResult] = []

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from planewise.measure.search import model
-from planewise.measure.search.fits import Estimate, Fits
-from planewise.measure.search.goals import Finding, Goal, GoalResult
+from planewise.measure.search.fits import EdgePosterior, Fits
+from planewise.measure.search.goals import Goal, GoalResult, ViolatedAssumption
 from planewise.measure.search.locate import below_range
 from planewise.measure.search.median import draw_median
 from planewise.measure.search.particles import Law
@@ -39,7 +39,7 @@ def unmeasured(goals: tuple[Goal, ...]) -> tuple[GoalResult, ...]:
     return tuple(GoalResult(goal, "undecided", None, note=note) for goal in goals)
 
 
-def _final(fits: Fits, estimate: Estimate, law: Law, order: Course | None) -> Estimate:
+def _final(fits: Fits, estimate: EdgePosterior, law: Law, order: Course | None) -> EdgePosterior:
     """The last estimate of a goal, for what the order of its trials says.
 
     A mixture of two laws: the model's, and that of a median of readings whatever their law; the
@@ -67,7 +67,7 @@ def _final(fits: Fits, estimate: Estimate, law: Law, order: Course | None) -> Es
         if sides.support(draws) < tuning.contradicted:
             draws = sides.draw(random, tuning.draws)
             fits.session.add_finding(
-                Finding(
+                ViolatedAssumption(
                     "misfit",
                     f"which trials met {estimate.goal.name} contradicts the curve that was fitted "
                     "to their losses: its interval rests on the former alone",
@@ -77,7 +77,7 @@ def _final(fits: Fits, estimate: Estimate, law: Law, order: Course | None) -> Es
     return replace(estimate, low=low, middle=middle, high=high)
 
 
-def _order(fits: Fits, estimate: Estimate) -> Course | None:
+def _order(fits: Fits, estimate: EdgePosterior) -> Course | None:
     """What the order of a goal's trials says, and trials that are far off, as findings."""
     session, tuning = fits.session, fits.options.tuning
     seen, offered = fits.all_trials()
@@ -93,7 +93,7 @@ def _order(fits: Fits, estimate: Estimate) -> Course | None:
     if bad.any():
         worst = int(np.flatnonzero(bad)[np.argmin(away[bad])])
         session.add_finding(
-            Finding(
+            ViolatedAssumption(
                 "outliers",
                 f"{int(bad.sum())} of {int(near.sum())} trials near the edge found far less "
                 f"capacity than the rest; one lost {percent_text(losses[worst])} at "
@@ -107,7 +107,7 @@ def _order(fits: Fits, estimate: Estimate) -> Course | None:
     return course(away[good], deviation[good], time_s[good], at_s, order)
 
 
-def _caution(fits: Fits, estimate: Estimate, order: Course | None) -> float:
+def _caution(fits: Fits, estimate: EdgePosterior, order: Course | None) -> float:
     """What intervals lack, by simulation, where the search sees that the model is only near.
 
     Fitted to simulated systems other than those that the benches use; everything it looks at
@@ -122,7 +122,7 @@ def _caution(fits: Fits, estimate: Estimate, order: Course | None) -> float:
     return factor
 
 
-def _watch_outliers(fits: Fits, estimate: Estimate) -> None:
+def _watch_outliers(fits: Fits, estimate: EdgePosterior) -> None:
     """Trials that miss the loosest goal clearly below its load."""
     tuning = fits.options.tuning
     below_pps = fits.load_pps(estimate.low - tuning.window / 2 - 3 * estimate.noise)
@@ -132,7 +132,7 @@ def _watch_outliers(fits: Fits, estimate: Estimate) -> None:
     if bad:
         worst = max(bad, key=lambda t: t.loss_ratio)
         fits.session.add_finding(
-            Finding(
+            ViolatedAssumption(
                 "outliers",
                 f"{len(bad)} of {len(below)} trials below the edge lost far more than the "
                 f"rest, up to {percent_text(worst.loss_ratio)} at "
@@ -141,7 +141,7 @@ def _watch_outliers(fits: Fits, estimate: Estimate) -> None:
         )
 
 
-def _result(fits: Fits, estimate: Estimate) -> GoalResult:
+def _result(fits: Fits, estimate: EdgePosterior) -> GoalResult:
     low, pps, high = (fits.load_pps(x) for x in (estimate.low, estimate.middle, estimate.high))
     lowest, highest = fits.session.min_load_pps, fits.session.max_load_pps
     if pps > highest:

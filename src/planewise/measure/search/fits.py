@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planewise.measure.search import lossless, model
-from planewise.measure.search.goals import Goal, Trial
-from planewise.measure.search.median import Readings, sets_of
+from planewise.measure.search.goals import Goal, SearchTrial
+from planewise.measure.search.median import SearchReadings, sets_of
 from planewise.measure.search.particles import Array, Law, Observations
-from planewise.measure.search.session import Session
+from planewise.measure.search.session import SearchSession
 from planewise.measure.search.tuning import Tuning
 
 
@@ -45,7 +45,7 @@ class PlanewiseOptions:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EdgePosterior:
     """A goal's posterior: ln(load/reference), and the scale on which its edge is blurred."""
 
     goal: Goal
@@ -75,7 +75,7 @@ class Estimate:
 class Fits:
     """The posteriors of a search's goals, brought up to date with its trials when asked."""
 
-    def __init__(self, session: Session, options: PlanewiseOptions) -> None:
+    def __init__(self, session: SearchSession, options: PlanewiseOptions) -> None:
         self.session = session
         self.options = options
         self.reference_pps = session.max_load_pps
@@ -83,7 +83,7 @@ class Fits:
         self.ceiling_pps = math.inf
         """Loads above this belong to another edge."""
         self.posteriors: dict[Goal, model.Posterior] = {}
-        self.known: dict[Goal, Estimate] = {}
+        self.known: dict[Goal, EdgePosterior] = {}
         self.soft = False
         self.clump = 1.0
         self.climbed = 0
@@ -96,7 +96,7 @@ class Fits:
         return self.reference_pps * math.exp(x)
 
     @property
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[SearchTrial]:
         """Trials of the goals' duration, or longer."""
         least_s = self.options.goal_duration_s * (1 - 1e-9)
         return [trial for trial in self.session.trials if trial.duration_s >= least_s]
@@ -122,7 +122,7 @@ class Fits:
         rate = max(t.achieved_pps * (1 - t.loss_ratio) for t in self.session.trials)
         return math.log(max(rate, 1.0) / self.reference_pps) + goal.loss_exponent
 
-    def readings(self, goal: Goal) -> Readings:
+    def readings(self, goal: Goal) -> SearchReadings:
         """What each trial says of a goal's place, whatever the law of the noise.
 
         Half of the versions take throughput to be constant beyond a hard edge: where the capacity
@@ -137,14 +137,14 @@ class Fits:
             place[1::2] = sets_of(constant.place)[1::2]
         time_s, _ = self.times_s()
         usable = offered <= self.ceiling_pps
-        return Readings(
+        return SearchReadings(
             place[:, usable],
             single.bound[usable],
             time_s[usable],
             self.most(goal),
         )
 
-    def estimate(self, goal: Goal) -> Estimate:
+    def estimate(self, goal: Goal) -> EdgePosterior:
         """A goal's load by all trials so far."""
         window = self.options.tuning.window
         law, noise, blur, seen = self.law(goal)
@@ -154,7 +154,7 @@ class Fits:
         one_sided = bad.size >= 2 and (bad.all() or not bad.any())
         if goal.loss_ratio > 0:
             self.soft = self.posteriors[goal].soft() > 0.5
-        self.known[goal] = estimate = Estimate(
+        self.known[goal] = estimate = EdgePosterior(
             goal,
             middle,
             low,

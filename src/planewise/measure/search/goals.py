@@ -71,7 +71,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SearchTrial:
     """A trial of the search, in the order of the search."""
 
     offered_pps: float
@@ -91,7 +91,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ViolatedAssumption:
     """A violated assumption, with its evidence."""
 
     code: str
@@ -149,14 +149,14 @@ class SearchResult:
 
     algorithm: str
     goals: tuple[GoalResult, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[SearchTrial, ...]
     stopped: StopReason
     overhead_s: float
     """Pause that was counted for each trial, beyond its traffic."""
     verdict: SearchVerdict | None = None
     verdict_trials: int = 0
     """How many of the last trials served the verdict only."""
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[ViolatedAssumption, ...] = field(default=())
     final_duration_s: float = 1.0
     """Duration of the trials that NDR and PDR are about: what a queue holds, or a processor's
     turbo, counts for more the shorter trials are. Other durations have other NDR and PDR."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from planewise.measure.search.fits import Fits
-from planewise.measure.search.goals import Finding, Goal, GoalResult
+from planewise.measure.search.goals import Goal, GoalResult, ViolatedAssumption
 from planewise.units import percent_text
 
 _STEPS = 40
@@ -85,7 +85,7 @@ def check_below(fits: Fits, goals: tuple[Goal, ...], edge_pps: float) -> None:
         if not _repeats(fits, load, tolerated):
             continue
         session.add_finding(
-            Finding(
+            ViolatedAssumption(
                 "not-monotone",
                 f"{percent_text(first.loss_ratio)} were lost at {load:.0f} packet/s, far below "
                 f"{edge_pps:.0f} where less was: loss does not simply grow with "

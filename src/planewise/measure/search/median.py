@@ -30,7 +30,7 @@ _SETS = 32
 
 
 @dataclass(frozen=True)
-class Readings:
+class SearchReadings:
     """What each trial says of the place, in the order of the trials."""
 
     value: Array
@@ -48,7 +48,7 @@ def sets_of(value: Array) -> Array:
     return np.array(value[:: max(value.shape[0] // _SETS, 1)][:_SETS])
 
 
-def open_above(readings: Readings, alpha: float = 0.05) -> bool:
+def open_above(readings: SearchReadings, alpha: float = 0.05) -> bool:
     """Whether the median may lie above all readings that are no bounds: the upper end of its
     interval is then not known (Thompson, 1936, with the bounds on the upper side)."""
     known = np.median(readings.value, axis=0)[~readings.bound]
@@ -60,7 +60,7 @@ def open_above(readings: Readings, alpha: float = 0.05) -> bool:
 
 
 def draw_median(
-    readings: Readings, random: np.random.Generator, count: int, trending: float, at_s: float
+    readings: SearchReadings, random: np.random.Generator, count: int, trending: float, at_s: float
 ) -> tuple[Array, Array] | None:
     """Draws of the median's place, and how plausible a normal law is for the readings of each.
 
@@ -97,7 +97,7 @@ def draw_median(
     return _between(np.sort(value, axis=1)[chosen], number, random), normal[chosen]
 
 
-def _informative(readings: Readings) -> tuple[Array, Array]:
+def _informative(readings: SearchReadings) -> tuple[Array, Array]:
     """Readings with bounds replaced by draws from the readings above them (Efron's redistribution
     to the right, 1967), the highest by anything up to the most that was found; bounds below all
     readings say nothing and are left out."""

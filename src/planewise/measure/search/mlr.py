@@ -19,7 +19,7 @@ from MLRsearch import (
 )
 
 from planewise.measure.search.goals import Goal, GoalResult, StopReason
-from planewise.measure.search.session import BudgetSpentError, Session
+from planewise.measure.search.session import BudgetSpentError, SearchSession
 
 WARMUP_S = 0.0
 """No warm-up trial: it would be one more trial at full load, and says nothing."""
@@ -28,7 +28,7 @@ WARMUP_S = 0.0
 class _Adapter(AbstractMeasurer):  # type: ignore[misc]
     """Gives the library trials of the session."""
 
-    def __init__(self, session: Session, count_overhead: bool) -> None:
+    def __init__(self, session: SearchSession, count_overhead: bool) -> None:
         self._session = session
         self._pause_s = session.limits.overhead_s if count_overhead else 0.0
 
@@ -59,7 +59,7 @@ class MlrSearch:
         self._count_overhead = count_overhead
 
     def search(
-        self, session: Session, goals: tuple[Goal, ...]
+        self, session: SearchSession, goals: tuple[Goal, ...]
     ) -> tuple[tuple[GoalResult, ...], StopReason]:
         """See `Algorithm`."""
         library_goals = {
@@ -101,7 +101,7 @@ def _unfinished(goal: Goal, reason: str) -> GoalResult:
     return GoalResult(goal, "undecided", None, interval="bracket", note=reason)
 
 
-def _result(goal: Goal, found: Any, session: Session) -> GoalResult:
+def _result(goal: Goal, found: Any, session: SearchSession) -> GoalResult:
     lower, upper = found.relevant_lower_bound, found.relevant_upper_bound
     low = float(lower) if lower is not None else None
     high = float(upper) if upper is not None else None

@@ -442,7 +442,7 @@ class Posterior(Particles[_Trials]):
 
 
 @dataclass(frozen=True)
-class Readings:
+class ParticleReadings:
     """What each trial says of the place, by particle: shape (P, n)."""
 
     place: Array
@@ -456,7 +456,9 @@ class Readings:
     """Whether it says anything of the middle: trials far from the edge do not; shape (n,)."""
 
 
-def readings(posterior: Posterior, seen: Observations, *, constant: bool = False) -> Readings:
+def readings(
+    posterior: Posterior, seen: Observations, *, constant: bool = False
+) -> ParticleReadings:
     """Each trial's reading of the place; with `constant` throughput beyond saturation, whatever
     the fit says of it."""
     theta, scope = posterior.theta, posterior.scope
@@ -484,7 +486,7 @@ def readings(posterior: Posterior, seen: Observations, *, constant: bool = False
     cut = np.exp(-0.5 * np.minimum(margin**2, 200.0)) / math.sqrt(2 * math.pi)
     away = np.where(bound, deviation * cut / np.maximum(ndtr(margin), 1e-12), y)
     informative = np.where(bound, margin < 2.5, ~above).mean(axis=0) > 0.5
-    return Readings(
+    return ParticleReadings(
         place,
         away,
         np.broadcast_to(deviation, away.shape),

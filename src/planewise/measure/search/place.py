@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planewise.measure.search.fits import Estimate, Fits
+from planewise.measure.search.fits import EdgePosterior, Fits
 from planewise.measure.search.goals import Goal, StopReason
 from planewise.measure.search.median import open_above
 from planewise.measure.search.tuning import Offsets
@@ -29,7 +29,7 @@ def measure(fits: Fits, goals: tuple[Goal, ...], measured: dict[Goal, int]) -> S
                 measured[estimate.goal] += 1
 
 
-def _climb(fits: Fits, estimates: list[Estimate], measured: dict[Goal, int]) -> bool:
+def _climb(fits: Fits, estimates: list[EdgePosterior], measured: dict[Goal, int]) -> bool:
     """Measures above all that the system forwarded so far, where the loosest goal's load may lie
     above every reading: the capacity has a state that no trial was high enough to see.
 
@@ -48,13 +48,13 @@ def _climb(fits: Fits, estimates: list[Estimate], measured: dict[Goal, int]) -> 
     return True
 
 
-def _relative_width(fits: Fits, estimate: Estimate) -> float:
+def _relative_width(fits: Fits, estimate: EdgePosterior) -> float:
     """A goal's half interval in units of what is asked for."""
     allowed = fits.options.precision * (1 if estimate.goal.loss_ratio > 0 else 2)
     return estimate.half_width / allowed
 
 
-def _most(fits: Fits, estimate: Estimate) -> int:
+def _most(fits: Fits, estimate: EdgePosterior) -> int:
     """Trials near a goal's edge (for NDR: spent on it) after which it is done."""
     most, tuning = fits.options.max_trials, fits.options.tuning
     wavering = max(estimate.noise / tuning.reference_noise, 1.0)
@@ -68,7 +68,7 @@ def _most(fits: Fits, estimate: Estimate) -> int:
     )
 
 
-def _wants_trials(fits: Fits, estimate: Estimate, spent: int) -> bool:
+def _wants_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> bool:
     options, most = fits.options, _most(fits, estimate)
     if spent >= most:
         return False
@@ -81,7 +81,7 @@ def _wants_trials(fits: Fits, estimate: Estimate, spent: int) -> bool:
     return one_sided or _relative_width(fits, estimate) > 1
 
 
-def _next_trials(fits: Fits, estimate: Estimate, spent: int) -> list[tuple[float, float]]:
+def _next_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> list[tuple[float, float]]:
     """Load and duration of a goal's next batch: the more is known, the larger."""
     tuning, goal = fits.options.tuning, estimate.goal
     duration_s = fits.options.goal_duration_s
@@ -108,7 +108,7 @@ def _next_trials(fits: Fits, estimate: Estimate, spent: int) -> list[tuple[float
     return chosen
 
 
-def _offsets(fits: Fits, estimate: Estimate) -> Offsets:
+def _offsets(fits: Fits, estimate: EdgePosterior) -> Offsets:
     tuning = fits.options.tuning
     if estimate.goal.loss_ratio > 0:
         return tuning.soft_places if estimate.soft else tuning.places
@@ -136,7 +136,7 @@ def _unbracketed(fits: Fits) -> float | None:
     return 0.5 * (low + float(above.min()))
 
 
-def _past_one_side(x: float, estimate: Estimate) -> float:
+def _past_one_side(x: float, estimate: EdgePosterior) -> float:
     """A place further out where all trials near the edge met the goal, or none did."""
     if estimate.lowest_bad is not None:
         return min(x, estimate.lowest_bad) - 1.5 * abs(estimate.lowest_bad - estimate.middle)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from planewise.measure.search import conclude, locate, place
 from planewise.measure.search.fits import Fits, PlanewiseOptions
 from planewise.measure.search.goals import Goal, GoalResult, StopReason
-from planewise.measure.search.session import BudgetSpentError, Session
+from planewise.measure.search.session import BudgetSpentError, SearchSession
 
 __all__ = ["PlanewiseOptions", "PlanewiseSearch"]
 
@@ -31,7 +31,7 @@ class PlanewiseSearch:
         self.final_duration_s = self._options.goal_duration_s
 
     def search(
-        self, session: Session, goals: tuple[Goal, ...]
+        self, session: SearchSession, goals: tuple[Goal, ...]
     ) -> tuple[tuple[GoalResult, ...], StopReason]:
         """See `Algorithm`."""
         fits = Fits(session, self._options)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from planewise.measure.search.goals import Finding
+from planewise.measure.search.goals import ViolatedAssumption
 from planewise.units import percent_text
 
 Array: TypeAlias = NDArray[np.float64]
@@ -134,19 +134,19 @@ def course(
     )
 
 
-def doubts(standardised: Array, losses: Array) -> list[Finding]:
+def doubts(standardised: Array, losses: Array) -> list[ViolatedAssumption]:
     """Findings about trials in their order.
 
     Args:
         standardised: readings over their deviations, in their order.
         losses: loss ratio of each, for the evidence.
     """
-    found: list[Finding] = []
+    found: list[ViolatedAssumption] = []
     low = standardised < -_OUTLYING
     if low.sum() >= 2:
         worst = int(np.argmin(standardised))
         found.append(
-            Finding(
+            ViolatedAssumption(
                 "outliers",
                 f"{int(low.sum())} of {standardised.size} trials lost more than "
                 f"{_OUTLYING:.0f} deviations too much; the worst lost "
@@ -160,7 +160,7 @@ def doubts(standardised: Array, losses: Array) -> list[Finding]:
     if trend.pvalue < _SIGNIFICANCE:
         direction = "fell" if trend.statistic < 0 else "rose"
         found.append(
-            Finding(
+            ViolatedAssumption(
                 "drift",
                 f"capacity {direction} during the search: rank correlation of capacity with "
                 f"time {trend.statistic:+.2f} over {kept.size} trials, p = {trend.pvalue:.1g}",
@@ -172,7 +172,7 @@ def doubts(standardised: Array, losses: Array) -> list[Finding]:
         lag1 = float((centred[1:] * centred[:-1]).sum()) / power
         if lag1 * math.sqrt(kept.size) > stats.norm.ppf(1 - _SIGNIFICANCE):
             found.append(
-                Finding(
+                ViolatedAssumption(
                     "autocorrelation",
                     f"successive trials resemble each other: lag-1 correlation {lag1:.2f} "
                     f"over {kept.size} trials; intervals are widened for it",

@@ -12,7 +12,7 @@ from planewise.measure.search.goals import Goal, GoalResult, SearchResult, StopR
 from planewise.measure.search.measurer import Measurer
 from planewise.measure.search.mlr import MlrSearch
 from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
-from planewise.measure.search.session import Limits, Progress, Session
+from planewise.measure.search.session import Limits, Progress, SearchSession
 from planewise.measure.search.verdict import find_trashing, find_verdict
 
 OVERHEAD_S = 0.5
@@ -35,7 +35,7 @@ class Algorithm(Protocol):
         ...
 
     def search(
-        self, session: Session, goals: tuple[Goal, ...]
+        self, session: SearchSession, goals: tuple[Goal, ...]
     ) -> tuple[tuple[GoalResult, ...], StopReason]:
         """A result for each goal, in their order. Never raises BudgetSpentError."""
         ...
@@ -106,7 +106,7 @@ def run_search(
             f"a search cannot work with a budget of {budget_s} s and {overhead_s} s a trial"
         )
     chosen = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
-    session = Session(measurer, Limits(budget_s, overhead_s), progress)
+    session = SearchSession(measurer, Limits(budget_s, overhead_s), progress)
     results, stopped = chosen.search(session, unique)
     searched = len(session.trials)
     verdict = find_verdict(session, results, chosen.final_duration_s) if with_verdict else None

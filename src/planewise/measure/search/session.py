@@ -1,6 +1,6 @@
 """The book of one search: asks the measurer, keeps every trial, watches the budget.
 
-Algorithms ask a `Session`, never the measurer itself, so that costs are counted in one place.
+Algorithms ask a `SearchSession`, never the measurer itself, so that costs are counted in one place.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planewise.errors import BadInputError
-from planewise.measure.search.goals import Finding, Trial
+from planewise.measure.search.goals import SearchTrial, ViolatedAssumption
 from planewise.measure.search.measurer import Measurer
 
-Progress = Callable[[Trial, int, float], None]
+Progress = Callable[[SearchTrial, int, float], None]
 """Called after each trial with the trial, the number of trials and the seconds spent."""
 
 GENERATOR_SHORTFALL = 0.02
@@ -35,7 +35,7 @@ class Limits:
     max_trials: int = 2000
 
 
-class Session:
+class SearchSession:
     """Trials so far and what is left to spend."""
 
     def __init__(
@@ -50,8 +50,8 @@ class Session:
         self.min_load_pps = low
         self.max_load_pps = high
         self.limits = limits
-        self.trials: list[Trial] = []
-        self.findings: list[Finding] = []
+        self.trials: list[SearchTrial] = []
+        self.findings: list[ViolatedAssumption] = []
         self.spent_s = 0.0
         self._measurer = measurer
         self._progress = progress
@@ -62,7 +62,7 @@ class Session:
             return self.min_load_pps
         return min(max(offered_pps, self.min_load_pps), self.max_load_pps)
 
-    def measure(self, offered_pps: float, duration_s: float) -> Trial:
+    def measure(self, offered_pps: float, duration_s: float) -> SearchTrial:
         """One trial at the nearest allowed load. BudgetSpentError when it cannot be afforded."""
         cost_s = duration_s + self.limits.overhead_s
         over_budget = self.spent_s + cost_s > self.limits.budget_s * (1 + 1e-9)
@@ -70,7 +70,7 @@ class Session:
             raise BudgetSpentError
         offered_pps = self.clamp(offered_pps)
         run = self._measurer.trial(offered_pps, duration_s)
-        trial = Trial(offered_pps, duration_s, run)
+        trial = SearchTrial(offered_pps, duration_s, run)
         self.trials.append(trial)
         self.spent_s += cost_s
         self._watch_generator(trial)
@@ -78,18 +78,18 @@ class Session:
             self._progress(trial, len(self.trials), self.spent_s)
         return trial
 
-    def add_finding(self, finding: Finding) -> None:
+    def add_finding(self, finding: ViolatedAssumption) -> None:
         """Keeps a finding, one of each code."""
         if all(known.code != finding.code for known in self.findings):
             self.findings.append(finding)
 
-    def _watch_generator(self, trial: Trial) -> None:
+    def _watch_generator(self, trial: SearchTrial) -> None:
         achieved = trial.achieved_pps
         short = achieved < (1 - GENERATOR_SHORTFALL) * trial.offered_pps
         if not (short or trial.run.limited):
             return
         self.add_finding(
-            Finding(
+            ViolatedAssumption(
                 "generator",
                 f"the generator or sink was the limit at {trial.offered_pps:.0f} packet/s: it sent "
                 f"{achieved:.0f}; loads above that say nothing about the system",

@@ -11,14 +11,14 @@ from __future__ import annotations
 import statistics
 
 from planewise.judge.curve import Run
-from planewise.measure.search.goals import Finding, GoalResult, SearchVerdict
+from planewise.measure.search.goals import GoalResult, SearchVerdict, ViolatedAssumption
 from planewise.measure.search.measurer import ExhaustedError
 from planewise.measure.search.sequential import (
     NothingMeasuredError,
     SequentialPlan,
     sweep_until_verdict,
 )
-from planewise.measure.search.session import BudgetSpentError, Session
+from planewise.measure.search.session import BudgetSpentError, SearchSession
 
 LADDER = (0.3, 0.45, 0.6, 0.75, 0.85, 0.95, 1.12, 1.45, 1.9)
 """Loads relative to PDR. The one below it is so near that little room is left for PDR there."""
@@ -37,7 +37,7 @@ def ladder_loads(pdr_pps: float, min_load_pps: float, max_load_pps: float) -> tu
 class _WithinBudget:
     """A session as a measurer: no trials can be had once its budget is spent."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SearchSession) -> None:
         self._session = session
         self.min_load_pps, self.max_load_pps = session.min_load_pps, session.max_load_pps
 
@@ -50,7 +50,7 @@ class _WithinBudget:
 
 
 def find_verdict(
-    session: Session, results: tuple[GoalResult, ...], duration_s: float
+    session: SearchSession, results: tuple[GoalResult, ...], duration_s: float
 ) -> SearchVerdict:
     """Judges the system at the goal that was found and is nearest to a loss of 0.5 %.
 
@@ -82,7 +82,7 @@ def find_verdict(
     return SearchVerdict(judged.verdict, judged.reason, judged.share_good)
 
 
-def find_trashing(session: Session, results: tuple[GoalResult, ...]) -> None:
+def find_trashing(session: SearchSession, results: tuple[GoalResult, ...]) -> None:
     """Adds a finding when most trials far above the edge let less through than those at it."""
     pdr = max((r.pps for r in results if r.status == "found" and r.pps), default=None)
     if pdr is None:
@@ -102,7 +102,7 @@ def find_trashing(session: Session, results: tuple[GoalResult, ...]) -> None:
     if len(fallen) > len(beyond) / 2:
         load, rate = max(fallen)
         session.add_finding(
-            Finding(
+            ViolatedAssumption(
                 "trashing",
                 f"throughput falls with load: {rate:.0f} packet/s got through at {load:.0f} "
                 f"offered, {edge:.0f} near the edge",

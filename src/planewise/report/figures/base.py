@@ -25,7 +25,7 @@ WIDE, NARROW = 760, 336
 
 
 @dataclass(frozen=True)
-class Value:
+class PrintedNumber:
     """A number as it is printed, with the number itself."""
 
     text: str
@@ -41,7 +41,7 @@ class Missing:
     why: str
 
 
-Entry = str | Value | Missing
+Entry = str | PrintedNumber | Missing
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class Figure:
     def titled(self, width: int) -> Spec:
         """As `draw`, with its title: for a file that stands alone."""
         title = f"{self.title}: {self.verdict}" if self.verdict else self.title
-        subtitle = " ".join(text for text in (self.lead, self.virtual) if text)
+        sentences = (text.removesuffix(".") for text in (self.lead, self.virtual) if text)
+        subtitle = " ".join(f"{sentence}." for sentence in sentences)
         return with_title(self.draw(width), title, subtitle, width)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planewise.report import theme
-from planewise.report.facets import Page
+from planewise.report.facets import FacetPage
 from planewise.report.figures import grid, vega
-from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.rtt import achieved
 from planewise.report.figures.vega import Row, Span, Spec
@@ -31,7 +31,7 @@ def response(cell: RttCell) -> Spread | str:
 
 
 def figure(
-    page: Page[RttCell],
+    page: FacetPage[RttCell],
     planes: Sequence[str],
     time: Time,
     *,
@@ -188,12 +188,12 @@ def table(cells: Sequence[RttCell], time: Time, common: Factors, *, share_of_rtt
         rows.append(
             (
                 *head,
-                *(Value(time_text(value), value) for value in values),
-                *((Value(theme.share(share), share),) if share_of_rtt else ()),
+                *(PrintedNumber(time_text(value), value) for value in values),
+                *((PrintedNumber(theme.share(share), share),) if share_of_rtt else ()),
                 f"{time_text(min(spread.medians_ns))} – {time_text(max(spread.medians_ns))}"
                 if spread.medians_ns
                 else "—",
-                Value(theme.count(spread.packets), spread.packets),
+                PrintedNumber(theme.count(spread.packets), spread.packets),
             )
         )
     return Table(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from planewise.report import theme
 from planewise.report.data import ChainCell, TcpCell
 from planewise.report.figures import base, vega
-from planewise.report.figures.base import Figure, Table, Value
+from planewise.report.figures.base import Figure, PrintedNumber, Table
 from planewise.report.figures.vega import Quantity, Row, Span, Spec
 from planewise.units import bits_text, percent_text, rate_text
 
@@ -183,11 +183,11 @@ def table(cells: Sequence[ChainCell]) -> Table:
             (
                 cell.plane,
                 cell.path,
-                Value(str(cell.vnfs), cell.vnfs),
+                PrintedNumber(str(cell.vnfs), cell.vnfs),
                 _size(cell.size),
                 _value(cell.pps, rate_text),
                 _value(cell.bps, bits_text),
-                Value(theme.share(cell.delivered), cell.delivered),
+                PrintedNumber(theme.share(cell.delivered), cell.delivered),
                 cell.limit,
                 cell.why,
             )
@@ -208,7 +208,7 @@ def bounds(cells: Sequence[ChainCell]) -> Table:
             (
                 plane,
                 limit,
-                Value(f"{len(own)} of {totals[plane]}", len(own)),
+                PrintedNumber(f"{len(own)} of {totals[plane]}", len(own)),
                 f"{own[0].path}, {_functions(own[0].vnfs)}, {_size(own[0].size)}",
                 own[0].why,
             )
@@ -225,10 +225,10 @@ def account(cells: Sequence[ChainCell]) -> Table:
             (
                 cell.plane,
                 cell.path,
-                Value(str(cell.vnfs), cell.vnfs),
+                PrintedNumber(str(cell.vnfs), cell.vnfs),
                 _size(cell.size),
-                Value(theme.count(cell.frames.sent), cell.frames.sent),
-                Value(theme.count(cell.frames.received), cell.frames.received),
+                PrintedNumber(theme.count(cell.frames.sent), cell.frames.sent),
+                PrintedNumber(theme.count(cell.frames.received), cell.frames.received),
                 ", ".join(
                     f"{theme.count(lost)} {place}" for place, lost in cell.frames.lost.items()
                 )
@@ -258,17 +258,17 @@ def cores(cells: Sequence[ChainCell]) -> Table:
             (
                 cell.plane,
                 cell.path,
-                Value(str(cell.vnfs), cell.vnfs),
+                PrintedNumber(str(cell.vnfs), cell.vnfs),
                 _size(cell.size),
-                Value(str(core.cpu), core.cpu),
+                PrintedNumber(str(core.cpu), core.cpu),
                 ", ".join(core.tasks),
-                Value(theme.share(core.used), core.used),
+                PrintedNumber(theme.share(core.used), core.used),
                 "no threads of their own"
                 if core.ours is None
-                else Value(percent_text(core.ours), core.ours),
+                else PrintedNumber(percent_text(core.ours), core.ours),
                 "not told"
                 if core.working is None
-                else Value(percent_text(core.working), core.working),
+                else PrintedNumber(percent_text(core.working), core.working),
             )
             for cell in cells
             for core in cell.cores
@@ -315,9 +315,9 @@ def _tcp_table(cells: Sequence[TcpCell]) -> Table:
         rows=tuple(
             (
                 cell.label,
-                Value(f"{cell.message_bytes} bytes", cell.message_bytes),
+                PrintedNumber(f"{cell.message_bytes} bytes", cell.message_bytes),
                 _value(cell.bps, bits_text),
-                Value(theme.count(cell.retransmits), cell.retransmits),
+                PrintedNumber(theme.count(cell.retransmits), cell.retransmits),
             )
             for cell in cells
         ),
@@ -328,10 +328,10 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _value(values: Sequence[float], show: Callable[[float], str]) -> Value:
+def _value(values: Sequence[float], show: Callable[[float], str]) -> PrintedNumber:
     mean = _mean(values)
     small = theme.interval(show(min(values)), show(max(values))) if len(values) > 1 else ""
-    return Value(show(mean), mean, small=small)
+    return PrintedNumber(show(mean), mean, small=small)
 
 
 def _functions(count: int) -> str:

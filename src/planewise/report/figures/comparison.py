@@ -11,7 +11,7 @@ from planewise.judge.statistics.ranking import best_first
 from planewise.judge.statistics.sentences import bound_text
 from planewise.report import inference, theme
 from planewise.report.figures import vega
-from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.vega import Channel, Look, Row, Span, Spec
 from planewise.report.inference import Compared
 from planewise.store.models import Level
@@ -275,15 +275,15 @@ def table(all_compared: Sequence[Compared]) -> Table:
                     stratum_words(one.stratum),
                     f"{one.a} against {one.b}",
                     one.outcome,
-                    Value(inference.said_change(one), one.change)
+                    PrintedNumber(inference.said_change(one), one.change)
                     if math.isfinite(one.change)
                     else Missing("unbounded"),
                     inference.interval_text(one)
                     if math.isfinite(one.low) and math.isfinite(one.high)
                     else "too few blocks, or a bound",
-                    Value(f"{one.rank_biserial:+.2f}".replace("-", "−"), one.rank_biserial),
-                    Value(p_text(one.p_family), one.p_family),
-                    Value(str(one.blocks), one.blocks),
+                    PrintedNumber(f"{one.rank_biserial:+.2f}".replace("-", "−"), one.rank_biserial),
+                    PrintedNumber(p_text(one.p_family), one.p_family),
+                    PrintedNumber(str(one.blocks), one.blocks),
                 )
             )
         for level, reason in family.not_measurable.items():
@@ -323,7 +323,7 @@ def values(all_compared: Sequence[Compared]) -> Table:
                     family.metric.title,
                     stratum_words(one.stratum),
                     str(one.level),
-                    Value(
+                    PrintedNumber(
                         bound_text(one.bound, inference.value_text(family, one.value)), one.value
                     ),
                     theme.interval(
@@ -332,7 +332,7 @@ def values(all_compared: Sequence[Compared]) -> Table:
                     )
                     if one.low is not None and one.high is not None
                     else "one block",
-                    Value(str(one.replicates), one.replicates),
+                    PrintedNumber(str(one.replicates), one.replicates),
                 )
             )
     return Table(

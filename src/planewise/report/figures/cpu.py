@@ -8,9 +8,9 @@ import numpy as np
 
 from planewise.report import sentences, theme
 from planewise.report.data import CPU_GROUPS, CpuCell
-from planewise.report.facets import Page
+from planewise.report.facets import FacetPage
 from planewise.report.figures import grid, stacked, vega
-from planewise.report.figures.base import Figure, Missing, Table, Value
+from planewise.report.figures.base import Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.stacked import Bar, Layout
 from planewise.report.figures.vega import Row, Span, Spec
@@ -83,7 +83,7 @@ def _bar(cell: CpuCell, condition: str, shown: Sequence[str]) -> Bar:
     )
 
 
-def by_factor(page: Page[CpuCell], planes: Sequence[str], *, name: str, title: str) -> Figure:
+def by_factor(page: FacetPage[CpuCell], planes: Sequence[str], *, name: str, title: str) -> Figure:
     """Bars of busy time by series and band; shades are modes."""
     cells = [item.content for item in page.items]
     span = Span(0.0, min(1.0, max(0.05, *(cell.busy for cell in cells)) * 1.08), log=False)
@@ -117,7 +117,7 @@ def by_factor(page: Page[CpuCell], planes: Sequence[str], *, name: str, title: s
     )
 
 
-def all_boxes(pages: Sequence[Page[CpuCell]], planes: Sequence[str]) -> tuple[Figure, ...]:
+def all_boxes(pages: Sequence[FacetPage[CpuCell]], planes: Sequence[str]) -> tuple[Figure, ...]:
     """A figure a page, of those with several replicates of a cell."""
     return tuple(
         boxes(page, planes, name=f"cpu-replicates{f'-{place}' if len(pages) > 1 else ''}")
@@ -126,7 +126,7 @@ def all_boxes(pages: Sequence[Page[CpuCell]], planes: Sequence[str]) -> tuple[Fi
     )
 
 
-def boxes(page: Page[CpuCell], planes: Sequence[str], *, name: str) -> Figure:
+def boxes(page: FacetPage[CpuCell], planes: Sequence[str], *, name: str) -> Figure:
     """Boxes of the replicates' busy time by series and band, as publication K draws them."""
     cells = [item.content for item in page.items]
     most = max(0.05, *(max(cell.replicates_busy) for cell in cells))
@@ -223,13 +223,13 @@ def table(cells: Sequence[CpuCell], common: Factors) -> Table:
                 words(cell.factors, common),
                 cell.plane,
                 *((cell.host,) if hosts != ["shared"] else ()),
-                Value(theme.share(cell.busy), cell.busy),
+                PrintedNumber(theme.share(cell.busy), cell.busy),
                 Missing("one replicate")
                 if cell.deviation is None
-                else Value(theme.share(cell.deviation), cell.deviation),
+                else PrintedNumber(theme.share(cell.deviation), cell.deviation),
                 " – ".join(theme.share(value) for value in quartiles(cell)),
                 *(
-                    Value(theme.share(cell.shares[group]), cell.shares[group])
+                    PrintedNumber(theme.share(cell.shares[group]), cell.shares[group])
                     for group in CPU_GROUPS
                 ),
             )

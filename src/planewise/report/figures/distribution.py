@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planewise.report import sentences, theme
-from planewise.report.facets import Page
+from planewise.report.facets import FacetPage
 from planewise.report.figures import vega
-from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
 from planewise.report.summaries import meaningful
@@ -33,7 +33,7 @@ class Condition:
     cells: dict[str, RttCell]
 
 
-def choose(pages: Sequence[Page[RttCell]]) -> tuple[list[Condition], int]:
+def choose(pages: Sequence[FacetPage[RttCell]]) -> tuple[list[Condition], int]:
     """The conditions that are drawn, and how many there are.
 
     All when they are few. Else those that a reader asks for first: without background guests, and
@@ -221,7 +221,7 @@ def _table(cells: Sequence[RttCell]) -> Table:
         for share in _SHOWN:
             if share in shares:
                 value = one.quantiles_ns[shares.index(share)]
-                entries.append(Value(time_text(value), value))
+                entries.append(PrintedNumber(time_text(value), value))
             else:
                 entries.append(Missing("too few packets"))
         rows.append(
@@ -229,8 +229,8 @@ def _table(cells: Sequence[RttCell]) -> Table:
                 words(cell.factors, common),
                 cell.plane,
                 *entries,
-                Value(time_text(one.max_ns), one.max_ns),
-                Value(theme.count(one.packets), one.packets),
+                PrintedNumber(time_text(one.max_ns), one.max_ns),
+                PrintedNumber(theme.count(one.packets), one.packets),
             )
         )
     names = [f"p{share * 100:g}" for share in _SHOWN]

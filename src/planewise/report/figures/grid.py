@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from planewise.report import theme
-from planewise.report.facets import Band, C, Item, Page, Panel
+from planewise.report.facets import Band, C, FacetPage, Item, Panel
 from planewise.report.figures import vega
 from planewise.report.figures.vega import Channel, Quantity, Span, Spec
 
@@ -86,7 +86,7 @@ Marks = Callable[[Sequence[Slot[C]], Plot], list[Spec]]
 
 
 def draw(
-    page: Page[C],
+    page: FacetPage[C],
     planes: Sequence[str],
     span: Span,
     quantity: Quantity,
@@ -133,7 +133,7 @@ def room_above(width: int) -> int:
     return width - _AXIS_ROOM - 16
 
 
-def _chunks(panel: Panel[C], page: Page[C], series: int, width: float) -> list[Panel[C]]:
+def _chunks(panel: Panel[C], page: FacetPage[C], series: int, width: float) -> list[Panel[C]]:
     """A panel whose slots would be too thin, as several with some of the bands each."""
     slots = len(panel.bands) * max(1, series)
     pieces = math.ceil(slots * _LEAST_SLOT / (width * _FILLED))
@@ -178,7 +178,7 @@ def slots(bands: Sequence[Band[C]], series: Sequence[str]) -> list[Slot[C]]:
 
 def _panel(
     panel: Panel[C],
-    page: Page[C],
+    page: FacetPage[C],
     span: Span,
     quantity: Quantity,
     marks: Marks[C],

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from planewise.judge.statistics.sentences import bound_text
 from planewise.report import facets, theme
 from planewise.report.data import RunData
-from planewise.report.facets import Page
+from planewise.report.facets import FacetPage
 from planewise.report.figures import base, grid, vega
-from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.guests import Curves, GuestsPoint
@@ -29,7 +29,9 @@ def figures(data: RunData) -> tuple[Figure, ...]:
     return tuple(drawn)
 
 
-def figure(curves: Curves, page: Page[GuestsPoint], planes: Sequence[str], *, name: str) -> Figure:
+def figure(
+    curves: Curves, page: FacetPage[GuestsPoint], planes: Sequence[str], *, name: str
+) -> Figure:
     """Lines through medians over blocks, with their intervals, a panel each condition."""
     points = [item.content for item in page.items]
     ends = [end for one in points for end in (one.low, one.value, one.high) if end is not None]
@@ -57,7 +59,7 @@ def figure(curves: Curves, page: Page[GuestsPoint], planes: Sequence[str], *, na
             planes,
             span,
             curves.quantity or "number",
-            lambda slots, plot: _marks(slots, plot, said),
+            lambda slots, plot: marks(slots, plot, said),
             width,
         ),
         table=table(curves, page),
@@ -76,13 +78,14 @@ def shown(curves: Curves) -> Callable[[GuestsPoint], str]:
     return lambda point: bound_text(point.bound, number(point.value))
 
 
-def _marks(
+def marks(
     slots: Sequence[Slot[GuestsPoint]], plot: Plot, said: Callable[[GuestsPoint], str]
 ) -> list[Spec]:
+    """A line a series through its points, each with its interval where it has one."""
     rows: list[Row] = [
         {
             "series": slot.series,
-            "place": round(slot.centre),
+            "place": _aside(slot),
             "value": plot.span.inside(slot.item.content.value),
             "hover": f"{slot.series}, {words(slot.item.factors)}: {said(slot.item.content)}",
         }
@@ -91,7 +94,7 @@ def _marks(
     intervals: list[Row] = [
         {
             "series": slot.series,
-            "place": round(slot.centre),
+            "place": _aside(slot),
             "low": plot.span.inside(slot.item.content.low),
             "high": plot.span.inside(slot.item.content.high),
         }
@@ -107,7 +110,17 @@ def _marks(
     ]
 
 
-def table(curves: Curves, page: Page[GuestsPoint]) -> Table:
+_DODGE = 0.25
+"""Share of its slot's distance from the middle of the band at which a series is drawn: intervals of
+several series would else lie on one another."""
+
+
+def _aside(slot: Slot[GuestsPoint]) -> float:
+    middle = round(slot.centre)
+    return middle + _DODGE * (slot.centre - middle)
+
+
+def table(curves: Curves, page: FacetPage[GuestsPoint]) -> Table:
     """The points in numbers."""
     said, number = shown(curves), _number(curves)
     common = common_factors(item.factors for item in page.items)
@@ -117,16 +130,17 @@ def table(curves: Curves, page: Page[GuestsPoint]) -> Table:
             (
                 words(item.factors, common),
                 item.series,
-                Value(said(item.content), item.content.value),
-                _interval(item.content, number),
-                Value(str(item.content.blocks), item.content.blocks),
+                PrintedNumber(said(item.content), item.content.value),
+                interval(item.content, number),
+                PrintedNumber(str(item.content.blocks), item.content.blocks),
             )
             for item in page.items
         ),
     )
 
 
-def _interval(point: GuestsPoint, show: Callable[[float], str]) -> Entry:
+def interval(point: GuestsPoint, show: Callable[[float], str]) -> Entry:
+    """The interval in numbers."""
     if point.low is None or point.high is None:
         return Missing("open: too few blocks, or a bound")
     return theme.interval(show(point.low), show(point.high))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from planewise.judge.statistics import Family, KendallBar
 from planewise.report import theme
 from planewise.report.figures import vega
-from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.comparison import stratum_words
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.inference import Compared
@@ -169,9 +169,9 @@ def table(all_compared: Sequence[Compared], planes: Sequence[str]) -> Table:
                         plane,
                         Missing("nothing to compare with")
                         if one is None
-                        else Value(_signed(one.tau), one.tau),
+                        else PrintedNumber(_signed(one.tau), one.tau),
                         "—" if one is None else theme.interval(_signed(one.low), _signed(one.high)),
-                        "—" if one is None else Value(str(one.n), one.n),
+                        "—" if one is None else PrintedNumber(str(one.n), one.n),
                     )
                 )
     return Table(("Metric", "Where", "Plane", "τ-b", "95 % interval", "Replicates"), tuple(rows))

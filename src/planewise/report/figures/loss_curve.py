@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from planewise.judge.curve import Curve, LoadPoint
-from planewise.judge.verdict import Estimate, Verdict
+from planewise.judge.verdict import LoadEstimate, Verdict
 from planewise.report import theme
 from planewise.report.data import JudgedCurve
 from planewise.report.figures import base, vega
-from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.vega import Channel, Look, Row, Span, Spec
 from planewise.store.cells import Factors, words
 from planewise.units import rate_text
@@ -215,8 +215,8 @@ def verdict_table(items: Sequence[JudgedCurve], common: Factors) -> Table:
                 _estimate(item.verdict.pdr, item.verdict.no_pdr),
                 _estimate(item.verdict.ndr, item.verdict.no_ndr),
                 _saturation(item.verdict),
-                Value(_share(item.verdict.share_good), item.verdict.share_good),
-                Value(str(len(item.verdict.warnings)), len(item.verdict.warnings)),
+                PrintedNumber(_share(item.verdict.share_good), item.verdict.share_good),
+                PrintedNumber(str(len(item.verdict.warnings)), len(item.verdict.warnings)),
             )
             for item in items
         ),
@@ -231,22 +231,22 @@ def table(curve: Curve) -> Table:
         interval = point.interval95
         rows.append(
             (
-                Value(rate_text(point.offered_pps), point.offered_pps),
-                Value(str(len(point.runs)), len(point.runs)),
-                Value(str(point.limited), point.limited),
-                Value(theme.share(point.plr), point.plr),
+                PrintedNumber(rate_text(point.offered_pps), point.offered_pps),
+                PrintedNumber(str(len(point.runs)), len(point.runs)),
+                PrintedNumber(str(point.limited), point.limited),
+                PrintedNumber(theme.share(point.plr), point.plr),
                 Missing("a single run has no interval")
                 if interval is None
                 else f"{theme.share(interval[0])} – {theme.share(interval[1])}",
-                Value(theme.share(point.dr), point.dr),
-                Value(rate_text(point.forwarded_pps), point.forwarded_pps),
+                PrintedNumber(theme.share(point.dr), point.dr),
+                PrintedNumber(rate_text(point.forwarded_pps), point.forwarded_pps),
                 Missing("there is no load before the first")
                 if tir is None
-                else Value(f"{tir:.3f}", tir),
-                Value(theme.count(point.lost), point.lost),
+                else PrintedNumber(f"{tir:.3f}", tir),
+                PrintedNumber(theme.count(point.lost), point.lost),
                 Missing("no counter was read")
                 if point.drops is None
-                else Value(theme.count(point.drops), point.drops),
+                else PrintedNumber(theme.count(point.drops), point.drops),
             )
         )
     return Table(
@@ -462,22 +462,22 @@ def _pdr_said(verdict: Verdict) -> str:
     return _said(verdict.pdr)
 
 
-def _said(estimate: Estimate) -> str:
+def _said(estimate: LoadEstimate) -> str:
     if estimate.bounded:
         return rate_text(estimate.pps)
     return f"at least {rate_text(estimate.low_pps)}" if estimate.low_pps > 0 else "not known"
 
 
-def _estimate(estimate: Estimate | None, why: str) -> Entry:
+def _estimate(estimate: LoadEstimate | None, why: str) -> Entry:
     if estimate is None:
         return Missing(why)
     if estimate.bounded:
         low, high = rate_text(estimate.low_pps), rate_text(estimate.high_pps)
-        return Value(_said(estimate), estimate.pps, small=theme.interval(low, high))
+        return PrintedNumber(_said(estimate), estimate.pps, small=theme.interval(low, high))
     if estimate.low_pps <= 0:
         return Missing("the loads end too early to say")
     # The lower end of its interval: the point estimate is only where the ladder ends.
-    return Value(_said(estimate), estimate.low_pps)
+    return PrintedNumber(_said(estimate), estimate.low_pps)
 
 
 def _share(value: float) -> str:
@@ -491,7 +491,7 @@ def _saturation(verdict: Verdict) -> Entry:
     if verdict.saturation is None:
         return Missing("not seen to begin and last")
     seen = verdict.saturation
-    return Value(
+    return PrintedNumber(
         rate_text(seen.offered_pps),
         seen.offered_pps,
         small=f"then {rate_text(seen.throughput_pps)} pass",

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planewise.report import sentences, theme
-from planewise.report.facets import Page
+from planewise.report.facets import FacetPage
 from planewise.report.figures import grid, vega
-from planewise.report.figures.base import Figure, Table, Value
+from planewise.report.figures.base import Figure, PrintedNumber, Table
 from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
 from planewise.store.cells import common_factors, words
 
 
-def figure(page: Page[RttCell], planes: Sequence[str], *, name: str, title: str) -> Figure:
+def figure(page: FacetPage[RttCell], planes: Sequence[str], *, name: str, title: str) -> Figure:
     """The share lost by series and band: bars, or dots where shares lie far apart."""
     cells = [item.content for item in page.items]
     shares = [cell.lost / cell.sent for cell in cells if cell.sent]
@@ -62,7 +62,7 @@ def table(cells: Sequence[RttCell]) -> Table:
                 _count(cell.sent),
                 _count(cell.counts.received),
                 _count(cell.lost),
-                Value(
+                PrintedNumber(
                     theme.share(share := cell.lost / cell.sent if cell.sent else 0.0),
                     share,
                 ),
@@ -75,8 +75,8 @@ def table(cells: Sequence[RttCell]) -> Table:
     )
 
 
-def _count(number: int) -> Value:
-    return Value(theme.count(number), number)
+def _count(number: int) -> PrintedNumber:
+    return PrintedNumber(theme.count(number), number)
 
 
 def _marks(slots: Sequence[Slot[RttCell]], plot: Plot) -> list[Spec]:

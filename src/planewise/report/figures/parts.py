@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from planewise.report import theme
 from planewise.report.figures import stacked
-from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.stacked import Bar, Layout
 from planewise.report.rtt_cell import RttCell
-from planewise.report.summaries import Parts
+from planewise.report.summaries import TimeParts
 from planewise.store.cells import Factors, common_factors, words
 from planewise.units import time_text
 
@@ -82,7 +82,7 @@ def _alt(cells: Sequence[RttCell], common: Factors) -> str:
     )
 
 
-def _values(parts: Parts) -> dict[str, float | None]:
+def _values(parts: TimeParts) -> dict[str, float | None]:
     return {
         "sender": parts.sender_ns,
         "wire": parts.wire_ns,
@@ -106,10 +106,10 @@ def table(cells: Sequence[RttCell], common: Factors) -> Table:
                 *(
                     Missing("no kernel stamps in every trial")
                     if number is None
-                    else Value(time_text(number), number)
+                    else PrintedNumber(time_text(number), number)
                     for number in numbers
                 ),
-                Value(theme.count(cell.parts.packets), cell.parts.packets),
+                PrintedNumber(theme.count(cell.parts.packets), cell.parts.packets),
             )
         )
     return Table(

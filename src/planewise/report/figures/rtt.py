@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from planewise.report import theme
 from planewise.report.figures import base, vega
-from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.vega import Channel, Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
 from planewise.store.cells import Factors, common_factors, words
@@ -133,7 +133,7 @@ def achieved(cell: RttCell) -> Entry:
     low, high = min(cell.achieved_pps), max(cell.achieved_pps)
     texts = dict.fromkeys((rate_text(low), rate_text(high)))
     mark = "missed its level: " if cell.missed else ""
-    return Value(mark + " – ".join(texts), statistics.fmean(cell.achieved_pps))
+    return PrintedNumber(mark + " – ".join(texts), statistics.fmean(cell.achieved_pps))
 
 
 def table(cells: Sequence[RttCell], common: Factors) -> Table:
@@ -158,7 +158,7 @@ def table(cells: Sequence[RttCell], common: Factors) -> Table:
                 words(cell.factors, common),
                 cell.plane,
                 *(
-                    Value(time_text(value), value)
+                    PrintedNumber(time_text(value), value)
                     for value in (
                         cell.low_ns,
                         cell.q25_ns,
@@ -169,11 +169,13 @@ def table(cells: Sequence[RttCell], common: Factors) -> Table:
                 ),
                 achieved(cell),
                 f"{time_text(min(cell.medians_ns))} – {time_text(max(cell.medians_ns))}",
-                Value(time_text(kernel := statistics.median(cell.kernel_medians_ns)), kernel)
+                PrintedNumber(
+                    time_text(kernel := statistics.median(cell.kernel_medians_ns)), kernel
+                )
                 if cell.kernel_medians_ns
                 else Missing("no kernel stamps"),
-                Value(theme.count(cell.packets), cell.packets),
-                Value(theme.count(cell.lost), cell.lost),
+                PrintedNumber(theme.count(cell.packets), cell.packets),
+                PrintedNumber(theme.count(cell.lost), cell.lost),
             )
             for cell in cells
         ),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planewise.report import theme
-from planewise.report.facets import Page
+from planewise.report.facets import FacetPage
 from planewise.report.figures import grid, vega
-from planewise.report.figures.base import Figure, Table, Value
+from planewise.report.figures.base import Figure, PrintedNumber, Table
 from planewise.report.figures.grid import Plot, Slot
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.report.rtt_cell import RttCell
@@ -19,7 +19,9 @@ MOST = 2400
 """Dots of a figure: more only make it black."""
 
 
-def figure(page: Page[RttCell], planes: Sequence[str], *, name: str, title: str) -> Figure | None:
+def figure(
+    page: FacetPage[RttCell], planes: Sequence[str], *, name: str, title: str
+) -> Figure | None:
     """Dots by series and band in the order of sending; None where no packets were kept."""
     cells = [item.content for item in page.items]
     kept = [(cell, one) for cell in cells if (one := cell.distribution) is not None]
@@ -101,10 +103,10 @@ def _table(kept: Sequence[tuple[RttCell, Distribution]], each: int) -> Table:
             (
                 words(cell.factors, common),
                 cell.plane,
-                Value(theme.count(one.packets), one.packets),
-                Value(theme.count(drawn := min(each, len(one.points_ns))), drawn),
-                Value(time_text(cell.median_ns), cell.median_ns),
-                Value(time_text(one.max_ns), one.max_ns),
+                PrintedNumber(theme.count(one.packets), one.packets),
+                PrintedNumber(theme.count(drawn := min(each, len(one.points_ns))), drawn),
+                PrintedNumber(time_text(cell.median_ns), cell.median_ns),
+                PrintedNumber(time_text(one.max_ns), one.max_ns),
             )
             for cell, one in kept
         ),

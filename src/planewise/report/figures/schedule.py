@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from planewise.report import theme
-from planewise.report.data import Visit
+from planewise.report.data import OrderedTrial
 from planewise.report.figures import vega
-from planewise.report.figures.base import Entry, Figure, Missing, Table, Value
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.vega import Row, Span, Spec
 from planewise.store.cells import words
 from planewise.units import percent_text, rate_text, time_text
@@ -23,7 +23,7 @@ _DRIFT_HEIGHT = 150
 _ROW = 24
 
 
-def figures(visits: Sequence[Visit], planes: Sequence[str]) -> list[Figure]:
+def figures(visits: Sequence[OrderedTrial], planes: Sequence[str]) -> list[Figure]:
     """One figure: drift above, what ran when below, on one axis."""
     with_rtt = [visit for visit in visits if visit.relative is not None]
     failed = [visit for visit in visits if visit.failed]
@@ -72,7 +72,7 @@ def figures(visits: Sequence[Visit], planes: Sequence[str]) -> list[Figure]:
     ]
 
 
-def _drift(visits: Sequence[Visit]) -> float | None:
+def _drift(visits: Sequence[OrderedTrial]) -> float | None:
     """Relative change of the median from the first to the last quarter of the RTT trials."""
     quarter = len(visits) // 4
     if quarter < 3:
@@ -83,7 +83,7 @@ def _drift(visits: Sequence[Visit]) -> float | None:
 
 
 def _drift_panel(
-    visits: Sequence[Visit], colours: Mapping[str, str], span: Span, plot: int, room: int
+    visits: Sequence[OrderedTrial], colours: Mapping[str, str], span: Span, plot: int, room: int
 ) -> Spec:
     rows = _changes(visits)
     most = max(0.02, *(abs(float(row["change"])) for row in rows)) * 1.1
@@ -111,11 +111,11 @@ def _drift_panel(
     )
 
 
-def _changes(visits: Sequence[Visit]) -> list[Row]:
+def _changes(visits: Sequence[OrderedTrial]) -> list[Row]:
     """Each trial's deviation from its cell; of a long run the median of every so many."""
     rows: list[Row] = []
     stride = -(-len(visits) // _MOST_POINTS)
-    by_plane: dict[str, list[Visit]] = {}
+    by_plane: dict[str, list[OrderedTrial]] = {}
     for visit in visits:
         by_plane.setdefault(visit.plane, []).append(visit)
     for plane, of_plane in by_plane.items():
@@ -133,7 +133,7 @@ def _changes(visits: Sequence[Visit]) -> list[Row]:
     return rows
 
 
-def _running(visits: Sequence[Visit]) -> list[Row]:
+def _running(visits: Sequence[OrderedTrial]) -> list[Row]:
     """The running median over all planes."""
     half = max(5, len(visits) // 12) // 2
     places = range(0, len(visits), max(1, len(visits) // 150))
@@ -148,7 +148,7 @@ def _running(visits: Sequence[Visit]) -> list[Row]:
 
 
 def _strip(
-    visits: Sequence[Visit], colours: Mapping[str, str], span: Span, plot: int, room: int
+    visits: Sequence[OrderedTrial], colours: Mapping[str, str], span: Span, plot: int, room: int
 ) -> Spec:
     bars: list[Row] = []
     for (plane, kind), group in groupby(visits, key=lambda visit: (visit.plane, visit.kind)):
@@ -203,7 +203,7 @@ def _strip(
     )
 
 
-def _coarse(visits: Sequence[Visit], span: Span) -> list[Row]:
+def _coarse(visits: Sequence[OrderedTrial], span: Span) -> list[Row]:
     """Of a long run: in which stretches of it a plane was measured at all."""
     step = (span.high - span.low) / 100
     stretches = dict.fromkeys(
@@ -222,7 +222,7 @@ def _coarse(visits: Sequence[Visit], span: Span) -> list[Row]:
     return rows
 
 
-def _table(visits: Sequence[Visit]) -> Table:
+def _table(visits: Sequence[OrderedTrial]) -> Table:
     rows: list[tuple[Entry, ...]] = []
     for visit in visits[:_MOST_ROWS]:
         what = "RTT" if visit.kind == "rtt" else "load"
@@ -230,14 +230,14 @@ def _table(visits: Sequence[Visit]) -> Table:
             what = f"load, {rate_text(visit.trial.load.intended_pps)}"
         median: Entry
         if visit.median_ns is not None:
-            median = Value(time_text(visit.median_ns), visit.median_ns)
+            median = PrintedNumber(time_text(visit.median_ns), visit.median_ns)
         elif visit.failed:
             median = Missing(f"failed: {visit.trial.reason}")
         else:
             median = Missing("a load trial has no RTT")
         rows.append(
             (
-                Value(str(visit.order), visit.order),
+                PrintedNumber(str(visit.order), visit.order),
                 visit.trial.started.strftime("%H:%M:%S"),
                 visit.plane,
                 words(visit.factors),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from planewise.report import theme
 from planewise.report.figures import rtt
-from planewise.report.figures.base import Entry, Missing, Table, Value
+from planewise.report.figures.base import Entry, Missing, PrintedNumber, Table
 from planewise.report.rtt_cell import TAIL, RttCell
 from planewise.store.cells import common_factors, words
 from planewise.units import time_text
@@ -23,7 +23,7 @@ def table(cells: Sequence[RttCell]) -> Table:
             quantiles.append(
                 Missing(f"needs {needed[name]} packets")
                 if value is None
-                else Value(time_text(value), value)
+                else PrintedNumber(time_text(value), value)
             )
         rows.append(
             (
@@ -31,8 +31,8 @@ def table(cells: Sequence[RttCell]) -> Table:
                 cell.plane,
                 rtt.achieved(cell),
                 *quantiles,
-                Value(theme.count(cell.packets), cell.packets),
-                Value(theme.count(cell.lost), cell.lost),
+                PrintedNumber(theme.count(cell.packets), cell.packets),
+                PrintedNumber(theme.count(cell.lost), cell.lost),
             )
         )
     return Table(

@@ -39,7 +39,7 @@ _BISECTIONS = 40
 
 
 @dataclass(frozen=True)
-class Factors:
+class CapacityFactors:
     """The capacity factor m of successive trials: a mixture of states with noise.
 
     m = state · (1 + sd · ε), where ε has the law `noise`; a trial is in its predecessor's state
@@ -75,7 +75,7 @@ class Adversary:
 
     name: str
     capacity_pps: float
-    factors: Factors = Factors()
+    factors: CapacityFactors = CapacityFactors()
     ring_packets: int = 0
     """What the queue holds."""
     pauses_per_s: float = 0.0
@@ -236,7 +236,7 @@ def _queue(draw: Random) -> Adversary:
     return Adversary(
         "queue",
         _capacity(draw),
-        Factors(sd=float(draw.uniform(0.0, 0.01))),
+        CapacityFactors(sd=float(draw.uniform(0.0, 0.01))),
         ring_packets=2 ** int(draw.integers(7, 14)),
     )
 
@@ -246,7 +246,7 @@ def _pausing_queue(draw: Random) -> Adversary:
     return Adversary(
         "pausing-queue",
         _capacity(draw),
-        Factors(sd=float(draw.uniform(0.0, 0.01))),
+        CapacityFactors(sd=float(draw.uniform(0.0, 0.01))),
         ring_packets=2 ** int(draw.integers(7, 14)),
         pauses_per_s=float(10 ** draw.uniform(0, 2)),
         pause_s=float(10 ** draw.uniform(-4.7, -2.7)),
@@ -266,7 +266,7 @@ def _states(
     capacity, factor = _capacity(draw), float(draw.uniform(*lower))
     kept = 0.0 if stay is None else float(draw.uniform(*stay))
     return Adversary(
-        kind, capacity, Factors((factor, 1.0), (low, 1 - low), stay=kept, sd=_small(draw))
+        kind, capacity, CapacityFactors((factor, 1.0), (low, 1 - low), stay=kept, sd=_small(draw))
     )
 
 
@@ -283,7 +283,7 @@ def _markov(draw: Random) -> Adversary:
 def _skewed(draw: Random) -> Adversary:
     """Each trial loses an exponential share of the capacity, 0.5 to 5 % in the mean."""
     sd = float(10 ** draw.uniform(-2.3, -1.3))
-    return Adversary("skewed", _capacity(draw), Factors(sd=sd, noise="exponential"))
+    return Adversary("skewed", _capacity(draw), CapacityFactors(sd=sd, noise="exponential"))
 
 
 def _heavy_tailed(draw: Random) -> Adversary:
@@ -291,7 +291,7 @@ def _heavy_tailed(draw: Random) -> Adversary:
     return Adversary(
         "heavy-tailed",
         _capacity(draw),
-        Factors(
+        CapacityFactors(
             sd=float(10 ** draw.uniform(-2.5, -1.7)),
             noise="student",
             degrees=float(draw.uniform(1.5, 4.0)),
@@ -304,7 +304,7 @@ def _turbo(draw: Random) -> Adversary:
     return Adversary(
         "turbo",
         _capacity(draw),
-        Factors(sd=_small(draw)),
+        CapacityFactors(sd=_small(draw)),
         boost=float(draw.uniform(0.02, 0.2)),
         boost_s=float(draw.uniform(0.05, 0.5)),
     )
@@ -325,7 +325,7 @@ def _disturbed(draw: Random) -> Adversary:
     return Adversary(
         "disturbed",
         _capacity(draw),
-        Factors(sd=_small(draw)),
+        CapacityFactors(sd=_small(draw)),
         disturbed=float(draw.uniform(0.05, 0.15)),
         disturbed_loss=float(draw.uniform(0.2, 0.8)),
     )
@@ -333,12 +333,12 @@ def _disturbed(draw: Random) -> Adversary:
 
 def _lossless(draw: Random) -> Adversary:
     """More capacity than the generator: no loss at any load."""
-    return Adversary("lossless", float(draw.uniform(15e6, 40e6)), Factors(sd=0.005))
+    return Adversary("lossless", float(draw.uniform(15e6, 40e6)), CapacityFactors(sd=0.005))
 
 
 def _dead(draw: Random) -> Adversary:
     """Less capacity than the lowest load: total loss, or nearly."""
-    return Adversary("dead", float(10 ** draw.uniform(0, 3.5)), Factors(sd=0.01))
+    return Adversary("dead", float(10 ** draw.uniform(0, 3.5)), CapacityFactors(sd=0.01))
 
 
 def _small(draw: Random) -> float:

@@ -1,0 +1,138 @@
+"""A campaign of load-loss curves, one run directory each: joins the rooms.
+
+Nothing here measures or decides.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.measure.campaign import (
+    CampaignDesign,
+    PlannedCurve,
+    curves_of,
+    estimate_text,
+    unavailable_reason,
+)
+from planewise.measure.estimate import TRIAL_OVERHEAD_S
+from planewise.measure.experiment import FAILURES_IN_A_ROW, Progress
+from planewise.store.files import write_file
+from planewise.store.models import Fingerprint
+from planewise.store.rundir import CAMPAIGN_FILE, RUN_FILE, RunReader, check_free
+from planewise.sweeps import SweepPlan, sweep
+from planewise.testbed.steering import split_cpus
+
+
+def check(design: CampaignDesign) -> None:
+    """UnsupportedError when this machine cannot vary what the design varies."""
+    cpus = split_cpus()
+    reason = unavailable_reason(design, cpus.receivers if cpus else None)
+    if reason:
+        raise UnsupportedError(
+            reason, remedy="leave the level out; docs/reference/designs.md says what can be had"
+        )
+
+
+def run_campaign(
+    design: CampaignDesign, out: Path, host: Fingerprint, progress: Progress
+) -> tuple[Path, ...]:
+    """Measures every curve that `out` does not hold yet; what was cut short is measured again.
+
+    A curve that fails is told of, and the campaign goes on. Returns the run directories of those
+    that were measured, in the order of the schedule.
+
+    Raises:
+        PlanewiseError: FAILURES_IN_A_ROW curves failed one after the other.
+        UnsupportedError: this machine cannot vary what the design varies.
+        BadInputError: `out` holds something else.
+    """
+    check(design)
+    _claim(design, out)
+    progress.note(estimate_text(design, TRIAL_OVERHEAD_S))
+    curves = curves_of(design)
+    runs: list[Path] = []
+    failures = 0
+    ladders: dict[tuple[object, ...], tuple[float, ...]] = {}
+    for place, curve in enumerate(curves, start=1):
+        directory = out / curve.name
+        if not _is_done(directory):
+            progress.note(f"curve {place} of {len(curves)}: {curve.name}")
+            loads = ladders.get(_key(curve)) or _own_ladder(design)
+            try:
+                sweep(_plan(design, curve, loads), _free(directory), host, progress)
+            except PlanewiseError as error:
+                progress.note(f"{curve.name} failed: {error.what}")
+                _free(directory)
+                failures += 1
+                if failures == FAILURES_IN_A_ROW:
+                    raise
+                continue
+            failures = 0
+        ladders.setdefault(_key(curve), _ladder(directory))
+        runs.append(directory)
+    return tuple(runs)
+
+
+def _claim(design: CampaignDesign, out: Path) -> None:
+    """Makes the folder this design's own, or sees that it is."""
+    note = out / CAMPAIGN_FILE
+    text = design.model_dump_json(indent=2)
+    if note.exists() and note.read_text() != text:
+        raise BadInputError(
+            "another campaign's curves are there",
+            where=str(out),
+            remedy="name another folder by --out",
+        )
+    if not note.exists():
+        check_free(out)
+        out.mkdir(parents=True, exist_ok=True)
+        write_file(note, text.encode())
+
+
+def _is_done(directory: Path) -> bool:
+    return (directory / RUN_FILE).exists() and RunReader(directory).info.status == "done"
+
+
+def _free(directory: Path) -> Path:
+    """Puts aside what was cut short: a curve is one sweep, from the first trial to the last.
+
+    Under a hidden name, so that `planewise campaign FOLDER/*` does not take it for a repetition.
+    """
+    if not directory.exists():
+        return directory
+    number = 1
+    while (aside := directory.with_name(f".{directory.name}.cut-short-{number}")).exists():
+        number += 1
+    directory.rename(aside)
+    return directory
+
+
+def _key(curve: PlannedCurve) -> tuple[object, ...]:
+    return tuple(curve.levels.items())
+
+
+def _own_ladder(design: CampaignDesign) -> tuple[float, ...] | None:
+    return None if design.offered_pps == "auto" else tuple(sorted(design.offered_pps))
+
+
+def _ladder(directory: Path) -> tuple[float, ...]:
+    """The loads that a finished curve was offered."""
+    trials = RunReader(directory).trials()
+    return tuple(sorted({trial.load.intended_pps for trial in trials if trial.load}))
+
+
+def _plan(
+    design: CampaignDesign, curve: PlannedCurve, loads: tuple[float, ...] | None
+) -> SweepPlan:
+    return SweepPlan(
+        sut=curve.sut,
+        loads_pps=loads,
+        steps=design.loads,
+        runs=curve.runs,
+        duration_s=curve.duration_s,
+        size_bytes=curve.size_bytes,
+        until_verdict=False,
+        seed=curve.seed,
+        within_reach=design.offered_pps == "auto",
+    )

@@ -1,0 +1,206 @@
+"""A design whose system under test is a router: which configurations are swept, how often. Pure.
+
+Publication P (arXiv 2410.18644) repeats one load-loss curve over configurations of a router. Each
+combination of levels here is a curve of its own, judged by itself; repetitions tell how far two
+curves of one configuration agree.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from planewise.measure.design import DesignModel, FrameBytes, Levels, LoadLadder
+from planewise.measure.sut import Pinning, RouterUnderTest
+from planewise.store.models import Level
+from planewise.testbed.model import IpVersion
+from planewise.testbed.namespaces import Forwarding
+from planewise.units import duration_text
+
+Platform = Literal["namespace", "container", "vm"]
+Seconds = Annotated[float, Field(ge=0.01, le=3600)]
+Runs = Annotated[int, Field(ge=1, le=10_000)]
+RingPackets = Annotated[int, Field(ge=1, le=65_536)]
+
+MAX_CURVES = 10_000
+SMALLEST_BYTES = {4: 64, 6: 84}
+"""Frame, with FCS, that holds the generator's stamps, by IP version."""
+
+
+class RouterFactors(DesignModel):
+    """Levels of each factor; a configuration takes one of each."""
+
+    ip_version: Levels[IpVersion] = (6,)
+    """Of the frames."""
+    forwarding: Levels[Forwarding] = ("kernel",)
+    """What forwards: the kernel's routing, an XDP program that routes, or the kernel's bridge."""
+    platform: Levels[Platform] = ("namespace",)
+    """What the router is."""
+    irq_pinning: Levels[Pinning] = ("spread",)
+    """CPUs of the router's receive work: `none`, where a frame arrives; `one` for both interfaces;
+    `two`, one each; `spread`, all but the generator's."""
+    nic_ring: Levels[RingPackets] | None = None
+    """Packets of the receive rings of the router's NICs; None: as they are."""
+    size_bytes: Levels[FrameBytes] = (84,)
+    """Ethernet frame with its 4-byte FCS."""
+    duration_s: Levels[Seconds] = (10.0,)
+    """Of a trial."""
+    runs: Levels[Runs] = (50,)
+    """Trials at each load."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        for name, levels in self:
+            if levels is not None and len(set(levels)) != len(levels):
+                raise ValueError(f"{name} names a level twice")
+        least = max(SMALLEST_BYTES[version] for version in self.ip_version)
+        if min(self.size_bytes) < least:
+            raise ValueError(
+                f"size_bytes {min(self.size_bytes)}: frames of IPv{max(self.ip_version)} that hold "
+                f"the generator's stamps have {least} bytes at least"
+            )
+        return self
+
+
+class CampaignDesign(DesignModel):
+    """A campaign: one load-loss curve for each configuration and repetition."""
+
+    sut: Literal["router"]
+    """What is measured."""
+    title: str = ""
+    """Shown in the reports."""
+    factors: RouterFactors = RouterFactors()
+    offered_pps: LoadLadder = "auto"
+    """`auto`: a ladder of `loads` steps around what a pilot forwards. A configuration's repetitions
+    have the ladder of its first one."""
+    loads: Annotated[int, Field(ge=3, le=200)] = 9
+    """Steps of an automatic ladder."""
+    repetitions: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Curves of each configuration."""
+    seed: Annotated[int, Field(ge=0, lt=2**62)] = 1
+    """The order of the configurations and of their loads follows from it."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        curves = self.repetitions
+        for _, levels in self.factors:
+            curves *= len(levels or (None,))
+        if curves > MAX_CURVES:
+            raise ValueError(f"{curves:,} curves are more than {MAX_CURVES:,}: leave out levels")
+        return self
+
+
+@dataclass(frozen=True)
+class PlannedCurve:
+    """One configuration in one repetition."""
+
+    sut: RouterUnderTest
+    size_bytes: int
+    duration_s: float
+    runs: int
+    repetition: int
+    """From 1."""
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Unique in a campaign, and good for a directory."""
+        levels = "-".join(f"{level:g}" if isinstance(level, float) else str(level)
+                          for level in self.levels.values())  # fmt: skip
+        return f"{levels}-r{self.repetition}"
+
+    @property
+    def levels(self) -> dict[str, Level]:
+        """The factors of its configuration."""
+        return {**self.sut.cell, "size_bytes": self.size_bytes}
+
+    @property
+    def traffic_s(self) -> float:
+        """Of each of its loads."""
+        return self.runs * self.duration_s
+
+
+def curves_of(design: CampaignDesign) -> tuple[PlannedCurve, ...]:
+    """All curves in the order in which they are measured.
+
+    Each repetition holds every configuration once, in a random order of its own, so that drift of
+    the machine hits all alike.
+    """
+    factors = design.factors
+    shuffler = random.Random(design.seed)
+    curves: list[PlannedCurve] = []
+    for repetition in range(1, design.repetitions + 1):
+        of_repetition = [
+            PlannedCurve(
+                RouterUnderTest(
+                    version,
+                    forwarding,
+                    pinning,
+                    labels=(("platform", "namespace"), ("duration_s", seconds), ("runs", runs)),
+                ),
+                size_bytes,
+                seconds,
+                runs,
+                repetition,
+                shuffler.randrange(2**31),
+            )
+            for version, forwarding, pinning, size_bytes, seconds, runs in product(
+                factors.ip_version,
+                factors.forwarding,
+                factors.irq_pinning,
+                factors.size_bytes,
+                factors.duration_s,
+                factors.runs,
+            )
+        ]
+        shuffler.shuffle(of_repetition)
+        curves += of_repetition
+    return tuple(curves)
+
+
+def unavailable_reason(design: CampaignDesign, receivers: Sequence[int] | None) -> str:
+    """Why a campaign cannot be had on this machine; empty where it can.
+
+    `receivers` are the CPUs beside the generator's; None where receive work cannot be moved.
+    """
+    factors = design.factors
+    if factors.nic_ring is not None:
+        return (
+            "factors.nic_ring: the router's interfaces here are veth pairs, and these have no ring "
+            "that could be set"
+        )
+    for platform in factors.platform:
+        if platform != "namespace":
+            what = {"container": "a container", "vm": "a virtual machine"}[platform]
+            return (
+                f"factors.platform: a router that is {what} is a chain of one function, which is "
+                "measured at overload alone (`factors.vnfs: 1` with `chain`)"
+            )
+    several = [level for level in factors.irq_pinning if level != "none"]
+    if several and receivers is None:
+        return "factors.irq_pinning: receive work cannot be moved here, so that there is only none"
+    if "two" in several and receivers is not None and len(receivers) < 2:
+        return (
+            "factors.irq_pinning: two takes three CPUs, one for the generator and one for each "
+            f"interface, and there are {1 + len(receivers)}"
+        )
+    if receivers is not None and len(receivers) < 2 and {"one", "spread"} <= set(several):
+        return "factors.irq_pinning: one and spread are the same on a machine with two CPUs"
+    return ""
+
+
+def estimate_text(design: CampaignDesign, around_s: float) -> str:
+    """How many curves there are, and about how long they take; `around_s` lies around a trial."""
+    curves = curves_of(design)
+    steps = design.loads if design.offered_pps == "auto" else len(design.offered_pps)
+    seconds = sum(steps * (curve.traffic_s + curve.runs * around_s) for curve in curves)
+    configurations = len(curves) // design.repetitions
+    return (
+        f"{configurations} configurations, {design.repetitions} times each: {len(curves)} curves, "
+        f"about {duration_text(seconds)}"
+    )

@@ -1,0 +1,96 @@
+"""Publication F's figure 5 from a run of ours: what the faster plane saves, by packet rate.
+
+Knows gains; asks no claim.
+"""
+
+from __future__ import annotations
+
+import math
+
+from planewise.advise.gain import Gain, GainRow, gain_of
+from planewise.errors import BadInputError
+from planewise.judge.statistics import RunSample
+from planewise.publications.answers import AskedRun
+from planewise.publications.claims import GainOf
+from planewise.report import facets
+from planewise.report.facets import Item
+from planewise.report.figures import grid, guests
+from planewise.report.figures.base import Figure, PrintedNumber, Table
+from planewise.report.figures.vega import Span
+from planewise.report.guests import GuestsPoint
+from planewise.store.cells import Naming
+from planewise.units import percent_text, rate_text
+
+
+def boost_figure(claim: GainOf, run: AskedRun) -> Figure | None:
+    """Boost by packet rate, a line a frame size; None where the run does not tell it."""
+    planes = {str(trial.cell.get("plane")) for trial in run.trials}
+    fast = next((plane for plane in (claim.fast, claim.stand_in) if plane in planes), None)
+    if fast is None or claim.slow not in planes:
+        return None
+    try:
+        gain = gain_of(RunSample(run.info.run, run.info, run.trials), claim.slow, fast)
+    except BadInputError:
+        return None
+    return figure(gain)
+
+
+def figure(gain: Gain) -> Figure:
+    """As publication F draws it: the share of the median round-trip time that is saved."""
+    rows = sorted(gain.rows, key=lambda row: (row.size_bytes, row.frequency_pps))
+    items = [Item(_size(row), (("frequency_pps", row.frequency_pps),), _point(row)) for row in rows]
+    (page,) = facets.pages(items, Naming([]))
+    points = [item.content for item in items]
+    span = Span.of([e for one in points for e in (one.low, one.value, one.high) if e is not None])
+    sizes = tuple(dict.fromkeys(item.series for item in items))
+    best = max(rows, key=lambda row: row.boost.value)
+    lead = (
+        f"Most is saved with {_size(best)} at {rate_text(best.frequency_pps)}: "
+        f"{percent_text(best.boost.value)}."
+    )
+    return Figure(
+        name="boost",
+        title=f"Round-trip time that {gain.fast} saves over {gain.slow}, by packet rate",
+        caption=(
+            "1 − fast/slow of the medians, the median over blocks; thin line: its 95 % interval by "
+            f"order statistics. Below zero {gain.fast} is slower. The axis upwards is {span.word}."
+        ),
+        alt=f"Lines of the share of round-trip time saved, by packet rate. {lead}",
+        lead=lead,
+        draw=lambda width: grid.draw(
+            page,
+            sizes,
+            span,
+            "share",
+            lambda slots, plot: guests.marks(slots, plot, lambda p: percent_text(p.value)),
+            width,
+        ),
+        table=Table(
+            ("Frames", "Round trips a second", "Saved", "95 % interval", "Blocks"),
+            tuple(
+                (
+                    _size(row),
+                    PrintedNumber(rate_text(row.frequency_pps), row.frequency_pps),
+                    PrintedNumber(percent_text(row.boost.value), row.boost.value),
+                    guests.interval(_point(row), percent_text),
+                    PrintedNumber(str(row.blocks), row.blocks),
+                )
+                for row in rows
+            ),
+        ),
+    )
+
+
+def _size(row: GainRow) -> str:
+    return f"{row.size_bytes} bytes"
+
+
+def _point(row: GainRow) -> GuestsPoint:
+    boost = row.boost
+    return GuestsPoint(
+        boost.value,
+        "exact",
+        boost.low if math.isfinite(boost.low) else None,
+        boost.high if math.isfinite(boost.high) else None,
+        row.blocks,
+    )

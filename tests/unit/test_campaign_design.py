@@ -1,0 +1,201 @@
+"""A campaign of a router: which curves it has, what is refused, how it goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from planewise import campaigns
+from planewise.errors import BadInputError, PlanewiseError
+from planewise.measure.campaign import CampaignDesign, curves_of, unavailable_reason
+from planewise.measure.design_file import load_any, load_design
+from planewise.measure.sut import RouterUnderTest
+from planewise.store.rundir import RunReader, RunWriter
+from planewise.sweeps import SweepPlan, reachable
+from planewise.testbed.namespaces import plan_router
+from tests.unit.made_up_run import MadeUp, write
+
+SMALL = {
+    "sut": "router",
+    "factors": {"ip_version": [4, 6], "forwarding": ["kernel", "bridge"], "runs": 2},
+    "repetitions": 2,
+}
+
+
+def campaign(**factors: object) -> CampaignDesign:
+    return CampaignDesign.model_validate({"sut": "router", "factors": factors})
+
+
+def test_every_configuration_is_measured_once_a_repetition_in_an_order_of_its_own() -> None:
+    design = CampaignDesign.model_validate(SMALL)
+    curves = curves_of(design)
+    assert curves == curves_of(design)
+    assert len({curve.name for curve in curves}) == len(curves) == 8
+    halves = [[tuple(curve.levels.items()) for curve in half] for half in (curves[:4], curves[4:])]
+    assert set(halves[0]) == set(halves[1])
+    assert Counter(curve.repetition for curve in curves) == {1: 4, 2: 4}
+    orders = {
+        tuple(curve.name for curve in curves_of(design.model_copy(update={"seed": seed})))
+        for seed in range(5)
+    }
+    assert len(orders) == 5
+
+
+def test_a_cell_names_every_factor_and_that_of_a_router_alone_stays_as_it_was() -> None:
+    (curve, _) = curves_of(campaign(forwarding="xdp", duration_s=1.0, runs=3))
+    assert curve.levels == {
+        "plane": "router",
+        "ip_version": 6,
+        "forwarding": "xdp",
+        "irq_pinning": "spread",
+        "platform": "namespace",
+        "duration_s": 1.0,
+        "runs": 3,
+        "size_bytes": 84,
+    }
+    assert RouterUnderTest(6).cell == {"plane": "router", "ip_version": 6}
+
+
+@pytest.mark.parametrize(
+    ("factors", "receivers", "said"),
+    [
+        (
+            {"nic_ring": [512, 4096]},
+            (1,),
+            "factors.nic_ring: the router's interfaces here are veth",
+        ),
+        ({"platform": ["namespace", "vm"]}, (1,), "factors.platform: a router that is a virtual"),
+        ({"platform": "container"}, (1,), "factors.platform: a router that is a container"),
+        ({"irq_pinning": ["two"]}, (1,), "two takes three CPUs"),
+        ({"irq_pinning": ["one", "spread"]}, (1,), "are the same on a machine with two CPUs"),
+        ({"irq_pinning": ["one"]}, None, "receive work cannot be moved here"),
+        ({"irq_pinning": ["none", "one", "two", "spread"]}, (1, 2), ""),
+        ({"irq_pinning": "none"}, None, ""),
+    ],
+)
+def test_a_factor_that_this_machine_cannot_vary_is_refused_with_the_reason(
+    factors: dict[str, object], receivers: tuple[int, ...] | None, said: str
+) -> None:
+    reason = unavailable_reason(campaign(**factors), receivers)
+    assert said in reason
+    assert bool(said) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("sut: switch\n", 1, "sut"),
+        ("sut: router\nfactors:\n  forwardin: xdp\n", 3, "unknown key `forwardin`"),
+        ("sut: router\nfactors: {size_bytes: 64}\n", 2, "frames of IPv6"),
+        ("sut: router\nfactors: {runs: [1, 1]}\n", 2, "runs names a level twice"),
+        ("sut: router\nfactors: {nic_ring: 0}\n", 2, "nic_ring"),
+        ("sut: router\nrepetitions: 1000\nfactors: {runs: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}\n",
+         1, "11,000 curves"),
+    ],
+)  # fmt: skip
+def test_a_campaign_that_makes_no_sense_is_one_sentence_with_its_line(
+    text: str, line: int, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "campaign.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInputError) as refused:
+        load_any(path)
+    assert said in refused.value.what
+    assert str(refused.value.where).endswith(f":{line}")
+
+
+def test_where_a_design_of_planes_is_wanted_a_campaign_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "campaign.yaml"
+    path.write_text("title: x\nsut: router\n")
+    assert isinstance(load_any(path), CampaignDesign)
+    with pytest.raises(BadInputError, match="a campaign of a router"):
+        load_design(path)
+
+
+def test_a_bridge_has_no_addresses_and_an_xdp_router_those_of_the_kernels() -> None:
+    def lines(forwarding: str) -> list[str]:
+        return str(plan_router("0badcafe", forwarding=forwarding)).splitlines()  # type: ignore[arg-type]
+
+    assert not any(" address add " in line for line in lines("bridge"))
+    assert sum(" master br0" in line for line in lines("bridge")) == 2
+    kernel, xdp = lines("kernel"), lines("xdp")
+    assert [line for line in xdp if line not in kernel] == [
+        line for line in xdp if "router.bpf.o" in line
+    ]
+    assert len(xdp) == len(kernel) + 2
+
+
+class Silent:
+    """Progress that is kept."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def begin(self, what: str, total_s: float) -> None: ...
+
+    def step(self, what: str, done_s: float) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[SweepPlan]:
+    """Every sweep that is asked for; each leaves a finished run, or fails where its load is 7."""
+    plans: list[SweepPlan] = []
+
+    def sweep(plan: SweepPlan, out: Path, *_: object) -> None:
+        plans.append(plan)
+        if plan.loads_pps == (7.0,):
+            raise PlanewiseError("the generator limited them all")
+        write(out, MadeUp(planes=("veth",), load_types=("none",), blocks=0, load_blocks=1))
+
+    monkeypatch.setattr(campaigns, "sweep", sweep)
+    return plans
+
+
+def test_repetitions_have_the_ladder_of_the_first_and_a_second_call_measures_what_is_missing(
+    asked: list[SweepPlan], tmp_path: Path
+) -> None:
+    design, out = CampaignDesign.model_validate(SMALL), tmp_path / "out"
+    runs = campaigns.run_campaign(design, out, None, Silent())  # type: ignore[arg-type]
+    assert len(runs) == len(asked) == 8
+    assert [plan.loads_pps is None for plan in asked] == [True] * 4 + [False] * 4
+    assert all(plan.within_reach for plan in asked)
+    cut = RunReader(runs[2]).info.model_copy(update={"status": "interrupted"})
+    with RunWriter.resume(runs[2]) as writer:
+        writer.finish(cut)
+    asked.clear()
+    again = campaigns.run_campaign(design, out, None, Silent())  # type: ignore[arg-type]
+    assert again == runs
+    assert len(asked) == 1
+    assert runs[2].with_name(f".{runs[2].name}.cut-short-1").exists()
+
+
+def test_loads_of_an_earlier_ladder_that_the_generator_cannot_send_now_are_left_out() -> None:
+    progress = Silent()
+    assert reachable((1e5, 2e5, 4.6e5), 4.5e5, progress) == (1e5, 2e5)
+    assert progress.notes == ["left out, as the generator sends 450 kpps now: 460 kpps"]
+    assert reachable((1e5, 2e5), 4.5e5, progress) == (1e5, 2e5)
+    assert len(progress.notes) == 1
+
+
+def test_the_folder_of_another_campaign_is_refused(asked: list[SweepPlan], tmp_path: Path) -> None:
+    design, out = CampaignDesign.model_validate(SMALL), tmp_path / "out"
+    campaigns.run_campaign(design, out, None, Silent())  # type: ignore[arg-type]
+    other = design.model_copy(update={"loads": 4})
+    with pytest.raises(BadInputError, match="another campaign's curves"):
+        campaigns.run_campaign(other, out, None, Silent())  # type: ignore[arg-type]
+
+
+def test_three_curves_in_a_row_that_fail_end_the_campaign_with_the_cause(
+    asked: list[SweepPlan], tmp_path: Path
+) -> None:
+    design = CampaignDesign.model_validate({**SMALL, "offered_pps": [7.0]})
+    progress = Silent()
+    with pytest.raises(PlanewiseError, match="the generator limited them all"):
+        campaigns.run_campaign(design, tmp_path / "out", None, progress)  # type: ignore[arg-type]
+    assert len(asked) == 3
+    assert sum("failed: the generator" in note for note in progress.notes) == 3
