@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from planewise.testbed.remote import LabHost, SshProcess
+from planewise.testbed.remote import LabHost
+from planewise.testbed.remote_process import SshProcess
 from planewise.testbed.vfs import find_planewised
 
 from .conftest import UpLab

@@ -31,7 +31,9 @@ def run(
     ] = None,
     sender: Annotated[
         str | None,
-        typer.Option("--sender", metavar="HOST", help="ssh://server or lab:a, not this machine."),
+        typer.Option(
+            "--sender", metavar="HOST", help="ssh://server, lab:a or k8s://node, not this machine."
+        ),
     ] = None,
     responder: Annotated[
         str | None, typer.Option("--responder", metavar="HOST", help="The same for the responder.")

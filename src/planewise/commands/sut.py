@@ -47,7 +47,9 @@ PathOption = Annotated[
 ]
 SenderOption = Annotated[
     str | None,
-    typer.Option("--sender", metavar="HOST", help="ssh://server or lab:a, not this machine."),
+    typer.Option(
+        "--sender", metavar="HOST", help="ssh://server, lab:a or k8s://node, not this machine."
+    ),
 ]
 ResponderOption = Annotated[
     str | None, typer.Option("--responder", metavar="HOST", help="The same for the responder.")

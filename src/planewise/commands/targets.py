@@ -101,7 +101,7 @@ def _fresh() -> OtherHosts:
 
 def _named(sender: str | None, responder: str | None, nic: str) -> OtherHosts:
     from planewise.testbed.pair import Targets
-    from planewise.testbed.remote import parse_lab, parse_target
+    from planewise.testbed.remote import check_host
 
     for flag, target in (("--sender", sender), ("--responder", responder)):
         if not target:
@@ -111,7 +111,7 @@ def _named(sender: str | None, responder: str | None, nic: str) -> OtherHosts:
                 remedy="traffic between two hosts needs both --sender and --responder",
             )
         try:
-            (parse_lab if target.startswith("lab:") else parse_target)(target)
+            check_host(target)
         except BadInputError as error:
             raise replace_where(error, flag) from error
     return OtherHosts(Targets(sender or "", responder or "", nic))

@@ -58,7 +58,7 @@ class FleetPlan(FleetModel):
     format: Literal[1] = 1
     title: str = ""
     nodes: Annotated[tuple[str, ...], Field(max_length=_MOST_NODES)]
-    """`ssh://server`, `lab:NAME/a`; `local:NAME`: namespaces of this machine, to try it out."""
+    """`ssh://server`, `lab:NAME/a`, `k8s://NODE`; `local:NAME`: namespaces of this machine."""
     nic: str = ""
     """The interface to use on all nodes."""
     pairs: tuple[tuple[int, int, int], ...]
@@ -106,7 +106,7 @@ def read_nodes(file: Path) -> tuple[str, ...]:
         raise BadInputError(
             f"the nodes cannot be read: {getattr(error, 'strerror', None) or error}",
             where=str(file),
-            remedy="a text file with a line a node: ssh://server",
+            remedy="a text file with a line a node: ssh://server or k8s://node",
         ) from error
     nodes = []
     for number, line in enumerate(lines, start=1):
@@ -118,12 +118,12 @@ def read_nodes(file: Path) -> tuple[str, ...]:
 
 def check_node(node: str, where: str) -> None:
     """Raises BadInputError where `node` names no host."""
-    from planewise.testbed.remote import parse_lab, parse_target
+    from planewise.testbed.remote import check_host
 
     if re.fullmatch(rf"{LOCAL}[a-z0-9][a-z0-9-]*", node):
         return
     try:
-        (parse_lab if node.startswith("lab:") else parse_target)(node)
+        check_host(node)
     except BadInputError as error:
         raise BadInputError(error.what, where=where, remedy=error.remedy) from error
 

@@ -25,7 +25,8 @@ from planewise.testbed.machine import Machine, remove_traces, survey
 from planewise.testbed.model import BRIDGE, DOCKER_BRIDGE, HOSTS, WIRE, WIRE_INDEX, HostRole
 from planewise.testbed.namespaces import remove_owned
 from planewise.testbed.plan import AddVeth, AwaitUp, Plan, SetUp, Step, new_namespace
-from planewise.testbed.remote import SshHost, open_host, parse_lab
+from planewise.testbed.remote import open_host, parse_lab
+from planewise.testbed.remote_host import RemoteHost
 from planewise.testbed.vfs import Tool, restore
 from planewise.testbed.vms.cleanup import remove_guests
 
@@ -42,7 +43,7 @@ class Targets:
     """The hosts that somebody names for a run."""
 
     sender: str
-    """`ssh://server`, `lab:a`."""
+    """`ssh://server`, `lab:a`, `k8s://node`."""
     responder: str
     nic: str = ""
     """The interface to use on both; empty: a lab's first PF."""
@@ -99,7 +100,7 @@ def remote_pair(targets: Targets) -> Iterator[Pair]:
     with ExitStack() as open_hosts:
         before = signals.raise_on_signals()
         open_hosts.callback(signals.restore, before)
-        hosts: dict[HostRole, SshHost] = {}
+        hosts: dict[HostRole, RemoteHost] = {}
         for role, target in zip(HOSTS, (targets.sender, targets.responder), strict=True):
             hosts[role] = open_host(target, role)
             open_hosts.callback(hosts[role].close)
@@ -127,7 +128,9 @@ def remote_pair(targets: Targets) -> Iterator[Pair]:
             ownership.release()
 
 
-def _give_back(hosts: Iterable[SshHost], notes: Iterable[HostNote], ownership: Ownership) -> None:
+def _give_back(
+    hosts: Iterable[RemoteHost], notes: Iterable[HostNote], ownership: Ownership
+) -> None:
     """After an error: what cannot be removed now, for the same reason perhaps, stays known."""
     try:
         for host, note in zip(hosts, notes, strict=True):
@@ -274,13 +277,13 @@ def _labs_in(directory: str) -> Iterator[None]:
             os.environ[STATE_VARIABLE] = before
 
 
-def _clean(host: SshHost, note: HostNote, token: str) -> None:
+def _clean(host: RemoteHost, note: HostNote, token: str) -> None:
     """Removes from a host what a dead run left there, and closes it."""
     with closing(host):
         _clean_open(host, note, token)
 
 
-def _clean_open(host: SshHost, note: HostNote, token: str) -> None:
+def _clean_open(host: RemoteHost, note: HostNote, token: str) -> None:
     remove_guests(host, token)  # first: a virtual machine holds its VF
     try:
         tool = Tool.on(host)

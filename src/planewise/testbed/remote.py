@@ -1,8 +1,4 @@
-"""Hosts reached by ssh: real servers, and those of a lab. The same protocols as `LocalHost`.
-
-Everything on a host hangs on its connection: when planewise dies, however it dies, the host's sshd
-closes the channels, and each command's keeper ends the command and removes what was copied.
-"""
+"""Hosts reached by ssh: real servers, and those of a lab. The same protocols as `LocalHost`."""
 
 from __future__ import annotations
 
@@ -10,13 +6,10 @@ import asyncio
 import getpass
 import os
 import re
-import shlex
-import threading
-from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncssh
@@ -24,31 +17,13 @@ import asyncssh
 from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError
 from planewise.lab import host as lab_host
-from planewise.testbed import script
-from planewise.testbed.host import (
-    GRACE_S,
-    Host,
-    enter_command,
-    find_probe,
-)
-from planewise.testbed.plan import Plan
-from planewise.testbed.remote_process import SshProcess, TerminalProcess, kept
+from planewise.testbed.host import GRACE_S
+from planewise.testbed.kubernetes import KubernetesHost, parse_node
+from planewise.testbed.remote_host import CONNECT_TIMEOUT_S, RemoteHost
+from planewise.testbed.remote_process import RemoteProcess, TerminalProcess
 from planewise.testbed.scratch import scratch
 
-CONNECT_TIMEOUT_S = 30.0
-"""An emulated host takes a second or two for a handshake, a busy one longer."""
-
 _KEEPALIVE_S = 15.0
-T = TypeVar("T")
-
-# Keeps a directory until the desk is gone, or done.
-_DIRECTORY = """
-trap '' INT TERM HUP
-d=$(mktemp -d /tmp/pw-XXXXXXXX) || exit 1
-echo "$d"
-cat >/dev/null
-rm -rf "$d"
-"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +45,7 @@ def parse_target(text: str) -> SshTarget:
     Raises:
         BadInputError: it is none.
     """
-    remedy = "ssh://server, ssh://user@server:port, lab:a or lab:b"
+    remedy = "ssh://server, ssh://user@server:port, lab:a or lab:b, k8s://node"
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -95,8 +70,18 @@ def parse_lab(text: str) -> tuple[str, lab.HostId]:
     return match["name"] or "default", "a" if match["host"] == "a" else "b"
 
 
-def open_host(text: str, name: str) -> SshHost:
-    """The host that `text` names (`ssh://…` or `lab:…`), connected, in the role `name`.
+def check_host(text: str) -> None:
+    """Raises BadInputError where `text` names no host (`ssh://…`, `lab:…`, `k8s://…`). Pure."""
+    if text.startswith("lab:"):
+        parse_lab(text)
+    elif text.startswith("k8s:"):
+        parse_node(text)
+    else:
+        parse_target(text)
+
+
+def open_host(text: str, name: str) -> RemoteHost:
+    """The host that `text` names (`ssh://…`, `lab:…`, `k8s://…`), connected, in the role `name`.
 
     Raises:
         BadInputError: it names no host.
@@ -104,10 +89,12 @@ def open_host(text: str, name: str) -> SshHost:
     """
     if text.startswith("lab:"):
         return LabHost(*parse_lab(text), name=name)
+    if text.startswith("k8s:"):
+        return KubernetesHost(name, parse_node(text))
     return SshHost(name, parse_target(text))
 
 
-class SshHost(Host):
+class SshHost(RemoteHost):
     """A machine reached by ssh; connected when made.
 
     ~/.ssh/config, known_hosts, keys and agent count as they do for ssh.
@@ -117,66 +104,15 @@ class SshHost(Host):
     """
 
     remedy = "check with `ssh` that the server can be reached without a question"
+    errors = asyncssh.Error
 
     def __init__(self, name: str, target: SshTarget) -> None:
-        self._name = name
         self._target = target
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name=f"ssh {target.text}", daemon=True
-        )
-        self._processes: list[SshProcess] = []
-        self._probe: str | None = None
-        self._directory: str | None = None
+        self._connection: asyncssh.SSHClientConnection
         self._sockets: dict[str, str] = {}
         self._local = ExitStack()
         self._files: asyncssh.SFTPClient | None = None
-        self._keeper: asyncssh.SSHClientProcess[str] | None = None
-        self._thread.start()
-        try:
-            self._connection = self.call(self._connect())
-        except BaseException:
-            self._end_loop()
-            raise
-
-    @property
-    def name(self) -> str:
-        """Its role."""
-        return self._name
-
-    @property
-    def place(self) -> str:
-        """How sentences call it."""
-        return self._target.text
-
-    @property
-    def probe(self) -> str:
-        """Path of pw-probe on the host: copied there at the first use, removed by `close`.
-
-        Raises:
-            UnsupportedError: there is none on this machine.
-            PlanewiseError: it cannot be copied.
-        """
-        if self._probe is None:
-            self._probe = self.program(find_probe())
-        return self._probe
-
-    def program(self, local: str) -> str:
-        """A static program of this machine on the host: copied there, removed by `close`.
-
-        Raises:
-            PlanewiseError: it cannot be copied.
-        """
-        there = f"{self.directory}/{Path(local).name}"
-        self.put(Path(local), there)
-        return there
-
-    @property
-    def directory(self) -> str:
-        """See `Host.directory`."""
-        if self._directory is None:
-            self._directory = self.call(self._make_directory())
-        return self._directory
+        super().__init__(name, target.text)
 
     def socket(self, path: str) -> str:
         """See `Host.socket`: forwarded over the connection, gone with it."""
@@ -191,34 +127,6 @@ class SshHost(Host):
                 ) from error
             self._sockets[path] = here
         return self._sockets[path]
-
-    def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
-        """See `Host.take`."""
-        local = into / Path(remote).name
-        self.fetch(remote, local)
-        return local
-
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        netns: str | None = None,
-        stdin: bytes | None = None,
-        expected_s: float = 0.0,
-    ) -> SshProcess:
-        """See `Host.start`."""
-        started = self.call(self._start(tuple(argv), netns, stdin))
-        self._processes = [process for process in self._processes if process.running]
-        self._processes.append(started)
-        return started
-
-    def read_text(self, path: str, *, netns: str | None = None) -> str:
-        """See `Host.read_text`."""
-        done = self.run(["cat", "--", path], netns=netns)
-        if done.exit_code != 0:
-            why = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
-            raise PlanewiseError(f"{path} on {self.place} cannot be read: {why}")
-        return done.stdout
 
     def put(self, local: Path, remote: str) -> None:
         """See `Host.put`; the mode is kept."""
@@ -249,50 +157,17 @@ class SshHost(Host):
             except asyncssh.Error as error:
                 raise self._explain(error) from error
 
-    def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        """See `Host.entering`."""
-        return enter_command(argv, netns)
-
-    def perform(self, plan: Plan) -> None:
-        """See `Host.perform`: by one shell script."""
-        script.perform(plan, self)
-
     def close(self) -> None:
-        """See `Host.close`; removes what was copied, and ends the connection."""
-        if self._loop.is_closed():
-            return
-        with suppress(PlanewiseError):
-            for process in self._processes:
-                process.kill()
-            for process in self._processes:
-                process.wait(CONNECT_TIMEOUT_S)
-        self._processes.clear()
-        with suppress(PlanewiseError):
-            self.call(self._hang_up())
-        self._end_loop()
+        """See `RemoteHost.close`."""
+        super().close()
         self._local.close()
         self._sockets.clear()
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the connection's thread.
-
-        Raises:
-            PlanewiseError: ssh failed; the sentence says how.
-        """
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except asyncssh.Error as error:
-            raise self._explain(error) from error
-        except BaseException:
-            future.cancel()
-            raise
 
     async def shell(self, command: str) -> None:
         """Runs a short shell command whose outcome does not matter."""
         await self._connection.run(command, check=False, timeout=CONNECT_TIMEOUT_S)
 
-    async def _connect(self) -> asyncssh.SSHClientConnection:
+    async def _connect(self) -> None:
         options = dict(self._target.options)
         if self._target.user is not None:
             options["username"] = self._target.user
@@ -303,7 +178,7 @@ class SshHost(Host):
         options.setdefault("login_timeout", CONNECT_TIMEOUT_S)
         options.setdefault("keepalive_interval", _KEEPALIVE_S)
         try:
-            return await asyncssh.connect(self._target.server, **options)
+            self._connection = await asyncssh.connect(self._target.server, **options)
         except TimeoutError as error:
             raise PlanewiseError(
                 f"{self.place} does not answer by ssh within {CONNECT_TIMEOUT_S:g} s",
@@ -320,26 +195,11 @@ class SshHost(Host):
                 f"{self.place} cannot be reached by ssh: {why}", remedy=self.remedy
             ) from error
 
-    async def _start(
-        self, argv: tuple[str, ...], netns: str | None, stdin: bytes | None
-    ) -> SshProcess:
-        words = kept(argv, netns, len(stdin or b""))
-        remote = await self._connection.create_process(f"exec {words}", encoding=None)
-        process = SshProcess(self, argv, remote)
-        await process.begin(stdin)
-        return process
+    async def _spawn(self, command: str) -> RemoteProcess:
+        return await self._connection.create_process(command, encoding=None)
 
     async def _forward(self, here: str, there: str) -> None:
         await self._connection.forward_local_path(here, there)
-
-    async def _make_directory(self) -> str:
-        words = shlex.join(["sh", "-c", _DIRECTORY])
-        self._keeper = await self._connection.create_process(f"exec {words}")
-        directory = (await self._keeper.stdout.readline()).strip()
-        if not directory:
-            said = (await self._keeper.stderr.read()).strip().splitlines() or ["it said nothing"]
-            raise PlanewiseError(f"no temporary directory on {self.place}: {said[-1]}")
-        return directory
 
     def _copy(self, source: str, target: str, complaint: str, upwards: bool) -> None:
         async def copy() -> None:
@@ -360,21 +220,12 @@ class SshHost(Host):
                 raise PlanewiseError(f"{complaint}: {cause.reason}") from cause
             raise
 
-    async def _hang_up(self) -> None:
-        if self._keeper is not None:
-            self._keeper.stdin.write_eof()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._keeper.wait_closed(), GRACE_S)
+    async def _disconnect(self) -> None:
         self._connection.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._connection.wait_closed(), GRACE_S)
 
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _explain(self, error: asyncssh.Error) -> PlanewiseError:
+    def _explain(self, error: Exception) -> PlanewiseError:
         if isinstance(error, asyncssh.PermissionDenied):
             return PlanewiseError(
                 f"{self.place} refuses us by ssh: {error.reason}",
@@ -387,7 +238,7 @@ class SshHost(Host):
                 remedy=f"log in once with `ssh {self._target.server}`, which asks about it",
             )
         return PlanewiseError(
-            f"ssh to {self.place} failed: {error.reason or type(error).__name__}",
+            f"ssh to {self.place} failed: {getattr(error, 'reason', '') or type(error).__name__}",
             remedy=self.remedy,
         )
 

@@ -69,17 +69,65 @@ class Connection(Protocol):
         """Runs a coroutine on the connection's event loop, and waits for it."""
 
 
+class Sink(Protocol):
+    """Where a process on a host reads."""
+
+    def write(self, data: bytes, /) -> None:
+        """Hands over bytes, later perhaps."""
+
+    def write_eof(self) -> None:
+        """There will be no more."""
+
+    def close(self) -> None:
+        """As `write_eof`."""
+
+
+class Stream(Protocol):
+    """Where a process on a host writes."""
+
+    async def read(self, n: int = -1, /) -> bytes:
+        """Up to `n` bytes; none at the end."""
+
+    async def readline(self) -> bytes:
+        """A line with its end; none at the end."""
+
+
+class RemoteProcess(Protocol):
+    """A command on a host, as its line has it."""
+
+    @property
+    def stdin(self) -> Sink:
+        """What it reads."""
+
+    @property
+    def stdout(self) -> Stream:
+        """What it writes."""
+
+    @property
+    def stderr(self) -> Stream:
+        """What it complains of."""
+
+    async def wait_closed(self) -> None:
+        """Waits for its end."""
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit code; none or negative: it runs, or the line was lost."""
+
+    @property
+    def exit_signal(self) -> tuple[str, bool, str, str] | None:
+        """The signal that ended it, first its name without SIG."""
+
+
 def kept(argv: Sequence[str], netns: str | None, stdin_bytes: int) -> str:
     """The shell command that runs `argv` as long as the connection stands. Pure."""
     return shlex.join(["sh", "-c", _KEPT, "sh", netns or "", str(stdin_bytes), *argv])
 
 
 class SshProcess:
-    """A process on a host reached by ssh."""
+    """A process on a host that is not this machine."""
 
-    def __init__(
-        self, host: Connection, argv: tuple[str, ...], remote: asyncssh.SSHClientProcess[bytes]
-    ) -> None:
+    def __init__(self, host: Connection, argv: tuple[str, ...], remote: RemoteProcess) -> None:
         self.argv = argv
         self._host = host
         self._remote = remote
@@ -212,7 +260,7 @@ class SshProcess:
         self._err += rest
         self._begun.set()
 
-    async def _pump(self, source: asyncssh.SSHReader[bytes], into: bytearray) -> None:
+    async def _pump(self, source: Stream, into: bytearray) -> None:
         while part := await source.read(1 << 16):
             into += part
             self._news.set()

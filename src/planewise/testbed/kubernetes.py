@@ -1,0 +1,327 @@
+"""Hosts that are Kubernetes nodes: a privileged pod on the node, entered by `kubectl exec`.
+
+What is measured runs in the node's own namespaces, as it would by ssh; the pod is only the way in.
+It goes when planewise does, however that ends: `kubectl delete` waits here for the end of a line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qsl, urlsplit
+
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
+from planewise.testbed.host import FinishedProcess
+from planewise.testbed.remote_host import CONNECT_TIMEOUT_S, RemoteHost
+from planewise.testbed.remote_process import RemoteProcess, Sink
+
+IMAGE = "busybox"
+"""The pod's image unless another one is named: it needs `sleep` and `nsenter`, no more."""
+
+LABEL = "app.kubernetes.io/name=planewise-measure"
+
+_START_S = 120
+"""An image may have to be pulled first."""
+_LONGEST_S = 24 * 3600
+"""The pod ends by itself then, whatever became of this machine."""
+_COPY_S = 300.0
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+# The keepers on the node are told first that the desk is gone, and remove what they keep.
+_UNDERTAKER = """
+trap '' INT TERM HUP
+read -r done || sleep 5
+exec "$@" >/dev/null
+"""
+# What kubectl itself says of an exit code, after the command's own words.
+_MARK = b"command terminated with exit code "
+
+
+@dataclass(frozen=True)
+class NodeTarget:
+    """A node of a cluster, and how a pod comes there."""
+
+    text: str
+    """As the user wrote it."""
+    node: str
+    namespace: str = ""
+    """Empty: the one of kubectl's context."""
+    image: str = IMAGE
+    context: str = ""
+    """Empty: kubectl's current one."""
+
+    @property
+    def kubectl(self) -> tuple[str, ...]:
+        """How kubectl is called."""
+        options = (("--context", self.context), ("--namespace", self.namespace))
+        return ("kubectl", *(f"{option}={value}" for option, value in options if value))
+
+
+def parse_node(text: str) -> NodeTarget:
+    """`k8s://NODE`, as a value; `?namespace=`, `image=` and `context=` may follow. Pure.
+
+    Raises:
+        BadInputError: it is none.
+    """
+    remedy = "k8s://node, or k8s://node?namespace=measure&image=busybox&context=lab"
+    try:
+        parts = urlsplit(text)
+        options = parse_qsl(parts.query, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise BadInputError(f"`{text}` is no host: {error}", remedy=remedy) from error
+    node = re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", parts.netloc)
+    if parts.scheme != "k8s" or not node or parts.path or parts.fragment:
+        raise BadInputError(f"`{text}` is no host", remedy=remedy)
+    named = dict(options)
+    unknown = sorted(set(named) - {"namespace", "image", "context"})
+    if unknown or len(named) < len(options):
+        what = f"`{unknown[0]}` is unknown" if unknown else "something is said twice"
+        raise BadInputError(f"`{text}` is no host: {what}", remedy=remedy)
+    if "namespace" in named and not re.fullmatch(_LABEL, named["namespace"]):
+        raise BadInputError(f"`{text}` is no host: that is no namespace", remedy=remedy)
+    return NodeTarget(text, parts.netloc, **named)
+
+
+def pod(target: NodeTarget, name: str) -> dict[str, object]:
+    """The measuring pod. Pure."""
+    key, _, value = LABEL.partition("=")
+    container = {
+        "name": "measure",
+        "image": target.image,
+        "command": ["sleep", str(_LONGEST_S)],
+        "securityContext": {"privileged": True},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {key: value}},
+        "spec": {
+            # Not by the scheduler: it is for this node alone, also one that takes no pods now.
+            "nodeName": target.node,
+            "tolerations": [{"operator": "Exists"}],
+            "hostPID": True,
+            "hostNetwork": True,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "activeDeadlineSeconds": _LONGEST_S,
+            "automountServiceAccountToken": False,
+            "containers": [container],
+        },
+    }
+
+
+class KubernetesHost(RemoteHost):
+    """A node of a Kubernetes cluster, entered by a pod of ours; connected when made.
+
+    Raises when made:
+        UnsupportedError: there is no kubectl.
+        PlanewiseError: the cluster refuses the pod, or it does not start.
+    """
+
+    remedy = "check with `kubectl get node` that the cluster and the node can be reached"
+
+    def __init__(self, name: str, target: NodeTarget) -> None:
+        self._target = target
+        self._pod = f"planewise-measure-{secrets.token_hex(4)}"
+        self._undertaker: asyncio.subprocess.Process | None = None
+        super().__init__(name, target.text)
+
+    def socket(self, path: str) -> str:
+        """See `Host.socket`: there is none."""
+        raise UnsupportedError(
+            f"{path} on {self.place} cannot be reached: kubectl forwards no Unix sockets",
+            remedy="measure planes of Docker and of virtual machines by ssh://",
+        )
+
+    def put(self, local: Path, remote: str) -> None:
+        """See `Host.put`; the mode is kept."""
+        complaint = f"{local} cannot be copied to {self.place}:{remote}"
+        try:
+            content, mode = local.read_bytes(), local.stat().st_mode & 0o7777
+        except OSError as error:
+            raise PlanewiseError(f"{complaint}: {error.strerror}") from error
+        self._copy(['cat >"$1" && chmod "$2" "$1"', remote, f"{mode:o}"], complaint, content)
+
+    def fetch(self, remote: str, local: Path) -> None:
+        """See `Host.fetch`; the mode is kept."""
+        complaint = f"{self.place}:{remote} cannot be copied to {local}"
+        # A process's output is text, so that its bytes come as such.
+        done = self._copy(['stat -L -c %a -- "$1" && base64 <"$1"', remote], complaint)
+        mode, _, content = done.stdout.partition("\n")
+        try:
+            local.write_bytes(base64.b64decode(content))
+            local.chmod(int(mode, 8))
+        except OSError as error:
+            raise PlanewiseError(f"{complaint}: {error.strerror}") from error
+
+    def _copy(
+        self, script: Sequence[str], complaint: str, stdin: bytes | None = None
+    ) -> FinishedProcess:
+        words, *arguments = script
+        done = self.run(["sh", "-c", words, "sh", *arguments], stdin=stdin, timeout_s=_COPY_S)
+        if done.exit_code != 0:
+            why = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
+            raise PlanewiseError(f"{complaint}: {why}")
+        return done
+
+    async def _connect(self) -> None:
+        kubectl = self._target.kubectl
+        deletion = ("delete", "pod", self._pod, "--ignore-not-found", "--wait=false")
+        try:
+            # Before the pod: nothing is made that nobody would remove.
+            self._undertaker = await asyncio.create_subprocess_exec(
+                *("sh", "-c", _UNDERTAKER, "sh", *kubectl, *deletion),
+                stdin=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+            manifest = json.dumps(pod(self._target, self._pod)).encode()
+            code, _, said = await _run((*kubectl, "create", "-f", "-"), manifest)
+            if code != 0:
+                raise PlanewiseError(
+                    f"the measuring pod of {self.place} is refused: {_last(said)}",
+                    remedy="it is privileged: its namespace must admit that (label "
+                    "pod-security.kubernetes.io/enforce=privileged), and you must be allowed to "
+                    "create, exec and delete pods there",
+                )
+            ready = ("wait", "--for=condition=Ready", f"pod/{self._pod}", f"--timeout={_START_S}s")
+            code, _, said = await _run((*kubectl, *ready))
+            if code != 0:
+                raise PlanewiseError(
+                    f"the measuring pod does not start on {self.place} within {_START_S} s: "
+                    f"{await self._why() or _last(said)}",
+                    remedy="name an image that the node has or can pull: "
+                    f"k8s://{self._target.node}?image=…; it needs sleep and nsenter",
+                )
+        except FileNotFoundError as error:
+            raise UnsupportedError(
+                "there is no program `kubectl` on this machine",
+                remedy="install it: Kubernetes nodes are reached by it",
+            ) from error
+        except BaseException:
+            await self._disconnect()
+            raise
+
+    async def _why(self) -> str:
+        """What the cluster tells of a pod that does not run."""
+        code, out, _ = await _run((*self._target.kubectl, "get", "pod", self._pod, "-o", "json"))
+        if code != 0:
+            return ""
+        status = json.loads(out).get("status", {})
+        for container in status.get("containerStatuses", []):
+            if waiting := container.get("state", {}).get("waiting"):
+                return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
+        return str(status.get("message") or status.get("reason") or "the node does not tell of it")
+
+    async def _spawn(self, command: str) -> RemoteProcess:
+        # The pod sees the node's processes; the first one has the node's namespaces.
+        enter = ("nsenter", "-t", "1", "-m", "-u", "-i", "-n", "--", "sh", "-c", command)
+        process = await asyncio.create_subprocess_exec(
+            *(*self._target.kubectl, "exec", "-i", self._pod, "--container=measure", "--", *enter),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        return KubectlProcess(process)
+
+    async def _disconnect(self) -> None:
+        if self._undertaker is None:
+            return
+        with suppress(OSError, TimeoutError):
+            await asyncio.wait_for(self._undertaker.communicate(b"done\n"), CONNECT_TIMEOUT_S)
+
+    def _explain(self, error: Exception) -> PlanewiseError:
+        return PlanewiseError(f"kubectl exec on {self.place} failed: {error}", remedy=self.remedy)
+
+
+class KubectlProcess:
+    """A command that `kubectl exec` runs."""
+
+    exit_signal: ClassVar[None] = None
+    """Not told; the exit code is 128 and the signal."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self.stdin: Sink = process.stdin
+        self.stdout = process.stdout
+        self.stderr = _OwnWords(process.stderr)
+
+    async def wait_closed(self) -> None:
+        """See `RemoteProcess.wait_closed`."""
+        await self._process.wait()
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit code; none where kubectl tells none: the line was lost."""
+        return 0 if self._process.returncode == 0 else self.stderr.exit_code
+
+
+class _OwnWords:
+    """A command's stderr without what kubectl adds to it."""
+
+    def __init__(self, source: asyncio.StreamReader) -> None:
+        self._source = source
+        self._held = b""
+        self._ready = b""
+        self.exit_code: int | None = None
+
+    async def read(self, n: int = -1, /) -> bytes:
+        """See `Stream.read`."""
+        while not self._ready:
+            part = await self._source.read(n if n > 0 else 1 << 16)
+            if not part:
+                told = re.fullmatch(rb"%s(\d+)\s*" % re.escape(_MARK), self._held)
+                if told:
+                    self.exit_code, self._held = int(told[1]), b""
+                last, self._held = self._held, b""
+                return last
+            self._ready, self._held = split_words(self._held + part)
+        given, self._ready = self._ready, b""
+        return given
+
+    async def readline(self) -> bytes:
+        """See `Stream.readline`."""
+        line = b""
+        while not line.endswith(b"\n") and (part := await self.read(4096)):
+            before, newline, rest = (line + part).partition(b"\n")
+            line, self._ready = before + newline, rest
+        return line
+
+
+def split_words(said: bytes) -> tuple[bytes, bytes]:
+    """What surely is the command's, and what may become kubectl's word on its end. Pure."""
+    at = said.rfind(_MARK)
+    if at >= 0 and re.fullmatch(rb"\d*\n?", said[at + len(_MARK) :]):
+        return said[:at], said[at:]
+    for length in range(min(len(_MARK), len(said)), 0, -1):
+        if said.endswith(_MARK[:length]):
+            return said[:-length], said[-length:]
+    return said, b""
+
+
+async def _run(argv: Sequence[str], stdin: bytes = b"") -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    out, err = await process.communicate(stdin)
+    return process.returncode or 0, out.decode(), err.decode(errors="replace")
+
+
+def _last(said: str) -> str:
+    lines = said.strip().splitlines() or ["kubectl said nothing"]
+    return lines[-1].removeprefix("error: ")
