@@ -468,6 +468,8 @@ impl Net {
                 }
             }
         }
+        // The kernel takes a route by a router only once it knows the way to the router.
+        found.sort_by_key(|route| route.via.is_some());
         Ok(found)
     }
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType,
+    RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
 
 /// The kernel's main table.
@@ -25,6 +25,22 @@ pub struct Route {
     pub metric: Option<u32>,
     /// Addresses of IPv6.
     pub six: bool,
+    /// Who made it, by the kernel's numbers (`RTPROT_…`): 4, static, where an earlier record does not say.
+    #[serde(default = "made_by_hand")]
+    pub protocol: u8,
+    /// How far it leads (`RT_SCOPE_…`); none: an earlier record, which follows from the router.
+    #[serde(default)]
+    pub scope: Option<u8>,
+    /// For packets of this type of service.
+    #[serde(default)]
+    pub service: u8,
+    /// The router is on the link, whatever the interface's addresses say.
+    #[serde(default)]
+    pub on_link: bool,
+}
+
+fn made_by_hand() -> u8 {
+    RouteProtocol::Static.into()
 }
 
 impl Route {
@@ -37,6 +53,10 @@ impl Route {
             source: None,
             metric: None,
             six: message.header.address_family == AddressFamily::Inet6,
+            protocol: message.header.protocol.into(),
+            scope: Some(message.header.scope.into()),
+            service: message.header.tos,
+            on_link: message.header.flags.contains(RouteFlags::Onlink),
         };
         for attribute in &message.attributes {
             match attribute {
@@ -61,10 +81,16 @@ impl Route {
             if self.six { AddressFamily::Inet6 } else { AddressFamily::Inet };
         message.header.destination_prefix_length = self.prefix;
         message.header.table = MAIN;
-        message.header.protocol = RouteProtocol::Static;
+        message.header.protocol = self.protocol.into();
+        message.header.tos = self.service;
         message.header.kind = RouteType::Unicast;
-        if self.via.is_none() && !self.six {
-            message.header.scope = RouteScope::Link;
+        message.header.scope = match self.scope {
+            Some(scope) => scope.into(),
+            None if self.via.is_none() && !self.six => RouteScope::Link,
+            None => RouteScope::Universe,
+        };
+        if self.on_link {
+            message.header.flags = RouteFlags::Onlink;
         }
         message.attributes.push(RouteAttribute::Oif(index));
         message.attributes.extend(self.to.map(|to| RouteAttribute::Destination(address(to))));
@@ -87,7 +113,61 @@ fn plain(address: &RouteAddress) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
+    use crate::daemon::net::Net;
+
+    const GUEST: &str = "
+        ip link add eth0 type dummy && ip link set eth0 up
+        ip address add 198.18.7.2/24 dev eth0 && ip address add 198.18.10.2/24 dev eth0
+    ";
+    const ROUTES: &str = "
+        ip route add default via 198.18.7.1
+        ip route add 198.18.9.0/24 via 198.18.7.1 metric 7 proto static
+        ip route add 198.18.10.77 dev eth0 scope link proto bird
+        ip route add 198.18.11.0/24 via 198.18.10.77 src 198.18.10.2 proto dhcp
+        ip route add 198.18.12.0/24 via 198.18.99.1 dev eth0 onlink
+        ip route add 198.18.13.0/24 dev eth0 scope global proto 42
+        # The way to this router is another route, which the kernel tells later.
+        ip route add 198.18.99.9 dev eth0
+        ip route add 198.18.14.0/24 via 198.18.99.9 tos 0x10
+    ";
+
+    /// As iproute2 says it in the calling thread's namespace.
+    fn shell(script: &str) -> String {
+        let output = Command::new("sh").args(["-ec", script]).output().expect("a shell");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    #[test]
+    fn routes_that_were_lost_with_their_interface_are_added_as_they_were() {
+        let done = std::thread::spawn(|| {
+            if unshare(CloneFlags::CLONE_NEWNET).is_err()
+                || Command::new("ip").arg("-V").output().is_err()
+            {
+                eprintln!("skipped: needs root and ip");
+                return;
+            }
+            shell(GUEST);
+            shell(ROUTES);
+            let before = shell("ip route show table main");
+            assert_eq!(before.lines().count(), 10, "{before}");
+            let mut net = Net::here().expect("Linux");
+            let link = net.named("eth0").expect("answered").expect("just made");
+            let routes = net.routes(link.index).expect("told");
+            shell(&format!("ip link del eth0; {GUEST}"));
+            let link = net.named("eth0").expect("answered").expect("just made");
+            for route in &routes {
+                net.add_route(link.index, route).expect("taken");
+            }
+            assert_eq!(shell("ip route show table main"), before);
+        });
+        done.join().expect("no panic");
+    }
 
     #[test]
     fn a_route_survives_writing_and_reading() {
@@ -99,6 +179,10 @@ mod tests {
                 source: None,
                 metric: Some(7),
                 six: false,
+                protocol: RouteProtocol::Boot.into(),
+                scope: Some(RouteScope::Universe.into()),
+                service: 0x10,
+                on_link: true,
             },
             Route {
                 to: Some("2001:2::".parse().expect("valid")),
@@ -107,10 +191,23 @@ mod tests {
                 source: Some("2001:2::1".parse().expect("valid")),
                 metric: None,
                 six: true,
+                protocol: RouteProtocol::Dhcp.into(),
+                scope: Some(RouteScope::Universe.into()),
+                service: 0,
+                on_link: false,
             },
         ];
         for route in routes {
             assert_eq!(Route::read(&route.message(3)), Some(route));
         }
+    }
+
+    #[test]
+    fn a_route_of_a_record_of_before_its_maker_was_kept_is_added_as_it_was_then() {
+        let old =
+            r#"{"to":"198.18.9.0","prefix":24,"via":null,"source":null,"metric":null,"six":false}"#;
+        let route: Route = serde_json::from_str(old).expect("still a route");
+        let header = route.message(3).header;
+        assert_eq!((header.protocol, header.scope), (RouteProtocol::Static, RouteScope::Link));
     }
 }

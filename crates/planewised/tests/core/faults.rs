@@ -8,14 +8,16 @@ use std::sync::{Arc, Mutex};
 use planewised::daemon::config::{self, Config, Simulated};
 use planewised::daemon::core::{Core, Host};
 use planewised::daemon::journal::{Journal, Storage};
-use planewised::daemon::request::ends;
+use planewised::daemon::request::{Answer, Request, ends};
 use planewised::daemon::simulated::World;
 use planewised::daemon::status::Status;
+use pw_alloc::journal::Entry;
+use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::traffic::Traffic;
-use pw_alloc::world::VfPlace;
+use pw_alloc::world::{Found, VfPlace};
 
-use super::{SETTINGS, daemon, faults, id, vf};
+use super::{Daemon, SETTINGS, daemon, faults, id, start, vf};
 
 fn core(host: Host, journal: Journal, directory: &Path) -> Core {
     let mut config: Config = config::parse(SETTINGS, "test").expect("valid");
@@ -176,4 +178,131 @@ fn a_mark_ends_with_its_guest_and_does_not_pass_to_the_next_of_that_name() {
     daemon.pass(10);
     assert!(daemon.core.status().guests[0].marked.is_none());
     assert_eq!(daemon.holders(), ["b"]);
+}
+
+/// What is decided about a VF that nobody may have: nothing, for as long as this lasts.
+fn leaves_alone(daemon: &mut Daemon, vf: &VfId) {
+    let Ok(Answer::Plan(plan)) = daemon.ask(Request::Plan) else { panic!("a plan") };
+    assert!(plan.moves.is_empty(), "{:?}", plan.moves);
+    let seen = daemon.core.status().vfs.iter().find(|seen| seen.id == *vf).cloned();
+    assert!(seen.is_some_and(|seen| seen.why.is_some()), "{:?}", daemon.core.status().vfs);
+    assert_eq!(daemon.core.status().counters.given.undone, 0, "nothing was even tried");
+}
+
+#[test]
+fn a_vf_of_a_guest_that_is_not_managed_is_neither_fetched_nor_given() {
+    let world = World::new(&Simulated { vfs: 2, guests: BTreeMap::new(), pods: None });
+    world.add("honest", Traffic::Constant(500.0));
+    world.add("thief", Traffic::Constant(9000.0));
+    world.add("waiting", Traffic::Constant(100.0));
+    // It is there, and holds a VF by somebody else's doing; for its address it is not managed.
+    world.address("thief", world.found().guests[&id("honest")].mac);
+    world.place(&vf(1), VfPlace::Guest(id("thief")));
+    let mut daemon = start(SETTINGS, world, tempfile::tempdir().expect("a directory"), 0);
+    daemon.pass(60);
+    assert_eq!(daemon.holders(), ["honest"]);
+    assert_eq!(daemon.world.found().vfs[&vf(1)].place, VfPlace::Guest(id("thief")));
+    leaves_alone(&mut daemon, &vf(1));
+}
+
+#[test]
+fn a_vf_whose_holder_by_the_journal_nobody_has_heard_of_is_in_no_plan() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut journal, _) = Journal::open(directory.path()).expect("a journal");
+    let holders: BTreeMap<VfId, GuestId> = [(vf(0), id("ghost"))].into();
+    let entry = Entry::Checkpoint {
+        format: pw_alloc::journal::FORMAT,
+        holders,
+        marked: BTreeMap::new(),
+        quarantined: BTreeMap::new(),
+    };
+    journal.append(&entry).expect("written");
+    drop(journal);
+    let world = World::new(&Simulated { vfs: 1, guests: BTreeMap::new(), pods: None });
+    world.add("web", Traffic::Constant(9000.0));
+    world.place(&vf(0), VfPlace::Unknown("process 7 cannot be read".into()));
+    let mut daemon = start(SETTINGS, world, directory, 0);
+    daemon.pass(60);
+    leaves_alone(&mut daemon, &vf(0));
+    daemon.world.place(&vf(0), VfPlace::Pool);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["web"]);
+}
+
+#[test]
+fn of_a_guest_that_was_started_anew_nothing_holds_that_was_known_of_the_one_before() {
+    let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a"]);
+    daemon.world.answers("a", false);
+    daemon.world.send("b", Traffic::Constant(5000.0));
+    daemon.pass(30);
+    let before = daemon.core.status().guests[0].clone();
+    assert!(before.marked.is_some() && before.rate.pps.is_some(), "{before:?}");
+    daemon.world.answers("a", true);
+    daemon.world.restart("a");
+    daemon.now_ms = daemon.core.next_ms().max(daemon.now_ms);
+    daemon.core.tick(daemon.now_ms);
+    let after = daemon.core.status().guests[0].clone();
+    assert_eq!((after.rate.pps, after.marked), (None, None));
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["b"]);
+}
+
+/// A disk that takes so many lines and is full then, and how the world was when it refused the first.
+#[derive(Clone)]
+struct Filling {
+    room: Arc<Mutex<(u64, Option<Found>)>>,
+    world: World,
+}
+
+impl Storage for Filling {
+    fn append(&mut self, _: &[u8]) -> Result<()> {
+        let mut room = self.room.lock().expect("no panic");
+        if room.0 == 0 {
+            let world = &self.world;
+            room.1.get_or_insert_with(|| world.found());
+            return Err(Error::from(ErrorKind::StorageFull));
+        }
+        room.0 -= 1;
+        Ok(())
+    }
+
+    fn truncate(&mut self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn replace(&mut self, bytes: &[u8]) -> Result<()> {
+        self.append(bytes)
+    }
+}
+
+#[test]
+fn at_whatever_line_the_disk_gets_full_no_step_is_done_that_it_does_not_announce() {
+    let mut refused = 0;
+    for lines in 0.. {
+        let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+        let disk =
+            Filling { room: Arc::new(Mutex::new((lines, None))), world: daemon.world.clone() };
+        let (journal, _) = Journal::over("j", Box::new(disk.clone()), b"", false).expect("begun");
+        daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
+        let full = || disk.room.lock().expect("no panic").1.is_some();
+        daemon.pass(20);
+        if !full() {
+            // A move becomes due, and a recovery: its holder left the VF with the address on it.
+            daemon.world.send("b", Traffic::Constant(5000.0));
+            daemon.world.restart("a");
+        }
+        daemon.pass(40);
+        let Some(then) = disk.room.lock().expect("no panic").1.take() else { break };
+        refused += 1;
+        assert_eq!(daemon.world.found(), then, "after {lines} lines");
+        // There is room: all that was left undone is made good.
+        disk.room.lock().expect("no panic").0 = u64::MAX;
+        daemon.world.send("b", Traffic::Constant(5000.0));
+        daemon.pass(200);
+        assert_eq!(daemon.holders(), ["b"], "after {lines} lines");
+        assert!(faults(&daemon).is_empty(), "after {lines} lines: {:?}", faults(&daemon));
+    }
+    assert!(refused > 30, "{refused} lines, those of a recovery and of moves among them");
 }

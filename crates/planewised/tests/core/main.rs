@@ -470,8 +470,17 @@ fn a_mark_is_there_after_a_restart() {
     world.answers("a", true);
     let mut second = start(SETTINGS, world, directory, 0);
     second.pass(30);
-    let a = &second.core.status().guests[0];
-    assert!(a.marked.is_some() && a.vf.is_some(), "until the operator says otherwise: {a:?}");
+    let marked = |daemon: &Daemon| {
+        let a = &daemon.core.status().guests[0];
+        assert!(a.marked.is_some() && a.vf.is_some(), "until the operator says otherwise: {a:?}");
+    };
+    marked(&second);
+    // The journal was begun anew meanwhile: what it came to holds the mark, too.
+    let Daemon { core, world, directory, .. } = second;
+    drop(core);
+    let mut third = start(SETTINGS, world, directory, 0);
+    third.pass(30);
+    marked(&third);
 }
 
 #[test]

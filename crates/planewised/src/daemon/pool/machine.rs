@@ -501,6 +501,27 @@ mod tests {
     }
 
     #[test]
+    fn a_pf_whose_index_is_nobodys_or_anothers_by_now_is_not_sampled_as_if_it_were_there() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let budget = Budget { per_port: 1, per_pf: 1 };
+        let mut machine = Machine::new(Vec::new(), directory.path(), budget);
+        let loopback = Net::here().and_then(|mut net| net.named("lo")).expect("Linux");
+        let loopback = loopback.expect("everywhere").index;
+        let mut sampled = |name: &str, index| {
+            let address = "0000:01:00.0".parse().expect("valid");
+            let pf = PoolPf { index, address, numa: None, link_up: false, bridge: None };
+            let pfs = [(PfId::from(name), pf)].into();
+            machine.sample(&mut PoolView { pfs, ..PoolView::default() })
+        };
+        sampled("lo", loopback).expect("it is what has that index");
+        // Its driver was bound anew: it has another index, and its own may be another interface's.
+        for index in [i32::MAX as u32, loopback] {
+            let error = sampled("pw-pf", index).expect_err("nothing of the view holds any more");
+            assert!(error.what.contains("pw-pf has changed"), "{}", error.what);
+        }
+    }
+
+    #[test]
     fn a_vf_that_is_given_is_checked_and_not_trusted_and_nothing_is_said_twice() {
         let told = |spoof_check, trust| {
             confined(Some(&VfConfig { spoof_check, trust, ..VfConfig::default() }))

@@ -325,11 +325,9 @@ impl Containers {
             if wish.pfs.is_empty() {
                 wish.pfs.clone_from(&adopted.pfs);
             }
-            let Identity { inode, cookie } = adopted.net.identity();
-            let run = known.spec.container.as_deref().unwrap_or_default();
             all.push(Managed {
                 id: id.clone(),
-                incarnation: format!("{run}/{}", cookie.unwrap_or(inode)),
+                incarnation: incarnation(known.spec.container.as_deref(), adopted.net.identity()),
                 mac: adopted.record.mac,
                 join: Join::Bond,
                 wish,
@@ -340,6 +338,12 @@ impl Containers {
         }
         all
     }
+}
+
+/// Which run of a guest it is: that of its container, where it has one, in that very namespace.
+fn incarnation(run: Option<&str>, namespace: Identity) -> String {
+    let Identity { inode, cookie } = namespace;
+    format!("{}/{}", run.unwrap_or_default(), cookie.unwrap_or(inode))
 }
 
 /// The namespace's inode; none: it is not there.
@@ -497,5 +501,21 @@ impl Guests for Containers {
 
     fn troubles(&self) -> Vec<String> {
         self.troubles.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_namespace_of_the_same_inode_and_another_start_of_a_container_are_other_guests() {
+        let namespace = |inode, cookie| Identity { inode, cookie };
+        let first = incarnation(Some("0a1b 10:00"), namespace(7, Some(70)));
+        assert_eq!(first, incarnation(Some("0a1b 10:00"), namespace(7, Some(70))));
+        assert_ne!(first, incarnation(Some("0a1b 10:00"), namespace(7, Some(71))));
+        assert_ne!(first, incarnation(Some("0a1b 10:05"), namespace(7, Some(70))));
+        // Before Linux 5.14 the inode is all there is.
+        assert_ne!(incarnation(None, namespace(7, None)), incarnation(None, namespace(8, None)));
     }
 }
