@@ -4,6 +4,7 @@ should be under planted loss, overload and vanished interfaces."""
 from __future__ import annotations
 
 import csv
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from hdrh.histogram import HdrHistogram
 
+from planewise.measure.applications import REDIS, REDIS_PORT, redis_command
 from planewise.store.models import Counts, Latency, OfferedLoad
 from planewise.testbed.host import find_probe
 from tests.linux.probe import Network, Outcome, Running, eventually, ip, run
@@ -410,9 +412,90 @@ def test_a_missing_reflector_is_named(netns_pair: Network) -> None:
     assert "nothing reflects STAMP at 198.18.0.2, UDP port 862" in done.stderr
 
 
+@contextmanager
+def redis(network: Network, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Redis server at the other end."""
+    if shutil.which(REDIS) is None:
+        pytest.skip(f"there is no {REDIS} here; `scripts/setup test` lends one")
+    command = [*redis_command(network.b.ipv4), *options]
+    with subprocess.Popen(["ip", "netns", "exec", network.b.netns, *command]) as server:
+        try:
+            eventually(lambda: bool(network.b.run("ss", "-Hltn", f"sport = {REDIS_PORT}")))
+            yield server
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("size", [107, 190, 1518])
+def test_a_redis_server_answers_every_request_in_frames_of_that_size(
+    netns_pair: Network, tmp_path: Path, size: int
+) -> None:
+    b, file = netns_pair.b, tmp_path / "packets.csv"
+    with redis(netns_pair):
+        before = b.counter("rx_packets"), b.counter("rx_bytes")
+        options = ("--rate", "200", "--count", "200", "--size", str(size))
+        done = ping(netns_pair, "--proto", "redis", *options, "--packets", file)
+        after = b.counter("rx_packets"), b.counter("rx_bytes")
+    assert done.code == 0, done.stderr
+    output = done.output
+    check_account(output)
+    assert output["counts"] | {"late": 0} == Counts(sent=200, received=200, lost=0).model_dump()
+    assert (output["proto"], output["path"], output["size_bytes"]) == ("redis", "tcp", size)
+    assert output["rtt_user"]["count"] == 200
+    assert output["rtt_kernel"] is None
+    assert not [words for words in output["warnings"] if "stamp" in words]
+    check_stamps(list(csv.DictReader(file.open())))
+    # Eleven requests warm up; what else passes are bare acknowledgements and the handshake.
+    packets, carried = (now - then for then, now in zip(before, after, strict=True))
+    requests = 200 + 11
+    assert packets >= requests
+    assert abs(carried - requests * (size - 4) - (packets - requests) * 66) <= 100
+
+
+def test_requests_leave_on_schedule_while_the_server_stands_still(netns_pair: Network) -> None:
+    with redis(netns_pair) as server:
+        asking = ("--proto", "redis", "--rate", "500", "--count", "1000", "--timeout", "5")
+        with Running("ping", netns_pair.b.ipv4, *asking, netns=netns_pair.a.netns) as running:
+            time.sleep(0.8)
+            server.send_signal(signal.SIGSTOP)
+            time.sleep(0.5)
+            server.send_signal(signal.SIGCONT)
+            output = running.finish().output
+    assert output["counts"]["received"] == 1000
+    # About 250 were due while nothing answered: an open loop waits for none of them.
+    assert output["rtt_user"]["max_ns"] > 400e6
+    assert output["rtt_user"]["p90_ns"] > 100e6
+    assert abs(output["load"]["achieved_pps"] / 500 - 1) < 0.01
+
+
+def test_a_server_that_ends_or_is_none_is_named_and_what_was_measured_is_printed(
+    netns_pair: Network,
+) -> None:
+    done = ping(netns_pair, "--proto", "redis")
+    assert done.code == 1
+    assert "nothing listens at 198.18.0.2, TCP port 6379" in done.stderr
+    with redis(netns_pair, "--requirepass", "secret"):
+        done = ping(netns_pair, "--proto", "redis")
+        assert done.code == 1
+        assert "refuses: NOAUTH" in done.stderr
+    with redis(netns_pair) as server:
+        asking = ("--proto", "redis", "--rate", "500", "--count", "5000")
+        with Running("ping", netns_pair.b.ipv4, *asking, netns=netns_pair.a.netns) as running:
+            time.sleep(1)
+            server.kill()
+            done = running.finish()
+    assert done.code == 1
+    assert "the connection to the Redis server at 198.18.0.2:6379 broke" in done.stderr
+    assert 0 < done.output["counts"]["received"] < 5000
+    assert done.output["interrupted"]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (("--size", "106", "--proto", "redis"), "give --size 107 to 9000"),
+        (("--size", "191", "--proto", "redis"), "exactly 191 bytes"),
+        (("--path", "packet", "--proto", "redis"), "go through the kernel's TCP alone"),
         (("--size", "63"), "the smallest is --size 64"),
         (("--size", "89", "--proto", "stamp"), "the smallest is --size 90"),
         (("--size", "9000"), "the largest is --size 1518"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
+from planewise.measure.applications import REDIS
 from planewise.measure.load import HostGenerator, LoadPath, measure_load
 from planewise.measure.schedule import LoadTrial
 from planewise.measure.stage import Place
@@ -75,6 +77,31 @@ def test_a_design_runs_to_a_recommendation_and_a_report(design: Path, tmp_path: 
             packets = RunReader(out).packets(trial)
             assert packets is not None
             assert packets.height == 50
+    assert nothing_is_left()
+
+
+def test_an_applications_response_is_measured_beside_its_networks(tmp_path: Path) -> None:
+    if shutil.which(REDIS) is None:
+        pytest.skip(f"there is no {REDIS} here; `scripts/setup test` lends one")
+    design = tmp_path / "redis.yaml"
+    design.write_text(
+        "factors: {plane: [veth, macvlan], size_bytes: 128, protocol: [icmp, redis]}\n"
+        "rtt: {packets: 100}\n"
+        "blocks: 3\n"
+    )
+    out = tmp_path / "run"
+    finished = run("run", design, "--out", out, "--json")
+    assert finished.returncode == 0, finished.stderr
+    trials = RunReader(out).trials()
+    assert len(trials) == 12
+    for trial in trials:
+        asked = trial.cell["protocol"] == "redis"
+        assert trial.counts is not None
+        assert trial.counts.received == 100
+        assert ("rtt_kernel" in trial.latency) is not asked
+        assert {"rtt_kernel", "overhead", "response"} <= set(trial.not_measurable) or not asked
+    compared = run("compare", out)
+    assert "at 1 kpps, answered by Redis" in compared.stdout
     assert nothing_is_left()
 
 

@@ -235,6 +235,18 @@ constraints:
             "a frame of 64 bytes cannot carry a STAMP packet",
             "at least 90",
         ),
+        (
+            BASE.replace("factors:", "factors:\n  protocol: redis"),
+            2,
+            "a frame of 64 bytes cannot carry a request to Redis",
+            "at least 107",
+        ),
+        (
+            BASE.replace("factors:", "factors:\n  protocol: redis\n  size_bytes: 1092"),
+            3,
+            "no request to Redis makes a frame of exactly 1092 bytes",
+            "give 1093",
+        ),
         (BASE.replace("[4, 8]", "[4, '8']"), 5, "the text `8` is not a whole number", ""),
         (BASE.replace("[4, 8]", "[4, yes]"), 5, "the text `yes` is not a whole number", ""),
         (BASE.replace("[4, 8]", "[4, true]"), 5, "`true` is not a whole number", ""),

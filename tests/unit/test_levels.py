@@ -25,6 +25,7 @@ from planewise.report.data import RunData
 from planewise.report.figures import guests as guests_figure
 from planewise.report.figures import rtt as rtt_figure
 from planewise.report.figures.base import PrintedNumber
+from planewise.store.cells import Sending
 from planewise.store.levels import keeps_levels, marked, missed_levels
 from planewise.store.models import BackgroundResult, BurstLoad, Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader
@@ -89,7 +90,7 @@ def test_it_counts_in_no_metric(run: Path) -> None:
 
 def test_two_frequencies_are_never_averaged_into_one_pair(run: Path) -> None:
     parts = by_sending(observe([sample(run)], "rtt"), "plane")
-    assert [one.metric.sending for one in parts] == [(1000.0, ""), (1e6, "")]
+    assert [one.metric.sending for one in parts] == [Sending(1000.0), Sending(1e6)]
     slow, fast = (compare_levels(one, "plane") for one in parts)
     assert "at 1 kpps" in slow.metric.title
     assert slow.find("veth", "bridge") is not None

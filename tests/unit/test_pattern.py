@@ -16,6 +16,7 @@ from planewise.measure.pattern import Bursts, bursts_of
 from planewise.measure.probe import BurstOutput
 from planewise.measure.schedule import RttTrial, make_schedule
 from planewise.report.data import RunData
+from planewise.store.cells import Sending
 from planewise.store.levels import missed_levels
 from planewise.store.models import BurstLoad, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader
@@ -153,13 +154,38 @@ def test_steady_probes_and_bursts_are_never_averaged_into_one_pair(run: Path) ->
     reader = RunReader(run)
     observed = observe([RunSample("run", reader.info, reader.trials())], "rtt")
     parts = by_sending(observed, "plane")
-    assert [one.metric.sending for one in parts] == [(1000.0, BURSTS), (1000.0, "steady")]
+    assert [one.metric.sending for one in parts] == [
+        Sending(1000.0, BURSTS),
+        Sending(1000.0, "steady"),
+    ]
     assert "at 1 kpps in bursts of 100 every 10 ms" in parts[0].metric.title
     assert [len(one.observations) for one in parts] == [16, 16]
     with pytest.raises(ValueError, match="several ways of sending"):
         compare_levels(observed, "plane")
     (whole,) = by_sending(observed, "pattern")
     assert compare_levels(whole, "pattern").levels == (BURSTS, "steady")
+
+
+def test_an_applications_answers_and_a_kernels_are_never_averaged_into_one_pair(run: Path) -> None:
+    reader = RunReader(run)
+    protocols = {BURSTS: "redis", "steady": "icmp"}
+    trials = []
+    for one in reader.trials():
+        cell = {name: level for name, level in one.cell.items() if name != "pattern"}
+        cell["protocol"] = protocols[str(one.cell["pattern"])]
+        trials.append(one.model_copy(update={"cell": cell}))
+    observed = observe([RunSample("run", reader.info, trials)], "rtt")
+    parts = by_sending(observed, "plane")
+    assert [one.metric.sending for one in parts] == [
+        Sending(1000.0),
+        Sending(1000.0, application="Redis"),
+    ]
+    assert "at 1 kpps, answered by Redis" in parts[1].metric.title
+    (whole,) = by_sending(observed, "protocol")
+    assert compare_levels(whole, "protocol").levels == ("icmp", "redis")
+    advice = recommend(trials, reader.info)
+    assert "at 1 kpps, answered by Redis: Use" in advice.headline
+    assert {one.application for one in advice.ranking} == {"", "Redis"}
 
 
 def test_the_recommendation_and_the_report_tell_them_apart(run: Path) -> None:

@@ -285,6 +285,7 @@ def _family_json(family: Family, ranking: RankingCheck | None) -> dict[str, obje
         "title": family.metric.title,
         "frequency_pps": sending.frequency_pps if sending else None,
         "pattern": sending.pattern if sending else None,
+        "application": sending.application if sending else None,
         "unit": family.metric.unit,
         "lower_is_better": family.metric.lower_is_better,
         "factor": family.factor,

@@ -37,7 +37,7 @@ SAME = "same"
 LoadType = Literal["none", "cpu", "network"]
 LoadLocation = Literal["sender", "responder"]
 TrafficPath = Literal["north-south", "east-west"]
-Protocol = Literal["icmp", "stamp"]
+Protocol = Literal["icmp", "stamp", "redis"]
 Randomise = Literal["cells", "testbeds"]
 
 Pattern = Annotated[
@@ -111,7 +111,8 @@ class Factors(DesignModel):
     size_bytes: Levels[FrameBytes | Imix] = (64,)
     """Ethernet frame with its 4-byte FCS; `imix`, of chains alone: 7 of 64, 4 of 594, 1 of 1518."""
     protocol: Levels[Protocol] = ("icmp",)
-    """Of RTT trials: ICMP echo, or STAMP (RFC 8762) against `pw-probe reflect`."""
+    """Of RTT trials: ICMP echo; STAMP (RFC 8762) against `pw-probe reflect`; or requests to a Redis
+    server in the responder's guest, over one TCP connection: an application's response time."""
     vnfs: Levels[VnfCount] = (0,)
     """Network functions of a chain; 0: no chain, but the main guests of two hosts."""
     message_bytes: Levels[MessageBytes] = (131_072,)

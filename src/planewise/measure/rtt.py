@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import numpy as np
 import polars as pl
 
 from planewise.errors import PlanewiseError
+from planewise.measure.applications import REDIS, REDIS_PORT, Listening, redis_command
 from planewise.measure.design import Protocol
 from planewise.measure.pattern import bursts_of
 from planewise.measure.probe import CpuOutput, PingOutput, TapOutput, parse
@@ -80,6 +81,9 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             reflector = host.start([host.probe, "reflect"], netns=path.responder.netns)
             running.enter_context(reflector)
             reflector.wait_ready("ready", READY_S)
+        if trial.protocol == "redis":
+            path = _of_requests(path)
+            _start_redis(path, running)
         taps = _start_taps(path, trial.protocol, running)
         watch = _watch_responder(path, running)
         ping, packets = _ping(path, trial, directory)
@@ -103,6 +107,19 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             used = _cpu(steady, watch)
             record = record.model_copy(update=_steadily(record, steady, used))
     return TrialResult(record, packets)
+
+
+def _of_requests(path: RttPath) -> RttPath:
+    """The path without capture points: of a TCP stream no frame is known to be one request."""
+    why = "a request's frame cannot be told within TCP, which joins, cuts and repeats what it sends"
+    parts: tuple[Metric, ...] = ("rtt_kernel", "overhead", "response")
+    return replace(path, capture_points=(), not_measurable=dict.fromkeys(parts, why))
+
+
+def _start_redis(path: RttPath, running: ExitStack) -> None:
+    host, guest = path.hosts["responder"], path.responder
+    server = running.enter_context(host.start(redis_command(guest.ipv4), netns=guest.netns))
+    Listening(host, guest.netns, REDIS, REDIS_PORT).wait(server)
 
 
 def _watch_responder(path: RttPath, running: ExitStack) -> HostProcess | None:

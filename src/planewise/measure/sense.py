@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from planewise.measure.applications import REDIS_LEAST_BYTES, is_redis_frame
 from planewise.measure.cells import combinations, factors_in_use
 from planewise.measure.design import (
     LARGEST_CHAIN_BYTES,
@@ -26,8 +27,12 @@ from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, plane, planes_of
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 from planewise.units import rate_text, time_text
 
-STAMP_BYTES = 90
-"""The smallest frame, with FCS, that carries a STAMP packet over IPv4 (RFC 8762, section 4.2)."""
+LEAST_BYTES: Mapping[str, tuple[int, str]] = {
+    "stamp": (90, "a STAMP packet"),
+    "redis": (REDIS_LEAST_BYTES, "a request to Redis"),
+}
+"""The smallest frame, with FCS, of a protocol over IPv4 (STAMP: RFC 8762, section 4.2), and what it
+carries."""
 
 
 @dataclass(frozen=True)
@@ -335,14 +340,29 @@ def _impossible_cell(design: Design) -> Problem | None:
                 "a TCP stream goes through all functions of a chain, one after the other",
                 "set `factors.path` to east-west",
             )
-        if levels.get("protocol") == "stamp" and int(levels["size_bytes"]) < STAMP_BYTES:
-            size = levels["size_bytes"]
-            return Problem(
-                ("factors", "protocol", design.factors.protocol.index("stamp")),
-                f"a frame of {size} bytes cannot carry a STAMP packet",
-                f"give at least {STAMP_BYTES}, or leave such cells out: "
-                f"`constraints: [{{when: {{protocol: stamp}}, exclude: {{size_bytes: {size}}}}}]`",
-            )
+        if problem := _too_small_for_its_protocol(design, levels):
+            return problem
+    return None
+
+
+def _too_small_for_its_protocol(design: Design, levels: Mapping[str, Level]) -> Problem | None:
+    protocol = str(levels.get("protocol"))
+    if protocol not in LEAST_BYTES:
+        return None
+    (least_bytes, what), size = LEAST_BYTES[protocol], int(levels["size_bytes"])
+    if size < least_bytes:
+        return Problem(
+            ("factors", "protocol", [*design.factors.protocol].index(protocol)),
+            f"a frame of {size} bytes cannot carry {what}",
+            f"give at least {least_bytes}, or leave such cells out: "
+            f"`constraints: [{{when: {{protocol: {protocol}}}, exclude: {{size_bytes: {size}}}}}]`",
+        )
+    if protocol == "redis" and not is_redis_frame(size):
+        return Problem(
+            ("factors", "size_bytes", design.factors.size_bytes.index(size)),
+            f"no request to Redis makes a frame of exactly {size} bytes",
+            f"give {size + 1}",
+        )
     return None
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Self
 
+from planewise.measure.applications import lacking, programs_of
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
@@ -21,7 +22,7 @@ from planewise.measure.meter import Visible
 from planewise.measure.rtt import FIRST_ANSWER_S, SERVERS_PATIENCE_S, RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
 from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
-from planewise.measure.tcp import ends_of, lacking, measure_tcp, sent_through
+from planewise.measure.tcp import ends_of, measure_tcp, sent_through
 from planewise.testbed.crew import ProcessCrew, ShellCrew
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.guests import MAKERS
@@ -133,14 +134,14 @@ class GuestStage:
     def __init__(self, design: Design, pair: Pair | None = None, ip_version: IpVersion = 4) -> None:
         self._background = design.background
         self._ip_version: IpVersion = ip_version
-        self._tcp = design.tcp is not None
+        self._programs = programs_of(design)
         self._planes: set[str] = set()
         self._testbeds = Testbeds(mtu_for(design.frame_sizes()), pair)
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
         settings = {cell: setting_of(cell) for cell in cells}
-        if self._tcp and (reason := lacking(self._testbeds.machines)):
+        if reason := lacking(self._testbeds.machines, self._programs):
             return dict.fromkeys(cells, reason)
         refused = self._testbeds.expect(list(dict.fromkeys(settings.values())))
         for setting in settings.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure.applications import IPERF, Listening
 from planewise.measure.schedule import TcpTrial
 from planewise.measure.stage import Place, TrialResult
 from planewise.store.models import CoreUse, KpiSample, TcpResult, Throughput, TrialRecord
@@ -22,13 +23,9 @@ from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import FinishedProcess, Host, HostProcess
 from planewise.testbed.model import CounterPoint, Guest, HostRole
 
-PROGRAM = "iperf3"
 _PORT = 5201
-_LISTEN = "0A"
-_START_S = 120.0
 _SLACK_S = 120.0
 """Starting iperf3 takes an emulated guest as long as a trial."""
-_FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 SAMPLE_S = 1.0
 
 
@@ -75,14 +72,6 @@ def sent_through(host: Host, gauge: Gauge) -> Counters:
     return read
 
 
-def lacking(hosts: Iterable[Host]) -> str:
-    """Which of these hosts has no iperf3, as a sentence; empty where all have it."""
-    for host in hosts:
-        if host.run(["sh", "-c", f"command -v {PROGRAM}"]).exit_code:
-            return f"there is no {PROGRAM} on {host.place}"
-    return ""
-
-
 class _Sum(BaseModel):
     model_config = ConfigDict(extra="ignore")
     bits_per_second: Annotated[float, Field(ge=0)] = 0.0
@@ -121,9 +110,9 @@ def measure_tcp(
         PlanewiseError: it failed.
     """
     with server.host.start(
-        [PROGRAM, "-s", "-1", "-4", "-B", server.address, "-p", str(_PORT)], netns=server.netns
+        [IPERF, "-s", "-1", "-4", "-B", server.address, "-p", str(_PORT)], netns=server.netns
     ) as listening:
-        _await_listening(server, listening)
+        Listening(server.host, server.netns, IPERF, _PORT).wait(listening)
         with client.host.start(
             _command(server, trial), netns=client.netns, expected_s=trial.expected_s
         ) as sending:
@@ -160,30 +149,10 @@ def measure_tcp(
 
 def _command(server: End, trial: TcpTrial) -> list[str]:
     return [
-        *(PROGRAM, "-c", server.address, "-4", "-p", str(_PORT), "--json"),
+        *(IPERF, "-c", server.address, "-4", "-p", str(_PORT), "--json"),
         *("-t", f"{trial.duration_s:.0f}", "-O", str(trial.warmup_s)),
         *("-l", str(trial.message_bytes), "-P", str(trial.streams)),
     ]
-
-
-def _await_listening(server: End, process: HostProcess) -> None:
-    wanted = f":{_PORT:04X}"
-    deadline = time.monotonic() + _START_S
-    pause_s = _FIRST_POLL_S
-    while True:
-        text = server.host.read_text("/proc/net/tcp", netns=server.netns)
-        rows = [line.split() for line in text.splitlines()[1:]]
-        if any(row[1].endswith(wanted) and row[3] == _LISTEN for row in rows):
-            return
-        if not process.running:
-            _check(process.wait())
-        if time.monotonic() > deadline:
-            raise PlanewiseError(
-                f"{PROGRAM} does not listen within {_START_S:g} s",
-                remedy="end other work on the machine, and try again",
-            )
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LAST_POLL_S)
 
 
 def _sample(process: HostProcess, seconds: float, look: Callable[[], None]) -> None:
@@ -256,7 +225,7 @@ def _check(finished: FinishedProcess) -> FinishedProcess:
     """With what iperf3 says in its JSON, and not on stderr, when it fails."""
     if finished.exit_code != 0:
         with suppress(ValueError, TypeError, KeyError):
-            raise PlanewiseError(f"{PROGRAM} failed: {json.loads(finished.stdout)['error']}")
+            raise PlanewiseError(f"{IPERF} failed: {json.loads(finished.stdout)['error']}")
     return finished.check()
 
 
@@ -266,6 +235,6 @@ def _report(finished: FinishedProcess) -> _Report:
         return _Report.model_validate_json(finished.stdout)
     except ValidationError as error:
         raise UnsupportedError(
-            f"{PROGRAM} did not print the JSON that is known of it",
+            f"{IPERF} did not print the JSON that is known of it",
             remedy="install iperf3 3.9 or newer",
         ) from error

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Literal, Self
 
 from planewise.errors import PlanewiseError
+from planewise.measure.applications import programs_of
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
 from planewise.measure.design import Design
@@ -22,7 +23,7 @@ from planewise.measure.probe import CpuOutput, parse
 from planewise.measure.rtt import EMULATED_PATIENCE_S, RttPath, measure_rtt
 from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
 from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
-from planewise.measure.tcp import PROGRAM, ends_of, measure_tcp, sent_through
+from planewise.measure.tcp import ends_of, measure_tcp, sent_through
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.host import Host
 from planewise.testbed.load import BackgroundLoad
@@ -150,7 +151,7 @@ def local_vms(design: Design, ip_version: IpVersion = 4) -> VmStage:
 
 def options_of(design: Design) -> VmOptions:
     """What a design asks of its virtual machines. Pure."""
-    return VmOptions(**dict(design.vm), programs=() if design.tcp is None else (PROGRAM,))
+    return VmOptions(**dict(design.vm), programs=programs_of(design))
 
 
 @contextmanager

@@ -199,13 +199,15 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
         return []
     result = []
     tables = dict.fromkeys(
-        (place.metric, place.frequency_pps, place.pattern) for place in advice.ranking
+        (place.metric, Sending(place.frequency_pps, place.pattern, place.application))
+        for place in advice.ranking
     )
-    for metric, frequency, pattern in tables:
+    for metric, sending in tables:
         places = [
             place
             for place in advice.ranking
-            if (place.metric, place.frequency_pps, place.pattern) == (metric, frequency, pattern)
+            if (place.metric, place.frequency_pps, place.pattern, place.application)
+            == (metric, *sending)
         ]
         loads = sorted(
             {place.load_type for place in places},
@@ -228,8 +230,8 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
             )
             for plane in planes
         )
-        if frequency is not None:
-            told = f"{told} {Sending(frequency, pattern).words}"
+        if sending.frequency_pps is not None:
+            told = f"{told} {sending.words}"
         result.append((told, Table(("Plane", *(_LOADS.get(load, load) for load in loads)), rows)))
     return result
 

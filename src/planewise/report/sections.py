@@ -459,7 +459,8 @@ def _cpu_by_factor(data: RunData) -> Section:
 def _stem(sending: Sending) -> str:
     """As part of a file's name."""
     pattern = f"-{base.slug(sending.pattern)}" if sending.pattern else ""
-    return f"{sending.frequency_pps:g}pps{pattern}"
+    application = f"-{base.slug(sending.application)}" if sending.application else ""
+    return f"{sending.frequency_pps:g}pps{pattern}{application}"
 
 
 def _compared(data: RunData) -> list[Section]:

@@ -45,6 +45,10 @@ _PLAIN = {
 """Levels that nobody needs to be told of."""
 
 
+APPLICATIONS: Mapping[str, str] = {"redis": "Redis"}
+"""Levels of `protocol` that ask an application, by what it is called."""
+
+
 class Sending(NamedTuple):
     """How probes were sent. Times at two of these are two quantities, and nothing averages them."""
 
@@ -52,21 +56,25 @@ class Sending(NamedTuple):
     """None where rates are what is compared."""
     pattern: str = ""
     """Empty in runs that have no such factor, and where patterns are what is compared."""
+    application: str = ""
+    """What answered, where that was no kernel or reflector; empty where protocols are compared."""
 
     @property
     def words(self) -> str:
-        """As `at 10 kpps`, or `at 1 Mpps in bursts of 100 every 10 ms`."""
+        """As `at 1 Mpps in bursts of 100 every 10 ms`, or `at 1 kpps, answered by Redis`."""
         rate = "" if self.frequency_pps is None else f"at {rate_text(self.frequency_pps)}"
         way = self.pattern if self.pattern in ("", "steady") else f"in {self.pattern}"
-        if rate and self.pattern == "steady":
-            return f"{rate}, steady"
-        return f"{rate} {way}".strip()
+        told = f"{rate}, steady" if rate and way == "steady" else f"{rate} {way}".strip()
+        return f"{told}, answered by {self.application}" if self.application else told
 
 
 def sending_of(cell: Mapping[str, Level]) -> Sending | None:
     """How the probes of a cell were sent; None where it does not say."""
     frequency = cell.get("frequency_pps")
-    return None if frequency is None else Sending(float(frequency), str(cell.get("pattern", "")))
+    if frequency is None:
+        return None
+    application = APPLICATIONS.get(str(cell.get("protocol", "")), "")
+    return Sending(float(frequency), str(cell.get("pattern", "")), application)
 
 
 class Naming:
@@ -250,8 +258,8 @@ def level_words(name: str, level: Level) -> str:
         return f"at {rate_text(level)}"
     if name == "pattern":
         return "steady rate" if level == "steady" else str(level)
-    if name == "protocol":
-        return str(level).upper()
+    if name == "protocol" and isinstance(level, str):
+        return f"requests to {APPLICATIONS[level]}" if level in APPLICATIONS else level.upper()
     return f"{name} {level}"
 
 

@@ -459,6 +459,8 @@ class RankedPlane(Record):
     """Rate of the probes, where the run has RTT trials at several: each has rankings of its own."""
     pattern: str = ""
     """How they followed one another, where the run has several patterns."""
+    application: str = ""
+    """What answered them, where the run asked an application, too."""
     bound: Literal["exact", "at least", "at most", "unbounded"] = "exact"
     """Whether the plane does just `value`, or that or more (something else was the limit, or the
     ladder ended before), or that or less."""

@@ -1,4 +1,5 @@
-//! `pw-probe ping`: round trip times by ICMP echo or STAMP, open loop. Knows nothing of planes.
+//! `pw-probe ping`: round trip times by ICMP echo, STAMP or a Redis server, open loop. Knows nothing of
+//! planes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,6 +25,7 @@ mod options;
 mod packet;
 mod probe;
 mod record;
+mod redis;
 mod rehearsal;
 mod ring;
 mod session;
@@ -97,16 +99,12 @@ pub fn run(args: &Args) -> Result<()> {
     args.lifetime.begin()?;
     let target = parse_target(&args.target)?;
     let order = order(args)?;
-    let is_stamp = args.proto == Protocol::Stamp;
-    let least = probe::Probe::least_payload_bytes(is_stamp);
-    let size_bytes = args.size.unwrap_or_else(|| smallest(target.ip(), least));
-    let name = if is_stamp { "STAMP" } else { "echo requests" };
-    let payload_bytes = wire::payload_bytes(size_bytes, target.ip(), least, name)?;
+    let sized = FrameSize::of(args, target.ip())?;
     check_memory(order.count)?;
     // Opened before the run, so that a bad path costs no measurement.
     let packets = args.packets.as_deref().map(create).transpose()?;
     let route = ProbeRoute {
-        target: if is_stamp { with_port(target, args.port) } else { target },
+        target: args.port().map_or(target, |port| with_port(target, port)),
         source: args.source,
         interface: args.interface.clone(),
         dscp: args.dscp,
@@ -119,25 +117,7 @@ pub fn run(args: &Args) -> Result<()> {
         ));
     }
     let mut warnings = prioritise(args)?;
-    let identifier = std::process::id() as u16;
-    let kind = if is_stamp {
-        ProbeFormat::Stamp(args.time_format, identifier.max(1))
-    } else {
-        ProbeFormat::Echo(identifier)
-    };
-    let wish = warmup::Wish {
-        kind,
-        route,
-        payload_bytes,
-        size_bytes,
-        path: args.path,
-        peak_pps: args.rate,
-        count: order.count,
-        cpu: args.cpu,
-        watch: !args.no_watch && args.rate <= WATCHED_PPS,
-        patience_ns: args.patience.as_nanos() as i64,
-    };
-    let mut ready = warmup::prepare(&wish, &stop::requested)?;
+    let mut ready = ready(args, route, &sized, order.count)?;
     warnings.append(&mut ready.warnings);
     let meter = CpuMeter::start().ok();
     let (outcome, path, receive_dropped) = match &mut ready.way {
@@ -163,7 +143,7 @@ pub fn run(args: &Args) -> Result<()> {
     let load = Load {
         intended_pps: order.schedule.mean_pps(),
         achieved_pps: achieved_pps(&tally, &order.schedule),
-        size_bytes,
+        size_bytes: sized.frame_bytes,
     };
     let burst = args.burst.zip(args.burst_every).map(|(packets, every)| {
         let (achieved_pps, achieved_kernel_pps) =
@@ -202,7 +182,8 @@ pub fn run(args: &Args) -> Result<()> {
     for (error, count) in &outcome.refused {
         warnings.push(format!("the kernel refused {count} packets ({error})"));
     }
-    if tally.tx_stamps_missing > 0 || tally.rx_stamps_missing > 0 {
+    let stamped = args.proto != Protocol::Redis;
+    if stamped && (tally.tx_stamps_missing > 0 || tally.rx_stamps_missing > 0) {
         warnings.push(format!(
             "{} packets have no kernel transmit stamp and {} answers no receive stamp; they are \
              not in rtt_kernel",
@@ -216,7 +197,7 @@ pub fn run(args: &Args) -> Result<()> {
         ip_version: if target.is_ipv4() { 4 } else { 6 },
         path,
         interface: ready.interface,
-        size_bytes,
+        size_bytes: sized.frame_bytes,
         size_includes_fcs: true,
         started: utc(outcome.start_ns),
         started_ns: outcome.start_ns,
@@ -244,6 +225,65 @@ pub fn run(args: &Args) -> Result<()> {
     Output::new("ping", report).print()?;
     written.transpose()?;
     outcome.failure.map_or(Ok(()), Err)
+}
+
+/// How long probes are.
+struct FrameSize {
+    /// Ethernet frame with its FCS.
+    frame_bytes: usize,
+    /// What lies behind the ICMP or UDP header; the message of a request.
+    payload_bytes: usize,
+}
+
+impl FrameSize {
+    fn of(args: &Args, target: IpAddr) -> Result<Self> {
+        if args.proto == Protocol::Redis {
+            let payload_bytes = redis::message_bytes(args.size, target)?;
+            return Ok(Self {
+                frame_bytes: redis::size_bytes(payload_bytes, target),
+                payload_bytes,
+            });
+        }
+        let is_stamp = args.proto == Protocol::Stamp;
+        let least = probe::Probe::least_payload_bytes(is_stamp);
+        let frame_bytes = args.size.unwrap_or_else(|| smallest(target, least));
+        let name = if is_stamp { "STAMP" } else { "echo requests" };
+        let payload_bytes = wire::payload_bytes(frame_bytes, target, least, name)?;
+        Ok(Self { frame_bytes, payload_bytes })
+    }
+}
+
+/// A way to the target that was tried.
+fn ready(args: &Args, route: ProbeRoute, sized: &FrameSize, count: u64) -> Result<warmup::Ready> {
+    let patience_ns = args.patience.as_nanos() as i64;
+    let identifier = std::process::id() as u16;
+    let kind = match args.proto {
+        Protocol::Icmp => ProbeFormat::Echo(identifier),
+        Protocol::Stamp => ProbeFormat::Stamp(args.time_format, identifier.max(1)),
+        Protocol::Redis if !matches!(args.path, Path::Auto | Path::Socket) => {
+            return Err(Error::bad_input(
+                "requests to Redis go through the kernel's TCP alone",
+                "leave out --path, or give --path socket",
+            ));
+        }
+        Protocol::Redis => {
+            let size = sized.payload_bytes;
+            return warmup::prepare_redis(&route, size, patience_ns, &stop::requested);
+        }
+    };
+    let wish = warmup::Wish {
+        kind,
+        route,
+        payload_bytes: sized.payload_bytes,
+        size_bytes: sized.frame_bytes,
+        path: args.path,
+        peak_pps: args.rate,
+        count,
+        cpu: args.cpu,
+        watch: !args.no_watch && args.rate <= WATCHED_PPS,
+        patience_ns,
+    };
+    warmup::prepare(&wish, &stop::requested)
 }
 
 /// Gives this thread the priority that the user wants; returns what could not be done.

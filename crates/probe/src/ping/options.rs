@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::warmup::Path;
-use super::{probe, record, session};
+use super::{probe, record, redis, session};
 use crate::clock::Schedule;
 use crate::error::{Error, Result};
 use crate::stamp::{self, TimeFormat};
@@ -21,9 +21,11 @@ pub enum Protocol {
     Icmp,
     /// STAMP (RFC 8762) over UDP: `pw-probe reflect` or another reflector answers.
     Stamp,
+    /// Requests to a Redis server over one TCP connection: an application's response time.
+    Redis,
 }
 
-/// Round trip times to TARGET, by ICMP echo or STAMP.
+/// Round trip times to TARGET, by ICMP echo, STAMP or requests to a Redis server.
 ///
 /// Packets leave on schedule whether or not answers came. Each packet is stamped when it was due,
 /// when this program sent it, when the kernel handed it to the driver, when the driver handed over
@@ -39,7 +41,8 @@ pub enum Protocol {
     pw-probe ping 198.18.0.2 --rate 1M --burst 100 --burst-every 0.01 --duration 5\n  \
     \x20                                                       100 packets 1 us apart, every 10 ms\n  \
     pw-probe ping fe80::2%eth0 --size 128 --packets rtt.csv\n  \
-    pw-probe ping 198.18.0.2 --proto stamp                  against `pw-probe reflect`\n\n\
+    pw-probe ping 198.18.0.2 --proto stamp                  against `pw-probe reflect`\n  \
+    pw-probe ping 198.18.0.2 --proto redis --rate 5k        against `redis-server`\n\n\
     Ctrl-C ends the run; what was measured until then is printed.")]
 pub struct Args {
     /// IPv4 or IPv6 address; a link-local one with its interface, as fe80::1%eth0
@@ -67,9 +70,9 @@ pub struct Args {
     /// Protocol of the probes
     #[arg(long, value_enum, default_value_t = Protocol::Icmp)]
     pub proto: Protocol,
-    /// UDP port of the STAMP reflector
-    #[arg(long, default_value_t = stamp::PORT)]
-    pub port: u16,
+    /// Port of the STAMP reflector (UDP) or of the Redis server (TCP) [default: 862 or 6379]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
     /// How STAMP packets carry times
     #[arg(long, value_enum, default_value_t = TimeFormat::Ntp)]
     pub time_format: TimeFormat,
@@ -122,7 +125,19 @@ impl Serialize for Protocol {
         serializer.serialize_str(match self {
             Self::Icmp => "icmp",
             Self::Stamp => "stamp",
+            Self::Redis => "redis",
         })
+    }
+}
+
+impl Args {
+    /// The port that is asked; none where the protocol has no ports.
+    pub fn port(&self) -> Option<u16> {
+        match self.proto {
+            Protocol::Icmp => None,
+            Protocol::Stamp => Some(self.port.unwrap_or(stamp::PORT)),
+            Protocol::Redis => Some(self.port.unwrap_or(redis::PORT)),
+        }
     }
 }
 

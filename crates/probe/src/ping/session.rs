@@ -247,7 +247,7 @@ impl Session<'_> {
 
     fn sleep(&mut self, timeout_ns: i64) {
         if let Err(error) = self.transport.wait(timeout_ns) {
-            self.fail_if_interface_is_gone(&error);
+            self.fail_if_over(&error);
         }
     }
 
@@ -270,7 +270,7 @@ impl Session<'_> {
             }
             Err(error) => {
                 // Such an error was left by an earlier packet and is gone now that it was read.
-                self.fail_if_interface_is_gone(&error);
+                self.fail_if_over(&error);
                 false
             }
         }
@@ -284,11 +284,15 @@ impl Session<'_> {
         };
         *self.refused.entry(name).or_default() += 1;
         if !matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EAGAIN | libc::ENOMEM)) {
-            self.fail_if_interface_is_gone(error);
+            self.fail_if_over(error);
         }
     }
 
-    fn fail_if_interface_is_gone(&mut self, error: &io::Error) {
+    fn fail_if_over(&mut self, error: &io::Error) {
+        if self.failure.is_some() {
+            return;
+        }
+        self.failure = self.transport.ended();
         let (name, there) = self.transport.interface();
         if !there && self.failure.is_none() {
             self.failure = Some(Error::failed(

@@ -193,7 +193,8 @@ fn open(kind: ProbeFormat, ipv6: bool) -> Result<(OwnedFd, &'static str)> {
     }
 }
 
-fn set_ip_options(socket: BorrowedFd<'_>, ipv6: bool, route: &ProbeRoute) -> io::Result<()> {
+/// Sets traffic class and TTL, and keeps packets whole.
+pub fn set_ip_options(socket: BorrowedFd<'_>, ipv6: bool, route: &ProbeRoute) -> io::Result<()> {
     let traffic_class = libc::c_int::from(route.dscp) << 2;
     let ttl = route.ttl.map(libc::c_int::from);
     if ipv6 {

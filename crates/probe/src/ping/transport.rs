@@ -4,6 +4,7 @@
 use std::io;
 
 use super::record::Arrival;
+use crate::error::Error;
 use crate::wire::WARMUP_BIT;
 
 /// A way to send probes and to receive their answers. Nothing here blocks but [`wait`].
@@ -56,10 +57,15 @@ pub trait Transport {
     /// Whether the interface that the probes leave by still exists; its name.
     fn interface(&self) -> (String, bool);
 
+    /// Why nothing can be sent or received any more, said once.
+    fn ended(&mut self) -> Option<Error> {
+        None
+    }
+
     /// Answers that this end received and had no room for.
     fn dropped(&mut self) -> u64;
 
-    /// The way, in a word: `packet`, `raw`, `ping` or `udp`.
+    /// The way, in a word: `packet`, `raw`, `ping`, `udp` or `tcp`.
     fn name(&self) -> &'static str;
 }
 

@@ -9,6 +9,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use super::departure::{DepartureWatch, interface_name};
 use super::live::Live;
 use super::packet::PacketTransport;
+use super::redis::RedisTransport;
 use super::socket::{ProbeFormat, ProbeRoute, SocketTransport, unreachable};
 use super::transport::{Transport, is_warmup};
 use crate::clock;
@@ -175,6 +176,42 @@ pub fn prepare(wish: &Wish, stop: &dyn Fn() -> bool) -> Result<Ready> {
     warnings
         .push(format!("probes go through the kernel's sockets, whose cost is in rtt_user: {why}"));
     Ok(Ready::user(Box::new(socket), source, warnings))
+}
+
+/// Connects to a Redis server and makes sure that it answers requests with messages of so many bytes.
+///
+/// # Errors
+/// Nobody listens, or not Redis; no answer within `patience_ns`.
+pub fn prepare_redis(
+    route: &ProbeRoute,
+    message_bytes: usize,
+    patience_ns: i64,
+    stop: &dyn Fn() -> bool,
+) -> Result<Ready> {
+    let begin = clock::monotonic_ns();
+    let mut connection = RedisTransport::connect(route, message_bytes, patience_ns)?;
+    let source = connection.source();
+    let silent = || {
+        Error::failed(
+            format!("{} took the connection and answered no request", route.target),
+            "does a Redis server listen there? Name its port with --port",
+        )
+    };
+    connection.prepare(WARMUP_BIT);
+    let mut said = connection.transmit().map(|_| None);
+    while let Ok(None) = said {
+        let left_ns = patience_ns - (clock::monotonic_ns() - begin);
+        if left_ns <= 0 || stop() {
+            return Err(silent());
+        }
+        said = connection.wait(left_ns.min(INTERVAL_NS)).and_then(|()| connection.receive());
+    }
+    if said.is_err() {
+        return Err(connection.ended().unwrap_or_else(silent));
+    }
+    let first_ns = clock::monotonic_ns() - begin;
+    warm(&mut connection, INTERVAL_NS.max(SLOWER * first_ns), stop);
+    Ok(Ready::user(Box::new(connection), source, Vec::new()))
 }
 
 /// Sends warm-up packets until one is answered; returns how long ago the last had been sent [ns].

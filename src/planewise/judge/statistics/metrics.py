@@ -242,15 +242,12 @@ def _done(sample: RunSample) -> Iterable[TrialRecord]:
     return (trial for trial in sample.trials if keeps_levels(trial))
 
 
-SENDING = ("frequency_pps", "pattern")
-"""Factors that say how probes were sent."""
-
-
 def by_sending(observed: Observed, factor: str) -> tuple[Observed, ...]:
     """The metric at each rate and pattern of the probes apart; whole where there is one.
 
     A time at 1 kpps and one at 1 Mpps are two quantities, and so are those of a steady rate and of
-    bursts: no pair holds their mean. Where one of them is compared, only the other is told apart.
+    bursts, or of a kernel and of an application that answers: no pair holds their mean. Where one
+    of these is compared, only the others are told apart.
     """
     of_cells = {_sending(one.cell, factor) for one in observed.observations}
     sendings = sorted(one for one in of_cells if one is not None)
@@ -262,9 +259,16 @@ def by_sending(observed: Observed, factor: str) -> tuple[Observed, ...]:
 def _sending(cell: Mapping[str, Level], factor: str) -> Sending | None:
     """How a cell's probes were sent, without what is compared."""
     sending = sending_of(cell)
-    if sending is None or factor not in SENDING:
-        return sending
-    return Sending(None, sending.pattern) if factor == SENDING[0] else sending._replace(pattern="")
+    if sending is None:
+        return None
+    match factor:
+        case "frequency_pps":
+            return sending._replace(frequency_pps=None)
+        case "pattern":
+            return sending._replace(pattern="")
+        case "protocol":
+            return sending._replace(application="")
+    return sending
 
 
 def _at(observed: Observed, sending: Sending, factor: str) -> Observed:

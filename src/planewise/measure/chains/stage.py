@@ -15,13 +15,14 @@ from types import MappingProxyType
 from typing import Self
 
 from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure.applications import IPERF, lacking
 from planewise.measure.cells import Cell
 from planewise.measure.chains import evaluate
 from planewise.measure.chains.evaluate import Between
 from planewise.measure.design import Design
 from planewise.measure.schedule import ChainTrial, TcpTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
-from planewise.measure.tcp import End, Passed, lacking, measure_tcp
+from planewise.measure.tcp import End, Passed, measure_tcp
 from planewise.measure.vms import options_of
 from planewise.store.models import (
     ChainLimit,
@@ -191,7 +192,7 @@ class ChainStage:
     def _shortage(self, chain: Chain) -> str:
         """What the hosts lack for a chain, as a sentence; empty when they suffice."""
         host, place = self._functions_host, called(self._functions_host)
-        if self._tcp and (reason := lacking([host])):
+        if self._tcp and (reason := lacking([host], (IPERF,))):
             return reason
         if self._pair is None:
             if reason := unavailable_here(chain, self._here):

@@ -117,7 +117,7 @@ def called(host: Host) -> str:
 
 def vm_mib(options: VmOptions) -> int:
     """Memory that a guest takes of its host [MiB]. Pure."""
-    more_mib = image.PROGRAMS_MIB if options.programs else 0
+    more_mib = image.programs_mib(options.programs)
     return max(VM_MIB + more_mib, (options.memory_mib or 0) + _BESIDE_MIB)
 
 

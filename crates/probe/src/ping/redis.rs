@@ -1,0 +1,426 @@
+//! Requests to a Redis server over one TCP connection: how long an application takes to answer.
+//!
+//! Each request is `ECHO` of a message that begins with its sequence number in hexadecimal digits
+//! (the protocol: RESP 2, redis.io). Requests leave on schedule, whether or not earlier ones were
+//! answered; the server answers them in order.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket, sockopt,
+};
+
+use super::record::{Arrival, MISSING};
+use super::socket::ProbeRoute;
+use super::transport::Transport;
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::timestamping;
+use crate::wire;
+
+/// Redis's own port.
+pub const PORT: u16 = 6379;
+/// Hexadecimal digits of a sequence number.
+const DIGITS: usize = 16;
+/// TCP header with the timestamps that Linux negotiates.
+const TCP_HEADER_BYTES: usize = 32;
+/// What may wait for the connection to take it; a server that reads nothing for longer than this
+/// lasts has its requests refused.
+const MOST_WAITING_BYTES: usize = 16 << 20;
+/// The longest answer that is waited for to be whole: that of the largest frame.
+const LONGEST_ANSWER_BYTES: usize = wire::LARGEST_FRAME_BYTES;
+
+/// A request's bytes for a message of so many bytes.
+fn request_bytes(message_bytes: usize) -> usize {
+    b"*2\r\n$4\r\nECHO\r\n$\r\n\r\n".len() + message_bytes.to_string().len() + message_bytes
+}
+
+/// Frame with FCS around a request that travels alone.
+fn frame_bytes(target: IpAddr, message_bytes: usize) -> usize {
+    wire::ETHERNET_HEADER_BYTES
+        + wire::ip_header_bytes(target)
+        + TCP_HEADER_BYTES
+        + request_bytes(message_bytes)
+        + wire::FCS_BYTES
+}
+
+/// The message that makes a request's frame `size_bytes` long, FCS included [bytes]; without a size
+/// the shortest.
+///
+/// # Errors
+/// No message does: too small, too large, or a size that one more digit of the length jumps over.
+pub fn message_bytes(size_bytes: Option<usize>, target: IpAddr) -> Result<usize> {
+    let Some(size_bytes) = size_bytes else { return Ok(DIGITS) };
+    let smallest = frame_bytes(target, DIGITS);
+    let largest = wire::LARGEST_FRAME_BYTES;
+    if !(smallest..=largest).contains(&size_bytes) {
+        return Err(Error::bad_input(
+            format!("no request to Redis makes a frame of {size_bytes} bytes"),
+            format!("give --size {smallest} to {largest} (the size includes the 4-byte FCS)"),
+        ));
+    }
+    let longest = DIGITS + (size_bytes - smallest);
+    (longest.saturating_sub(4)..=longest)
+        .find(|&message| frame_bytes(target, message) == size_bytes)
+        .ok_or_else(|| {
+            Error::bad_input(
+                format!("no request to Redis makes a frame of exactly {size_bytes} bytes"),
+                format!("give --size {}", size_bytes + 1),
+            )
+        })
+}
+
+/// The frame of a request with this message [bytes, FCS included].
+pub fn size_bytes(message_bytes: usize, target: IpAddr) -> usize {
+    frame_bytes(target, message_bytes)
+}
+
+/// What the front of a stream of answers is.
+#[derive(Debug, PartialEq, Eq)]
+enum Front<'a> {
+    /// Not whole yet.
+    Partial,
+    /// The answer to this request, of so many bytes.
+    Answer { sequence: u64, bytes: usize },
+    /// The server refuses, in its words.
+    Refusal(&'a [u8]),
+    /// No answer of Redis to an `ECHO` of ours.
+    Foreign,
+}
+
+/// Reads the front of what a server sent. Pure.
+fn front(stream: &[u8]) -> Front<'_> {
+    let Some(end) = stream.iter().take(LONGEST_ANSWER_BYTES).position(|&byte| byte == b'\r') else {
+        let whole = stream.len() > LONGEST_ANSWER_BYTES;
+        return if whole { Front::Foreign } else { Front::Partial };
+    };
+    let (head, rest) = stream.split_at(end);
+    let Some((&kind, value)) = head.split_first() else { return Front::Foreign };
+    match kind {
+        b'-' => Front::Refusal(value),
+        b'$' => {
+            let length = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+            let Some(length) =
+                length.filter(|length| (DIGITS..LONGEST_ANSWER_BYTES).contains(length))
+            else {
+                return Front::Foreign;
+            };
+            let Some(message) = rest.get(2..2 + length + 2) else { return Front::Partial };
+            let sequence = message
+                .get(..DIGITS)
+                .filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+                .and_then(|digits| std::str::from_utf8(digits).ok())
+                .and_then(|text| u64::from_str_radix(text, 16).ok());
+            match sequence {
+                Some(sequence) => Front::Answer { sequence, bytes: end + 2 + length + 2 },
+                None => Front::Foreign,
+            }
+        }
+        _ => Front::Foreign,
+    }
+}
+
+/// A connection to a server that was seen to answer.
+#[derive(Debug)]
+pub struct RedisTransport {
+    stream: TcpStream,
+    source: IpAddr,
+    interface: Option<String>,
+    server: SocketAddr,
+    request: Vec<u8>,
+    /// Where the sequence number stands in `request`.
+    digits_at: usize,
+    /// Requests, or the rest of one, that the connection has not taken yet.
+    waiting: Vec<u8>,
+    received: Vec<u8>,
+    /// Bytes of `received` that were read already.
+    read: usize,
+    over: Option<Error>,
+}
+
+impl RedisTransport {
+    /// Connects along `route` within `patience_ns`.
+    ///
+    /// # Errors
+    /// No route, no such interface or source address, nobody there, or nothing that listens.
+    pub fn connect(route: &ProbeRoute, message_bytes: usize, patience_ns: i64) -> Result<Self> {
+        let stream = TcpStream::from(connected(route, patience_ns)?);
+        let unusable = |error: io::Error| {
+            Error::failed(format!("cannot use the connection to {}", route.target), "")
+                .caused_by(error)
+        };
+        // A request leaves when it is due, not when the one before it was acknowledged.
+        stream.set_nodelay(true).map_err(unusable)?;
+        let source = stream.local_addr().map_err(unusable)?.ip();
+        let head = format!("*2\r\n$4\r\nECHO\r\n${message_bytes}\r\n");
+        let mut request = head.clone().into_bytes();
+        request.resize(head.len() + message_bytes, b'0');
+        request.extend_from_slice(b"\r\n");
+        Ok(Self {
+            stream,
+            source,
+            interface: route.interface.clone(),
+            server: route.target,
+            request,
+            digits_at: head.len(),
+            waiting: Vec::with_capacity(1 << 16),
+            received: Vec::with_capacity(1 << 16),
+            read: 0,
+            over: None,
+        })
+    }
+
+    /// The source address that the kernel chose.
+    pub fn source(&self) -> IpAddr {
+        self.source
+    }
+
+    /// Hands over what waits, as far as the connection takes it.
+    fn flush(&mut self) -> io::Result<()> {
+        while !self.waiting.is_empty() {
+            match self.stream.write(&self.waiting) {
+                Ok(written) => drop(self.waiting.drain(..written)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.broken(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn broken(&mut self, error: io::Error) -> io::Error {
+        let kind = error.kind();
+        self.over.get_or_insert_with(|| {
+            Error::failed(
+                format!("the connection to the Redis server at {} broke", self.server),
+                "does the server still run? What was measured until then is printed",
+            )
+            .caused_by(error)
+        });
+        kind.into()
+    }
+
+    fn misunderstood(&mut self, said: String) -> io::Error {
+        self.over.get_or_insert_with(|| {
+            Error::failed(
+                said,
+                "name the port of a Redis server that wants no password with --port",
+            )
+        });
+        ErrorKind::InvalidData.into()
+    }
+}
+
+/// A connected socket that never blocks.
+fn connected(route: &ProbeRoute, patience_ns: i64) -> Result<OwnedFd> {
+    let server = route.target;
+    let failed =
+        |what: String, errno: Errno| Error::failed(format!("{what}: {}", errno.desc()), "");
+    let family = if server.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let open = socket(family, SockType::Stream, flags, None)
+        .map_err(|errno| failed("cannot open a socket".to_owned(), errno))?;
+    if let Some(interface) = &route.interface {
+        timestamping::bind_to_device(open.as_fd(), interface)?;
+    }
+    if let Some(source) = route.source {
+        bind(open.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(source, 0))).map_err(
+            |errno| {
+                Error::bad_input(
+                    format!("cannot send from {source}: {}", errno.desc()),
+                    "give --source an address of this host (`ip address` lists them)",
+                )
+            },
+        )?;
+    }
+    super::socket::set_ip_options(open.as_fd(), server.is_ipv6(), route).map_err(|error| {
+        Error::failed(format!("cannot set the IP options for {server}"), "").caused_by(error)
+    })?;
+    let refused = |errno: Errno| match errno {
+        Errno::ECONNREFUSED => Error::failed(
+            format!("nothing listens at {}, TCP port {}", server.ip(), server.port()),
+            "start `redis-server --bind ADDRESS --protected-mode no` there, or name its port with \
+             --port",
+        ),
+        errno => super::socket::unreachable(route, errno),
+    };
+    match connect(open.as_raw_fd(), &SockaddrStorage::from(server)) {
+        Ok(()) => return Ok(open),
+        Err(Errno::EINPROGRESS) => {}
+        Err(errno) => return Err(refused(errno)),
+    }
+    let timeout_ms = i32::try_from(patience_ns / 1_000_000).unwrap_or(i32::MAX).max(1);
+    let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::MAX);
+    let mut watched = [PollFd::new(open.as_fd(), PollFlags::POLLOUT)];
+    let ready = poll(&mut watched, timeout)
+        .map_err(|errno| failed(format!("cannot wait for {server}"), errno))?;
+    if ready == 0 {
+        return Err(Error::failed(
+            format!("{server} did not take a connection within {} s", patience_ns as f64 / 1e9),
+            "is it up, and does a Redis server listen there? Is there a firewall?",
+        ));
+    }
+    match nix::sys::socket::getsockopt(&open, sockopt::SocketError) {
+        Ok(0) => Ok(open),
+        Ok(errno) => Err(refused(Errno::from_raw(errno))),
+        Err(errno) => Err(failed(format!("cannot connect to {server}"), errno)),
+    }
+}
+
+impl Transport for RedisTransport {
+    fn prepare(&mut self, sequence: u64) {
+        let digits = format!("{sequence:016x}");
+        self.request[self.digits_at..self.digits_at + DIGITS].copy_from_slice(digits.as_bytes());
+    }
+
+    fn transmit(&mut self) -> io::Result<i64> {
+        if self.waiting.len() + self.request.len() > MOST_WAITING_BYTES {
+            self.flush()?;
+            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+        let user_tx_ns = clock::realtime_ns();
+        self.waiting.extend_from_slice(&self.request);
+        self.flush()?;
+        Ok(user_tx_ns)
+    }
+
+    fn receive(&mut self) -> io::Result<Option<Arrival>> {
+        self.flush()?;
+        loop {
+            match front(self.received.get(self.read..).unwrap_or(&[])) {
+                Front::Answer { sequence, bytes } => {
+                    self.read += bytes;
+                    return Ok(Some(Arrival {
+                        sequence,
+                        kernel_rx_ns: MISSING,
+                        user_rx_ns: clock::realtime_ns(),
+                        residence_ns: -1,
+                    }));
+                }
+                Front::Refusal(words) => {
+                    let words = String::from_utf8_lossy(words).into_owned();
+                    return Err(self.misunderstood(format!(
+                        "the Redis server at {} refuses: {words}",
+                        self.server
+                    )));
+                }
+                Front::Foreign => {
+                    return Err(self.misunderstood(format!(
+                        "what listens at {} does not speak Redis's protocol",
+                        self.server
+                    )));
+                }
+                Front::Partial => {}
+            }
+            self.received.drain(..self.read);
+            self.read = 0;
+            let mut buffer = [0; 1 << 14];
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(self.broken(ErrorKind::UnexpectedEof.into())),
+                Ok(bytes) => self.received.extend_from_slice(buffer.get(..bytes).unwrap_or(&[])),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.broken(error)),
+            }
+        }
+    }
+
+    /// TCP sends bytes, of which the kernel may join or repeat some: no stamp belongs to a request.
+    fn transmit_stamp(&mut self) -> Option<(u64, i64)> {
+        None
+    }
+
+    fn stamps_pending(&self) -> bool {
+        false
+    }
+
+    fn wait(&mut self, timeout_ns: i64) -> io::Result<()> {
+        timestamping::wait_readable(self.stream.as_fd(), timeout_ns);
+        Ok(())
+    }
+
+    fn interface(&self) -> (String, bool) {
+        match &self.interface {
+            Some(name) => (name.clone(), nix::net::if_::if_nametoindex(name.as_str()).is_ok()),
+            None => (String::new(), true),
+        }
+    }
+
+    fn ended(&mut self) -> Option<Error> {
+        self.over.take()
+    }
+
+    fn dropped(&mut self) -> u64 {
+        0
+    }
+
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TARGET: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(198, 18, 0, 2));
+
+    #[test]
+    fn a_request_has_the_frame_size_that_was_asked_for() {
+        assert!(message_bytes(None, TARGET).is_ok_and(|shortest| shortest == DIGITS));
+        for size in 107..=wire::LARGEST_FRAME_BYTES {
+            match message_bytes(Some(size), TARGET) {
+                Ok(message) => assert_eq!(size_bytes(message, TARGET), size),
+                Err(error) => assert!(error.remedy.contains(&(size + 1).to_string()), "{size}"),
+            }
+        }
+        for size in [0, 64, 106, wire::LARGEST_FRAME_BYTES + 1] {
+            let error = message_bytes(Some(size), TARGET).expect_err("no request is so long");
+            assert!(error.remedy.contains("107 to 9000"), "{}", error.remedy);
+        }
+    }
+
+    #[test]
+    fn an_answer_is_read_once_it_is_whole() {
+        let whole = b"$18\r\n800000000000000axy\r\n$16\r\n";
+        let answer = Front::Answer { sequence: 0x8000_0000_0000_000a, bytes: 25 };
+        for length in 0..25 {
+            assert_eq!(front(&whole[..length]), Front::Partial, "{length}");
+        }
+        assert_eq!(front(&whole[..25]), answer);
+        assert_eq!(front(whole), answer);
+    }
+
+    #[test]
+    fn what_is_no_answer_of_redis_is_told() {
+        assert_eq!(
+            front(b"-NOAUTH Authentication required.\r\n"),
+            Front::Refusal(b"NOAUTH Authentication required.")
+        );
+        for foreign in [
+            &b"HTTP/1.1 400 Bad Request\r\n"[..],
+            b"\r\n",
+            b"$-1\r\n",
+            b"$x\r\n",
+            b"$3\r\nabc\r\n",
+            b"$16\r\nnot a number at all\r\n",
+            b"$99999999999999999999999\r\n",
+            &[b'$'; 20_000],
+        ] {
+            assert_eq!(front(foreign), Front::Foreign, "{}", String::from_utf8_lossy(foreign));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_a_fault_and_an_answer_lies_within_them() {
+        bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+            if let Front::Answer { bytes: taken, .. } = front(bytes) {
+                assert!(taken <= bytes.len());
+            }
+        });
+    }
+}

@@ -1,0 +1,105 @@
+"""Others' programs that trials start in guests: which, whether they are there, when they listen.
+
+A guest that is a virtual machine gets them with their libraries from this machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from planewise.errors import PlanewiseError
+from planewise.measure.design import Design
+from planewise.testbed.host import Host, HostProcess
+
+IPERF = "iperf3"
+REDIS = "redis-server"
+REDIS_PORT = 6379
+
+_LISTEN = "0A"
+_START_S = 120.0
+"""Starting a program takes an emulated guest as long as a trial."""
+_FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
+
+
+def programs_of(design: Design) -> tuple[str, ...]:
+    """The programs that a design's trials start in guests. Pure."""
+    asked = "redis" in design.factors.protocol and design.rtt is not None
+    return (*((IPERF,) if design.tcp is not None else ()), *((REDIS,) if asked else ()))
+
+
+def lacking(hosts: Iterable[Host], programs: Sequence[str]) -> str:
+    """Which of these hosts lacks a program, as a sentence; empty where all are there."""
+    for host in hosts:
+        for program in programs:
+            if host.run(["sh", "-c", f"command -v {program}"]).exit_code:
+                return f"there is no {program} on {host.place}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A server's program in a guest, and the TCP port that it is to listen on."""
+
+    host: Host
+    netns: str
+    program: str
+    port: int
+
+    def wait(self, process: HostProcess) -> None:
+        """Returns once the port is open.
+
+        Raises:
+            PlanewiseError: the process ended, or does not listen in time.
+        """
+        wanted = f":{self.port:04X}"
+        deadline = time.monotonic() + _START_S
+        pause_s = _FIRST_POLL_S
+        while True:
+            text = self.host.read_text("/proc/net/tcp", netns=self.netns)
+            rows = [line.split() for line in text.splitlines()[1:]]
+            if any(row[1].endswith(wanted) and row[3] == _LISTEN for row in rows):
+                return
+            if not process.running:
+                finished = process.wait().check()
+                raise PlanewiseError(
+                    f"{self.program} ended before it listened: {finished.stdout[-200:].strip()}"
+                )
+            if time.monotonic() > deadline:
+                raise PlanewiseError(
+                    f"{self.program} does not listen within {_START_S:g} s",
+                    remedy="end other work on the machine, and try again",
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
+
+
+def redis_command(address: str) -> list[str]:
+    """A Redis server for one guest that keeps nothing: what it answers is in its memory alone.
+
+    It asks for no password: only the testbed's guests reach that address.
+    """
+    return [
+        *(REDIS, "--bind", address, "--port", str(REDIS_PORT), "--protected-mode", "no"),
+        *("--save", "", "--appendonly", "no", "--loglevel", "warning"),
+    ]
+
+
+def redis_frame_bytes(message_bytes: int) -> int:
+    """Ethernet frame with FCS of a request that travels alone over IPv4. Pure.
+
+    TCP has its timestamps; the request is `ECHO` of the message in RESP 2 (redis.io).
+    """
+    around = len(b"*2\r\n$4\r\nECHO\r\n$\r\n\r\n") + len(str(message_bytes))
+    return 14 + 20 + 32 + around + message_bytes + 4
+
+
+REDIS_LEAST_BYTES = redis_frame_bytes(16)
+"""The smallest frame of a request: 16 digits tell requests apart."""
+
+
+def is_redis_frame(size_bytes: int) -> bool:
+    """Whether a request makes a frame of just this size: one more digit of its length skips one."""
+    longest = 16 + size_bytes - REDIS_LEAST_BYTES
+    return any(redis_frame_bytes(n) == size_bytes for n in range(max(16, longest - 4), longest + 1))
