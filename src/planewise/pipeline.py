@@ -25,7 +25,7 @@ from planewise.measure.experiment import (
     Outcome,
     Progress,
     find_ranges,
-    left_out,
+    refusals,
     run,
     schedule_for,
 )
@@ -221,7 +221,7 @@ def start(
     check_free(out)
     with _stages(design, elsewhere) as stage:
         unavailable = stage.unavailable(cells_of(design))
-        for what in left_out(unavailable):
+        for what in refusals(unavailable):
             progress.note(f"left out: {what}")
         ranges = find_ranges(design, stage, unavailable, progress)
         if quick is not None:
@@ -288,7 +288,7 @@ def resume(
             lacking = stage.unavailable(list(dict.fromkeys(v.cell for v in schedule.visits)))
             if lacking:
                 raise PlanewiseError(
-                    f"the run cannot be continued here: {'; '.join(left_out(lacking))}",
+                    f"the run cannot be continued here: {'; '.join(refusals(lacking))}",
                     remedy="continue it on the system that it began on",
                 )
             changed = changed_hosts(info.hosts, _by_role(host, elsewhere))

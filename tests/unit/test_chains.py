@@ -393,7 +393,7 @@ def test_huge_pages_are_added_and_given_back_even_when_others_took_some_meanwhil
     machine: Path, tmp_path: Path
 ) -> None:
     pool, notes = HugePagePool(machine), tmp_path / "notes"
-    with hugepages.taken(64 << 20, pool, notes) as pages:
+    with hugepages.reserved(64 << 20, pool, notes) as pages:
         assert pages == 32
         assert pool.pages == 132
         assert len(list(notes.glob("*.json"))) == 1
@@ -423,7 +423,7 @@ def test_runs_that_come_and_go_at_once_leave_the_pool_and_nothing_else(
     pool, notes = HugePagePool(machine), tmp_path / "notes"
 
     def take(_: int) -> None:
-        with hugepages.taken(2 << 20, pool, notes) as pages:
+        with hugepages.reserved(2 << 20, pool, notes) as pages:
             assert pages == 1
 
     with ThreadPoolExecutor(4) as threads:
@@ -449,7 +449,7 @@ def test_too_little_memory_is_said_before_anything_is_taken(machine: Path, tmp_p
     pool, notes = HugePagePool(machine), tmp_path / "notes"
     with (
         pytest.raises(UnsupportedError, match="it needs 65536 MiB of huge pages, and 7812 MiB"),
-        hugepages.taken(64 << 30, pool, notes),
+        hugepages.reserved(64 << 30, pool, notes),
     ):
         pass
     assert pool.pages == 100

@@ -15,7 +15,7 @@ from planewise.advise.demand import (
 from planewise.advise.evidence import LOAD_WORDS, ChainSeen, Evidence
 from planewise.advise.model.capacity import ChainWorkload
 from planewise.advise.ranked import MODELLED, Known, PlaneForecast, hold_to_rate
-from planewise.advise.recommend import shown
+from planewise.advise.recommend import value_of
 from planewise.judge.statistics.sentences import bound_text
 from planewise.store.models import RankedPlane
 from planewise.units import bits_text, percent_text, rate_text, time_text
@@ -134,22 +134,23 @@ def _seen(seen: Evidence) -> Iterator[Statement]:
         if load not in LOAD_WORDS:
             continue
         tail = seen.rtt_p99.get(load)
-        most = f", {shown(tail, time_text)} for 99 of 100" if tail is not None else ""
+        most = f", {value_of(tail, time_text)} for 99 of 100" if tail is not None else ""
         yield Statement(
-            f"Round-trip time {LOAD_WORDS[load]}: {shown(median, time_text)} in the median{most}.",
+            f"Round-trip time {LOAD_WORDS[load]}: {value_of(median, time_text)} in the "
+            f"median{most}.",
             "measurement",
             seen.run,
         )
     if seen.forwarded is not None:
         size = f" of {seen.forwarded_bytes} bytes" if seen.forwarded_bytes else ""
         yield Statement(
-            f"One pair of guests: {shown(seen.forwarded, rate_text)}{size}.",
+            f"One pair of guests: {value_of(seen.forwarded, rate_text)}{size}.",
             "measurement",
             seen.run,
         )
     if seen.cpu is not None:
         yield Statement(
-            f"It took {shown(seen.cpu, time_text)} of the kernel's CPU for each packet.",
+            f"It took {value_of(seen.cpu, time_text)} of the kernel's CPU for each packet.",
             "measurement",
             seen.run,
         )
@@ -206,7 +207,10 @@ def _hold_to_tails(
 
     def latest(some: Sequence[tuple[RankedPlane, str]]) -> tuple[str, str]:
         tail, run = max(some, key=lambda pair: pair[0].value)
-        return f"{shown(tail, time_text)} {LOAD_WORDS.get(tail.load_type, tail.load_type)}", run
+        return (
+            f"{value_of(tail, time_text)} {LOAD_WORDS.get(tail.load_type, tail.load_type)}",
+            run,
+        )
 
     wanted = f"{time_text(goal)} for 99 of 100 packets"
     over = [pair for pair in tails if pair[0].value > goal]

@@ -271,7 +271,7 @@ def _choose(
         second = overall[1]
         return best.plane, (
             f"Use {best.plane}: over all loads its median round-trip time is "
-            f"{shown(best, time_text)}, {_below(second)} that of "
+            f"{value_of(best, time_text)}, {_below(second)} that of "
             f"{second.plane}, the next best{left_out}."
         )
     tied = [best.plane, *(place.plane for place in rivals)]
@@ -279,7 +279,7 @@ def _choose(
     if len(rates) > 1 and not any(place.note for place in rates[1:]) and rates[0].effect is None:
         return rates[0].plane, (
             f"Use {rates[0].plane}: {_listed(tied)} are not told apart in round-trip time, and "
-            f"{rates[0].plane} forwards most, {shown(rates[0], rate_text)}{left_out}."
+            f"{rates[0].plane} forwards most, {value_of(rates[0], rate_text)}{left_out}."
         )
     same = all(place.note.startswith("practically") for place in rivals)
     if same:
@@ -325,17 +325,17 @@ def _reasons(plane: str, rankings: Mapping[str, Sequence[RankedPlane]]) -> tuple
             if own is None:
                 continue
             others = [
-                f"{place.plane} {shown(place, show)}" for place in places if place.plane != plane
+                f"{place.plane} {value_of(place, show)}" for place in places if place.plane != plane
             ]
             against = f" ({', '.join(others)})" if others else ""
             words = _LOAD_WORDS.get(load, load)
             reasons.append(
-                f"{what} {words}: {plane} {shown(own, show)}{_range(own, show)}{against}"
+                f"{what} {words}: {plane} {value_of(own, show)}{_range(own, show)}{against}"
             )
     return tuple(reasons)
 
 
-def shown(place: RankedPlane, show: Callable[[float], str]) -> str:
+def value_of(place: RankedPlane, show: Callable[[float], str]) -> str:
     """A place's value as people read it; a bound says so."""
     return bound_text(place.bound, show(place.value))
 

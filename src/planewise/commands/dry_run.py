@@ -143,12 +143,12 @@ def _print_cells(cells: Sequence[Cell], schedule: Schedule) -> None:
     for name in ("cell", *varying, "trials"):
         table.add_column(name.replace("_", " "), overflow="fold")
     for number, (cell, own) in enumerate(zip(cells, levels, strict=True), start=1):
-        shown = [_shown(name, own) for name in varying]
+        shown = [_levels_text(name, own) for name in varying]
         table.add_row(str(number), *shown, str(trials[cell]))
     console.print(table)
 
 
-def _shown(name: str, levels: Mapping[str, Level]) -> str:
+def _levels_text(name: str, levels: Mapping[str, Level]) -> str:
     """A level; empty where it has no meaning."""
     alone = levels.get("background_guests") == 0
     if name == "background_plane" and alone:

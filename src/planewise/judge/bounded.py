@@ -75,12 +75,12 @@ def mapped(value: Bounded, function: Callable[[float], float]) -> Bounded:
 
 def mean_of(values: Sequence[Bounded]) -> Bounded:
     """The arithmetic mean: a bound as soon as one value is a bound."""
-    return _shown(fmean(v.value for v in values), *_ends(values, fmean))
+    return _bounded(fmean(v.value for v in values), *_ends(values, fmean))
 
 
 def median_of(values: Sequence[Bounded]) -> Bounded:
     """The median: exact where fewer than half of the values are bounds on either side."""
-    return _shown(median(v.value for v in values), *_ends(values, _median))
+    return _bounded(median(v.value for v in values), *_ends(values, _median))
 
 
 def minus(a: Bounded, b: Bounded) -> Bounded:
@@ -108,7 +108,7 @@ def _open(low: float, high: float) -> float:
     return low if math.isinf(low) else high
 
 
-def _shown(value: float, low: float, high: float) -> Bounded:
+def _bounded(value: float, low: float, high: float) -> Bounded:
     """A bound is shown by its finite end."""
     if math.isinf(high) and math.isfinite(low):
         return Bounded(low, low, high)

@@ -277,7 +277,9 @@ def decide(
         )
     if open_ > max(good, bad) or min(good, bad) <= 1 - SURE < open_:
         return Decision("UNDECIDED", "ladder too short", _too_short(ladder, plr))
-    return Decision("UNDECIDED", "other", _not_told(ladder, drawn, plr, erratic=bad >= sure))
+    return Decision(
+        "UNDECIDED", "other", _undecided_reason(ladder, drawn, plr, erratic=bad >= sure)
+    )
 
 
 def _size_text(headroom: Headroom) -> str:
@@ -486,7 +488,7 @@ def _too_short(ladder: Moments, plr: float) -> str:
     )
 
 
-def _not_told(ladder: Moments, drawn: Draws, plr: float, *, erratic: bool) -> str:
+def _undecided_reason(ladder: Moments, drawn: Draws, plr: float, *, erratic: bool) -> str:
     """Why runs do not decide."""
     over = np.flatnonzero(ladder.mean > plr)
     start = int(over[0]) if over.size else ladder.offered_pps.size - 1

@@ -204,7 +204,7 @@ def schedule_for(
     """The run's schedule; PlanewiseError when nothing of the design can be run here."""
     schedule = make_schedule(design, ladders, unavailable)
     if not schedule.visits:
-        reasons = "; ".join(left_out(unavailable))
+        reasons = "; ".join(refusals(unavailable))
         raise PlanewiseError(
             f"no cell of the design can be run here ({reasons})",
             remedy="`planewise doctor` lists the planes of this host",
@@ -212,7 +212,7 @@ def schedule_for(
     return schedule
 
 
-def left_out(unavailable: Mapping[Cell, str]) -> tuple[str, ...]:
+def refusals(unavailable: Mapping[Cell, str]) -> tuple[str, ...]:
     """What cannot be run here, one phrase a reason: `ipvlan: the kernel lacks it`."""
     planes: dict[str, dict[str, None]] = {}
     for cell, reason in unavailable.items():

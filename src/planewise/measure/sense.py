@@ -352,7 +352,7 @@ def _too_small_for_its_protocol(design: Design, levels: Mapping[str, Level]) -> 
     (least_bytes, what), size = LEAST_BYTES[protocol], int(levels["size_bytes"])
     if size < least_bytes:
         return Problem(
-            ("factors", "protocol", [*design.factors.protocol].index(protocol)),
+            ("factors", "protocol", tuple[str, ...](design.factors.protocol).index(protocol)),
             f"a frame of {size} bytes cannot carry {what}",
             f"give at least {least_bytes}, or leave such cells out: "
             f"`constraints: [{{when: {{protocol: {protocol}}}, exclude: {{size_bytes: {size}}}}}]`",

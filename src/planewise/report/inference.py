@@ -91,7 +91,7 @@ def value_text(family: Family, value: float) -> str:
     )
 
 
-def said_change(one: Comparison) -> str:
+def bounded_change(one: Comparison) -> str:
     """The change; a bound says so."""
     return bound_text(one.bound, change_text(one, one.change))
 
@@ -110,7 +110,7 @@ def sentence(compared: Compared) -> str:
         if one.outcome in ("better", "worse"):
             first, second = (one.a, one.b) if one.outcome == "better" else (one.b, one.a)
             turned = family.find(first, second) or one
-            told.setdefault(str(first), []).append(f"{second} ({said_change(turned)})")
+            told.setdefault(str(first), []).append(f"{second} ({bounded_change(turned)})")
     same = [f"{one.a} and {one.b}" for one in overall if one.outcome == "practically the same"]
     unknown = [f"{one.a} and {one.b}" for one in overall if one.outcome == "not known"]
     parts = [f"{first} is better than {_some(others)}" for first, others in told.items()]

@@ -191,9 +191,9 @@ class TrialColumns:
             sent=sent,
             received=received,
             order=np.argsort(np.argsort(places, kind="stable"), kind="stable").astype(np.int64),
-            duration_s=_known(duration),
-            drops=_known(drops),
-            cpu=_known(cpu),
+            duration_s=_complete(duration),
+            drops=_complete(drops),
+            cpu=_complete(cpu),
             limited=limited > 0 if (limited > 0).any() else None,
             curve=curve,
             info=dict(info or {}),
@@ -274,5 +274,5 @@ def group_measured_rates(rates: Floats) -> tuple[Floats, bool]:
     return loads, merged
 
 
-def _known(column: Floats) -> Floats | None:
+def _complete(column: Floats) -> Floats | None:
     return column if np.isfinite(column).any() else None

@@ -49,7 +49,7 @@ def read_rtts(
             elif together is not None:
                 yield TrialTimes(trial, together[place])
             else:
-                yield _alone(run, trial, rtt)
+                yield _times_of_trial(run, trial, rtt)
 
 
 _NONE: Floats = np.empty(0, dtype=np.float32)
@@ -78,7 +78,7 @@ def _together(run: Path, trials: Sequence[TrialRecord], rtt: pl.Expr) -> list[Fl
     return result
 
 
-def _alone(run: Path, trial: TrialRecord, rtt: pl.Expr) -> TrialTimes:
+def _times_of_trial(run: Path, trial: TrialRecord, rtt: pl.Expr) -> TrialTimes:
     try:
         found = pl.scan_parquet(run / str(trial.packets), glob=False).select(rtt).collect()
     except (OSError, pl.exceptions.PolarsError) as error:

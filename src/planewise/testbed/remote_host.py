@@ -19,7 +19,7 @@ from planewise.errors import PlanewiseError
 from planewise.testbed import script
 from planewise.testbed.host import GRACE_S, Host, enter_command, find_probe
 from planewise.testbed.plan import Plan
-from planewise.testbed.remote_process import RemoteProcess, SshProcess, kept
+from planewise.testbed.remote_process import RemoteProcess, SshProcess, supervised_command
 
 CONNECT_TIMEOUT_S = 30.0
 """An emulated host takes a second or two for a handshake, a busy one longer."""
@@ -188,7 +188,8 @@ class RemoteHost(Host):
     async def _start(
         self, argv: tuple[str, ...], netns: str | None, stdin: bytes | None
     ) -> SshProcess:
-        remote = await self._spawn(f"exec {kept(argv, netns, len(stdin or b''))}")
+        command = supervised_command(argv, netns, len(stdin or b""))
+        remote = await self._spawn(f"exec {command}")
         process = SshProcess(self, argv, remote)
         await process.begin(stdin)
         return process

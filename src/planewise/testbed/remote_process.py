@@ -119,7 +119,7 @@ class RemoteProcess(Protocol):
         """The signal that ended it, first its name without SIG."""
 
 
-def kept(argv: Sequence[str], netns: str | None, stdin_bytes: int) -> str:
+def supervised_command(argv: Sequence[str], netns: str | None, stdin_bytes: int) -> str:
     """The shell command that runs `argv` as long as the connection stands. Pure."""
     return shlex.join(["sh", "-c", _KEPT, "sh", netns or "", str(stdin_bytes), *argv])
 

@@ -397,8 +397,8 @@ class _Table:
             level=level,
             stratum=stratum,
             value=unscaled(centre.value),
-            low=_known(unscaled(min(ends[0], centre.value)), ends[0]),
-            high=_known(unscaled(max(ends[1], centre.value)), ends[1]),
+            low=_finite(unscaled(min(ends[0], centre.value)), ends[0]),
+            high=_finite(unscaled(max(ends[1], centre.value)), ends[1]),
             replicates=len(keys),
             blocks=len(blocks),
             bound=bound_of(centre.low, centre.high),
@@ -443,7 +443,7 @@ class _Table:
             yield f"left out of these comparisons, in their block: {'; '.join(alone)}"
 
 
-def _known(value: float, end: float) -> float | None:
+def _finite(value: float, end: float) -> float | None:
     return value if math.isfinite(end) else None
 
 

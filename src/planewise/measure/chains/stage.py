@@ -55,7 +55,7 @@ from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.steering import may_steer
 from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
-from planewise.testbed.vms.platform import VmPlatform, called, platform_of, vm_mib
+from planewise.testbed.vms.platform import VmPlatform, machine_name, platform_of, vm_mib
 from planewise.testbed.vms.resources import (
     VmResources,
     free_mib,
@@ -191,7 +191,7 @@ class ChainStage:
 
     def _shortage(self, chain: Chain) -> str:
         """What the hosts lack for a chain, as a sentence; empty when they suffice."""
-        host, place = self._functions_host, called(self._functions_host)
+        host, place = self._functions_host, machine_name(self._functions_host)
         if self._tcp and (reason := lacking([host], (IPERF,))):
             return reason
         if self._pair is None:

@@ -186,7 +186,7 @@ _LEFT: Look = {"align": "left", "baseline": "middle"}
 
 
 def _outcome(pair: Comparison) -> str:
-    return f"{pair.outcome}, {inference.said_change(pair)}"
+    return f"{pair.outcome}, {inference.bounded_change(pair)}"
 
 
 def _row(pair: Comparison, number: int, stratum: str, span: Span, lines: int) -> Row:
@@ -275,7 +275,7 @@ def table(all_compared: Sequence[Compared]) -> Table:
                     stratum_words(one.stratum),
                     f"{one.a} against {one.b}",
                     one.outcome,
-                    PrintedNumber(inference.said_change(one), one.change)
+                    PrintedNumber(inference.bounded_change(one), one.change)
                     if math.isfinite(one.change)
                     else Missing("unbounded"),
                     inference.interval_text(one)

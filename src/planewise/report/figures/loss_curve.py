@@ -459,10 +459,10 @@ def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Spec:
 def _pdr_said(verdict: Verdict) -> str:
     if verdict.pdr is None:
         return "below the first load" if verdict.tested else "not known"
-    return _said(verdict.pdr)
+    return _estimate_text(verdict.pdr)
 
 
-def _said(estimate: LoadEstimate) -> str:
+def _estimate_text(estimate: LoadEstimate) -> str:
     if estimate.bounded:
         return rate_text(estimate.pps)
     return f"at least {rate_text(estimate.low_pps)}" if estimate.low_pps > 0 else "not known"
@@ -473,11 +473,13 @@ def _estimate(estimate: LoadEstimate | None, why: str) -> Entry:
         return Missing(why)
     if estimate.bounded:
         low, high = rate_text(estimate.low_pps), rate_text(estimate.high_pps)
-        return PrintedNumber(_said(estimate), estimate.pps, small=theme.interval(low, high))
+        return PrintedNumber(
+            _estimate_text(estimate), estimate.pps, small=theme.interval(low, high)
+        )
     if estimate.low_pps <= 0:
         return Missing("the loads end too early to say")
     # The lower end of its interval: the point estimate is only where the ladder ends.
-    return PrintedNumber(_said(estimate), estimate.low_pps)
+    return PrintedNumber(_estimate_text(estimate), estimate.low_pps)
 
 
 def _share(value: float) -> str:

@@ -129,7 +129,7 @@ class Function:
         try:
             self._write(f"{words}\n")
         except PlanewiseError as error:
-            raise self._gone() from error
+            raise self._ended_error() from error
         return self._await(start, _ANSWER_S)
 
     def busy_s(self) -> float:
@@ -146,7 +146,7 @@ class Function:
 
     def _write(self, text: str) -> None:
         if not self.alive:
-            raise self._gone()
+            raise self._ended_error()
         self._host.run(["sh", "-c", _SAY, "sh", self._pipe], stdin=text.encode()).check()
 
     def _text(self) -> str:
@@ -163,7 +163,7 @@ class Function:
             if said.endswith(_PROMPT):
                 return said
             if not self.alive:
-                raise self._gone()
+                raise self._ended_error()
             if time.monotonic() > deadline:
                 raise PlanewiseError(
                     f"{self.name} ({PROGRAM}) said nothing for {limit_s:g} s",
@@ -171,7 +171,7 @@ class Function:
                 )
             time.sleep(_POLL_S)
 
-    def _gone(self) -> PlanewiseError:
+    def _ended_error(self) -> PlanewiseError:
         if _NO_DEVICE in self._text():
             return PlanewiseError(
                 f"{self.name} ({PROGRAM}) found no device: DPDK has no driver for it, or could not "

@@ -96,7 +96,7 @@ def _mib(size_bytes: int) -> str:
 
 
 @contextmanager
-def taken(
+def reserved(
     wanted_bytes: int, pool: HugePagePool | None = None, notes: Path = NOTES
 ) -> Iterator[int]:
     """Adds pages for `wanted_bytes` to the pool; yields how many were added.
@@ -114,14 +114,14 @@ def taken(
         yield 0
         return
     try:
-        with _alone(notes):
+        with _locked(notes):
             note = _Note.make(notes)
     except OSError as error:
         raise UnsupportedError(
             f"{notes} cannot be written: {error.strerror}", remedy="run as root"
         ) from error
     try:
-        with _alone(notes):
+        with _locked(notes):
             before = pool.pages
             note.write({"state": _TAKING, "before": before, "pages": pages})
             got = pool.resize(before + pages) - before
@@ -136,7 +136,7 @@ def taken(
             note.write({"state": _TAKEN, "pages": max(got, 0)})
         yield max(got, 0)
     finally:
-        with _alone(notes):
+        with _locked(notes):
             note.give_back(pool)
             _tidy(notes)
         note.close()
@@ -161,14 +161,14 @@ exec sleep infinity
 
 
 @contextmanager
-def taken_on(host: Host, wanted_bytes: int) -> Iterator[None]:
+def reserved_on(host: Host, wanted_bytes: int) -> Iterator[None]:
     """As `taken`, on any host.
 
     Raises:
         UnsupportedError: they are not to be had.
     """
     if isinstance(host, LocalHost):
-        with taken(wanted_bytes):
+        with reserved(wanted_bytes):
             yield
         return
     page_bytes = procfs.memory(host.read_text("/proc/meminfo")).get("Hugepagesize", 0)
@@ -218,7 +218,7 @@ def leftovers(
         if note is None:
             continue
         try:
-            with _alone(notes):
+            with _locked(notes):
                 pages = note.owed(pool)
                 if remove:
                     note.give_back(pool)
@@ -295,7 +295,7 @@ class _Note:
 
 
 @contextmanager
-def _alone(notes: Path) -> Iterator[None]:
+def _locked(notes: Path) -> Iterator[None]:
     """One planewise at a time changes the pool, and makes or removes the directory of notes."""
     while True:
         notes.mkdir(mode=0o755, parents=True, exist_ok=True)

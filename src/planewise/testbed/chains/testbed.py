@@ -172,7 +172,7 @@ class ChainTestbed:
     def _build(self) -> None:
         parts, chain, host = self._parts, self.chain, self._here.host
         if wanted := memory_bytes(chain):
-            parts.opened.enter_context(hugepages.taken_on(host, wanted))
+            parts.opened.enter_context(hugepages.reserved_on(host, wanted))
         _ = parts.directory
         together([self._build_ends, self._make], workers=2 if self._pair.separate else 1)
         if self._switch is not None:

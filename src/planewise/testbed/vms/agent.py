@@ -247,7 +247,7 @@ class GuestProcess:
         name = self.argv[0].rpartition("/")[2]
         pause_s = _FIRST_POLL_S
         while True:
-            said = self._said()
+            said = self._console_end()
             if any(one.startswith(line) for one in said.splitlines()):
                 return
             if (finished := self._look()) is not None:
@@ -289,7 +289,7 @@ class GuestProcess:
             with suppress(*_ENDED):
                 self._agent.signal(self._pid, name)
 
-    def _said(self) -> str:
+    def _console_end(self) -> str:
         if self._finished is not None:
             return self._finished.stderr
         try:

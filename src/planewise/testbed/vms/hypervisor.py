@@ -149,11 +149,11 @@ class Hypervisor:
                 # the error of the socket that QEMU closed.
                 codes = (self._libvirt.VIR_ERR_INTERNAL_ERROR, self._libvirt.VIR_ERR_SYSTEM_ERROR)
                 if error.get_error_code() in codes:
-                    raise self._gone(name) from error
+                    raise self._gone_error(name) from error
                 raise
             return json.loads(answer)["return"]
 
-    def _gone(self, name: str) -> GuestGoneError:
+    def _gone_error(self, name: str) -> GuestGoneError:
         return GuestGoneError(
             f"the virtual machine {name} on {self._place} ended",
             remedy="its console, or the kernel's log (`dmesg`), may say why",
@@ -183,7 +183,7 @@ class Hypervisor:
             )
         gone = code == codes.VIR_ERR_OPERATION_INVALID and "not running" in words
         if code == codes.VIR_ERR_NO_DOMAIN or gone:
-            return self._gone(name)
+            return self._gone_error(name)
         if code in (
             codes.VIR_ERR_AGENT_UNRESPONSIVE,
             codes.VIR_ERR_AGENT_UNSYNCED,

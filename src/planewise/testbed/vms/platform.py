@@ -110,7 +110,7 @@ def image_here(programs: Sequence[str] = ()) -> GuestImage:
     return image.prepare(Path(find_probe()), programs)
 
 
-def called(host: Host) -> str:
+def machine_name(host: Host) -> str:
     """How sentences call the machine that a host is, or that its namespace is on. Pure."""
     return "this machine" if isinstance(host, LocalHost) else host.place
 
@@ -148,8 +148,8 @@ def _programs(host: Host) -> _Programs:
     program, daemon, kvm, vhost, user, users = seen
     if user != "0" or users != "0/0/4294967295":
         raise UnsupportedError(
-            f"virtual machines need root on {called(host)}: libvirt's daemon makes namespaces and "
-            "taps",
+            f"virtual machines need root on {machine_name(host)}: libvirt's daemon makes "
+            "namespaces and taps",
             remedy="run planewise as root"
             if isinstance(host, LocalHost)
             else "log in as root: ssh://root@server",
@@ -157,7 +157,7 @@ def _programs(host: Host) -> _Programs:
     for name, path in (("qemu-system-x86_64", program), ("libvirtd", daemon)):
         if path == "-":
             raise UnsupportedError(
-                f"there is no {name} on {called(host)}, and virtual machines need it",
+                f"there is no {name} on {machine_name(host)}, and virtual machines need it",
                 remedy=f"{hypervisor.SETUP_REMEDY}, or install QEMU and libvirt's daemon with its "
                 "QEMU driver",
             )

@@ -10,7 +10,7 @@ from planewise.testbed.machine import MAC_FILTERS, Machine, survey
 from planewise.testbed.planes import vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vfs import look_at_vfs
-from planewise.testbed.vms.platform import VM_MIB, called
+from planewise.testbed.vms.platform import VM_MIB, machine_name
 
 SPARE_MIB = 416
 """Memory that a host keeps for itself: 256, and the files of two saved guests that are woken, which
@@ -45,7 +45,7 @@ def look(machine: Machine, with_vfs: bool, hosts: int = 1) -> VmResources:
     """
     seen = survey(machine)
     cpus = procfs.count_cpus(machine.host.read_text("/proc/cpuinfo"))
-    place = called(machine.host)
+    place = machine_name(machine.host)
     plain = VmResources(place, seen.nic, seen.driver, cpus, seen.free_mib, hosts=hosts)
     if not with_vfs or not seen.vfs:
         return plain
