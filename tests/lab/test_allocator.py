@@ -84,7 +84,12 @@ def shell(host: LabHost, script: str, timeout_s: float = PATIENCE_S) -> str:
 
 
 def until(host: LabHost, condition: str) -> None:
-    shell(host, f"for i in $(seq 1800); do {condition} && exit; sleep 0.1; done; exit 1")
+    """Waits on the host for a condition; where it does not come, what the daemon says is told."""
+    end = f"[ $(date +%s) -ge $(( begun + {PATIENCE_S * 3 / 4:.0f} )) ]"
+    script = f"begun=$(date +%s); until {condition}; do if {end}; then exit 1; fi; sleep 0.1; done"
+    if host.run(["sh", "-c", script], timeout_s=PATIENCE_S).exit_code:
+        there = host.run(["test", "-S", f"{DIRECTORY}/socket"]).exit_code == 0
+        pytest.fail(f"not so: {condition}; the daemon: {ask(host, '/status') if there else None}")
 
 
 def settings(sample_s: float, interval_s: float, guests: dict[str, str]) -> str:

@@ -473,17 +473,27 @@ impl Net {
         Ok(found)
     }
 
-    /// Adds a route by this interface.
+    /// Adds a route by this interface. One to whose router the way is gone, as when the address that led
+    /// there was deleted after it was made, is said to be on the link: the kernel keeps such a route,
+    /// and sends by it, but takes none.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn add_route(&mut self, index: u32, route: &Route) -> Result<()> {
-        let message = RouteNetlinkMessage::NewRoute(route.message(index));
-        let answer = self.socket.request(message, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)?.map(drop);
+        let mut answer = self.new_route(index, route)?;
+        if matches!(answer, Err(libc::ENETUNREACH | libc::EHOSTUNREACH)) && !route.on_link {
+            answer = self.new_route(index, &Route { on_link: true, ..route.clone() })?;
+        }
         match answer {
             Err(libc::EEXIST) => Ok(()),
             answer => self.said(|| format!("add the route {route:?}"), answer),
         }
+    }
+
+    fn new_route(&mut self, index: u32, route: &Route) -> Result<std::result::Result<(), i32>> {
+        let message = RouteNetlinkMessage::NewRoute(route.message(index));
+        let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+        Ok(self.socket.request(message, flags)?.map(drop))
     }
 }
 

@@ -121,7 +121,7 @@ mod tests {
     use crate::daemon::net::Net;
 
     const GUEST: &str = "
-        ip link add eth0 type dummy && ip link set eth0 up
+        ip link add eth0 type veth peer name eth1 && ip link set eth1 up && ip link set eth0 up
         ip address add 198.18.7.2/24 dev eth0 && ip address add 198.18.10.2/24 dev eth0
     ";
     const ROUTES: &str = "
@@ -143,19 +143,20 @@ mod tests {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    #[test]
-    fn routes_that_were_lost_with_their_interface_are_added_as_they_were() {
-        let done = std::thread::spawn(|| {
+    /// What iproute2 says of the routes after this script, and after they were lost and added again.
+    fn lost_and_added(script: &'static str) -> Option<(String, String)> {
+        let done = std::thread::spawn(move || {
             if unshare(CloneFlags::CLONE_NEWNET).is_err()
                 || Command::new("ip").arg("-V").output().is_err()
             {
                 eprintln!("skipped: needs root and ip");
-                return;
+                return None;
             }
+            let told =
+                || shell("ip route show table main; ip -6 route show | grep -v fe80 || true");
             shell(GUEST);
-            shell(ROUTES);
-            let before = shell("ip route show table main");
-            assert_eq!(before.lines().count(), 10, "{before}");
+            shell(script);
+            let before = told();
             let mut net = Net::here().expect("Linux");
             let link = net.named("eth0").expect("answered").expect("just made");
             let routes = net.routes(link.index).expect("told");
@@ -164,9 +165,30 @@ mod tests {
             for route in &routes {
                 net.add_route(link.index, route).expect("taken");
             }
-            assert_eq!(shell("ip route show table main"), before);
+            Some((before, told()))
         });
-        done.join().expect("no panic");
+        done.join().expect("no panic")
+    }
+
+    #[test]
+    fn routes_that_were_lost_with_their_interface_are_added_as_they_were() {
+        let Some((before, after)) = lost_and_added(ROUTES) else { return };
+        assert_eq!(before.lines().count(), 10, "{before}");
+        assert_eq!(after, before);
+    }
+
+    #[test]
+    fn a_route_whose_router_nothing_leads_to_any_more_is_added_as_one_on_the_link() {
+        let script = "
+            ip address add 198.18.20.2/24 dev eth0 && ip address add 2001:2::2/64 dev eth0 nodad
+            ip route add 198.18.21.0/24 via 198.18.20.1 metric 7
+            ip route add 2001:2:1::/48 via 2001:2::1
+            ip address del 198.18.20.2/24 dev eth0 && ip address del 2001:2::2/64 dev eth0
+        ";
+        let Some((before, after)) = lost_and_added(script) else { return };
+        assert_eq!(before.lines().count(), 4, "{before}");
+        assert_eq!(after.matches(" onlink").count(), 2, "{after}");
+        assert_eq!(after.replace(" onlink", ""), before);
     }
 
     #[test]
