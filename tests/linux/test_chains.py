@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from planewise.errors import PlanewiseError
+from planewise.measure.applications import IPERF
 from planewise.measure.chains.stage import unavailable_here
-from planewise.measure.tcp import PROGRAM
 from planewise.store.models import ChainResult, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed import netns
@@ -367,7 +367,7 @@ def test_functions_that_are_containers_route_in_their_own_networks_and_are_gone(
 
 def test_tcp_is_measured_between_guests_and_through_a_chain(tmp_path: Path) -> None:
     needs("bridge")
-    if not shutil.which(PROGRAM):
+    if not shutil.which(IPERF):
         pytest.skip("there is no iperf3; install it")
     part = "tcp: {duration_s: 1, warmup_s: 0}"
     plain = design(tmp_path / "plain.yaml", "plane: bridge, message_bytes: [64, 65536]", part)
