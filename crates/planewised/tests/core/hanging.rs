@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,6 +27,11 @@ const HANGING: usize = 20;
 /// And so many do.
 const OTHERS: usize = 6;
 const TIMEOUT_MS: u64 = 30_000;
+/// What hangs in a thread does so for this long; it is asked about for at most PATIENCE.
+const HANGS: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(20);
+/// And until so many samples, of one a second, were taken.
+const SAMPLES: usize = 4;
 
 const SETTINGS: &str = "
     step_timeout_s = 30.0
@@ -175,7 +181,7 @@ impl Crew for Hanging {
                 step,
                 hands: vec![Box::new(Hangs(self.1.clone()))],
                 pool,
-                within: Duration::from_secs(12),
+                within: HANGS,
             },
             find @ Work::Find(_) => find,
         };
@@ -190,15 +196,19 @@ impl Crew for Hanging {
 /// What the daemon's socket came to while guests hung, or while none did.
 #[derive(Debug)]
 struct Served {
+    /// So many requests were answered.
+    answers: usize,
+    /// So many samples were taken.
+    samples: usize,
     /// The slowest of a hundred requests [ms].
     p99_ms: f64,
     /// The longest time from one sample to the next [ms].
     apart_ms: f64,
 }
 
-/// Asks the real face by its socket, again and again for this long, while guests hang in threads of their
-/// own; `hang`: or none does.
-fn served(hang: bool, lasts: Duration) -> Served {
+/// Asks the real face by its socket, again and again until there were enough samples, while guests hang in
+/// threads of their own; `hang`: or none does.
+fn served(hang: bool) -> Served {
     let world = world();
     let (wake, woken) = mpsc::channel();
     let threads = Threads::new(Arc::new(move || wake.send(()).unwrap_or(())));
@@ -222,9 +232,11 @@ fn served(hang: bool, lasts: Duration) -> Served {
         core.tick(now_ms());
         let _ = woken.recv_timeout(Duration::from_millis(20));
     }
+    let (enough, stop) = (Arc::new(AtomicBool::new(false)), Instant::now() + PATIENCE);
+    let stops = enough.clone();
     let asked = std::thread::spawn(move || {
-        let (mut took_ms, begun) = (Vec::new(), Instant::now());
-        while begun.elapsed() < lasts {
+        let mut took_ms = Vec::new();
+        while !stops.load(Ordering::Relaxed) && Instant::now() < stop {
             for path in ["/plan", "/status", "/metrics"] {
                 let asked = Instant::now();
                 let mut stream = UnixStream::connect(&socket).expect("it listens");
@@ -240,6 +252,7 @@ fn served(hang: bool, lasts: Duration) -> Served {
         took_ms
     });
     let (mut samples, mut last, mut apart_ms) = (0, None::<Instant>, 0.0_f64);
+    let mut taken = 0;
     while !asked.is_finished() {
         core.tick(now_ms());
         if core.status().counters.samples != samples {
@@ -247,7 +260,9 @@ fn served(hang: bool, lasts: Duration) -> Served {
             let now = Instant::now();
             apart_ms = apart_ms.max(last.map_or(0.0, |last| (now - last).as_secs_f64() * 1e3));
             last = Some(now);
+            taken += 1;
         }
+        enough.store(taken >= SAMPLES, Ordering::Relaxed);
         let wait = Duration::from_millis(core.next_ms().saturating_sub(now_ms()).min(500));
         if let Ok(envelope) = core.ends().requests.recv_timeout(wait) {
             core.handle(envelope, now_ms());
@@ -258,19 +273,26 @@ fn served(hang: bool, lasts: Duration) -> Served {
     face.stop();
     let mut took_ms = asked.join().expect("all were answered");
     took_ms.sort_by(f64::total_cmp);
-    Served { p99_ms: took_ms[took_ms.len() * 99 / 100], apart_ms }
+    Served {
+        answers: took_ms.len(),
+        samples: taken,
+        p99_ms: took_ms[took_ms.len() * 99 / 100],
+        apart_ms,
+    }
 }
 
 #[test]
 fn the_socket_answers_and_samples_come_while_twenty_guests_hang_in_threads_of_their_own() {
-    let lasts = Duration::from_secs(4);
-    let (without, with) = (served(false, lasts), served(true, lasts));
+    let (without, with) = (served(false), served(true));
     println!(
         "API by HTTP, p99: {:.1} ms while {HANGING} guests hang, {:.1} ms while none does; samples at most \
          {:.0} and {:.0} ms apart",
         with.p99_ms, without.p99_ms, with.apart_ms, without.apart_ms
     );
-    // On a machine that is busy otherwise, what hangs makes nothing worse.
-    assert!(with.p99_ms < f64::max(50.0, 4.0 * without.p99_ms), "{with:?}, {without:?}");
-    assert!(with.apart_ms < f64::max(1100.0, 1.5 * without.apart_ms), "{with:?}, {without:?}");
+    // How fast is only printed: whatever else the machine does is in it. What waited for them would come to
+    // nothing before they end.
+    for (what, served) in [("none hangs", &without), ("they hang", &with)] {
+        assert!(served.answers >= 3, "while {what}: {served:?}");
+        assert!(served.samples >= SAMPLES, "while {what}: {served:?}");
+    }
 }
