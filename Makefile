@@ -31,6 +31,7 @@ unit: crates
 
 crates: test-setup
 	BOLERO_RANDOM_SEED=1 cargo test -q --workspace
+	scripts/static cargo test -q -p pw-sriov --test scenarios --no-run # tests/lab runs them on its kernel
 
 ROUNDS ?= 20
 seeds: test-setup
