@@ -1,11 +1,20 @@
-"""What a load trial's output means: whose limit it was."""
+"""What a load trial's output means: whose limit it was, and what is sent a second time."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 import pytest
 
-from planewise.measure.load import limits_of
+from planewise.measure.load import HostGenerator, LoadPath, limits_of, measure_load
 from planewise.measure.probe import TrialOutput
+from planewise.measure.schedule import LoadTrial
+from planewise.measure.stage import Place
+from planewise.store.models import TrialRecord
+from planewise.testbed.host import FinishedProcess, LocalHost
+from planewise.testbed.model import TrialPath
+from planewise.testbed.programs import FORMAT
 
 
 def output(
@@ -53,3 +62,52 @@ def test_a_load_above_the_generators_own_maximum_is_its_limit_however_well_it_wa
 
 def test_an_unknown_maximum_limits_nothing() -> None:
     assert limits_of(output(99_900, 0, ("generator",), max_pps=None)) == ()
+
+
+class Machine(LocalHost):
+    """Sends these shares of 100 000 packets/s, one after the other."""
+
+    def __init__(self, shares: list[float]) -> None:
+        super().__init__("here")
+        self.shares = shares
+
+    def run(self, argv: Sequence[str], **options: object) -> FinishedProcess:
+        share = 1.0 if "--calibrate-only" in argv else self.shares.pop(0)
+        said = () if share == 1 else ("generator",)
+        return FinishedProcess(tuple(argv), 0, sent(share * 100_000, said), "")
+
+
+def sent(achieved_pps: float, said: tuple[str, ...]) -> str:
+    told = output(achieved_pps, 0, said).model_dump(mode="json")
+    return json.dumps({**told, "format": FORMAT, "max_pps": 5e5})
+
+
+def measure(shares: list[float], cells: Sequence[str]) -> list[TrialRecord]:
+    """A trial on each of these planes."""
+    machine = Machine(shares)
+    generator = HostGenerator(machine)
+    path = LoadPath(TrialPath("a", "x", "b", "y", "", "", "", "198.18.0.2", "", ""), ())
+    trial = LoadTrial("", 100_000, 64, 1.0)
+    records = [
+        measure_load(path, trial, Place("", {"plane": plane}, 0, 0), generator).record
+        for plane in cells
+    ]
+    assert not machine.shares, "all were asked for"
+    return records
+
+
+def test_a_load_that_a_pause_of_the_machine_cut_short_is_sent_again_and_says_so() -> None:
+    first, again = measure([1.0, 0.9, 1.0], ["veth", "veth"])
+    assert (first.limits, first.warnings) == ((), ())
+    assert again.limits == ()
+    assert again.warnings == ("sent a second time: the first time the machine let 90.0% of it out",)
+
+
+def test_a_load_that_falls_short_twice_is_the_generators_limit() -> None:
+    assert [one.limits for one in measure([1.0, 0.9, 0.9], ["veth"] * 2)] == [(), ("generator",)]
+
+
+def test_what_a_cell_has_never_taken_is_not_asked_twice() -> None:
+    records = measure([1.0, 0.9, 0.9], ["veth", "bridge", "bridge"])
+    assert [one.limits for one in records] == [(), ("generator",), ("generator",)]
+    assert not any(one.warnings for one in records)
