@@ -66,7 +66,7 @@ def look(frame: Path, profile: Path, *flags: str, budget_s: int = 30) -> Seen:
         ],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=max(300, budget_s),
         check=False,
     )
     out = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, flags=re.DOTALL)

@@ -187,6 +187,7 @@ def test_the_search_answers_on_pages_read_from_a_disk(site: Path, tmp_path: Path
     assert any("operate.html" in address for address in found), found
 
 
+@pytest.mark.timeout(700)  # 54 pages twice, with the CPU time that others leave
 @needs_browser
 def test_every_page_fits_a_phone_and_a_desk_and_axe_finds_nothing_serious(
     site: Path, tmp_path: Path
