@@ -122,8 +122,8 @@ class Cluster:
         with (self.folder / f"{program}.log").open("ab") as log:
             return subprocess.Popen([self._binaries / program, *arguments], stdout=log, stderr=log)
 
-    def start_server(self) -> None:
-        """Starts the API server, and waits until it is ready."""
+    def start_server(self, *options: str) -> None:
+        """Starts the API server, with further options, and waits until it is ready."""
         folder = self.folder
         self._server = self._start(
             "kube-apiserver",
@@ -144,6 +144,7 @@ class Cluster:
             "--disable-admission-plugins=ServiceAccount",
             f"--audit-policy-file={folder}/audit.yaml",
             f"--audit-log-path={folder}/audit.log",
+            *options,
         )
         server = self._server
 
@@ -305,7 +306,14 @@ class AgentOfNode:
     """planewised as the agent of one node of a cluster, on a made-up host."""
 
     def __init__(
-        self, program: Path, cluster: Cluster, node: str, folder: Path, user: str, vfs: int = 2
+        self,
+        program: Path,
+        cluster: Cluster,
+        node: str,
+        folder: Path,
+        user: str,
+        vfs: int = 2,
+        slices: bool = True,
     ) -> None:
         self.node = node
         self.cluster = cluster
@@ -323,6 +331,7 @@ class AgentOfNode:
             f"[simulated]\nvfs = {vfs}\npods = {{ constant = 1000.0 }}\n"
             f'[kubernetes]\nnode = "{node}"\nkubeconfig = "{cluster.kubeconfig(user)}"\n'
             f'proc = "{self.proc}"\ndevice_plugins = "{self.devices}"\n'
+            f"resource_slices = {str(slices).lower()}\n"
         )
         self._process: subprocess.Popen[bytes] | None = None
         cluster.create("/api/v1/nodes", {"metadata": {"name": node}})
@@ -357,11 +366,24 @@ class AgentOfNode:
         """The guests that hold VFs, as its VfPool tells."""
         return {holder["guest"] for holder in self.pool.get("holders", [])}
 
-    def ready(self) -> tuple[str, str]:
-        """Status and reason of its VfPool's condition."""
+    def ready(self, kind: str = "Ready") -> tuple[str, str]:
+        """Status and reason of a condition of its VfPool."""
         for condition in self.pool.get("conditions", []):
-            return condition["status"], condition["reason"]
+            if condition["type"] == kind:
+                return condition["status"], condition["reason"]
         return "", ""
+
+    @property
+    def slice_path(self) -> str:
+        """Where its ResourceSlice is."""
+        return f"/apis/resource.k8s.io/v1/resourceslices/{self.node}-planewise.io"
+
+    @property
+    def devices_published(self) -> list[Object]:
+        """The devices of its ResourceSlice; none while there is none."""
+        found = self.cluster.get(self.slice_path) or {}
+        devices: list[Object] = found.get("spec", {}).get("devices", [])
+        return devices
 
     def pod(self, namespace: str, name: str, group: str = "", **metadata: Any) -> Object:
         """Creates a pod on its node that runs: with a process where the agent looks for them.

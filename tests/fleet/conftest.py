@@ -50,7 +50,7 @@ def crds() -> list[Object]:
 def _roles(name: str) -> list[tuple[str, Object]]:
     found = [
         (item["kind"], rule)
-        for item in rendered()
+        for item in rendered("--set", "agent.resourceSlices=true")
         if item["kind"] in ("ClusterRole", "Role") and item["metadata"]["name"] == name
         for rule in item["rules"]
     ]
@@ -122,11 +122,12 @@ def agent(cluster: Cluster, tmp_path: Path) -> Iterator[Agents]:
     """Starts the agent of another node; `without` is the verb that it lacks."""
     agents: list[AgentOfNode] = []
 
-    def start(vfs: int = 2, without: str = "") -> AgentOfNode:
+    def start(vfs: int = 2, without: str = "", slices: bool = True) -> AgentOfNode:
         node = f"{tmp_path.name.replace('_', '-').strip('-')}-{len(agents)}"
         folder = tmp_path / str(len(agents))
         folder.mkdir()
-        agents.append(AgentOfNode(PROGRAM, cluster, node, folder, user(AGENT, without), vfs))
+        who = user(AGENT, without)
+        agents.append(AgentOfNode(PROGRAM, cluster, node, folder, who, vfs, slices))
         return agents[-1]
 
     yield start

@@ -315,6 +315,7 @@ def _failing_checks(
         return failing
     check("the pool has a status", lambda: node.pool)
     check("the node is ready", lambda: node.ready()[0] == "True")
+    check("there is a slice", lambda: node.devices_published)
     check("a pod is a guest", lambda: f"{namespace}/early" in node.holders())
     node.pod(namespace, "late")
     check("a later pod is a guest", lambda: f"{namespace}/late" in node.holders())
@@ -350,6 +351,8 @@ NEEDED = {
     "vfpools/status:patch": "the pool has a status",
     "resourceslices:list": "the node is ready",
     "resourceslices:watch": "a later slice is followed",
+    "resourceslices:create": "there is a slice",
+    "resourceslices:patch": "there is a slice",
     "events:create": "an event tells it",
     "events:patch": "a repeated event is counted",
 }

@@ -64,6 +64,9 @@ def test_values_reach_the_objects_that_they_are_for(tmp_path: Path) -> None:
     assert agent["tolerations"] == [{"operator": "Exists"}]
     toml = _of("ConfigMap", AGENT, *settings)["data"]["planewised.toml"]
     assert toml == '[kubernetes]\n[pool]\npfs = ["eth1"]\n'
+    slices = ("--set", "agent.resourceSlices=true")
+    toml = _of("ConfigMap", AGENT, *slices)["data"]["planewised.toml"]
+    assert toml == "[kubernetes]\nresource_slices = true\n"
     controller = _of("Deployment", CONTROLLER, *settings)["spec"]
     assert controller["replicas"] == 3
     container = controller["template"]["spec"]["containers"][0]
@@ -71,6 +74,20 @@ def test_values_reach_the_objects_that_they_are_for(tmp_path: Path) -> None:
     assert container["image"] == "registry.example/planewise:1.2"
     none = {item["metadata"]["name"] for item in rendered("--set", "controller.replicas=0")}
     assert none == {AGENT}, "without a controller there is nothing of it"
+
+
+def test_the_agent_may_write_slices_only_where_it_publishes_them() -> None:
+    def verbs(*settings: str) -> list[str]:
+        (found,) = (
+            rule["verbs"]
+            for rule in _of("ClusterRole", AGENT, *settings)["rules"]
+            if rule["resources"] == ["resourceslices"]
+        )
+        return sorted(found)
+
+    assert verbs() == ["list", "watch"]
+    publishing = verbs("--set", "agent.resourceSlices=true")
+    assert publishing == ["create", "list", "patch", "watch"]
 
 
 def test_a_change_of_the_configuration_starts_the_agents_anew() -> None:
@@ -81,6 +98,7 @@ def test_a_change_of_the_configuration_starts_the_agents_anew() -> None:
         return found
 
     assert annotations() != annotations("--set", "agent.configuration=[pool]")
+    assert annotations() != annotations("--set", "agent.resourceSlices=true")
 
 
 def test_helm_installs_the_chart_and_takes_it_away_again(cluster: Cluster, namespace: str) -> None:

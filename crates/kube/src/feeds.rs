@@ -106,6 +106,11 @@ where
             .unwrap_or_else(|| format!("the API server has not told {} yet", self.what)))
     }
 
+    /// Does the API server know no such objects?
+    pub fn is_missing(&self) -> bool {
+        self.missing.get()
+    }
+
     /// What is amiss now.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.borrow().clone()
@@ -182,13 +187,18 @@ pub fn kind(kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, kind), plural)
 }
 
+/// The kind of what DRA drivers publish.
+pub fn resource_slices() -> ApiResource {
+    let kind = GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceSlice");
+    ApiResource::from_gvk_with_plural(&kind, "resourceslices")
+}
+
 impl Feeds {
     /// Those of this node.
     pub fn new(client: &Client, node: &str) -> Self {
         let of_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
         let policies = kind("VfPolicy", "vfpolicies");
-        let slices = GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceSlice");
-        let slices = ApiResource::from_gvk_with_plural(&slices, "resourceslices");
+        let slices = resource_slices();
         let all = |kind: &ApiResource| Api::all_with(client.clone(), kind);
         let everything = watcher::Config::default();
         let pods = Api::all(client.clone());

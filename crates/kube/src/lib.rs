@@ -8,7 +8,9 @@ mod node;
 mod objects;
 mod policy;
 mod process;
+mod publish;
 mod report;
+mod slices;
 mod write;
 
 use std::path::Path;

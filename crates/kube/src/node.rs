@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use kube::api::DynamicObject;
 use kube::{Client, ResourceExt};
 use planewised::daemon::cluster::Devices;
 use planewised::daemon::config;
@@ -16,10 +17,10 @@ use pw_alloc::model::GuestId;
 use tokio::sync::{Notify, watch};
 
 use crate::devices::{self, HandedOut};
-use crate::feeds::Feeds;
+use crate::feeds::{Feed, Feeds};
 use crate::objects::Condition;
 use crate::policy::{self, Policy, Refusal, Ruling};
-use crate::process;
+use crate::{process, slices};
 
 /// Between two looks at processes and at the kubelet's record, which tell no changes.
 const LOOK: Duration = Duration::from_secs(1);
@@ -145,9 +146,20 @@ impl Agent {
         self.shared.unknown()
     }
 
+    /// Shall the node's PFs be published?
+    pub fn publishes(&self) -> bool {
+        self.config.resource_slices
+    }
+
+    /// The node's ResourceSlices.
+    pub fn slices(&self) -> &Feed<DynamicObject> {
+        &self.feeds.slices
+    }
+
     fn handed_out(&self) -> Result<HandedOut, String> {
         let mut handed_out = devices::registered(&self.config.device_plugins)?;
-        for slice in self.feeds.slices.all()? {
+        let slices = self.feeds.slices.all()?;
+        for slice in slices.iter().filter(|slice| !slices::is_ours(&slice.data)) {
             handed_out.extend(devices::published(&slice.data));
         }
         Ok(handed_out)

@@ -116,9 +116,10 @@ pub fn pool_status(status: &Status, rates: bool) -> Value {
     body
 }
 
-/// The whole status as it is applied: `since` is when the condition last changed.
-pub fn applied(mut body: Value, ready: &Condition, since: &str, now: &str) -> Value {
-    body["conditions"] = json!([ready.json(since)]);
+/// The whole status as it is applied: conditions, each with when it last changed.
+pub fn applied(mut body: Value, conditions: &[(Condition, String)], now: &str) -> Value {
+    body["conditions"] =
+        conditions.iter().map(|(condition, since)| condition.json(since)).collect();
     body["reportedAt"] = json!(now);
     body
 }

@@ -19,7 +19,8 @@ use crate::feeds::{kind, missing};
 use crate::node::Agent;
 use crate::objects::{self, Condition, VERSION};
 use crate::policy::GROUP;
-use crate::write::{Applied, Failure, apply, now, within};
+use crate::publish::Publisher;
+use crate::write::{Applied, Failure, apply, node_as_owner, now, within};
 
 /// Who writes.
 const MANAGER: &str = "planewised";
@@ -35,9 +36,8 @@ const LONGEST_BACKOFF: u32 = 5;
 /// What was written last of the pool.
 struct Written {
     body: Value,
-    ready: Condition,
-    /// When the condition became that.
-    since: String,
+    /// Each with when it became that.
+    conditions: Vec<(Condition, String)>,
     at: Instant,
 }
 
@@ -54,6 +54,7 @@ pub struct Reporter<'a> {
     status: watch::Receiver<Arc<Status>>,
     recorder: Recorder,
     pools: Applied,
+    publisher: Publisher<'a>,
     state: RefCell<State>,
 }
 
@@ -79,6 +80,7 @@ impl<'a> Reporter<'a> {
         };
         Self {
             recorder: Recorder::new(client.clone(), who),
+            publisher: Publisher::new(agent, client.clone(), MANAGER, APART),
             pools: Applied {
                 api: Api::all_with(client.clone(), &kind("VfPool", "vfpools")),
                 kind: "VfPool",
@@ -98,13 +100,11 @@ impl<'a> Reporter<'a> {
             if self.state.borrow().quiet_until.is_some_and(|until| Instant::now() < until) {
                 continue;
             }
-            let mut result = self.tell_pods().await;
-            // Of pods nothing may be written at all: the pool is told all the same.
+            // What cannot be written keeps nothing else from being written.
+            let pods = self.tell_pods().await;
+            self.tell_slice().await;
             let pool = self.tell_pool().await;
-            if result.is_ok() {
-                result = pool;
-            }
-            self.take_result(result);
+            self.take_result(pods.and(pool));
         }
     }
 
@@ -198,6 +198,13 @@ impl<'a> Reporter<'a> {
         }
     }
 
+    async fn tell_slice(&self) {
+        let status = Arc::clone(&self.status.borrow());
+        if status.counters.samples > 0 {
+            self.publisher.publish(&status).await;
+        }
+    }
+
     /// The node's pool, if it is due.
     async fn tell_pool(&self) -> Result<(), String> {
         let status = Arc::clone(&self.status.borrow());
@@ -205,26 +212,34 @@ impl<'a> Reporter<'a> {
             return Ok(());
         }
         // Rates differ all the time: they are written whenever something else is, or the heartbeat.
-        let (body, ready) = (
-            objects::pool_status(&status, false),
-            objects::readiness(&status, self.agent.unknown().as_deref()),
-        );
+        let body = objects::pool_status(&status, false);
+        let ready = objects::readiness(&status, self.agent.unknown().as_deref());
         let now = now();
-        let (due, since, anew) = match &self.state.borrow().written {
-            None => (true, now.clone(), true),
-            Some(written) => {
-                let same = written.ready == ready;
-                let changed = !same || written.body != body;
-                let apart = if changed { APART } else { HEARTBEAT };
-                let since = if same { written.since.clone() } else { now.clone() };
-                (written.at.elapsed() >= apart, since, !same)
+        let mut anew = Vec::new();
+        let (due, conditions) = {
+            let state = self.state.borrow();
+            let written = state.written.as_ref();
+            let before = written.map(|written| written.conditions.as_slice()).unwrap_or_default();
+            let mut conditions = Vec::new();
+            for condition in std::iter::once(ready).chain(self.publisher.condition()) {
+                let same = before.iter().find(|(told, _)| *told == condition);
+                if same.is_none() {
+                    anew.push(condition.clone());
+                }
+                let since = same.map_or_else(|| now.clone(), |(_, since)| since.clone());
+                conditions.push((condition, since));
             }
+            let due = written.is_none_or(|written| {
+                let changed = written.conditions != conditions || written.body != body;
+                written.at.elapsed() >= if changed { APART } else { HEARTBEAT }
+            });
+            (due, conditions)
         };
         if !due {
             return Ok(());
         }
         let rates = objects::pool_status(&status, true);
-        let result = self.write_pool(&objects::applied(rates, &ready, &since, &now)).await;
+        let result = self.write_pool(&objects::applied(rates, &conditions, &now)).await;
         if let Err(Failure::Missing) = result {
             self.state.borrow_mut().made = None;
         }
@@ -235,10 +250,10 @@ impl<'a> Reporter<'a> {
                 return Err(format!("the VfPool {} cannot be written: {why}", self.agent.node));
             }
         }
-        if anew && ready.status != "True" {
-            self.event(&ready, &self.reference("VfPool")).await?;
+        for condition in anew.iter().filter(|condition| condition.status != "True") {
+            self.event(condition, &self.reference("VfPool")).await?;
         }
-        let written = Written { body, ready, since, at: Instant::now() };
+        let written = Written { body, conditions, at: Instant::now() };
         self.state.borrow_mut().written = Some(written);
         Ok(())
     }
@@ -246,14 +261,8 @@ impl<'a> Reporter<'a> {
     async fn write_pool(&self, status: &Value) -> Result<(), Failure> {
         let node = self.agent.node.as_str();
         if self.state.borrow().made.is_none() {
-            let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
             // A pool goes with its node.
-            let owners: Value = match within(nodes.get_metadata(node)).await {
-                Ok(owner) => json!([{"apiVersion": "v1", "kind": "Node", "name": node,
-                                     "uid": owner.metadata.uid}]),
-                Err(Failure::Missing) => json!([]),
-                Err(other) => return Err(other),
-            };
+            let owners = node_as_owner(&self.client, node).await?;
             let uid = self.pools.make(node, owners).await?;
             self.state.borrow_mut().made = Some(uid);
         }

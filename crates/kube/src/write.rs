@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::objects::VERSION;
@@ -38,6 +39,20 @@ pub async fn within<T>(ask: impl Future<Output = Result<T, kube::Error>>) -> Res
     match tokio::time::timeout(PATIENCE, ask).await {
         Ok(answer) => answer.map_err(Failure::from),
         Err(_) => Err(Failure::Other(format!("no answer within {} s", PATIENCE.as_secs()))),
+    }
+}
+
+/// The node as the owner of what goes with it; nobody where it is not there.
+///
+/// # Errors
+/// The API server does not tell.
+pub async fn node_as_owner(client: &Client, node: &str) -> Result<Value, Failure> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    match within(nodes.get_metadata(node)).await {
+        Ok(owner) => Ok(json!([{"apiVersion": "v1", "kind": "Node", "name": node,
+                                "uid": owner.metadata.uid}])),
+        Err(Failure::Missing) => Ok(json!([])),
+        Err(other) => Err(other),
     }
 }
 

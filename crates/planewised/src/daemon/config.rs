@@ -139,6 +139,8 @@ pub struct Kubernetes {
     pub proc: PathBuf,
     /// The kubelet's record of the devices that plugins hand out.
     pub device_plugins: PathBuf,
+    /// Publish the node's PFs as a ResourceSlice.
+    pub resource_slices: bool,
 }
 
 impl Default for Kubernetes {
@@ -148,6 +150,7 @@ impl Default for Kubernetes {
             kubeconfig: None,
             proc: "/proc".into(),
             device_plugins: "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint".into(),
+            resource_slices: false,
         }
     }
 }

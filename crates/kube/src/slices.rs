@@ -1,0 +1,200 @@
+//! The node's PFs as devices of a ResourceSlice, which the scheduler knows. Pure.
+
+use std::collections::BTreeSet;
+
+use kube::api::DynamicObject;
+use planewised::daemon::status::{GuestKind, Status, Vf, VfState};
+use pw_alloc::model::Stance;
+use serde_json::{Value, json};
+
+use crate::objects::Condition;
+use crate::policy::GROUP;
+
+/// Who publishes them; the scope of their attributes.
+pub const DRIVER: &str = GROUP;
+/// A ResourceSlice has no more devices.
+const MOST: usize = 128;
+/// The type of the condition that tells of the slice.
+const PUBLISHED: &str = "SlicePublished";
+
+/// The name of a node's slice.
+pub fn name(node: &str) -> String {
+    format!("{node}-{DRIVER}")
+}
+
+/// Is it one that an agent of ours published?
+pub fn is_ours(slice: &Value) -> bool {
+    slice.pointer("/spec/driver").and_then(Value::as_str) == Some(DRIVER)
+}
+
+/// One device a PF with usable VFs: as many claims may share it.
+pub fn devices(status: &Status) -> Value {
+    let waiting = status.guests.iter().filter(|guest| {
+        guest.kind == GuestKind::Pod && guest.vf.is_none() && guest.stance != Stance::Excluded
+    });
+    let waiting = waiting.count();
+    let mut names = BTreeSet::new();
+    let devices = status.pools.iter().filter_map(|pool| {
+        let of: Vec<&Vf> = status.vfs.iter().filter(|vf| vf.id.pf == pool.pf).collect();
+        let usable = of.iter().filter(|vf| vf.place != VfState::Quarantined).count();
+        let free = of.iter().filter(|vf| vf.place == VfState::Pool).count();
+        if usable == 0 {
+            return None;
+        }
+        let pf = pool.pf.to_string();
+        let mut device = json!({
+            "name": label(&pf, &mut names),
+            "attributes": {"pf": {"string": pf}, "free": {"int": free}, "waiting": {"int": waiting}},
+            "allowMultipleAllocations": true,
+            "capacity": {"vfs": {"value": usable.to_string(), "requestPolicy": {
+                "default": "1", "validRange": {"min": "1"}}}},
+        });
+        // The API server refuses a step that leads nowhere.
+        if usable > 1 {
+            device["capacity"]["vfs"]["requestPolicy"]["validRange"]["step"] = json!("1");
+        }
+        if let Some(numa) = pool.numa {
+            device["attributes"]["numaNode"] = json!({"int": numa});
+        }
+        let amiss = [(status.draining, "draining"), (!pool.link_up, "no-link")];
+        let taints = amiss.iter().filter(|(is_so, _)| *is_so).map(
+            |(_, key)| json!({"key": format!("{GROUP}/{key}"), "effect": "NoSchedule"}),
+        );
+        let taints: Vec<Value> = taints.collect();
+        if !taints.is_empty() {
+            device["taints"] = json!(taints);
+        }
+        Some(device)
+    });
+    devices.take(MOST).collect()
+}
+
+/// An interface's name as a DNS label that no other device of the node has.
+fn label(interface: &str, names: &mut BTreeSet<String>) -> String {
+    let plain = |letter: char| {
+        if letter.is_ascii_alphanumeric() { letter.to_ascii_lowercase() } else { '-' }
+    };
+    let plain: String = interface.chars().map(plain).collect();
+    let plain = match plain.trim_matches('-') {
+        "" => "pf",
+        some => some,
+    };
+    let numbered = (2..).map(|number| format!("{plain}-{number}"));
+    let mut candidates = std::iter::once(plain.to_owned()).chain(numbered);
+    let free = candidates.find(|name| !names.contains(name)).unwrap_or_default();
+    names.insert(free.clone());
+    free
+}
+
+/// The whole slice as it is applied.
+pub fn object(node: &str, owners: &Value, generation: i64, devices: &Value) -> Value {
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
+        "metadata": {"name": name(node), "ownerReferences": owners},
+        "spec": {"driver": DRIVER, "nodeName": node, "devices": devices,
+                 "pool": {"name": node, "generation": generation, "resourceSliceCount": 1}},
+    })
+}
+
+/// The generation of the pool in a slice; 0 where there is none.
+pub fn generation(slice: Option<&DynamicObject>) -> i64 {
+    let generation = slice.and_then(|slice| slice.data.pointer("/spec/pool/generation"));
+    generation.and_then(Value::as_i64).unwrap_or(0)
+}
+
+fn condition(status: &'static str, reason: &str, message: String) -> Condition {
+    Condition { kind: PUBLISHED.into(), status, reason: reason.into(), message }
+}
+
+/// What the node's pool tells of a slice that the API server took, from its answer: what it does not
+/// know it drops.
+pub fn taken(answer: &Value) -> Condition {
+    let devices = answer.pointer("/spec/devices").and_then(Value::as_array);
+    let devices = devices.map(Vec::as_slice).unwrap_or_default();
+    let shared = |device: &&Value| device.get("allowMultipleAllocations") == Some(&json!(true));
+    let count = devices.len();
+    match devices.iter().filter(shared).count() {
+        shared if shared == count => condition("True", "Published", format!("{count} PFs")),
+        _ => condition(
+            "True",
+            "NotShared",
+            "the API server knows no devices that claims share (feature gate \
+             DRAConsumableCapacity): a claim takes a whole PF"
+                .into(),
+        ),
+    }
+}
+
+/// What the node's pool tells where the API server knows no slices.
+pub fn no_kind() -> Condition {
+    condition(
+        "False",
+        "NoResourceSliceKind",
+        "the API server knows no ResourceSlices of resource.k8s.io/v1, as Kubernetes does from 1.34 \
+         on: upgrade it, or set resource_slices = false"
+            .into(),
+    )
+}
+
+/// What the node's pool tells of a slice that the API server did not take.
+pub fn refused(why: &str) -> Condition {
+    condition("False", "Refused", format!("the ResourceSlice cannot be written: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use planewised::daemon::status::Pool;
+    use pw_alloc::model::VfId;
+    use pw_alloc::settings::PolicyKind;
+
+    use super::*;
+
+    fn pool(pf: &str, link_up: bool) -> Pool {
+        Pool { pf: pf.into(), vfs: 0, free: 0, quarantined: 0, link_up, numa: Some(1) }
+    }
+
+    fn vf(pf: &str, index: u16, place: VfState) -> Vf {
+        Vf { id: VfId::new(pf, index), place, holder: None, why: None }
+    }
+
+    #[test]
+    fn a_pf_is_one_device_that_as_many_claims_share_as_it_has_usable_vfs() {
+        let mut status = Status::new(PolicyKind::Benefit, 10.0, 1.0);
+        status.pools = vec![pool("Eth0", true), pool("eth0", false), pool("eth1", true)];
+        status.vfs = vec![
+            vf("Eth0", 0, VfState::Held),
+            vf("Eth0", 1, VfState::Pool),
+            vf("Eth0", 2, VfState::Quarantined),
+            vf("eth0", 0, VfState::Pool),
+            vf("eth1", 0, VfState::Quarantined),
+        ];
+        let devices = devices(&status);
+        let names: Vec<&Value> =
+            devices.as_array().into_iter().flatten().map(|d| &d["name"]).collect();
+        assert_eq!(names, ["eth0", "eth0-2"], "a PF without usable VFs is none");
+        assert_eq!(devices[0]["capacity"]["vfs"]["value"], "2");
+        assert_eq!(devices[0]["attributes"]["free"], json!({"int": 1}));
+        assert_eq!(devices[0]["attributes"]["numaNode"], json!({"int": 1}));
+        assert!(devices[0].get("taints").is_none());
+        assert_eq!(devices[1]["taints"][0]["key"], "planewise.io/no-link");
+        let ranges =
+            [0, 1].map(|of| &devices[of]["capacity"]["vfs"]["requestPolicy"]["validRange"]);
+        assert_eq!(ranges, [&json!({"min": "1", "step": "1"}), &json!({"min": "1"})]);
+    }
+
+    #[test]
+    fn interfaces_of_any_name_are_labels_of_their_own() {
+        let mut names = BTreeSet::new();
+        let labels = ["enp1s0f0", "a.b@c", "..", "__"].map(|name| label(name, &mut names));
+        assert_eq!(labels, ["enp1s0f0", "a-b-c", "pf", "pf-2"]);
+    }
+
+    #[test]
+    fn what_the_api_server_dropped_is_told() {
+        let mut slice = json!({"spec": {"devices": [{"allowMultipleAllocations": true}]}});
+        assert_eq!(taken(&slice).reason, "Published");
+        slice["spec"]["devices"][0] = json!({"name": "eth0"});
+        assert_eq!(taken(&slice).reason, "NotShared");
+        assert_eq!(taken(&json!({"spec": {}})).message, "0 PFs");
+    }
+}
