@@ -83,6 +83,8 @@ class MadeUp:
     generator_limited: bool = True
     drift: float = 0.05
     """How much slower everything is at the end of the run."""
+    slower: float = 1.0
+    """How many times as long packets take as `PLANES` says; it forwards that much less."""
     emulated: str = ""
     virtualisation: str = "kvm"
     with_packets: bool = True
@@ -154,7 +156,7 @@ def _trials(wanted: MadeUp) -> Iterator[tuple[TrialRecord, pl.DataFrame | None]]
     order = failed = 0
     clock = STARTED
     for visit, (block, cell) in enumerate(visits):
-        slower = 1 + wanted.drift * visit / max(1, len(visits) - 1)
+        slower = wanted.slower * (1 + wanted.drift * visit / max(1, len(visits) - 1))
         for kind, value, size, protocol in _plans(rng, wanted, block, cell):
             if kind == "rtt":
                 record, packets = _rtt(
@@ -200,7 +202,7 @@ def _plans(
         ]
     if block < wanted.load_blocks and cell["load_type"] in wanted.loaded:
         steps = rng.permutation(np.asarray(wanted.ladder))
-        saturation = PLANES.get(str(cell["plane"]), PLANES["bridge"])[3]
+        saturation = PLANES.get(str(cell["plane"]), PLANES["bridge"])[3] / wanted.slower
         plans += [
             ("load", float(f"{share * saturation:.2g}"), size, "")
             for size in wanted.sizes_bytes
@@ -320,7 +322,7 @@ def _load(
 ) -> tuple[TrialRecord, None]:
     plane, load = str(cell["plane"]), str(cell["load_type"])
     saturation = PLANES.get(plane, PLANES["bridge"])[3] / LOADS.get(load, (1.5, 0.3))[0] ** 0.5
-    saturation *= float(rng.normal(1, 0.01))
+    saturation *= float(rng.normal(1, 0.01)) / wanted.slower
     limits: tuple[Limit, ...] = ("sut",) if offered > saturation else ()
     achieved = offered * 0.9999
     if wanted.generator_limited and plane == "veth" and offered > 1.5 * saturation:
