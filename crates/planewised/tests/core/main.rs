@@ -484,8 +484,7 @@ fn a_mark_is_there_after_a_restart() {
 }
 
 #[test]
-fn regret_is_kept_while_a_plan_does_not_come_off() {
-    // A waiter whose give is refused by the world has not had its turn.
+fn a_vf_that_somebody_else_has_is_not_even_tried_and_is_given_once_it_is_back() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
     daemon.world.place(&vf(0), world::VfPlace::Foreign("a DPDK process holds it".into()));
     daemon.pass(60);
@@ -494,4 +493,34 @@ fn regret_is_kept_while_a_plan_does_not_come_off() {
     daemon.world.place(&vf(0), world::VfPlace::Pool);
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["a"]);
+}
+
+#[test]
+fn a_waiter_whose_give_was_never_begun_has_not_had_its_turn() {
+    let patient = "
+        [alloc]
+        policy = 'benefit'
+        interval_s = 5.0
+        min_residency_s = 0.0
+        signal = { smoothing = { window = 3.0 } }
+        benefit = { fixed_us = 3e6 }
+    ";
+    let mut daemon = daemon(patient, 1, &[("a", 500.0), ("b", 10.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.holders(), ["a"]);
+    // b waits until a switch is worth its price. The take comes to nothing, so that b is given nothing.
+    daemon.world.answers("a", false);
+    daemon.world.send("b", Traffic::Constant(2000.0));
+    let begun_ms = daemon.now_ms;
+    while daemon.core.status().guests[0].marked.is_none() {
+        daemon.pass(1);
+        assert!(daemon.now_ms - begun_ms < 600_000, "b is never served");
+    }
+    let waited_s = (daemon.now_ms - begun_ms) / 1000;
+    assert!(waited_s > 60, "{waited_s} s: this tells nothing of patience");
+    assert_eq!(daemon.holders(), ["a"]);
+    daemon.world.answers("a", true);
+    daemon.ask(Request::Unmark { guest: id("a") }).expect("done");
+    daemon.pass(15);
+    assert_eq!(daemon.holders(), ["b"], "it does not wait for {waited_s} s again");
 }
