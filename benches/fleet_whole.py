@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import subprocess
 import sys
 import threading
@@ -53,6 +54,8 @@ def coordinate(directory: Path) -> None:
 
     def measure(fleet: Fleet, match: Match, stop: threading.Event) -> str:
         slower = math.exp(adds[match.sender] + adds[match.responder])
+        # What a kill cut short: a measurement would go on with it, this is drawn anew.
+        shutil.rmtree(fleet.directory(match), ignore_errors=True)
         made_up_run.write(fleet.directory(match), replace(MINIMAL, seed=match.index, slower=slower))
         return ""
 

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from tests.fleet.cluster import Cluster, run_pod, wait_for
 from tests.fleet.conftest import PROGRAM, USER, Controllers
 
@@ -23,6 +25,7 @@ NODES = int(os.environ.get("PLANEWISE_FLEET_NODES", "50"))
 WHOLE = NODES >= 1000
 REST_S = 60
 AWAY_S = 60 if WHOLE else 15
+pytestmark = pytest.mark.timeout(1800 if WHOLE else 300)
 FLEET = "/apis/planewise.io/v1alpha1/vffleets/fleet"
 
 
