@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from planewise.advise.gain import PACKETS_PER_ROUND_TRIP, PASSES, Gain, gain_of
 from planewise.advise.gain_profile import profile_of
 from planewise.advise.toml_text import toml_text
 from planewise.cli import app
-from planewise.errors import BadInputError
+from planewise.errors import BadInputError, PlanewiseError
 from planewise.judge.statistics import RunSample
 from planewise.store.models import Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader, RunWriter
@@ -251,3 +253,90 @@ def test_what_tells_no_price_of_a_switch_is_refused_in_a_sentence(
     assert "this status is of format 7" in boost(gained, "--moves", moves)
     moves.write_text(json.dumps(status(("give", 500.0, "completed"))))
     assert "1 VFs were given and 0 taken back" in boost(gained, "--moves", moves)
+
+
+@pytest.fixture
+def gain_toml(info_of: RunReader, tmp_path: Path) -> Path:
+    """A profile: each packet saves 20.5 µs at 200 packets a second and 120 µs at 20 000."""
+    found = gain(measured(lambda rate, _: 20.0 + rate / 100, info_of, noise=1e-4))
+    file = tmp_path / "gain.toml"
+    file.write_text(toml_text(profile_of(found, info_of.info)))
+    return file
+
+
+ADVISE = ("advise", "--profile", "xl710", "--pattern", "north-south", "--json")
+
+
+def notes(*argv: str | Path) -> list[dict[str, str]]:
+    """What `planewise advise` tells beside its ranking, or complains of."""
+    done = CliRunner().invoke(app, [*ADVISE, *map(str, argv)])
+    if done.exit_code:
+        assert isinstance(done.exception, PlanewiseError), done.output
+        return [{"text": f"{done.exception}. {done.exception.remedy}"}]
+    told: list[dict[str, str]] = json.loads(done.output)["notes"]
+    return told
+
+
+def test_advise_tells_what_each_packet_saves_at_a_functions_own_rate(gain_toml: Path) -> None:
+    *_, said = notes("--gain", gain_toml, "--vnfs", "2", "--rate", "0.0011")
+    assert said["basis"] == "measurement"
+    saved = re.search(
+        r"vf saves each of a guest's packets ([\d.]+) µs \(([\d.]+) to ([\d.]+)\) at 1,100 packets",
+        said["text"],
+    )
+    assert saved, said
+    value, low, high = map(float, saved.groups())
+    # Half way between 200 and 2000 packets a second: a round trip has two packets.
+    halfway = fmean(
+        tomllib.loads(gain_toml.read_text())["curve"][place]["saved_us"] for place in (0, 1)
+    )
+    assert value == pytest.approx(halfway, rel=0.01)
+    assert low <= value <= high
+    *_, said = notes("--gain", gain_toml, "--rate", "1")
+    assert "outside of what was measured (200 to 20,000)" in said["text"]
+    *_, said = notes("--gain", gain_toml, "--vnfs", "1")
+    assert "at 200 packets a second and" in said["text"]
+    assert "at 20,000 packets a second, against bridge" in said["text"]
+
+
+def test_advise_gives_no_figure_of_an_emulated_gain(gain_toml: Path) -> None:
+    gain_toml.write_text(
+        gain_toml.read_text().replace('emulated = ""', 'emulated = "a lab has them"')
+    )
+    *_, said = notes("--gain", gain_toml, "--rate", "1")
+    assert "no hardware's (a lab has them): no figure" in said["text"]
+    assert "µs" not in said["text"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("format = 2", "format = 3", "format: input should be 1 or 2"),
+        ('kind = "gain"', 'kind = "chains"', "kind"),
+        ("pps = 2000.0", "pps = 100.0", "100 packets/s come after 200"),
+        ("saved_us = ", "saved_us = -", "saved_us"),
+        ("saved_us = ", "saved_us = 1e9, was = ", "curve"),
+        ("low_us = ", "low_us = nan, was = ", "low_us"),
+        ("[host]", "[hosts]", "host"),
+        ("format = 2", "format =", "this is no TOML"),
+    ],
+)
+def test_what_is_no_gain_is_said_by_advise_in_a_sentence(
+    gain_toml: Path, old: str, new: str, said: str
+) -> None:
+    text = gain_toml.read_text()
+    assert old in text
+    gain_toml.write_text(text.replace(old, new, 1))
+    (told,) = notes("--gain", gain_toml)
+    assert said in told["text"]
+    assert "\n" not in told["text"]
+
+
+def test_a_gain_that_falls_or_is_not_there_is_said_by_advise(gain_toml: Path) -> None:
+    text = re.sub(r"saved_us = [\d.]+", "saved_us = 1e4", gain_toml.read_text(), count=1)
+    gain_toml.write_text(text)
+    (told,) = notes("--gain", gain_toml)
+    assert "the gain falls from 200 to 2000 packets/s" in told["text"]
+    (told,) = notes("--gain", gain_toml.parent / "none.toml")
+    assert "cannot be read" in told["text"]
+    assert "planewise boost" in told["text"]

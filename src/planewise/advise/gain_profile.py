@@ -1,17 +1,34 @@
-"""A host's gain as a file: `planewise boost` writes it, `planewised` reads it."""
+"""A host's gain as a file: `planewise boost` writes it, `planewised` and `advise` read it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
+from planewise.advise.demand import Statement
 from planewise.advise.gain import Gain, Interval, SizeMatters
+from planewise.advise.toml_text import read_toml
 from planewise.errors import BadInputError
 from planewise.store.models import Fingerprint, RunInfo
+
+_ROUNDING = 1e-3
+"""The file has four significant digits."""
 
 
 class _Part(BaseModel):
@@ -33,10 +50,10 @@ class CurvePoint(_Part):
 
     pps: PositiveFloat
     """Packets a second that the guest's interface counts, both directions."""
-    saved_us: NonNegativeFloat
-    low_us: float | None = None
+    saved_us: Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
+    low_us: FiniteFloat | None = None
     """95 % interval; left out where it is open."""
-    high_us: float | None = None
+    high_us: FiniteFloat | None = None
 
 
 class MeasuredRow(_Part):
@@ -83,6 +100,92 @@ class GainProfile(_Part):
     measured: tuple[MeasuredRow, ...] = ()
     switch: SwitchPrice | None = None
     """None where it was not measured, and in files of format 1."""
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        for before, after in pairwise(self.curve):
+            if after.pps <= before.pps:
+                raise ValueError(f"curve: {after.pps:g} packets/s come after {before.pps:g}")
+            if after.pps * after.saved_us < before.pps * before.saved_us * (1 - _ROUNDING):
+                raise ValueError(
+                    f"curve: the gain falls from {before.pps:g} to {after.pps:g} packets/s: "
+                    "a guest that sends more cannot gain less"
+                )
+        return self
+
+    def saved_us(self, pps: float) -> CurvePoint:
+        """What each packet saves at this rate [packets/s]: between two points by a straight line,
+        beyond the outermost as there, as the daemon has it. No interval where an end is open."""
+        rates = [point.pps for point in self.curve]
+
+        def at(values: Sequence[float | None]) -> float | None:
+            if None in values:
+                return None
+            return float(np.interp(pps, rates, np.array(values, dtype=float)))
+
+        return CurvePoint(
+            pps=pps,
+            saved_us=at([point.saved_us for point in self.curve]) or 0.0,
+            low_us=at([point.low_us for point in self.curve]),
+            high_us=at([point.high_us for point in self.curve]),
+        )
+
+
+def read_gain(path: Path) -> GainProfile:
+    """The gain in a file.
+
+    Raises:
+        BadInputError: it is none, of another format, or its rates do not rise.
+        PlanewiseError: it cannot be read.
+    """
+    writes = "planewise boost RUN -o FILE"
+    remedy = f"`{writes}` writes one; docs/reference/gain-profile.md lists its keys"
+    return read_toml(path, GainProfile, writes, lambda _: remedy)
+
+
+def gain_statement(gain: GainProfile, pps: float | None) -> Statement:
+    """What the fast plane saves a guest.
+
+    Args:
+        gain: the host's.
+        pps: the guest's packets, both directions; None: as far as was measured [packets/s].
+    """
+    if gain.emulated:
+        return Statement(
+            f"Whether packets are faster on {gain.fast} than on {gain.slow} was measured where "
+            f"times are no hardware's ({gain.emulated}): no figure.",
+            "measurement",
+            gain.run,
+        )
+    rates = (gain.curve[0].pps, gain.curve[-1].pps)
+    asked = dict.fromkeys(rates) if pps is None else (pps,)
+    said = " and ".join(
+        f"{_saving(gain.saved_us(rate))} at {rate:,.0f} packets a second" for rate in asked
+    )
+    outside = (
+        ""
+        if pps is None or rates[0] <= pps <= rates[1]
+        else f", which lies outside of what was measured ({rates[0]:,.0f} to {rates[1]:,.0f})"
+    )
+    return Statement(
+        f"{gain.fast} saves each of a guest's packets {said}{outside}, against {gain.slow}"
+        f"{_SIZES[gain.size_matters]}.",
+        "measurement",
+        gain.run,
+    )
+
+
+_SIZES: dict[SizeMatters, str] = {
+    "yes": "; it matters how long they are",
+    "no": "",
+    "not known": "; whether it matters how long they are is not known",
+}
+
+
+def _saving(point: CurvePoint) -> str:
+    if point.low_us is None or point.high_us is None:
+        return f"{point.saved_us:.3g} µs"
+    return f"{point.saved_us:.3g} µs ({point.low_us:.3g} to {point.high_us:.3g})"
 
 
 def switch_price(gives_s: Sequence[float], takes_s: Sequence[float]) -> SwitchPrice:

@@ -2,10 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+
+from planewise.errors import BadInputError, PlanewiseError, first_fault
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def read_toml(path: Path, model: type[_Model], writes: str, remedy: Callable[[str], str]) -> _Model:
+    """What the file holds.
+
+    Args:
+        path: the file.
+        model: what it is to be.
+        writes: the command that writes one.
+        remedy: the way out of a fault at a place, a key with the keys that it is below.
+
+    Raises:
+        BadInputError: it is none; what and where.
+        PlanewiseError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanewiseError(
+            f"the profile {path} cannot be read: {error.strerror}",
+            remedy=f"`{writes}` writes one",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise BadInputError("this is no text", where=str(path)) from error
+    try:
+        return model.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise BadInputError(f"this is no TOML: {error}", where=str(path)) from error
+    except ValidationError as error:
+        place, fault = first_fault(error)
+        what = f"{place}: {fault}" if place else fault
+        raise BadInputError(what, where=str(path), remedy=remedy(place)) from error
 
 
 def toml_text(model: BaseModel) -> str:

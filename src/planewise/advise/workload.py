@@ -15,6 +15,7 @@ from planewise.advise.demand import (
     Workload,
 )
 from planewise.advise.evidence import Evidence
+from planewise.advise.gain_profile import GainProfile, gain_statement
 from planewise.advise.model.capacity import LONGEST, ChainWorkload, Prediction, predict
 from planewise.advise.model.profile import Profile
 from planewise.advise.ranked import ALIKE, MODELLED, Known, PlaneForecast, words_of
@@ -45,11 +46,15 @@ class Advice:
 
 
 def advise(
-    profile: Profile | None, workload: Workload, evidence: Sequence[Evidence] = ()
+    profile: Profile | None,
+    workload: Workload,
+    evidence: Sequence[Evidence] = (),
+    gain: GainProfile | None = None,
 ) -> Advice:
     """Ranks the planes for `workload` on a host.
 
-    Without a profile nothing is predicted: then only evidence, demands and literature speak.
+    Without a profile nothing is predicted: then only evidence, demands and literature speak. `gain`
+    is told and ranks nothing: it compares two planes at the host's own packet rates.
     """
     known = Known(profile, tuple(evidence))
     ranking = rank(known, workload)
@@ -65,7 +70,7 @@ def advise(
         sentence=_sentence(ranking, workload),
         ranking=ranking,
         changes=tuple(changes(known, workload, best)),
-        notes=tuple(_notes(known)),
+        notes=(*_notes(known), *_gained(gain, workload)),
     )
 
 
@@ -160,6 +165,13 @@ def _the(bottleneck: str) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:.2g}" if ratio < 1 else f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+
+
+def _gained(gain: GainProfile | None, workload: Workload) -> Iterator[Statement]:
+    if gain is not None:
+        rate_pps = workload.rate_pps
+        # Each function sends its share, and receives as much.
+        yield gain_statement(gain, rate_pps and 2 * rate_pps / workload.chain.vnfs)
 
 
 def _notes(known: Known) -> Iterator[Statement]:

@@ -35,6 +35,14 @@ def advise(
             "--run", metavar="RUN", help="Evidence: a run directory. May be given more than once."
         ),
     ] = None,
+    gain_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--gain",
+            help="What a VF saves each packet here: the profile that `planewise boost` writes.",
+            metavar="FILE",
+        ),
+    ] = None,
     pattern: Annotated[
         str | None,
         typer.Option(
@@ -108,6 +116,7 @@ def advise(
     run in runs/ is the evidence; without a workload, too, its own recommendation is printed.
     """
     from planewise.advise import workload as room
+    from planewise.advise.gain_profile import read_gain
     from planewise.advise.profiles import find_profile
     from planewise.advise.workload_file import WorkloadText, read_workload
 
@@ -115,6 +124,7 @@ def advise(
     if show_profile:
         _show(host, json_)
         return
+    gain = None if gain_file is None else read_gain(gain_file)
     if host is None and not runs:
         described = f". Or describe it: --profile with a file or one of {', '.join(_shipped())}"
         runs = [newest_measured("planewise advise", described)]
@@ -135,11 +145,12 @@ def advise(
     }
     given = {name: value for name, value in given.items() if value is not None}
     no_workload = workload_file is None and not given and why_not is None and page is None
+    no_workload = no_workload and gain is None
     if host is None and no_workload and runs is not None and len(runs) == 1:
         _print_recommendation(runs[0], json_)
         return
     asked = asked.model_copy(update=given)
-    advice = room.advise(host, asked.workload(), _evidence(runs or ()))
+    advice = room.advise(host, asked.workload(), _evidence(runs or ()), gain)
     if page is not None:
         from planewise.report.advice import render
         from planewise.store.files import write_file

@@ -5,15 +5,15 @@ A TOML file, by hand from data sheets or fitted to measurements (`planewise cali
 
 from __future__ import annotations
 
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from planewise.advise.model.pcie import Link, Rings
-from planewise.errors import BadInputError, PlanewiseError, first_fault
+from planewise.advise.toml_text import read_toml
+from planewise.errors import BadInputError
 
 Basis = Literal["measurement", "data sheet", "literature", "assumption"]
 
@@ -146,26 +146,7 @@ def load_profile(path: Path) -> Profile:
         BadInputError: it is none; what and where.
         PlanewiseError: it cannot be read.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PlanewiseError(
-            f"the profile {path} cannot be read: {error.strerror}",
-            remedy="`planewise calibrate` writes one",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise BadInputError("this is no text", where=str(path)) from error
-    try:
-        profile = Profile.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise BadInputError(f"this is no TOML: {error}", where=str(path)) from error
-    except ValidationError as error:
-        place, fault = first_fault(error)
-        raise BadInputError(
-            f"{place}: {fault}",
-            where=str(path),
-            remedy=_remedy(place),
-        ) from error
+    profile = read_toml(path, Profile, "planewise calibrate", _remedy)
     try:
         profile.link.link()
     except BadInputError as error:
