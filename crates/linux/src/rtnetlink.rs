@@ -229,7 +229,9 @@ fn messages(datagram: &[u8]) -> Vec<Part<'_>> {
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_route::AddressFamily;
     use netlink_packet_route::link::LinkMessage;
+    use netlink_packet_route::rule::RuleMessage;
 
     use super::*;
 
@@ -246,9 +248,13 @@ mod tests {
     #[test]
     fn a_dump_that_the_kernel_refuses_is_an_error_and_not_empty() {
         let mut socket = RouteSocket::open().expect("Linux");
-        assert!(
-            !socket.dump(&RouteNetlinkMessage::GetLink(LinkMessage::default())).unwrap().is_empty()
-        );
+        let all = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        assert!(!socket.dump(&all).expect("answered").is_empty());
+        // There are no routing rules for raw packets.
+        let mut rule = RuleMessage::default();
+        rule.header.family = AddressFamily::Packet;
+        let refused = socket.dump(&RouteNetlinkMessage::GetRule(rule)).expect_err("refused");
+        assert!(refused.what.contains("did not list"), "{}", refused.what);
     }
 
     /// A message as the kernel writes it, with this code behind its header.

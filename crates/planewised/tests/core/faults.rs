@@ -1,6 +1,6 @@
 //! Faults around the core: names that clash, full disks, drivers that are loaded anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use planewised::daemon::journal::{Journal, Storage};
 use planewised::daemon::request::{Answer, Request, ends};
 use planewised::daemon::simulated::World;
 use planewised::daemon::status::Status;
-use pw_alloc::journal::Entry;
+use pw_alloc::journal::{self, Entry};
 use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::settings::PolicyKind;
 use pw_alloc::traffic::Traffic;
@@ -149,6 +149,16 @@ fn a_pf_whose_driver_is_loaded_anew_is_taken_in_again_with_its_vfs() {
 }
 
 #[test]
+fn a_pf_that_went_is_said_at_the_next_sample_and_not_when_the_pool_is_read_the_next_time() {
+    let mut daemon = daemon(SETTINGS, 2, &[("a", 500.0), ("b", 400.0)]);
+    daemon.pass(20);
+    assert_eq!(daemon.core.status().vfs.len(), 2);
+    daemon.world.reload_driver(true);
+    daemon.pass(2);
+    assert_eq!(daemon.core.status().vfs, []);
+}
+
+#[test]
 fn a_guest_that_could_not_be_asked_about_when_its_vf_went_is_put_right_once_it_can_be() {
     let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0)]);
     daemon.pass(20);
@@ -178,6 +188,31 @@ fn a_mark_ends_with_its_guest_and_does_not_pass_to_the_next_of_that_name() {
     daemon.pass(10);
     assert!(daemon.core.status().guests[0].marked.is_none());
     assert_eq!(daemon.holders(), ["b"]);
+}
+
+#[test]
+fn a_mark_outlives_a_kind_that_cannot_say_which_guests_there_are() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut journal, _) = Journal::open(directory.path()).expect("a journal");
+    let entry = Entry::Checkpoint {
+        format: journal::FORMAT,
+        holders: BTreeMap::new(),
+        marked: [(id("a"), "let go of nothing".to_owned())].into(),
+        quarantined: BTreeMap::new(),
+    };
+    journal.append(&entry).expect("written");
+    drop(journal);
+    let world = World::new(&Simulated { vfs: 1, guests: BTreeMap::new(), pods: None });
+    world.add("a", Traffic::Constant(500.0));
+    world.answers("a", false);
+    world.silence(Some("Docker does not answer"));
+    let mut daemon = start(SETTINGS, world, directory, 0);
+    daemon.pass(60);
+    assert!(daemon.core.status().guests.is_empty());
+    daemon.world.silence(None);
+    daemon.pass(10);
+    let a = daemon.core.status().guests[0].clone();
+    assert_eq!(a.marked.as_deref(), Some("let go of nothing"));
 }
 
 /// What is decided about a VF that nobody may have: nothing, for as long as this lasts.
@@ -211,7 +246,7 @@ fn a_vf_whose_holder_by_the_journal_nobody_has_heard_of_is_in_no_plan() {
     let (mut journal, _) = Journal::open(directory.path()).expect("a journal");
     let holders: BTreeMap<VfId, GuestId> = [(vf(0), id("ghost"))].into();
     let entry = Entry::Checkpoint {
-        format: pw_alloc::journal::FORMAT,
+        format: journal::FORMAT,
         holders,
         marked: BTreeMap::new(),
         quarantined: BTreeMap::new(),
@@ -247,6 +282,66 @@ fn of_a_guest_that_was_started_anew_nothing_holds_that_was_known_of_the_one_befo
     assert_eq!((after.rate.pps, after.marked), (None, None));
     daemon.pass(20);
     assert_eq!(daemon.holders(), ["b"]);
+}
+
+/// A disk that refuses one line, whichever it is told, and keeps all others.
+#[derive(Clone, Default)]
+struct Hiccup(Arc<Mutex<(Vec<u8>, u64)>>);
+
+impl Storage for Hiccup {
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut disk = self.0.lock().expect("no panic");
+        let left = disk.1;
+        disk.1 = left.wrapping_sub(1);
+        if left == 0 {
+            return Err(Error::from(ErrorKind::StorageFull));
+        }
+        disk.0.extend(bytes);
+        Ok(())
+    }
+
+    fn truncate(&mut self, length_bytes: u64) -> Result<()> {
+        self.0.lock().expect("no panic").0.truncate(length_bytes as usize);
+        Ok(())
+    }
+
+    fn replace(&mut self, bytes: &[u8]) -> Result<()> {
+        self.0.lock().expect("no panic").0.clear();
+        self.append(bytes)
+    }
+}
+
+#[test]
+fn whichever_line_could_not_be_written_no_step_belongs_to_a_move_or_recovery_without_its_beginning()
+{
+    let mut recoveries = 0;
+    for refused in 0..40 {
+        let mut daemon = daemon(SETTINGS, 1, &[("a", 500.0), ("b", 10.0)]);
+        let disk = Hiccup(Arc::new(Mutex::new((Vec::new(), refused))));
+        let (journal, _) = Journal::over("j", Box::new(disk.clone()), b"", false).expect("begun");
+        daemon.core = core(daemon.world.host(), journal, daemon.directory.path());
+        daemon.pass(20);
+        daemon.world.send("b", Traffic::Constant(5000.0));
+        daemon.world.restart("a");
+        daemon.pass(200);
+        assert_eq!(daemon.holders(), ["b"], "after line {refused}");
+        let mut begun = BTreeSet::new();
+        let text = disk.0.lock().expect("no panic").0.clone();
+        for entry in journal::read(&text).entries {
+            match entry {
+                Entry::Begin { operation, .. } => drop(begun.insert(operation)),
+                Entry::Recover { operation, .. } => {
+                    recoveries += 1;
+                    begun.insert(operation);
+                }
+                Entry::Intent { operation, step } => {
+                    assert!(begun.contains(&operation), "line {refused}: {step:?}");
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(recoveries > 10, "{recoveries}");
 }
 
 /// A disk that takes so many lines and is full then, and how the world was when it refused the first.
