@@ -318,6 +318,18 @@ def test_a_plane_that_needs_hardware_says_what_is_missing(tmp_path: Path) -> Non
     assert not explain_needs(vf, missing(tmp_path, which=lambda name: None)).available
 
 
+@pytest.mark.parametrize("name", ["docker-bridge", "vhost-user"])
+def test_a_plane_whose_programs_are_installed_can_be_measured_here(
+    tmp_path: Path, name: str
+) -> None:
+    (plane,) = (plane for plane in PLANES if plane.name == name)
+    lacking = missing(tmp_path, which=lambda program: f"/usr/bin/{program}")
+    assert explain_needs(plane, lacking).available
+    refused = explain_needs(plane, lacking, whole_machine=False)
+    assert not refused.available
+    assert "root" in refused.remedy
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "word"),
     [

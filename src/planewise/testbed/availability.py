@@ -8,11 +8,16 @@ from pathlib import Path
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.store.models import PlaneAvailability
+from planewise.testbed.chains.functions import PROGRAM as TESTPMD
+from planewise.testbed.chains.switch import PROGRAM as OVS
 from planewise.testbed.host import LocalHost
 from planewise.testbed.planes import PLANES, Plane, VmPlane
 from planewise.testbed.setting import Setting
+from planewise.testbed.steering import may_steer
 from planewise.testbed.testbed import stand_here
 from planewise.testbed.vms import platform as vms
+
+_DPDK_PROGRAMS = {"Open vSwitch with DPDK": OVS, "dpdk-testpmd": TESTPMD}
 
 
 def try_planes(
@@ -31,7 +36,8 @@ def try_planes(
             built = PlaneAvailability(plane=plane.name, available=True)
             tried.append(_refusal(plane.name, no_vms) if no_vms else built)
         else:
-            tried.append(explain_needs(plane, lacking))
+            root = may_steer(Path("/proc/self/uid_map").read_text())
+            tried.append(explain_needs(plane, lacking, whole_machine=root))
     return tuple(tried)
 
 
@@ -57,19 +63,23 @@ def try_plane(plane: Plane) -> PlaneAvailability:
         return _refusal(plane.name, error)
 
 
-def explain_needs(plane: Plane, lacking: Mapping[str, str]) -> PlaneAvailability:
-    """Why a plane that namespaces cannot use is not available. Pure.
+def explain_needs(
+    plane: Plane, lacking: Mapping[str, str], *, whole_machine: bool = True
+) -> PlaneAvailability:
+    """Whether a plane can be had that no testbed of namespaces can try, and why not. Pure.
 
-    `lacking` says, by need, what this machine has not.
+    `lacking` says, by need, what this machine has not; `whole_machine` whether the user is root of
+    it, and not of a user namespace alone.
     """
-    reasons = [lacking[need] for need in plane.needs if need in lacking]
-    if not reasons:
-        reasons = [
-            f"this machine may have what it needs, but {plane.refusal('namespace')}, and guests "
-            "here are namespaces"
-        ]
+    remedy = plane.remedy
+    reason = "; ".join(lacking[need] for need in plane.needs if need in lacking)
+    if not reason and plane.not_here:
+        reason = f"it cannot be built on one machine: {plane.not_here}"
+    if not reason and not whole_machine:
+        reason = "only root of this machine can build it"
+        remedy = "run planewise as root of the machine"
     return PlaneAvailability(
-        plane=plane.name, available=False, reason="; ".join(reasons), remedy=plane.remedy
+        plane=plane.name, available=not reason, reason=reason, remedy=remedy if reason else ""
     )
 
 
@@ -84,14 +94,16 @@ def missing(
     # Where KVM does not work, QEMU emulates: slower, and said wherever a time is printed.
     if not (which("qemu-system-x86_64") or which("qemu-kvm") or which("qemu-system-aarch64")):
         lacking["vm"] = "no QEMU for virtual machines"
-    if not (root / "run/docker.sock").exists():
-        lacking["docker"] = "no Docker daemon"
+    # One that runs is used; else planewise starts one of its own.
+    if not which("dockerd") and not (root / "run/docker.sock").exists():
+        lacking["docker"] = "no Docker"
     groups = root / "sys/kernel/iommu_groups"
     if not (groups.is_dir() and any(groups.iterdir())):
         lacking["iommu"] = "no IOMMU"
     if not which("ovs-vswitchd"):
-        lacking["dpdk"] = "no Open vSwitch with DPDK"
         lacking["ovs"] = "no Open vSwitch"
+    if absent := [name for name, program in _DPDK_PROGRAMS.items() if not which(program)]:
+        lacking["dpdk"] = f"no {' and no '.join(absent)}"
     return lacking
 
 

@@ -52,7 +52,7 @@ class DockerBridgePlane(Plane):
     switch = DockerNetwork()
     container_network = True
     needs = ("docker",)
-    remedy = "bridge is the same path for namespaces"
+    remedy = "install docker.io; bridge is the same path for namespaces"
 
     def refusal(self, kind: GuestKind) -> str:
         """See `Plane.refusal`."""

@@ -12,7 +12,9 @@ class VhostUserPlane(Plane):
     """A DPDK switch polls; no kernel sees a frame."""
 
     name = "vhost-user"
-    description = "a DPDK switch (Open vSwitch) that shares memory with a virtual machine"
+    description = (
+        "a DPDK switch (Open vSwitch) that shares memory with its guests; in chains of functions"
+    )
     guests = ("vm", "process", "container")
     functions: ClassVar = {
         "process": ("testpmd",),
@@ -21,14 +23,14 @@ class VhostUserPlane(Plane):
     }
     rank = 75
     chains_only = "its switch polls on cores of its own, as functions of a chain have them"
-    needs = ("dpdk", "vm")
-    remedy = (
-        "install openvswitch-switch-dpdk and set hugepages aside, on hosts with virtual machines"
-    )
+    needs = ("dpdk",)
+    remedy = "install openvswitch-switch-dpdk and dpdk-dev; planewise takes huge pages by itself"
 
     def refusal(self, kind: GuestKind) -> str:
         """See `Plane.refusal`."""
-        return "" if kind in self.guests else "it attaches a virtual machine"
+        return (
+            "" if kind in self.guests else "it shares memory with a program, and has no interface"
+        )
 
 
 PLANE = VhostUserPlane()
