@@ -35,7 +35,6 @@ def test_a_single_run_has_no_deviation_and_no_interval() -> None:
     assert one.plr == pytest.approx(0.01)
     assert one.deviation is None
     assert one.interval95 is None
-    assert one.ucl95 is None
     assert one.delta_ucl95 is None
 
 

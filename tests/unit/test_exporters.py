@@ -52,7 +52,7 @@ def load_trials(draw: st.DrawFn) -> LoadTrials:
             limited=limited,
         )
     return columns.finish(
-        format_name=draw(st.sampled_from(importers.names())),
+        format_name=draw(st.sampled_from(list(importers.MODULES))),
         curve=draw(text | st.just("")),
         order=draw(st.permutations(range(len(drawn)))),
         info=draw(st.dictionaries(text, text | st.integers(-(2**50), 2**50), max_size=3)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +11,7 @@ import typer
 
 from planewise.commands import console
 from planewise.commands.newest import newest_measured
+from planewise.commands.options import JsonOption, grouped
 
 if TYPE_CHECKING:
     from planewise.advise.demand import Statement
@@ -20,7 +21,70 @@ if TYPE_CHECKING:
     from planewise.report.advice import AdvicePage, Said
 
 
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """Keys of a workload; None leaves what the file says."""
+
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--pattern",
+            help="north-south: each function sends back; east-west: a chain of functions.",
+        ),
+    ] = None
+    vnfs: Annotated[int | None, typer.Option("--vnfs", help="Number of network functions (1).")] = (
+        None
+    )
+    frame_bytes: Annotated[
+        int | None,
+        typer.Option("--frame", help="Frame size with FCS [bytes] (64).", metavar="BYTES"),
+    ] = None
+    application: Annotated[
+        str | None,
+        typer.Option(
+            "--application", help="polling (DPDK, the default) or kernel (sockets) in the guests."
+        ),
+    ] = None
+    rate_mpps: Annotated[
+        float | None,
+        typer.Option("--rate", help="What all functions together must send [Mpps]."),
+    ] = None
+    latency_us: Annotated[
+        float | None,
+        typer.Option(
+            "--latency", help="Round-trip time that 99 of 100 packets must keep [µs].", metavar="US"
+        ),
+    ] = None
+    live_migration: Annotated[
+        bool | None,
+        typer.Option("--live-migration/--no-live-migration", help="Guests must migrate live."),
+    ] = None
+    isolation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--isolation",
+            help="memory: no process of the host shares the guests' memory; filtering: the host "
+            "filters every packet; load: neighbours do not matter. May be given more than once.",
+        ),
+    ] = None
+    guests: Annotated[
+        int | None,
+        typer.Option("--guests", help="Guests that are to have the plane (one a function)."),
+    ] = None
+    vfs: Annotated[int | None, typer.Option("--vfs", help="VFs that are free.")] = None
+    cores: Annotated[
+        int | None,
+        typer.Option("--cores", help="CPU budget: cores for functions and switch together."),
+    ] = None
+    spare_cores: Annotated[
+        int | None,
+        typer.Option("--spare-cores", help="Cores that the host can give beside the functions'."),
+    ] = None
+
+
+@grouped
 def advise(
+    options: WorkloadOptions,
     workload_file: Annotated[
         Path | None,
         typer.Argument(metavar="WORKLOAD.yaml", help="The workload; options override its keys."),
@@ -43,61 +107,6 @@ def advise(
             metavar="FILE",
         ),
     ] = None,
-    pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--pattern",
-            help="north-south: each function sends back; east-west: a chain of functions.",
-        ),
-    ] = None,
-    vnfs: Annotated[
-        int | None, typer.Option("--vnfs", help="Number of network functions (1).")
-    ] = None,
-    frame: Annotated[
-        int | None,
-        typer.Option("--frame", help="Frame size with FCS [bytes] (64).", metavar="BYTES"),
-    ] = None,
-    application: Annotated[
-        str | None,
-        typer.Option(
-            "--application", help="polling (DPDK, the default) or kernel (sockets) in the guests."
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", help="What all functions together must send [Mpps]."),
-    ] = None,
-    latency: Annotated[
-        float | None,
-        typer.Option(
-            "--latency", help="Round-trip time that 99 of 100 packets must keep [µs].", metavar="US"
-        ),
-    ] = None,
-    live_migration: Annotated[
-        bool | None,
-        typer.Option("--live-migration/--no-live-migration", help="Guests must migrate live."),
-    ] = None,
-    isolation: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--isolation",
-            help="memory: no process of the host shares the guests' memory; filtering: the host "
-            "filters every packet; load: neighbours do not matter. May be given more than once.",
-        ),
-    ] = None,
-    guests: Annotated[
-        int | None,
-        typer.Option("--guests", help="Guests that are to have the plane (one a function)."),
-    ] = None,
-    vfs: Annotated[int | None, typer.Option("--vfs", help="VFs that are free.")] = None,
-    cores: Annotated[
-        int | None,
-        typer.Option("--cores", help="CPU budget: cores for functions and switch together."),
-    ] = None,
-    spare_cores: Annotated[
-        int | None,
-        typer.Option("--spare-cores", help="Cores that the host can give beside the functions'."),
-    ] = None,
     why_not: Annotated[
         str | None, typer.Option("--why-not", help="Say why this plane is not the answer.")
     ] = None,
@@ -107,7 +116,7 @@ def advise(
     page: Annotated[
         Path | None, typer.Option("--page", help="Also write an HTML page.", metavar="FILE")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Rank the planes for a workload: predicted figures, what binds, what would change the answer.
 
@@ -129,21 +138,11 @@ def advise(
         described = f". Or describe it: --profile with a file or one of {', '.join(_shipped())}"
         runs = [newest_measured("planewise advise", described)]
     asked = read_workload(workload_file) if workload_file is not None else WorkloadText()
-    given: dict[str, object] = {
-        "pattern": pattern,
-        "vnfs": vnfs,
-        "frame_bytes": frame,
-        "application": application,
-        "rate_mpps": rate,
-        "latency_us": latency,
-        "live_migration": live_migration,
-        "isolation": tuple(isolation) if isolation else None,
-        "guests": guests,
-        "vfs": vfs,
-        "cores": cores,
-        "spare_cores": spare_cores,
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(options).items()
+        if value not in (None, [])
     }
-    given = {name: value for name, value in given.items() if value is not None}
     no_workload = workload_file is None and not given and why_not is None and page is None
     no_workload = no_workload and gain is None
     if host is None and no_workload and runs is not None and len(runs) == 1:

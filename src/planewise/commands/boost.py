@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
+from planewise.commands.options import JsonOption
 from planewise.errors import BadInputError, first_fault
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def boost(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Say what a plane saves by packet rate and frame size, and write it as the host's profile.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
+from planewise.commands.options import JsonOption
 
 if TYPE_CHECKING:
     from planewise.advise.throughput import ThroughputRow
@@ -36,7 +37,7 @@ def calibrate(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Fit what the NIC and the cores of a host need, and say how well it predicts.
 

@@ -10,6 +10,7 @@ import typer
 
 from planewise.commands import console
 from planewise.commands.judge import checked_rule, complain, judge_file
+from planewise.commands.options import JsonOption
 from planewise.errors import BadInputError, PlanewiseError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def campaign(
     plr: Annotated[
         float, typer.Option(metavar="RATIO", help="Loss ratio that PDR allows; 0.005 is 0.5 %.")
     ] = 0.005,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Sum up many experiments by aspect, and say how often repeated ones agree.
 

@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from planewise.commands.console import out, print_json
+from planewise.commands.options import JsonOption
 
 
 def clean(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be removed.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Remove what killed runs left behind, and labs that nobody uses.
 

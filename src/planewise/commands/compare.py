@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands import console
+from planewise.commands.options import JsonOption
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def compare(
             help="The publications' tests of RTT and CPU on pooled readings, too, with a warning.",
         ),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Compare planes, or the levels of any factor, and say what is known of the difference.
 

@@ -9,6 +9,7 @@ import typer
 
 from planewise.commands import console
 from planewise.commands.console import Verbosity
+from planewise.commands.options import JsonOption
 from planewise.commands.progress import ProgressLine
 from planewise.errors import BadInputError, PlanewiseError, first_fault
 
@@ -77,7 +78,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the pairs; do nothing.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Measure pairs of many nodes, each into a run directory, round by round.
 
@@ -242,19 +243,16 @@ def _measure_one(fleet: Fleet, index: int, verbosity: Verbosity) -> None:
     """One pair in this process, as `planewise run` does it."""
     from planewise.commands import targets
     from planewise.fleet.run import match_of
-    from planewise.testbed import privilege
 
     match = match_of(fleet, index)
     if fleet.state(match) == "done":
         return
     where = None if fleet.plan.local else targets.OtherHosts(targets_of(fleet.plan, match))
-    if where is None:
-        privilege.ensure()
-    from planewise import doctor, pipeline
+    host = targets.examined(where)
+    from planewise import pipeline
     from planewise.fleet.run import rest
     from planewise.store.rundir import RUN_FILE
 
-    host = doctor.diagnose() if where is None else doctor.examine(sample_s=0)
     with ProgressLine(verbosity) as progress, fleet.using(match):
         if fleet.state(match) == "done":
             return  # by another process, while this one waited

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from planewise.commands.console import Verbosity, err, out, print_json
+from planewise.commands.options import JsonOption
 from planewise.commands.progress import ProgressLine
 from planewise.errors import BadInputError
 from planewise.units import duration_text
@@ -37,7 +38,6 @@ RootOption = Annotated[
         "--root", metavar="DIR", help="A Debian or Ubuntu root whose systemd is the hosts' init."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()

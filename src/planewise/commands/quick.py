@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from planewise.commands.console import Verbosity
+from planewise.commands.options import JsonOption, RunOption
 from planewise.commands.progress import ProgressLine
 from planewise.commands.result import print_result
+from planewise.commands.targets import examined
 from planewise.errors import BadInputError
 
 
 def quick(
     context: typer.Context,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Run directory (default: runs/<time>).")
-    ] = None,
+    out: RunOption = None,
     minutes: Annotated[
         float, typer.Option("--minutes", help="Time budget; more minutes, more replicates.")
     ] = 3.0,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Compare this host's data planes, judge the numbers, recommend one, write a report.
 
@@ -36,13 +35,8 @@ def quick(
             remedy="give between 0.5 and 1440",
         )
     ends_s = time.monotonic() + minutes * 60
-    from planewise import doctor
-    from planewise.testbed import privilege
-
     verbosity: Verbosity = context.obj
-    host = doctor.diagnose()
-    privilege.ensure()
-    # Not before: these start threads, and a user namespace is entered without.
+    host = examined(None)
     from planewise import pipeline
     from planewise.measure.experiment import default_directory
     from planewise.testbed.planes import plane, planes_of

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planewise.commands.console import Verbosity, print_json
+from planewise.commands.options import JsonOption, RunOption
 from planewise.commands.progress import ProgressLine
 from planewise.commands.result import print_result
+from planewise.commands.sut import NicOption, ResponderOption, SenderOption
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -23,24 +25,13 @@ def run(
     design_file: Annotated[
         Path | None, typer.Argument(metavar="DESIGN.yaml", help="What to measure.")
     ] = None,
-    out_directory: Annotated[
-        Path | None, typer.Option("--out", help="Run directory (default: runs/<time>).")
-    ] = None,
+    out_directory: RunOption = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Continue this run directory.")
     ] = None,
-    sender: Annotated[
-        str | None,
-        typer.Option(
-            "--sender", metavar="HOST", help="ssh://server, lab:a or k8s://node, not this machine."
-        ),
-    ] = None,
-    responder: Annotated[
-        str | None, typer.Option("--responder", metavar="HOST", help="The same for the responder.")
-    ] = None,
-    nic: Annotated[
-        str, typer.Option("--nic", help="The interface to use on both (a lab's: pf0).")
-    ] = "",
+    sender: SenderOption = None,
+    responder: ResponderOption = None,
+    nic: NicOption = "",
     lab: Annotated[
         bool, typer.Option("--lab", help="On a lab that is brought up for this run.")
     ] = False,
@@ -61,7 +52,7 @@ def run(
         int,
         typer.Option("--live-port", help="Port of that page, on this machine alone (0: any)."),
     ] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Measure a design (experiments/my-first.yaml is a commented one), or resume a run.
 
@@ -94,20 +85,13 @@ def run(
             )
         _run_campaign(context, design, out_directory, dry_run, json)
         return
-    from planewise import doctor
     from planewise.commands import targets
-    from planewise.testbed import privilege
 
     verbosity: Verbosity = context.obj
     where = targets.chosen(sender, responder, nic, lab, resume)
     # Before a user namespace is entered: the page must be reachable from outside.
     listening = _listen(live_port) if live and not dry_run else None
-    if where is None:
-        host = doctor.diagnose()
-        privilege.ensure()
-    else:
-        host = doctor.examine(sample_s=0)
-    # Not before: these start threads, and a user namespace is entered without.
+    host = targets.examined(where)
     from planewise import pipeline
     from planewise.commands.dry_run import print_schedule
     from planewise.commands.live import LiveView
@@ -144,12 +128,12 @@ def _run_campaign(
     context: typer.Context, design: CampaignDesign, out: Path | None, dry_run: bool, json: bool
 ) -> None:
     """One curve a configuration and repetition, then their summary."""
-    from planewise import campaigns, doctor
+    from planewise import campaigns
     from planewise.commands.campaign import summarise
     from planewise.commands.console import out as console
+    from planewise.commands.targets import examined
     from planewise.measure.campaign import curves_of, estimate_text
     from planewise.measure.estimate import TRIAL_OVERHEAD_S
-    from planewise.testbed import privilege
 
     campaigns.check(design)
     if dry_run:
@@ -160,9 +144,7 @@ def _run_campaign(
         else:
             console().print("\n".join((f"{told}.", *(f"  {name}" for name in names))), markup=False)
         return
-    host = doctor.diagnose()
-    privilege.ensure()
-    # Not before: these start threads, and a user namespace is entered without.
+    host = examined(None)
     from planewise.measure.experiment import default_directory
 
     verbosity: Verbosity = context.obj

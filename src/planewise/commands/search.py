@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,80 +12,66 @@ import typer
 from planewise.commands import targets
 from planewise.commands.console import Verbosity, print_json
 from planewise.commands.console import out as stdout
+from planewise.commands.options import JsonOption, RequireGoodOption, RunOption, grouped
 from planewise.commands.progress import ProgressLine
-from planewise.commands.sut import (
-    DestinationOption,
-    GuestOption,
-    IpOption,
-    NextHopOption,
-    NicOption,
-    PathOption,
-    PlaneOption,
-    ResponderOption,
-    RouterOption,
-    RxOption,
-    SenderOption,
-    SizeOption,
-    TxOption,
-    choose_sut,
-    frame_size,
-)
+from planewise.commands.sut import SutOptions
 from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
-    from planewise.measure.search.goals import GoalResult, SearchResult, SearchTrial
+    from pathlib import Path
+
+    from planewise.measure.search.goals import Goal, GoalResult, SearchResult, SearchTrial
+    from planewise.measure.search.run import Algorithm
 
 _EXPECTED_S = {"planewise": 40.0, "mlrsearch": 120.0, "binary": 40.0}
 """About what a search takes, for the progress line."""
 
 
+@dataclass(frozen=True)
+class SearchOptions:
+    """How it is searched."""
+
+    goals: Annotated[
+        list[str] | None,
+        typer.Option("--goal", help="`ndr`, or `pdr:0.005`; may be repeated.", show_default=False),
+    ] = None
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", help="planewise, mlrsearch or binary.")
+    ] = "planewise"
+    precision: Annotated[
+        float, typer.Option("--precision", help="Half interval that is narrow enough (planewise).")
+    ] = 0.0033
+    budget_s: Annotated[
+        float, typer.Option("--budget", help="Seconds of traffic and pauses that may be spent.")
+    ] = math.inf
+    with_verdict: Annotated[
+        bool, typer.Option("--verdict/--no-verdict", help="Judge by a short ladder beyond PDR.")
+    ] = True
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of the search and of --synthetic.")
+    ] = 1
+
+    def goals_and_algorithm(self) -> tuple[tuple[Goal, ...], Algorithm]:
+        """As values. BadInputError: there is no such goal or algorithm."""
+        from planewise.measure.search.run import goals_and_algorithm
+
+        return goals_and_algorithm(self.goals or (), self.algorithm, self.precision, self.seed)
+
+
+@grouped
 def search(
     context: typer.Context,
-    plane: PlaneOption = None,
-    router: RouterOption = False,
-    tx: TxOption = None,
-    rx: RxOption = None,
-    destination: DestinationOption = "",
-    next_hop_mac: NextHopOption = "",
-    ip_version: IpOption = 4,
-    guest: GuestOption = "namespace",
-    path: PathOption = "north-south",
-    sender: SenderOption = None,
-    responder: ResponderOption = None,
-    nic: NicOption = "",
-    size_bytes: SizeOption = None,
+    options: SutOptions,
+    settings: SearchOptions,
     synthetic: Annotated[
         str | None,
         typer.Option(
             "--synthetic", metavar="NAME", help="A simulated system whose truth is known; `list`."
         ),
     ] = None,
-    goal: Annotated[
-        list[str] | None,
-        typer.Option("--goal", help="`ndr`, or `pdr:0.005`; may be repeated.", show_default=False),
-    ] = None,
-    algorithm: Annotated[
-        str, typer.Option("--algorithm", help="planewise, mlrsearch or binary.")
-    ] = "planewise",
-    precision: Annotated[
-        float, typer.Option("--precision", help="Half interval that is narrow enough (planewise).")
-    ] = 0.0033,
-    budget_s: Annotated[
-        float, typer.Option("--budget", help="Seconds of traffic and pauses that may be spent.")
-    ] = math.inf,
-    verdict: Annotated[
-        bool, typer.Option("--verdict/--no-verdict", help="Judge by a short ladder beyond PDR.")
-    ] = True,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of the search and of --synthetic.")
-    ] = 1,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Run directory (default: runs/<time>).")
-    ] = None,
-    require_good: Annotated[
-        bool, typer.Option("--require-good", help="Exit 3 unless the verdict is GOOD.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    out: RunOption = None,
+    require_good: RequireGoodOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Find NDR and PDR with few trials, and judge whether PDR stands for the system.
 
@@ -94,93 +80,89 @@ def search(
     if synthetic == "list":
         _print_catalogue(json)
         return
-    if not 0.0001 <= precision <= 0.2:
+    if not 0.0001 <= settings.precision <= 0.2:
         raise BadInputError(
-            f"{precision:g} is no precision for a load", where="--precision", remedy="0.0001 to 0.2"
+            f"{settings.precision:g} is no precision for a load",
+            where="--precision",
+            remedy="0.0001 to 0.2",
         )
-    if synthetic is not None:
-        if plane or router or tx or rx:
-            raise BadInputError("--synthetic goes with none of --plane, --router, --tx, --rx")
-        if out is not None:
-            raise BadInputError("--synthetic measures nothing that --out could keep")
-        from planewise.judge.synthetic import by_name
-        from planewise.measure.search.run import goals_and_algorithm, run_search
-
-        system = by_name(synthetic)
-        goals, chosen = goals_and_algorithm(goal or (), algorithm, precision, seed)
-        result = run_search(
-            system.start(seed), goals, chosen, budget_s=budget_s, with_verdict=verdict
-        )
-        truth = {each.name: system.goal_pps(each.loss_ratio) for each in goals}
-        if json:
-            print_json(result.to_json() | {"truth": truth})
-        else:
-            _print(result, truth)
+    if synthetic is None:
+        result = _measure(options, settings, context.obj or Verbosity(), out, json)
+    elif options.named:
+        raise BadInputError("--synthetic goes with none of --plane, --router, --tx, --rx")
+    elif out is not None:
+        raise BadInputError("--synthetic measures nothing that --out could keep")
     else:
-        servers = targets.chosen(sender, responder, nic, False, None)
-        sut = choose_sut(
-            plane,
-            router,
-            tx,
-            rx,
-            destination,
-            next_hop_mac,
-            ip_version,
-            command="search",
-            guest=guest,
-            path=path,
-            elsewhere=servers is not None,
-        )
-        size_bytes = frame_size(size_bytes, sut.ip_version)
-        from planewise import doctor
-        from planewise.testbed import privilege
-
-        host = doctor.diagnose()
-        if servers is None:
-            privilege.ensure()
-        # Not before: these start threads, and a user namespace is entered without.
-        from planewise import sweeps
-        from planewise.measure.experiment import default_directory
-        from planewise.measure.search.run import goals_and_algorithm
-
-        goals, chosen = goals_and_algorithm(goal or (), algorithm, precision, seed)
-        plan = sweeps.SearchPlan(
-            sut=sut,
-            goals=goals,
-            algorithm=chosen,
-            budget_s=budget_s,
-            with_verdict=verdict,
-            size_bytes=size_bytes,
-            seed=seed,
-        )
-        expected_s = min(budget_s, _EXPECTED_S[algorithm])
-        with (
-            ProgressLine(context.obj or Verbosity()) as progress,
-            targets.opened(servers, progress) as elsewhere,
-        ):
-            progress.begin(f"search ({algorithm})", expected_s)
-
-            def tell(trial: SearchTrial, count: int, spent_s: float) -> None:
-                from planewise.units import percent_text, rate_text
-
-                lost = percent_text(trial.loss_ratio)
-                what = f"trial {count}: {rate_text(trial.offered_pps)}, {lost} lost"
-                progress.step(what, min(spent_s, expected_s))
-
-            directory = out or default_directory()
-            searched = sweeps.search(plan, directory, host, progress, tell, elsewhere)
-        result = searched.result
-        if json:
-            where = {"run": str(searched.directory), "report": str(searched.report)}
-            print_json(where | result.to_json())
-        else:
-            _print(result, {})
-            stdout().print(f"Report: {searched.report}", markup=False, soft_wrap=True)
+        result = _simulate(synthetic, settings, json)
     label = result.verdict.label if result.verdict else "UNDECIDED"
     if require_good and label != "GOOD":
         raise VerdictNotGoodError(
             f"the verdict is {label}: {result.verdict.reason if result.verdict else 'not asked'}"
         )
+
+
+def _simulate(name: str, settings: SearchOptions, json: bool) -> SearchResult:
+    """Searches a synthetic system, and prints the result beside the truth."""
+    from planewise.judge.synthetic import by_name
+    from planewise.measure.search.run import run_search
+
+    system = by_name(name)
+    goals, algorithm = settings.goals_and_algorithm()
+    result = run_search(
+        system.start(settings.seed),
+        goals,
+        algorithm,
+        budget_s=settings.budget_s,
+        with_verdict=settings.with_verdict,
+    )
+    truth = {goal.name: system.goal_pps(goal.loss_ratio) for goal in goals}
+    if json:
+        print_json(result.to_json() | {"truth": truth})
+    else:
+        _print(result, truth)
+    return result
+
+
+def _measure(
+    options: SutOptions, settings: SearchOptions, verbosity: Verbosity, out: Path | None, json: bool
+) -> SearchResult:
+    """Searches a real system into a run directory, and prints the result."""
+    servers = options.hosts()
+    sut = options.sut("search")
+    size_bytes = options.frame_bytes()
+    host = targets.examined(servers)
+    from planewise import sweeps
+    from planewise.measure.experiment import default_directory
+    from planewise.units import percent_text, rate_text
+
+    goals, algorithm = settings.goals_and_algorithm()
+    plan = sweeps.SearchPlan(
+        sut=sut,
+        goals=goals,
+        algorithm=algorithm,
+        budget_s=settings.budget_s,
+        with_verdict=settings.with_verdict,
+        size_bytes=size_bytes,
+        seed=settings.seed,
+    )
+    expected_s = min(settings.budget_s, _EXPECTED_S[settings.algorithm])
+    with ProgressLine(verbosity) as progress, targets.opened(servers, progress) as elsewhere:
+        progress.begin(f"search ({settings.algorithm})", expected_s)
+
+        def on_trial(trial: SearchTrial, count: int, spent_s: float) -> None:
+            lost = percent_text(trial.loss_ratio)
+            what = f"trial {count}: {rate_text(trial.offered_pps)}, {lost} lost"
+            progress.step(what, min(spent_s, expected_s))
+
+        directory = out or default_directory()
+        searched = sweeps.search(plan, directory, host, progress, on_trial, elsewhere)
+    if json:
+        where = {"run": str(searched.directory), "report": str(searched.report)}
+        print_json(where | searched.result.to_json())
+    else:
+        _print(searched.result, {})
+        stdout().print(f"Report: {searched.report}", markup=False, soft_wrap=True)
+    return searched.result
 
 
 def _print_catalogue(json: bool) -> None:

@@ -1,50 +1,24 @@
-"""The flags that say what is measured, shared by the commands that measure one thing.
-
-One of `--plane`, `--router`, or `--tx` with `--rx`.
-"""
+"""The options that say what is measured, and where, of the commands that measure one thing."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planewise.commands import targets
 from planewise.errors import BadInputError
 
 if TYPE_CHECKING:
+    from planewise.commands.targets import OtherHosts
     from planewise.measure.sut import Sut
     from planewise.testbed.model import IpVersion
     from planewise.testbed.planes.kinds import GuestKind
     from planewise.testbed.setting import TrafficPath
 
-PlaneOption = Annotated[
-    str | None, typer.Option("--plane", help="Through this plane, in a testbed of its own.")
-]
-RouterOption = Annotated[
-    bool, typer.Option("--router", help="Through a host that routes in its kernel.")
-]
-TxOption = Annotated[
-    str | None, typer.Option("--tx", metavar="IF[@NETNS]", help="Send by this interface.")
-]
-RxOption = Annotated[
-    str | None, typer.Option("--rx", metavar="IF[@NETNS]", help="Receive on this interface.")
-]
-DestinationOption = Annotated[
-    str, typer.Option("--dst", metavar="IP", help="Destination of the frames (with --tx).")
-]
-NextHopOption = Annotated[
-    str, typer.Option("--dst-mac", metavar="MAC", help="Next hop; else the kernel resolves it.")
-]
-IpOption = Annotated[int, typer.Option("--ip", help="4 or 6.")]
-GuestOption = Annotated[
-    str, typer.Option("--guest", help="What sends and receives: namespace, container or vm.")
-]
-PathOption = Annotated[
-    str,
-    typer.Option("--path", help="north-south: between two hosts; east-west: within one host."),
-]
 SenderOption = Annotated[
     str | None,
     typer.Option(
@@ -57,11 +31,6 @@ ResponderOption = Annotated[
 NicOption = Annotated[
     str, typer.Option("--nic", help="The interface to use on both (a lab's: pf0).")
 ]
-SizeOption = Annotated[
-    int | None, typer.Option("--size", help="Frame with FCS; default the smallest.")
-]
-
-
 LARGEST_FRAME_BYTES = 9000
 """As in designs."""
 
@@ -79,70 +48,107 @@ def frame_size(asked_bytes: int | None, ip_version: int) -> int:
     return size_bytes
 
 
-def choose_sut(
-    plane: str | None,
-    router: bool,
-    tx: str | None,
-    rx: str | None,
-    destination: str,
-    next_hop_mac: str,
-    ip_version: int,
-    *,
-    command: str,
-    guest: str = "namespace",
-    path: str = "north-south",
-    elsewhere: bool = False,
-) -> Sut:
-    """The SUT that the flags name; BadInputError when they name none or several.
+@dataclass(frozen=True)
+class SutOptions:
+    """What is measured: one of `--plane`, `--router`, or `--tx` with `--rx`."""
 
-    `elsewhere`: on other hosts than this machine.
-    """
-    from planewise.measure.sut import InterfacesUnderTest, PlaneUnderTest, RouterUnderTest
-    from planewise.testbed.model import TrialPath
-    from planewise.testbed.planes import plane_for
+    plane: Annotated[
+        str | None, typer.Option("--plane", help="Through this plane, in a testbed of its own.")
+    ] = None
+    router: Annotated[
+        bool, typer.Option("--router", help="Through a host that routes in its kernel.")
+    ] = False
+    tx: Annotated[
+        str | None, typer.Option("--tx", metavar="IF[@NETNS]", help="Send by this interface.")
+    ] = None
+    rx: Annotated[
+        str | None, typer.Option("--rx", metavar="IF[@NETNS]", help="Receive on this interface.")
+    ] = None
+    destination: Annotated[
+        str, typer.Option("--dst", metavar="IP", help="Destination of the frames (with --tx).")
+    ] = ""
+    next_hop_mac: Annotated[
+        str, typer.Option("--dst-mac", metavar="MAC", help="Next hop; else the kernel resolves it.")
+    ] = ""
+    ip_version: Annotated[int, typer.Option("--ip", help="4 or 6.")] = 4
+    guest: Annotated[
+        str, typer.Option("--guest", help="What sends and receives: namespace, container or vm.")
+    ] = "namespace"
+    path: Annotated[
+        str,
+        typer.Option("--path", help="north-south: between two hosts; east-west: within one host."),
+    ] = "north-south"
+    sender: SenderOption = None
+    responder: ResponderOption = None
+    nic: NicOption = ""
+    size_bytes: Annotated[
+        int | None, typer.Option("--size", help="Frame with FCS; default the smallest.")
+    ] = None
 
-    if ip_version not in (4, 6):
-        raise BadInputError(f"there is no IP version {ip_version}", where="--ip", remedy="4 or 6")
-    version: IpVersion = 4 if ip_version == 4 else 6
-    if sum((plane is not None, router, tx is not None or rx is not None)) != 1:
-        raise BadInputError(
-            "give one of --plane, --router, or --tx with --rx",
-            remedy=f"planewise {command} --plane bridge",
+    @property
+    def named(self) -> bool:
+        """Whether any of them says what is measured."""
+        return bool(self.plane or self.router or self.tx or self.rx)
+
+    def hosts(self) -> OtherHosts | None:
+        """The hosts that it runs on; None is this machine. BadInputError: they contradict."""
+        return targets.chosen(self.sender, self.responder, self.nic, False, None)
+
+    def frame_bytes(self) -> int:
+        """The frame's size, with FCS. BadInputError when there can be none of that size."""
+        return frame_size(self.size_bytes, self.ip_version)
+
+    def sut(self, command: str) -> Sut:
+        """The system under test; BadInputError when the options name none or several."""
+        from planewise.measure.sut import InterfacesUnderTest, PlaneUnderTest, RouterUnderTest
+        from planewise.testbed.model import TrialPath
+        from planewise.testbed.planes import plane_for
+
+        if self.ip_version not in (4, 6):
+            raise BadInputError(
+                f"there is no IP version {self.ip_version}", where="--ip", remedy="4 or 6"
+            )
+        version: IpVersion = 4 if self.ip_version == 4 else 6
+        interfaces = self.tx is not None or self.rx is not None
+        if sum((self.plane is not None, self.router, interfaces)) != 1:
+            raise BadInputError(
+                "give one of --plane, --router, or --tx with --rx",
+                remedy=f"planewise {command} --plane bridge",
+            )
+        if self.plane is not None:
+            kind, way = _guest_kind(self.guest), _path(self.path)
+            plane_for(self.plane, kind)
+            return PlaneUnderTest(self.plane, version, kind, way)
+        if self.sender or self.guest != "namespace" or self.path != "north-south":
+            raise BadInputError(
+                "--guest, --path, --sender and --responder go with --plane",
+                remedy=f"planewise {command} --plane bridge --guest container",
+            )
+        if self.router:
+            return RouterUnderTest(version)
+        if not (self.tx and self.rx and self.destination):
+            raise BadInputError(
+                "--tx, --rx and --dst go together",
+                remedy=f"planewise {command} --tx eth1 --rx eth2 --dst 198.18.0.2",
+            )
+        _check_addresses(self.destination, self.next_hop_mac, version)
+        tx_interface, _, tx_netns = self.tx.partition("@")
+        rx_interface, _, rx_netns = self.rx.partition("@")
+        return InterfacesUnderTest(
+            TrialPath(
+                tx_netns=tx_netns,
+                tx_interface=tx_interface,
+                rx_netns=rx_netns,
+                rx_interface=rx_interface,
+                source_mac="",
+                next_hop_mac=self.next_hop_mac,
+                source_ipv4="",
+                destination_ipv4=self.destination if version == 4 else "",
+                source_ipv6="",
+                destination_ipv6=self.destination if version == 6 else "",
+            ),
+            version,
         )
-    if plane is not None:
-        kind, way = _guest_kind(guest), _path(path)
-        plane_for(plane, kind)
-        return PlaneUnderTest(plane, version, kind, way)
-    if elsewhere or guest != "namespace" or path != "north-south":
-        raise BadInputError(
-            "--guest, --path, --sender and --responder go with --plane",
-            remedy=f"planewise {command} --plane bridge --guest container",
-        )
-    if router:
-        return RouterUnderTest(version)
-    if not (tx and rx and destination):
-        raise BadInputError(
-            "--tx, --rx and --dst go together",
-            remedy=f"planewise {command} --tx eth1 --rx eth2 --dst 198.18.0.2",
-        )
-    _check_addresses(destination, next_hop_mac, version)
-    tx_interface, _, tx_netns = tx.partition("@")
-    rx_interface, _, rx_netns = rx.partition("@")
-    return InterfacesUnderTest(
-        TrialPath(
-            tx_netns=tx_netns,
-            tx_interface=tx_interface,
-            rx_netns=rx_netns,
-            rx_interface=rx_interface,
-            source_mac="",
-            next_hop_mac=next_hop_mac,
-            source_ipv4="",
-            destination_ipv4=destination if version == 4 else "",
-            source_ipv6="",
-            destination_ipv6=destination if version == 6 else "",
-        ),
-        version,
-    )
 
 
 def _guest_kind(guest: str) -> GuestKind:

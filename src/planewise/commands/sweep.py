@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,24 +9,9 @@ import typer
 from planewise.commands import targets
 from planewise.commands.console import Verbosity, print_json
 from planewise.commands.console import out as stdout
+from planewise.commands.options import JsonOption, RequireGoodOption, RunOption, grouped
 from planewise.commands.progress import ProgressLine
-from planewise.commands.sut import (
-    DestinationOption,
-    GuestOption,
-    IpOption,
-    NextHopOption,
-    NicOption,
-    PathOption,
-    PlaneOption,
-    ResponderOption,
-    RouterOption,
-    RxOption,
-    SenderOption,
-    SizeOption,
-    TxOption,
-    choose_sut,
-    frame_size,
-)
+from planewise.commands.sut import SutOptions
 from planewise.errors import BadInputError, VerdictNotGoodError
 
 if TYPE_CHECKING:
@@ -41,20 +25,10 @@ UNTIL_VERDICT_RUNS = 30
 """The verdict GOOD needs 90 runs at the loads that decide."""
 
 
+@grouped
 def sweep(
     context: typer.Context,
-    plane: PlaneOption = None,
-    router: RouterOption = False,
-    tx: TxOption = None,
-    rx: RxOption = None,
-    destination: DestinationOption = "",
-    next_hop_mac: NextHopOption = "",
-    ip_version: IpOption = 4,
-    guest: GuestOption = "namespace",
-    path: PathOption = "north-south",
-    sender: SenderOption = None,
-    responder: ResponderOption = None,
-    nic: NicOption = "",
+    options: SutOptions,
     loads: Annotated[
         str, typer.Option("--loads", help="`auto`, or offered loads: 100k,200k,300k.")
     ] = "auto",
@@ -68,7 +42,6 @@ def sweep(
         ),
     ] = None,
     duration_s: Annotated[float, typer.Option("--duration", help="Of a trial, in s.")] = 0.5,
-    size_bytes: SizeOption = None,
     until_verdict: Annotated[
         bool,
         typer.Option(
@@ -76,34 +49,18 @@ def sweep(
         ),
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Order of the trials.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Run directory (default: runs/<time>).")
-    ] = None,
-    require_good: Annotated[
-        bool, typer.Option("--require-good", help="Exit 3 unless the verdict is GOOD.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    out: RunOption = None,
+    require_good: RequireGoodOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Measure a load-loss curve and judge it.
 
     Give one of --plane, --router, or --tx and --rx. Only interfaces that you name, or that
     planewise makes, carry any traffic.
     """
-    where = targets.chosen(sender, responder, nic, False, None)
-    sut = choose_sut(
-        plane,
-        router,
-        tx,
-        rx,
-        destination,
-        next_hop_mac,
-        ip_version,
-        command="sweep",
-        guest=guest,
-        path=path,
-        elsewhere=where is not None,
-    )
-    size_bytes = frame_size(size_bytes, sut.ip_version)
+    where = options.hosts()
+    sut = options.sut("sweep")
+    size_bytes = options.frame_bytes()
     ladder = None if loads == "auto" else parse_loads(loads)
     if runs is None:
         runs = UNTIL_VERDICT_RUNS if until_verdict else RUNS
@@ -116,14 +73,8 @@ def sweep(
             where="--duration",
             remedy="0.01 to 3600",
         )
-    from planewise import doctor
-    from planewise.testbed import privilege
-
     verbosity: Verbosity = context.obj
-    host = doctor.diagnose()
-    if where is None:
-        privilege.ensure()
-    # Not before: these start threads, and a user namespace is entered without.
+    host = targets.examined(where)
     from planewise import sweeps
     from planewise.measure.experiment import default_directory
 

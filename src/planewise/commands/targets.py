@@ -15,6 +15,7 @@ from planewise.errors import BadInputError
 if TYPE_CHECKING:
     from planewise.measure.experiment import Progress
     from planewise.pipeline import Elsewhere
+    from planewise.store.models import Fingerprint
     from planewise.testbed.pair import Targets
 
 LAB_MEMORY_MIB = 2048
@@ -52,6 +53,22 @@ def chosen(
             "--nic is for the hosts that --sender and --responder name", where="--nic"
         )
     return None if resume is None else _remembered(resume)
+
+
+def examined(where: OtherHosts | None) -> Fingerprint:
+    """This machine, ready to be measured where no others are named.
+
+    A plain user is in a user namespace afterwards, which no process with threads can enter:
+    what starts some is imported later.
+    """
+    from planewise import doctor
+    from planewise.testbed import privilege
+
+    if where is not None:
+        return doctor.examine(sample_s=0)
+    host = doctor.diagnose()
+    privilege.ensure()
+    return host
 
 
 @contextmanager

@@ -283,11 +283,6 @@ class LoadPoint:
         )
 
     @property
-    def ucl95(self) -> float | None:
-        """Upper end of the 95 % interval."""
-        return None if self.interval95 is None else self.interval95[1]
-
-    @property
     def delta_ucl95(self) -> float | None:
         """Δ_UCL95 = (UCL95 − PLR) / PLR; None for a single run or no loss."""
         if self.half_width95 is None or self.plr_counted <= 0:

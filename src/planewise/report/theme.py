@@ -142,13 +142,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}".replace(",", "\u202f")
 
 
-def _digits(value: float, digits: int) -> str:
-    """Significant digits without an exponent: the axis of a figure is no place for 1e-05."""
-    places = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
-    text = f"{value:.{places}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
 def ticks(low: float, high: float, *, log: bool, most: int) -> list[float]:
     """Round values between `low` and `high` (both included), at most about `most` of them."""
     if log:

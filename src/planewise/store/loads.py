@@ -43,7 +43,7 @@ class LoadTrials:
     name: str
     """The file's name, for people."""
     format: str
-    """The format it was read from: one of `planewise.store.importers.names()`."""
+    """The format it was read from: one of `planewise.store.importers.MODULES`."""
     offered_pps: Floats
     """Intended load of each trial; trials of one load have the very same number."""
     sent: Floats

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
@@ -22,11 +21,7 @@ from planewise.testbed.model import (
     BRIDGE,
     WIRE_INDEX,
     CounterPoint,
-    Guest,
-    HostRole,
     IpVersion,
-    Site,
-    TestbedSpec,
     TrialPath,
 )
 from planewise.testbed.netns import NamespaceThread
@@ -45,16 +40,6 @@ from planewise.testbed.plan import (
     Step,
     new_namespace,
 )
-
-
-@dataclass(frozen=True)
-class Topology:
-    """What a namespace testbed consists of, before anything of it exists."""
-
-    spec: TestbedSpec
-    sites: Mapping[HostRole, Site]
-    main: Mapping[HostRole, Guest]
-    background: Mapping[HostRole, tuple[Guest, ...]]
 
 
 class _Testbed(ABC):

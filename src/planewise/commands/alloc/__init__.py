@@ -9,6 +9,7 @@ import typer
 
 from planewise.commands import console
 from planewise.commands.alloc.simulate import simulate
+from planewise.commands.options import JsonOption
 from planewise.errors import BadInputError, PlanewiseError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ Socket = Annotated[
         show_default="/run/planewise/planewised.sock",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 GuestName = Annotated[str, typer.Argument(metavar="GUEST", help="As `status` names it.")]
 
 
@@ -47,7 +47,7 @@ def alloc() -> None:
 
 
 @app.command()
-def status(at: Socket = None, json_: Json = False) -> None:
+def status(at: Socket = None, json_: JsonOption = False) -> None:
     """Show guests, their traffic and VFs, pools, the latest moves and errors."""
     client = _client(at)
     if json_:
@@ -59,7 +59,7 @@ def status(at: Socket = None, json_: Json = False) -> None:
 
 
 @app.command()
-def plan(at: Socket = None, json_: Json = False) -> None:
+def plan(at: Socket = None, json_: JsonOption = False) -> None:
     """Show what would be done now; nothing is done."""
     _planned(_client(at), "GET", "/plan", json_)
 
@@ -68,7 +68,7 @@ def plan(at: Socket = None, json_: Json = False) -> None:
 def rebalance(
     at: Socket = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")] = False,
-    json_: Json = False,
+    json_: JsonOption = False,
 ) -> None:
     """Decide now, not at the end of the interval, and perform the plan."""
     method, path = ("GET", "/plan") if dry_run else ("POST", "/rebalance")
@@ -191,7 +191,7 @@ def _order(client: Client, method: str, path: str, body: dict[str, object] | Non
 
 
 @app.command()
-def watch(at: Socket = None, json_: Json = False) -> None:
+def watch(at: Socket = None, json_: JsonOption = False) -> None:
     """Print what happens, as it happens, until Ctrl-C."""
     import json
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from planewise.commands.options import JsonOption
 from planewise.errors import BadInputError, PlanewiseError
 
 PARQUET_ROWS = 1_000_000
@@ -68,7 +69,7 @@ def simulate(
         Path | None,
         typer.Option("--recording", help="Decide again on all that a daemon recorded."),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Play traffic against all policies; nothing on this machine is touched."""
     from planewise.testbed.vfs import find_planewised

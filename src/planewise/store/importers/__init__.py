@@ -1,17 +1,18 @@
 """Importers of results: one module a format, each with the same small interface.
 
-    NAME, TITLE                 what the format is called, and for people
+    NAME                        what the format is called
     recognise(head, path)       confidence 0 to 1 from the file's first bytes (decompressed)
-    read(path)                  its curves, as store.loads.LoadTrials; BadInputError otherwise
+    parse(text, path)           the curves in a file's text, as store.loads.LoadTrials; `path` only
+                                names it. BadInputError with file and line for anything else
 
-`parse` beside `read` is the same without the file system: what the fuzz targets drive.
+What is no text (a directory, Parquet) has `read(path)` in place of `parse`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from types import ModuleType
 
 from planewise.errors import BadInputError
 from planewise.store.importers.text import HEAD_BYTES, decode, parse_json, read_bytes, read_text
@@ -31,25 +32,7 @@ MODULES = {
 """Name of a format -> its module here. Modules are imported when they are asked."""
 
 
-class Importer(Protocol):
-    """What every module of this package offers."""
-
-    NAME: str
-    TITLE: str
-
-    def recognise(self, head: bytes, path: Path) -> float:
-        """Confidence 0 to 1 that `head` begins a file of this format."""
-
-    def read(self, path: Path) -> list[LoadTrials]:
-        """The file's curves, at least one."""
-
-
-def names() -> list[str]:
-    """The formats' names, as `--from` takes them."""
-    return list(MODULES)
-
-
-def importer(name: str) -> Importer:
+def importer(name: str) -> ModuleType:
     """The importer of a format. BadInputError when there is none of that name."""
     if name not in MODULES:
         raise BadInputError(
@@ -57,7 +40,7 @@ def importer(name: str) -> Importer:
             where="--from",
             remedy=f"the formats are {', '.join(MODULES)}",
         )
-    return cast(Importer, import_module(f"{__name__}.{MODULES[name]}"))
+    return import_module(f"{__name__}.{MODULES[name]}")
 
 
 def recognise(path: Path) -> str:
@@ -105,4 +88,8 @@ def read(path: Path, format_name: str | None = None) -> list[LoadTrials]:
 
     BadInputError with file and line for everything that is wrong with it.
     """
-    return importer(format_name or recognise(path)).read(path)
+    chosen = importer(format_name or recognise(path))
+    curves: list[LoadTrials] = (
+        chosen.read(path) if hasattr(chosen, "read") else chosen.parse(read_text(path), path)
+    )
+    return curves

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from planewise.errors import BadInputError
 from planewise.store.importers.fields import Fields, LooseText, Number, at, check
-from planewise.store.importers.text import read_text, values
+from planewise.store.importers.text import values
 from planewise.store.loads import LoadTrials, TrialColumns
 
 NAME = "csit"
-TITLE = "FD.io CSIT: a test case's .info.json (bounds without trials)"
 
 
 class _Case(Fields):
@@ -44,13 +43,8 @@ def recognise(head: bytes, path: Path) -> float:
     return 0.5 if b'"ndrpdr"' in head and b'"lower"' in head else 0.0
 
 
-def read(path: Path) -> list[LoadTrials]:
-    """A curve without trials a test case. BadInputError when the test is not of a search."""
-    return parse(read_text(path), path)
-
-
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """The same from the file's text; `path` only names it."""
+    """A curve without trials a test case. BadInputError when the test is not of a search."""
     curves = []
     for line, value in values(text, path):
         where = f"{path}:{line}"

@@ -16,14 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from planewise.errors import BadInputError
-from planewise.store.importers.text import lines, read_text
+from planewise.store.importers.text import lines
 from planewise.store.loads import LoadTrials, TrialColumns
 
 NAME = "csv"
-TITLE = "CSV: a trial a row, columns offered_pps, sent, received, …"
 
 MARK = "#planewise "
-MAX_CELL_CHARS = 200
 
 _ALIASES = {
     "offered": ("offered", "rate", "load", "offered_load", "intended", "intended_load", "target"),
@@ -102,13 +100,8 @@ def recognise(head: bytes, path: Path) -> float:
     return 0.3 if path.name.endswith((".csv", ".tsv", ".csv.gz")) else 0.0
 
 
-def read(path: Path) -> list[LoadTrials]:
-    """A curve a value of the column `curve`. BadInputError with file and line otherwise."""
-    return parse(read_text(path), path)
-
-
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """The same from the file's text; `path` only names it."""
+    """A curve a value of the column `curve`. BadInputError with file and line otherwise."""
     rows = _rows(text, path)
     line, header = next(rows, (1, []))
     columns = _columns(header)

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from planewise.errors import BadInputError
-from planewise.store.importers.text import mapping, number, parse_json, read_text
+from planewise.store.importers.text import mapping, number, parse_json
 from planewise.store.loads import Floats, LoadTrials, TrialColumns
 
 NAME = "json"
-TITLE = "Planewise's own JSON of load trials (--export FILE.json)"
 MARK = "planewise_load_trials"
 VERSION = 1
 COLUMNS = ("offered_pps", "sent", "received", "duration_s", "drops", "cpu", "limited", "order")
@@ -23,13 +22,8 @@ def recognise(head: bytes, path: Path) -> float:
     return 1.0 if f'"{MARK}"'.encode() in head[:256] else 0.0
 
 
-def read(path: Path) -> list[LoadTrials]:
-    """Every curve of the file. BadInputError for what is not of this format."""
-    return parse(read_text(path), path)
-
-
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """The same from the file's text; `path` only names it."""
+    """Every curve of the file. BadInputError for what is not of this format."""
     where = str(path)
     content = mapping(parse_json(text, path), "the file's content", where)
     version = content.get(MARK)

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from planewise.errors import BadInputError
 from planewise.store.importers.fields import Fields, LooseNumber, Number, check
-from planewise.store.importers.text import lines, mapping, read_text, values
+from planewise.store.importers.text import lines, mapping, values
 from planewise.store.loads import LoadTrials, TrialColumns
 
 NAME = "mlrsearch"
-TITLE = "MLRsearch: lists of MeasurementResult, as JSON or in a log"
 
 _REPR = re.compile(r"\b(?:MeasurementResult|DiscreteResult)\((intended_duration=[^()]*)")
 _LISTS = ("trials", "results", "measurements")
@@ -45,13 +44,8 @@ def recognise(head: bytes, path: Path) -> float:
     return 0.0
 
 
-def read(path: Path) -> list[LoadTrials]:
-    """One curve. BadInputError with file and line for what is not of this format."""
-    return parse(read_text(path), path)
-
-
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """The same from the file's text; `path` only names it."""
+    """One curve. BadInputError with file and line for what is not of this format."""
     columns = TrialColumns(path)
     unsent = False
     for line, fields in _trials(text, path):

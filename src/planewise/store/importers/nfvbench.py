@@ -14,11 +14,10 @@ from pathlib import Path
 
 from planewise.errors import BadInputError
 from planewise.store.importers.fields import Fields, LooseNumber, LooseText, Number, at, check
-from planewise.store.importers.text import parse_json, read_text
+from planewise.store.importers.text import parse_json
 from planewise.store.loads import LoadTrials, TrialColumns
 
 NAME = "nfvbench"
-TITLE = "NFVbench: results written with --json"
 
 
 class _File(Fields):
@@ -66,13 +65,8 @@ def recognise(head: bytes, path: Path) -> float:
     return 0.4 if b'"benchmarks"' in head and b'"network"' in head else 0.0
 
 
-def read(path: Path) -> list[LoadTrials]:
-    """One curve a service chain and frame size. BadInputError for what is not of this format."""
-    return parse(read_text(path), path)
-
-
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """The same from the file's text; `path` only names it."""
+    """One curve a service chain and frame size. BadInputError for what is not of this format."""
     where = str(path)
     result = check(_File, parse_json(text, path), "the file's content", where)
     info = result.model_dump(include={"date", "nfvbench_version"}, exclude_none=True)

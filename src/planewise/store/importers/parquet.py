@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 NAME = "parquet"
-TITLE = "Parquet: a trial a row, columns offered_pps, sent, received, …"
 MARK = "planewise"
 NEEDED = ("offered_pps", "sent", "received")
 

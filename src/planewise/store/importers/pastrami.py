@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from planewise.errors import BadInputError
-from planewise.store.importers.text import lines, number, parse_json, read_text
+from planewise.store.importers.text import lines, number, parse_json
 from planewise.store.loads import MAX_NUMBER, Floats, LoadTrials, TrialColumns
 
 NAME = "pastrami"
-TITLE = "PASTRAMI: a line a load, [[rate, discards], [tx, rx, discards], …]"
 
 _HEAD = re.compile(rb"\s*\[\s*\[\s*-?[\d.eE+]+\s*,\s*-?[\d.eE+]+\s*\]")
 _MAY_BE = re.compile(rb"\s*\[\s*\[\s*[-\dNI]")
@@ -45,13 +44,8 @@ def recognise(head: bytes, path: Path) -> float:
     return 0.6 if _MAY_BE.match(head) else 0.0
 
 
-def read(path: Path) -> list[LoadTrials]:
-    """One curve. BadInputError with file and line for what is not of this format."""
-    return parse(read_text(path), path)
-
-
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """The same from the file's text; `path` only names it."""
+    """One curve. BadInputError with file and line for what is not of this format."""
     heads: list[tuple[int, float, float, int]] = []
     rows: list[list[float]] = []
     for line, content in lines(text):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from planewise.store.models import Level, TrialRecord
 
 NAME = "run"
-TITLE = "Planewise: a run directory with load trials"
 
 _LOAD_FACTORS = frozenset({"offered_pps", "load_pps", "rate_pps", "intended_pps"})
 """Factors that are the load itself: they do not part one curve from another."""

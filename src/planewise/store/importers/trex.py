@@ -22,11 +22,10 @@ from pydantic import BeforeValidator
 
 from planewise.errors import BadInputError
 from planewise.store.importers.fields import Fields, LooseNumber, LooseText, Number, at, check
-from planewise.store.importers.text import read_text, values
+from planewise.store.importers.text import values
 from planewise.store.loads import LoadTrials, TrialColumns
 
 NAME = "trex"
-TITLE = "TRex: stateless statistics (get_stats) or its NDR benchmark, as JSON"
 
 _MULTIPLIER = re.compile(r"\s*([\d.]+(?:[eE][+]?\d+)?)\s*([kmg]?)pps\s*", re.IGNORECASE)
 _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
@@ -83,13 +82,8 @@ def recognise(head: bytes, path: Path) -> float:
     return 0.0
 
 
-def read(path: Path) -> list[LoadTrials]:
-    """One curve. BadInputError with file and line for what is not of this format."""
-    return parse(read_text(path), path)
-
-
 def parse(text: str, path: Path) -> list[LoadTrials]:
-    """The same from the file's text; `path` only names it."""
+    """One curve. BadInputError with file and line for what is not of this format."""
     columns = TrialColumns(path)
     notes: dict[str, None] = {}
     reported: dict[str, float] = {}
