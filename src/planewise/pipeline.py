@@ -344,7 +344,7 @@ def differences(before: Fingerprint | None, now: Fingerprint) -> tuple[str, ...]
 
 def _skipped(info: RunInfo, cells: Sequence[Cell]) -> dict[Cell, str]:
     """What the run left out when it began stays left out: the order rests on it."""
-    reasons = {tuple(sorted(one.cell.items())): one.reason for one in info.skipped}
+    reasons = {tuple(sorted(skip.cell.items())): skip.reason for skip in info.skipped}
     keys = {cell: tuple(sorted(cell.levels().items())) for cell in cells}
     return {cell: reasons[key] for cell, key in keys.items() if key in reasons}
 
@@ -438,7 +438,7 @@ def _info(
     stored = design.model_dump(mode="json")
     stored[LADDERS_KEY] = {cell.name: list(ladder) for cell, ladder in ladders.items()}
     skipped = tuple(
-        SkippedCell(cell=one.cell.levels(), reason=one.reason) for one in schedule.skipped
+        SkippedCell(cell=skip.cell.levels(), reason=skip.reason) for skip in schedule.skipped
     )
     return begin(design.title, stored, design.seed, host, elsewhere, facts).model_copy(
         update={"trials_planned": schedule.trials, "skipped": skipped}

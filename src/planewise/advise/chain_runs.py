@@ -37,24 +37,28 @@ def rows_of(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> ChainRows
     Raises:
         BadInputError: it measured no chain, or none that tells of its plane.
     """
-    done = [one for one in trials if one.kind == "chain" and one.status == "done" and one.chain]
+    done = [
+        trial
+        for trial in trials
+        if trial.kind == "chain" and trial.status == "done" and trial.chain
+    ]
     if not done:
         raise BadInputError(
             "this run measured no chain of network functions",
             where=run,
             remedy="experiments/nfv-chains.yaml is a design that does",
         )
-    modelled = [one for one in done if str(one.cell.get("plane")) in get_args(Plane)]
-    sized = [one for one in modelled if isinstance(one.cell.get("size_bytes"), int)]
-    telling = [one for one in sized if one.chain and one.chain.limit not in NOT_THE_PLANES]
-    carrying = [one for one in telling if one.chain and one.chain.tx_pps > 0]
+    modelled = [trial for trial in done if str(trial.cell.get("plane")) in get_args(Plane)]
+    sized = [trial for trial in modelled if isinstance(trial.cell.get("size_bytes"), int)]
+    telling = [trial for trial in sized if trial.chain and trial.chain.limit not in NOT_THE_PLANES]
+    carrying = [trial for trial in telling if trial.chain and trial.chain.tx_pps > 0]
     of_plane = {
-        plane: [one for one in carrying if one.cell["plane"] == plane]
-        for plane in dict.fromkeys(str(one.cell["plane"]) for one in carrying)
+        plane: [trial for trial in carrying if trial.cell["plane"] == plane]
+        for plane in dict.fromkeys(str(trial.cell["plane"]) for trial in carrying)
     }
     alike = {plane: one_kind(own) for plane, own in of_plane.items()}
     held_back = Counter(
-        one.chain.limit for one in sized if one.chain and one.chain.limit in NOT_THE_PLANES
+        trial.chain.limit for trial in sized if trial.chain and trial.chain.limit in NOT_THE_PLANES
     )
     left_out = [
         f"{count} of {len(done)} trials do not count: the limit was "

@@ -37,8 +37,8 @@ def recommend_chains(
     name, show = ("transmitted", rate_text) if chains else ("goodput", bits_text)
     observed = observe([RunSample("run", info, trials)], name)
     family = compare_levels(observed, "plane", by="path")
-    planes = {str(one.cell["plane"]) for one in observed.observations}
-    strata = [one for one in family.strata if one != OVERALL] or [OVERALL]
+    planes = {str(observation.cell["plane"]) for observation in observed.observations}
+    strata = [stratum for stratum in family.strata if stratum != OVERALL] or [OVERALL]
     told = [_best_plane(family, stratum, show) for stratum in strata]
     winners = {winner for winner, _ in told}
     plane = winners.pop() if len(winners) == 1 else None
@@ -66,7 +66,7 @@ def _best_plane(family: Family, stratum: str, show: object) -> tuple[str | None,
     best, second = values[0], values[1]
     against = family.find(best.level, second.level, stratum)
     if against is None or against.outcome != "better":
-        names = " and ".join(str(one.level) for one in values[:2])
+        names = " and ".join(str(value.level) for value in values[:2])
         return None, f"{where}{names} are not told apart by this run"
     return (
         str(best.level),

@@ -107,9 +107,9 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
             where=run,
             remedy="`planewise quick` or `planewise run` measure planes",
         )
-    places = rankings_of([one for one in slowest if one.kind in ("rtt", "load")], info)
-    overall = [one.plane for one in places["rtt_p50"] if one.load_type == ALL_LOADS]
-    names = dict.fromkeys(str(one.cell["plane"]) for one in done)
+    places = rankings_of([place for place in slowest if place.kind in ("rtt", "load")], info)
+    overall = [place.plane for place in places["rtt_p50"] if place.load_type == ALL_LOADS]
+    names = dict.fromkeys(str(trial.cell["plane"]) for trial in done)
     streams = {plane: _tcp(done, plane) for plane in names}
     fastest = _by_goodput(streams)
     machines = {host.virtualisation for host in info.hosts.values()} - {"none", ""}
@@ -125,9 +125,11 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
             forwarded=_idle_first(_by_load(places["forwarded"], plane)),
             forwarded_bytes=_one_size(done, plane),
             cpu=_by_load(places["cpu"], plane).get(ALL_LOADS),
-            lost=sum(one.counts.lost for one in _rtt(done, plane) if one.counts),
-            sent=sum(one.counts.sent for one in _rtt(done, plane) if one.counts),
-            chains=tuple(chains_of(one_kind([one for one in done if one.cell["plane"] == plane]))),
+            lost=sum(trial.counts.lost for trial in _rtt(done, plane) if trial.counts),
+            sent=sum(trial.counts.sent for trial in _rtt(done, plane) if trial.counts),
+            chains=tuple(
+                chains_of(one_kind([trial for trial in done if trial.cell["plane"] == plane]))
+            ),
             tcp=streams[plane],
             tcp_place=fastest.index(plane) + 1 if plane in fastest else None,
             virtualised=", ".join(sorted(machines)),
@@ -139,13 +141,13 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
 def one_kind(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Of trials of one plane those whose functions are of one kind: processes where there are some,
     as the model means them, else containers. Their rates are no replicates of one another."""
-    kinds = {str(one.cell.get("guest", "")) for one in trials}
+    kinds = {str(trial.cell.get("guest", "")) for trial in trials}
     leading = next((kind for kind in ("process", "container", "vm") if kind in kinds), None)
-    alike = [one for one in trials if leading is None or one.cell.get("guest", "") == leading]
+    alike = [trial for trial in trials if leading is None or trial.cell.get("guest", "") == leading]
     # What forwards by itself on a plane is not named in a cell; one that polls comes first.
-    forwarders = {str(one.cell.get("forwarder", "")) for one in alike}
+    forwarders = {str(trial.cell.get("forwarder", "")) for trial in alike}
     own = "testpmd" if "testpmd" in forwarders else ""
-    return [one for one in alike if one.cell.get("forwarder", "") == own]
+    return [trial for trial in alike if trial.cell.get("forwarder", "") == own]
 
 
 def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
@@ -159,11 +161,11 @@ def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
     found = []
     for (pattern, vnfs, size), same in cells.items():
         rates = [
-            exact(one.chain.tx_pps) if limited_by_plane(one) else at_least(one.chain.tx_pps)
-            for one in same
-            if one.chain
+            exact(trial.chain.tx_pps) if limited_by_plane(trial) else at_least(trial.chain.tx_pps)
+            for trial in same
+            if trial.chain
         ]
-        limits = [one.chain.limit for one in same if one.chain]
+        limits = [trial.chain.limit for trial in same if trial.chain]
         middle = median_of(rates)
         low, high = (end if math.isfinite(end) else None for end in median_interval(rates))
         found.append(
@@ -211,11 +213,11 @@ def _by_goodput(streams: Mapping[str, Mapping[int, Bounded]]) -> list[str]:
 
 
 def _rtt(trials: Iterable[TrialRecord], plane: str) -> list[TrialRecord]:
-    return [one for one in trials if one.kind == "rtt" and one.cell["plane"] == plane]
+    return [trial for trial in trials if trial.kind == "rtt" and trial.cell["plane"] == plane]
 
 
 def _by_load(places: Iterable[RankedPlane], plane: str) -> dict[str, RankedPlane]:
-    return {one.load_type: one for one in places if one.plane == plane}
+    return {place.load_type: place for place in places if place.plane == plane}
 
 
 def _idle_first(places: Mapping[str, RankedPlane]) -> RankedPlane | None:
@@ -224,8 +226,8 @@ def _idle_first(places: Mapping[str, RankedPlane]) -> RankedPlane | None:
 
 def _one_size(trials: Iterable[TrialRecord], plane: str) -> int | None:
     sizes = {
-        one.load.size_bytes
-        for one in trials
-        if one.kind == "load" and one.load and one.cell["plane"] == plane
+        trial.load.size_bytes
+        for trial in trials
+        if trial.kind == "load" and trial.load and trial.cell["plane"] == plane
     }
     return next(iter(sizes)) if len(sizes) == 1 else None

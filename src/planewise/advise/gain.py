@@ -146,7 +146,7 @@ def gain_of(sample: RunSample, slow: str, fast: str) -> Gain:
 
 def _check(sample: RunSample, slow: str, fast: str) -> None:
     levels: dict[str, set[Level]] = defaultdict(set)
-    trials = [one for one in sample.trials if one.status == "done" and one.kind == "rtt"]
+    trials = [trial for trial in sample.trials if trial.status == "done" and trial.kind == "rtt"]
     for trial in trials:
         for name, level in sample.cell(trial).items():
             levels[name].add(level)
@@ -203,9 +203,9 @@ def _missed(trials: Iterable[TrialRecord]) -> Iterable[str]:
 def _by_stratum(sample: RunSample, metric: str) -> dict[Stratum, dict[str, dict[int, Bounded]]]:
     """By stratum, plane and block; several trials of a block are averaged."""
     values: dict[tuple[Stratum, str, int], list[Bounded]] = defaultdict(list)
-    for one in observe([sample], metric).observations:
-        key = _stratum(one.cell), str(one.cell["plane"]), one.block
-        values[key].append(one.bounded)
+    for observation in observe([sample], metric).observations:
+        key = _stratum(observation.cell), str(observation.cell["plane"]), observation.block
+        values[key].append(observation.bounded)
     found: dict[Stratum, dict[str, dict[int, Bounded]]] = {}
     for (stratum, plane, block), several in values.items():
         found.setdefault(stratum, {}).setdefault(plane, {})[block] = mean_of(several)
@@ -340,8 +340,10 @@ def _size(saved: Mapping[Stratum, Mapping[int, Bounded]]) -> tuple[SizeMatters, 
 
 def _cpu(sample: RunSample, slow: str, fast: str) -> tuple[CpuRow, ...]:
     values: dict[tuple[int, str], list[Bounded]] = defaultdict(list)
-    for one in observe([sample], "cpu_per_packet").observations:
-        values[int(one.cell.get("size_bytes", 0)), str(one.cell["plane"])].append(one.bounded)
+    for observation in observe([sample], "cpu_per_packet").observations:
+        values[int(observation.cell.get("size_bytes", 0)), str(observation.cell["plane"])].append(
+            observation.bounded
+        )
     sizes = sorted({size for size, _ in values})
     return tuple(
         CpuRow(size, _interval(values[size, slow]), _interval(values[size, fast]))

@@ -56,7 +56,7 @@ def with_evidence(
 
 def _latest(tails: Iterable[RankedPlane]) -> RankedPlane | None:
     """The latest; a bound from below that is as late comes first: it may be later."""
-    return max(tails, key=lambda one: (one.value, one.at_least), default=None)
+    return max(tails, key=lambda tail: (tail.value, tail.at_least), default=None)
 
 
 def _as_chain(seen: Evidence, chain: ChainWorkload) -> ChainSeen | None:

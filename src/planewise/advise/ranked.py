@@ -75,13 +75,13 @@ class Known:
 
     def of(self, plane: str) -> tuple[Evidence, ...]:
         """What runs tell of a plane; figures before orders."""
-        own = (one for one in self.evidence if one.plane == plane)
+        own = (item for item in self.evidence if item.plane == plane)
         return tuple(sorted(own, key=lambda one: bool(one.order_only)))
 
     @property
     def planes(self) -> tuple[str, ...]:
         """The planes that are weighed: those of the publications, and what was measured."""
-        measured = (one.plane for one in self.evidence)
+        measured = (item.plane for item in self.evidence)
         return tuple(dict.fromkeys((*MODELLED, "virtio-bridge", *measured)))
 
 

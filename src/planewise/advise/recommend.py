@@ -72,9 +72,11 @@ def at_each_sending(trials: Sequence[TrialRecord]) -> dict[Sending, list[TrialRe
     of_trials = {sending_of(trial.cell) for trial in trials if trial.kind == "rtt"}
     return {
         sending: [
-            one for one in trials if one.kind != "rtt" or sending_of(one.cell) in (None, sending)
+            trial
+            for trial in trials
+            if trial.kind != "rtt" or sending_of(trial.cell) in (None, sending)
         ]
-        for sending in sorted(one for one in of_trials if one is not None)
+        for sending in sorted(sending for sending in of_trials if sending is not None)
     }
 
 
@@ -85,7 +87,7 @@ def _joined(each: Mapping[Sending, Recommendation]) -> Recommendation:
     reasons: dict[str, None] = {}
     for sending, advice in each.items():
         times = [place for place in advice.ranking if place.metric.startswith("rtt")]
-        ranking += [one.model_copy(update=sending._asdict()) for one in times]
+        ranking += [time.model_copy(update=sending._asdict()) for time in times]
         for reason in advice.reasons:
             of_time = "round-trip time" in reason
             reasons[f"{sending.words}, {reason}" if of_time else reason] = None
@@ -109,7 +111,7 @@ def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
     rankings = rankings_of(done, info)
     ranking = tuple(place for places in rankings.values() for place in places)
     lossy = lossy_planes(done, info)
-    left = rankings_of([one for one in done if str(one.cell["plane"]) not in lossy], info)
+    left = rankings_of([trial for trial in done if str(trial.cell["plane"]) not in lossy], info)
     overall = [place for place in left["rtt_p50"] if place.load_type == ALL_LOADS]
     reservations = (*_limits_of_the_data(done, info), *_not_tried(info))
     if any(trial.kind in ("chain", "tcp") for trial in done):
@@ -172,7 +174,9 @@ def _rank(name: str, observed: Observed) -> list[RankedPlane]:
     family = compare_levels(observed, "plane", by="load_type")
     loads = {_load_type(stratum): stratum for stratum in family.strata if stratum != OVERALL}
     if not loads:  # a single load: it is all loads, too
-        only = {str(one.cell.get("load_type", "none")) for one in observed.observations}
+        only = {
+            str(observation.cell.get("load_type", "none")) for observation in observed.observations
+        }
         loads = {next(iter(only)): OVERALL}
     known = [load for load in _LOAD_WORDS if load in loads]
     order = dict.fromkeys((*known, *loads))
@@ -405,9 +409,9 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
         words.append(mixed)
     for host in info.hosts.values():
         words.extend(
-            f"{found.name} ({found.value}): {found.why}"
-            for found in host.disturbances
-            if found.severity == "warning"
+            f"{disturbance.name} ({disturbance.value}): {disturbance.why}"
+            for disturbance in host.disturbances
+            if disturbance.severity == "warning"
         )
     return list(dict.fromkeys(words))
 

@@ -62,7 +62,7 @@ def advise(
     emulated = profile is not None and profile.emulated
     if emulated:
         # An emulated host's order may hold, its figures do not.
-        ranking = tuple(one if one.measured else _relative(one) for one in ranking)
+        ranking = tuple(ranked if ranked.measured else _relative(ranked) for ranked in ranking)
     return Advice(
         workload=workload,
         profile="" if profile is None else profile.name,
@@ -107,7 +107,7 @@ def why_not(advice: Advice, plane: str) -> str:
     raise BadInputError(
         f"{plane} was not weighed",
         where="--why-not",
-        remedy=f"one of {', '.join(one.plane for one in advice.ranking)}",
+        remedy=f"one of {', '.join(ranked.plane for ranked in advice.ranking)}",
     )
 
 
@@ -138,7 +138,7 @@ def _sentence(ranking: Sequence[PlaneForecast], workload: Workload) -> str:
     if best.pps is not None and best.gbps is not None:
         about = "" if best.measured else "about "
         text += f": {about}{rate_text(best.pps)} in all, {best.gbps:.3g} Gbit/s"
-    second = next((one for one in ranking[1:] if one.possible and one.share), None)
+    second = next((ranked for ranked in ranking[1:] if ranked.possible and ranked.share), None)
     if second is not None and second.share is not None and best.share:
         ratio = best.share / second.share
         text += (
@@ -147,8 +147,10 @@ def _sentence(ranking: Sequence[PlaneForecast], workload: Workload) -> str:
             else f", {_times(ratio)} times what {second.plane} carries"
         )
     text += f"; what binds is {_the(best.bottleneck)}."
-    if workload.rate_pps is not None and not any(one.meets for one in ranking if one.possible):
-        sure = all(one.meets is False for one in ranking if one.possible)
+    if workload.rate_pps is not None and not any(
+        ranked.meets for ranked in ranking if ranked.possible
+    ):
+        sure = all(ranked.meets is False for ranked in ranking if ranked.possible)
         text += (
             f" No plane that is possible here carries the {rate_text(workload.rate_pps)} that are "
             "asked for."
@@ -187,7 +189,7 @@ def _notes(known: Known) -> Iterator[Statement]:
             profile.cores.basis,
             profile.cores.source,
         )
-    for run, machine in dict.fromkeys((one.run, one.virtualised) for one in known.evidence):
+    for run, machine in dict.fromkeys((item.run, item.virtualised) for item in known.evidence):
         if machine:
             yield Statement(
                 f"{run} was measured inside a virtual machine ({machine}): its times are not those "
@@ -196,7 +198,7 @@ def _notes(known: Known) -> Iterator[Statement]:
                 run,
             )
     for run, why in dict.fromkeys(
-        (one.run, one.order_only) for one in known.evidence if one.order_only
+        (item.run, item.order_only) for item in known.evidence if item.order_only
     ):
         yield Statement(
             f"Of {run} the order of planes counts, no figure: {why}.", "measurement", run

@@ -223,7 +223,9 @@ def _page(advice: Advice, host: Profile | None) -> AdvicePage:
     from planewise.report import advice as report
 
     def said(statements: Iterable[Statement]) -> tuple[Said, ...]:
-        return tuple(report.Said(one.text, table.basis(one)) for one in statements)
+        return tuple(
+            report.Said(statement.text, table.basis(statement)) for statement in statements
+        )
 
     chain = advice.workload.chain
     functions = f"{chain.vnfs} function{'s' if chain.vnfs > 1 else ''}"
@@ -231,20 +233,27 @@ def _page(advice: Advice, host: Profile | None) -> AdvicePage:
         title=f"Which plane for {functions}, {chain.pattern}?",
         sentence=advice.sentence,
         host=advice.profile or "no profile",
-        measured=any(one.measured for one in advice.ranking),
+        measured=any(ranked.measured for ranked in advice.ranking),
         notice=table.EMULATED if advice.emulated else "",
         columns=table.COLUMNS,
         planes=tuple(
-            report.RankedRow(one.plane, one.possible, table.cells(one)[1:], said(one.statements))
-            for one in advice.ranking
+            report.RankedRow(
+                ranked.plane, ranked.possible, table.cells(ranked)[1:], said(ranked.statements)
+            )
+            for ranked in advice.ranking
         ),
         changes=said(advice.changes),
         notes=said(advice.notes),
         points=tuple(
             report.CapacityPoint(
-                one.plane, one.chain.vnfs, one.pps, one.low_pps, one.high_pps, one.bottleneck.name
+                prediction.plane,
+                prediction.chain.vnfs,
+                prediction.pps,
+                prediction.low_pps,
+                prediction.high_pps,
+                prediction.bottleneck.name,
             )
-            for one in course(host, advice.workload)
+            for prediction in course(host, advice.workload)
         ),
         asked_vnfs=chain.vnfs,
     )

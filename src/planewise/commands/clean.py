@@ -31,7 +31,7 @@ def clean(
     directories = scratch.leftovers(remove=not dry_run)
     merging = gro.leftovers(remove=not dry_run)
     # Last: pages are free once the processes that used them are gone.
-    pages = sum(one.pages for one in hugepages.leftovers(remove=not dry_run))
+    pages = sum(leftover.pages for leftover in hugepages.leftovers(remove=not dry_run))
     if json_:
         print_json(
             {

@@ -161,17 +161,22 @@ def _print_family(family: Family, ranking: RankingCheck | None, *, kendall: bool
             "p (family)",
             "blocks",
         )
-        for one in family.comparisons:
-            low, high = (change_text(end, one, family.metric) for end in (one.low, one.high))
+        for comparison in family.comparisons:
+            low, high = (
+                change_text(end, comparison, family.metric)
+                for end in (comparison.low, comparison.high)
+            )
             table.add(
-                *([one.stratum] if several else []),
-                f"{one.a} – {one.b}",
-                one.outcome,
-                bound_text(one.bound, change_text(one.change, one, family.metric)),
+                *([comparison.stratum] if several else []),
+                f"{comparison.a} – {comparison.b}",
+                comparison.outcome,
+                bound_text(
+                    comparison.bound, change_text(comparison.change, comparison, family.metric)
+                ),
                 "too few blocks" if low == high == "unbounded" else f"{low} to {high}",
-                f"{one.rank_biserial:+.2f}",
-                _p_text(one.p_family),
-                str(one.blocks),
+                f"{comparison.rank_biserial:+.2f}",
+                _p_text(comparison.p_family),
+                str(comparison.blocks),
             )
         table.print()
     if kendall:
@@ -218,17 +223,17 @@ def _print_pooled(pooled: tuple[PooledTest, ...]) -> None:
     table = console.Rows(
         "as published", "metric", "compared", "pairs", "median shift", "p", "Kendall's tau-b"
     )
-    for one in pooled:
+    for test in pooled:
         table.add(
-            one.stratum,
-            one.metric,
-            f"{one.a} – {one.b}",
-            str(one.pairs),
-            time_text(one.median_shift)
-            if one.metric == "rtt"
-            else f"{percent_text(one.median_shift, signed=True).removesuffix('%').strip()} points",
-            f"{one.p:.3g}" if one.log10_p > -300 else f"10^{one.log10_p:.0f}",
-            f"{one.tau:+.3f}",
+            test.stratum,
+            test.metric,
+            f"{test.a} – {test.b}",
+            str(test.pairs),
+            time_text(test.median_shift)
+            if test.metric == "rtt"
+            else f"{percent_text(test.median_shift, signed=True).removesuffix('%').strip()} points",
+            f"{test.p:.3g}" if test.log10_p > -300 else f"10^{test.log10_p:.0f}",
+            f"{test.tau:+.3f}",
         )
     table.print()
 
@@ -245,7 +250,8 @@ def _as_json(found: Analysis) -> dict[str, object]:
             for path, sample in zip(found.paths, found.samples, strict=True)
         ],
         "differences": [
-            {"what": one.what, "values": dict(one.values)} for one in found.differences
+            {"what": difference.what, "values": dict(difference.values)}
+            for difference in found.differences
         ],
         "families": [
             _family_json(family, ranking)
@@ -257,18 +263,18 @@ def _as_json(found: Analysis) -> dict[str, object]:
             "warning": WARNING,
             "tests": [
                 {
-                    "metric": one.metric,
-                    "unit": "ns" if one.metric == "rtt" else "share",
-                    "a": one.a,
-                    "b": one.b,
-                    "stratum": one.stratum,
-                    "pairs": one.pairs,
-                    "median_shift": one.median_shift,
-                    "p": one.p,
-                    "log10_p": one.log10_p,
-                    "kendall_tau_b": one.tau,
+                    "metric": test.metric,
+                    "unit": "ns" if test.metric == "rtt" else "share",
+                    "a": test.a,
+                    "b": test.b,
+                    "stratum": test.stratum,
+                    "pairs": test.pairs,
+                    "median_shift": test.median_shift,
+                    "p": test.p,
+                    "log10_p": test.log10_p,
+                    "kendall_tau_b": test.tau,
                 }
-                for one in found.pooled
+                for test in found.pooled
             ],
         },
         "notes": [*_run_sentences(found), *found.notes],
@@ -295,9 +301,10 @@ def _family_json(family: Family, ranking: RankingCheck | None) -> dict[str, obje
         "strata": list(family.strata),
         "scale": family.scale,
         "not_measurable": {str(level): why for level, why in family.not_measurable.items()},
-        "values": [asdict(one) for one in family.values],
+        "values": [asdict(value) for value in family.values],
         "comparisons": [
-            {**asdict(one), "sentence": sentence(one, family)} for one in family.comparisons
+            {**asdict(comparison), "sentence": sentence(comparison, family)}
+            for comparison in family.comparisons
         ],
         "kendall": [
             {

@@ -106,12 +106,14 @@ def _print(host: Fingerprint) -> None:
         console.print(f"This host can compare {_count(len(ready), 'data plane')}: {_list(ready)}.")
     else:
         console.print("This host can build no data plane now.")
-        first = next((one for one in host.planes if one.remedy), None)
+        first = next((plane for plane in host.planes if plane.remedy), None)
         if first:
             console.print(escape(f"Why: {first.reason}. Way out: {first.remedy}."))
-    warnings = [one for one in host.disturbances if one.severity == "warning"]
+    warnings = [
+        disturbance for disturbance in host.disturbances if disturbance.severity == "warning"
+    ]
     if warnings:
-        names = _list([one.name for one in warnings])
+        names = _list([warning.name for warning in warnings])
         console.print(f"{_count(len(warnings), 'thing')} would disturb a measurement: {names}.")
     else:
         console.print("Nothing serious would disturb a measurement.")

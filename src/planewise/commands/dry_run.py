@@ -175,8 +175,8 @@ def _print_skipped(skipped: Sequence[Skipped]) -> None:
     console.print()
     console.print(f"Cannot be run here: {_count(len(skipped), 'cell')}.", markup=False)
     reasons: dict[str, list[Cell]] = {}
-    for one in skipped:
-        reasons.setdefault(one.reason, []).append(one.cell)
+    for skip in skipped:
+        reasons.setdefault(skip.reason, []).append(skip.cell)
     for reason, own in reasons.items():
         console.print(f"  {reason}:", markup=False)
         planes: dict[str, list[Cell]] = {}

@@ -140,13 +140,13 @@ def judge(
             failed += 1
             complain(error)
     if json:
-        console.print_json([_as_json(one, chosen, plr) for one in judged])
+        console.print_json([_as_json(result, chosen, plr) for result in judged])
     elif judged:
         _print(judged, chosen, plr, quiet=quiet)
     if export is not None and judged:
         from planewise.store import exporters
 
-        exporters.write([one.trials for one in judged], export)
+        exporters.write([result.trials for result in judged], export)
     if figures is not None:
         _draw(judged, figures, quiet=quiet)
     if failed:
@@ -242,11 +242,11 @@ def complain(error: PlanewiseError) -> None:
 
 
 def _require_good(judged: list[Judged]) -> None:
-    others = [one for one in judged if one.word != "GOOD"]
+    others = [result for result in judged if result.word != "GOOD"]
     if others:
         raise VerdictNotGoodError(
             f"{len(others)} of {len(judged)} verdicts are not GOOD: "
-            + ", ".join(f"{one.title} is {one.word}" for one in others[:3])
+            + ", ".join(f"{other.title} is {other.word}" for other in others[:3])
             + (" …" if len(others) > 3 else ""),
             remedy="the table's reasons and warnings say what would change them",
         )
@@ -323,7 +323,7 @@ def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None
     for line in _sentence(judged, rule, plr):
         out.print(Text(line))
     out.print()
-    rows = [_COLUMNS, *(_row(one) for one in judged)]
+    rows = [_COLUMNS, *(_row(result) for result in judged)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     for row in rows:
         cells = [
@@ -338,7 +338,7 @@ def _print(judged: list[Judged], rule: Rule, plr: float, *, quiet: bool) -> None
         out.print(shown, soft_wrap=True)
     if len(judged) <= LISTED:
         _print_warnings(judged)
-    elif not quiet and any(one.warnings for one in judged):
+    elif not quiet and any(result.warnings for result in judged):
         console.err().print("The warnings' full text: fewer files at a time, or --json.")
 
 
@@ -371,15 +371,15 @@ def _print_warnings(judged: list[Judged]) -> None:
     from rich.text import Text
 
     out = console.out()
-    for one in judged:
-        lines = [f"warning: {text}" for text in one.warnings]
-        if one.verdict and one.verdict.next_loads:
-            loads = ", ".join(_load(load) for load in one.verdict.next_loads)
+    for result in judged:
+        lines = [f"warning: {text}" for text in result.warnings]
+        if result.verdict and result.verdict.next_loads:
+            loads = ", ".join(_load(load) for load in result.verdict.next_loads)
             lines.append(f"further trials would decide most at {loads}")
         if lines:
             out.print()
             if len(judged) > 1:
-                out.print(Text(one.title, style="bold"))
+                out.print(Text(result.title, style="bold"))
             for line in lines:
                 out.print(Text(line))
 
@@ -387,9 +387,9 @@ def _print_warnings(judged: list[Judged]) -> None:
 def _sentence(judged: list[Judged], rule: Rule, plr: float) -> list[str]:
     """What there is to say in plain words, one or two lines."""
     if len(judged) > 1:
-        words = [one.word for one in judged]
+        words = [result.word for result in judged]
         counts = ", ".join(f"{words.count(word)} {word}" for word in _STYLES if word in words)
-        kinds = Counter(one.verdict.open.upper() for one in judged if one.verdict)
+        kinds = Counter(result.verdict.open.upper() for result in judged if result.verdict)
         if apart := [f"{kinds[kind]} {kind}" for kind in _APART if kinds[kind]]:
             counts += f" (of these {', '.join(apart)})"
         return [f"{len(judged)} curves, judged by the rule {rule}: {counts}."]
@@ -454,16 +454,16 @@ def _draw(judged: list[Judged], directory: Path, *, quiet: bool) -> None:
     from planewise.report.figures import load_loss, save
 
     used: set[str] = set()
-    for one in judged:
-        if one.curve is None or one.verdict is None:
+    for result in judged:
+        if result.curve is None or result.verdict is None:
             continue
-        stem = plain = _file_stem(one.title)
+        stem = plain = _file_stem(result.title)
         place = 2
         while stem in used:
             stem = f"{plain}-{place}"
             place += 1
         used.add(stem)
-        save(load_loss(one.curve, one.verdict), directory / stem)
+        save(load_loss(result.curve, result.verdict), directory / stem)
     if not quiet:
         figures = "1 figure" if len(used) == 1 else f"{len(used)} figures"
         console.err().print(f"{figures} in {directory}", markup=False, soft_wrap=True)

@@ -127,7 +127,7 @@ def status(
     """Say how the labs' hosts fare: booting, running, hung or dead."""
     from planewise import lab
 
-    found = [one for one in lab.statuses() if name in (None, one.record.name)]
+    found = [status for status in lab.statuses() if name in (None, status.record.name)]
     if json:
         print_json({"labs": [_as_json(one) for one in found]})
         return
@@ -150,7 +150,7 @@ def down(
     from planewise import lab
 
     names = lab.names() if every else (name,)
-    ended = [one for one in names if lab.down(one)]
+    ended = [name for name in names if lab.down(name)]
     for one in ended:
         out().print(f"The lab `{one}` is down.", markup=False)
     if not ended:

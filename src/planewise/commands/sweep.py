@@ -156,9 +156,9 @@ def _print(swept: Swept, host: Fingerprint, json: bool) -> None:
                 "stopped": swept.stopped,
                 "warnings": [warning.text for warning in verdict.warnings],
                 "disturbances": [
-                    f"{found.name} ({found.value}): {found.why}"
-                    for found in host.disturbances
-                    if found.severity == "warning"
+                    f"{disturbance.name} ({disturbance.value}): {disturbance.why}"
+                    for disturbance in host.disturbances
+                    if disturbance.severity == "warning"
                 ],
             }
         )

@@ -185,16 +185,22 @@ def _rankings(
     for one in observed.observations:
         planes[str(one.cell.get("plane", ""))].append(one)
     for plane, observations in planes.items():
-        exact = [one for one in observations if not one.at_least and not one.at_most]
+        exact = [
+            observation
+            for observation in observations
+            if not observation.at_least and not observation.at_most
+        ]
         values = _pair_values(exact, observed.metric.lower_is_better)
         ends = {str(match.index): (match.sender, match.responder) for match in fleet.matches}
         meetings = [Meeting(*ends[run], value) for run, value in values.items()]
         effects = node_effects(len(fleet.plan.nodes), meetings, margin=margin)
-        measured = {one.run for one in observations}
+        measured = {observation.run for observation in observations}
         yield Ranking(
             plane=plane,
             metric=observed.metric,
-            typical=statistics.median([one.value for one in exact]) if exact else math.nan,
+            typical=statistics.median([observation.value for observation in exact])
+            if exact
+            else math.nan,
             pair_deviation=math.expm1(effects.pair_deviation),
             pairs=len(values),
             bounds=len(measured) - len(values),
@@ -214,11 +220,11 @@ def _pair_values(observations: Iterable[Observation], lower_is_better: bool) -> 
     blocks: dict[tuple[tuple[str, Level], ...], dict[str, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for one in observations:
-        if one.value > 0:
-            value = math.log(one.value)
-            cell = tuple(sorted(one.cell.items()))
-            blocks[cell][one.run].append(value if lower_is_better else -value)
+    for observation in observations:
+        if observation.value > 0:
+            value = math.log(observation.value)
+            cell = tuple(sorted(observation.cell.items()))
+            blocks[cell][observation.run].append(value if lower_is_better else -value)
     shifts: dict[str, list[float]] = defaultdict(list)
     for pairs in blocks.values():
         values = {run: statistics.median(found) for run, found in pairs.items()}
@@ -280,12 +286,12 @@ def _outliers(rankings: Sequence[Ranking], hosts: Mapping[str, Fingerprint]) -> 
     outliers = [
         Outlier(
             node,
-            tuple(sorted(results, key=lambda one: one[2].p)),
+            tuple(sorted(results, key=lambda result: result[2].p)),
             _differences(node, facts, frozenset(worse)),
         )
         for node, results in worse.items()
     ]
-    return tuple(sorted(outliers, key=lambda one: one.results[0][2].p))
+    return tuple(sorted(outliers, key=lambda outlier: outlier.results[0][2].p))
 
 
 def _facts(host: Fingerprint) -> dict[str, str]:

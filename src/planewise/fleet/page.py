@@ -30,7 +30,8 @@ def headline(found: Findings) -> str:
             f"{margin}; at most {percent_text(found.alpha)} of such claims are expected to be false"
         )
     unknown = sum(
-        all(one.change != one.change for one in results) for results in _by_node(found).values()
+        all(result.change != result.change for result in results)
+        for results in _by_node(found).values()
     )
     tail = f"; of {unknown} nothing is known" if unknown else ""
     return (
@@ -60,14 +61,17 @@ def result_text(plane: str, metric: str, result: NodeResult) -> str:
 
 def sentences(outlier: Outlier) -> list[str]:
     """What is said of a node that is worse."""
-    texts = [result_text(*one) for one in outlier.results]
-    for one in outlier.differences[:MOST_DIFFERENCES]:
+    texts = [result_text(*result) for result in outlier.results]
+    for difference in outlier.differences[:MOST_DIFFERENCES]:
         others = (
             "no other node has that"
-            if one.shared_by == 1
-            else f"{one.shared_by} nodes have that, {one.worse_of_these} of them worse"
+            if difference.shared_by == 1
+            else f"{difference.shared_by} nodes have that, "
+            f"{difference.worse_of_these} of them worse"
         )
-        texts.append(f"{one.what} is {one.value}, on most nodes {one.usual}; {others}")
+        texts.append(
+            f"{difference.what} is {difference.value}, on most nodes {difference.usual}; {others}"
+        )
     if not outlier.differences:
         texts.append("its fingerprint is like that of most nodes")
     return texts

@@ -147,12 +147,14 @@ def _pooled(
     packets, unread = [], Counter[str]()
     for path, sample in zip(paths, samples, strict=True):
         trials = [t for t in sample.trials if t.kind == "rtt" and keeps_levels(t)]
-        for one in read_rtts(path, trials, rtt_source(samples)):
-            if one.why:
-                unread[one.why] += 1
+        for read_rtt in read_rtts(path, trials, rtt_source(samples)):
+            if read_rtt.why:
+                unread[read_rtt.why] += 1
                 continue
-            where = Observation(sample.label, one.trial.block, sample.cell(one.trial), 0.0, 0.0)
-            packets.append(TrialReadings(where, one.rtt_ns[one.rtt_ns > 0]))
+            where = Observation(
+                sample.label, read_rtt.trial.block, sample.cell(read_rtt.trial), 0.0, 0.0
+            )
+            packets.append(TrialReadings(where, read_rtt.rtt_ns[read_rtt.rtt_ns > 0]))
     if not packets:
         raise BadInputError(
             "no packets were kept: pooled tests need them",

@@ -164,10 +164,10 @@ def _row(aspect: str, level: Level, members: Sequence[CampaignCurve]) -> LevelRo
         aspect,
         level,
         dict(Counter(one.verdict for one in verdicts)),
-        dict(Counter(one.open for one in verdicts if one.open)),
-        sum(one.pastrami.word == "GOOD" for one in verdicts),
-        _figures([one.pdr.pps for one in verdicts if one.pdr and one.pdr.bounded]),
-        _figures([one.saturation.throughput_pps for one in verdicts if one.saturation]),
+        dict(Counter(verdict.open for verdict in verdicts if verdict.open)),
+        sum(verdict.pastrami.word == "GOOD" for verdict in verdicts),
+        _figures([verdict.pdr.pps for verdict in verdicts if verdict.pdr and verdict.pdr.bounded]),
+        _figures([verdict.saturation.throughput_pps for verdict in verdicts if verdict.saturation]),
     )
 
 

@@ -55,7 +55,7 @@ def find_drift(trials: Iterable[TrialRecord], info: RunInfo | None = None) -> tu
 
     `info` adds what changed between the sittings of a resumed run.
     """
-    done = sorted((one for one in trials if keeps_levels(one)), key=lambda one: one.order)
+    done = sorted((trial for trial in trials if keeps_levels(trial)), key=lambda trial: trial.order)
     found = [*_in_results(done)]
     if info is not None:
         for session in info.sessions:
@@ -64,7 +64,7 @@ def find_drift(trials: Iterable[TrialRecord], info: RunInfo | None = None) -> tu
                 for what in session.changed
             ]
     for role in dict.fromkeys(role for one in done for role in one.host):
-        found += _in_host(role, [one.host[role] for one in done if role in one.host])
+        found += _in_host(role, [trial.host[role] for trial in done if role in trial.host])
     return tuple(found)
 
 
@@ -109,8 +109,8 @@ def _in_results(trials: Sequence[TrialRecord]) -> Iterable[Drift]:
 
 def _trend(seconds: NDArray[np.float64], values: NDArray[np.float64]) -> Iterable[Drift]:
     groups = np.array_split(np.arange(len(seconds)), min(_MOST_POINTS, len(seconds)))
-    x = np.array([seconds[own].mean() for own in groups])
-    y = np.array([values[own].mean() for own in groups])
+    x = np.array([seconds[group].mean() for group in groups])
+    y = np.array([values[group].mean() for group in groups])
     if len(x) < 8 or x[-1] <= x[0] or np.ptp(y) == 0:
         return
     first, second = np.triu_indices(len(x), 1)

@@ -75,7 +75,7 @@ def trials_from_curve(curve: Curve, *, format_name: str, notes: tuple[str, ...] 
     """The trials of a curve as columns: the way back, for exporters. A run not in order follows."""
     tables = [RunTable.of(point.runs) for point in curve.points]
     table = RunTable.concatenate(tables)
-    sizes = [len(one) for one in tables]
+    sizes = [len(table) for table in tables]
     order = np.where(table.order >= 0, table.order, np.iinfo(np.int64).max)
     drops = np.where(table.drops >= 0, table.drops, np.nan)
     return LoadTrials(

@@ -115,7 +115,7 @@ class LiveState:
                 elapsed_s=elapsed_s,
                 left_s=0.0 if self._ended else left_s,
                 notes=tuple(self._notes),
-                samples=tuple(one for one in self._samples if one.number > since),
+                samples=tuple(sample for sample in self._samples if sample.number > since),
                 ended=self._ended,
                 stale=not self._samples or now - self._newest > _STALE_S,
             )

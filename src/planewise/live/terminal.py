@@ -69,8 +69,8 @@ def _guests(sample: KpiSample, lines: int) -> Table:
     guests = list(sample.vnfs.items())
     hidden = len(guests) - lines
     if hidden > 0:
-        kept = sorted(guests, key=lambda one: -one[1].tx_pps)[:lines]
-        guests = [one for one in guests if one in kept]
+        kept = sorted(guests, key=lambda guest: -guest[1].tx_pps)[:lines]
+        guests = [guest for guest in guests if guest in kept]
     most = max((one.tx_pps for _, one in guests), default=0.0)
     for name, one in guests:
         table.add_row(

@@ -204,10 +204,10 @@ def _forwarders(levels: Mapping[str, Level], design: Design) -> Iterator[dict[st
     if not design.functions:
         yield {}
     own, guest = str(levels["plane"]), cast("GuestKind", levels["guest"])
-    for one in design.functions:
+    for function in design.functions:
         able = FUNCTIONS_OF.get(own, {}).get(guest, ())
-        if one.guest == guest and (one.plane is None or own in one.plane):
-            yield {} if able[:1] == (one.forwarder,) else {"forwarder": one.forwarder}
+        if function.guest == guest and (function.plane is None or own in function.plane):
+            yield {} if able[:1] == (function.forwarder,) else {"forwarder": function.forwarder}
 
 
 def _cell(levels: dict[str, Level], design: Design) -> Cell:

@@ -429,12 +429,12 @@ class Design(DesignModel):
         functions = raw.get("functions")
         if not isinstance(functions, list | tuple) or not functions:
             return raw
-        named = [one for one in functions if isinstance(one, dict)]
+        named = [function for function in functions if isinstance(function, dict)]
         guests = dict.fromkeys(one.get("guest", "process") for one in named)
         planes = [_listed(one["plane"]) for one in named if "plane" in one]
         levels: dict[str, object] = {"guest": list(guests)}
         named_all = len(planes) == len(functions)
-        if named_all and all(isinstance(own, tuple) for own in planes):
+        if named_all and all(isinstance(plane, tuple) for plane in planes):
             own_planes = (name for own in planes if isinstance(own, tuple) for name in own)
             levels["plane"] = list(dict.fromkeys(own_planes))
         return {**raw, "factors": {**levels, **raw["factors"]}}

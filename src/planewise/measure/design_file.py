@@ -156,7 +156,7 @@ def _explain(error: ValidationError, raw: object, path: Path) -> BadInputError:
     for one in error.errors():
         places.setdefault(one["loc"][:2], []).append(one)
     # Of a value that may be one of several types, the error that got furthest tells most.
-    furthest = [max(own, key=lambda one: len(one["loc"])) for own in places.values()]
+    furthest = [max(place, key=lambda one: len(one["loc"])) for place in places.values()]
     mistakes = sorted((_mistake(one, raw) for one in furthest), key=lambda one: one[0])
     (line, sentence, remedy), *others = mistakes
     also = [f"also, line {line}: {said}; {way}" for line, said, way in others[:_MOST_MISTAKES]]

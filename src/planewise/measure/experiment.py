@@ -417,7 +417,7 @@ class _Runner:
             return
         self.missed += 1
         if self.missed <= _TOLD:
-            what = "; ".join(one.sentence for one in missed)
+            what = "; ".join(trial.sentence for trial in missed)
             self.progress.note(f"{record.trial} missed its level and does not count: {what}")
         if self.missed == _TOLD:
             self.progress.note("further trials that miss theirs are named in the report alone")

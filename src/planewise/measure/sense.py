@@ -199,7 +199,9 @@ def _follow(design: Design, name: str, level: Level) -> list[_Step] | None:
                 continue
             causes = [] if constraint.when is None else list(constraint.when.named())
             for factor, wanted in constraint.require.named().items():
-                kept = tuple(one for one in domains[factor] if _fits(one, factor, wanted, domains))
+                kept = tuple(
+                    level for level in domains[factor] if _fits(level, factor, wanted, domains)
+                )
                 if kept == domains[factor]:
                     continue
                 step = _Step(number, factor, tuple(str(one) for one in wanted))
@@ -217,7 +219,7 @@ def _holds(constraint: Constraint, domains: dict[str, tuple[Level, ...]]) -> boo
     if constraint.when is None:
         return True
     return all(
-        all(_fits(one, factor, wanted, domains) for one in domains[factor])
+        all(_fits(level, factor, wanted, domains) for level in domains[factor])
         for factor, wanted in constraint.when.named().items()
     )
 

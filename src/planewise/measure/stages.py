@@ -161,7 +161,7 @@ class Stages:
             stage.facts() for stage in self._stages.values() if isinstance(stage, FactualStage)
         ]
         return StageFacts(
-            emulated="; ".join(dict.fromkeys(one.emulated for one in facts if one.emulated)),
+            emulated="; ".join(dict.fromkeys(fact.emulated for fact in facts if fact.emulated)),
             differences={plane: words for one in facts for plane, words in one.differences.items()},
         )
 

@@ -251,7 +251,7 @@ class RunData:
     @cached_property
     def missed(self) -> list[RttCell]:
         """The same of trials that missed a level of their cell, apart from those that kept it."""
-        trials = (one for one in self.done if one.kind == "rtt" and missed_levels(one))
+        trials = (trial for trial in self.done if trial.kind == "rtt" and missed_levels(trial))
         return self._rtt_cells(trials)
 
     def _rtt_cells(self, trials: Iterable[TrialRecord]) -> list[RttCell]:
@@ -338,24 +338,24 @@ class RunData:
                 cells.setdefault(key, []).append(trial.chain)
         found = []
         for (plane, path, vnfs, size), results in cells.items():
-            limit, _ = Counter(one.limit for one in results).most_common(1)[0]
-            shown = next(one for one in results if one.limit == limit)
-            offered = sum(one.offered_pps for one in results)
+            limit, _ = Counter(result.limit for result in results).most_common(1)[0]
+            shown = next(result for result in results if result.limit == limit)
+            offered = sum(result.offered_pps for result in results)
             found.append(
                 ChainCell(
                     plane=plane,
                     path=path,
                     vnfs=vnfs,
                     size=size if isinstance(size, str) else int(size),
-                    pps=tuple(one.tx_pps for one in results),
-                    bps=tuple(one.tx_bps for one in results),
-                    delivered=sum(one.delivered_pps for one in results) / offered
+                    pps=tuple(result.tx_pps for result in results),
+                    bps=tuple(result.tx_bps for result in results),
+                    delivered=sum(result.delivered_pps for result in results) / offered
                     if offered
                     else 0.0,
                     limit=limit,
                     why=shown.why,
                     cores=shown.cores,
-                    frames=_all_frames([one.frames for one in results if one.frames]),
+                    frames=_all_frames([result.frames for result in results if result.frames]),
                 )
             )
         return sorted(
@@ -378,13 +378,13 @@ class RunData:
                 plane = str(trial.cell.get("plane", NO_PLANE))
                 key = (plane, int(trial.cell.get("vnfs", 0)), trial.tcp.message_bytes)
                 cells.setdefault(key, []).append(trial.tcp)
-        ordered = sorted(cells.items(), key=lambda one: (self.plane_rank(one[0][0]), one[0]))
+        ordered = sorted(cells.items(), key=lambda cell: (self.plane_rank(cell[0][0]), cell[0]))
         return [
             TcpCell(
                 label=plane if not vnfs else f"{plane}, {vnfs} function{'' if vnfs == 1 else 's'}",
                 message_bytes=message,
-                bps=tuple(one.goodput_bps for one in results),
-                retransmits=sum(one.retransmits for one in results),
+                bps=tuple(result.goodput_bps for result in results),
+                retransmits=sum(result.retransmits for result in results),
             )
             for (plane, vnfs, message), results in ordered
         ]
@@ -448,7 +448,7 @@ class RunData:
         if self.is_cut:
             notes.append(left_out.CUT)
         series = self.naming.series
-        notes += left_out.of_skipped((series(one.cell), one.reason) for one in self.info.skipped)
+        notes += left_out.of_skipped((series(skip.cell), skip.reason) for skip in self.info.skipped)
         return notes + left_out.of_trials((self.key(trial)[0], trial) for trial in self.trials)
 
     def _summary(
@@ -467,7 +467,7 @@ def _all_frames(accounts: Sequence[FrameAccount]) -> FrameAccount | None:
         for place, frames in one.lost.items():
             lost[place] += frames
     return FrameAccount(
-        sent=sum(one.sent for one in accounts),
-        received=sum(one.received for one in accounts),
+        sent=sum(account.sent for account in accounts),
+        received=sum(account.received for account in accounts),
         lost=dict(lost),
     )

@@ -63,10 +63,10 @@ def _metrics(data: RunData) -> Iterable[Curves]:
     for name in (*_METRICS, *cpu_metrics([sample], modes=False)):
         observed = observe([sample], name)
         cells: dict[tuple[str, Factors], list[Bounded]] = {}
-        for one in observed.observations:
-            if GUESTS in one.cell:
-                key = (data.naming.series(one.cell), data.naming.factors(one.cell))
-                cells.setdefault(key, []).append(one.bounded)
+        for observation in observed.observations:
+            if GUESTS in observation.cell:
+                key = (data.naming.series(observation.cell), data.naming.factors(observation.cell))
+                cells.setdefault(key, []).append(observation.bounded)
         if len({dict(factors)[GUESTS] for _, factors in cells}) > 1:
             quantities: dict[str, Quantity] = {"ns": "duration", "pps": "rate", "share": "share"}
             quantity = quantities[observed.metric.unit]

@@ -284,7 +284,7 @@ def shown(data: RunData) -> list[Shown]:
         sections.sort(key=lambda pair: ORDER.index(pair[0].anchor))
         result = []
         for section, pending in sections:
-            drawn = [one.wait() for one in pending]
+            drawn = [figure.wait() for figure in pending]
             opened, folded = drawn[: section.open_figures], drawn[section.open_figures :]
             result.append(Shown(section, tuple(opened), tuple(folded)))
     return result

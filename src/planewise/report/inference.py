@@ -55,7 +55,11 @@ def compare(data: RunData) -> list[Compared]:
 
 
 def _levels(observed: Observed) -> set[str]:
-    return {str(one.cell[FACTOR]) for one in observed.observations if FACTOR in one.cell}
+    return {
+        str(observation.cell[FACTOR])
+        for observation in observed.observations
+        if FACTOR in observation.cell
+    }
 
 
 def change_text(one: Comparison, value: float) -> str:
@@ -104,15 +108,23 @@ def interval_text(one: Comparison) -> str:
 def sentence(compared: Compared) -> str:
     """What is known overall, pair by pair, in the words of the judge."""
     family = compared.family
-    overall = [one for one in family.comparisons if one.stratum == OVERALL]
+    overall = [comparison for comparison in family.comparisons if comparison.stratum == OVERALL]
     told: dict[str, list[str]] = {}
     for one in overall:
         if one.outcome in ("better", "worse"):
             first, second = (one.a, one.b) if one.outcome == "better" else (one.b, one.a)
             turned = family.find(first, second) or one
             told.setdefault(str(first), []).append(f"{second} ({bounded_change(turned)})")
-    same = [f"{one.a} and {one.b}" for one in overall if one.outcome == "practically the same"]
-    unknown = [f"{one.a} and {one.b}" for one in overall if one.outcome == "not known"]
+    same = [
+        f"{comparison.a} and {comparison.b}"
+        for comparison in overall
+        if comparison.outcome == "practically the same"
+    ]
+    unknown = [
+        f"{comparison.a} and {comparison.b}"
+        for comparison in overall
+        if comparison.outcome == "not known"
+    ]
     parts = [f"{first} is better than {_some(others)}" for first, others in told.items()]
     if same:
         parts.append(f"practically the same: {_some(same)}")

@@ -75,8 +75,10 @@ def of_trials(trials: Iterable[tuple[str, TrialRecord]]) -> list[LeftOut]:
     )
     missed: dict[tuple[str, str, str], list[float]] = {}
     for plane, trial in done:
-        for one in missed_levels(trial):
-            missed.setdefault((plane, trial.kind, one.factor), []).append(one.share)
+        for missed_level in missed_levels(trial):
+            missed.setdefault((plane, trial.kind, missed_level.factor), []).append(
+                missed_level.share
+            )
     return [
         *(LeftOut(f"Trial {trial.trial}", f"it failed: {trial.reason}") for trial in failed),
         *(

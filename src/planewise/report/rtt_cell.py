@@ -214,9 +214,9 @@ def _spread(
 
 def _added(counts: Iterable[Counts]) -> Counts:
     totals = dict.fromkeys(Counts.model_fields, 0)
-    for one in counts:
+    for count in counts:
         for name in totals:
-            totals[name] += getattr(one, name)
+            totals[name] += getattr(count, name)
     return Counts(**totals)
 
 

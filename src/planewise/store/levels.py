@@ -118,4 +118,6 @@ def keeps_levels(trial: TrialRecord) -> bool:
 
 def marked(trial: TrialRecord) -> TrialRecord:
     """The trial with `missed` set, as it is written."""
-    return trial.model_copy(update={"missed": tuple(one.factor for one in missed_levels(trial))})
+    return trial.model_copy(
+        update={"missed": tuple(level.factor for level in missed_levels(trial))}
+    )

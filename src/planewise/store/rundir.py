@@ -99,7 +99,11 @@ class RunReader:
         samples = parse_kpis(self.path / KPIS_FILE)
         if trial is None:
             return samples
-        return [one for one in samples if one.trial == trial.trial and one.at >= trial.started]
+        return [
+            sample
+            for sample in samples
+            if sample.trial == trial.trial and sample.at >= trial.started
+        ]
 
     def recommendation(self) -> Recommendation | None:
         """What the run advises; None when it came to no recommendation."""

@@ -154,7 +154,9 @@ class ProcessCrew:
         self._host = host
         self._members = members
         self._kind = kind
-        self._received = [self._counter(one, "rx_packets") for one in members if kind == "sink"]
+        self._received = [
+            self._counter(member, "rx_packets") for member in members if kind == "sink"
+        ]
         self._processes: list[HostProcess] = []
         try:
             for member in members:
@@ -185,7 +187,7 @@ class ProcessCrew:
         if self._kind == "burn":
             return _by_guest(self._members, map(self._ran_ns, range(len(self._members))))
         name = "rx_packets" if self._kind == "sink" else "tx_packets"
-        return _by_guest(self._members, (self._counter(one, name) for one in self._members))
+        return _by_guest(self._members, (self._counter(member, name) for member in self._members))
 
     def interrupt(self) -> None:
         """See `Crew.interrupt`."""
@@ -264,7 +266,7 @@ class ShellCrew:
     @property
     def gone(self) -> tuple[str, ...]:
         """See `Crew.gone`: the shell ends when all members have."""
-        return () if self._process.running else tuple(one.guest.name for one in self._members)
+        return () if self._process.running else tuple(member.guest.name for member in self._members)
 
     def await_ready(self, timeout_s: float) -> None:
         """See `Crew.await_ready`."""
@@ -322,7 +324,7 @@ def _by_guest(members: Sequence[CrewProcess], values: Iterable[int]) -> dict[str
 
 def _script(host: Host, members: Sequence[CrewProcess], kind: str, interface: str) -> str:
     """The shell script that runs them. Pure."""
-    commands = [shlex.join(host.entering(one.argv, one.guest.netns)) for one in members]
+    commands = [shlex.join(host.entering(member.argv, member.guest.netns)) for member in members]
     starts = [
         f'{command} </dev/null >{number}.out 2>{number}.err & pids="$pids $!"'
         for number, command in enumerate(commands)

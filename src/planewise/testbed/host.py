@@ -307,7 +307,7 @@ class LocalProcess:
         while True:
             ended = self._finished is not None or self._process.poll() is not None
             said = self._finished.stderr.encode() if self._finished else _content(self._err)
-            if any(one.startswith(wanted) for one in said.splitlines()):
+            if any(line.startswith(wanted) for line in said.splitlines()):
                 return
             if ended:
                 self.wait().check()

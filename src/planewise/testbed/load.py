@@ -344,13 +344,13 @@ def account(
     Raises:
         PlanewiseError: a process failed.
     """
-    reports = [one.json() for one in workers]
+    reports = [worker.json() for worker in workers]
     warnings = []
     if early:
         warnings.append(f"{early} of {guests} background guests ended before the end")
     if spec.type == "cpu":
-        cpu_s = math.fsum(one["achieved_load"] * one["duration_s"] for one in reports)
-        ran_s = max(one["duration_s"] for one in reports)
+        cpu_s = math.fsum(report["achieved_load"] * report["duration_s"] for report in reports)
+        ran_s = max(report["duration_s"] for report in reports)
         return LoadReport(
             spec, guests, ran_s, cpu_s=cpu_s, cpu_share=cpu_s / (ran_s * cpus),
             warnings=tuple(warnings),
@@ -358,9 +358,9 @@ def account(
     return LoadReport(
         spec,
         guests,
-        max((one["duration_s"] for one in reports), default=duration_s),
-        sent=sum(one["sent"] for one in reports),
-        received=sum(one.json()["packets"] for one in sinks),
-        refused=sum(one["refused"] for one in reports),
+        max((report["duration_s"] for report in reports), default=duration_s),
+        sent=sum(report["sent"] for report in reports),
+        received=sum(sink.json()["packets"] for sink in sinks),
+        refused=sum(report["refused"] for report in reports),
         warnings=tuple(warnings),
     )

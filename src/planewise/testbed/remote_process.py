@@ -268,7 +268,7 @@ class SshProcess:
     async def _seen(self, wanted: bytes) -> bool:
         while True:
             self._news.clear()
-            if any(one.startswith(wanted) for one in bytes(self._err).splitlines()):
+            if any(line.startswith(wanted) for line in bytes(self._err).splitlines()):
                 return True
             if self._ended:
                 return False

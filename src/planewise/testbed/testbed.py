@@ -165,7 +165,10 @@ class Testbed:
                 for role in HOSTS
             },
             {role: placed[role][0].guest for role in HOSTS},
-            {role: tuple(one.guest for one in placed[role][1:]) for role in HOSTS},
+            {
+                role: tuple(placed_guest.guest for placed_guest in placed[role][1:])
+                for role in HOSTS
+            },
             {role: self._site(hosts[role]) for role in HOSTS},
             {role: placed[role][0].port for role in HOSTS},
         )
@@ -282,7 +285,7 @@ class Testbed:
                 steps += self._plug(here, site, [one]) if plane(one.plane).by_steps else ()
         mains = [one for one in wanted if one.use == "main"]
         ready = [
-            *(AwaitUp(here.placed[one].guest.netns) for one in mains),
+            *(AwaitUp(here.placed[main].guest.netns) for main in mains),
             AwaitUp(site.netns, "" if site.netns else site.nic),
         ]
         loose = [one for one in wanted if not here.placed[one].attached]

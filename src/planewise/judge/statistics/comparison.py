@@ -146,9 +146,9 @@ class Family:
 
     def find(self, a: Level, b: Level, stratum: str = OVERALL) -> Comparison | None:
         """The comparison of `a` against `b`, turned round where it was made the other way."""
-        for one in self.comparisons:
-            if one.stratum == stratum and {one.a, one.b} == {a, b}:
-                return one if one.a == a else turned(one)
+        for comparison in self.comparisons:
+            if comparison.stratum == stratum and {comparison.a, comparison.b} == {a, b}:
+                return comparison if comparison.a == a else turned(comparison)
         return None
 
     def value(self, level: Level, stratum: str = OVERALL) -> LevelValue | None:
@@ -201,11 +201,11 @@ def compare_levels(
     if len(by_sending(observed, factor)) > 1:
         raise ValueError("several ways of sending are no pair: compare them apart, with by_sending")
     seen = [
-        one
-        for one in observed.observations
-        if factor in one.cell
-        and math.isfinite(one.value)
-        and not (factor == "load_location" and is_idle(one.cell))
+        observation
+        for observation in observed.observations
+        if factor in observation.cell
+        and math.isfinite(observation.value)
+        and not (factor == "load_location" and is_idle(observation.cell))
     ]
     levels = level_order(one.cell[factor] for one in seen)
     missing: dict[Level, str] = {}
@@ -287,7 +287,7 @@ class _Table:
         levels: tuple[Level, ...],
     ) -> None:
         self.metric, self.factor, self.by, self.levels = observed.metric, factor, by, levels
-        positive = all(one.value > 0 for one in observations)
+        positive = all(observation.value > 0 for observation in observations)
         self.scale: Scale = "ratio" if self.metric.as_ratio and positive else "difference"
         self._pairing = Pairing(observations, factor, by, observed.run_factors)
         self.strata = self._pairing.strata
@@ -305,7 +305,7 @@ class _Table:
                 for stratum in {self._pairing.stratum[key], OVERALL}:
                     self._keys[level, stratum].append(key)
         self.blocks = self._pairing.blocks
-        self._counted = all(one.counts is not None for one in observations)
+        self._counted = all(observation.counts is not None for observation in observations)
         self._dispersion = _dispersion(observations, factor) if self._counted else 1.0
 
     def shifts(self, a: Level, b: Level, stratum: str) -> _Raw | None:
@@ -363,7 +363,7 @@ class _Table:
         return mapped(value, math.log) if self.scale == "ratio" else value
 
     def _count_interval(self, values: Iterable[_Value]) -> tuple[float, float]:
-        lost, sent = (sum(part) for part in zip(*(one.counts for one in values), strict=True))
+        lost, sent = (sum(part) for part in zip(*(value.counts for value in values), strict=True))
         return count_interval(lost, sent, self._dispersion)
 
     def level_values(self) -> Iterable[LevelValue]:
@@ -456,23 +456,23 @@ class _Value:
 
 def _merged(group: Sequence[Observation]) -> _Value:
     return _Value(
-        median_of([one.bounded for one in group]),
-        statistics.median(one.resolution for one in group),
-        (sum(one.counts[0] for one in group if one.counts), _sent(group)),
+        median_of([observation.bounded for observation in group]),
+        statistics.median(observation.resolution for observation in group),
+        (sum(observation.counts[0] for observation in group if observation.counts), _sent(group)),
     )
 
 
 def _sent(group: Iterable[Observation]) -> int:
-    return sum(one.counts[1] for one in group if one.counts)
+    return sum(observation.counts[1] for observation in group if observation.counts)
 
 
 def _dispersion(observations: Sequence[Observation], factor: str) -> float:
     """Variance over mean of the lost packets of like trials: Pearson's statistic by its degrees of
     freedom (McCullagh and Nelder, section 6.2), `CLUMP` counting for as much as six trials."""
     groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
-    for one in observations:
-        if one.counts is not None:
-            groups[tuple(sorted(one.cell.items(), key=str))].append(one.counts)
+    for observation in observations:
+        if observation.counts is not None:
+            groups[tuple(sorted(observation.cell.items(), key=str))].append(observation.counts)
     pearson, degrees = 6 * CLUMP, 6.0
     for counts in groups.values():
         share = sum(lost for lost, _ in counts) / sum(sent for _, sent in counts)

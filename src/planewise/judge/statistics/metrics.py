@@ -249,11 +249,11 @@ def by_sending(observed: Observed, factor: str) -> tuple[Observed, ...]:
     bursts, or of a kernel and of an application that answers: no pair holds their mean. Where one
     of these is compared, only the others are told apart.
     """
-    of_cells = {_sending(one.cell, factor) for one in observed.observations}
-    sendings = sorted(one for one in of_cells if one is not None)
+    of_cells = {_sending(observation.cell, factor) for observation in observed.observations}
+    sendings = sorted(sending for sending in of_cells if sending is not None)
     if len(sendings) < 2:
         return (observed,)
-    return tuple(_at(observed, one, factor) for one in sendings)
+    return tuple(_at(observed, sending, factor) for sending in sendings)
 
 
 def _sending(cell: Mapping[str, Level], factor: str) -> Sending | None:
@@ -279,7 +279,9 @@ def _at(observed: Observed, sending: Sending, factor: str) -> Observed:
     return replace(
         observed,
         metric=replace(observed.metric, title=title, sending=sending),
-        observations=tuple(one for one in observed.observations if is_at(one.cell)),
+        observations=tuple(
+            observation for observation in observed.observations if is_at(observation.cell)
+        ),
         missing=tuple(one for one in observed.missing if is_at(one[0])),
     )
 

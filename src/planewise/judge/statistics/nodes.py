@@ -71,8 +71,8 @@ class NodeEffects:
 
 def node_effects(nodes: int, meetings: Sequence[Meeting], *, margin: float = MARGIN) -> NodeEffects:
     """What each of `nodes` adds, with its interval and its p value against `margin`."""
-    pairs = np.array([(one.a, one.b) for one in meetings], dtype=np.intp).reshape(-1, 2)
-    values = np.array([one.value for one in meetings], dtype=np.float64)
+    pairs = np.array([(meeting.a, meeting.b) for meeting in meetings], dtype=np.intp).reshape(-1, 2)
+    values = np.array([meeting.value for meeting in meetings], dtype=np.float64)
     met = np.bincount(pairs.ravel(), minlength=nodes)
     known = determined(nodes, pairs)
     used = known[pairs[:, 0]]  # both nodes of a pair are determined, or neither
@@ -83,7 +83,7 @@ def node_effects(nodes: int, meetings: Sequence[Meeting], *, margin: float = MAR
     fit = _fit(int(known.sum()), ends, values[used])
     if not math.isfinite(fit.deviation):
         why = "no node met enough others to tell how far pairs deviate by themselves"
-        effects = [replace(one, why=why) if known[one.node] else one for one in effects]
+        effects = [replace(effect, why=why) if known[effect.node] else effect for effect in effects]
         return NodeEffects(tuple(effects), math.nan)
     alone = stdtr(fit.freedom, (math.log1p(margin) - fit.effect) / fit.error)
     p = np.maximum(alone, fit.agreement(math.log1p(margin)))

@@ -34,7 +34,10 @@ class TrialReadings:
 
 def of_trials(observed: Observed) -> tuple[TrialReadings, ...]:
     """A metric that has one reading a trial."""
-    return tuple(TrialReadings(one, np.array([one.value])) for one in observed.observations)
+    return tuple(
+        TrialReadings(observation, np.array([observation.value]))
+        for observation in observed.observations
+    )
 
 
 class ReadingTable:
@@ -48,7 +51,9 @@ class ReadingTable:
         run_factors: Collection[str] = (),
     ) -> None:
         """`by` as of `compare_levels`; `run_factors` as of `Observed`."""
-        kept = [one for one in readings if one.values.size and factor in one.trial.cell]
+        kept = [
+            reading for reading in readings if reading.values.size and factor in reading.trial.cell
+        ]
         observations = [one.trial for one in kept]
         by = default_by(observations, factor) if by is None else by
         self._pairing = Pairing(observations, factor, by, run_factors)

@@ -82,7 +82,9 @@ class Shifts:
         """ValueError for none."""
         if not shifts:
             raise ValueError("no shifts")
-        ends = np.array([(one.low, one.high, one.value) for one in shifts], dtype=np.float64)
+        ends = np.array(
+            [(shift.low, shift.high, shift.value) for shift in shifts], dtype=np.float64
+        )
         return cls(ends[:, 0], ends[:, 1], ends[:, 2])
 
     def of_difference(self) -> Floats:

@@ -64,13 +64,15 @@ def default_by(observations: Collection[Observation], factor: str) -> str:
     """The load's location where there are several, else its type where there are several."""
     for name in ("load_location", "load_type"):
         loaded = {
-            one.cell[name] for one in observations if name in one.cell and not is_idle(one.cell)
+            observation.cell[name]
+            for observation in observations
+            if name in observation.cell and not is_idle(observation.cell)
         }
         if name != factor and len(loaded) > 1:
             return name
     if (
         factor != "load_type"
-        and len({stratum_of(one.cell, "load_type") for one in observations}) > 1
+        and len({stratum_of(observation.cell, "load_type") for observation in observations}) > 1
     ):
         return "load_type"
     return ""
@@ -90,8 +92,12 @@ class Pairing:
         self.factor, self.by = factor, by
         self._across_runs = factor in run_factors
         self._left_out = {factor, *(run_factors if self._across_runs else ())}
-        self._loads = {_load_of(one.cell) for one in observations if not is_idle(one.cell)}
-        self._backgrounds = _Backgrounds(one.cell for one in observations)
+        self._loads = {
+            _load_of(observation.cell)
+            for observation in observations
+            if not is_idle(observation.cell)
+        }
+        self._backgrounds = _Backgrounds(observation.cell for observation in observations)
         self.stratum: dict[Key, str] = {}
         self.context: dict[Key, Key] = {}
         """By key: what a pair has alike beside its block."""
@@ -100,7 +106,7 @@ class Pairing:
         self._numbers: dict[_Parts, Key] = {}
         self._contexts: dict[_Parts, _Parts] = {}
         self._places: dict[tuple[Key, str, int], Key] = {}
-        self.keys = {id(one): self._keys(one) for one in observations}
+        self.keys = {id(observation): self._keys(observation) for observation in observations}
         """By identity of the observation: its keys (several where it stands for several cells)."""
         first = {id(one): (run, one.block) for run, one in _in_order(observations)}
         when = {self.block[k]: first[id(one)] for one in observations for k in self.keys[id(one)]}
@@ -162,7 +168,9 @@ class Pairing:
 def _in_order(observations: Iterable[Observation]) -> list[tuple[int, Observation]]:
     """Each observation with the place of its run among the runs."""
     runs: dict[str, int] = {}
-    return [(runs.setdefault(one.run, len(runs)), one) for one in observations]
+    return [
+        (runs.setdefault(observation.run, len(runs)), observation) for observation in observations
+    ]
 
 
 def _number(name: str) -> Level:

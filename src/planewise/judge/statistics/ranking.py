@@ -64,15 +64,15 @@ def check_ranking(
     loads = [stratum for stratum in family.strata if stratum != OVERALL]
     if len(loads) < 2 or len(family.levels) < 2:
         return None
-    single = [one for one in family.comparisons if one.stratum != OVERALL]
+    single = [comparison for comparison in family.comparisons if comparison.stratum != OVERALL]
     changes = []
-    for a, b in dict.fromkeys((one.a, one.b) for one in single):
-        own = [one for one in single if (one.a, one.b) == (a, b)]
+    for a, b in dict.fromkeys((comparison.a, comparison.b) for comparison in single):
+        own = [comparison for comparison in single if (comparison.a, comparison.b) == (a, b)]
         better = tuple(one.stratum for one in own if one.outcome == "better")
         worse = tuple(one.stratum for one in own if one.outcome == "worse")
         if better and worse:
             changes.append(RankingChange(a, b, better, worse))
-    decided = sum(one.outcome != "not known" for one in single)
+    decided = sum(comparison.outcome != "not known" for comparison in single)
     return RankingCheck(
         metric=family.metric.name,
         factor=factor,
@@ -99,16 +99,18 @@ def best_first(family: Family, stratum: str) -> list[LevelValue]:
             if (found := family.find(value.level, other, stratum)) is not None
         ]
         changes = [
-            math.log1p(max(one.change, -1 + 1e-12)) if one.scale == "ratio" else one.change
-            for one in against
+            math.log1p(max(comparison.change, -1 + 1e-12))
+            if comparison.scale == "ratio"
+            else comparison.change
+            for comparison in against
         ]
         mean = math.fsum(changes) / (len(changes) + 1)
         return (
-            sum(one.outcome == "worse" for one in against),
+            sum(comparison.outcome == "worse" for comparison in against),
             mean if family.metric.lower_is_better else -mean,
         )
 
-    return sorted((one for one in family.values if one.stratum == stratum), key=place)
+    return sorted((value for value in family.values if value.stratum == stratum), key=place)
 
 
 def _sentence(

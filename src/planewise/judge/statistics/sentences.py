@@ -107,9 +107,9 @@ def sentence(one: Comparison, family: Family) -> str:
 def summary(family: Family) -> list[str]:
     """The overall comparisons, one sentence each; then what differs between strata."""
     words = [
-        sentence(turned(one) if one.outcome == "worse" else one, family)
-        for one in family.comparisons
-        if one.stratum == OVERALL
+        sentence(turned(comparison) if comparison.outcome == "worse" else comparison, family)
+        for comparison in family.comparisons
+        if comparison.stratum == OVERALL
     ]
     for one in family.comparisons:
         overall = family.find(one.a, one.b)

@@ -183,9 +183,10 @@ def kpi(between: Between, at: datetime, trial: str, cell: Mapping[str, Level]) -
         trial=trial,
         cell=dict(cell),
         interval_s=between.seconds,
-        vnfs={one.name: Throughput(tx_pps=one.tx_pps, tx_bps=one.tx_bps) for one in totals},
+        vnfs={total.name: Throughput(tx_pps=total.tx_pps, tx_bps=total.tx_bps) for total in totals},
         total=Throughput(
-            tx_pps=sum(one.tx_pps for one in totals), tx_bps=sum(one.tx_bps for one in totals)
+            tx_pps=sum(total.tx_pps for total in totals),
+            tx_bps=sum(total.tx_bps for total in totals),
         ),
         cpu={f"{host}{cpu}": between.used(cpu) for cpu in between.last.cpus},
     )
@@ -202,9 +203,9 @@ def result(
     `asked_bytes` is the mean frame [with FCS] where none was sent; `frames` what became of each.
     """
     totals = between.totals()
-    packets = sum(one.tx_packets for one in totals)
-    bps = sum(one.tx_bps for one in totals)
-    pps = sum(one.tx_pps for one in totals)
+    packets = sum(total.tx_packets for total in totals)
+    bps = sum(total.tx_bps for total in totals)
+    pps = sum(total.tx_pps for total in totals)
     find = limit_of if between.first.kernel_s is None else limit_of_kernel
     limit, why = carried(between, frames) or find(between, placement)
     return ChainResult(
@@ -259,11 +260,11 @@ def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
         return "shared core", waiting
     switch = between.working(SWITCH, max(1, len(placement.cpus(SWITCH))))
     slow = [
-        (share, one)
-        for one in between.totals()
-        if (share := one.dropped / max(1, one.dropped + one.tx_packets)) > FULL_RING
+        (share, total)
+        for total in between.totals()
+        if (share := total.dropped / max(1, total.dropped + total.tx_packets)) > FULL_RING
     ]
-    busy = [one for one in between.totals() if one.busy is not None and one.busy >= FULL]
+    busy = [total for total in between.totals() if total.busy is not None and total.busy >= FULL]
     if slow and busy:
         names = _names([one.name for one in busy])
         return (
@@ -301,7 +302,7 @@ def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit,
     functions = {
         cpu: tasks for cpu, tasks in placement.tasks.items() if GENERATOR not in tasks
     } or placement.tasks
-    cpu = max(functions, key=lambda one: between.forwarding(one) or 0.0)
+    cpu = max(functions, key=lambda function: between.forwarding(function) or 0.0)
     forwarding, used = between.forwarding(cpu) or 0.0, between.used(cpu)
     names = _names([task for task in functions[cpu] if task != GENERATOR])
     if GENERATOR in functions[cpu]:

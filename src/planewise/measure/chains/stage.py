@@ -444,7 +444,7 @@ class ChainStation:
                 name: Passed(one.packets, one.bytes) for name, one in testbed.read().vnfs.items()
             }
 
-        client, server = (End(*one) for one in testbed.talkers)
+        client, server = (End(*talker) for talker in testbed.talkers)
         return measure_tcp(client, server, trial, place, tell, sent)
 
 

@@ -83,13 +83,13 @@ def _drawn(family: Family) -> list[tuple[str, list[Comparison]]]:
     order = _best_first(family)
     result = []
     for stratum in (OVERALL, *(name for name in family.strata if name != OVERALL)):
-        pairs = [one for one in family.comparisons if one.stratum == stratum]
+        pairs = [comparison for comparison in family.comparisons if comparison.stratum == stratum]
         if len(pairs) > _MOST_PAIRS:
-            pairs = [one for one in pairs if order[0] in (one.a, one.b)]
+            pairs = [pair for pair in pairs if order[0] in (pair.a, pair.b)]
         turned = [
             found
-            for one in pairs
-            if (found := family.find(*_in_order(one, order), stratum)) is not None
+            for pair in pairs
+            if (found := family.find(*_in_order(pair, order), stratum)) is not None
         ]
         turned.sort(key=lambda one: (order.index(one.a), order.index(one.b)))
         if turned:
@@ -103,7 +103,7 @@ def _in_order(one: Comparison, order: Sequence[Level]) -> tuple[Level, Level]:
 
 def _best_first(family: Family) -> list[Level]:
     """The levels by what is known of all conditions together."""
-    known = [one.level for one in best_first(family, OVERALL)]
+    known = [value.level for value in best_first(family, OVERALL)]
     return [*known, *(level for level in family.levels if level not in known)]
 
 
@@ -233,10 +233,14 @@ def _ends(family: Family) -> tuple[float, float]:
     """What the axis spans: all estimates and finite ends, within reason."""
     ratio = family.scale == "ratio"
     values = [0.0]
-    for one in family.comparisons:
-        finite = [v for v in (one.change, one.low, one.high, one.margin) if math.isfinite(v)]
+    for comparison in family.comparisons:
+        finite = [
+            v
+            for v in (comparison.change, comparison.low, comparison.high, comparison.margin)
+            if math.isfinite(v)
+        ]
         values += finite
-        turned = family.find(one.b, one.a, one.stratum)
+        turned = family.find(comparison.b, comparison.a, comparison.stratum)
         if turned is not None:
             values += [v for v in (turned.change, turned.low, turned.high) if math.isfinite(v)]
     if not ratio:
@@ -268,22 +272,25 @@ def table(all_compared: Sequence[Compared]) -> Table:
     rows: list[tuple[Entry, ...]] = []
     for compared in all_compared:
         family = compared.family
-        for one in family.comparisons:
+        for comparison in family.comparisons:
             rows.append(
                 (
                     *((family.metric.title,) if several else ()),
-                    stratum_words(one.stratum),
-                    f"{one.a} against {one.b}",
-                    one.outcome,
-                    PrintedNumber(inference.bounded_change(one), one.change)
-                    if math.isfinite(one.change)
+                    stratum_words(comparison.stratum),
+                    f"{comparison.a} against {comparison.b}",
+                    comparison.outcome,
+                    PrintedNumber(inference.bounded_change(comparison), comparison.change)
+                    if math.isfinite(comparison.change)
                     else Missing("unbounded"),
-                    inference.interval_text(one)
-                    if math.isfinite(one.low) and math.isfinite(one.high)
+                    inference.interval_text(comparison)
+                    if math.isfinite(comparison.low) and math.isfinite(comparison.high)
                     else "too few blocks, or a bound",
-                    PrintedNumber(f"{one.rank_biserial:+.2f}".replace("-", "−"), one.rank_biserial),
-                    PrintedNumber(p_text(one.p_family), one.p_family),
-                    PrintedNumber(str(one.blocks), one.blocks),
+                    PrintedNumber(
+                        f"{comparison.rank_biserial:+.2f}".replace("-", "−"),
+                        comparison.rank_biserial,
+                    ),
+                    PrintedNumber(p_text(comparison.p_family), comparison.p_family),
+                    PrintedNumber(str(comparison.blocks), comparison.blocks),
                 )
             )
         for level, reason in family.not_measurable.items():

@@ -69,7 +69,7 @@ def figure(
     cells = [cell for condition in conditions for cell in condition.cells.values()]
     spans = [cell.distribution for cell in cells if cell.distribution is not None]
     span = Span.of([ns for one in spans for ns in (one.quantiles_ns[0], one.quantiles_ns[-1])])
-    furthest = max(_far(one.packets) for one in spans)
+    furthest = max(_far(span.packets) for span in spans)
     colours = theme.colours_of(planes)
 
     def draw(width: int) -> Spec:

@@ -153,9 +153,9 @@ def table(all_compared: Sequence[Compared], planes: Sequence[str]) -> Table:
             for plane in planes:
                 bar = next(
                     (
-                        one
-                        for one in family.kendall
-                        if one.stratum == stratum and str(one.level) == plane
+                        bar
+                        for bar in family.kendall
+                        if bar.stratum == stratum and str(bar.level) == plane
                     ),
                     None,
                 )

@@ -46,7 +46,9 @@ class ContainerMaker:
 
         together([partial(start, guest) for guest in guests], _WORKERS)
         located = docker.locate([guest.netns for guest in guests])
-        attach = "".join(f"ip netns attach {one.name} {one.pid}\n" for one in located)
+        attach = "".join(
+            f"ip netns attach {container.name} {container.pid}\n" for container in located
+        )
         here.host.run(["sh", "-es"], stdin=attach.encode(), timeout_s=120).check()
         return [
             PlacedGuest(

@@ -108,8 +108,11 @@ class OvsPlane(BridgePlane):
         if here.notes.get(self.name) == "system":
             return steps
         complete = (
-            RunProgram(one.guest.netns, ("ethtool", "-K", one.guest.interface, "tx", "off"))
-            for one in placed
+            RunProgram(
+                placed_guest.guest.netns,
+                ("ethtool", "-K", placed_guest.guest.interface, "tx", "off"),
+            )
+            for placed_guest in placed
         )
         return (*steps, *complete)
 

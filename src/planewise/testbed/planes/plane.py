@@ -108,7 +108,7 @@ class Plane:
         if not self.functions:
             return f"no chain is built on the plane {self.name}"
         if kind not in self.functions:
-            able = " or ".join(GUEST_WORDS[one][1] for one in self.functions)
+            able = " or ".join(GUEST_WORDS[function][1] for function in self.functions)
             many = GUEST_WORDS[kind][1]
             return f"functions of a chain on {self.name} cannot be {many}: they are {able}"
         if not forwarder or forwarder in self.functions[kind]:

@@ -35,7 +35,7 @@ class VfPlane(Plane):
         """Moves a VF into each guest, with the VF's own MAC: another would mean that its driver
         is bound anew."""
         steps: list[Step] = []
-        moved = here.vfs.move([one.guest for one in placed], site.mtu_bytes)
+        moved = here.vfs.move([placed_guest.guest for placed_guest in placed], site.mtu_bytes)
         for one in placed:
             vf = moved[one.guest.netns]
             one.vf = vf.index

@@ -248,10 +248,10 @@ class GuestProcess:
         pause_s = _FIRST_POLL_S
         while True:
             said = self._console_end()
-            if any(one.startswith(line) for one in said.splitlines()):
+            if any(printed.startswith(line) for printed in said.splitlines()):
                 return
             if (finished := self._look()) is not None:
-                if any(one.startswith(line) for one in finished.stderr.splitlines()):
+                if any(printed.startswith(line) for printed in finished.stderr.splitlines()):
                     return
                 finished.check()
                 raise PlanewiseError(f"{name} ended before it said `{line}`")

@@ -197,7 +197,9 @@ class VmTestbed:
         for role, state in self._states_of(setting).items():
             placed = [state.placed[want] for want in wanted(setting, role) if want in state.placed]
             if state.guests is not None:
-                state.guests.check(one.guest for one in placed if one.running)
+                state.guests.check(
+                    placed_guest.guest for placed_guest in placed if placed_guest.running
+                )
 
     def hypervisor(self, role: HostRole) -> Hypervisor:
         """The libvirt that runs the guests of a host."""
