@@ -146,9 +146,9 @@ def examine_host(host: Host) -> Fingerprint:
     Without a look at its CPUs at work and at its NICs.
     """
     look = f'for file in {_FILES}; do echo "{_MARK}$file"; cat "$file" 2>/dev/null; echo; done'
-    said = host.run(["sh", "-c", look]).stdout
+    output = host.run(["sh", "-c", look]).stdout
     with scratch() as root:
-        for part in said.split(_MARK)[1:]:
+        for part in output.split(_MARK)[1:]:
             name, _, content = part.partition("\n")
             file = root / name.lstrip("/")
             if content.strip() and "*" not in name:
@@ -256,7 +256,7 @@ def from_virtualisation(name: str, steal_share: float) -> tuple[Disturbance, ...
     """A hypervisor below, and what it takes away."""
     if name == "none":
         return ()
-    found = _disturbance(
+    disturbance = _disturbance(
         "virtual machine",
         name,
         "warning",
@@ -264,14 +264,14 @@ def from_virtualisation(name: str, steal_share: float) -> tuple[Disturbance, ...
         "compare planes with each other here; take absolute times on hardware",
     )
     if steal_share > STEAL_SHARE:
-        found += _disturbance(
+        disturbance += _disturbance(
             "stolen CPU time",
             percent_text(steal_share),
             "warning",
             "other virtual machines take CPU time from this one, at moments that nobody sees",
             "move to a dedicated host, or repeat until the report shows no stolen time",
         )
-    return found
+    return disturbance
 
 
 def from_activity(activity: Activity) -> tuple[Disturbance, ...]:
@@ -481,15 +481,15 @@ def watch(root: Path, sample_s: float) -> Activity:
 
 
 def _process_ticks(root: Path) -> dict[int, tuple[str, int]]:
-    found = {}
+    nics = {}
     for path in _entries(root / "proc"):
         if path.name.isdigit():
             # The name is in parentheses and may itself contain some.
             head, _, rest = _read(path / "stat").rpartition(") ")
             fields = rest.split()
             if len(fields) > 12:
-                found[int(path.name)] = (head.partition("(")[2], int(fields[11]) + int(fields[12]))
-    return found
+                nics[int(path.name)] = (head.partition("(")[2], int(fields[11]) + int(fields[12]))
+    return nics
 
 
 def _governor(root: Path) -> str:

@@ -332,14 +332,14 @@ def differences(before: Fingerprint | None, now: Fingerprint) -> tuple[str, ...]
         ("smt", "SMT"),
         ("mitigations", "mitigations"),
     )
-    found = []
+    notes = []
     for name, word in names:
         old, new = getattr(before, name), getattr(now, name)
         if old != new:
-            found.append(
+            notes.append(
                 f"{word}: {old} is now {new}" if name != "mitigations" else "mitigations of the CPU"
             )
-    return tuple(found)
+    return tuple(notes)
 
 
 def _skipped(info: RunInfo, cells: Sequence[Cell]) -> dict[Cell, str]:
@@ -465,7 +465,7 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
         design = Design.model_validate(raw)
         if not isinstance(ladders, dict):
             raise TypeError("the ladders are no mapping")
-        found = {
+        fingerprints = {
             cell: tuple(float(load) for load in ladders.get(cell.name, ()))
             for cell in cells_of(design)
         }
@@ -475,4 +475,4 @@ def _stored(info: RunInfo, out: Path) -> tuple[Design, dict[Cell, tuple[float, .
             where=str(out),
             remedy="start a new run",
         ) from error
-    return design, found
+    return design, fingerprints

@@ -44,10 +44,10 @@ def cpu_ticks(stat: str) -> dict[str, CpuTicks]:
 
 def memory(meminfo: str) -> dict[str, int]:
     """/proc/meminfo: bytes where it says kB, else a number of pages."""
-    found = {}
+    fields = {}
     for match in re.finditer(r"^(\S+):\s*(\d+)( kB)?", meminfo, re.MULTILINE):
-        found[match[1]] = int(match[2]) * (1024 if match[3] else 1)
-    return found
+        fields[match[1]] = int(match[2]) * (1024 if match[3] else 1)
+    return fields
 
 
 def count_cpus(cpuinfo: str) -> int:

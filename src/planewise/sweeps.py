@@ -244,9 +244,9 @@ def search(
                     with_verdict=plan.with_verdict,
                     progress=keep,
                 )
-            found = result.to_json()
-            del found["trial_list"]
-            _end(writer, info.model_copy(update={"result": found}), "done")
+            result_json = result.to_json()
+            del result_json["trial_list"]
+            _end(writer, info.model_copy(update={"result": result_json}), "done")
     report = out / "report.html"
     html.write(RunReader(out), report)
     return Searched(out, report, result)

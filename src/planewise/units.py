@@ -43,12 +43,12 @@ def percent_text(ratio: float, *, signed: bool = False) -> str:
 
 def duration_text(seconds: float) -> str:
     """How long something takes: `45 s`, `3 min 20 s`, `2 h 5 min`."""
-    whole = round(max(seconds, 0))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    total_s = round(max(seconds, 0))
+    if total_s < 60:
+        return f"{total_s} s"
+    if total_s < 3600:
+        return f"{total_s // 60} min {total_s % 60} s" if total_s % 60 else f"{total_s // 60} min"
+    return f"{total_s // 3600} h {total_s % 3600 // 60} min"
 
 
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:

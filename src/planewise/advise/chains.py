@@ -39,14 +39,14 @@ def recommend_chains(
     family = compare_levels(observed, "plane", by="path")
     planes = {str(observation.cell["plane"]) for observation in observed.observations}
     strata = [stratum for stratum in family.strata if stratum != OVERALL] or [OVERALL]
-    told = [_best_plane(family, stratum, show) for stratum in strata]
-    winners = {winner for winner, _ in told}
+    winners_in_words = [_best_plane(family, stratum, show) for stratum in strata]
+    winners = {winner for winner, _ in winners_in_words}
     plane = winners.pop() if len(winners) == 1 else None
     if len(planes) == 1:
         plane = next(iter(planes))
         headline = f"Only {plane} was measured: there is nothing to choose from."
     else:
-        headline = "; ".join(words for _, words in told)
+        headline = "; ".join(words for _, words in winners_in_words)
         headline = f"{headline[0].upper()}{headline[1:]}."
     return Recommendation(
         plane=plane,
@@ -77,13 +77,13 @@ def _best_plane(family: Family, stratum: str, show: object) -> tuple[str | None,
 
 def _most(trials: Sequence[TrialRecord]) -> list[str]:
     """The most that each plane and path came to."""
-    found: dict[tuple[str, str], list[TrialRecord]] = {}
+    groups: dict[tuple[str, str], list[TrialRecord]] = {}
     for trial in trials:
         if trial.chain is not None or trial.tcp is not None:
             key = (str(trial.cell["plane"]), str(trial.cell.get("path", "")))
-            found.setdefault(key, []).append(trial)
+            groups.setdefault(key, []).append(trial)
     words = []
-    for (plane, path), own in sorted(found.items()):
+    for (plane, path), own in sorted(groups.items()):
         chains = [trial for trial in own if trial.chain is not None]
         if chains:
             top = max(chains, key=lambda trial: trial.chain.tx_pps if trial.chain else 0.0)

@@ -74,20 +74,20 @@ def changes(known: Known, workload: Workload, best: PlaneForecast) -> Iterator[S
         for words, change in _GIVEN_UP.items()
         if replace(workload, **change) != workload
     ]
-    found = False
+    changed = False
     for count in (1, 2) if best.possible else (1, 2, 3):
         for some in combinations(given_up, count):
             together = replace(workload, **{k: v for _, one in some for k, v in one.items()})
             words = " and ".join(name for name, _ in some)
             for statement in _flips(known, workload, best, [(words, together)], "without {}"):
-                found = True
+                changed = True
                 yield statement
-        if found:
+        if changed:
             break
     for words, change in _ASKED_MORE.items():
-        asked = replace(workload, **change)
-        if asked != workload:
-            yield from _flips(known, workload, best, [(words, asked)], "{}")
+        changed_workload = replace(workload, **change)
+        if changed_workload != workload:
+            yield from _flips(known, workload, best, [(words, changed_workload)], "{}")
 
 
 def _with_functions(workload: Workload, vnfs: int) -> Workload:

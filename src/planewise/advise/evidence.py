@@ -146,8 +146,8 @@ def one_kind(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     alike = [trial for trial in trials if leading is None or trial.cell.get("guest", "") == leading]
     # What forwards by itself on a plane is not named in a cell; one that polls comes first.
     forwarders = {str(trial.cell.get("forwarder", "")) for trial in alike}
-    own = "testpmd" if "testpmd" in forwarders else ""
-    return [trial for trial in alike if trial.cell.get("forwarder", "") == own]
+    forwarder = "testpmd" if "testpmd" in forwarders else ""
+    return [trial for trial in alike if trial.cell.get("forwarder", "") == forwarder]
 
 
 def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
@@ -158,7 +158,7 @@ def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
         if trial.chain is None or not isinstance(size, int) or not isinstance(vnfs, int):
             continue
         cells.setdefault((pattern_of(trial), vnfs, size), []).append(trial)
-    found = []
+    chains_seen = []
     for (pattern, vnfs, size), same in cells.items():
         rates = [
             exact(trial.chain.tx_pps) if limited_by_plane(trial) else at_least(trial.chain.tx_pps)
@@ -168,7 +168,7 @@ def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
         limits = [trial.chain.limit for trial in same if trial.chain]
         middle = median_of(rates)
         low, high = (end if math.isfinite(end) else None for end in median_interval(rates))
-        found.append(
+        chains_seen.append(
             ChainSeen(
                 pattern,
                 vnfs,
@@ -180,7 +180,7 @@ def chains_of(trials: Iterable[TrialRecord]) -> list[ChainSeen]:
                 middle.bound == "at least",
             )
         )
-    return found
+    return chains_seen
 
 
 def pattern_of(trial: TrialRecord) -> str:

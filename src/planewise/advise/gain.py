@@ -152,9 +152,9 @@ def _check(sample: RunSample, slow: str, fast: str) -> None:
             levels[name].add(level)
     for plane in (slow, fast):
         if plane not in levels["plane"]:
-            there = ", ".join(sorted(map(str, levels["plane"]))) or "no plane"
+            planes = ", ".join(sorted(map(str, levels["plane"]))) or "no plane"
             raise BadInputError(
-                f"the run has no round-trip times of plane '{plane}'; it has {there}",
+                f"the run has no round-trip times of plane '{plane}'; it has {planes}",
                 where=sample.label,
                 remedy="name two of its planes with --plane and --against",
             )
@@ -206,10 +206,10 @@ def _by_stratum(sample: RunSample, metric: str) -> dict[Stratum, dict[str, dict[
     for observation in observe([sample], metric).observations:
         key = _stratum(observation.cell), str(observation.cell["plane"]), observation.block
         values[key].append(observation.bounded)
-    found: dict[Stratum, dict[str, dict[int, Bounded]]] = {}
+    saved: dict[Stratum, dict[str, dict[int, Bounded]]] = {}
     for (stratum, plane, block), several in values.items():
-        found.setdefault(stratum, {}).setdefault(plane, {})[block] = mean_of(several)
-    return found
+        saved.setdefault(stratum, {}).setdefault(plane, {})[block] = mean_of(several)
+    return saved
 
 
 def _pairs(planes: Mapping[str, ByBlock], slow: str, fast: str) -> Pairs:
@@ -269,8 +269,8 @@ def _curve(
         # µs a second: each round trip's saving is that of PASSES passes, of which the guest's
         # interface counts PACKETS_PER_ROUND_TRIP.
         scale = rate * PACKETS_PER_ROUND_TRIP / PASSES / 1e3
-        whole = [mean_of(several) for several in blocks.values()]
-        gains.append(_interval([_scaled(value, scale) for value in whole]))
+        means = [mean_of(several) for several in blocks.values()]
+        gains.append(_interval([_scaled(value, scale) for value in means]))
     floor = np.maximum.accumulate([gain.low for gain in gains])
     ceiling = np.minimum.accumulate([gain.high for gain in reversed(gains)])[::-1]
     if (floor > ceiling).any():
@@ -326,14 +326,14 @@ def _size(saved: Mapping[Stratum, Mapping[int, Bounded]]) -> tuple[SizeMatters, 
             ratios.append(exact(fmean(b.value for _, b in both) / fmean(a.value for a, _ in both)))
     if len(ratios) < FEWEST_BLOCKS:
         return "not known", "too few blocks tell whether the frame size matters"
-    found = _interval(ratios)
+    interval = _interval(ratios)
     words = (
-        f"frames of {large} bytes save {percent_text(found.value)} of what frames of {small} bytes "
-        f"save ({percent_text(found.low)} to {percent_text(found.high)})"
+        f"frames of {large} bytes save {percent_text(interval.value)} of what frames of {small} "
+        f"bytes save ({percent_text(interval.low)} to {percent_text(interval.high)})"
     )
-    if found.low > 1 - SIZE_MARGIN and found.high < 1 + SIZE_MARGIN:
+    if interval.low > 1 - SIZE_MARGIN and interval.high < 1 + SIZE_MARGIN:
         return "no", f"the frame size does not matter, as publication F takes it: {words}"
-    if found.low > 1 or found.high < 1:
+    if interval.low > 1 or interval.high < 1:
         return "yes", f"the frame size matters, other than publication F takes it: {words}"
     return "not known", f"whether the frame size matters is not known: {words}"
 

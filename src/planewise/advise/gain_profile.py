@@ -159,7 +159,7 @@ def gain_statement(gain: GainProfile, pps: float | None) -> Statement:
         )
     rates = (gain.curve[0].pps, gain.curve[-1].pps)
     asked = dict.fromkeys(rates) if pps is None else (pps,)
-    said = " and ".join(
+    measured = " and ".join(
         f"{_saving(gain.saved_us(rate))} at {rate:,.0f} packets a second" for rate in asked
     )
     outside = (
@@ -168,7 +168,7 @@ def gain_statement(gain: GainProfile, pps: float | None) -> Statement:
         else f", which lies outside of what was measured ({rates[0]:,.0f} to {rates[1]:,.0f})"
     )
     return Statement(
-        f"{gain.fast} saves each of a guest's packets {said}{outside}, against {gain.slow}"
+        f"{gain.fast} saves each of a guest's packets {measured}{outside}, against {gain.slow}"
         f"{_SIZES[gain.size_matters]}.",
         "measurement",
         gain.run,

@@ -48,9 +48,9 @@ def with_evidence(
         if chain is not None:
             return _with_chain(one, seen.run, chain, workload)
     for seen in figures:
-        found = _as_chain(seen, workload.chain)
-        if found is not None and one.plane not in MODELLED:
-            return _with_chain(one, seen.run, found, workload)
+        match = _as_chain(seen, workload.chain)
+        if match is not None and one.plane not in MODELLED:
+            return _with_chain(one, seen.run, match, workload)
     return one
 
 
@@ -80,16 +80,16 @@ def _with_chain(one: PlaneForecast, run: str, seen: ChainSeen, workload: Workloa
         carried += f" ({rate_text(seen.low_pps)} to {rate_text(seen.high_pps)})"
     if seen.at_least:
         why = "" if seen.limit == "unknown" else f", where the {seen.limit} was the limit"
-        said = Statement(f"{carried} at least{why}.", "measurement", run)
+        basis = Statement(f"{carried} at least{why}.", "measurement", run)
     else:
-        said = Statement(f"{carried}; the {seen.limit} was the limit.", "measurement", run)
+        basis = Statement(f"{carried}; the {seen.limit} was the limit.", "measurement", run)
     # The model's word on the rate is taken back.
     kept = tuple(
         statement
         for statement in one.statements
         if seen.at_least or "asked for" not in statement.text
     )
-    one = replace(one, statements=(*kept, said))
+    one = replace(one, statements=(*kept, basis))
     if seen.at_least and one.pps is not None and one.pps >= seen.pps:
         return one
     one = replace(
@@ -193,10 +193,12 @@ def hold_to_latency(
     if tails:
         return _hold_to_tails(one, goal, tails)
     bound = f"at least {time_text(one.floor_ns)} by the model; " if one.floor_ns is not None else ""
-    said = Statement(
+    statement = Statement(
         f"Whether it keeps {wanted} is not known: {bound}`--run` takes a measurement.", "model"
     )
-    return replace(one, statements=(*one.statements, said, *_latency_literature(one.plane))), []
+    return replace(
+        one, statements=(*one.statements, statement, *_latency_literature(one.plane))
+    ), []
 
 
 def _hold_to_tails(
@@ -231,8 +233,8 @@ def _hold_to_tails(
         if open_
         else f"It kept {wanted}: {late}, the worst that was measured."
     )
-    said = Statement(text, "measurement", run)
-    held = replace(one, statements=(*one.statements, said))
+    statement = Statement(text, "measurement", run)
+    held = replace(one, statements=(*one.statements, statement))
     return held if open_ else replace(held, meets_latency=True), []
 
 

@@ -105,17 +105,17 @@ def hold_to_rate(
         low = one.pps
     if low is None:
         what = "measurement" if one.measured else "prediction"
-        said = Statement(
+        statement = Statement(
             f"Whether it carries the {rate_text(workload.rate_pps)} that are asked for is not "
             f"known: the {what} has no interval.",
             basis,
             source,
         )
-        return replace(one, meets=None, statements=(*one.statements, said))
+        return replace(one, meets=None, statements=(*one.statements, statement))
     high = math.inf if high is None else high
     meets = True if low >= workload.rate_pps else False if high < workload.rate_pps else None
     word = {True: "carries", False: "does not carry", None: "may or may not carry"}[meets]
-    said = Statement(
+    statement = Statement(
         f"It {word} the {rate_text(workload.rate_pps)} that are asked for.", basis, source
     )
-    return replace(one, meets=meets, statements=(*one.statements, said))
+    return replace(one, meets=meets, statements=(*one.statements, statement))

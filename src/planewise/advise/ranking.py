@@ -31,15 +31,15 @@ _LATENCY_ORDER = ("vf-passthrough", "vhost-user", "virtio-bridge")
 
 def rank(known: Known, workload: Workload) -> tuple[PlaneForecast, ...]:
     """All planes, the most suitable first."""
-    found = [_weigh(known, workload, plane) for plane in known.planes]
-    most = max((one.pps for one in found if one.possible and one.pps is not None), default=None)
+    ranked = [_weigh(known, workload, plane) for plane in known.planes]
+    most = max((one.pps for one in ranked if one.possible and one.pps is not None), default=None)
     # Of a rate that may be higher no share can be told, nor of another one by it.
-    known_most = most and not any(one.at_least and one.pps == most for one in found)
+    known_most = most and not any(one.at_least and one.pps == most for one in ranked)
     rated = [
         replace(one, share=one.pps / most)
         if most and known_most and one.pps is not None and not one.at_least
         else one
-        for one in found
+        for one in ranked
     ]
     return tuple(sorted(rated, key=lambda one: _merit(one, workload)))
 
@@ -125,10 +125,10 @@ def _modelled(profile: Profile | None, workload: Workload, plane: Plane) -> Plan
         floor = None if profile is None else floor_ns(profile, plane, workload.chain)
         return replace(empty, statements=(_KERNEL[plane],), floor_ns=floor)
     if profile is None:
-        said = Statement(
+        statement = Statement(
             "Without a host profile nothing is predicted.", "model", "--profile names one"
         )
-        return replace(empty, statements=(said,))
+        return replace(empty, statements=(statement,))
     prediction = predict(profile, plane, workload.chain)
     one = replace(
         empty,
@@ -165,7 +165,7 @@ def _bound(prediction: Prediction, profile: Profile) -> Statement:
 def _virtio(profile: Profile | None, workload: Workload) -> PlaneForecast:
     floor = None if profile is None else line_ns(profile, workload.chain)
     if workload.application == "kernel":
-        said = Statement(
+        statement = Statement(
             "For programs on the kernel's sockets it carries 35 to 39 Gbit/s of TCP on a 40 Gbit/s "
             "line from messages of 1024 bytes on; with smaller ones a VF carries up to twice as "
             "much.",
@@ -174,12 +174,12 @@ def _virtio(profile: Profile | None, workload: Workload) -> PlaneForecast:
         )
         return PlaneForecast(
             "virtio-bridge", True, None, None, None, None, None, None,
-            "guest's kernel", 0, (said,), floor_ns=floor,
+            "guest's kernel", 0, (statement,), floor_ns=floor,
         )  # fmt: skip
     # "At most" rules a rate out, and never in.
     asked = workload.rate_pps
     meets = False if asked is not None and asked > _POLLED_VIRTIO_PPS else None
-    said = Statement(
+    statement = Statement(
         f"Under a polling program plain virtio carried at most {rate_text(_POLLED_VIRTIO_PPS)}: "
         "every packet wakes the host's kernel.",
         "literature",
@@ -188,7 +188,7 @@ def _virtio(profile: Profile | None, workload: Workload) -> PlaneForecast:
     return PlaneForecast(
         "virtio-bridge", True, meets, _POLLED_VIRTIO_PPS, None, None,
         _POLLED_VIRTIO_PPS * 8 * (workload.chain.frame_bytes - 4) / 1e9, None,
-        "host's kernel", 0, (said,), floor_ns=floor,
+        "host's kernel", 0, (statement,), floor_ns=floor,
     )  # fmt: skip
 
 

@@ -93,13 +93,13 @@ def _joined(each: Mapping[Sending, Recommendation]) -> Recommendation:
             reasons[f"{sending.words}, {reason}" if of_time else reason] = None
     first = next(iter(each.values()))
     ranking += [place for place in first.ranking if not place.metric.startswith("rtt")]
-    told = [
+    sentences = [
         f"{'A' if place == 0 else 'a'}{sending.words[1:]}: {advice.headline.rstrip('.')}"
         for place, (sending, advice) in enumerate(each.items())
     ]
     return Recommendation(
         plane=planes.pop() if len(planes) == 1 else None,
-        headline=f"{'; '.join(told)}.",
+        headline=f"{'; '.join(sentences)}.",
         reasons=tuple(reasons),
         reservations=tuple(dict.fromkeys(one for a in each.values() for one in a.reservations)),
         ranking=tuple(ranking),
@@ -325,8 +325,8 @@ def _reasons(plane: str, rankings: Mapping[str, Sequence[RankedPlane]]) -> tuple
             if load == ALL_LOADS:
                 continue
             places = [place for place in rankings[metric] if place.load_type == load]
-            own = next((place for place in places if place.plane == plane), None)
-            if own is None:
+            ranked = next((place for place in places if place.plane == plane), None)
+            if ranked is None:
                 continue
             others = [
                 f"{place.plane} {value_of(place, show)}" for place in places if place.plane != plane
@@ -334,7 +334,7 @@ def _reasons(plane: str, rankings: Mapping[str, Sequence[RankedPlane]]) -> tuple
             against = f" ({', '.join(others)})" if others else ""
             words = _LOAD_WORDS.get(load, load)
             reasons.append(
-                f"{what} {words}: {plane} {value_of(own, show)}{_range(own, show)}{against}"
+                f"{what} {words}: {plane} {value_of(ranked, show)}{_range(ranked, show)}{against}"
             )
     return tuple(reasons)
 

@@ -102,8 +102,8 @@ def why_not(advice: Advice, plane: str) -> str:
         words = words_of(one.plane)
         if place == 0 and one.possible:
             return f"{words[0].upper()}{words[1:]} is the answer."
-        said = " ".join(statement.text for statement in one.statements)
-        return f"Not {words}: {said}"
+        reasons = " ".join(statement.text for statement in one.statements)
+        return f"Not {words}: {reasons}"
     raise BadInputError(
         f"{plane} was not weighed",
         where="--why-not",

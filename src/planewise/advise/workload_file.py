@@ -85,8 +85,10 @@ def read_workload(path: Path) -> WorkloadText:
             f"not YAML: {error.problem or error}", where=f"{path}:{line}", remedy=_REMEDY
         ) from error
     except Exception as error:  # the parser raises many kinds on what is no YAML
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadInputError(f"not YAML: {said[:200]}", where=str(path), remedy=_REMEDY) from error
+        message = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInputError(
+            f"not YAML: {message[:200]}", where=str(path), remedy=_REMEDY
+        ) from error
     if not isinstance(raw, dict):
         raise BadInputError(
             "a workload is a mapping with at least `pattern`", where=str(path), remedy=_REMEDY

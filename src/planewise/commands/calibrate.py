@@ -53,7 +53,7 @@ def calibrate(
     rows, left_out, emulated = _rows(measured)
     for words in left_out:
         console.err().print(words, markup=False, style="yellow")
-    found = calibrate_rows(
+    calibrated = calibrate_rows(
         find_profile(start),
         rows,
         source=measured.resolve().name,
@@ -61,36 +61,36 @@ def calibrate(
         emulated=bool(emulated),
     )
     if out is not None:
-        write_file(out, toml_text(found.profile).encode())
+        write_file(out, toml_text(calibrated.profile).encode())
     if json_:
         console.print_json(
             {
-                "profile": found.profile.model_dump(),
-                "fitted": found.fitted.as_json(),
+                "profile": calibrated.profile.model_dump(),
+                "fitted": calibrated.fitted.as_json(),
                 "unseen": [
                     {"plane": part.plane, "left_out": part.kind, "groups": part.groups}
-                    for part in found.left_out
+                    for part in calibrated.left_out
                 ],
                 "left_out": left_out,
             }
         )
         return
-    errors = found.fitted
+    errors = calibrated.fitted
     print(
         f"fitted to {errors.rows} rows: off by {percent_text(errors.median)} in the median, "
         f"{percent_text(errors.mean)} in the mean, {percent_text(errors.worst)} at worst; "
         f"of {errors.pairs} pairs of planes that differ by more than 10 %, "
         f"{errors.wrong} named the wrong way round"
     )
-    for words in found.left_out_lines():
+    for words in calibrated.left_out_lines():
         print(words)
     if emulated:
         print(f"emulated: {emulated}; `planewise advise` will give no figures from this profile")
     if markdown:
-        print(table(found))
+        print(table(calibrated))
     if out is None:
         print()
-        print(toml_text(found.profile), end="")
+        print(toml_text(calibrated.profile), end="")
     else:
         print(out)
 
@@ -105,5 +105,5 @@ def _rows(measured: Path) -> tuple[Sequence[ThroughputRow], Sequence[str], str]:
     from planewise.store.rundir import RunReader
 
     reader = RunReader(measured)
-    found = rows_of(str(measured), reader.trials(), reader.info)
-    return found.rows, found.left_out, found.emulated
+    usable = rows_of(str(measured), reader.trials(), reader.info)
+    return usable.rows, usable.left_out, usable.emulated

@@ -88,11 +88,11 @@ def summarise(
             failed += 1
             complain(error)
     _check(members, by, repetition)
-    found = sum_up(members, by)
+    summary = sum_up(members, by)
     if json:
-        console.print_json(_as_json(found))
+        console.print_json(_as_json(summary))
     else:
-        _print(found)
+        _print(summary)
     if failed:
         raise typer.Exit(BadInputError.exit_code)
 

@@ -26,7 +26,7 @@ def clean(
     from planewise.testbed import gro, pair, scratch
     from planewise.testbed.chains import hugepages
 
-    found = pair.leftovers() if dry_run else pair.sweep()
+    netns_leftovers = pair.leftovers() if dry_run else pair.sweep()
     labs = lab.leftovers() if dry_run else lab.sweep()
     directories = scratch.leftovers(remove=not dry_run)
     merging = gro.leftovers(remove=not dry_run)
@@ -36,7 +36,7 @@ def clean(
         print_json(
             {
                 "dry_run": dry_run,
-                "leftovers": [asdict(one) for one in found],
+                "leftovers": [asdict(one) for one in netns_leftovers],
                 "labs": [asdict(one) for one in labs],
                 "directories": [str(path) for path in directories],
                 "hugepages": pages,
@@ -44,7 +44,7 @@ def clean(
             }
         )
         return
-    if not (found or labs or directories or pages or merging):
+    if not (netns_leftovers or labs or directories or pages or merging):
         out().print("Nothing is left behind.")
         return
     if pages:
@@ -55,7 +55,7 @@ def clean(
         out().print(f"{'Would remove' if dry_run else 'Removed'} the scratch directory {path}.")
     for one_lab in labs:
         out().print(f"{'Would remove' if dry_run else 'Removed'} the lab {one_lab.name}.")
-    for one in found:
+    for one in netns_leftovers:
         places = "".join(f", what it left on {note.host}" for note in one.hosts)
         what = one.what or "a testbed"
         since = f" of {one.started[:19].replace('T', ' ')}" if one.started else ""

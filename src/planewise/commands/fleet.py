@@ -300,17 +300,17 @@ def report(
     from planewise.fleet.analysis import find
     from planewise.fleet.plan import Fleet
 
-    found = find(Fleet.open(directory), metric or (), margin=margin)
+    findings = find(Fleet.open(directory), metric or (), margin=margin)
     if json_:
         from dataclasses import asdict
 
-        console.print_json(asdict(found))
+        console.print_json(asdict(findings))
         return
     from planewise.fleet import page
 
-    _print(found)
+    _print(findings)
     file = out or directory / "report.html"
-    page.write(found, file)
+    page.write(findings, file)
     print(file)
     if not context.obj.quiet:
         console.err().print("open the page in a browser; it needs no network")

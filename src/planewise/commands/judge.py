@@ -57,8 +57,8 @@ class Judged:
     @property
     def warnings(self) -> list[str]:
         """What was noticed while reading and while judging."""
-        found = [warning.text for warning in self.verdict.warnings] if self.verdict else []
-        return [*self.trials.notes, *found]
+        texts = [warning.text for warning in self.verdict.warnings] if self.verdict else []
+        return [*self.trials.notes, *texts]
 
 
 def judge(

@@ -67,19 +67,19 @@ def up(
         raise BadInputError(f"{boot_limit:g} is no time to boot in", where="--boot-limit")
     begun = time.monotonic()
     with ProgressLine(context.obj) as progress:
-        found = lab.up(spec, progress, boot_limit)
+        status = lab.up(spec, progress, boot_limit)
     if json:
-        print_json(_as_json(found))
+        print_json(_as_json(status))
         return
     out().print(
         f"The lab `{name}` is up ({time.monotonic() - begun:.1f} s): hosts a and b with "
-        f"{_count(pfs)} each, under {found.record.accelerator.upper()}.",
+        f"{_count(pfs)} each, under {status.record.accelerator.upper()}.",
         markup=False,
     )
     verbosity: Verbosity = context.obj
     if not verbosity.quiet:
         err().print(
-            f"log in:     ssh -F {found.directory}/ssh_config a\n"
+            f"log in:     ssh -F {status.directory}/ssh_config a\n"
             f"run there:  planewise lab run{_name_flag(name)} --host a -- ip link\n"
             f"end it:     planewise lab down{_name_flag(name)}",
             markup=False,
@@ -127,16 +127,16 @@ def status(
     """Say how the labs' hosts fare: booting, running, hung or dead."""
     from planewise import lab
 
-    found = [status for status in lab.statuses() if name in (None, status.record.name)]
+    labs = [status for status in lab.statuses() if name in (None, status.record.name)]
     if json:
-        print_json({"labs": [_as_json(one) for one in found]})
+        print_json({"labs": [_as_json(one) for one in labs]})
         return
-    if not found:
+    if not labs:
         out().print("No lab is up." if name is None else f"No lab `{name}` is up.", markup=False)
         return
-    for one in found:
+    for one in labs:
         _print_lab(one)
-    for one in found:
+    for one in labs:
         for host in one.hosts:
             _print_ailment(one, host)
 

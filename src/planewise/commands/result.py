@@ -116,8 +116,8 @@ def _print_ranking(title: str, metric: str, places: Sequence[RankedPlane]) -> No
     for plane in planes:
         row = [plane]
         for load in loads:
-            own = [p for p in places if p.plane == plane and p.load_type == load]
-            row.append(_value(metric, own[0]) if own else "not measured")
+            ranked = [p for p in places if p.plane == plane and p.load_type == load]
+            row.append(_value(metric, ranked[0]) if ranked else "not measured")
         table.add_row(*row)
     console = out()
     console.print(table)

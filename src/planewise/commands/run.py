@@ -138,11 +138,13 @@ def _run_campaign(
     campaigns.check(design)
     if dry_run:
         names = [curve.name for curve in curves_of(design)]
-        told = estimate_text(design, TRIAL_OVERHEAD_S)
+        duration = estimate_text(design, TRIAL_OVERHEAD_S)
         if json:
-            print_json({"title": design.title, "curves": names, "estimate": told})
+            print_json({"title": design.title, "curves": names, "estimate": duration})
         else:
-            console().print("\n".join((f"{told}.", *(f"  {name}" for name in names))), markup=False)
+            console().print(
+                "\n".join((f"{duration}.", *(f"  {name}" for name in names))), markup=False
+            )
         return
     host = examined(None)
     from planewise.measure.experiment import default_directory

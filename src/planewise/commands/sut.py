@@ -171,18 +171,18 @@ def _path(path: str) -> TrafficPath:
 
 def _check_addresses(destination: str, next_hop_mac: str, version: IpVersion) -> None:
     try:
-        found = ipaddress.ip_address(destination).version
+        found_version = ipaddress.ip_address(destination).version
     except ValueError as error:
         raise BadInputError(
             f"'{destination}' is no IP address",
             where="--dst",
             remedy="give one such as 198.18.0.2; names are not looked up",
         ) from error
-    if found != version:
+    if found_version != version:
         raise BadInputError(
-            f"{destination} is an IPv{found} address",
+            f"{destination} is an IPv{found_version} address",
             where="--dst",
-            remedy=f"give --ip {found}, or an IPv{version} address",
+            remedy=f"give --ip {found_version}, or an IPv{version} address",
         )
     if next_hop_mac and not re.fullmatch(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}|rx", next_hop_mac):
         raise BadInputError(

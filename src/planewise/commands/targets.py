@@ -99,8 +99,12 @@ def opened(where: OtherHosts | None, progress: Progress) -> Iterator[Elsewhere |
             testbed["lab"] = where.fresh_lab
         pair = standing.enter_context(remote_pair(targets))
         with ThreadPoolExecutor(len(pair.machines)) as pool:
-            found = pool.map(lambda one: doctor.examine_host(one.host), pair.machines.values())
-            fingerprints = {str(role): one for role, one in zip(pair.machines, found, strict=True)}
+            examined_hosts = pool.map(
+                lambda one: doctor.examine_host(one.host), pair.machines.values()
+            )
+            fingerprints = {
+                str(role): one for role, one in zip(pair.machines, examined_hosts, strict=True)
+            }
         yield Elsewhere(
             pair,
             fingerprints,

@@ -306,7 +306,7 @@ def _differences(
     node: str, facts: Mapping[str, Mapping[str, str]], worse: frozenset[str]
 ) -> tuple[NodeDifference, ...]:
     """What of a node is not as it is on most nodes; nothing where most do not agree."""
-    found = []
+    outliers = []
     for what in dict.fromkeys(name for known in facts.values() for name in known):
         values = {other: known.get(what, "none") for other, known in facts.items()}
         usual, count = Counter(values.values()).most_common(1)[0]
@@ -314,7 +314,7 @@ def _differences(
         if value == usual or 2 * count <= len(values):
             continue
         sharing = [other for other, theirs in values.items() if theirs == value]
-        found.append(
+        outliers.append(
             NodeDifference(what, value, usual, len(sharing), len(worse.intersection(sharing)))
         )
-    return tuple(sorted(found, key=lambda one: (one.shared_by - one.worse_of_these, one.what)))
+    return tuple(sorted(outliers, key=lambda one: (one.shared_by - one.worse_of_these, one.what)))

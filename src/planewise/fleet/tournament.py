@@ -53,13 +53,13 @@ def tournament(nodes: int, pairs: int, seed: int) -> tuple[Match, ...]:
         )
     drawn = (_draw(nodes, pairs, random.Random(seed + attempt)) for attempt in range(_DRAWS))
     best: tuple[Match, ...] = ()
-    told = -1
+    known = -1
     for matches in drawn:
         ends = np.array([(match.sender, match.responder) for match in matches], dtype=np.intp)
         count = int(determined(nodes, ends).sum())
-        if count > told:
-            best, told = matches, count
-        if told == nodes:
+        if count > known:
+            best, known = matches, count
+        if known == nodes:
             break
     return best
 

@@ -93,13 +93,13 @@ def analyse(paths: Sequence[Path], question: Question, *, as_published: bool = F
     names = _metric_names(question.metrics, samples)
     families, rankings = [], []
     for name in names:
-        whole = observe(samples, name)
-        if not whole.observations and len(names) > 1:
+        observed = observe(samples, name)
+        if not observed.observations and len(names) > 1:
             continue
-        if not whole.observations:
-            _nothing_measured(whole.metric, samples)
+        if not observed.observations:
+            _nothing_measured(observed.metric, samples)
         _check_factors(question.factor, question.by, samples)
-        for part in by_sending(whole, question.factor):
+        for part in by_sending(observed, question.factor):
             families.append(
                 compare_levels(
                     part,
@@ -206,12 +206,12 @@ def _nothing_measured(metric: Metric, samples: Sequence[RunSample]) -> None:
 
 def _factors(samples: Sequence[RunSample]) -> dict[str, set[str]]:
     """Levels, as text, by factor."""
-    found: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for sample in samples:
         for trial in sample.trials:
             for name, level in sample.cell(trial).items():
-                found.setdefault(name, set()).add(str(level))
-    return found
+                values.setdefault(name, set()).add(str(level))
+    return values
 
 
 def _check_factors(factor: str, by: str | None, samples: Sequence[RunSample]) -> None:

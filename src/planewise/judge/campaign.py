@@ -127,8 +127,8 @@ def member(trials: LoadTrials, verdict: Verdict, repetition: Collection[str] = (
     if "duration_s" not in info and trials.duration_s is not None:
         seconds = np.unique(np.round(trials.duration_s[np.isfinite(trials.duration_s)], 1))
         if seconds.size == 1:
-            whole = int(seconds[0])
-            info["duration_s"] = whole if whole == seconds[0] else float(seconds[0])
+            whole_s = int(seconds[0])
+            info["duration_s"] = whole_s if whole_s == seconds[0] else float(seconds[0])
     return CampaignCurve(
         f"{trials.name} {trials.curve}".strip(),
         {name: level for name, level in info.items() if name not in told_apart},

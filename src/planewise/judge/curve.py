@@ -357,8 +357,12 @@ class Curve:
 
         The curve itself where that is all of them, or none.
         """
-        own = tuple(point for point in self.points if point.limited < len(point.runs))
-        return self if len(own) in (0, len(self.points)) else Curve(self.name, own, self.source)
+        tested_points = tuple(point for point in self.points if point.limited < len(point.runs))
+        return (
+            self
+            if len(tested_points) in (0, len(self.points))
+            else Curve(self.name, tested_points, self.source)
+        )
 
     @property
     def untested(self) -> bool:

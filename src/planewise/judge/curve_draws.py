@@ -211,17 +211,17 @@ def groups(offered_pps: Floats, min_step: float = MIN_STEP) -> list[slice]:
 
     No ladder needs more than a hundred steps: `min_step` is doubled until there are no more.
     """
-    found: list[slice] = []
+    stretches: list[slice] = []
     start = 0
     for index in range(1, offered_pps.size + 1):
         if index == offered_pps.size or offered_pps[index] >= offered_pps[start] * (
             1 + min_step
         ) * (1 - 1e-9):
-            found.append(slice(start, index))
+            stretches.append(slice(start, index))
             start = index
-    if len(found) > _MOST_GROUPS:
+    if len(stretches) > _MOST_GROUPS:
         return groups(offered_pps, 2 * min_step)
-    return found
+    return stretches
 
 
 def usual_deviation(mean: Floats) -> Floats:
@@ -502,18 +502,18 @@ def sweep_drift(places: Sequence[Floats], runs: Sequence[Floats]) -> CapacityTre
     has its own level, the relative trend is common (least squares). Loads must have been
     interleaved, else a trend and the curve are the same thing.
     """
-    found = _residuals(places, runs)
-    if found is None:
+    residuals = _residuals(places, runs)
+    if residuals is None:
         return None
-    time = (found.place - found.place.min()) / max(1.0, float(np.ptp(found.place)))
-    count = np.bincount(found.load)
-    centred = time - (np.bincount(found.load, time) / count)[found.load]
+    time = (residuals.place - residuals.place.min()) / max(1.0, float(np.ptp(residuals.place)))
+    count = np.bincount(residuals.load)
+    centred = time - (np.bincount(residuals.load, time) / count)[residuals.load]
     total = float(centred @ centred)
-    free = found.place.size - count.size - 1
+    free = residuals.place.size - count.size - 1
     if total <= 0 or free < 3:
         return None
-    change = float(centred @ found.relative) / total
-    residual = found.relative - change * centred
+    change = float(centred @ residuals.relative) / total
+    residual = residuals.relative - change * centred
     error = math.sqrt(max(float(residual @ residual) / free, 1e-18) / total)
     rho = min(0.95, max(0.0, lag1(residual)))
     return CapacityTrend(change, change / error / math.sqrt((1 + rho) / (1 - rho)))

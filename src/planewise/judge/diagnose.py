@@ -141,27 +141,27 @@ def _offered_not_sent(curve: Curve) -> Iterator[Caution]:
         for point in curve.points
         if (sent := point.achieved_pps) is not None
     }
-    found = [point for point, error in off.items() if abs(error) > _ACHIEVED_SHARE]
-    if found:
-        worst = max(found, key=lambda point: abs(off[point]))
+    off_rate = [point for point, error in off.items() if abs(error) > _ACHIEVED_SHARE]
+    if off_rate:
+        worst = max(off_rate, key=lambda point: abs(off[point]))
         yield Caution(
             "load-not-achieved",
-            f"{_at(found, worst)} what was really sent differs from the offered load by "
+            f"{_at(off_rate, worst)} what was really sent differs from the offered load by "
             f"{percent_text(off[worst], signed=True)}",
-            {"loads": len(found), "offered_pps": worst.offered_pps, "difference": off[worst]},
+            {"loads": len(off_rate), "offered_pps": worst.offered_pps, "difference": off[worst]},
         )
 
 
 def _more_received_than_sent(curve: Curve) -> Iterator[Caution]:
     excess = {point: float(-point.plr_per_run.min()) for point in curve.points}
-    found = [point for point, share in excess.items() if share > _STRAY_SHARE]
-    if found:
-        worst = max(found, key=lambda point: excess[point])
+    stray = [point for point, share in excess.items() if share > _STRAY_SHARE]
+    if stray:
+        worst = max(stray, key=lambda point: excess[point])
         yield Caution(
             "more-received-than-sent",
-            f"{_at(found, worst)} a run received {percent_text(excess[worst])} more than it sent: "
+            f"{_at(stray, worst)} a run received {percent_text(excess[worst])} more than it sent: "
             "other traffic or duplicates are counted",
-            {"loads": len(found), "offered_pps": worst.offered_pps, "excess": excess[worst]},
+            {"loads": len(stray), "offered_pps": worst.offered_pps, "excess": excess[worst]},
         )
 
 
@@ -233,29 +233,29 @@ def _varying(curve: Curve, runs: int) -> list[LoadPoint]:
 
 def _autocorrelated(curve: Curve) -> Iterator[Caution]:
     points = _varying(curve, 10)
-    found: dict[LoadPoint, float] = {}
+    shares: dict[LoadPoint, float] = {}
     for point in points:
         size = point.count
         rho = lag1(point.plr_per_run)
         # Under independence lag-1 correlation is about normal around −1/K (Moran 1948).
         z = (rho + 1 / size) / math.sqrt((size - 2) ** 2 / (size**2 * (size - 1)))
         if rho > 0 and normal_tail(z) / 2 < _ALPHA / len(points):
-            found[point] = rho
-    if found:
-        worst = max(found, key=lambda point: found[point])
-        rho, size = found[worst], worst.count
+            shares[point] = rho
+    if shares:
+        worst = max(shares, key=lambda point: shares[point])
+        rho, size = shares[worst], worst.count
         yield Caution(
             "autocorrelated",
-            f"{_at(found, worst)} consecutive runs resemble each other (lag-1 correlation "
+            f"{_at(shares, worst)} consecutive runs resemble each other (lag-1 correlation "
             f"{rho:+.2f}): {size} runs prove as much as about "
             f"{max(1, size * (1 - rho) / (1 + rho)):.0f} independent ones",
-            {"loads": len(found), "offered_pps": worst.offered_pps, "lag1": rho, "runs": size},
+            {"loads": len(shares), "offered_pps": worst.offered_pps, "lag1": rho, "runs": size},
         )
 
 
 def _drifting(curve: Curve, plr: float) -> Iterator[Caution]:
     points = _varying(curve, 10)
-    found: dict[LoadPoint, tuple[float, float, float]] = {}
+    gaps: dict[LoadPoint, tuple[float, float, float]] = {}
     for point in points:
         tau, z = _kendall_trend(point.plr_per_run)
         third = point.count // 3
@@ -263,17 +263,17 @@ def _drifting(curve: Curve, plr: float) -> Iterator[Caution]:
         late = float(point.plr_per_run[-third:].mean())
         # Autocorrelation alone makes trends look significant: only strong, material ones count.
         if normal_tail(z) < _ALPHA / len(points) and abs(tau) > 0.35 and abs(late - early) > plr:
-            found[point] = tau, early, late
-    if found:
-        worst = max(found, key=lambda point: abs(found[point][2] - found[point][1]))
-        tau, early, late = found[worst]
+            gaps[point] = tau, early, late
+    if gaps:
+        worst = max(gaps, key=lambda point: abs(gaps[point][2] - gaps[point][1]))
+        tau, early, late = gaps[worst]
         yield Caution(
             "drifting",
-            f"{_at(found, worst)} loss {'rises' if tau > 0 else 'falls'} over the runs, from "
+            f"{_at(gaps, worst)} loss {'rises' if tau > 0 else 'falls'} over the runs, from "
             f"{percent_text(max(early, 0))} in the first third to {percent_text(max(late, 0))} in "
             f"the last (Kendall's tau {tau:+.2f})",
             {
-                "loads": len(found),
+                "loads": len(gaps),
                 "offered_pps": worst.offered_pps,
                 "kendall_tau": tau,
                 "first_third_plr": early,
@@ -316,7 +316,7 @@ def _not_monotone(ladder: Moments) -> Iterator[Caution]:
     """Loads that lose materially and significantly less than a lower load."""
     mean, scale = ladder.mean, ladder.scale
     alpha = _ALPHA / max(1, mean.size - 1)
-    found: list[tuple[float, int, int]] = []
+    falls: list[tuple[float, int, int]] = []
     worst = 0
     for index in range(1, mean.size):
         if mean[index - 1] > mean[worst]:
@@ -324,9 +324,9 @@ def _not_monotone(ladder: Moments) -> Iterator[Caution]:
         fall = float(mean[worst] - mean[index])
         error = math.hypot(float(scale[worst]), float(scale[index]))
         if fall > _MATERIAL_PLR and float(ndtr(-fall / error)) < alpha:
-            found.append((fall, worst, index))
-    if found:
-        _, lower, higher = max(found)
+            falls.append((fall, worst, index))
+    if falls:
+        _, lower, higher = max(falls)
         yield Caution(
             "loss-not-monotone",
             f"less is lost at {rate_text(ladder.offered_pps[higher])} "
@@ -334,7 +334,7 @@ def _not_monotone(ladder: Moments) -> Iterator[Caution]:
             f"{rate_text(ladder.offered_pps[lower])} ({percent_text(mean[lower])}): a search that "
             "assumes that loss rises with load may end anywhere between",
             {
-                "loads": len(found),
+                "loads": len(falls),
                 "lower_load_pps": float(ladder.offered_pps[lower]),
                 "lower_load_plr": float(mean[lower]),
                 "higher_load_pps": float(ladder.offered_pps[higher]),
@@ -373,20 +373,20 @@ def _trashing(ladder: Moments, draws: Draws) -> Iterator[Caution]:
 def _unexplained_loss(curve: Curve) -> Iterator[Caution]:
     """Loss that drop counters do not explain, at loads where a counter was read."""
     counts = {point: _lost_and_explained(point.table) for point in curve.points}
-    found = [
+    suspects = [
         point
         for point, (lost, explained) in counts.items()
         if lost and 1 - explained / lost > 0.1 and point.plr_counted > _MATERIAL_PLR
     ]
-    if found:
-        worst = max(found, key=lambda point: counts[point][0] - counts[point][1])
+    if suspects:
+        worst = max(suspects, key=lambda point: counts[point][0] - counts[point][1])
         lost, explained = counts[worst]
         yield Caution(
             "loss-unexplained",
-            f"{_at(found, worst)} drop counters explain {explained} of {lost} lost packets: "
+            f"{_at(suspects, worst)} drop counters explain {explained} of {lost} lost packets: "
             f"{percent_text(round(1 - explained / lost, 2))} vanished elsewhere",
             {
-                "loads": len(found),
+                "loads": len(suspects),
                 "offered_pps": worst.offered_pps,
                 "lost": lost,
                 "explained": explained,

@@ -56,16 +56,16 @@ def find_drift(trials: Iterable[TrialRecord], info: RunInfo | None = None) -> tu
     `info` adds what changed between the sittings of a resumed run.
     """
     done = sorted((trial for trial in trials if keeps_levels(trial)), key=lambda trial: trial.order)
-    found = [*_in_results(done)]
+    drifts = [*_in_results(done)]
     if info is not None:
         for session in info.sessions:
-            found += [
+            drifts += [
                 Drift("session", f"The run was continued on a system that had changed: {what}.")
                 for what in session.changed
             ]
     for role in dict.fromkeys(role for one in done for role in one.host):
-        found += _in_host(role, [trial.host[role] for trial in done if role in trial.host])
-    return tuple(found)
+        drifts += _in_host(role, [trial.host[role] for trial in done if role in trial.host])
+    return tuple(drifts)
 
 
 def residuals(trials: Sequence[TrialRecord]) -> tuple[NDArray[np.float64], ...]:

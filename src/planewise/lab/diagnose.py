@@ -62,9 +62,9 @@ def stall(log: str) -> str | None:
     lines = clean_log(log).splitlines()
     for line in reversed(lines):
         for pattern in _STALLS:
-            found = pattern.search(line)
-            if found:
-                return found[0].strip()
+            match = pattern.search(line)
+            if match:
+                return match[0].strip()
     return None
 
 

@@ -96,12 +96,12 @@ def _gather(
 ) -> LabPlatform:
     if kernel.needs_download(cache):
         progress.begin("fetching a kernel, once", _FETCH_S)
-    found = kernel.find(cache)
+    newest = kernel.find(cache)
     programs = tools.find(cache)
-    if not accelerator.is_known(program, version, found, cache):
+    if not accelerator.is_known(program, version, newest, cache):
         progress.begin("trying KVM", _TRIAL_S)
-    accelerated = accelerator.find(program, version, found, programs.busybox, cache)
-    return _platform(program, version, found, programs, accelerated, cache)
+    accelerated = accelerator.find(program, version, newest, programs.busybox, cache)
+    return _platform(program, version, newest, programs, accelerated, cache)
 
 
 def plan(spec: LabSpec) -> tuple[tuple[str, ...], ...]:
@@ -134,9 +134,9 @@ def up(spec: LabSpec, progress: BootProgress, boot_limit_s: float = BOOT_LIMIT_S
         PlanewiseError: a host did not come up; the sentence has the end of its log.
     """
     where = state.paths(spec.name)
-    found = _running_lab(spec, where, boot_limit_s)
-    if found is not None:
-        return found
+    running = _running_lab(spec, where, boot_limit_s)
+    if running is not None:
+        return running
     checks.memory(spec)
     checks.root(spec)
     platform = prepare(progress)
@@ -170,8 +170,8 @@ def status(name: str) -> LabStatus | None:
 
 def statuses() -> tuple[LabStatus, ...]:
     """How all labs of this user fare."""
-    found = [status(name) for name in state.names()]
-    return tuple(one for one in found if one is not None)
+    labs = [status(name) for name in state.names()]
+    return tuple(one for one in labs if one is not None)
 
 
 def down(name: str) -> bool:
@@ -188,9 +188,9 @@ def down(name: str) -> bool:
                 remedy="wait for that, or stop it",
             )
         ended = _end_hosts(name, where)
-        there = where.directory.is_dir()
+        exists = where.directory.is_dir()
         _remove(where)
-    return bool(ended) or there
+    return bool(ended) or exists
 
 
 @contextmanager
@@ -202,28 +202,28 @@ def using(name: str) -> Iterator[LabStatus]:
     """
     where = state.paths(name)
     with state.lock(where, exclusive=False, wait_s=BOOT_LIMIT_S) as mine:
-        found = status(name) if mine else None
-        if found is None:
+        lab = status(name) if mine else None
+        if lab is None:
             flag = "" if name == "default" else f" --name {name}"
             raise PlanewiseError(
                 f"there is no lab `{name}`",
                 remedy=f"start it with `planewise lab up{flag}`",
             )
-        for host in found.hosts:
+        for host in lab.hosts:
             if host.finding.state in ("dead", "hung"):
                 raise _ailing(name, host)
-        yield found
+        yield lab
 
 
 def leftovers() -> tuple[AbandonedLab, ...]:
     """Labs that no living planewise uses, up or half started; and QEMU processes without a lab."""
-    found = []
+    abandoned = []
     for name in state.names():
         where = state.paths(name)
         with state.lock(where, exclusive=True, wait_s=_FORK_S) as mine:
             if mine:
-                found.append(_leftover(name, where))
-    return (*found, *_orphans())
+                abandoned.append(_leftover(name, where))
+    return (*abandoned, *_orphans())
 
 
 def sweep() -> tuple[AbandonedLab, ...]:
@@ -275,18 +275,18 @@ def _running_lab(spec: LabSpec, where: LabPaths, boot_limit_s: float) -> LabStat
         return None
     # Somebody else may be starting it: then it is up when they let go.
     with state.lock(where, exclusive=False, wait_s=boot_limit_s) as mine:
-        found = status(spec.name) if mine else None
-    if found is None or found.state != "running":
+        lab_status = status(spec.name) if mine else None
+    if lab_status is None or lab_status.state != "running":
         return None
-    if found.record.spec != spec:
-        other = found.record
+    if lab_status.record.spec != spec:
+        other = lab_status.record
         raise BadInputError(
             f"the lab `{spec.name}` is up with --pfs {other.pfs} --memory {other.memory_mib} "
             f"--cpus {other.cpus} --root {other.root}",
             where="planewise lab up",
             remedy="take it down first (`planewise lab down`), or choose another --name",
         )
-    return found
+    return lab_status
 
 
 def _write_files(
@@ -381,11 +381,11 @@ def _start(record: LabRecord, where: LabPaths, platform: LabPlatform) -> LabReco
     for attempt in range(1, PORT_ATTEMPTS + 1):
         for host in HOSTS:
             port = record.hosts[host].port
-            said = _launch(qemu.command_line(platform, record.spec, where, host, port))
-            if not said:
+            message = _launch(qemu.command_line(platform, record.spec, where, host, port))
+            if not message:
                 continue
-            if "host forwarding rule" not in said or attempt == PORT_ATTEMPTS:
-                raise refusal(said, record.spec, port)
+            if "host forwarding rule" not in message or attempt == PORT_ATTEMPTS:
+                raise refusal(message, record.spec, port)
             # Somebody took the port between our look and QEMU's: other ports, once more.
             _end_hosts(record.name, where)
             ports = dict(zip(HOSTS, _free_ports(len(HOSTS)), strict=True))
@@ -419,16 +419,16 @@ def _wait_until_running(record: LabRecord, where: LabPaths, progress: BootProgre
     waiting = set(HOSTS)
     while waiting:
         for host in sorted(waiting):
-            found = look_at(record, where, host, timeout_s=1.0)
-            if found.finding.state == "running":
+            health = look_at(record, where, host, timeout_s=1.0)
+            if health.finding.state == "running":
                 waiting.discard(host)
                 hosts = record.hosts | {
                     host: record.hosts[host].model_copy(update={"ready_s": time.time()})
                 }
                 record = record.model_copy(update={"hosts": hosts})
                 state.write(where, record)
-            elif found.finding.state != "booting":
-                raise _ailing(record.name, _with_kept_log(record.name, found))
+            elif health.finding.state != "booting":
+                raise _ailing(record.name, _with_kept_log(record.name, health))
         elapsed_s = time.monotonic() - begun
         left = " and ".join(sorted(waiting)) or "none"
         progress.step(f"booting: waiting for {left}", min(elapsed_s, 0.95 * guess_s))
@@ -437,12 +437,12 @@ def _wait_until_running(record: LabRecord, where: LabPaths, progress: BootProgre
 
 
 def _ailing(name: str, host: HostStatus) -> PlanewiseError:
-    said = "".join(f"\n    {line}" for line in host.last_lines) or " nothing"
+    console_end = "".join(f"\n    {line}" for line in host.last_lines) or " nothing"
     dead = host.finding.state == "dead"
     verb = "is dead" if dead else "hangs"
     return (PlanewiseError if dead else _HangError)(
         f"host {host.host} of the lab `{name}` {verb}: {host.finding.reason}; "
-        f"the end of its log {host.serial_log}:{said}",
+        f"the end of its log {host.serial_log}:{console_end}",
         remedy="`planewise lab down`, then `planewise lab up`; the log says more",
     )
 
@@ -460,7 +460,7 @@ def _with_kept_log(name: str, host: HostStatus) -> HostStatus:
 def _orphans() -> tuple[AbandonedLab, ...]:
     """Labs whose directory is gone while a process of them lives."""
     root = state.state_root()
-    found: dict[str, list[Seen]] = {}
+    labs: dict[str, list[Seen]] = {}
     for seen in process.processes():
         pidfile = (
             seen.option("-pidfile") if (seen.option("-name") or "").startswith(PREFIX) else None
@@ -468,10 +468,10 @@ def _orphans() -> tuple[AbandonedLab, ...]:
         directory = Path(pidfile).parent if pidfile else None
         if directory is None or directory.parent != root or directory.is_dir():
             continue
-        found.setdefault(directory.name.removeprefix("lab-"), []).append(seen)
+        labs.setdefault(directory.name.removeprefix("lab-"), []).append(seen)
     return tuple(
         AbandonedLab(name, tuple(one.pid for one in seen), "", "lab without a directory", "")
-        for name, seen in sorted(found.items())
+        for name, seen in sorted(labs.items())
     )
 
 
@@ -490,11 +490,11 @@ def _end_hosts(name: str, where: LabPaths) -> tuple[Seen, ...]:
     ended: tuple[Seen, ...] = ()
     # More than once: one that is just being started forks into the background.
     for _ in range(_ROUNDS):
-        found = processes_of(name, where)
-        if not found:
+        processes = processes_of(name, where)
+        if not processes:
             return ended
-        _end(found)
-        ended += found
+        _end(processes)
+        ended += processes
     raise PlanewiseError(
         f"process {ended[-1].pid} of the lab `{name}` does not end",
         remedy="the kernel holds it; look at it with `ps`, and run this again later",

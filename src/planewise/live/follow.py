@@ -34,13 +34,13 @@ class Tail:
             return []
         self._offset += len(added)
         *lines, self._rest = (self._rest + added).split(b"\n")
-        found = []
+        fresh = []
         for line in lines:
             try:
-                found.append(KpiSample.model_validate_json(line))
+                fresh.append(KpiSample.model_validate_json(line))
             except ValidationError:
                 continue
-        return found
+        return fresh
 
 
 class Follower:

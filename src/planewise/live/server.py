@@ -118,8 +118,8 @@ def _policy(page: str) -> str:
     """Allows the page's own script and style, and questions to this server; nothing else."""
 
     def digests_of(tag: str) -> str:
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()) for one in found]
+        matches = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()) for one in matches]
         return " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
 
     return (
@@ -172,5 +172,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _since(query: str) -> int:
-    given = parse_qs(query).get("since", ["0"])[0]
-    return int(given) if given.isascii() and given.isdigit() and len(given) < 16 else 0
+    since = parse_qs(query).get("since", ["0"])[0]
+    return int(since) if since.isascii() and since.isdigit() and len(since) < 16 else 0

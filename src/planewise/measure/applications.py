@@ -25,8 +25,8 @@ _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 
 def programs_of(design: Design) -> tuple[str, ...]:
     """The programs that a design's trials start in guests. Pure."""
-    asked = "redis" in design.factors.protocol and design.rtt is not None
-    return (*((IPERF,) if design.tcp is not None else ()), *((REDIS,) if asked else ()))
+    wanted = "redis" in design.factors.protocol and design.rtt is not None
+    return (*((IPERF,) if design.tcp is not None else ()), *((REDIS,) if wanted else ()))
 
 
 def lacking(hosts: Iterable[Host], programs: Sequence[str]) -> str:

@@ -141,9 +141,9 @@ def expand(design: Design) -> dict[Cell, Traffic]:
     when one of the combinations that it stands for is allowed.
     """
     # By cell and kind of trial, the traffic in order and each but once.
-    found: dict[Cell, dict[str, dict[tuple[Level, ...], None]]] = {}
+    levels_by_kind: dict[Cell, dict[str, dict[tuple[Level, ...], None]]] = {}
     for kind, levels in _combinations(design):
-        own = found.setdefault(_cell(levels, design), {}).setdefault(kind, {})
+        own = levels_by_kind.setdefault(_cell(levels, design), {}).setdefault(kind, {})
         own[tuple(levels[name] for name in _KINDS[kind])] = None
     return {
         cell: Traffic(
@@ -152,7 +152,7 @@ def expand(design: Design) -> dict[Cell, Traffic]:
             tuple("imix" if one[0] == "imix" else int(one[0]) for one in own.get("chain", ())),
             tuple(int(one[0]) for one in own.get("tcp", ())),
         )
-        for cell, own in found.items()
+        for cell, own in levels_by_kind.items()
     }
 
 

@@ -109,9 +109,9 @@ def _read(path: Path) -> Mapping[str, object]:
             remedy="take it out, or write it as an escape in double quotes",
         ) from error
     except Exception as error:  # the parser raises many kinds on what is no YAML
-        said = str(error).splitlines() or [type(error).__name__]
+        messages = str(error).splitlines() or [type(error).__name__]
         raise BadInputError(
-            f"not YAML: {said[0][:200]}",
+            f"not YAML: {messages[0][:200]}",
             where=str(path),
             remedy="experiments/my-first.yaml is a whole example",
         ) from error

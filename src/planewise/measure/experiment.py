@@ -126,7 +126,7 @@ def find_ranges(
     cells = [cell for cell in cells_of(design) if cell not in unavailable]
     if design.sweep.offered_pps != "auto":
         return Ranges(dict.fromkeys(cells, Range(0.0, math.inf)))
-    found: dict[Cell, Range] = {}
+    ranges: dict[Cell, Range] = {}
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.plane, cell.guest, cell.path), []).append(cell)
@@ -142,8 +142,8 @@ def find_ranges(
         result, ran = _pilot(design, stage, first, most)
         taken_s += time.monotonic() - began - ran * PILOT_S
         expected_s += VISIT_OVERHEAD_S + ran * TRIAL_OVERHEAD_S + build_s(first.testbed)
-        found.update(dict.fromkeys(group, result))
-    return Ranges(found, max(taken_s, 0.0) / expected_s if expected_s else 1.0)
+        ranges.update(dict.fromkeys(group, result))
+    return Ranges(ranges, max(taken_s, 0.0) / expected_s if expected_s else 1.0)
 
 
 _WITHIN = 0.95
@@ -166,8 +166,8 @@ def _pilot(design: Design, stage: Stage, cell: Cell, offered_pps: float) -> tupl
             records.append(trial.measure_on(station, place, _discard).record)
             return records[-1]
 
-        found = [_range(measure(offered_pps), offered_pps) for _ in range(PILOTS)]
-        best = Range(max(one.forwarded_pps for one in found), max(one.most_pps for one in found))
+        pilots = [_range(measure(offered_pps), offered_pps) for _ in range(PILOTS)]
+        best = Range(max(one.forwarded_pps for one in pilots), max(one.most_pps for one in pilots))
         if not best.forwarded_pps:
             raise PlanewiseError(
                 f"the pilot on plane {cell.plane} delivered no packet",
@@ -261,9 +261,9 @@ def run(
     if left and fill:
         return runner.close("done", "", blocks=schedule.blocks - left)
     if left:
-        said = f"the time budget is spent: {left} of {schedule.blocks} blocks are left out"
-        progress.note(said)
-        return runner.close("done", said)
+        message = f"the time budget is spent: {left} of {schedule.blocks} blocks are left out"
+        progress.note(message)
+        return runner.close("done", message)
     return runner.close("done", "")
 
 

@@ -72,11 +72,11 @@ def counters_between(
     """Of the interfaces on the way, by host, those that are not in one of the `ends`: these are
     looked at by the probes there. Pure."""
     inside = set(ends)
-    found: dict[Host, list[CounterPoint]] = {}
+    points_of: dict[Host, list[CounterPoint]] = {}
     for point in points:
         if point.netns not in inside:
-            found.setdefault(hosts[cast("HostRole", point.host)], []).append(point)
-    return found
+            points_of.setdefault(hosts[cast("HostRole", point.host)], []).append(point)
+    return points_of
 
 
 def measure_load_apart(

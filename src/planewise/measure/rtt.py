@@ -134,8 +134,8 @@ def _cpu(ping: PingOutput, watch: HostProcess | None) -> dict[str, dict[str, flo
     """What the CPUs did, by host."""
     if watch is None:
         return {} if ping.cpu is None else {"shared": ping.cpu.all}
-    there = parse(watch.stop(), CpuOutput)
-    cpu = {"responder": there.cpu.all}
+    responder_cpu = parse(watch.stop(), CpuOutput)
+    cpu = {"responder": responder_cpu.cpu.all}
     return cpu if ping.cpu is None else {"sender": ping.cpu.all, **cpu}
 
 
@@ -199,11 +199,11 @@ def _steadily(
     """What a record has of the traffic for CPU time: nothing where its rate was not kept."""
     if is_kept(steady.load.intended_pps, steady.load.achieved_pps):
         return {"cpu": dict(cpu), "cpu_window_s": steady.duration_s}
-    said = (
+    reason = (
         f"the traffic for CPU time was sent at {steady.load.achieved_pps:.0f} packets/s in place "
         f"of {steady.load.intended_pps:.0f}: there is no CPU time of this trial"
     )
-    return {"cpu": {}, "warnings": (*record.warnings, said)}
+    return {"cpu": {}, "warnings": (*record.warnings, reason)}
 
 
 def _command(path: RttPath, trial: RttTrial, packets: int) -> list[str]:
@@ -322,13 +322,13 @@ def _load(ping: PingOutput) -> OfferedLoad:
     burst = ping.burst
     if burst is None:
         return ping.load
-    told = BurstLoad(
+    burst_load = BurstLoad(
         packets=burst.packets,
         every_s=burst.every_ns / 1e9,
         intended_pps=burst.intended_pps,
         achieved_pps=burst.kept_pps,
     )
-    return ping.load.model_copy(update={"burst": told})
+    return ping.load.model_copy(update={"burst": burst_load})
 
 
 def known_limits(limits: Iterable[str]) -> tuple[Limit, ...]:

@@ -319,10 +319,10 @@ def _impossible_cell(design: Design) -> Problem | None:
     """A cell whose guests cannot have the plane, or whose frames cannot carry the protocol."""
     for levels in combinations(design):
         kind: GuestKind = levels["guest"]  # type: ignore[assignment]
-        own = str(levels["plane"])
-        others = own if levels["background_plane"] == SAME else str(levels["background_plane"])
-        if kind not in GUESTS_OF[own] and not design.functions:
-            return _cannot_have(design, kind, "plane", own)
+        plane = str(levels["plane"])
+        others = plane if levels["background_plane"] == SAME else str(levels["background_plane"])
+        if kind not in GUESTS_OF[plane] and not design.functions:
+            return _cannot_have(design, kind, "plane", plane)
         if levels["background_guests"] and kind not in GUESTS_OF[others]:
             return _cannot_have(design, kind, "background_plane", others)
         if kind == "process" and not levels["vnfs"]:
@@ -331,10 +331,10 @@ def _impossible_cell(design: Design) -> Problem | None:
                 "processes are functions of a chain, and `vnfs` is 0",
                 "give `factors.vnfs` numbers from 1 to 8",
             )
-        if levels["vnfs"] and kind not in FUNCTIONS_OF.get(own, ()):
+        if levels["vnfs"] and kind not in FUNCTIONS_OF.get(plane, ()):
             if design.functions:
                 continue  # left out of the run, which says so
-            return _no_function(design, kind, own)
+            return _no_function(design, kind, plane)
         several = int(levels["vnfs"]) > 1 and levels["path"] == "north-south"
         if design.tcp is not None and several:
             return Problem(

@@ -69,17 +69,17 @@ def answers(claim: Claim, runs: Sequence[AskedRun], verdicts: Sequence[Verdict])
     """One answer a run that has what the claim is about; a single one if there is no such run."""
     if claim.words is not None:
         return [_of_words(claim.words, verdicts)]
-    found = []
+    results = []
     for run in runs:
         if claim.order is not None:
-            found += _of_order(claim.order, run)
+            results += _of_order(claim.order, run)
         elif claim.same is not None:
-            found += _of_same(claim.same, run)
+            results += _of_same(claim.same, run)
         elif claim.rates is not None:
-            found += _of_gain(claim.rates, run, _rises)
+            results += _of_gain(claim.rates, run, _rises)
         elif claim.sizes is not None:
-            found += _of_gain(claim.sizes, run, _without_size)
-    return found or [Answer("cannot be told here", f"no run has {_needs(claim)}", "")]
+            results += _of_gain(claim.sizes, run, _without_size)
+    return results or [Answer("cannot be told here", f"no run has {_needs(claim)}", "")]
 
 
 def _of_order(claim: Order, run: AskedRun) -> list[Answer]:
@@ -158,8 +158,8 @@ def _of_gain(claim: GainOf, run: AskedRun, read: Callable[[Gain, str], Answer]) 
     except BadInputError as error:
         return [Answer("cannot be told here", error.what, run.info.run)]
     if len({row.frequency_pps for row in gain.rows}) < 2:
-        told = f"{gain.fast} and {gain.slow} have pairs of trials at one packet rate alone"
-        return [Answer("cannot be told here", told, run.info.run)]
+        reason = f"{gain.fast} and {gain.slow} have pairs of trials at one packet rate alone"
+        return [Answer("cannot be told here", reason, run.info.run)]
     answer = read(gain, run.info.run)
     return [_stood_in(answer, [(claim.fast, fast)]) if fast != claim.fast else answer]
 
@@ -200,14 +200,14 @@ def _without_size(gain: Gain, run: str) -> Answer:
         "not known": "cannot be told here",
     }
     sizes = sorted({row.size_bytes for row in gain.rows})
-    said = {
+    word_of = {
         "no": "save practically the same",
         "yes": "do not save the same",
         "not known": "may or may not save the same: the intervals are too wide",
     }[gain.size_matters]
     return Answer(
         words[gain.size_matters],
-        f"Frames of {sizes[0]} and of {sizes[-1]} bytes {said} ({gain.fast} over {gain.slow}).",
+        f"Frames of {sizes[0]} and of {sizes[-1]} bytes {word_of} ({gain.fast} over {gain.slow}).",
         run,
     )
 
@@ -230,16 +230,16 @@ def _of_words(claim: Words, verdicts: Sequence[Verdict]) -> Answer:
     if not verdicts:
         return Answer("cannot be told here", "no recorded experiments were named", "")
     counts = {word: sum(one.verdict == word for one in verdicts) for word in ("GOOD", "BAD")}
-    told = []
+    shares = []
     for word, count in counts.items():
         low, high = binomtest(count, len(verdicts)).proportion_ci(0.95, method="exact")
         ends = f"{percent_text(round(low, 3))} to {percent_text(round(high, 3))}"
-        told.append(f"{count} {word} (95 %: {ends})")
+        shares.append(f"{count} {word} (95 %: {ends})")
     rest = len(verdicts) - sum(counts.values())
     held = all(counts[word] for word in claim.some)
     return Answer(
         "held" if held else "cannot be told here" if rest else "did not hold",
-        f"Of {len(verdicts)} recorded experiments {', '.join(told)}, {rest} UNDECIDED.",
+        f"Of {len(verdicts)} recorded experiments {', '.join(shares)}, {rest} UNDECIDED.",
         "recordings",
     )
 
@@ -247,14 +247,14 @@ def _of_words(claim: Words, verdicts: Sequence[Verdict]) -> Answer:
 def _levels(run: AskedRun, factor: str, where: Mapping[str, Sequence[Level]]) -> set[Level]:
     """Levels of a factor among the cells that `where` allows."""
     naming = Naming(trial.cell for trial in run.trials)
-    found: set[Level] = set()
+    varied: set[Level] = set()
     for trial in run.trials:
         if all(_level(trial, name) in (None, *levels) for name, levels in where.items()):
             if factor == SERIES:
-                found.update(naming.like(naming.series(trial.cell)))
+                varied.update(naming.like(naming.series(trial.cell)))
             elif (level := _level(trial, factor)) is not None:
-                found.add(level)
-    return found
+                varied.add(level)
+    return varied
 
 
 def _level(trial: TrialRecord, factor: str) -> Level | None:

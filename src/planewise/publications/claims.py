@@ -71,8 +71,8 @@ class Claim(_Model):
 
     @model_validator(mode="after")
     def _one_check(self) -> Claim:
-        given = [self.order, self.same, self.rates, self.sizes, self.words]
-        if sum(check is not None for check in given) != 1:
+        kinds = [self.order, self.same, self.rates, self.sizes, self.words]
+        if sum(check is not None for check in kinds) != 1:
             raise ValueError(f"{self.id} needs exactly one check")
         return self
 

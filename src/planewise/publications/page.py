@@ -160,14 +160,14 @@ def _recipe(publication: Publication) -> list[str]:
 def _draw(run: AskedRun, answered: Answered, folder: Path) -> list[DrawnFigure]:
     """A run's figures: those of the publication's own layout first."""
     publication = answered.publication
-    own = [
+    claims_of = [
         figure
         for claim, _ in answered.claims
         if claim.rates is not None and (figure := boost_figure(claim.rates, run)) is not None
     ]
     drawn: list[DrawnFigure] = []
-    for figure in (*own, *html.all_figures(RunReader(run.path))):
-        wanted = figure in own or figure.name.startswith(publication.figures)
+    for figure in (*claims_of, *html.all_figures(RunReader(run.path))):
+        wanted = figure in claims_of or figure.name.startswith(publication.figures)
         if len(drawn) < MOST_FIGURES and wanted:
             name = figure.name
             if len(name) > _LONGEST_NAME:

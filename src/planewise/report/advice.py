@@ -103,10 +103,10 @@ def render(page: AdvicePage) -> str:
 def description(page: AdvicePage) -> str:
     """What a person who cannot see the chart must know."""
     asked = [point for point in page.points if point.vnfs == page.asked_vnfs]
-    told = "; ".join(
+    rates = "; ".join(
         f"{point.plane} {point.pps / 1e6:.3g} Mpps, bound by the {point.binds}" for point in asked
     )
-    return f"Lines of what each plane carries over the number of functions. Asked for: {told}."
+    return f"Lines of what each plane carries over the number of functions. Asked for: {rates}."
 
 
 def chart(page: AdvicePage, width: int) -> Spec:

@@ -184,11 +184,11 @@ class RunData:
 
     def key(self, trial: TrialRecord) -> tuple[str, Factors]:
         """What the trial's cell is called: its series (its plane, mostly) and its other levels."""
-        found = self._keys.get(trial.trial)
-        if found is None:
-            found = self.naming.series(trial.cell), self.naming.factors(trial.cell)
-            self._keys[trial.trial] = found
-        return found
+        cell_key = self._keys.get(trial.trial)
+        if cell_key is None:
+            cell_key = self.naming.series(trial.cell), self.naming.factors(trial.cell)
+            self._keys[trial.trial] = cell_key
+        return cell_key
 
     @cached_property
     def done(self) -> list[TrialRecord]:
@@ -258,11 +258,11 @@ class RunData:
         cells: dict[tuple[str, Factors], list[TrialRecord]] = {}
         for trial in trials:
             cells.setdefault(self.key(trial), []).append(trial)
-        found = packet_files.summarise(
+        summaries = packet_files.summarise(
             self.run.path, list(cells.values()), self.rtt_metric, self._summary
         )
         result: list[RttCell] = []
-        for summary, notes in found:
+        for summary, notes in summaries:
             self._notes += notes
             if summary is not None:
                 result.append(summary)
@@ -271,10 +271,10 @@ class RunData:
     @cached_property
     def cpu(self) -> list[CpuCell]:
         """CPU by cell and host during RTT trials (load trials where there are no others)."""
-        told = [trial for trial in self.counted if cpu_of(trial)]
-        kind = "rtt" if any(trial.kind == "rtt" for trial in told) else "load"
+        sampled = [trial for trial in self.counted if cpu_of(trial)]
+        kind = "rtt" if any(trial.kind == "rtt" for trial in sampled) else "load"
         cells: dict[tuple[str, Factors, str], list[Mapping[str, float]]] = {}
-        for trial in told:
+        for trial in sampled:
             if trial.kind == kind:
                 for host, modes in trial.cpu.items():
                     key = (*self.key(trial), host)
@@ -321,8 +321,8 @@ class RunData:
         kinds: dict[Level, set[tuple[Level, Level]]] = {}
         for trial in self.done:
             if trial.chain is not None:
-                own = kinds.setdefault(trial.cell.get("plane", NO_PLANE), set())
-                own.add((trial.cell.get("guest", ""), trial.cell.get("forwarder", "")))
+                guest_kinds = kinds.setdefault(trial.cell.get("plane", NO_PLANE), set())
+                guest_kinds.add((trial.cell.get("guest", ""), trial.cell.get("forwarder", "")))
         for trial in self.done:
             if trial.chain is not None:
                 cell = trial.cell
@@ -336,12 +336,12 @@ class RunData:
                     cell.get("size_bytes", 0),
                 )
                 cells.setdefault(key, []).append(trial.chain)
-        found = []
+        chain_cells = []
         for (plane, path, vnfs, size), results in cells.items():
             limit, _ = Counter(result.limit for result in results).most_common(1)[0]
             shown = next(result for result in results if result.limit == limit)
             offered = sum(result.offered_pps for result in results)
-            found.append(
+            chain_cells.append(
                 ChainCell(
                     plane=plane,
                     path=path,
@@ -359,7 +359,7 @@ class RunData:
                 )
             )
         return sorted(
-            found,
+            chain_cells,
             key=lambda cell: (
                 level_rank(cell.size),
                 self.plane_rank(cell.plane.partition(", ")[0]),

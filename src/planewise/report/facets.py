@@ -124,7 +124,7 @@ def pages(
     for of_page in _combinations(facets.pages[::-1], levels):
         of_page = {name: of_page[name] for name in facets.pages}
         on_page = [item for item in items if _shows(item.factors, of_page)]
-        own = tuple(
+        bands = tuple(
             label for label in series if any(label in naming.like(item.series) for item in on_page)
         )
         grid = []
@@ -136,7 +136,7 @@ def pages(
                 here = [item for item in on_page if _shows(item.factors, wanted)]
                 if not any(_meant(item.factors, of_page | wanted) for item in here):
                     continue
-                row.append(Panel(_label(wanted), _bands(here, facets.along, own, naming)))
+                row.append(Panel(_label(wanted), _bands(here, facets.along, bands, naming)))
                 shown += here
             if row:
                 grid.append(tuple(row))
@@ -148,7 +148,7 @@ def pages(
                     axis=NAMES.get(facets.along, facets.along.replace("_", " "))
                     if facets.along
                     else "",
-                    series=own,
+                    series=bands,
                     panels=tuple(grid),
                     items=once,
                     shared_idle=len(shown) > len(once),
@@ -159,18 +159,18 @@ def pages(
 
 def _levels(items: Iterable[Item[C]]) -> dict[str, list[Level]]:
     """All levels of each factor in the order of a reader, loads only where there are guests."""
-    found: dict[str, set[Level]] = {}
+    by_factor: dict[str, set[Level]] = {}
     idle: dict[str, set[Level]] = {}
     for item in items:
         for name, level in item.factors:
             aside = _idle(item.factors) and name in LOAD_FACTORS
-            (idle if aside else found).setdefault(name, set()).add(level)
+            (idle if aside else by_factor).setdefault(name, set()).add(level)
     for name, levels in idle.items():
-        found.setdefault(name, levels)
+        by_factor.setdefault(name, levels)
     ordered = sorted(
-        found, key=lambda name: (FACTORS.index(name) if name in FACTORS else len(FACTORS), name)
+        by_factor, key=lambda name: (FACTORS.index(name) if name in FACTORS else len(FACTORS), name)
     )
-    return {name: sorted(found[name], key=level_rank) for name in ordered}
+    return {name: sorted(by_factor[name], key=level_rank) for name in ordered}
 
 
 def _idle(factors: Factors) -> bool:
@@ -189,10 +189,10 @@ def _combinations(
 
 def _shows(factors: Factors, wanted: Mapping[str, Level]) -> bool:
     """Whether a cell belongs where these levels are shown: a factor that it lacks says nothing."""
-    own = dict(factors)
+    levels = dict(factors)
     idle = _idle(factors)
     return all(
-        name not in own or own[name] == level or (idle and name in LOAD_FACTORS)
+        name not in levels or levels[name] == level or (idle and name in LOAD_FACTORS)
         for name, level in wanted.items()
     )
 
@@ -203,8 +203,8 @@ def _meant(factors: Factors, wanted: Mapping[str, Level]) -> bool:
     A cell without background guests fills a band of every load's panel; it needs one of its own
     only where all cells are so, and then no factor of the load is wanted but what it has.
     """
-    own = dict(factors)
-    return all(own.get(name, level) == level for name, level in wanted.items())
+    levels = dict(factors)
+    return all(levels.get(name, level) == level for name, level in wanted.items())
 
 
 def _bands(

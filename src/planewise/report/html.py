@@ -219,7 +219,7 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
         planes = dict.fromkeys(
             place.plane for place in sorted(places, key=lambda place: place.load_type != first)
         )
-        told, show = _METRICS[metric]
+        title, show = _METRICS[metric]
         rows = tuple(
             (
                 plane,
@@ -231,8 +231,8 @@ def rankings(data: RunData) -> list[tuple[str, Table]]:
             for plane in planes
         )
         if sending.frequency_pps is not None:
-            told = f"{told} {sending.words}"
-        result.append((told, Table(("Plane", *(_LOADS.get(load, load) for load in loads)), rows)))
+            title = f"{title} {sending.words}"
+        result.append((title, Table(("Plane", *(_LOADS.get(load, load) for load in loads)), rows)))
     return result
 
 

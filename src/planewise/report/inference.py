@@ -109,12 +109,12 @@ def sentence(compared: Compared) -> str:
     """What is known overall, pair by pair, in the words of the judge."""
     family = compared.family
     overall = [comparison for comparison in family.comparisons if comparison.stratum == OVERALL]
-    told: dict[str, list[str]] = {}
+    better_than: dict[str, list[str]] = {}
     for one in overall:
         if one.outcome in ("better", "worse"):
             first, second = (one.a, one.b) if one.outcome == "better" else (one.b, one.a)
             turned = family.find(first, second) or one
-            told.setdefault(str(first), []).append(f"{second} ({bounded_change(turned)})")
+            better_than.setdefault(str(first), []).append(f"{second} ({bounded_change(turned)})")
     same = [
         f"{comparison.a} and {comparison.b}"
         for comparison in overall
@@ -125,7 +125,7 @@ def sentence(compared: Compared) -> str:
         for comparison in overall
         if comparison.outcome == "not known"
     ]
-    parts = [f"{first} is better than {_some(others)}" for first, others in told.items()]
+    parts = [f"{first} is better than {_some(others)}" for first, others in better_than.items()]
     if same:
         parts.append(f"practically the same: {_some(same)}")
     if unknown:

@@ -106,12 +106,12 @@ def _batch(
 ) -> Iterator[Packets | Unread]:
     kept = [trials for trials in cells if _all_kept(trials)]
     # Together or not at all: a file without the stamps that are needed has none that are not null.
-    found = _together(run, kept, metric) if kept else []
-    known = iter(found or [])
+    batches = _together(run, kept, metric) if kept else []
+    known = iter(batches or [])
     for trials in cells:
         if not _all_kept(trials):
             yield Unread("", "its packets were not kept")
-        elif found is None:
+        elif batches is None:
             yield _one_by_one(run, trials, metric)
         else:
             packets = next(known)
@@ -198,5 +198,5 @@ def _one_by_one(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> 
                 for column in _STAMPS
             )
         )
-    whole = pl.concat(frames).select(_durations(metric))
-    return Packets(*(whole[name].to_numpy() for name in ("rtt", "kernel", "nic", "response")))
+    table = pl.concat(frames).select(_durations(metric))
+    return Packets(*(table[name].to_numpy() for name in ("rtt", "kernel", "nic", "response")))

@@ -188,8 +188,11 @@ def _parts(
     if np.isnan(packets.nic_ns).all() or np.isnan(packets.response_ns).all():
         return None, _NO_CAPTURE
     both = metric == "rtt_user" and not np.isnan(packets.kernel_ns).all()
-    found = summaries.parts(packets, rtt_has_instrument=both)
-    return found, "" if found is not None else "no packet was seen at all four capture points"
+    time_parts = summaries.parts(packets, rtt_has_instrument=both)
+    return (
+        time_parts,
+        "" if time_parts is not None else "no packet was seen at all four capture points",
+    )
 
 
 def _spread(

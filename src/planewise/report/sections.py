@@ -120,8 +120,8 @@ def _labelled(figure: Figure, data: RunData) -> Figure:
     """The figure, saying in its caption that its times are not those of hardware, if so."""
     if not data.virtual:
         return figure
-    said = f"{data.virtual_word.capitalize()} times: {data.virtual.rstrip('.')}."
-    return replace(figure, caption=f"{figure.caption} {said}", virtual=said)
+    label = f"{data.virtual_word.capitalize()} times: {data.virtual.rstrip('.')}."
+    return replace(figure, caption=f"{figure.caption} {label}", virtual=label)
 
 
 def _is_factorial(data: RunData) -> bool:
@@ -464,17 +464,17 @@ def _stem(sending: Sending) -> str:
 
 
 def _compared(data: RunData) -> list[Section]:
-    found = inference.compare(data)
-    if not found:
+    compared = inference.compare(data)
+    if not compared:
         return []
-    first = {one.family.metric.name: one for one in reversed(found)}
+    first = {one.family.metric.name: one for one in reversed(compared)}
     figures = []
-    for one in found:
+    for one in compared:
         name, sending = one.family.metric.name, one.family.metric.sending
         at = "" if one is first[name] or sending is None else f"-{_stem(sending)}"
         figures.append(comparison.figure(one, name=base.slug(f"compared-{name}{at}")))
     bars = kendall.figure(
-        [one for one in found if one.family.metric.name in _CORRELATED or _is_cpu(one)],
+        [one for one in compared if one.family.metric.name in _CORRELATED or _is_cpu(one)],
         data.planes,
         name="kendall",
     )

@@ -16,17 +16,17 @@ Time = Callable[[RttCell], Spread | str]
 
 def of_times(cells: Sequence[RttCell], time: Time, what: str) -> str:
     """Which plane has the lowest median how often, and where the gap is largest."""
-    found = [(cell, spread) for cell in cells if isinstance(spread := time(cell), Spread)]
-    if not found:
+    spreads = [(cell, spread) for cell in cells if isinstance(spread := time(cell), Spread)]
+    if not spreads:
         return f"The {what} could not be measured in any of these conditions."
     common = common_factors(cell.factors for cell in cells)
     contexts: dict[Factors, list[tuple[float, str]]] = {}
-    for cell, spread in found:
+    for cell, spread in spreads:
         contexts.setdefault(cell.factors, []).append((spread.median_ns, cell.plane))
     several = {factors: sorted(own) for factors, own in contexts.items() if len(own) > 1}
     if not several:
-        least = min(found, key=lambda pair: pair[1].median_ns)
-        most = max(found, key=lambda pair: pair[1].median_ns)
+        least = min(spreads, key=lambda pair: pair[1].median_ns)
+        most = max(spreads, key=lambda pair: pair[1].median_ns)
         if least is most:
             return f"Its median {what} is {time_text(least[1].median_ns)}."
         return (

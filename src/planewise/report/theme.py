@@ -108,8 +108,8 @@ def colours_of(planes: Iterable[str]) -> dict[str, str]:
     colours: dict[str, str] = {}
     taken = set()
     for label, plane in zip(planes, named, strict=True):
-        own = plane in PLANES and plane not in taken
-        colours[label] = (PLANES[plane] if own else next(others)).light
+        own_colour = plane in PLANES and plane not in taken
+        colours[label] = (PLANES[plane] if own_colour else next(others)).light
         taken.add(plane)
     return colours
 

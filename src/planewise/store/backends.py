@@ -10,17 +10,17 @@ from planewise.store.models import TrialRecord
 def backends_by(trials: Iterable[tuple[str, TrialRecord]]) -> Mapping[str, tuple[str, ...]]:
     """The backends of finished load trials, `live-skb to xdp-native`, each with the names of its
     trials; runs that did not record theirs are left out."""
-    found: dict[str, dict[str, None]] = {}
+    by_plane: dict[str, dict[str, None]] = {}
     for name, trial in trials:
         if trial.kind == "load" and trial.status == "done" and trial.generator and trial.sink:
-            found.setdefault(f"{trial.generator} to {trial.sink}", {})[name] = None
-    return {backend: tuple(sorted(names)) for backend, names in sorted(found.items())}
+            by_plane.setdefault(f"{trial.generator} to {trial.sink}", {})[name] = None
+    return {backend: tuple(sorted(names)) for backend, names in sorted(by_plane.items())}
 
 
 def mixed_backends(trials: Iterable[tuple[str, TrialRecord]]) -> str:
     """A sentence where named load trials were measured by different backends; else empty."""
-    found = backends_by(trials)
-    if len(found) < 2:
+    mixed = backends_by(trials)
+    if len(mixed) < 2:
         return ""
-    parts = "; ".join(f"{backend} ({', '.join(names)})" for backend, names in found.items())
+    parts = "; ".join(f"{backend} ({', '.join(names)})" for backend, names in mixed.items())
     return f"load trials were measured by different generators or sinks: {parts}"

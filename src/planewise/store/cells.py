@@ -64,8 +64,8 @@ class Sending(NamedTuple):
         """As `at 1 Mpps in bursts of 100 every 10 ms`, or `at 1 kpps, answered by Redis`."""
         rate = "" if self.frequency_pps is None else f"at {rate_text(self.frequency_pps)}"
         way = self.pattern if self.pattern in ("", "steady") else f"in {self.pattern}"
-        told = f"{rate}, steady" if rate and way == "steady" else f"{rate} {way}".strip()
-        return f"{told}, answered by {self.application}" if self.application else told
+        text = f"{rate}, steady" if rate and way == "steady" else f"{rate} {way}".strip()
+        return f"{text}, answered by {self.application}" if self.application else text
 
 
 def sending_of(cell: Mapping[str, Level]) -> Sending | None:
@@ -112,8 +112,8 @@ class Naming:
 
     def like(self, series: str) -> tuple[str, ...]:
         """All series of the plane that `series` names."""
-        own = tuple(label for label, plane in self._labels.items() if plane == series)
-        return own if self._both and own else (series,)
+        labels = tuple(label for label, plane in self._labels.items() if plane == series)
+        return labels if self._both and labels else (series,)
 
     def plane(self, series: str) -> str:
         """The plane of the main guests."""
@@ -134,8 +134,8 @@ def by_series(
     """
     result = []
     for trial in trials:
-        own = naming.series(trial.cell)
-        if factor == "plane" and naming.like(own) == (own,) == (naming.plane(own),):
+        label = naming.series(trial.cell)
+        if factor == "plane" and naming.like(label) == (label,) == (naming.plane(label),):
             result.append(trial)
             continue
         others = {
@@ -145,7 +145,7 @@ def by_series(
         }
         result += [
             trial.model_copy(update={"cell": others | {factor: series}})
-            for series in naming.like(own)
+            for series in naming.like(label)
         ]
     return result
 
@@ -201,21 +201,21 @@ def _place(pair: tuple[str, Level]) -> tuple[int, str]:
 def words(factors: Factors, without: Factors = ()) -> str:
     """Factor levels in plain words: `CPU load at the responder, 8 background guests`."""
     levels = dict(factors)
-    said = []
+    parts = []
     load = levels.get("load_type")
     if load is not None:
         name = level_words("load_type", load)
         location = ("load_location", levels.get("load_location"))
         if load != "none" and location[1] is not None and location not in without:
             name += f" at the {location[1]}"
-        said.append(name)
+        parts.append(name)
     elif "load_location" in levels:
-        said.append(level_words("load_location", levels["load_location"]))
+        parts.append(level_words("load_location", levels["load_location"]))
     for pair in factors:
         if pair[0] in ("load_type", "load_location") or pair in without or pair in _PLAIN:
             continue
-        said.append(level_words(*pair))
-    return ", ".join(said) or ALL_TRIALS
+        parts.append(level_words(*pair))
+    return ", ".join(parts) or ALL_TRIALS
 
 
 def level_words(name: str, level: Level) -> str:

@@ -63,12 +63,12 @@ def _together(run: Path, trials: Sequence[TrialRecord], rtt: pl.Expr) -> list[Fl
     files = [str(run / name) for name in names]
     try:
         scan = pl.scan_parquet(files, include_file_paths="file", glob=False)
-        found = scan.select(rtt, "file").collect()
+        table = scan.select(rtt, "file").collect()
     except (OSError, pl.exceptions.PolarsError):
         return None
-    sizes = found.group_by("file", maintain_order=True).len()
+    sizes = table.group_by("file", maintain_order=True).len()
     by_file = dict(zip(sizes["file"], sizes["len"], strict=True))
-    values = found["rtt"].to_numpy()
+    values = table["rtt"].to_numpy()
     result, at = [], 0
     for trial in trials:
         size = 0 if trial.packets is None else int(by_file.get(str(run / trial.packets), 0))
@@ -80,8 +80,8 @@ def _together(run: Path, trials: Sequence[TrialRecord], rtt: pl.Expr) -> list[Fl
 
 def _times_of_trial(run: Path, trial: TrialRecord, rtt: pl.Expr) -> TrialTimes:
     try:
-        found = pl.scan_parquet(run / str(trial.packets), glob=False).select(rtt).collect()
+        table = pl.scan_parquet(run / str(trial.packets), glob=False).select(rtt).collect()
     except (OSError, pl.exceptions.PolarsError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return TrialTimes(trial, _NONE, f"{trial.packets} cannot be read ({reason})")
-    return TrialTimes(trial, found["rtt"].drop_nulls().to_numpy())
+    return TrialTimes(trial, table["rtt"].drop_nulls().to_numpy())

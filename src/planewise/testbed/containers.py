@@ -212,8 +212,8 @@ class Docker:
     def running(self) -> frozenset[str]:
         """Names of our containers that run."""
         with _sentences(self._host.place):
-            found = self.api.api.containers(filters={"label": f"{LABEL}={self._token}"})
-        names = frozenset(name.lstrip("/") for one in found for name in one["Names"])
+            listed = self.api.api.containers(filters={"label": f"{LABEL}={self._token}"})
+        names = frozenset(name.lstrip("/") for one in listed for name in one["Names"])
         ended = self._ended(sorted(names & self._started.keys()))
         for name in ended:  # Docker hears of it a moment later than the kernel
             with _sentences(self._host.place):
@@ -317,8 +317,8 @@ class Docker:
                 self._host.run(["sh", "-c", REMOVE_CGROUPS, "sh", f"pw-{self._token}"])
 
     def _running_socket(self) -> str | None:
-        there = self._host.run(["test", "-S", STANDARD_SOCKET]).exit_code == 0
-        return STANDARD_SOCKET if there and self._answers() else None
+        has_socket = self._host.run(["test", "-S", STANDARD_SOCKET]).exit_code == 0
+        return STANDARD_SOCKET if has_socket and self._answers() else None
 
     def _answers(self) -> bool:
         """Whether a daemon listens: a socket may outlive one."""

@@ -74,10 +74,10 @@ def read(host: Host, point: CounterPoint) -> Reading:
 
 def parse(text: str) -> dict[str, dict[str, int]]:
     """Counters by interface from the text of /proc/net/dev. Pure."""
-    found = {}
+    counters = {}
     for line in text.splitlines():
         name, colon, rest = line.partition(":")
         values = rest.split()
         if colon and len(values) == len(_FIELDS) and all(value.isdigit() for value in values):
-            found[name.strip()] = dict(zip(_FIELDS, map(int, values), strict=True))
-    return found
+            counters[name.strip()] = dict(zip(_FIELDS, map(int, values), strict=True))
+    return counters

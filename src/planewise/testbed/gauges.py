@@ -100,12 +100,12 @@ class Gauges:
         sent: dict[str, tuple[int, int]] = {}
         cpus: dict[str, tuple[int, int]] = {}
         for role, host in hosts.items():
-            own = [gauge for gauge in self._gauges if gauge.host == role]
-            names = list(dict.fromkeys(gauge.netns for gauge in own))
+            gauges = [gauge for gauge in self._gauges if gauge.host == role]
+            names = list(dict.fromkeys(gauge.netns for gauge in gauges))
             done = host.run(["sh", "-c", _LOOK, "sh", *names], timeout_s=_TIMEOUT_S)
             stat, *parts = f"\n{done.stdout}".split(f"\n{_MARK}")
             texts = dict(part.partition("\n")[::2] for part in parts)
-            sent |= _sent(own, texts)
+            sent |= _sent(gauges, texts)
             cpus |= {f"{role} {cpu}": ticks for cpu, ticks in cpu_ticks(stat).items()}
         return GaugeReading(time.monotonic(), sent, cpus)
 
@@ -115,13 +115,13 @@ def _nothing() -> None:
 
 
 def _sent(gauges: Sequence[Gauge], texts: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    found = {}
+    sent = {}
     for gauge in gauges:
         values = counters.parse(texts.get(gauge.netns, "")).get(gauge.interface)
         if values is not None:
             packets, size = f"{gauge.counts}_packets", f"{gauge.counts}_bytes"
-            found[gauge.guest] = (values[packets], values[size])
-    return found
+            sent[gauge.guest] = (values[packets], values[size])
+    return sent
 
 
 def cpu_ticks(stat: str) -> dict[str, tuple[int, int]]:
@@ -139,25 +139,25 @@ def throughput(before: GaugeReading, after: GaugeReading) -> dict[str, tuple[flo
     A guest whose counters went backwards (it was made anew) is left out.
     """
     seconds = after.at_s - before.at_s
-    found = {}
+    rates = {}
     for guest, (packets, size) in after.sent.items():
         if guest not in before.sent or seconds <= 0:
             continue
         earlier_packets, earlier_size = before.sent[guest]
         if packets >= earlier_packets and size >= earlier_size:
-            found[guest] = (
+            rates[guest] = (
                 (packets - earlier_packets) / seconds,
                 8 * (size - earlier_size) / seconds,
             )
-    return found
+    return rates
 
 
 def busy(before: GaugeReading, after: GaugeReading) -> dict[str, float]:
     """Share of each CPU's time between two readings that was not idle. Pure."""
-    found = {}
+    shares = {}
     for cpu, (used, total) in after.cpus.items():
         earlier_used, earlier_total = before.cpus.get(cpu, (used, total))
         if total > earlier_total:
             share = (used - earlier_used) / (total - earlier_total)
-            found[cpu] = min(1.0, max(0.0, share))
-    return found
+            shares[cpu] = min(1.0, max(0.0, share))
+    return shares

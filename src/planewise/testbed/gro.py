@@ -26,7 +26,7 @@ def leftovers(*, remove: bool, notes: Path = NOTES) -> tuple[str, ...]:
     Raises:
         PlanewiseError: it could not be switched off; all before it is.
     """
-    found = []
+    interfaces = []
     paths = sorted(notes.iterdir()) if notes.is_dir() else []
     for path in paths:
         # It goes away between the two looks when its keeper ends.
@@ -37,11 +37,11 @@ def leftovers(*, remove: bool, notes: Path = NOTES) -> tuple[str, ...]:
                 continue
             interface = os.fsdecode(note.read())
             if interface:  # an empty one is about to be locked and written
-                found.append(interface)
+                interfaces.append(interface)
                 if remove:
                     _switch_off(interface)
                     path.unlink(missing_ok=True)
-    return tuple(found)
+    return tuple(interfaces)
 
 
 def _switch_off(interface: str) -> None:

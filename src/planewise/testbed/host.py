@@ -68,8 +68,8 @@ class FinishedProcess:
             remedy = words.pop().strip() if len(words) > 1 and words[-1].startswith("  ") else ""
             if words and (own := re.match(r"(pw-probe|planewised): ", words[-1])):
                 name = own[1]  # a shell may stand before it
-            said = words[-1].removeprefix(f"{name}: ") if words else "it said nothing"
-            raise PlanewiseError(f"{name} failed ({self.ending}): {said}", remedy=remedy)
+            message = words[-1].removeprefix(f"{name}: ") if words else "it said nothing"
+            raise PlanewiseError(f"{name} failed ({self.ending}): {message}", remedy=remedy)
         return self
 
     def json(self) -> Any:
@@ -420,9 +420,9 @@ class LocalHost(Host):
         if self._thread is None:
             self._thread = NamespaceThread(f"host {self._name}")
         # /proc/net is that of the process's first thread, which never leaves its namespace.
-        there = path.replace("/proc/net/", "/proc/thread-self/net/", 1)
+        in_thread = path.replace("/proc/net/", "/proc/thread-self/net/", 1)
         try:
-            return self._thread.call(netns or self._home, Path(there).read_text)
+            return self._thread.call(netns or self._home, Path(in_thread).read_text)
         except OSError as error:
             raise PlanewiseError(
                 f"{path} on {self._name} cannot be read: {error.strerror}"

@@ -143,23 +143,23 @@ class LocalWatch:
 
     def _use(self) -> CpuUse | None:
         trees = {os.getpid(), *self.also_own()}
-        own = sum(self._ticks(pid) for pid in self._with_descendants(trees))
-        return cpu_use(self._read("proc/stat"), own)
+        own_ticks = sum(self._ticks(pid) for pid in self._with_descendants(trees))
+        return cpu_use(self._read("proc/stat"), own_ticks)
 
     def _with_descendants(self, trees: Iterable[int]) -> set[int]:
-        found: set[int] = set()
+        pids: set[int] = set()
         waiting = list(trees)
         while waiting:
             pid = waiting.pop()
-            if pid in found:
+            if pid in pids:
                 continue
-            found.add(pid)
+            pids.add(pid)
             tasks = self.root / f"proc/{pid}/task"
             with suppress(OSError):
                 for task in os.listdir(tasks):  # noqa: PTH208 - names only, and many
                     with suppress(OSError):
                         waiting += map(int, (tasks / task / "children").read_text().split())
-        return found
+        return pids
 
     def _ticks(self, pid: int) -> int:
         with suppress(ValueError):

@@ -281,9 +281,9 @@ class _OwnWords:
         while not self._ready:
             part = await self._source.read(n if n > 0 else 1 << 16)
             if not part:
-                told = re.fullmatch(rb"%s(\d+)\s*" % re.escape(_MARK), self._held)
-                if told:
-                    self.exit_code, self._held = int(told[1]), b""
+                ending = re.fullmatch(rb"%s(\d+)\s*" % re.escape(_MARK), self._held)
+                if ending:
+                    self.exit_code, self._held = int(ending[1]), b""
                 last, self._held = self._held, b""
                 return last
             self._ready, self._held = split_words(self._held + part)

@@ -276,14 +276,14 @@ def processes_in(namespaces: Iterable[str]) -> dict[int, str]:
         with suppress(OSError):
             status = (RUN / name).stat()
             inodes[status.st_dev, status.st_ino] = name
-    found = {}
+    by_namespace = {}
     for pid in _pids():
         with suppress(OSError):
             status = os.stat(f"/proc/{pid}/ns/net")  # noqa: PTH116 - one call, thousands of times
             name = inodes.get((status.st_dev, status.st_ino), "")
             if name:
-                found[pid] = name
-    return found
+                by_namespace[pid] = name
+    return by_namespace
 
 
 def end_processes_in(namespaces: Iterable[str]) -> tuple[int, ...]:
@@ -295,15 +295,15 @@ def end_processes_in(namespaces: Iterable[str]) -> tuple[int, ...]:
     wanted = tuple(namespaces)
     ended = []
     for _ in range(5):
-        found = processes_in(wanted)
-        found.pop(os.getpid(), None)
-        if not found:
+        processes = processes_in(wanted)
+        processes.pop(os.getpid(), None)
+        if not processes:
             break
-        for pid in found:
+        for pid in processes:
             with suppress(OSError):
                 handle = os.pidfd_open(pid)
                 try:
-                    if _is_in(pid, found[pid]):
+                    if _is_in(pid, processes[pid]):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
                         ended.append(pid)
                 finally:

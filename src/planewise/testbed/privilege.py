@@ -212,15 +212,15 @@ def _furnish(flags: int, user: int) -> None:
     if flags & CLONE_NEWPID:
         mount("proc", "/proc", "proc", 0)
     # The user's own runtime directory stays: results may be wanted there.
-    own = Path(f"/run/user/{user}")
+    directory = Path(f"/run/user/{user}")
     kept = -1
     with suppress(OSError):
-        kept = os.open(own, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        kept = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     mount("planewise", "/run", "tmpfs", 0, "mode=755")
     if kept >= 0:
         with suppress(OSError):
-            own.mkdir(parents=True)
-            mount(f"/proc/self/fd/{kept}", str(own), "none", MS_BIND | MS_REC)
+            directory.mkdir(parents=True)
+            mount(f"/proc/self/fd/{kept}", str(directory), "none", MS_BIND | MS_REC)
         os.close(kept)
 
 

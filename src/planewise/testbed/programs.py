@@ -24,13 +24,13 @@ def find(program: str) -> str:
         UnsupportedError: there is none.
     """
     beside = Path(sys.executable).with_name(program)
-    found = str(beside) if beside.is_file() else shutil.which(program)
-    if not found:
+    path = str(beside) if beside.is_file() else shutil.which(program)
+    if not path:
         raise UnsupportedError(
             f"{program} is not installed beside planewise and not on PATH",
             remedy="run `make setup`, or install the planewise wheel",
         )
-    return found
+    return path
 
 
 def checked(raw: Any, model: type[AnswerT], program: str) -> AnswerT:

@@ -93,9 +93,9 @@ class RemoteHost(Host):
         Raises:
             PlanewiseError: it cannot be copied.
         """
-        there = f"{self.directory}/{Path(local).name}"
-        self.put(Path(local), there)
-        return there
+        remote = f"{self.directory}/{Path(local).name}"
+        self.put(Path(local), remote)
+        return remote
 
     @property
     def directory(self) -> str:
@@ -200,8 +200,8 @@ class RemoteHost(Host):
         directory = (await self._keeper.stdout.readline()).decode().strip()
         if not directory:
             words_ = (await self._keeper.stderr.read(1 << 16)).decode(errors="replace")
-            said = words_.strip().splitlines() or ["it said nothing"]
-            raise PlanewiseError(f"no temporary directory on {self.place}: {said[-1]}")
+            message = words_.strip().splitlines() or ["it said nothing"]
+            raise PlanewiseError(f"no temporary directory on {self.place}: {message[-1]}")
         return directory
 
     async def _hang_up(self) -> None:

@@ -35,7 +35,7 @@ def scratch() -> Iterator[Path]:
 
 def leftovers(*, remove: bool = False) -> tuple[Path, ...]:
     """This user's scratch directories that no living program holds; removed when asked."""
-    found = []
+    directories = []
     for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -43,9 +43,9 @@ def leftovers(*, remove: bool = False) -> tuple[Path, ...]:
                 if os.fstat(descriptor).st_uid != os.geteuid():
                     continue
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                found.append(path)
+                directories.append(path)
                 if remove:
                     shutil.rmtree(path)
             finally:
                 os.close(descriptor)
-    return tuple(found)
+    return tuple(directories)

@@ -105,9 +105,9 @@ def _failure(
     groups: tuple[tuple[str, tuple[tuple[str, Step], ...]], ...], done: FinishedProcess, host: str
 ) -> PlanewiseError:
     """What went wrong, with the step in it. Pure."""
-    said = done.stderr.strip().splitlines()
-    at = [int(line.removeprefix(_BATCH)) for line in said if line.startswith(_BATCH)]
-    words = [line for line in said if not line.startswith(_BATCH)]
+    lines = done.stderr.strip().splitlines()
+    at = [int(line.removeprefix(_BATCH)) for line in lines if line.startswith(_BATCH)]
+    words = [line for line in lines if not line.startswith(_BATCH)]
     late = [line.removeprefix(_LATE) for line in words if line.startswith(_LATE)]
     if not at:
         done.check()

@@ -76,14 +76,14 @@ def rebalance(
 
 
 def _planned(client: Client, method: str, path: str, json_: bool) -> None:
-    told = client.order(method, path)
+    answer = client.order(method, path)
     if json_:
-        console.print_json(told)
+        console.print_json(answer)
         return
     from planewise.commands.alloc import show
     from planewise.commands.alloc.client import Planned
 
-    show.plan(client.checked(Planned, told), console.out())
+    show.plan(client.checked(Planned, answer), console.out())
 
 
 @app.command()
@@ -186,8 +186,8 @@ def reload(at: Socket = None) -> None:
 def _order(client: Client, method: str, path: str, body: dict[str, object] | None = None) -> None:
     from planewise.commands.alloc.client import printable
 
-    told = client.order(method, path, body)
-    print(printable(str(told.get("done", "done"))) if isinstance(told, dict) else "done")
+    answer = client.order(method, path, body)
+    print(printable(str(answer.get("done", "done"))) if isinstance(answer, dict) else "done")
 
 
 @app.command()

@@ -287,11 +287,11 @@ class Client:
         return "use sudo, or name a group in the daemon's configuration"
 
     def _refused(self, answer: HTTPResponse) -> None:
-        told = self._parsed(answer.read().decode(errors="replace"))
-        if not isinstance(told, dict) or not isinstance(told.get("what"), str):
-            told = {"what": f"{self.socket} answered {answer.status}"}
-        what, remedy = printable(told["what"]), printable(str(told.get("remedy", "")))
-        if told.get("fault") in ("bad-request", "not-found"):
+        problem = self._parsed(answer.read().decode(errors="replace"))
+        if not isinstance(problem, dict) or not isinstance(problem.get("what"), str):
+            problem = {"what": f"{self.socket} answered {answer.status}"}
+        what, remedy = printable(problem["what"]), printable(str(problem.get("remedy", "")))
+        if problem.get("fault") in ("bad-request", "not-found"):
             raise BadInputError(what, remedy=remedy)
         raise PlanewiseError(what, remedy=remedy)
 

@@ -77,8 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         gateway = self.server.gateway
-        own = (f"127.0.0.1:{gateway.port}", f"localhost:{gateway.port}")
-        if self.headers.get("Host") not in own:
+        addresses = (f"127.0.0.1:{gateway.port}", f"localhost:{gateway.port}")
+        if self.headers.get("Host") not in addresses:
             # A name that somebody else has pointed here.
             self._say(403, "this address is not the gateway's")
             return
@@ -103,8 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
             cookies = SimpleCookie(self.headers.get("Cookie", ""))
         except CookieError:
             return ""
-        found = cookies.get(self.server.gateway.cookie)
-        return found.value if found else ""
+        kept = cookies.get(self.server.gateway.cookie)
+        return kept.value if kept else ""
 
     def _pass(self) -> None:
         begun = False

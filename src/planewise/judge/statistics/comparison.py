@@ -225,13 +225,13 @@ def compare_levels(
     pairs = [(a, b) for a, b in combinations(levels, 2) if wanted is None or wanted in (a, b)]
     if wanted is not None:  # a against the baseline, never the other way
         pairs = [(b, a) if a == wanted else (a, b) for a, b in pairs]
-    found = [
+    raw_comparisons = [
         raw
         for stratum in table.strata
         for a, b in pairs
         if (raw := table.shifts(a, b, stratum)) is not None
     ]
-    comparisons = _decided(found, table, margin, alpha)
+    comparisons = _decided(raw_comparisons, table, margin, alpha)
     return Family(
         metric=observed.metric,
         factor=factor,
@@ -387,9 +387,9 @@ class _Table:
             blocks[self._pairing.block[key]].append(self._scaled(values[key].value))
         # A block that lacks a context would shift the mean: only whole ones count.
         size = max(len(group) for group in blocks.values())
-        whole = [mean_of(group) for group in blocks.values() if len(group) == size]
-        centre = median_of(whole)
-        ends = median_interval(whole)
+        complete = [mean_of(group) for group in blocks.values() if len(group) == size]
+        centre = median_of(complete)
+        ends = median_interval(complete)
         if self._counted:
             ends = self._count_interval([values[key] for key in keys])
         unscaled = exp if self.scale == "ratio" else float
@@ -426,8 +426,8 @@ class _Table:
                 level: sum(key not in self._values[other] for key in self._values[level])
                 for level, other in ((a, b), (b, a))
             }
-            whole = {level: len(self._values[level]) for level in (a, b)}
-            if all(only[level] == whole[level] for level in (a, b)):
+            counts = {level: len(self._values[level]) for level in (a, b)}
+            if all(only[level] == counts[level] for level in (a, b)):
                 yield (
                     f"{a} and {b} were never measured in the same block with all else alike: they "
                     "cannot be compared"
@@ -436,7 +436,7 @@ class _Table:
             for level, other in ((a, b), (b, a)):
                 if only[level]:
                     alone.append(
-                        f"{only[level]} of {whole[level]} replicates of {level} have no partner "
+                        f"{only[level]} of {counts[level]} replicates of {level} have no partner "
                         f"of {other}"
                     )
         if alone:

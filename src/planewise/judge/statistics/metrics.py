@@ -172,9 +172,9 @@ def observe(samples: Sequence[RunSample], name: str) -> Observed:
     Raises:
         BadInputError: there is no such metric.
     """
-    found = _observe(samples, name.replace("-", "_").replace("p99.9", "p999"))
+    observed = _observe(samples, name.replace("-", "_").replace("p99.9", "p999"))
     run_factors = frozenset(factor for sample in samples for factor in sample.extra)
-    return replace(found, run_factors=run_factors)
+    return replace(observed, run_factors=run_factors)
 
 
 def _observe(samples: Sequence[RunSample], name: str) -> Observed:
@@ -185,12 +185,12 @@ def _observe(samples: Sequence[RunSample], name: str) -> Observed:
         return _of_rtt(samples, metric, lambda trial: _quantile_of_sent(trial, source, quantile))
     if name in _PARTS:
         title, part = _PARTS[name]
-        found = _of_rtt(
+        observations = _of_rtt(
             samples,
             Metric(name, title, "ns", True),
             lambda trial: _quantile(trial.latency.get(part), "p50_ns"),
         )
-        return replace(found, missing=_not_measurable(samples, part))
+        return replace(observations, missing=_not_measurable(samples, part))
     if name == "jitter":
         source = rtt_source(samples)
         return _of_rtt(samples, _OTHERS[name], lambda trial: _jitter(trial, source))
@@ -291,13 +291,13 @@ def _of_rtt(
     metric: Metric,
     value: Callable[[TrialRecord], MeasuredValue | None],
 ) -> Observed:
-    found = [
+    observations = [
         _observation(sample, trial, measured)
         for sample in samples
         for trial in _done(sample)
         if trial.kind == "rtt" and (measured := value(trial)) is not None
     ]
-    return Observed(metric, tuple(found))
+    return Observed(metric, tuple(observations))
 
 
 def _not_measurable(
@@ -418,13 +418,13 @@ def _of_trial(
     value: Callable[[TrialRecord], MeasuredValue | None],
 ) -> Observed:
     """One value a trial: there is one of each cell in a block."""
-    found = [
+    observations = [
         _observation(sample, trial, measured)
         for sample in samples
         for trial in _done(sample)
         if (measured := value(trial)) is not None
     ]
-    return Observed(metric, tuple(found))
+    return Observed(metric, tuple(observations))
 
 
 def forwarded_pps(trial: TrialRecord) -> float | None:

@@ -197,11 +197,11 @@ def moderated(
     nodes is told by how much their logarithms scatter beyond what chance makes (Smyth 2004,
     section 6.2); where they scatter no more, the `pooled` variance with `total` degrees serves all.
     """
-    told = freedom >= _LEAST_DF
+    has_df = freedom >= _LEAST_DF
     prior, prior_df = pooled, math.inf
-    if told.sum() >= 3:
-        half = freedom[told] / 2
-        logs = np.log(np.maximum(squares[told] / freedom[told], RESOLUTION**2))
+    if has_df.sum() >= 3:
+        half = freedom[has_df] / 2
+        logs = np.log(np.maximum(squares[has_df] / freedom[has_df], RESOLUTION**2))
         logs += np.log(half) - digamma(half)
         beyond = float(logs.var(ddof=1) - polygamma(1, half).mean())
         if beyond > 0:

@@ -180,9 +180,9 @@ def family_evidence(evidence: Floats, weights: Floats) -> Floats:
         knots = (total + weight) * ordered - mass
         mine = weights == weight
         for at in np.ndindex(at_times.shape[:-1]):
-            own = weight * at_times[at][mine]
-            last = np.maximum(np.searchsorted(knots[at], own, side="right") - 1, 0)
-            result[at][mine] = (own + mass[at][last]) / (total[at][last] + weight)
+            own_weight = weight * at_times[at][mine]
+            last = np.maximum(np.searchsorted(knots[at], own_weight, side="right") - 1, 0)
+            result[at][mine] = (own_weight + mass[at][last]) / (total[at][last] + weight)
     return np.asarray(result.max(axis=-2))
 
 

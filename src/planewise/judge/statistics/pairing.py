@@ -238,20 +238,20 @@ def _standing_for(
     if factor not in ("load_type", "background_guests") or not is_idle(cell):
         return [cell]
     guests = cell.get("background_guests", 0)
-    found: dict[Load, Mapping[str, Level]] = {}
+    cell_of: dict[Load, Mapping[str, Level]] = {}
     for load_type, location, number in loads:
         if factor == "load_type" and guests in (0, number):
-            found[load_type, location, number] = {
+            cell_of[load_type, location, number] = {
                 **cell,
                 "load_location": location,
                 "background_guests": number,
             }
         elif factor == "background_guests" and guests == 0:
-            found[load_type, location, 0] = {
+            cell_of[load_type, location, 0] = {
                 **cell,
                 "load_type": load_type,
                 "load_location": location,
             }
     if factor == "load_type":
-        return list(found.values()) or [cell]
-    return [cell, *found.values()]
+        return list(cell_of.values()) or [cell]
+    return [cell, *cell_of.values()]

@@ -67,9 +67,9 @@ def check_ranking(
     single = [comparison for comparison in family.comparisons if comparison.stratum != OVERALL]
     changes = []
     for a, b in dict.fromkeys((comparison.a, comparison.b) for comparison in single):
-        own = [comparison for comparison in single if (comparison.a, comparison.b) == (a, b)]
-        better = tuple(one.stratum for one in own if one.outcome == "better")
-        worse = tuple(one.stratum for one in own if one.outcome == "worse")
+        pair = [comparison for comparison in single if (comparison.a, comparison.b) == (a, b)]
+        better = tuple(one.stratum for one in pair if one.outcome == "better")
+        worse = tuple(one.stratum for one in pair if one.outcome == "worse")
         if better and worse:
             changes.append(RankingChange(a, b, better, worse))
     decided = sum(comparison.outcome != "not known" for comparison in single)

@@ -65,12 +65,12 @@ def differences(infos: Mapping[str, RunInfo]) -> tuple[RunDifference, ...]:
         return ()
     described = {label: dict(_described(info)) for label, info in infos.items()}
     names = dict.fromkeys(name for facts in described.values() for name in facts)
-    found = []
+    different = []
     for name in names:
         values = {label: facts.get(name, "none") for label, facts in described.items()}
         if len(set(values.values())) > 1:
-            found.append(RunDifference(name, values))
-    return tuple(found)
+            different.append(RunDifference(name, values))
+    return tuple(different)
 
 
 def _described(info: RunInfo) -> Iterator[tuple[str, str]]:

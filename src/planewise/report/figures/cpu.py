@@ -152,9 +152,9 @@ def _boxes(slots: Sequence[Slot[CpuCell]], plot: Plot) -> list[Spec]:
     for slot in slots:
         left, right = slot.inner(0.7)
         values = quartiles(slot.item.content)
-        told = f"{slot.series}, {words(slot.item.factors)}: median {theme.share(values[2])}"
+        text = f"{slot.series}, {words(slot.item.factors)}: median {theme.share(values[2])}"
         place = {"series": slot.series, "left": left, "right": right, "centre": slot.centre}
-        rows.append({**place, "hover": told, **dict(zip(names, values, strict=True))})
+        rows.append({**place, "hover": text, **dict(zip(names, values, strict=True))})
     colour = {"color": plot.colour()}
     whiskers = {"x": plot.x("centre"), "y": plot.y("least"), "y2": {"field": "most"}}
     middle = plot.box("left", "right", "q25", "q75")

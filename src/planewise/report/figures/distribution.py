@@ -128,11 +128,11 @@ def _cumulative(
         for share, value in zip(shares, cell.distribution.quantiles_ns, strict=True):
             rows.append({"series": series, "share": share, "rtt": value})
     x = {**vega.x_axis("RTT", span, "duration", width), "domain": False, "ticks": False}
-    whole = Span(0.0, 1.0, log=False)
-    y = vega.y_axis(whole, "share", _AXIS_ROOM, values=[0, 0.25, 0.5, 0.75, 1])
+    shares_span = Span(0.0, 1.0, log=False)
+    y = vega.y_axis(shares_span, "share", _AXIS_ROOM, values=[0, 0.25, 0.5, 0.75, 1])
     place = {
         "x": vega.quantitative("rtt", span, x if title else {**x, "title": None}),
-        "y": vega.quantitative("share", whole, y),
+        "y": vega.quantitative("share", shares_span, y),
         "color": vega.coloured("series", colours),
         "order": {"field": "share", "type": "quantitative"},
     }

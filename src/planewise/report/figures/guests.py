@@ -36,13 +36,13 @@ def figure(
     points = [item.content for item in page.items]
     ends = [end for one in points for end in (one.low, one.value, one.high) if end is not None]
     span = Span.of(ends)
-    said = shown(curves)
+    text = shown(curves)
     least = min(page.items, key=lambda item: item.content.value)
     most = max(page.items, key=lambda item: item.content.value)
     label = f", {page.label}" if page.label else ""
     lead = (
-        f"Least {said(least.content)} ({least.series}, {words(least.factors)}), most "
-        f"{said(most.content)} ({most.series}, {words(most.factors)})."
+        f"Least {text(least.content)} ({least.series}, {words(least.factors)}), most "
+        f"{text(most.content)} ({most.series}, {words(most.factors)})."
     )
     return Figure(
         name=name,
@@ -59,7 +59,7 @@ def figure(
             planes,
             span,
             curves.quantity or "number",
-            lambda slots, plot: marks(slots, plot, said),
+            lambda slots, plot: marks(slots, plot, text),
             width,
         ),
         table=table(curves, page),

@@ -77,8 +77,8 @@ def draw(bars: Sequence[Bar], layout: Layout, width: int) -> Spec:
             least = axes[number - 1][0] if number else -1.0
             some = [bar for bar in here if least < bar.total <= end]
             if some:
-                own = f"{condition} (an axis of its own)" if number else condition
-                panels.append((number, own, some))
+                title = f"{condition} (an axis of its own)" if number else condition
+                panels.append((number, title, some))
     charts = [
         _panel(
             some,

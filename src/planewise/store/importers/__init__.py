@@ -52,9 +52,9 @@ def recognise(path: Path) -> str:
     head = _as_utf8(raw)
     best, confidence = "", 0.0
     for name in MODULES:
-        found = importer(name).recognise(head, path)
-        if found > confidence:
-            best, confidence = name, found
+        likelihood = importer(name).recognise(head, path)
+        if likelihood > confidence:
+            best, confidence = name, likelihood
     if best:
         return best
     _complain_of_no_text(raw, path)

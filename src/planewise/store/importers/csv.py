@@ -94,8 +94,8 @@ def recognise(head: bytes, path: Path) -> float:
         header = next((row for _, row in _rows(text) if row), None)
     except BadInputError:
         return 0.0
-    found = _columns(header or [])
-    if "offered" in found and _is_enough(found):
+    columns = _columns(header or [])
+    if "offered" in columns and _is_enough(columns):
         return 0.9
     return 0.3 if path.name.endswith((".csv", ".tsv", ".csv.gz")) else 0.0
 

@@ -76,12 +76,12 @@ def _trials(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, object]]]
 
 
 def _from_log(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    found = False
+    any_trial = False
     for line, content in lines(text):
         for match in _REPR.finditer(content):
-            found = True
+            any_trial = True
             yield line, _fields(match[1], f"{path}:{line}")
-    if not found:
+    if not any_trial:
         raise BadInputError(
             "no MeasurementResult(intended_duration=…) in this text",
             where=str(path),

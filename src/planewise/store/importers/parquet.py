@@ -51,8 +51,8 @@ def read(path: Path) -> list[LoadTrials]:
 def parse(data: bytes, path: Path) -> list[LoadTrials]:
     """The same from the file's bytes; `path` only names it."""
     where = str(path)
-    whole = data.startswith(_MAGIC) and data.endswith(_MAGIC) and len(data) >= _SMALLEST_BYTES
-    if not whole:
+    complete = data.startswith(_MAGIC) and data.endswith(_MAGIC) and len(data) >= _SMALLEST_BYTES
+    if not complete:
         raise _damaged("it does not begin and end as one", where)
     columns, names, about = _decoded(data, where)
     described = _described(about)

@@ -74,11 +74,11 @@ def from_records(
     if mixed := mixed_backends(named):
         common.append(mixed)
     cells = by_cell(records, path)
-    told = _differing([cell for cell, _ in cells])
+    varying = _differing([cell for cell, _ in cells])
     return [
         replace(
             trials,
-            curve=" ".join(f"{key}={value}" for key, value in cell.items() if key in told),
+            curve=" ".join(f"{key}={value}" for key, value in cell.items() if key in varying),
             info={**(info or {}), **cell},
             notes=(*common, *trials.notes),
         )

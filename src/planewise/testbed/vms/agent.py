@@ -247,8 +247,8 @@ class GuestProcess:
         name = self.argv[0].rpartition("/")[2]
         pause_s = _FIRST_POLL_S
         while True:
-            said = self._console_end()
-            if any(printed.startswith(line) for printed in said.splitlines()):
+            console = self._console_end()
+            if any(printed.startswith(line) for printed in console.splitlines()):
                 return
             if (finished := self._look()) is not None:
                 if any(printed.startswith(line) for printed in finished.stderr.splitlines()):

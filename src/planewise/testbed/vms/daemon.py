@@ -164,13 +164,13 @@ class Libvirt:
                     f"libvirt on {self._host.place} does not start within {START_LIMIT_S:g} s",
                     remedy="end other work on the machine, and try again",
                 ) from error
-            said = self._process.wait().stderr
-            if "pw-missing" in said:
+            message = self._process.wait().stderr
+            if "pw-missing" in message:
                 raise UnsupportedError(
                     f"there is no libvirtd on {self._host.place}, and virtual machines need it",
                     remedy=f"{SETUP_REMEDY}, or install libvirt's daemon and its QEMU driver there",
                 ) from error
-            words = said.strip().splitlines()
+            words = message.strip().splitlines()
             raise UnsupportedError(
                 f"libvirt on {self._host.place} does not start: "
                 f"{words[-1] if words else 'it said nothing'}",

@@ -116,14 +116,14 @@ class Hypervisor:
     def states(self) -> Mapping[str, State]:
         """Every domain that is there."""
         with self._sentences(""):
-            found: dict[str, State] = {}
+            state_of: dict[str, State] = {}
             for domain in self._connection.listAllDomains(
                 self._libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE
             ):
                 with suppress(self._libvirt.libvirtError):  # it may end while we look
                     paused = domain.state()[0] == self._libvirt.VIR_DOMAIN_PAUSED
-                    found[domain.name()] = "paused" if paused else "running"
-            return found
+                    state_of[domain.name()] = "paused" if paused else "running"
+            return state_of
 
     def agent(
         self,

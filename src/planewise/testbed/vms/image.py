@@ -122,7 +122,7 @@ def prepare(probe: Path, programs: Sequence[str] = ()) -> GuestImage:
         StorageError: no room in the cache.
     """
     cache = packages.cache_directory()
-    found = kernel.find(cache)
+    kernel_found = kernel.find(cache)
     busybox = tools.find(cache).busybox
     program = probe.read_bytes()
     if not tools.is_static(program):
@@ -130,19 +130,21 @@ def prepare(probe: Path, programs: Sequence[str] = ()) -> GuestImage:
             f"{probe} is linked to libraries that a guest does not have",
             remedy="build it with `make setup`, which links it statically",
         )
-    image = _uncompressed(found, cache)
+    image = _uncompressed(kernel_found, cache)
     further = program_entries(programs)
-    initrd = cache / _name(found, program, busybox, further)
+    initrd = cache / _name(kernel_found, program, busybox, further)
     if initrd.exists():
         with suppress(OSError):  # it may be another user's
             os.utime(initrd)
     else:
         _forget_old(cache)
-        _write(initrd, gzip.compress(initramfs(found, busybox, program, further), 6, mtime=0))
+        _write(
+            initrd, gzip.compress(initramfs(kernel_found, busybox, program, further), 6, mtime=0)
+        )
     more_mib = programs_mib(programs)
     if image is None:
-        return GuestImage(found.image, initrd, found.version, BZIMAGE_MIB + more_mib)
-    return GuestImage(image, initrd, found.version, PVH_MIB + more_mib)
+        return GuestImage(kernel_found.image, initrd, kernel_found.version, BZIMAGE_MIB + more_mib)
+    return GuestImage(image, initrd, kernel_found.version, PVH_MIB + more_mib)
 
 
 def _forget_old(cache: Path) -> None:

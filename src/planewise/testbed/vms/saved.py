@@ -56,10 +56,10 @@ def head_for(saved: Saved, name: str, console: str) -> bytes:
 
 
 def _set(domain: ElementTree.Element, tag: str, text: str) -> None:
-    found = domain.find(tag)
-    if found is None:
-        found = ElementTree.SubElement(domain, tag)
-    found.text = text
+    element = domain.find(tag)
+    if element is None:
+        element = ElementTree.SubElement(domain, tag)
+    element.text = text
 
 
 def read(path: Path) -> Saved:

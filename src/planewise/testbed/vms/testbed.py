@@ -475,8 +475,8 @@ class VmTestbed:
             peer = states[other].placed[want[other]].guest
             name = (peer.ipv4, peer.mac)
             if placed.told != name:
-                told = ["arp", "-i", GUEST_INTERFACE, "-s", *name]
-                self._guests(state).host.run(told, netns=placed.guest.netns).check()
+                arp = ["arp", "-i", GUEST_INTERFACE, "-s", *name]
+                self._guests(state).host.run(arp, netns=placed.guest.netns).check()
                 placed.told = name
             if placed.known != name:
                 site = self._site(state, want[role])
