@@ -55,9 +55,11 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def common(
     context: typer.Context,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no hints.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no progress and no hints.")
+    ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say every step on stderr.")
+        bool, typer.Option("--verbose", "-v", help="Print every step on stderr.")
     ] = False,
     version: Annotated[
         bool,

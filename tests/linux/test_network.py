@@ -40,7 +40,7 @@ def test_an_interface_gets_its_addresses_its_mtu_and_neighbours_for_good(
     ("words", "sentence", "code"),
     [
         (("--interface", "none0", "--patience", "0.1"), "there is no network interface none0", 1),
-        (("address=198.18.9.1",), "`address=198.18.9.1` is no setting", 2),
+        (("address=198.18.9.1",), "`address=198.18.9.1` is not a setting", 2),
     ],
 )
 def test_what_cannot_be_set_is_one_sentence(

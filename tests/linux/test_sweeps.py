@@ -62,7 +62,7 @@ def test_a_sweep_with_require_good_exits_3_when_it_is_not_good(tmp_path: Path) -
         (("--plane", "veth", "--router"), "give one of"),
         (("--tx", "a"), "--tx, --rx and --dst go together"),
         (("--router", "--ip", "5"), "no IP version 5"),
-        (("--router", "--loads", "10k,fast"), "`fast` is no rate"),
+        (("--router", "--loads", "10k,fast"), "`fast` is not a rate"),
         (("--router", "--loads", "10k"), "at least two loads"),
         (("--router", "--duration", "0"), "no duration"),
         (("--router", "--runs", "0"), "too few"),

@@ -71,7 +71,7 @@ def test_a_parquet_trace_that_is_refused_midway_says_why(
     trace = tmp_path / "trace.parquet"
     rates = [1.0, -1.0, *[1.0] * 50_000]
     pl.DataFrame({"time_s": range(len(rates)), "guest": "a", "pps": rates}).write_parquet(trace)
-    with pytest.raises(BadInputError, match=r"is no rate"):
+    with pytest.raises(BadInputError, match=r"is not a rate"):
         CliRunner().invoke(
             app,
             ["alloc", "simulate", "--trace", str(trace), "--vfs", "1"],

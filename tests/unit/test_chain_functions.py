@@ -52,7 +52,7 @@ def test_one_design_holds_functions_of_several_forwarders_guests_and_planes(tmp_
         ("bridge", "process"),
         ("virtio-bridge", "vm"),
     ]
-    # What forwards by itself is no level: such cells are those of designs without `functions`.
+    # What forwards by itself is not a level: such cells are those of designs without `functions`.
     assert not any("forwarder" in cell.levels() for cell in cells_of(design))
 
 

@@ -139,7 +139,7 @@ def test_runs_that_are_alike_are_called_so(run: Path, tmp_path: Path) -> None:
         (("--factor", "size_bytes"), "size_bytes has a single level (64)"),
         (("--factor", "run"), "one run alone has no factor run"),
         (("--baseline", "vf"), "there is no level vf"),
-        (("--margin", "0"), "0 is no margin"),
+        (("--margin", "0"), "0 is not a margin"),
         (("--metric", "cpu:nobody"), "there is no CPU metric 'cpu:nobody'"),
         (("--metric", "cpu:shared:fast"), "there is no CPU metric"),
     ],

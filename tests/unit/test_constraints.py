@@ -223,7 +223,7 @@ constraints:
             "leave no cell with background_guests 4",
             "leave the level out",
         ),
-        (BASE + "  - exclude: {background_guests: 5}\n", 9, "5 is no level", "its levels: 4, 8"),
+        (BASE + "  - exclude: {background_guests: 5}\n", 9, "5 is not a level", "its levels: 4, 8"),
         (BASE + "  - exclude: {}\n", 9, "`exclude` names no factor", ""),
         (BASE + "  - when: {plane: veth}\n", 9, "either `require` or `exclude`", ""),
         (BASE + "  - exclude: {plan: veth}\n", 9, "unknown key `plan`", "mean `plane`?"),

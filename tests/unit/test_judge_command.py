@@ -200,7 +200,7 @@ def test_without_require_good_a_bad_verdict_is_a_success(bad: Path) -> None:
         (("nothing-here.txt",), "nothing-here.txt: cannot be read"),
         (("x", "--rule", "mine"), "--rule: there is no rule 'mine'"),
         (("x", "--from", "ixia"), "--from: there is no format 'ixia'"),
-        (("x", "--plr", "5"), "--plr: 5 is no loss ratio"),
+        (("x", "--plr", "5"), "--plr: 5 is not a loss ratio"),
         (("--example", "unicorn"), "there is no synthetic system 'unicorn'"),
     ],
 )

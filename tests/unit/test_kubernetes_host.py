@@ -86,10 +86,10 @@ def test_a_node_is_named_by_a_url() -> None:
     ],
 )
 def test_what_is_no_url_of_a_node_is_refused(text: str) -> None:
-    with pytest.raises(BadInputError, match="is no host") as caught:
+    with pytest.raises(BadInputError, match="is not a host") as caught:
         parse_node(text)
     assert "k8s://node" in caught.value.remedy
-    with pytest.raises(BadInputError, match="is no host"):
+    with pytest.raises(BadInputError, match="is not a host"):
         check_node(text, "nodes.txt:1")
 
 

@@ -399,4 +399,4 @@ def test_a_wrong_host_is_refused_with_exit_code_2(state_directory: Path) -> None
         check=False,
     )
     assert done.returncode == 2
-    assert "`c` is no host of a lab" in done.stderr
+    assert "`c` is not a host of a lab" in done.stderr

@@ -65,8 +65,8 @@ def test_cells_of_a_design_without_bursts_are_those_of_runs_from_before_them(
 @pytest.mark.parametrize(
     ("factors", "packets", "said"),
     [
-        ("pattern: in waves", 1000, "`in waves` is no pattern: write `steady`, or `bursts of"),
-        ("pattern: bursts of 0 every 1 ms", 1000, "is no pattern"),
+        ("pattern: in waves", 1000, "`in waves` is not a pattern: write `steady`, or `bursts of"),
+        ("pattern: bursts of 0 every 1 ms", 1000, "is not a pattern"),
         ("pattern: bursts of 10 every 0 ms", 1000, "not all at once"),
         ("pattern: bursts of 10 every 61 s", 1000, "every 60 s at most"),
         (f"pattern: {BURSTS}, frequency_pps: 1000", 1000, "100 packets at 1 kpps take 100 ms"),

@@ -29,7 +29,7 @@ def test_a_server_is_named_by_a_url() -> None:
     ],
 )
 def test_what_is_no_url_of_a_server_is_refused(text: str) -> None:
-    with pytest.raises(BadInputError, match="is no host") as caught:
+    with pytest.raises(BadInputError, match="is not a host") as caught:
         parse_target(text)
     assert "ssh://user@server" in caught.value.remedy
 

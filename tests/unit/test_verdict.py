@@ -275,7 +275,7 @@ def test_every_rule_gives_its_own_word_and_the_same_figures() -> None:
 
 
 def test_an_unknown_rule_and_an_impossible_limit_are_named() -> None:
-    with pytest.raises(BadInputError, match="asprinted is no rule"):
+    with pytest.raises(BadInputError, match="asprinted is not a rule"):
         judge(curve(SATURATED), "asprinted")  # type: ignore[arg-type]
     for limit in (0.0, 1.0, -0.1, math.nan):
         with pytest.raises(BadInputError, match="no ratio between 0 and 1"):

@@ -38,7 +38,7 @@ struct Replay {
 /// Plays a recording; `source` is what it is called in errors. Ends at the first plan that differs.
 ///
 /// # Errors
-/// It cannot be read, or is no recording of this format.
+/// It cannot be read, or is not a recording of this format.
 pub fn replay(source: &str, recording: impl BufRead) -> Result<Replayed> {
     let remedy = "give a file that `recording` in planewised's configuration named";
     let mut replay: Option<Replay> = None;
@@ -46,7 +46,7 @@ pub fn replay(source: &str, recording: impl BufRead) -> Result<Replayed> {
         let wrong = |what: &str| Error::bad_input(format!("{source}:{number}: {what}"), remedy);
         let line = line.map_err(|error| wrong("it cannot be read").caused_by(error))?;
         let entry: Entry = serde_json::from_str(&line)
-            .map_err(|error| wrong("this is no line of a recording").caused_by(error))?;
+            .map_err(|error| wrong("this is not a line of a recording").caused_by(error))?;
         match (&mut replay, entry) {
             (None, Entry::Began { format, settings }) if format == FORMAT => {
                 replay = Some(Replay {
@@ -157,7 +157,7 @@ mod tests {
             ("{\"observed\":5}", "r:1: it does not begin with the settings"),
             (newer.as_str(), "r:1: it is of format 2, and 1 is what can be read"),
             (&format!("{sound}\n{sound}"), "r:2: another recording begins here"),
-            (&format!("{sound}\n{{\"observed\":"), "r:2: this is no line of a recording"),
+            (&format!("{sound}\n{{\"observed\":"), "r:2: this is not a line of a recording"),
         ] {
             let error = replay("r", text.as_bytes()).expect_err(text);
             assert!(error.what.starts_with(what) && !error.remedy.is_empty(), "{error}");

@@ -35,7 +35,7 @@ impl FromStr for Netns {
         if let Some(pid) = text.strip_prefix("pid:") {
             return match pid.parse() {
                 Ok(pid) if pid > 0 && pid <= i32::MAX as u32 => Ok(Self::Pid(pid)),
-                _ => Err(wrong("what follows 'pid:' is no process id")),
+                _ => Err(wrong("what follows 'pid:' is not a process id")),
             };
         }
         if text.is_empty() {
@@ -94,7 +94,7 @@ impl Netns {
                  --map-root-user --net)",
             ),
             nix::Error::EINVAL => Error::bad_input(
-                format!("{} is no network namespace", path.display()),
+                format!("{} is not a network namespace", path.display()),
                 "give a name of `ip netns list`, a path, or pid:N",
             ),
             _ => Error::failed(format!("cannot enter network namespace '{self}'"), "")

@@ -81,7 +81,7 @@ impl Settings {
         for word in words.iter().map(AsRef::as_ref) {
             settings.take(word).ok_or_else(|| {
                 Error::bad_input(
-                    format!("`{word}` is no setting of a network interface"),
+                    format!("`{word}` is not a setting of a network interface"),
                     "write mtu=BYTES, address=IP/PREFIX or neighbour=IP,MAC",
                 )
             })?;

@@ -337,7 +337,7 @@ fn open(args: &Args) -> Result<OwnedFd> {
             "another reflector runs here (`ss -lun`); stop it or choose another --port",
         ),
         Errno::EADDRNOTAVAIL => Error::bad_input(
-            format!("{address} is no address of this host"),
+            format!("{address} is not an address of this host"),
             "`ip address` lists them",
         ),
         errno => cannot("bind", errno.into()),

@@ -74,7 +74,7 @@ pub fn write_echo_payload(payload: &mut [u8], sequence: u64) {
 
 /// The 64-bit sequence number of an echo payload of ours; none when it is not ours.
 ///
-/// Capture points: a number with [`WARMUP_BIT`] is no sample.
+/// Capture points: a number with [`WARMUP_BIT`] is not a sample.
 #[inline]
 pub fn parse_echo_payload(payload: &[u8]) -> Option<u64> {
     let header: &[u8; ECHO_HEADER_BYTES] = payload.first_chunk()?;

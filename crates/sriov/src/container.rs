@@ -20,7 +20,7 @@ pub fn pid(name: &str) -> Result<u32> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     if name.is_empty() || !name.bytes().all(plain) {
         return Err(Error::bad_input(
-            format!("'{name}' is no name or id of a container"),
+            format!("'{name}' is not a name or id of a container"),
             "list them with `docker ps`",
         ));
     }

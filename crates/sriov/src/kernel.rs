@@ -101,7 +101,7 @@ pub enum Holder {
     Unknown(String),
 }
 
-/// Linux, below a sysfs. Where the root is no sysfs but a made-up tree, netlink is left alone: its
+/// Linux, below a sysfs. Where the root is not sysfs but a made-up tree, netlink is left alone: its
 /// interfaces are not those of the tree.
 #[derive(Debug)]
 pub struct Linux {
@@ -129,7 +129,7 @@ impl Linux {
             return Ok(());
         }
         Err(Error::failed(
-            format!("{} is no sysfs: no interface can be changed", self.tree.root().display()),
+            format!("{} is not sysfs: no interface can be changed", self.tree.root().display()),
             "leave out --sysfs, or add --dry-run",
         ))
     }

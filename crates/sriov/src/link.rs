@@ -84,7 +84,7 @@ impl std::str::FromStr for Cidr {
         };
         read().ok_or_else(|| {
             Error::bad_input(
-                format!("'{text}' is no address with a prefix length"),
+                format!("'{text}' is not an address with a prefix length"),
                 "write ADDRESS/PREFIX, for example 198.18.0.1/24 or 2001:2::1/64",
             )
         })

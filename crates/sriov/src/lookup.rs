@@ -75,7 +75,7 @@ pub fn vf(kernel: &mut dyn Kernel, text: &str) -> Result<(PciAddress, PciAddress
         Some(found) => Ok(found),
         None => Err(Error::bad_input(
             match address {
-                Some(_) => format!("{text} is no VF"),
+                Some(_) => format!("{text} is not a VF"),
                 None => format!("there is no VF {text} here"),
             },
             "write a PCI address, PF/INDEX, or an interface of this namespace; \

@@ -45,7 +45,7 @@ impl Mac {
             return Ok(mac);
         }
         Err(Error::bad_input(
-            format!("{mac} is no address of a station"),
+            format!("{mac} is not an address of a station"),
             "the first byte must be even, and not all bytes may be zero; 02:… is free for anybody",
         ))
     }
@@ -68,7 +68,7 @@ impl FromStr for Mac {
             return Ok(Self(bytes));
         }
         Err(Error::bad_input(
-            format!("'{text}' is no MAC address"),
+            format!("'{text}' is not a MAC address"),
             "write six bytes in hexadecimal, for example 02:70:77:00:00:01",
         ))
     }

@@ -24,7 +24,7 @@ pub fn own() -> Result<u64> {
 /// Where the namespace is that `path` opens: here, or another one.
 ///
 /// # Errors
-/// There is no such file, or it is no namespace.
+/// There is no such file, or it is not a namespace.
 pub fn at(path: &str, called: &str) -> Result<NetNs> {
     let wrong = |why: &dyn std::fmt::Display| {
         Error::bad_input(
@@ -158,7 +158,7 @@ pub fn run_at<T: Send>(place: &NetNs, work: impl FnOnce() -> Result<T> + Send) -
                     "run as root",
                 ),
                 nix::Error::EINVAL => Error::bad_input(
-                    format!("{} is no network namespace", namespace.path),
+                    format!("{} is not a network namespace", namespace.path),
                     "give a name of `ip netns list`, a path, pid:N or container:NAME",
                 ),
                 errno => Error::failed(

@@ -139,7 +139,7 @@ impl std::str::FromStr for Driver {
             "none" => Ok(Self::None),
             _ if !text.is_empty() && text.bytes().all(plain) => Ok(Self::Named(text.into())),
             _ => Err(Error::bad_input(
-                format!("'{text}' is no name of a driver"),
+                format!("'{text}' is not a name of a driver"),
                 "netdev, vfio-pci, none, or a name below /sys/bus/pci/drivers",
             )),
         }

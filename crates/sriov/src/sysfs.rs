@@ -45,7 +45,7 @@ impl Tree {
                 return Ok(Vec::new());
             }
             return Err(Error::bad_input(
-                format!("{} is no sysfs: it has no directory bus", self.root.display()),
+                format!("{} is not sysfs: it has no directory bus", self.root.display()),
                 "sysfs is usually mounted at /sys",
             ));
         }
@@ -111,7 +111,7 @@ impl Tree {
         Some(found)
     }
 
-    /// The PF that a VF belongs to; none when it is no VF.
+    /// The PF that a VF belongs to; none when it is not a VF.
     pub fn pf_of(&self, vf: PciAddress) -> Option<PciAddress> {
         self.link(vf, "physfn")?.parse().ok()
     }
@@ -214,6 +214,6 @@ mod tests {
     fn a_directory_that_is_no_sysfs_is_refused() {
         let directory = tempfile::tempdir().expect("made");
         let error = Tree::new(directory.path()).pfs().expect_err("none");
-        assert!(error.what.contains("is no sysfs"), "{}", error.what);
+        assert!(error.what.contains("is not sysfs"), "{}", error.what);
     }
 }

@@ -36,7 +36,7 @@ def read_toml(path: Path, model: type[_Model], writes: str, remedy: Callable[[st
             remedy=f"`{writes}` writes one",
         ) from error
     except UnicodeDecodeError as error:
-        raise BadInputError("this is no text", where=str(path)) from error
+        raise BadInputError("this is not text", where=str(path)) from error
     try:
         return model.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:

@@ -103,12 +103,13 @@ def advise(
         Path | None,
         typer.Option(
             "--gain",
-            help="What a VF saves each packet here: the profile that `planewise boost` writes.",
+            help="Gain profile of this host, which `planewise boost` writes: what a VF saves "
+            "each packet.",
             metavar="FILE",
         ),
     ] = None,
     why_not: Annotated[
-        str | None, typer.Option("--why-not", help="Say why this plane is not the answer.")
+        str | None, typer.Option("--why-not", help="Explain why this plane is not the answer.")
     ] = None,
     show_profile: Annotated[
         bool, typer.Option("--show-profile", help="Print the profile as TOML; advise nothing.")

@@ -24,7 +24,7 @@ def boost(
             metavar="RUN", help="A run of two planes by packet rate, as of experiments/boost.yaml."
         ),
     ],
-    fast: Annotated[str, typer.Option("--plane", help="The plane that is scarce.")] = "vf",
+    fast: Annotated[str, typer.Option("--plane", help="The scarce plane.")] = "vf",
     slow: Annotated[
         str, typer.Option("--against", help="The plane that a guest has without it.")
     ] = "bridge",
@@ -32,8 +32,8 @@ def boost(
         Path | None,
         typer.Option(
             "--moves",
-            help="What `planewise alloc status --json` says on that host after some moves: "
-            "the price of a switch.",
+            help="Output of `planewise alloc status --json` on that host after some moves: the "
+            "price of a switch.",
             metavar="FILE",
         ),
     ] = None,
@@ -42,10 +42,10 @@ def boost(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Say what a plane saves by packet rate and frame size, and write it as the host's profile.
+    """Compute what a plane saves, by packet rate and frame size; write it as a gain profile.
 
-    `planewised` reads it (gain_profile in its configuration): its policy `benefit` then ranks
-    guests by what was measured.
+    `planewised` reads the profile (gain_profile in its configuration): its policy `benefit` then
+    ranks guests by what was measured.
     """
     from planewise.advise.gain import gain_of
     from planewise.advise.gain_profile import profile_of
@@ -87,7 +87,7 @@ def _switch(path: Path) -> SwitchPrice:
     except ValidationError as error:
         place, fault = first_fault(error)
         raise BadInputError(
-            f"this is no status of planewised: {place}: {fault}",
+            f"this is not a status of planewised: {place}: {fault}",
             where=str(path),
             remedy="planewise alloc status --json > FILE",
         ) from error

@@ -27,22 +27,23 @@ def calibrate(
     start: Annotated[
         str,
         typer.Option(
-            "--profile", help="Where to start from, and what is not fitted: a file or a name."
+            "--profile",
+            help="Profile to start from, which also gives what is not fitted: a file or a name.",
         ),
     ] = "xl710-documents",
     name: Annotated[str | None, typer.Option("--name", help="Name of the new profile.")] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Every row beside its prediction, as a table.")
+        bool, typer.Option("--markdown", help="Print a table of every row beside its prediction.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write the profile here.", metavar="FILE")
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Fit what the NIC and the cores of a host need, and say how well it predicts.
+    """Fit a host profile to measured throughput, and report how well it predicts.
 
-    Link, line rate and rings stay those of the profile to start from, and so does what only planes
-    tell that were not measured.
+    Link, line rate and rings stay those of the starting profile, and so does what only a plane that
+    was not measured would show.
     """
     from planewise.advise.calibration import calibrate_rows, table
     from planewise.advise.profiles import find_profile

@@ -52,9 +52,9 @@ def campaign(
     ] = 0.005,
     json: JsonOption = False,
 ) -> None:
-    """Sum up many experiments by aspect, and say how often repeated ones agree.
+    """Summarise many experiments by aspect, and report how often repetitions agree.
 
-    Aspects are what a file's name or a run's cells say of an experiment: kernel, NIC ring, IRQ
+    Aspects describe an experiment, by its file's name or its run's cells: kernel, NIC ring, IRQ
     pinning, platform, plane, duration, ...
     """
     summarise(files, by or [], repetition or [], rule, format_name, plr, json=json)

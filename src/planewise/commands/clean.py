@@ -12,7 +12,7 @@ from planewise.commands.options import JsonOption
 
 def clean(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+        bool, typer.Option("--dry-run", help="Only print what would be removed.")
     ] = False,
     json_: JsonOption = False,
 ) -> None:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Run directories; several are looked at together."),
+        typer.Argument(metavar="RUN…", help="Run directories; several are analysed together."),
     ],
     factor: Annotated[
         str,
         typer.Option(
             "--factor",
-            help="Whose levels are compared; `run` compares runs, `series` planes together with "
-            "those of their background guests.",
+            help="Factor to compare; `run` compares runs, `series` planes together with those "
+            "of their background guests.",
         ),
     ] = "plane",
     metric: Annotated[
@@ -44,7 +44,9 @@ def compare(
     by: Annotated[
         str | None,
         typer.Option(
-            "--by", help="Factor whose levels are looked at apart (default: the load's location)."
+            "--by",
+            help="Factor by whose levels results are compared separately (default: the load's "
+            "location).",
         ),
     ] = None,
     baseline: Annotated[
@@ -57,28 +59,30 @@ def compare(
     ] = 0.05,
     tails: Annotated[
         bool,
-        typer.Option("--tails", help="The 99th and 99.9th percentile of RTT, too."),
+        typer.Option("--tails", help="Also compare the 99th and 99.9th percentiles of RTT."),
     ] = False,
     kendall: Annotated[
-        bool, typer.Option("--kendall", help="Kendall's tau-b of each level with the metric.")
+        bool,
+        typer.Option("--kendall", help="Also print Kendall's tau-b of each level with the metric."),
     ] = False,
     as_published: Annotated[
         bool,
         typer.Option(
             "--as-published",
-            help="The publications' tests of RTT and CPU on pooled readings, too, with a warning.",
+            help="Also run the publications' tests, on pooled readings of RTT and CPU; prints a "
+            "warning.",
         ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare planes, or the levels of any factor, and say what is known of the difference.
+    """Compare planes, or the levels of any factor, and report what is known of the difference.
 
     Pairs are made within blocks, with all else alike. The answer is better, worse, practically the
     same, or not known.
     """
     if not 0 < margin < 1:
         raise BadInputError(
-            f"{margin:g} is no margin between 0 and 1", where="--margin", remedy="5 % is 0.05"
+            f"{margin:g} is not a margin between 0 and 1", where="--margin", remedy="5 % is 0.05"
         )
     # Thousands of small products: threads that wait for each other cost five times their work.
     # numpy reads this when it is loaded, which is below.

@@ -26,8 +26,8 @@ def doctor(
         typer.Option(
             "--bundle",
             metavar="FILE.tar.gz",
-            help="Write what a helper needs to know: host, versions, state and log of the daemon, "
-            "the newest run's description. Secrets and addresses are hidden.",
+            help="Write a support bundle: host, versions, the daemon's state and log, the "
+            "newest run's description. Secrets and addresses are hidden.",
         ),
     ] = None,
     socket: Annotated[
@@ -39,9 +39,9 @@ def doctor(
         typer.Option("--config", help="The daemon's configuration, for --bundle."),
     ] = None,
 ) -> None:
-    """Say which data planes this host can build, and what would disturb a measurement on it.
+    """Report which data planes this host can build, and what would disturb a measurement on it.
 
-    Each plane is tried, in namespaces that are gone again afterwards.
+    Each plane is tried in namespaces that are removed afterwards.
     """
     if bundle is not None:
         _write_bundle(bundle, socket, config)

@@ -41,11 +41,13 @@ def run(
         Path | None, typer.Argument(metavar="DESIGN.yaml", help="What each pair measures.")
     ] = None,
     nodes: Annotated[
-        Path | None, typer.Option("--nodes", help="A file with a host a line.")
+        Path | None, typer.Option("--nodes", help="File with one host a line.")
     ] = None,
     pairs: Annotated[
         int | None,
-        typer.Option("--pairs", help="How many pairs; two a node let it be told from others."),
+        typer.Option(
+            "--pairs", help="Number of pairs; to tell a node from its partners takes two of it."
+        ),
     ] = None,
     out_directory: Annotated[
         Path | None, typer.Option("--out", help="Fleet directory (default: fleets/<time>).")
@@ -58,22 +60,27 @@ def run(
         typer.Option("--index", envvar=JOB_INDEX, help="Measure this pair alone, from 0."),
     ] = None,
     parallel: Annotated[
-        int, typer.Option("--parallel", min=1, help="Pairs of a round that are measured at a time.")
+        int, typer.Option("--parallel", min=1, help="Pairs of a round to measure at a time.")
     ] = 1,
     nic: Annotated[
         str, typer.Option("--nic", help="The interface to use on all nodes (a lab's: pf0).")
     ] = "",
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Of who meets whom (default: from nodes).")
+        int | None,
+        typer.Option(
+            "--seed", min=0, help="Seed of the pairing (default: derived from the nodes)."
+        ),
     ] = None,
     budget_pps: Annotated[
-        float | None, typer.Option("--budget-pps", help="Offer no node more [packet/s].")
+        float | None, typer.Option("--budget-pps", help="Most packets a second to offer to a node.")
     ] = None,
     budget_cpu: Annotated[
-        float | None, typer.Option("--budget-cpu", help="Burn no more of a node's CPUs (0 to 1).")
+        float | None,
+        typer.Option("--budget-cpu", help="Largest share of a node's CPUs to burn (0 to 1)."),
     ] = None,
     budget_time: Annotated[
-        float, typer.Option("--budget-time", help="Measure a node this share of its time at most.")
+        float,
+        typer.Option("--budget-time", help="Largest share of the time in which to measure a node."),
     ] = 1.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the pairs; do nothing.")
@@ -291,11 +298,11 @@ def report(
 ) -> None:
     """Rank a fleet's nodes by plane and metric, and name those that are worse than most.
 
-    A pair belongs to two nodes: their shares are told apart by whom else they met.
+    A pair's result depends on both nodes: each one's share is estimated from all of its pairs.
     """
     if not 0 < margin < 1:
         raise BadInputError(
-            f"{margin:g} is no margin between 0 and 1", where="--margin", remedy="5 % is 0.05"
+            f"{margin:g} is not a margin between 0 and 1", where="--margin", remedy="5 % is 0.05"
         )
     from planewise.fleet.analysis import find
     from planewise.fleet.plan import Fleet

@@ -74,8 +74,8 @@ def judge(
     rule: Annotated[
         str,
         typer.Option(
-            help="Rule of the verdict: planewise, or one of the published as-written, "
-            "as-published, as-coded-intent."
+            help="Rule of the verdict: planewise, or a published one: as-written, as-published, "
+            "as-coded-intent."
         ),
     ] = "planewise",
     format_name: Annotated[
@@ -83,8 +83,8 @@ def judge(
         typer.Option(
             "--from",
             metavar="FORMAT",
-            help="Take the files for this format: run, json, parquet, pastrami, mlrsearch, trex, "
-            "nfvbench, csit, csv. Without, it is recognised.",
+            help="Format of the files: run, json, parquet, pastrami, mlrsearch, trex, nfvbench, "
+            "csit, csv. Recognised by default.",
             show_default=False,
         ),
     ] = None,
@@ -114,7 +114,7 @@ def judge(
         ),
     ] = None,
     require_good: Annotated[
-        bool, typer.Option("--require-good", help="Exit with 3 unless every verdict is GOOD.")
+        bool, typer.Option("--require-good", help="Exit 3 unless every verdict is GOOD.")
     ] = False,
 ) -> None:
     """Judge whether PDR, a single number, can stand for a load-loss curve.
@@ -159,13 +159,13 @@ def checked_rule(rule: str, plr: float) -> Rule:
     """The rule by its name.
 
     Raises:
-        BadInputError: there is no such rule, or `plr` is no ratio.
+        BadInputError: there is no such rule, or `plr` is not a ratio.
     """
     from planewise.judge.verdict import RULES
 
     if not 0 < plr < 1:
         raise BadInputError(
-            f"{plr:g} is no loss ratio between 0 and 1", where="--plr", remedy="0.5 % is 0.005"
+            f"{plr:g} is not a loss ratio between 0 and 1", where="--plr", remedy="0.5 % is 0.005"
         )
     for known in RULES:
         if rule == known:

@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-NameOption = Annotated[str, typer.Option("--name", help="Which lab.")]
+NameOption = Annotated[str, typer.Option("--name", help="Name of the lab.")]
 PfsOption = Annotated[int, typer.Option("--pfs", help="SR-IOV PFs of each host (7 VFs each).")]
 MemoryOption = Annotated[
     int, typer.Option("--memory", metavar="MIB", help="Memory of each host in MiB.")
@@ -49,7 +49,10 @@ def up(
     cpus: CpusOption = 2,
     root: RootOption = Path("/"),
     boot_limit: Annotated[
-        float, typer.Option("--boot-limit", metavar="SECONDS", help="A longer boot hangs.")
+        float,
+        typer.Option(
+            "--boot-limit", metavar="SECONDS", help="Give up when a host takes longer to boot."
+        ),
     ] = 120.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the QEMU command lines; start nothing.")
@@ -64,7 +67,7 @@ def up(
         _print_plan(spec, json)
         return
     if boot_limit <= 0:
-        raise BadInputError(f"{boot_limit:g} is no time to boot in", where="--boot-limit")
+        raise BadInputError(f"{boot_limit:g} is not a time to boot in", where="--boot-limit")
     begun = time.monotonic()
     with ProgressLine(context.obj) as progress:
         status = lab.up(spec, progress, boot_limit)
@@ -90,10 +93,10 @@ def up(
 def run(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run.")],
-    host: Annotated[str, typer.Option("--host", help="a or b.")] = "a",
+    host: Annotated[str, typer.Option("--host", help="Host to run on: a or b.")] = "a",
     name: NameOption = "default",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="In a lab of its own, up and down for this command.")
+        bool, typer.Option("--fresh", help="Bring up a lab for this command alone.")
     ] = False,
     pfs: PfsOption = 1,
     memory: MemoryOption = 2048,
@@ -175,7 +178,7 @@ def _host(text: str) -> HostId:
         return "a"
     if text == "b":
         return "b"
-    raise BadInputError(f"`{text}` is no host of a lab", where="--host", remedy="a or b")
+    raise BadInputError(f"`{text}` is not a host of a lab", where="--host", remedy="a or b")
 
 
 def _print_plan(spec: LabSpec, json: bool) -> None:

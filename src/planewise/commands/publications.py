@@ -36,7 +36,7 @@ def publications(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
-    """Ask runs what the five publications claim: held, did not hold, or cannot be told here.
+    """Check the claims of five publications against runs: held, did not hold, cannot be told here.
 
     A claim is asked of every run that has its planes and factors.
     """

@@ -30,7 +30,7 @@ def quick(
     """
     if not 0.5 <= minutes <= 24 * 60:
         raise BadInputError(
-            f"{minutes:g} minutes is no budget",
+            f"{minutes:g} minutes is not a budget",
             where="--minutes",
             remedy="give between 0.5 and 1440",
         )

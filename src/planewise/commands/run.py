@@ -32,9 +32,7 @@ def run(
     sender: SenderOption = None,
     responder: ResponderOption = None,
     nic: NicOption = "",
-    lab: Annotated[
-        bool, typer.Option("--lab", help="On a lab that is brought up for this run.")
-    ] = False,
+    lab: Annotated[bool, typer.Option("--lab", help="Bring up a lab for this run.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")
     ] = False,
@@ -45,12 +43,14 @@ def run(
         bool,
         typer.Option(
             "--live",
-            help="Show by the second what guests send and what CPUs do, here and on a local page.",
+            help="Show guests' rates and CPU use each second, here and on a local page.",
         ),
     ] = False,
     live_port: Annotated[
         int,
-        typer.Option("--live-port", help="Port of that page, on this machine alone (0: any)."),
+        typer.Option(
+            "--live-port", help="Port of that page on the loopback interface (0: any free one)."
+        ),
     ] = 0,
     json: JsonOption = False,
 ) -> None:

@@ -33,22 +33,33 @@ class SearchOptions:
 
     goals: Annotated[
         list[str] | None,
-        typer.Option("--goal", help="`ndr`, or `pdr:0.005`; may be repeated.", show_default=False),
+        typer.Option(
+            "--goal",
+            help="`ndr`, or `pdr:LOSS_RATIO` such as pdr:0.005; may be repeated.",
+            show_default=False,
+        ),
     ] = None
     algorithm: Annotated[
         str, typer.Option("--algorithm", help="planewise, mlrsearch or binary.")
     ] = "planewise"
     precision: Annotated[
-        float, typer.Option("--precision", help="Half interval that is narrow enough (planewise).")
+        float,
+        typer.Option(
+            "--precision",
+            help="Relative half-width at which an interval is narrow enough (planewise).",
+        ),
     ] = 0.0033
     budget_s: Annotated[
-        float, typer.Option("--budget", help="Seconds of traffic and pauses that may be spent.")
+        float, typer.Option("--budget", help="Most seconds of traffic and pauses to spend.")
     ] = math.inf
     with_verdict: Annotated[
-        bool, typer.Option("--verdict/--no-verdict", help="Judge by a short ladder beyond PDR.")
+        bool,
+        typer.Option(
+            "--verdict/--no-verdict", help="Also judge, by a short ladder of loads beyond PDR."
+        ),
     ] = True
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of the search and of --synthetic.")
+        int, typer.Option("--seed", min=0, help="Seed of the search and of --synthetic.")
     ] = 1
 
     def goals_and_algorithm(self) -> tuple[tuple[Goal, ...], Algorithm]:
@@ -66,7 +77,9 @@ def search(
     synthetic: Annotated[
         str | None,
         typer.Option(
-            "--synthetic", metavar="NAME", help="A simulated system whose truth is known; `list`."
+            "--synthetic",
+            metavar="NAME",
+            help="Search a simulated system whose truth is known; `list` names them.",
         ),
     ] = None,
     out: RunOption = None,
@@ -82,7 +95,7 @@ def search(
         return
     if not 0.0001 <= settings.precision <= 0.2:
         raise BadInputError(
-            f"{settings.precision:g} is no precision for a load",
+            f"{settings.precision:g} is not a precision for a load",
             where="--precision",
             remedy="0.0001 to 0.2",
         )

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 SenderOption = Annotated[
     str | None,
     typer.Option(
-        "--sender", metavar="HOST", help="ssh://server, lab:a or k8s://node, not this machine."
+        "--sender",
+        metavar="HOST",
+        help="Host that sends, in place of this machine: ssh://server, lab:a or k8s://node.",
     ),
 ]
 ResponderOption = Annotated[
-    str | None, typer.Option("--responder", metavar="HOST", help="The same for the responder.")
+    str | None,
+    typer.Option("--responder", metavar="HOST", help="Host that answers, in the same form."),
 ]
 NicOption = Annotated[
     str, typer.Option("--nic", help="The interface to use on both (a lab's: pf0).")
@@ -53,10 +56,10 @@ class SutOptions:
     """What is measured: one of `--plane`, `--router`, or `--tx` with `--rx`."""
 
     plane: Annotated[
-        str | None, typer.Option("--plane", help="Through this plane, in a testbed of its own.")
+        str | None, typer.Option("--plane", help="Measure this plane, in a testbed built for it.")
     ] = None
     router: Annotated[
-        bool, typer.Option("--router", help="Through a host that routes in its kernel.")
+        bool, typer.Option("--router", help="Measure a host that routes in its kernel.")
     ] = False
     tx: Annotated[
         str | None, typer.Option("--tx", metavar="IF[@NETNS]", help="Send by this interface.")
@@ -70,9 +73,12 @@ class SutOptions:
     next_hop_mac: Annotated[
         str, typer.Option("--dst-mac", metavar="MAC", help="Next hop; else the kernel resolves it.")
     ] = ""
-    ip_version: Annotated[int, typer.Option("--ip", help="4 or 6.")] = 4
+    ip_version: Annotated[int, typer.Option("--ip", help="IP version: 4 or 6.")] = 4
     guest: Annotated[
-        str, typer.Option("--guest", help="What sends and receives: namespace, container or vm.")
+        str,
+        typer.Option(
+            "--guest", help="Kind of guest that sends and receives: namespace, container or vm."
+        ),
     ] = "namespace"
     path: Annotated[
         str,
@@ -82,7 +88,8 @@ class SutOptions:
     responder: ResponderOption = None
     nic: NicOption = ""
     size_bytes: Annotated[
-        int | None, typer.Option("--size", help="Frame with FCS; default the smallest.")
+        int | None,
+        typer.Option("--size", help="Frame size with FCS [bytes]; default: the smallest."),
     ] = None
 
     @property
@@ -174,7 +181,7 @@ def _check_addresses(destination: str, next_hop_mac: str, version: IpVersion) ->
         found_version = ipaddress.ip_address(destination).version
     except ValueError as error:
         raise BadInputError(
-            f"'{destination}' is no IP address",
+            f"'{destination}' is not an IP address",
             where="--dst",
             remedy="give one such as 198.18.0.2; names are not looked up",
         ) from error
@@ -186,7 +193,7 @@ def _check_addresses(destination: str, next_hop_mac: str, version: IpVersion) ->
         )
     if next_hop_mac and not re.fullmatch(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}|rx", next_hop_mac):
         raise BadInputError(
-            f"'{next_hop_mac}' is no MAC address",
+            f"'{next_hop_mac}' is not a MAC address",
             where="--dst-mac",
             remedy="write it as 02:00:00:00:00:01, or rx for that of --rx",
         )

@@ -30,9 +30,14 @@ def sweep(
     context: typer.Context,
     options: SutOptions,
     loads: Annotated[
-        str, typer.Option("--loads", help="`auto`, or offered loads: 100k,200k,300k.")
+        str,
+        typer.Option(
+            "--loads", help="`auto`, or offered loads [packet/s], such as 100k,200k,300k."
+        ),
     ] = "auto",
-    steps: Annotated[int, typer.Option("--steps", help="Loads of an automatic ladder.")] = 9,
+    steps: Annotated[
+        int, typer.Option("--steps", help="Number of loads of an automatic ladder.")
+    ] = 9,
     runs: Annotated[
         int | None,
         typer.Option(
@@ -41,14 +46,15 @@ def sweep(
             show_default=False,
         ),
     ] = None,
-    duration_s: Annotated[float, typer.Option("--duration", help="Of a trial, in s.")] = 0.5,
+    duration_s: Annotated[float, typer.Option("--duration", help="Duration of a trial [s].")] = 0.5,
     until_verdict: Annotated[
         bool,
         typer.Option(
-            "--until-verdict", help="Place trials where they decide; --runs is then the mean limit."
+            "--until-verdict",
+            help="Place trials where they decide the verdict; --runs then limits their mean.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Order of the trials.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the trials' order.")] = 1,
     out: RunOption = None,
     require_good: RequireGoodOption = False,
     json: JsonOption = False,
@@ -69,7 +75,7 @@ def sweep(
             raise BadInputError(f"{value} is too few, at least {low}", where=option)
     if not 0.01 <= duration_s <= 3600:
         raise BadInputError(
-            f"{duration_s:g} s is no duration for a trial",
+            f"{duration_s:g} s is not a duration for a trial",
             where="--duration",
             remedy="0.01 to 3600",
         )
@@ -111,7 +117,7 @@ def parse_loads(text: str) -> tuple[float, ...]:
             rate = float("nan")
         if not 0 < rate <= 1e9:
             raise BadInputError(
-                f"`{part.strip()}` is no rate", where="--loads", remedy="write 100k,200k or 1.5M"
+                f"`{part.strip()}` is not a rate", where="--loads", remedy="write 100k,200k or 1.5M"
             )
         rates.append(rate)
     if len(set(rates)) < 2:

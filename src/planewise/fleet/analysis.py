@@ -123,7 +123,7 @@ def find(
     """Reads all run directories of a fleet and judges its nodes.
 
     Raises:
-        BadInputError: no pair is measured, or a metric is no ratio or does not exist.
+        BadInputError: no pair is measured, or a metric is not a ratio or does not exist.
     """
     samples, hosts, emulated = _read(fleet)
     if not samples:

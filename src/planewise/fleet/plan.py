@@ -151,13 +151,13 @@ class Fleet:
 
     @classmethod
     def open(cls, path: Path) -> Fleet:
-        """Reads fleet.json. BadInputError when `path` is no fleet directory."""
+        """Reads fleet.json. BadInputError when `path` is not a fleet directory."""
         file = path / PLAN_FILE
         try:
             return cls(path, FleetPlan.model_validate_json(file.read_bytes()))
         except OSError as error:
             raise BadInputError(
-                f"this is no fleet directory: {PLAN_FILE} cannot be read ({error.strerror})",
+                f"this is not a fleet directory: {PLAN_FILE} cannot be read ({error.strerror})",
                 where=str(path),
                 remedy="name the directory that `planewise fleet run` wrote",
             ) from error

@@ -212,7 +212,7 @@ class LoadPoint:
     def __post_init__(self) -> None:
         """BadInputError when the load is not a positive number or there is no run."""
         if not (math.isfinite(self.offered_pps) and self.offered_pps > 0):
-            raise BadInputError(f"an offered load of {self.offered_pps} packet/s is no load")
+            raise BadInputError(f"an offered load of {self.offered_pps} packet/s is not a load")
         if len(self.runs) == 0:
             raise BadInputError(f"no run at the offered load {self.offered_pps:.0f} packet/s")
         object.__setattr__(self, "runs", RunTable.of(self.runs))
@@ -429,7 +429,7 @@ def _counts(values: ArrayLike, name: str) -> Ints:
         bad = ~np.isfinite(array)
         if bad.any():
             index = int(np.argmax(bad))
-            raise BadInputError(f"run {index + 1}: {array[index]} packets {name} is no count")
+            raise BadInputError(f"run {index + 1}: {array[index]} packets {name} is not a count")
     return _column(array, np.int64)
 
 
@@ -438,7 +438,7 @@ def _column(values: ArrayLike, kind: type[Any]) -> NDArray[Any]:
         array = np.asarray(values).astype(kind)
     except (TypeError, ValueError, OverflowError) as error:
         raise BadInputError(
-            f"a column of runs holds something that is no number: {error}"
+            f"a column of runs holds something that is not a number: {error}"
         ) from error
     array = np.ascontiguousarray(array)
     array.setflags(write=False)

@@ -191,7 +191,7 @@ def judge(
     `rule` decides the word; intervals, score and warnings are the same for all rules.
     `plr` is a ratio (0.005 is 0.5 %), `eta` the TIR below which a step is shown as saturated (no
     rule uses it), `draws` the number of drawn curves. BadInputError for an unknown rule or a limit
-    that is no ratio.
+    that is not a ratio.
     """
     _check(rule, plr)
     whole, curve = curve, curve.tested
@@ -440,11 +440,11 @@ def _unmeasured(offered: Floats, pdr_pps: float) -> Unseen | None:
 def _check(rule: str, plr: float) -> None:
     if rule not in RULES:
         raise BadInputError(
-            f"{rule} is no rule", where="--rule", remedy=f"choose one of {', '.join(RULES)}"
+            f"{rule} is not a rule", where="--rule", remedy=f"choose one of {', '.join(RULES)}"
         )
     if not 0 < plr < 1:
         raise BadInputError(
-            f"a loss limit of {plr} is no ratio between 0 and 1", remedy="0.5 % is 0.005"
+            f"a loss limit of {plr} is not a ratio between 0 and 1", remedy="0.5 % is 0.005"
         )
 
 

@@ -39,7 +39,7 @@ def root(spec: LabSpec) -> None:
     for package, file in _NEEDED.items():
         if spec.root != "/" and not (Path(spec.root) / "usr" / file).is_file():
             raise BadInputError(
-                f"{spec.root} is no root that a host can boot from: it has no /usr/{file}",
+                f"{spec.root} is not a root that a host can boot from: it has no /usr/{file}",
                 where="--root",
                 remedy=f"make it of a Debian or Ubuntu release with {package}, as mmdebstrap does",
             )

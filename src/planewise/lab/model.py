@@ -50,7 +50,7 @@ class LabSpec:
         """
         if not _NAME.fullmatch(self.name):
             raise BadInputError(
-                f"`{self.name}` is no name for a lab",
+                f"`{self.name}` is not a name for a lab",
                 where="--name",
                 remedy="up to 24 small letters, digits and hyphens, such as `default`",
             )

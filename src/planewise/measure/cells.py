@@ -198,7 +198,7 @@ def _combinations(design: Design) -> Iterator[tuple[str, dict[str, Level]]]:
 def _forwarders(levels: Mapping[str, Level], design: Design) -> Iterator[dict[str, Level]]:
     """The factor `forwarder`, once for each of the design's functions that a combination is of.
 
-    What forwards on a plane where nothing is said is no level: such cells are those of designs
+    What forwards on a plane where nothing is said is not a level: such cells are those of designs
     without `functions`.
     """
     if not design.functions:

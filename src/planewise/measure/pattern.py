@@ -48,11 +48,12 @@ def checked(level: str) -> str:
     """The level as it is written in a design.
 
     Raises:
-        ValueError: it is no pattern.
+        ValueError: it is not a pattern.
     """
     if not re.match(FORM, level):
         raise ValueError(
-            f"`{level}` is no pattern: write `steady`, or `bursts of 100 every 10 ms` (us, ms or s)"
+            f"`{level}` is not a pattern: write `steady`, or `bursts of 100 every 10 ms` "
+            "(us, ms or s)"
         )
     bursts = bursts_of(level)
     if bursts is not None and not 0 < bursts.every_s <= LONGEST_PAUSE_S:

@@ -126,7 +126,7 @@ def _unknown_level(design: Design) -> Problem | None:
                     if level not in known:
                         return Problem(
                             ("constraints", number, part, factor),
-                            f"{level} is no level of `factors.{factor}`",
+                            f"{level} is not a level of `factors.{factor}`",
                             f"its levels: {', '.join(str(one) for one in known)}",
                         )
     return None

@@ -173,7 +173,7 @@ class RunData:
     """Everything that a report shows, computed when it is first asked for."""
 
     def __init__(self, run: RunReader) -> None:
-        """Reads the trials. BadInputError for a line that is no trial record."""
+        """Reads the trials. BadInputError for a line that is not a trial record."""
         self.run = run
         self.info = run.info
         self.trials: list[TrialRecord] = run.trials()

@@ -4,8 +4,8 @@ A level is what a cell's label promises: the rate of the probes (of bursts that 
 often they come), and the strength of the background load where the design sets one; guests that do
 as much as they can are a load by their number. A trial that did not keep a level within `TOLERANCE`
 measured another cell: it is shown with what it achieved, and counts in no comparison, average or
-recommendation at that level. The offered load of a load trial is no level of its cell, but its own;
-`TrialRecord.limits` tells of it.
+recommendation at that level. The offered load of a load trial is not a level of its cell, but its
+own: see `TrialRecord.limits`.
 """
 
 from __future__ import annotations

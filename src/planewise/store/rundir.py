@@ -124,7 +124,7 @@ def check_free(path: Path) -> None:
     """Whether a run may go to `path`, before minutes are spent on measuring. Writes nothing.
 
     Raises:
-        BadInputError: it holds something, or is no directory.
+        BadInputError: it holds something, or is not a directory.
         StorageError: it may not be made or written.
     """
     try:
@@ -145,7 +145,7 @@ def check_free(path: Path) -> None:
     except OSError as error:
         raise _unwritable(path, error.strerror or str(error)) from error
     if not above.is_dir():
-        raise _unwritable(path, f"{above} is no directory")
+        raise _unwritable(path, f"{above} is not a directory")
     if not os.access(above, os.W_OK | os.X_OK):
         raise _unwritable(path, f"{above} may not be written to")
 

@@ -75,17 +75,17 @@ def parse_node(text: str) -> NodeTarget:
         parts = urlsplit(text)
         options = parse_qsl(parts.query, strict_parsing=bool(parts.query))
     except ValueError as error:
-        raise BadInputError(f"`{text}` is no host: {error}", remedy=remedy) from error
+        raise BadInputError(f"`{text}` is not a host: {error}", remedy=remedy) from error
     node = re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", parts.netloc)
     if parts.scheme != "k8s" or not node or parts.path or parts.fragment:
-        raise BadInputError(f"`{text}` is no host", remedy=remedy)
+        raise BadInputError(f"`{text}` is not a host", remedy=remedy)
     named = dict(options)
     unknown = sorted(set(named) - {"namespace", "image", "context"})
     if unknown or len(named) < len(options):
         what = f"`{unknown[0]}` is unknown" if unknown else "something is said twice"
-        raise BadInputError(f"`{text}` is no host: {what}", remedy=remedy)
+        raise BadInputError(f"`{text}` is not a host: {what}", remedy=remedy)
     if "namespace" in named and not re.fullmatch(_LABEL, named["namespace"]):
-        raise BadInputError(f"`{text}` is no host: that is no namespace", remedy=remedy)
+        raise BadInputError(f"`{text}` is not a host: that is not a namespace", remedy=remedy)
     return NodeTarget(text, parts.netloc, **named)
 
 

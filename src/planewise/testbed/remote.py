@@ -50,9 +50,9 @@ def parse_target(text: str) -> SshTarget:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise BadInputError(f"`{text}` is no host: {error}", remedy=remedy) from error
+        raise BadInputError(f"`{text}` is not a host: {error}", remedy=remedy) from error
     if parts.scheme != "ssh" or not parts.hostname or parts.path.strip("/") or parts.password:
-        raise BadInputError(f"`{text}` is no host", remedy=remedy)
+        raise BadInputError(f"`{text}` is not a host", remedy=remedy)
     return SshTarget(text, parts.hostname, parts.username, port)
 
 
@@ -65,7 +65,7 @@ def parse_lab(text: str) -> tuple[str, lab.HostId]:
     match = re.fullmatch(r"lab:(?:(?P<name>[a-z0-9][a-z0-9-]*)/)?(?P<host>[ab])", text)
     if match is None:
         raise BadInputError(
-            f"`{text}` is no host of a lab", remedy="lab:a and lab:b, or lab:NAME/a"
+            f"`{text}` is not a host of a lab", remedy="lab:a and lab:b, or lab:NAME/a"
         )
     return match["name"] or "default", "a" if match["host"] == "a" else "b"
 

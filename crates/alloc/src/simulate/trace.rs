@@ -142,7 +142,7 @@ impl<R: Read> Trace<R> {
         let [time, guest, rate] = self.columns.map(|at| self.record.get(at).unwrap_or_default());
         let number = |text: &str, most: f64, name: &str| {
             text.parse().ok().filter(|value| (0.0..=most).contains(value)).ok_or_else(|| {
-                let what = format!("{text:?} is no {name}");
+                let what = format!("{text:?} is not a {name}");
                 self.wrong(line, &what, &format!("give a number from 0 to {most:e}"))
             })
         };
@@ -285,9 +285,9 @@ mod tests {
             ),
             ("5,a,1\n4,a,1\n", "t.csv:3: time runs back from 5 to 4 s"),
             ("0,a,1\n0,a,2\n", "t.csv:3: guest \"a\" is there twice at 0 s"),
-            ("0,a,-1\n", "t.csv:2: \"-1\" is no rate"),
-            ("0,a,NaN\n", "t.csv:2: \"NaN\" is no rate"),
-            ("noon,a,1\n", "t.csv:2: \"noon\" is no time in seconds"),
+            ("0,a,-1\n", "t.csv:2: \"-1\" is not a rate"),
+            ("0,a,NaN\n", "t.csv:2: \"NaN\" is not a rate"),
+            ("noon,a,1\n", "t.csv:2: \"noon\" is not a time in seconds"),
             ("0,,1\n", "t.csv:2: the guest has no name"),
             ("0,a\n", "t.csv: CSV error"),
         ] {

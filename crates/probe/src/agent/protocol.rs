@@ -66,7 +66,7 @@ impl Requests {
 }
 
 fn parse(line: &[u8]) -> ParsedRequest {
-    serde_json::from_slice(line).map_err(|error| format!("this is no request: {error}"))
+    serde_json::from_slice(line).map_err(|error| format!("this is not a request: {error}"))
 }
 
 /// The bytes of an answer: what a command returned, or why it could not be done.

@@ -177,7 +177,7 @@ impl Service {
                 "separated" => true,
                 other => return Err(format!("capture-output {other} is not supported")),
             },
-            _ => return Err("capture-output is no boolean and no mode".into()),
+            _ => return Err("capture-output is neither a boolean nor a mode".into()),
         };
         let input = exec.input_data.as_deref().map(decode).transpose()?;
         let output = || if captured { Stdio::piped() } else { Stdio::null() };
@@ -308,7 +308,7 @@ fn read<T: DeserializeOwned>(arguments: &Value) -> std::result::Result<T, String
 }
 
 fn decode(text: &str) -> std::result::Result<Vec<u8>, String> {
-    BASE64.decode(text).map_err(|error| format!("this is no base64: {error}"))
+    BASE64.decode(text).map_err(|error| format!("this is not base64: {error}"))
 }
 
 fn capture(mut pipe: impl Read + Send + 'static) -> Capture {

@@ -66,7 +66,7 @@ impl Live {
             return Err(unable("the interface is no Ethernet"));
         }
         let ip = departure.frame.get(ETHERNET_HEADER_BYTES..).and_then(wire::parse_ip);
-        let ip = ip.ok_or_else(|| unable("the kernel's own probe is no plain IP packet"))?;
+        let ip = ip.ok_or_else(|| unable("the kernel's own probe is not a plain IP packet"))?;
         let upper_at = ip.payload.as_ptr().addr() - departure.frame.as_ptr().addr();
         if upper_at != ETHERNET_HEADER_BYTES + wire::ip_header_bytes(ip.source) {
             return Err(unable("the kernel's own probe has IP options"));

@@ -103,7 +103,7 @@ impl PacketTransport {
         }
         let mut frame = departure.frame.clone();
         let ip = wire::parse_ip(&frame[ETHERNET_HEADER_BYTES..])
-            .ok_or_else(|| unsuitable("the kernel's own probe is no plain IP packet"))?;
+            .ok_or_else(|| unsuitable("the kernel's own probe is not a plain IP packet"))?;
         let (source, target) = (ip.source, ip.destination);
         let upper_at = ip.payload.as_ptr().addr() - frame.as_ptr().addr();
         let upper_bytes = ip.payload.len();

@@ -38,7 +38,7 @@ pub enum Probe {
 /// What an answer says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// Sequence number of the packet answered; with [`WARMUP_BIT`] it is no sample.
+    /// Sequence number of the packet answered; with [`WARMUP_BIT`] it is not a sample.
     pub sequence: u64,
     /// Time in the reflector [ns]; -1 when unknown.
     pub residence_ns: i32,
@@ -188,7 +188,7 @@ mod tests {
     fn only_replies_to_this_run_are_answers() {
         let mut message = [0; 26];
         ECHO.write(&mut message, 3, 0);
-        assert_eq!(ECHO.answer(&message, 0), None, "a request is no answer");
+        assert_eq!(ECHO.answer(&message, 0), None, "a request is not an answer");
         message[0] = 0;
         assert_eq!(ECHO.answer(&message, 0), Some(Answer { sequence: 3, residence_ns: -1 }));
         assert_eq!(Probe::Echo { ipv6: false, identifier: 1 }.answer(&message, 0), None);

@@ -78,7 +78,7 @@ pub struct PassedProbe {
     pub sequence: Sequence,
     /// Whether it is the answer.
     pub reply: bool,
-    /// Whether it warms up the path and is no sample.
+    /// Whether it warms up the path and is not a sample.
     pub warmup: bool,
 }
 

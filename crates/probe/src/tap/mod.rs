@@ -106,7 +106,7 @@ impl<T: FromStr<Err: std::fmt::Display>> FromStr for Named<T> {
     fn from_str(text: &str) -> Result<Self> {
         let wrong = |why: String| {
             Error::bad_input(
-                format!("'{text}' is no capture point: {why}"),
+                format!("'{text}' is not a capture point: {why}"),
                 "write NAME=IF, NAME=IF@NETNS or NAME=FILE",
             )
         };

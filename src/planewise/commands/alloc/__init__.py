@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 POLICIES = ("fair", "activity", "benefit", "static")
 
 app = typer.Typer(
-    help="Who gets a VF: see, plan and order what the daemon does; try policies on made-up hosts.",
+    help="Who gets a VF: ask and order the daemon; simulate policies on made-up hosts.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -94,7 +94,7 @@ def pin(guest: GuestName, at: Socket = None) -> None:
 
 @app.command()
 def exclude(guest: GuestName, at: Socket = None) -> None:
-    """Let a guest have no VF."""
+    """Never give a guest a VF."""
     _stance(guest, "excluded", at)
 
 
@@ -112,7 +112,7 @@ def _stance(guest: str, stance: str, at: Path | None) -> None:
 
 @app.command()
 def unmark(guest: GuestName, at: Socket = None) -> None:
-    """Say that a guest that did not answer is well again."""
+    """Clear the mark of a guest that did not answer, so that it may have a VF again."""
     from planewise.commands.alloc.client import guest_path
 
     _order(_client(at), "DELETE", guest_path(guest, "mark"))

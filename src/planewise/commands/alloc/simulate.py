@@ -42,32 +42,34 @@ def simulate(
     vfs: Annotated[int | None, typer.Option("--vfs", help="VFs of the host.", min=0)] = None,
     profile: Annotated[
         Path | None,
-        typer.Option("--profile", help="Take gain and price of a switch from this gain profile."),
+        typer.Option("--profile", help="Gain profile that gives gain and price of a switch."),
     ] = None,
     duration: Annotated[
         int | None, typer.Option("--duration", help="How long to play [s].", min=1)
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="For what is random.", min=0)] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed of all that is random.", min=0)
+    ] = None,
     hosts: Annotated[
-        int | None, typer.Option("--hosts", help="How many such hosts there are.", min=1)
+        int | None, typer.Option("--hosts", help="Number of such hosts.", min=1)
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", help="Play this policy only; again for more.")
+        list[str] | None, typer.Option("--policy", help="Play only this policy; may be repeated.")
     ] = None,
     unbounded: Annotated[
         bool, typer.Option("--unbounded", help="As FlexVF: all moves at once, no residency.")
     ] = False,
     shard: Annotated[
         str | None,
-        typer.Option("--shard", help="I/N: play every N-th host only; prints JSON for --merge."),
+        typer.Option("--shard", help="I/N: play every N-th host only, and print JSON for --merge."),
     ] = None,
     merge: Annotated[
         list[Path] | None,
-        typer.Option("--merge", help="Add up what a shard printed; again for each."),
+        typer.Option("--merge", help="Add up the output of shards; may be repeated."),
     ] = None,
     recording: Annotated[
         Path | None,
-        typer.Option("--recording", help="Decide again on all that a daemon recorded."),
+        typer.Option("--recording", help="Replay a daemon's recording, and check each decision."),
     ] = None,
     json_: JsonOption = False,
 ) -> None:

@@ -99,7 +99,7 @@ class Between:
         return _share(1 - (after.idle_s - before.idle_s) / total) if total > 0 else 0.0
 
     def got(self, task: str, cpus: int = 1) -> float | None:
-        """Share of the time that a task had its CPUs; None where it is no thread of its own."""
+        """Share of the time that a task had its CPUs; None where it is not a thread of its own."""
         if task not in self.last.tasks_s:
             return None
         spent = self.last.tasks_s[task] - self.first.tasks_s.get(task, 0.0)

@@ -220,7 +220,7 @@ class ChainStage:
         return look(self._pair.machines[FUNCTIONS], with_vfs=True)
 
     def _place(self, chain: Chain) -> Placement:
-        # The kernel's bridge is no task: its work is done where a frame comes from.
+        # The kernel's bridge is not a task: its work is done where a frame comes from.
         first = [SWITCH] if chain.plane == "vhost-user" else []
         if self._pair is None and (not first or self._uplink):
             first.append(GENERATOR)

@@ -34,7 +34,7 @@ class Goal:
     """A trial is good when it loses at most this share, 0 ≤ share < 1."""
 
     def __post_init__(self) -> None:
-        """BadInputError when the share is no share."""
+        """BadInputError when the share is not a share."""
         if not (math.isfinite(self.loss_ratio) and 0 <= self.loss_ratio < 1):
             raise BadInputError(
                 f"a goal's loss ratio must lie between 0 and 1, not {self.loss_ratio}",
@@ -66,7 +66,7 @@ class Goal:
             if 0 < value < 1:
                 return cls(value)
         raise BadInputError(
-            f"'{text}' is no search goal", remedy="write ndr, or pdr:0.005 for half a per cent"
+            f"'{text}' is not a search goal", remedy="write ndr, or pdr:0.005 for half a per cent"
         )
 
 

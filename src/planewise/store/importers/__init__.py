@@ -5,7 +5,7 @@
     parse(text, path)           the curves in a file's text, as store.loads.LoadTrials; `path` only
                                 names it. BadInputError with file and line for anything else
 
-What is no text (a directory, Parquet) has `read(path)` in place of `parse`.
+A format that is not text (a directory, Parquet) has `read(path)` in place of `parse`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def recognise(head: bytes, path: Path) -> float:
 
 
 def read(path: Path) -> list[LoadTrials]:
-    """A curve a cell. BadInputError for what is no run directory or has no load trials."""
+    """A curve a cell. BadInputError for what is not a run directory or has no load trials."""
     from planewise.store.rundir import RUN_FILE, RunReader
 
     directory = path if path.is_dir() else path.parent
