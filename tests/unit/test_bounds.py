@@ -15,7 +15,7 @@ from planewise.advise.demand import Workload
 from planewise.advise.evidence import gather
 from planewise.advise.measured import hold_to_latency, with_evidence
 from planewise.advise.model.capacity import ChainWorkload
-from planewise.advise.ranked import Known
+from planewise.advise.ranked import EvidenceBase
 from planewise.advise.ranked import PlaneForecast as Advised
 from planewise.advise.recommend import recommend
 from planewise.advise.table import cells
@@ -178,7 +178,7 @@ def test_an_advice_takes_no_bound_for_a_measurement_that_decides(
         assert (f"guests: {rate.bound} " in told) == (rate.bound != "exact")
         tail = evidence.rtt_p99["none"]
         assert (f"{tail.bound} " in cells(advised)[5]) == (tail.bound != "exact")
-        held, _ = hold_to_latency(unknown, Known(None, (evidence,)), workload)
+        held, _ = hold_to_latency(unknown, EvidenceBase(None, (evidence,)), workload)
         if tail.bound == "exact":
             assert held.meets_latency == (tail.value <= goal_ns)
         else:

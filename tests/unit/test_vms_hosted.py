@@ -23,7 +23,7 @@ from planewise.testbed.setting import Setting
 from planewise.testbed.vms.arrangement import VmArrangement
 from planewise.testbed.vms.domain import Passthrough, nic_xml
 from planewise.testbed.vms.resources import VmResources, shortage
-from planewise.testbed.vms.saved import head_for, read
+from planewise.testbed.vms.saved import read, saved_header
 
 VM_PLANES = [plane.name for plane in PLANES if isinstance(plane, VmPlane)]
 
@@ -133,7 +133,7 @@ def test_a_kept_guest_wakes_under_another_name_with_the_same_memory(
 ) -> None:
     kept = read(saved_file(tmp_path, XML, cookie, b"memory"))
     assert kept.path.read_bytes()[kept.stream_at :] == b"memory"
-    head = head_for(kept, "pw-1-sm1", "/new.console")
+    head = saved_header(kept, "pw-1-sm1", "/new.console")
     again = tmp_path / "again.save"
     again.write_bytes(head + b"memory")
     woken = read(again)
@@ -146,7 +146,9 @@ def test_a_kept_guest_wakes_under_another_name_with_the_same_memory(
     assert console.get("path") == "/new.console"
     assert domain.find("devices/channel/source") is None
     assert domain.find("seclabel") is None
-    assert head_for(kept, "pw-1-sm1", "/x") != head_for(kept, "pw-1-sm1", "/x"), "one UUID each"
+    assert saved_header(kept, "pw-1-sm1", "/x") != saved_header(kept, "pw-1-sm1", "/x"), (
+        "one UUID each"
+    )
 
 
 @given(st.binary(max_size=200))

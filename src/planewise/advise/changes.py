@@ -12,7 +12,7 @@ from planewise.advise.demand import (
     Workload,
 )
 from planewise.advise.model.capacity import LONGEST
-from planewise.advise.ranked import Known, PlaneForecast, words_of
+from planewise.advise.ranked import EvidenceBase, PlaneForecast, words_of
 from planewise.advise.ranking import rank
 
 _SIZES = (64, 128, 256, 512, 1024, 1518)
@@ -32,7 +32,7 @@ _ASKED_MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def changes(known: Known, workload: Workload, best: PlaneForecast) -> Iterator[Statement]:
+def changes(known: EvidenceBase, workload: Workload, best: PlaneForecast) -> Iterator[Statement]:
     """Where the answer is another, found by asking the model again."""
     chain = workload.chain
     if workload.application == "polling":
@@ -97,7 +97,7 @@ def _with_functions(workload: Workload, vnfs: int) -> Workload:
 
 
 def _flips(
-    known: Known,
+    known: EvidenceBase,
     workload: Workload,
     best: PlaneForecast,
     others: Sequence[tuple[object, Workload]],

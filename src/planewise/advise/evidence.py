@@ -123,7 +123,7 @@ def gather(run: str, trials: Iterable[TrialRecord], info: RunInfo) -> tuple[Evid
             rtt_p50=_by_load(places["rtt_p50"], plane),
             rtt_p99=_by_load(places["rtt_p99"], plane),
             forwarded=_idle_first(_by_load(places["forwarded"], plane)),
-            forwarded_bytes=_one_size(done, plane),
+            forwarded_bytes=_common_size(done, plane),
             cpu=_by_load(places["cpu"], plane).get(ALL_LOADS),
             lost=sum(trial.counts.lost for trial in _rtt(done, plane) if trial.counts),
             sent=sum(trial.counts.sent for trial in _rtt(done, plane) if trial.counts),
@@ -224,7 +224,7 @@ def _idle_first(places: Mapping[str, RankedPlane]) -> RankedPlane | None:
     return places.get("none") or places.get(ALL_LOADS)
 
 
-def _one_size(trials: Iterable[TrialRecord], plane: str) -> int | None:
+def _common_size(trials: Iterable[TrialRecord], plane: str) -> int | None:
     sizes = {
         trial.load.size_bytes
         for trial in trials

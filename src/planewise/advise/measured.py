@@ -14,7 +14,7 @@ from planewise.advise.demand import (
 )
 from planewise.advise.evidence import LOAD_WORDS, ChainSeen, Evidence
 from planewise.advise.model.capacity import ChainWorkload
-from planewise.advise.ranked import MODELLED, Known, PlaneForecast, hold_to_rate
+from planewise.advise.ranked import MODELLED, EvidenceBase, PlaneForecast, hold_to_rate
 from planewise.advise.recommend import value_of
 from planewise.judge.statistics.sentences import bound_text
 from planewise.store.models import RankedPlane
@@ -160,7 +160,7 @@ def _seen(seen: Evidence) -> Iterator[Statement]:
 
 
 def hold_to_latency(
-    one: PlaneForecast, known: Known, workload: Workload
+    one: PlaneForecast, known: EvidenceBase, workload: Workload
 ) -> tuple[PlaneForecast, list[Statement]]:
     """With what is known of the latency goal; and why the plane cannot keep it."""
     goal = workload.latency_ns
@@ -191,7 +191,7 @@ def hold_to_latency(
         for tail in seen.tails
     ]
     if tails:
-        return _hold_to_tails(one, goal, tails)
+        return _check_tails(one, goal, tails)
     bound = f"at least {time_text(one.floor_ns)} by the model; " if one.floor_ns is not None else ""
     statement = Statement(
         f"Whether it keeps {wanted} is not known: {bound}`--run` takes a measurement.", "model"
@@ -201,7 +201,7 @@ def hold_to_latency(
     ), []
 
 
-def _hold_to_tails(
+def _check_tails(
     one: PlaneForecast, goal: float, tails: Sequence[tuple[RankedPlane, str]]
 ) -> tuple[PlaneForecast, list[Statement]]:
     """What measured 99th percentiles say of the goal [ns]: one that is missed once is not kept,

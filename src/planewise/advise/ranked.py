@@ -67,7 +67,7 @@ class PlaneForecast:
 
 
 @dataclass(frozen=True)
-class Known:
+class EvidenceBase:
     """All that an answer rests on."""
 
     profile: Profile | None

@@ -18,7 +18,7 @@ from planewise.advise.measured import hold_to_latency, of_neighbours, too_much_c
 from planewise.advise.model.capacity import Plane, Prediction, predict
 from planewise.advise.model.latency import floor_ns, line_ns
 from planewise.advise.model.profile import Profile
-from planewise.advise.ranked import ALIKE, MODELLED, Known, PlaneForecast, hold_to_rate
+from planewise.advise.ranked import ALIKE, MODELLED, EvidenceBase, PlaneForecast, hold_to_rate
 from planewise.units import rate_text
 
 _POLLED_VIRTIO_PPS = 0.08e6
@@ -29,9 +29,9 @@ _LATENCY_ORDER = ("vf-passthrough", "vhost-user", "virtio-bridge")
 """Lowest round-trip times first: VFs below bridges by both studies; polling lies between."""
 
 
-def rank(known: Known, workload: Workload) -> tuple[PlaneForecast, ...]:
+def rank(known: EvidenceBase, workload: Workload) -> tuple[PlaneForecast, ...]:
     """All planes, the most suitable first."""
-    ranked = [_weigh(known, workload, plane) for plane in known.planes]
+    ranked = [_forecast(known, workload, plane) for plane in known.planes]
     most = max((one.pps for one in ranked if one.possible and one.pps is not None), default=None)
     # Of a rate that may be higher no share can be told, nor of another one by it.
     known_most = most and not any(one.at_least and one.pps == most for one in ranked)
@@ -74,7 +74,7 @@ def _order(order: Sequence[str], plane: str) -> int:
     return order.index("vf-passthrough" if on_vf(plane) else "virtio-bridge")
 
 
-def _weigh(known: Known, workload: Workload, plane: str) -> PlaneForecast:
+def _forecast(known: EvidenceBase, workload: Workload, plane: str) -> PlaneForecast:
     """One plane: what it carries, then what rules it out."""
     one = (
         _modelled(known.profile, workload, plane)

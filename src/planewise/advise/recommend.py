@@ -258,7 +258,7 @@ def _choose(
 
     Both rankings are those of the planes that are not `lossy`.
     """
-    lost = _listed([f"{plane} {percent_text(share)}" for plane, share in lossy.items()])
+    lost = _enumerated([f"{plane} {percent_text(share)}" for plane, share in lossy.items()])
     if not overall:
         return None, f"No plane is recommended: of their probes were lost {lost}."
     best = overall[0]
@@ -275,28 +275,28 @@ def _choose(
         second = overall[1]
         return best.plane, (
             f"Use {best.plane}: over all loads its median round-trip time is "
-            f"{value_of(best, time_text)}, {_below(second)} that of "
+            f"{value_of(best, time_text)}, {_shortfall(second)} that of "
             f"{second.plane}, the next best{left_out}."
         )
     tied = [best.plane, *(place.plane for place in rivals)]
     rates = [place for place in forwarded if place.load_type == ALL_LOADS and place.plane in tied]
     if len(rates) > 1 and not any(place.note for place in rates[1:]) and rates[0].effect is None:
         return rates[0].plane, (
-            f"Use {rates[0].plane}: {_listed(tied)} are not told apart in round-trip time, and "
+            f"Use {rates[0].plane}: {_enumerated(tied)} are not told apart in round-trip time, and "
             f"{rates[0].plane} forwards most, {value_of(rates[0], rate_text)}{left_out}."
         )
     same = all(place.note.startswith("practically") for place in rivals)
     if same:
         return None, (
-            f"{_listed(tied)} are practically the same here: keep the one that you run, or choose "
-            f"by features{left_out}."
+            f"{_enumerated(tied)} are practically the same here: keep the one that you run, or "
+            f"choose by features{left_out}."
         )
     return None, (
-        f"{_listed(tied)} cannot be told apart by this run; measure longer to decide{left_out}."
+        f"{_enumerated(tied)} cannot be told apart by this run; measure longer to decide{left_out}."
     )
 
 
-def _below(second: RankedPlane) -> str:
+def _shortfall(second: RankedPlane) -> str:
     """By how much the best is below the second, with the interval of their comparison."""
 
     def share(effect: float) -> str:
@@ -397,7 +397,7 @@ def _limits_of_the_data(trials: Sequence[TrialRecord], info: RunInfo) -> list[st
     ]
     if lossy:
         words.append(
-            f"probe packets were lost on {_listed(lossy)}; a lost one counts as infinitely late"
+            f"probe packets were lost on {_enumerated(lossy)}; a lost one counts as infinitely late"
         )
     generator = sum("generator" in trial.limits for trial in trials if trial.kind == "load")
     if generator:
@@ -429,7 +429,7 @@ def _not_tried(info: RunInfo) -> list[str]:
     ]
 
 
-def _listed(words: Sequence[str]) -> str:
+def _enumerated(words: Sequence[str]) -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -18,7 +18,7 @@ from planewise.advise.evidence import Evidence
 from planewise.advise.gain_profile import GainProfile, gain_statement
 from planewise.advise.model.capacity import LONGEST, ChainWorkload, Prediction, predict
 from planewise.advise.model.profile import Profile
-from planewise.advise.ranked import ALIKE, MODELLED, Known, PlaneForecast, words_of
+from planewise.advise.ranked import ALIKE, MODELLED, EvidenceBase, PlaneForecast, words_of
 from planewise.advise.ranking import rank
 from planewise.errors import BadInputError
 from planewise.units import rate_text
@@ -56,7 +56,7 @@ def advise(
     Without a profile nothing is predicted: then only evidence, demands and literature speak. `gain`
     is told and ranks nothing: it compares two planes at the host's own packet rates.
     """
-    known = Known(profile, tuple(evidence))
+    known = EvidenceBase(profile, tuple(evidence))
     ranking = rank(known, workload)
     best = ranking[0]
     emulated = profile is not None and profile.emulated
@@ -146,7 +146,7 @@ def _sentence(ranking: Sequence[PlaneForecast], workload: Workload) -> str:
             if abs(ratio - 1) <= ALIKE
             else f", {_times(ratio)} times what {second.plane} carries"
         )
-    text += f"; what binds is {_the(best.bottleneck)}."
+    text += f"; what binds is {_bottleneck_words(best.bottleneck)}."
     if workload.rate_pps is not None and not any(
         ranked.meets for ranked in ranking if ranked.possible
     ):
@@ -161,7 +161,7 @@ def _sentence(ranking: Sequence[PlaneForecast], workload: Workload) -> str:
     return text
 
 
-def _the(bottleneck: str) -> str:
+def _bottleneck_words(bottleneck: str) -> str:
     return bottleneck if bottleneck in ("not known", "unknown") else f"the {bottleneck}"
 
 
@@ -176,7 +176,7 @@ def _gained(gain: GainProfile | None, workload: Workload) -> Iterator[Statement]
         yield gain_statement(gain, rate_pps and 2 * rate_pps / workload.chain.vnfs)
 
 
-def _notes(known: Known) -> Iterator[Statement]:
+def _notes(known: EvidenceBase) -> Iterator[Statement]:
     profile = known.profile
     for plane in MODELLED:
         if profile is None or profile.emulated:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planewise.advise.evidence import Evidence
     from planewise.advise.model import Profile
     from planewise.advise.workload import Advice
-    from planewise.report.advice import AdvicePage, Said
+    from planewise.report.advice import AdvicePage, StatementRow
 
 
 @dataclass(frozen=True)
@@ -223,9 +223,9 @@ def _page(advice: Advice, host: Profile | None) -> AdvicePage:
     from planewise.advise.workload import course
     from planewise.report import advice as report
 
-    def said(statements: Iterable[Statement]) -> tuple[Said, ...]:
+    def rows_of(statements: Iterable[Statement]) -> tuple[StatementRow, ...]:
         return tuple(
-            report.Said(statement.text, table.basis(statement)) for statement in statements
+            report.StatementRow(statement.text, table.basis(statement)) for statement in statements
         )
 
     chain = advice.workload.chain
@@ -239,12 +239,12 @@ def _page(advice: Advice, host: Profile | None) -> AdvicePage:
         columns=table.COLUMNS,
         planes=tuple(
             report.RankedRow(
-                ranked.plane, ranked.possible, table.cells(ranked)[1:], said(ranked.statements)
+                ranked.plane, ranked.possible, table.cells(ranked)[1:], rows_of(ranked.statements)
             )
             for ranked in advice.ranking
         ),
-        changes=said(advice.changes),
-        notes=said(advice.notes),
+        changes=rows_of(advice.changes),
+        notes=rows_of(advice.notes),
         points=tuple(
             report.CapacityPoint(
                 prediction.plane,

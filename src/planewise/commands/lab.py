@@ -141,7 +141,7 @@ def status(
         _print_lab(one)
     for one in labs:
         for host in one.hosts:
-            _print_ailment(one, host)
+            _print_fault(one, host)
 
 
 @app.command()
@@ -210,7 +210,7 @@ def _print_lab(lab: LabStatus) -> None:
         )
 
 
-def _print_ailment(lab: LabStatus, host: HostStatus) -> None:
+def _print_fault(lab: LabStatus, host: HostStatus) -> None:
     if host.finding.state not in ("dead", "hung"):
         return
     console = out()

@@ -211,7 +211,7 @@ def using(name: str) -> Iterator[LabStatus]:
             )
         for host in lab.hosts:
             if host.finding.state in ("dead", "hung"):
-                raise _ailing(name, host)
+                raise _host_error(name, host)
         yield lab
 
 
@@ -428,7 +428,7 @@ def _wait_until_running(record: LabRecord, where: LabPaths, progress: BootProgre
                 record = record.model_copy(update={"hosts": hosts})
                 state.write(where, record)
             elif health.finding.state != "booting":
-                raise _ailing(record.name, _with_kept_log(record.name, health))
+                raise _host_error(record.name, _with_saved_log(record.name, health))
         elapsed_s = time.monotonic() - begun
         left = " and ".join(sorted(waiting)) or "none"
         progress.step(f"booting: waiting for {left}", min(elapsed_s, 0.95 * guess_s))
@@ -436,7 +436,7 @@ def _wait_until_running(record: LabRecord, where: LabPaths, progress: BootProgre
     _remember_boot_s(time.monotonic() - begun)
 
 
-def _ailing(name: str, host: HostStatus) -> PlanewiseError:
+def _host_error(name: str, host: HostStatus) -> PlanewiseError:
     console_end = "".join(f"\n    {line}" for line in host.last_lines) or " nothing"
     dead = host.finding.state == "dead"
     verb = "is dead" if dead else "hangs"
@@ -447,7 +447,7 @@ def _ailing(name: str, host: HostStatus) -> PlanewiseError:
     )
 
 
-def _with_kept_log(name: str, host: HostStatus) -> HostStatus:
+def _with_saved_log(name: str, host: HostStatus) -> HostStatus:
     """The log outlives the lab that failed to come up: in the cache, the last one of each host."""
     kept = packages.cache_directory() / f"failed-{name}-{host.host}.log"
     try:

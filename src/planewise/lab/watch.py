@@ -63,7 +63,7 @@ def look_at(record: LabRecord, where: LabPaths, host: HostId, timeout_s: float) 
     )
     log = _read_log(own.serial_log)
     booted = initramfs.READY in log
-    answers = seen is not None and booted and greets(known.port, timeout_s)
+    answers = seen is not None and booted and answers_ssh(known.port, timeout_s)
     finding = diagnose(
         alive=seen is not None,
         answers=answers,
@@ -84,7 +84,7 @@ def look_at(record: LabRecord, where: LabPaths, host: HostId, timeout_s: float) 
     )
 
 
-def greets(port: int, timeout_s: float) -> bool:
+def answers_ssh(port: int, timeout_s: float) -> bool:
     """Whether an ssh server greets on this port of 127.0.0.1."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as stream:

@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page, or the run's state as JSON."""
-        if not self._is_for_us():
+        if not self._is_own_address():
             self._answer(HTTPStatus.FORBIDDEN, b"not for you\n", "text/plain")
             return
         parts = urlsplit(self.path)
@@ -152,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(HTTPStatus.NOT_FOUND, b"there is no such page\n", "text/plain")
 
-    def _is_for_us(self) -> bool:
+    def _is_own_address(self) -> bool:
         name = self.headers.get("Host", "")
         return name in (f"{ADDRESS}:{self.server.port}", f"localhost:{self.server.port}")
 

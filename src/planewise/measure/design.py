@@ -173,7 +173,7 @@ class Constraint(DesignModel):
     """A matching combination is left out when each factor named here has one of these levels."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _names_a_factor(self) -> Self:
         if (self.require is None) == (self.exclude is None):
             raise ValueError("a constraint has either `require` or `exclude`")
         for name, part in self:

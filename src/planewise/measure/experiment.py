@@ -329,7 +329,7 @@ class _Runner:
         self.worked_s += cost_s - sum(map(trial_s, pending))
         try:
             while pending:
-                self._while_undisturbed(visit, pending, where)
+                self._measure_undisturbed(visit, pending, where)
         except (_TooManyFailuresError, StorageError):
             raise
         except PlanewiseError as error:
@@ -339,7 +339,7 @@ class _Runner:
             self._give_up(visit, pending, error)
         self._count_cell(visit, self.done > succeeded)
 
-    def _while_undisturbed(self, visit: Visit, pending: list[Trial], where: str) -> None:
+    def _measure_undisturbed(self, visit: Visit, pending: list[Trial], where: str) -> None:
         """Sets the cell up and runs `pending` trials until a pause; those done are taken out."""
         failures = 0
         mark = self.pauses.mark()
@@ -405,12 +405,12 @@ class _Runner:
             self._failed(visit, trial, measured.what)
             return
         record = marked(measured.record)
-        self._tell_missed(record)
+        self._warn_of_missed(record)
         self.writer.append(record, measured.packets)
         self.order += 1
         self.done += 1
 
-    def _tell_missed(self, record: TrialRecord) -> None:
+    def _warn_of_missed(self, record: TrialRecord) -> None:
         """The first few; on a busy machine there are dozens, and the report has them all."""
         missed = missed_levels(record)
         if not missed:

@@ -58,7 +58,7 @@ def find_problem(design: Design) -> Problem | None:
         or _unknown_plane(design)
         or _unknown_level(design)
         or _contradiction(design)
-        or _at_odds(design)
+        or _conflict(design)
         or _impossible_function(design)
         or _impossible_cell(design)
         or _impossible_burst(design)
@@ -71,20 +71,20 @@ def _explosion(design: Design) -> Problem | None:
     if count > MAX_COMBINATIONS:
         return Problem(
             ("factors",),
-            f"{_many(count)} combinations of levels, more than {MAX_COMBINATIONS:,}",
+            f"{_count_text(count)} combinations of levels, more than {MAX_COMBINATIONS:,}",
             "leave out levels, or make several designs of it",
         )
     trials = design.trials_upper_bound()
     if trials > MAX_TRIALS:
         return Problem(
             ("blocks",),
-            f"the design has up to {_many(trials)} trials, more than {MAX_TRIALS:,}",
+            f"the design has up to {_count_text(trials)} trials, more than {MAX_TRIALS:,}",
             "leave out levels or blocks",
         )
     return None
 
 
-def _many(count: int) -> str:
+def _count_text(count: int) -> str:
     # A float of it may be too large to exist.
     return f"{count:,}" if count < 10**9 else f"about 10^{len(str(count)) - 1}"
 
@@ -234,7 +234,7 @@ def _fits(
     )
 
 
-def _at_odds(design: Design) -> Problem | None:
+def _conflict(design: Design) -> Problem | None:
     """Parts and factors that do not go together: chains are measured by trials of their own."""
     factors = design.factors
     functions = max(factors.vnfs)

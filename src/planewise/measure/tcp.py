@@ -40,14 +40,14 @@ class End:
 
 
 @dataclass(frozen=True)
-class Passed:
+class InterfaceCounts:
     """What has gone through an interface until now."""
 
     packets: int
     bytes: int
 
 
-Counters = Callable[[], Mapping[str, Passed]]
+Counters = Callable[[], Mapping[str, InterfaceCounts]]
 """What every function has transmitted until now, by name; of the sender where there is none."""
 
 
@@ -65,9 +65,9 @@ def sent_through(host: Host, gauge: Gauge) -> Counters:
     """What the guest of a gauge has sent until now, read on `host`."""
     point = CounterPoint(gauge.host, gauge.netns, gauge.interface)
 
-    def read() -> Mapping[str, Passed]:
+    def read() -> Mapping[str, InterfaceCounts]:
         now = counters.read(host, point).counters
-        return {"": Passed(now[f"{gauge.counts}_packets"], now[f"{gauge.counts}_bytes"])}
+        return {"": InterfaceCounts(now[f"{gauge.counts}_packets"], now[f"{gauge.counts}_bytes"])}
 
     return read
 

@@ -214,8 +214,8 @@ class VmStation:
             result = beside(self._background, lambda: measure_rtt(self._path, trial, place))
             usage = parse(cpu.stop(), CpuOutput).cpu.all
         if self._path.separate:
-            return self._noted(result, cpu={**result.record.cpu, "sender": usage})
-        return self._noted(result, cpu={"shared": usage})
+            return self._with_notes(result, cpu={**result.record.cpu, "sender": usage})
+        return self._with_notes(result, cpu={"shared": usage})
 
     def load(self, trial: LoadTrial, place: Place) -> TrialResult:
         """Runs one load trial, its ends in the main guests. Starting these takes the guests as
@@ -225,7 +225,7 @@ class VmStation:
                 self._background,
                 lambda: measure_load_apart(self._load_path, trial, place, self._generator),
             )
-        return self._noted(result)
+        return self._with_notes(result)
 
     def tcp(self, trial: TcpTrial, place: Place, on_sample: OnSample) -> TrialResult:
         """Runs one TCP trial between the main guests. Its CPU figures are the sender's host's."""
@@ -239,9 +239,9 @@ class VmStation:
                 self._background,
                 lambda: measure_tcp(client, server, trial, place, on_sample, sent),
             )
-        return self._noted(result)
+        return self._with_notes(result)
 
-    def _noted(self, result: TrialResult, **update: object) -> TrialResult:
+    def _with_notes(self, result: TrialResult, **update: object) -> TrialResult:
         warnings = (*self._notes, *result.record.warnings)
         self._notes = ()
         record = result.record.model_copy(update={**update, "warnings": warnings})

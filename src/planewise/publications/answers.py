@@ -93,10 +93,12 @@ def _of_order(claim: Order, run: AskedRun) -> list[Answer]:
     question = Question(
         claim.factor, (claim.metric,), where={**claim.where, **_both(claim.factor, better, than)}
     )
-    answer = _asked(run, question, (better, than), "better")
+    answer = _evaluated(run, question, (better, than), "better")
     if answer is None or not replaced:
         return [answer] if answer else []
-    return [_stood_in(answer, [(a, b) for a, b in zip(wanted, instead, strict=True) if a != b])]
+    return [
+        _with_replacements(answer, [(a, b) for a, b in zip(wanted, instead, strict=True) if a != b])
+    ]
 
 
 def _of_same(claim: Same, run: AskedRun) -> list[Answer]:
@@ -110,11 +112,11 @@ def _of_same(claim: Same, run: AskedRun) -> list[Answer]:
         margin=claim.margin,
         where={**claim.where, **_both(claim.factor, first, second)},
     )
-    answer = _asked(run, question, (first, second), "practically the same")
+    answer = _evaluated(run, question, (first, second), "practically the same")
     return [answer] if answer else []
 
 
-def _asked(
+def _evaluated(
     run: AskedRun, question: Question, levels: tuple[Level, Level], wanted: Outcome
 ) -> Answer | None:
     """What the comparison of two levels says; None where the run has no pair of them."""
@@ -161,7 +163,7 @@ def _of_gain(claim: GainOf, run: AskedRun, read: Callable[[Gain, str], Answer]) 
         reason = f"{gain.fast} and {gain.slow} have pairs of trials at one packet rate alone"
         return [Answer("cannot be told here", reason, run.info.run)]
     answer = read(gain, run.info.run)
-    return [_stood_in(answer, [(claim.fast, fast)]) if fast != claim.fast else answer]
+    return [_with_replacements(answer, [(claim.fast, fast)]) if fast != claim.fast else answer]
 
 
 def _rises(gain: Gain, run: str) -> Answer:
@@ -212,7 +214,7 @@ def _without_size(gain: Gain, run: str) -> Answer:
     )
 
 
-def _stood_in(answer: Answer, replaced: Iterable[tuple[Level, Level]]) -> Answer:
+def _with_replacements(answer: Answer, replaced: Iterable[tuple[Level, Level]]) -> Answer:
     """Of a stand-in only a hint comes: the claim is about another plane."""
     named = " and ".join(f"{other} stands in for {plane}" for plane, other in replaced)
     return Answer(

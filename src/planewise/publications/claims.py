@@ -70,7 +70,7 @@ class Claim(_Model):
     words: Words | None = None
 
     @model_validator(mode="after")
-    def _one_check(self) -> Claim:
+    def _has_one_check(self) -> Claim:
         kinds = [self.order, self.same, self.rates, self.sizes, self.words]
         if sum(check is not None for check in kinds) != 1:
             raise ValueError(f"{self.id} needs exactly one check")

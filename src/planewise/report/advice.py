@@ -34,7 +34,7 @@ class CapacityPoint:
 
 
 @dataclass(frozen=True)
-class Said:
+class StatementRow:
     """A statement and what it rests on."""
 
     text: str
@@ -49,7 +49,7 @@ class RankedRow:
     possible: bool
     cells: tuple[str, ...]
     """As `columns` of the page."""
-    statements: tuple[Said, ...]
+    statements: tuple[StatementRow, ...]
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class AdvicePage:
     """What a reader must know of the figures first; empty for nothing."""
     columns: tuple[str, ...]
     planes: tuple[RankedRow, ...]
-    changes: tuple[Said, ...]
+    changes: tuple[StatementRow, ...]
     points: tuple[CapacityPoint, ...]
     """Empty where there are no figures to draw."""
     asked_vnfs: int
     measured: bool = False
     """Whether some of the figures were measured."""
-    notes: tuple[Said, ...] = ()
+    notes: tuple[StatementRow, ...] = ()
     """What to keep in mind."""
 
 

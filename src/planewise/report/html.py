@@ -52,7 +52,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Shown:
+class DrawnSection:
     """A section with its figures as the page has them."""
 
     section: Section
@@ -73,7 +73,7 @@ def render(run: RunReader) -> str:
             open_reasons=_OPEN_REASONS,
             most_rows_open=_MOST_ROWS_OPEN,
             headline=headline(data),
-            sections=shown(data),
+            sections=drawn_sections(data),
             rankings=rankings(data),
             style=style(),
             version=planewise.__version__,
@@ -260,7 +260,7 @@ _METRICS = {
 }
 
 
-def shown(data: RunData) -> list[Shown]:
+def drawn_sections(data: RunData) -> list[DrawnSection]:
     """The report's sections that this run has data for, their figures drawn."""
     sections: list[tuple[Section, list[_Pending]]] = []
     with contextlib.ExitStack() as stack:
@@ -286,7 +286,7 @@ def shown(data: RunData) -> list[Shown]:
         for section, pending in sections:
             drawn = [figure.wait() for figure in pending]
             opened, folded = drawn[: section.open_figures], drawn[section.open_figures :]
-            result.append(Shown(section, tuple(opened), tuple(folded)))
+            result.append(DrawnSection(section, tuple(opened), tuple(folded)))
     return result
 
 

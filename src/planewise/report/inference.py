@@ -125,16 +125,18 @@ def sentence(compared: Compared) -> str:
         for comparison in overall
         if comparison.outcome == "not known"
     ]
-    parts = [f"{first} is better than {_some(others)}" for first, others in better_than.items()]
+    parts = [
+        f"{first} is better than {_shortened_list(others)}" for first, others in better_than.items()
+    ]
     if same:
-        parts.append(f"practically the same: {_some(same)}")
+        parts.append(f"practically the same: {_shortened_list(same)}")
     if unknown:
-        parts.append(f"not known: {_some(unknown)}")
+        parts.append(f"not known: {_shortened_list(unknown)}")
     text = "; ".join(parts) or "nothing could be compared"
     return f"By {family.metric.title}, over all conditions: {text}."
 
 
-def _some(texts: list[str]) -> str:
+def _shortened_list(texts: list[str]) -> str:
     if len(texts) <= 4:
         return ", ".join(texts)
     return f"{', '.join(texts[:3])} and {len(texts) - 3} more"

@@ -185,7 +185,7 @@ class ProcessCrew:
     def done(self) -> Mapping[str, int]:
         """See `Crew.done`."""
         if self._kind == "burn":
-            return _by_guest(self._members, map(self._ran_ns, range(len(self._members))))
+            return _by_guest(self._members, map(self._cpu_time_ns, range(len(self._members))))
         name = "rx_packets" if self._kind == "sink" else "tx_packets"
         return _by_guest(self._members, (self._counter(member, name) for member in self._members))
 
@@ -207,12 +207,12 @@ class ProcessCrew:
         return [process.stop() for process in self._processes]
 
     def _burnt(self, number: int) -> bool:
-        return self._ran_ns(number) > 2_000_000
+        return self._cpu_time_ns(number) > 2_000_000
 
     def _reached(self, number: int) -> bool:
         return self._counter(self._members[number], "rx_packets") > self._received[number]
 
-    def _ran_ns(self, number: int) -> int:
+    def _cpu_time_ns(self, number: int) -> int:
         """CPU time that a member has had; a virtual machine counts its own processes."""
         pid, guest = self._processes[number].pid, self._members[number].guest
         return int(self._host.read_text(f"/proc/{pid}/schedstat", netns=guest.netns).split()[0])

@@ -71,7 +71,7 @@ class Gauges:
         Raises:
             PlanewiseError: a host does not answer.
         """
-        return self._read_here() if self._hosts is None else self._read_there(self._hosts)
+        return self._read_local() if self._hosts is None else self._read_hosts(self._hosts)
 
     def close(self) -> None:
         """Ends what reads."""
@@ -79,7 +79,7 @@ class Gauges:
             self._thread.close()
             self._thread = None
 
-    def _read_here(self) -> GaugeReading:
+    def _read_local(self) -> GaugeReading:
         if self._thread is None:
             self._thread = NamespaceThread("gauges")
         try:
@@ -96,7 +96,7 @@ class Gauges:
         stat = Path("/proc/stat").read_text()
         return GaugeReading(time.monotonic(), _sent(self._gauges, texts), cpu_ticks(stat))
 
-    def _read_there(self, hosts: Mapping[str, Host]) -> GaugeReading:
+    def _read_hosts(self, hosts: Mapping[str, Host]) -> GaugeReading:
         sent: dict[str, tuple[int, int]] = {}
         cpus: dict[str, tuple[int, int]] = {}
         for role, host in hosts.items():

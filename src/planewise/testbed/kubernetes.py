@@ -255,7 +255,7 @@ class KubectlProcess:
         self._process = process
         self.stdin: Sink = process.stdin
         self.stdout = process.stdout
-        self.stderr = _OwnWords(process.stderr)
+        self.stderr = _CommandOutput(process.stderr)
 
     async def wait_closed(self) -> None:
         """See `RemoteProcess.wait_closed`."""
@@ -267,7 +267,7 @@ class KubectlProcess:
         return 0 if self._process.returncode == 0 else self.stderr.exit_code
 
 
-class _OwnWords:
+class _CommandOutput:
     """A command's stderr without what kubectl adds to it."""
 
     def __init__(self, source: asyncio.StreamReader) -> None:

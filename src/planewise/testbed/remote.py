@@ -173,7 +173,7 @@ class SshHost(RemoteHost):
             options["username"] = self._target.user
         if self._target.port is not None:
             options["port"] = self._target.port
-        _name_ourselves()
+        _set_client_version()
         options.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
         options.setdefault("login_timeout", CONNECT_TIMEOUT_S)
         options.setdefault("keepalive_interval", _KEEPALIVE_S)
@@ -283,7 +283,7 @@ class LabHost(SshHost):
         self._held.close()
 
 
-def _name_ourselves() -> None:
+def _set_client_version() -> None:
     """asyncssh asks for our own name; a user without an account, as in containers, has none."""
     try:
         getpass.getuser()

@@ -57,7 +57,7 @@ class _Host(MachineState):
         """By what they prepare, planes that are prepared on the uplink."""
 
 
-def _bare_hosts(pair: Pair) -> dict[HostRole, _Host]:
+def _initial_hosts(pair: Pair) -> dict[HostRole, _Host]:
     return {
         role: _Host(MachineState(machine, role, pair.token))
         for role, machine in pair.machines.items()
@@ -75,7 +75,7 @@ class Testbed:
     def __init__(self, pair: Pair, mtu_bytes: int) -> None:
         self.pair = pair
         self._mtu_bytes = mtu_bytes
-        self._hosts = _bare_hosts(pair)
+        self._hosts = _initial_hosts(pair)
         self._resources: dict[HostRole, Resources] = {}
         self._tried: dict[tuple[HostRole, str], str] = {}
         self._with_vfs = False
@@ -182,7 +182,7 @@ class Testbed:
             PlanewiseError: something could not be removed.
         """
         hosts = tuple(self._hosts.values())
-        self._hosts = _bare_hosts(self.pair)
+        self._hosts = _initial_hosts(self.pair)
         with ExitStack() as last:
             if self.pair.separate:
                 traces = [
@@ -202,7 +202,7 @@ class Testbed:
     # One host.
 
     def _prepare(self, here: _Host, wanted: Sequence[WantedGuest]) -> None:
-        _drop_dead(here)
+        _forget_dead(here)
         planes = {one.plane: plane(one.plane) for one in wanted}
         before = set(here.placed)
         try:
@@ -470,7 +470,7 @@ def _switch_of(name: str) -> Switch | None:
     )
 
 
-def _drop_dead(here: _Host) -> None:
+def _forget_dead(here: _Host) -> None:
     """Forgets guests whose container ended, and takes their VFs back."""
     running = here.running
     if running is None:

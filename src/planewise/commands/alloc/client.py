@@ -31,13 +31,13 @@ FORMAT = 1
 """Version of the status that this client understands."""
 
 
-class _Told(BaseModel):
+class _DaemonModel(BaseModel):
     """What the daemon tells; a newer daemon may tell more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Rate(_Told):
+class Rate(_DaemonModel):
     """A guest's traffic, both directions together."""
 
     pps: float | None
@@ -46,7 +46,7 @@ class Rate(_Told):
     blind_ms: int
 
 
-class GuestStatus(_Told):
+class GuestStatus(_DaemonModel):
     """One guest."""
 
     id: str
@@ -63,7 +63,7 @@ class GuestStatus(_Told):
     marked: str | None
 
 
-class VfStatus(_Told):
+class VfStatus(_DaemonModel):
     """One VF."""
 
     id: str
@@ -72,7 +72,7 @@ class VfStatus(_Told):
     why: str | None
 
 
-class PoolStatus(_Told):
+class PoolStatus(_DaemonModel):
     """The VFs of one PF."""
 
     pf: str
@@ -83,21 +83,21 @@ class PoolStatus(_Told):
     numa: int | None
 
 
-class MoveStep(_Told):
+class MoveStep(_DaemonModel):
     """One step of a move."""
 
     step: str
     duration_ms: float
 
 
-class Ending(_Told):
+class Ending(_DaemonModel):
     """How a move ended."""
 
     how: str
     why: str | None
 
 
-class MoveStatus(_Told):
+class MoveStatus(_DaemonModel):
     """One move, under way or ended."""
 
     operation: int
@@ -111,7 +111,7 @@ class MoveStatus(_Told):
     ending: Ending | None
 
 
-class ErrorRecord(_Told):
+class ErrorRecord(_DaemonModel):
     """Something that went wrong."""
 
     at_unix_ms: int
@@ -119,7 +119,7 @@ class ErrorRecord(_Told):
     remedy: str
 
 
-class Status(_Told):
+class Status(_DaemonModel):
     """Everything that the daemon knows at one moment."""
 
     format: int
@@ -137,7 +137,7 @@ class Status(_Told):
     errors: tuple[ErrorRecord, ...]
 
 
-class PlannedMove(_Told):
+class PlannedMove(_DaemonModel):
     """One move of a plan."""
 
     direction: str
@@ -146,7 +146,7 @@ class PlannedMove(_Told):
     why: str
 
 
-class Planned(_Told):
+class Planned(_DaemonModel):
     """What would be done now, or what is being done."""
 
     moves: tuple[PlannedMove, ...]
@@ -263,7 +263,7 @@ class Client:
         except PermissionError as error:
             raise PlanewiseError(
                 f"you may not use the daemon's socket {self.socket}",
-                remedy=self._way_in(),
+                remedy=self._access_hint(),
             ) from error
         except (HTTPException, OSError) as error:
             raise PlanewiseError(
@@ -273,7 +273,7 @@ class Client:
         finally:
             connection.close()
 
-    def _way_in(self) -> str:
+    def _access_hint(self) -> str:
         """Who may use the socket, as far as it can be seen."""
         try:
             data = self.socket.stat()

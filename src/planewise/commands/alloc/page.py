@@ -80,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         addresses = (f"127.0.0.1:{gateway.port}", f"localhost:{gateway.port}")
         if self.headers.get("Host") not in addresses:
             # A name that somebody else has pointed here.
-            self._say(403, "this address is not the gateway's")
+            self._send_text(403, "this address is not the gateway's")
             return
         asked = urlsplit(self.path)
         shown = parse_qs(asked.query).get("secret", [""])[0]
@@ -92,9 +92,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Set-Cookie", f"{gateway.cookie}={gateway.secret}; {kept}")
             self.end_headers()
         elif not _same(self._cookie(), gateway.secret):
-            self._say(403, "open the address that `planewise alloc page` printed")
+            self._send_text(403, "open the address that `planewise alloc page` printed")
         elif self.path not in PASSED:
-            self._say(404, "this gateway shows the page only")
+            self._send_text(404, "this gateway shows the page only")
         else:
             self._pass()
 
@@ -122,10 +122,10 @@ class _Handler(BaseHTTPRequestHandler):
         except PlanewiseError as error:
             # A stream that breaks off is asked for again; an error in its place is not.
             if not begun and not self.path.startswith("/events"):
-                self._say(502, f"{error.what}. {error.remedy}")
+                self._send_text(502, f"{error.what}. {error.remedy}")
         self.close_connection = True
 
-    def _say(self, code: int, sentence: str) -> None:
+    def _send_text(self, code: int, sentence: str) -> None:
         body = sentence.encode()
         self.send_response(code)
         self.send_header("Content-Type", "text/plain; charset=utf-8")

@@ -78,42 +78,42 @@ def plan(planned: Planned, to: Console) -> None:
         to.print("This is being performed: `planewise alloc watch` shows how it goes.")
 
 
-def event(kind: str, told: Any) -> str | None:
+def event(kind: str, event: Any) -> str | None:
     """One line for what happened, or nothing where it is not worth one."""
     if kind == "missed":
-        return f"{told.get('missed')} events came too fast and were left out"
+        return f"{event.get('missed')} events came too fast and were left out"
     if kind != "event":
         return None
-    worded = _SENTENCES.get(str(told.get("event")))
-    sentence = worded(told) if worded else None
+    worded = _SENTENCES.get(str(event.get("event")))
+    sentence = worded(event) if worded else None
     return printable(f"{time.strftime('%H:%M:%S')} {sentence}") if sentence else None
 
 
-def _ended(told: dict[str, Any]) -> str:
-    verb = "got" if told["direction"] == "give" else "gave up"
-    ending = told.get("ending") or {}
-    took = time_text((told.get("duration_ms") or 0) * 1e6)
+def _ended(event: dict[str, Any]) -> str:
+    verb = "got" if event["direction"] == "give" else "gave up"
+    ending = event.get("ending") or {}
+    took = time_text((event.get("duration_ms") or 0) * 1e6)
     how = "" if ending.get("how") == "completed" else f"{ending.get('how')}: {ending.get('why')}; "
-    return f"{told['guest']} {verb} {told['vf']} in {took} ({how}{told['why']})"
+    return f"{event['guest']} {verb} {event['vf']} in {took} ({how}{event['why']})"
 
 
-def _decided(told: dict[str, Any]) -> str | None:
-    return f"decided: {told['moves']} moves" if told["moves"] else None
+def _decided(event: dict[str, Any]) -> str | None:
+    return f"decided: {event['moves']} moves" if event["moves"] else None
 
 
 _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
-    "move-began": lambda told: f"moving {told['guest']}: {told['direction']} {told['vf']}",
+    "move-began": lambda event: f"moving {event['guest']}: {event['direction']} {event['vf']}",
     "move-ended": _ended,
     "decided": _decided,
-    "guest-appeared": lambda told: f"{told['guest']} is managed from now on ({told['kind']})",
-    "guest-gone": lambda told: f"{told['guest']} is gone",
-    "guest-marked": lambda told: f"{told['guest']} is marked: {told['why']}",
-    "guest-unmarked": lambda told: f"{told['guest']} is well again",
-    "vf-quarantined": lambda told: f"{told['vf']} is quarantined: {told['why']}",
-    "link": lambda told: f"{told['pf']} {'has a link again' if told['up'] else 'lost its link'}",
-    "error": lambda told: f"error: {told['what']}",
-    "requested": lambda told: f"{told['what']} ({told['caller']})",
-    "stopping": lambda told: f"the daemon stops: {told['what']}",
+    "guest-appeared": lambda event: f"{event['guest']} is managed from now on ({event['kind']})",
+    "guest-gone": lambda event: f"{event['guest']} is gone",
+    "guest-marked": lambda event: f"{event['guest']} is marked: {event['why']}",
+    "guest-unmarked": lambda event: f"{event['guest']} is well again",
+    "vf-quarantined": lambda event: f"{event['vf']} is quarantined: {event['why']}",
+    "link": lambda event: f"{event['pf']} {'has a link again' if event['up'] else 'lost its link'}",
+    "error": lambda event: f"error: {event['what']}",
+    "requested": lambda event: f"{event['what']} ({event['caller']})",
+    "stopping": lambda event: f"the daemon stops: {event['what']}",
 }
 
 

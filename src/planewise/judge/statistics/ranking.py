@@ -118,8 +118,8 @@ def _sentence(
 ) -> str:
     if changes:
         words = "; ".join(
-            f"{change.a} is better than {change.b} at {_some(change.better_at)}, and worse at "
-            f"{_some(change.worse_at)}"
+            f"{change.a} is better than {change.b} at {_loads_text(change.better_at)}, and worse "
+            f"at {_loads_text(change.worse_at)}"
             for change in changes
         )
         return f"By {family.metric.title} the ranking changes with load: {words}."
@@ -130,7 +130,7 @@ def _sentence(
     )
 
 
-def _some(loads: tuple[str, ...]) -> str:
+def _loads_text(loads: tuple[str, ...]) -> str:
     if len(loads) <= 3:
         return ", ".join(loads)
     return f"{', '.join(loads[:2])} and {len(loads) - 2} more loads"

@@ -22,7 +22,7 @@ from planewise.measure.chains.evaluate import Between
 from planewise.measure.design import Design
 from planewise.measure.schedule import ChainTrial, TcpTrial
 from planewise.measure.stage import Place, StageFacts, TrialResult
-from planewise.measure.tcp import End, Passed, measure_tcp
+from planewise.measure.tcp import End, InterfaceCounts, measure_tcp
 from planewise.measure.vms import options_of
 from planewise.store.models import (
     ChainLimit,
@@ -439,9 +439,10 @@ class ChainStation:
         """Runs one TCP trial through the chain."""
         testbed = self.testbed
 
-        def sent() -> Mapping[str, Passed]:
+        def sent() -> Mapping[str, InterfaceCounts]:
             return {
-                name: Passed(one.packets, one.bytes) for name, one in testbed.read().vnfs.items()
+                name: InterfaceCounts(one.packets, one.bytes)
+                for name, one in testbed.read().vnfs.items()
             }
 
         client, server = (End(*talker) for talker in testbed.talkers)

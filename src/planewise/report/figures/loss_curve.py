@@ -88,7 +88,7 @@ def figure(item: JudgedCurve, planes: Sequence[str], common: Factors) -> Figure:
         ),
         alt=(
             f"Load-loss curve of {title}: {verdict.verdict}. {verdict.reason}. "
-            f"PDR at {limit}: {_pdr_said(verdict)}."
+            f"PDR at {limit}: {_pdr_text(verdict)}."
         ),
         draw=draw,
         table=table(item.curve),
@@ -135,7 +135,7 @@ def overview(
             )
         )
 
-    pdrs = ", ".join(f"{item.plane} {_pdr_said(item.verdict)}" for item in items)
+    pdrs = ", ".join(f"{item.plane} {_pdr_text(item.verdict)}" for item in items)
     return Figure(
         name=name,
         title=title,
@@ -456,7 +456,7 @@ def _delivery_panel(curve: Curve, span: Span, colour: str, plot: int) -> Spec:
     )
 
 
-def _pdr_said(verdict: Verdict) -> str:
+def _pdr_text(verdict: Verdict) -> str:
     if verdict.pdr is None:
         return "below the first load" if verdict.tested else "not known"
     return _estimate_text(verdict.pdr)

@@ -81,7 +81,7 @@ class VmArrangement:
 
 
 @dataclass(frozen=True)
-class Want:
+class GuestRequest:
     """A guest as a setting asks for it: the same wish finds the same guest again."""
 
     role: HostRole
@@ -126,20 +126,20 @@ def guest_in(
     )
 
 
-def on_nic(want: Want) -> bool:
+def on_nic(want: GuestRequest) -> bool:
     """Whether a guest's port sits on the NIC itself."""
     plane = vm_plane(want.plane)
     return plane.on_uplink and not want.on_bridge
 
 
-def wanted(setting: Setting, role: HostRole) -> Iterator[Want]:
+def wanted(setting: Setting, role: HostRole) -> Iterator[GuestRequest]:
     """The guests of a role that a setting asks for, the main one first. Pure."""
     bridge = any(vm_plane(name).switch is not None for name in setting.planes)
 
     def on_bridge(name: str) -> bool:
         return bridge and not vm_plane(name).vfs
 
-    yield Want(role, "main", 0, setting.plane, on_bridge(setting.plane))
+    yield GuestRequest(role, "main", 0, setting.plane, on_bridge(setting.plane))
     for index in range(setting.background_guests):
         plane = setting.background_plane
-        yield Want(role, "background", index, plane, on_bridge(plane))
+        yield GuestRequest(role, "background", index, plane, on_bridge(plane))

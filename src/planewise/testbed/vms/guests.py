@@ -32,7 +32,7 @@ from planewise.testbed.vms.domain import (
 from planewise.testbed.vms.host import VmHost
 from planewise.testbed.vms.hypervisor import GuestGoneError, Hypervisor, HypervisorGoneError
 from planewise.testbed.vms.platform import VmPlatform
-from planewise.testbed.vms.saved import Saved, head_for
+from planewise.testbed.vms.saved import Saved, saved_header
 
 _POLL_S = 0.05
 _LOOK_S = 0.2
@@ -139,7 +139,7 @@ class HostGuests:
     def _wake(self, saved: Saved, guest: Guest, nic: AnyNic, network: Sequence[str]) -> Started:
         begun = time.monotonic()
         agent = self._agent_of(guest)
-        head = head_for(saved, guest.netns, self._console(guest))
+        head = saved_header(saved, guest.netns, self._console(guest))
         file = f"{self._host.directory}/{guest.netns}.save"
         words = ("sh", file, str(saved.stream_at + 1), str(saved.path))
         try:

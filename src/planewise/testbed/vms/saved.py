@@ -32,7 +32,7 @@ class Saved:
     """What else the file's head says."""
 
 
-def head_for(saved: Saved, name: str, console: str) -> bytes:
+def saved_header(saved: Saved, name: str, console: str) -> bytes:
     """The head of a file from which the guest wakes under another name. Pure but for a UUID.
 
     Source: libvirt's src/qemu/qemu_saveimage.h (virQEMUSaveHeader); version, length of what is

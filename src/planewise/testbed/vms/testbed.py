@@ -39,7 +39,7 @@ from planewise.testbed.planes import PLANES, VmPlane, vm_plane
 from planewise.testbed.setting import Setting
 from planewise.testbed.vfs import ListedVf, VfPool
 from planewise.testbed.vms import booted
-from planewise.testbed.vms.arrangement import VmArrangement, Want, guest_in, on_nic, wanted
+from planewise.testbed.vms.arrangement import GuestRequest, VmArrangement, guest_in, on_nic, wanted
 from planewise.testbed.vms.cleanup import remove_guests
 from planewise.testbed.vms.domain import Nic, Passthrough, VmOptions
 from planewise.testbed.vms.guests import HostGuests, Started, nic_of
@@ -72,7 +72,7 @@ class _HostState:
     bridge_made: bool = False
     ready: bool = False
     """Whether the NICs were set up."""
-    placed: dict[Want, _Placed] = field(default_factory=dict)
+    placed: dict[GuestRequest, _Placed] = field(default_factory=dict)
     """The most recently used are the last."""
     guests: HostGuests | None = None
     vfs: VfPool | None = None
@@ -85,7 +85,7 @@ class _HostState:
         return "sender" if self.machine.letter == "s" else "responder"
 
 
-def _bare_states(pair: Pair) -> dict[HostRole, _HostState]:
+def _initial_states(pair: Pair) -> dict[HostRole, _HostState]:
     return {role: _HostState(machine) for role, machine in pair.machines.items()}
 
 
@@ -116,7 +116,7 @@ class VmTestbed:
         self._parallel = parallel
         self._on_ready = on_ready
         self._hosts_a_machine = 1 if pair.separate else len(HOSTS)
-        self._states = _bare_states(pair)
+        self._states = _initial_states(pair)
         self._platforms = {} if lent is None else dict.fromkeys(HOSTS, lent)
         self._resources: dict[HostRole, VmResources] = {}
         self._with_vfs = False
@@ -163,12 +163,12 @@ class VmTestbed:
         """
         states = self._states_of(setting)
         wants = {role: tuple(wanted(setting, role)) for role in HOSTS}
-        work: dict[HostRole, list[Want]] = {}
+        work: dict[HostRole, list[GuestRequest]] = {}
         for role, state in states.items():
             work.setdefault(state.role, []).extend(wants[role])
         try:
             replaced = self._start(setting, work)
-            self._acquaint(setting)
+            self._set_neighbours(setting)
             mains = {role: states[role].placed[wants[role][0]] for role in HOSTS}
             yield VmArrangement(
                 setting,
@@ -185,7 +185,7 @@ class VmTestbed:
                 replaced,
             )
         finally:
-            self._sleep()
+            self._suspend_guests()
 
     def check(self, setting: Setting) -> None:
         """Does nothing while all guests of a setting live.
@@ -211,7 +211,7 @@ class VmTestbed:
         Raises:
             PlanewiseError: something could not be removed.
         """
-        states, self._states = self._states, _bare_states(self._pair)
+        states, self._states = self._states, _initial_states(self._pair)
         self._saved.clear()
         _together([partial(self._clear, state) for state in states.values()])
 
@@ -254,7 +254,7 @@ class VmTestbed:
         return self._states
 
     def _start(
-        self, setting: Setting, work: Mapping[HostRole, Sequence[Want]]
+        self, setting: Setting, work: Mapping[HostRole, Sequence[GuestRequest]]
     ) -> tuple[Guest, ...]:
         """Starts and wakes guests, by the machine that they live on; gives those that had ended."""
         replaced: list[Guest] = []
@@ -271,11 +271,11 @@ class VmTestbed:
 
     # One machine.
 
-    def _prepare(self, state: _HostState, wants: Sequence[Want]) -> list[Guest]:
+    def _prepare(self, state: _HostState, wants: Sequence[GuestRequest]) -> list[Guest]:
         """Makes what these guests are plugged into, and wakes those that run; gives those that had
         ended."""
         guests = self._guests(state)
-        replaced = self._drop_ended(state)
+        replaced = self._forget_ended(state)
         if self._with_vfs:
             self._vfs(state)
         self._attach_nic(state, wants)
@@ -289,7 +289,7 @@ class VmTestbed:
             self._place(state, want)
         return [state.placed[want].guest for want in missing if want in replaced]
 
-    def _drop_ended(self, state: _HostState) -> set[Want]:
+    def _forget_ended(self, state: _HostState) -> set[GuestRequest]:
         """Forgets guests that ended, and takes their VFs back."""
         by_guest = {placed.guest: want for want, placed in state.placed.items()}
         ended = {by_guest[guest] for guest in self._guests(state).ended(by_guest)}
@@ -298,7 +298,9 @@ class VmTestbed:
             self._remove(state, want)
         return ended - half
 
-    def _make_room(self, state: _HostState, wants: Sequence[Want], missing: Sequence[Want]) -> None:
+    def _make_room(
+        self, state: _HostState, wants: Sequence[GuestRequest], missing: Sequence[GuestRequest]
+    ) -> None:
         """Ends guests that this setting leaves idle, those used longest ago first, for others."""
         idle = [want for want in state.placed if want not in wants]
 
@@ -320,7 +322,7 @@ class VmTestbed:
         while idle and lacks_memory():
             self._remove(state, idle.pop(0))
 
-    def _attach_nic(self, state: _HostState, wants: Sequence[Want]) -> None:
+    def _attach_nic(self, state: _HostState, wants: Sequence[GuestRequest]) -> None:
         """Sets the NICs up, and puts one into our bridge where guests need that."""
         machine = state.machine
         steps: list[Step] = []
@@ -354,7 +356,7 @@ class VmTestbed:
             machine.host.perform(Plan((*steps, AwaitUp("", awaited))))
         state.nic_in_bridge, state.ready = in_bridge, True
 
-    def _place(self, state: _HostState, want: Want) -> None:
+    def _place(self, state: _HostState, want: GuestRequest) -> None:
         """Makes what a guest will be plugged into."""
         plane = vm_plane(want.plane)
         guest = self._guest(state, want)
@@ -390,7 +392,7 @@ class VmTestbed:
             workers = min(len(missing), max(1, parallel))
             _together([partial(self._boot, setting, state, want) for want in missing], workers)
 
-    def _boot(self, setting: Setting, state: _HostState, want: Want) -> None:
+    def _boot(self, setting: Setting, state: _HostState, want: GuestRequest) -> None:
         peers: dict[str, str] = {}
         if want.use == "main":
             other: HostRole = "responder" if want.role == "sender" else "sender"
@@ -403,7 +405,7 @@ class VmTestbed:
         placed.told = next(iter(peers.items()), ("", ""))
         self._on_ready(started)
 
-    def _remove(self, state: _HostState, want: Want) -> None:
+    def _remove(self, state: _HostState, want: GuestRequest) -> None:
         """Ends a guest, and takes away what it was plugged into."""
         placed = state.placed[want]
         plane = vm_plane(want.plane)
@@ -420,7 +422,7 @@ class VmTestbed:
             if state.guests is not None:
                 state.guests.close()
 
-    def _sleep(self) -> None:
+    def _suspend_guests(self) -> None:
         """Lets no guest run. Guests that ended are not looked at."""
         for state in self._states.values():
             for placed in state.placed.values():
@@ -449,7 +451,7 @@ class VmTestbed:
                 state.vfs = pool.__enter__()
             return state.vfs
 
-    def _site(self, state: _HostState, want: Want) -> Site:
+    def _site(self, state: _HostState, want: GuestRequest) -> Site:
         machine = state.machine
         if want.on_bridge:
             nic, uplink = machine.bridge_nic, machine.bridge
@@ -457,14 +459,14 @@ class VmTestbed:
             nic = uplink = machine.nic
         return Site(want.role, "", uplink, self._mtu_bytes, nic, machine.bridge)
 
-    def _guest(self, state: _HostState, want: Want) -> Guest:
+    def _guest(self, state: _HostState, want: GuestRequest) -> Guest:
         slot = state.slots.get(want.role, 0)
         state.slots[want.role] = slot + 1
         return guest_in(self._token, slot, want.role, want.use, want.index, want.plane, state.role)
 
     # Both.
 
-    def _acquaint(self, setting: Setting) -> None:
+    def _set_neighbours(self, setting: Setting) -> None:
         """Main guests know each other's MAC: none is looked up, no frame is flooded."""
         plane = vm_plane(setting.plane)
         states = self._states_of(setting)
@@ -493,7 +495,7 @@ def _nic(plane: VmPlane, placed: _Placed, guests: HostGuests) -> Nic | Passthrou
     return Passthrough(placed.vf.address)
 
 
-def _way_out(machine: Machine, want: Want, placed: _Placed) -> str:
+def _way_out(machine: Machine, want: GuestRequest, placed: _Placed) -> str:
     if placed.vf is None:
         return machine.bridge_nic if want.on_bridge else machine.nic
     return "" if placed.vf.netdev is None else placed.vf.netdev.name
