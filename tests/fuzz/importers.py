@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 
 import numpy as np
 
 from planewise.errors import BadInputError
-from planewise.store.importers import csit, csv, exported, mlrsearch, nfvbench, parquet, pastrami
-from planewise.store.importers import trex as trex_format
+from planewise.store.importers import MODULES, importer, parquet
 from planewise.store.importers.text import decode
 from planewise.store.loads import LoadTrials
 
@@ -66,41 +66,6 @@ def check_curves(curves: list[LoadTrials]) -> None:
         assert trials.format
 
 
-def pastrami_lines(data: bytes) -> list[LoadTrials] | None:
-    """PASTRAMI's files."""
-    return _text(data, pastrami.recognise, pastrami.parse)
-
-
-def trex(data: bytes) -> list[LoadTrials] | None:
-    """TRex's statistics and NDR benchmark."""
-    return _text(data, trex_format.recognise, trex_format.parse)
-
-
-def nfvbench_json(data: bytes) -> list[LoadTrials] | None:
-    """NFVbench's results."""
-    return _text(data, nfvbench.recognise, nfvbench.parse)
-
-
-def mlrsearch_trials(data: bytes) -> list[LoadTrials] | None:
-    """MLRsearch's trials, as JSON or in a log."""
-    return _text(data, mlrsearch.recognise, mlrsearch.parse)
-
-
-def csit_info(data: bytes) -> list[LoadTrials] | None:
-    """CSIT's test case results."""
-    return _text(data, csit.recognise, csit.parse)
-
-
-def csv_rows(data: bytes) -> list[LoadTrials] | None:
-    """The documented CSV."""
-    return _text(data, csv.recognise, csv.parse)
-
-
-def exported_json(data: bytes) -> list[LoadTrials] | None:
-    """Our own JSON."""
-    return _text(data, exported.recognise, exported.parse)
-
-
 def parquet_file(data: bytes) -> list[LoadTrials] | None:
     """Our own Parquet."""
     assert 0 <= parquet.recognise(data[:65536], NAME) <= 1
@@ -113,16 +78,15 @@ def parquet_file(data: bytes) -> list[LoadTrials] | None:
     return curves
 
 
+def _entry(name: str) -> Callable[[bytes], list[LoadTrials] | None]:
+    module = importer(name)
+    return partial(_text, recognise=module.recognise, parse=module.parse)
+
+
 ENTRIES: dict[str, Callable[[bytes], list[LoadTrials] | None]] = {
-    "pastrami": pastrami_lines,
-    "trex": trex,
-    "nfvbench": nfvbench_json,
-    "mlrsearch": mlrsearch_trials,
-    "csit": csit_info,
-    "csv": csv_rows,
-    "json": exported_json,
-    "parquet": parquet_file,
+    name: parquet_file if name == "parquet" else _entry(name) for name in MODULES if name != "run"
 }
+"""Every format that is a file, by its name."""
 
 
 def _ours() -> list[FunctionType]:
