@@ -295,7 +295,7 @@ def test_functions_that_poll_and_that_route_are_fed_alike_in_one_run_both_ways(
         else:
             # The switch tells the functions' traffic apart.
             assert sent["vnf1"] == pytest.approx(sent["vnf2"], rel=0.5)
-    assert "What became of every frame" in (out / "report.html").read_text()
+    assert "Where every frame went" in (out / "report.html").read_text()
 
 
 def test_the_switch_has_its_buffers_before_a_function_connects(

@@ -110,7 +110,9 @@ def test_a_failed_probe_becomes_its_own_sentence_and_remedy() -> None:
 
 
 def test_a_killed_process_is_named_with_its_signal() -> None:
-    with pytest.raises(PlanewiseError, match=r"sleep failed \(ended by SIGKILL\): it said nothing"):
+    with pytest.raises(
+        PlanewiseError, match=r"sleep failed \(ended by SIGKILL\): it printed nothing"
+    ):
         FinishedProcess(("sleep", "9"), 137, "", "").check()
 
 

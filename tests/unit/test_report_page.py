@@ -143,7 +143,7 @@ def test_sentences_of_the_run_are_escaped_and_commands_in_them_are_code() -> Non
 def test_a_single_replicate_is_not_said_to_have_no_drift(tmp_path: Path) -> None:
     run = small(tmp_path, blocks=1)
     assert all(visit.relative is None for visit in RunData(run).visits)
-    assert "No cell has two RTT trials, so drift cannot be told." in html.render(run)
+    assert "No cell has two RTT trials, so drift is unknown." in html.render(run)
 
 
 def test_every_figure_has_alternative_text_a_caption_and_its_numbers(page: str) -> None:
@@ -276,7 +276,9 @@ def test_a_warning_that_differs_in_its_figures_alone_is_said_once(tmp_path: Path
     run = small(tmp_path)
     change_trials(run, lambda one: {"warnings": (f"CPU load got {one.order + 10} % of the CPUs",)})
     page = html.render(run).replace(NBSP, " ")
-    told = "<strong>Said with varying figures</strong>: CPU load got 10 % of the CPUs (4 trials)."
+    told = (
+        "<strong>Reported with varying figures</strong>: CPU load got 10 % of the CPUs (4 trials)."
+    )
     assert page.count(told) == 1
 
 

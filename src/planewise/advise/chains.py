@@ -24,7 +24,7 @@ _WORDS: dict[ChainLimit, str] = {
     "shared core": "cores that were shared",
     "kernel": "the kernel",
     "NIC": "the NIC",
-    "unknown": "nothing that could be told",
+    "unknown": "an unknown limit",
 }
 """What bounds a chain, as a sentence says it."""
 

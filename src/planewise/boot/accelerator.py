@@ -105,5 +105,5 @@ def conclude(said: str, complaint: str) -> Accelerator:
     if initramfs.ACCELERATED in said:
         return Accelerator("kvm", "a trial guest ran under KVM")
     lines = [line for line in complaint.splitlines() if line.strip()]
-    why = lines[0].strip()[:120] if lines else "it said nothing"
+    why = lines[0].strip()[:120] if lines else "it printed nothing"
     return Accelerator("tcg", f"a trial guest under KVM died: {why}")

@@ -216,7 +216,7 @@ def _output(argv: list[str]) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.removeprefix("E: ") for line in text.strip().splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"
 
 
 def remove_scratch(cache: Path) -> None:

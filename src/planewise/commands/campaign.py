@@ -137,7 +137,7 @@ def _print(found: Campaign) -> None:
     for row in found.rows:
         table.add(
             row.aspect,
-            str(row.level) if row.level != NOT_SAID else "(not said)",
+            str(row.level) if row.level != NOT_SAID else "(not given)",
             str(row.curves),
             *(str(row.words.get(word, 0)) for word in ("GOOD", "BAD", "UNDECIDED")),
             ", ".join(f"{times} {kind}" for kind, times in sorted(row.open.items())) or "-",

@@ -111,7 +111,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
 
 def _of_requests(path: RttPath) -> RttPath:
     """The path without capture points: of a TCP stream no frame is known to be one request."""
-    why = "a request's frame cannot be told within TCP, which joins, cuts and repeats what it sends"
+    why = "a request's frame cannot be identified: TCP joins, cuts and repeats what it sends"
     parts: tuple[Metric, ...] = ("rtt_kernel", "overhead", "response")
     return replace(path, capture_points=(), not_measurable=dict.fromkeys(parts, why))
 

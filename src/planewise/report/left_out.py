@@ -125,7 +125,7 @@ def _warnings(trials: Iterable[TrialRecord]) -> list[LeftOut]:
             groups.setdefault(_NUMBER.sub("#", warning), []).append(warning)
     return [
         LeftOut(
-            "Said during a trial" if len(set(texts)) == 1 else "Said with varying figures",
+            "Reported during a trial" if len(set(texts)) == 1 else "Reported with varying figures",
             texts[0],
             len(texts),
         )

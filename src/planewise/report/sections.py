@@ -109,7 +109,7 @@ def _by_guests(data: RunData) -> Iterator[Section]:
         yield Section(
             "guests",
             "What the number of background guests does",
-            "The first figure tells what load they made all together, the others what came of it.",
+            "The first figure shows the load that they made together, the others its effect.",
             figures,
             open_figures=2,
             folded="Other metrics",
@@ -147,7 +147,7 @@ def _chains(data: RunData) -> Section:
             (label, table)
             for label, table in (
                 ("What bounds them", chains.bounds(data.chains)),
-                ("What became of every frame", chains.account(data.chains)),
+                ("Where every frame went", chains.account(data.chains)),
                 ("What the CPUs did", chains.cores(data.chains)),
             )
             if table.rows
@@ -162,7 +162,7 @@ def _rtt(data: RunData) -> Section:
         "rtt",
         "How long a packet and its answer take",
         "Less is better. Compare planes within one load; where boxes overlap and the rings mix, "
-        "the planes are hardly told apart.",
+        "the planes can hardly be told apart.",
         tuple(
             rtt.figure(
                 page,
@@ -202,7 +202,7 @@ def _rtt_by_factor(data: RunData, pages: Sequence[FacetPage[RttCell]]) -> Sectio
             "rtt",
             "How long a packet and its answer take",
             f"Less is better. {_layout(pages)} Where boxes overlap and the dark lines do, too, "
-            "the planes are hardly told apart.",
+            "the planes can hardly be told apart.",
             figures,
         ),
         [("Round-trip time of every cell", rtt.table(data.rtt, _common(data.rtt)))],

@@ -183,7 +183,7 @@ ChainLimit = Literal[
 
 
 class FrameAccount(Record):
-    """What became of every frame of a trial of a chain, from before the first was sent until all
+    """Where every frame went of a trial of a chain, from before the first was sent until all
     were at rest, the warm-up's among them."""
 
     sent: NonNegativeInt

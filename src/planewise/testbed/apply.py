@@ -313,7 +313,7 @@ def _run_program(links: _Links, step: RunProgram) -> None:
     links.enter(step.netns)
     done = subprocess.run(step.argv, capture_output=True, text=True, check=False, timeout=_RUN_S)
     if done.returncode:
-        raise PlanewiseError(f"`{step}` failed: {(done.stderr.strip() or 'it said nothing')}")
+        raise PlanewiseError(f"`{step}` failed: {(done.stderr.strip() or 'it printed nothing')}")
 
 
 def _add_neighbour(links: _Links, step: AddNeighbour) -> None:

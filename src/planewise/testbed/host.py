@@ -68,7 +68,7 @@ class FinishedProcess:
             remedy = words.pop().strip() if len(words) > 1 and words[-1].startswith("  ") else ""
             if words and (own := re.match(r"(pw-probe|planewised): ", words[-1])):
                 name = own[1]  # a shell may stand before it
-            message = words[-1].removeprefix(f"{name}: ") if words else "it said nothing"
+            message = words[-1].removeprefix(f"{name}: ") if words else "it printed nothing"
             raise PlanewiseError(f"{name} failed ({self.ending}): {message}", remedy=remedy)
         return self
 
@@ -311,7 +311,7 @@ class LocalProcess:
                 return
             if ended:
                 self.wait().check()
-                raise PlanewiseError(f"{Path(self.argv[0]).name} ended before it said `{line}`")
+                raise PlanewiseError(f"{Path(self.argv[0]).name} ended before it printed `{line}`")
             if time.monotonic() > deadline:
                 raise ProcessTimeoutError(
                     f"{Path(self.argv[0]).name} did not say `{line}` within {timeout_s:g} s"

@@ -82,7 +82,7 @@ def parse_node(text: str) -> NodeTarget:
     named = dict(options)
     unknown = sorted(set(named) - {"namespace", "image", "context"})
     if unknown or len(named) < len(options):
-        what = f"`{unknown[0]}` is unknown" if unknown else "something is said twice"
+        what = f"`{unknown[0]}` is unknown" if unknown else "an option stands twice"
         raise BadInputError(f"`{text}` is not a host: {what}", remedy=remedy)
     if "namespace" in named and not re.fullmatch(_LABEL, named["namespace"]):
         raise BadInputError(f"`{text}` is not a host: that is not a namespace", remedy=remedy)
@@ -323,5 +323,5 @@ async def _run(argv: Sequence[str], stdin: bytes = b"") -> tuple[int, str, str]:
 
 
 def _last(said: str) -> str:
-    lines = said.strip().splitlines() or ["kubectl said nothing"]
+    lines = said.strip().splitlines() or ["kubectl printed nothing"]
     return lines[-1].removeprefix("error: ")

@@ -106,7 +106,7 @@ class OpenVswitch:
         finished = self._run(*vsctl(self._directory, *arguments)).check()
         if "Error detected" in finished.stderr:
             raise PlanewiseError(
-                f"Open vSwitch could not do what it was told: {self.last_words()}",
+                f"Open vSwitch could not perform a command: {self.last_words()}",
                 remedy="is there enough free memory, and are there enough huge pages?",
             )
         return finished
@@ -117,7 +117,7 @@ class OpenVswitch:
         with suppress(PlanewiseError):
             lines = self._host.read_text(f"{self._directory}/switch.log").splitlines()
         bad = [line.split("|", 4)[-1] for line in lines if "|ERR|" in line or "|EMER|" in line]
-        return bad[-1] if bad else "it said nothing"
+        return bad[-1] if bad else "it printed nothing"
 
     def _run(self, *argv: str, stdin: bytes | None = None) -> FinishedProcess:
         return self._host.run(self._environment(*argv), timeout_s=COMMAND_S, stdin=stdin)

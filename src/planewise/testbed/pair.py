@@ -59,7 +59,7 @@ class Targets:
         for flag, target in (("--sender", self.sender), ("--responder", self.responder)):
             if not self.nic and not target.startswith("lab:"):
                 raise BadInputError(
-                    f"which NIC of {target} may be used is not said",
+                    f"which NIC of {target} may be used is not given",
                     where=flag,
                     remedy="name it with --nic (`ip link` there lists them); it must be one that "
                     "nobody uses",

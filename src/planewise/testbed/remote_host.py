@@ -200,7 +200,7 @@ class RemoteHost(Host):
         directory = (await self._keeper.stdout.readline()).decode().strip()
         if not directory:
             words_ = (await self._keeper.stderr.read(1 << 16)).decode(errors="replace")
-            message = words_.strip().splitlines() or ["it said nothing"]
+            message = words_.strip().splitlines() or ["it printed nothing"]
             raise PlanewiseError(f"no temporary directory on {self.place}: {message[-1]}")
         return directory
 

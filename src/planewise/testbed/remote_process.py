@@ -165,7 +165,7 @@ class SshProcess:
             ) from error
         if not seen:
             self._finished().check()
-            raise PlanewiseError(f"{self._program} ended before it said `{line}`")
+            raise PlanewiseError(f"{self._program} ended before it printed `{line}`")
 
     def stop(self) -> FinishedProcess:
         """See `HostProcess.stop`."""

@@ -121,7 +121,7 @@ def _failure(
     failed = re.search(r"Command failed -:(\d+)", done.stderr)
     step = content[int(failed[1]) - 1 if failed else 0][1]
     reason = next(
-        (line for line in words if not line.startswith("Command failed")), "it said nothing"
+        (line for line in words if not line.startswith("Command failed")), "it printed nothing"
     ).removeprefix("RTNETLINK answers: ")
     missing = re.search(r"(ip|bridge): not found", done.stderr)
     if missing:

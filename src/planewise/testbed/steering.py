@@ -71,7 +71,7 @@ def _refused(host: Host, netns: str | None, script: str, words: Sequence[str]) -
     finished = host.run(argv, netns=netns, timeout_s=30)
     if finished.exit_code == 0:
         return None
-    return (finished.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return (finished.stderr.strip().splitlines() or ["it printed nothing"])[-1]
 
 
 def steer(host: Host, netns: str, interfaces: Sequence[str], cpus: Iterable[int]) -> None:

@@ -193,7 +193,7 @@ class Client:
         remedy = "update planewise and planewised to the same version"
         if isinstance(told, dict) and told.get("format", FORMAT) != FORMAT:
             raise PlanewiseError(
-                f"the daemon at {self.socket} tells its status in format {told['format']}, "
+                f"the daemon at {self.socket} gives its status in format {told['format']}, "
                 f"this planewise reads format {FORMAT}",
                 remedy=remedy,
             )

@@ -56,7 +56,7 @@ def status(now: Status, to: Console) -> None:
     held = sum(vf.place == "held" for vf in now.vfs)
     marked = [guest.id for guest in now.guests if guest.marked]
     quarantined = [
-        f"{vf.id} ({vf.why or 'no reason told'})" for vf in now.vfs if vf.place == "quarantined"
+        f"{vf.id} ({vf.why or 'no reason given'})" for vf in now.vfs if vf.place == "quarantined"
     ]
     to.print(f"{held} of {len(now.vfs)} VFs held by {len(now.guests)} guests")
     if marked:

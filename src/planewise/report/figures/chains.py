@@ -266,7 +266,7 @@ def cores(cells: Sequence[ChainCell]) -> Table:
                 "no threads of their own"
                 if core.ours is None
                 else PrintedNumber(percent_text(core.ours), core.ours),
-                "not told"
+                "not reported"
                 if core.working is None
                 else PrintedNumber(percent_text(core.working), core.working),
             )

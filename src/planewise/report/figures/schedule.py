@@ -58,7 +58,7 @@ def figures(visits: Sequence[OrderedTrial], planes: Sequence[str]) -> list[Figur
                     "median over all planes. If it climbs or falls, the machine changed during "
                     f"the run.{change} "
                     if with_rtt
-                    else "No cell has two RTT trials, so drift cannot be told. "
+                    else "No cell has two RTT trials, so drift is unknown. "
                     if any(visit.median_ns is not None for visit in visits)
                     else ""
                 )

@@ -119,7 +119,7 @@ def parse(text: str, path: Path) -> list[LoadTrials]:
     notes = []
     if "duration" not in columns and not _counts_packets(columns):
         notes.append(
-            "no packets are counted and no durations told: every trial is taken for one of a second"
+            "there are neither packet counts nor durations: every trial is taken to last one second"
         )
     curve_at = columns.get("curve")
     numeric = {name: column for name, column in columns.items() if name != "curve"}

@@ -1,4 +1,4 @@
-"""What became of every frame that a chain was sent: counters along its way. Pure but for a wait.
+"""Where every frame went that a chain was sent: counters along its way. Pure but for a wait.
 
 The counters are read before the first frame is sent and once all frames are at rest, so that none
 is on its way and none is counted at one place and not yet at the next.

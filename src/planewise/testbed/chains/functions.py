@@ -188,7 +188,7 @@ class Function:
         words = [line for line in self._text().splitlines() if line.strip()]
         return PlanewiseError(
             f"{self.name} ({PROGRAM}) ended ({ending}): "
-            f"{words[-1] if words else 'it said nothing'}",
+            f"{words[-1] if words else 'it printed nothing'}",
             remedy="are there enough free huge pages?",
         )
 

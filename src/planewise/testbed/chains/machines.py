@@ -242,7 +242,7 @@ class FunctionMachines:
             ["sh", "-s"], netns=guest.netns, stdin=text.encode(), timeout_s=_TELL_S
         )
         if done.exit_code:
-            words = done.stderr.strip().splitlines() or ["it said nothing"]
+            words = done.stderr.strip().splitlines() or ["it printed nothing"]
             raise PlanewiseError(f"{guest.name} cannot be made a router: {words[-1]}")
 
     def pin(self, cpus: Mapping[int, int]) -> None:

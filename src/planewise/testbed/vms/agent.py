@@ -254,7 +254,7 @@ class GuestProcess:
                 if any(printed.startswith(line) for printed in finished.stderr.splitlines()):
                     return
                 finished.check()
-                raise PlanewiseError(f"{name} ended before it said `{line}`")
+                raise PlanewiseError(f"{name} ended before it printed `{line}`")
             if time.monotonic() > deadline:
                 raise ProcessTimeoutError(f"{name} did not say `{line}` within {timeout_s:g} s")
             self._agent.rest(pause_s)

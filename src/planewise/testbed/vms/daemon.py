@@ -173,7 +173,7 @@ class Libvirt:
             words = message.strip().splitlines()
             raise UnsupportedError(
                 f"libvirt on {self._host.place} does not start: "
-                f"{words[-1] if words else 'it said nothing'}",
+                f"{words[-1] if words else 'it printed nothing'}",
                 remedy=SETUP_REMEDY,
             ) from error
         socket = self._host.socket(f"{self.directory}/sock/libvirt-sock")
