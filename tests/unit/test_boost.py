@@ -318,7 +318,7 @@ def test_advise_gives_no_figure_of_an_emulated_gain(gain_toml: Path) -> None:
         ("saved_us = ", "saved_us = 1e9, was = ", "curve"),
         ("low_us = ", "low_us = nan, was = ", "low_us"),
         ("[host]", "[hosts]", "host"),
-        ("format = 2", "format =", "this is no TOML"),
+        ("format = 2", "format =", "this is not TOML"),
     ],
 )
 def test_what_is_no_gain_is_said_by_advise_in_a_sentence(

@@ -72,10 +72,10 @@ def test_the_out_directory_is_looked_at_before_anything_is_measured(tmp_path: Pa
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("--dst", "foo"), "'foo' is no IP address"),
+        (("--dst", "foo"), "'foo' is not an IP address"),
         (("--dst", "198.18.0.2", "--ip", "6"), "198.18.0.2 is an IPv4 address"),
         (("--dst", "2001:2::2"), "2001:2::2 is an IPv6 address"),
-        (("--dst", "198.18.0.2", "--dst-mac", "aa:bb"), "'aa:bb' is no MAC address"),
+        (("--dst", "198.18.0.2", "--dst-mac", "aa:bb"), "'aa:bb' is not a MAC address"),
     ],
 )
 def test_an_address_of_the_wrong_kind_is_refused(given: tuple[str, ...], words: str) -> None:

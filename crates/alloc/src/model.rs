@@ -169,7 +169,7 @@ impl FromStr for Mac {
             return Ok(Self(bytes));
         }
         Err(Error::bad_input(
-            format!("{text:?} is no Ethernet address"),
+            format!("{text:?} is not an Ethernet address"),
             "write six bytes, as 52:54:00:12:34:56",
         ))
     }

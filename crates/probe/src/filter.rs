@@ -232,7 +232,8 @@ pub fn parse_ddd(text: &str) -> Result<Filter> {
         )
     };
     let mut numbers = text.split_ascii_whitespace().map(|word| {
-        word.parse::<u32>().map_err(|_| wrong(format!("'{word}' is not a number from 0 to 2^32 − 1")))
+        word.parse::<u32>()
+            .map_err(|_| wrong(format!("'{word}' is not a number from 0 to 2^32 − 1")))
     });
     let count = numbers.next().ok_or_else(|| wrong("it is empty".into()))??;
     // BPF_MAXINSNS of the kernel.

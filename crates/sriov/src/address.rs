@@ -43,7 +43,7 @@ impl FromStr for PciAddress {
         };
         read().ok_or_else(|| {
             Error::bad_input(
-                format!("'{text}' is no PCI address"),
+                format!("'{text}' is not a PCI address"),
                 "write domain:bus:device.function, for example 0000:01:10.0",
             )
         })

@@ -54,7 +54,7 @@ def read_throughput(path: Path) -> list[ThroughputRow]:
     except OSError as error:
         raise PlanewiseError(f"{path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BadInputError(f"this is no CSV: {error}", where=str(path)) from error
+        raise BadInputError(f"this is not CSV: {error}", where=str(path)) from error
     if not rows:
         raise BadInputError(
             "there is no row of measurements", where=str(path), remedy=f"columns: {_columns()}"

@@ -40,7 +40,7 @@ def read_toml(path: Path, model: type[_Model], writes: str, remedy: Callable[[st
     try:
         return model.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise BadInputError(f"this is no TOML: {error}", where=str(path)) from error
+        raise BadInputError(f"this is not TOML: {error}", where=str(path)) from error
     except ValidationError as error:
         place, fault = first_fault(error)
         what = f"{place}: {fault}" if place else fault

@@ -148,7 +148,7 @@ impl Args {
 pub fn parse_target(text: &str) -> Result<SocketAddr> {
     let wrong = || {
         Error::bad_input(
-            format!("'{text}' is no IPv4 or IPv6 address"),
+            format!("'{text}' is not an IPv4 or IPv6 address"),
             "give an address, for example 198.18.0.2, 2001:2::2 or fe80::2%eth0; names are not \
              looked up",
         )

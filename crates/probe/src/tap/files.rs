@@ -48,7 +48,10 @@ pub fn read(path: &Path, each: impl FnMut(FilePacket<'_>)) -> Result<Option<Dama
     })?;
     if bytes.len() < 4 || !known_magic(&bytes) {
         return Err(Error::bad_input(
-            format!("{} is not a pcap or pcapng file (byte 0: unknown magic number)", path.display()),
+            format!(
+                "{} is not a pcap or pcapng file (byte 0: unknown magic number)",
+                path.display()
+            ),
             "give a file that `tcpdump -w FILE` wrote, not compressed",
         ));
     }

@@ -48,7 +48,10 @@ fn link_of(place: &IfSpec) -> Result<Link> {
 
 /// NICs are left alone unless asked: a program attached to the driver resets the link of most.
 fn physical(place: &IfSpec) -> Error {
-    Error::failed(format!("{place} is not a virtual interface"), "ask for another backend by its name")
+    Error::failed(
+        format!("{place} is not a virtual interface"),
+        "ask for another backend by its name",
+    )
 }
 
 fn stack(frames: &FrameOptions) -> Egress {

@@ -300,7 +300,7 @@ class Client:
             return json.loads(text)
         except ValueError as error:
             raise PlanewiseError(
-                f"the answer of {self.socket} is no JSON",
+                f"the answer of {self.socket} is not JSON",
                 remedy="is that planewised's socket? --socket names another",
             ) from error
 
