@@ -365,12 +365,10 @@ class LocalHost(Host):
 
     @property
     def place(self) -> str:
-        """See `Host.place`."""
         return self._home or "this machine"
 
     @property
     def directory(self) -> str:
-        """See `Host.directory`."""
         if self._directory is None:
             self._directory = str(self._scratch.enter_context(scratch()))
         return self._directory
@@ -392,7 +390,6 @@ class LocalHost(Host):
 
     @property
     def probe(self) -> str:
-        """See `Host.probe`."""
         return find_probe()
 
     def start(
@@ -403,7 +400,6 @@ class LocalHost(Host):
         stdin: bytes | None = None,
         expected_s: float = 0.0,
     ) -> LocalProcess:
-        """See `Host.start`."""
         if self._thread is None:
             self._thread = NamespaceThread(f"host {self._name}")
         started = self._thread.call(netns or self._home, _spawn, tuple(argv), stdin)
@@ -412,11 +408,9 @@ class LocalHost(Host):
         return started
 
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        """See `Host.entering`."""
         return enter_command(argv, netns)
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
-        """See `Host.read_text`."""
         if self._thread is None:
             self._thread = NamespaceThread(f"host {self._name}")
         # /proc/net is that of the process's first thread, which never leaves its namespace.
@@ -447,11 +441,9 @@ class LocalHost(Host):
         return True
 
     def put(self, local: Path, remote: str) -> None:
-        """See `Host.put`."""
         _copy(local, Path(remote))
 
     def fetch(self, remote: str, local: Path) -> None:
-        """See `Host.fetch`."""
         _copy(Path(remote), local)
 
     def perform(self, plan: Plan) -> None:
@@ -462,7 +454,6 @@ class LocalHost(Host):
         self._thread.call(self._home, int)  # back: a namespace that goes is then told from one here
 
     def close(self) -> None:
-        """See `Host.close`."""
         for process in self._processes:
             process.kill()
         for process in self._processes:

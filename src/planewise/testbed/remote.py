@@ -158,7 +158,6 @@ class SshHost(RemoteHost):
                 raise self._explain(error) from error
 
     def close(self) -> None:
-        """See `RemoteHost.close`."""
         super().close()
         self._local.close()
         self._sockets.clear()

@@ -99,13 +99,11 @@ class RemoteHost(Host):
 
     @property
     def directory(self) -> str:
-        """See `Host.directory`."""
         if self._directory is None:
             self._directory = self.call(self._make_directory())
         return self._directory
 
     def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
-        """See `Host.take`."""
         local = into / Path(remote).name
         self.fetch(remote, local)
         return local
@@ -118,14 +116,12 @@ class RemoteHost(Host):
         stdin: bytes | None = None,
         expected_s: float = 0.0,
     ) -> SshProcess:
-        """See `Host.start`."""
         started = self.call(self._start(tuple(argv), netns, stdin))
         self._processes = [process for process in self._processes if process.running]
         self._processes.append(started)
         return started
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
-        """See `Host.read_text`."""
         done = self.run(["cat", "--", path], netns=netns)
         if done.exit_code != 0:
             why = done.stderr.strip().rpartition(": ")[2] or f"exit code {done.exit_code}"
@@ -133,7 +129,6 @@ class RemoteHost(Host):
         return done.stdout
 
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        """See `Host.entering`."""
         return enter_command(argv, netns)
 
     def perform(self, plan: Plan) -> None:

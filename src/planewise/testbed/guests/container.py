@@ -83,7 +83,6 @@ class JoiningHost(ForwardingHost):
         stdin: bytes | None = None,
         expected_s: float = 0.0,
     ) -> HostProcess:
-        """See `Host.start`."""
         argv, netns = self.command(argv, netns)
         return super().start(argv, netns=netns, stdin=stdin, expected_s=expected_s)
 
@@ -94,7 +93,6 @@ class JoiningHost(ForwardingHost):
         return join_command(self._containers[netns], netns, argv), None
 
     def entering(self, argv: Sequence[str], netns: str) -> Sequence[str]:
-        """See `Host.entering`."""
         joined, left = self.command(argv, netns)
         return joined if left is None else super().entering(argv, netns)
 

@@ -23,18 +23,15 @@ class LinuxBridge(Switch):
     name = "bridge"
 
     def steps(self, site: Site) -> tuple[Step, ...]:
-        """See `Switch.steps`."""
         return (
             AddBridge(site.netns, site.bridge, site.bridge_mac, site.mtu_bytes),
             SetUp(site.netns, site.bridge),
         )
 
     def add_nic(self, site: Site) -> tuple[Step, ...]:
-        """See `Switch.add_nic`."""
         return (SetMaster(site.netns, site.nic, self.interface(site)),)
 
     def release_nic(self, site: Site) -> tuple[Step, ...]:
-        """See `Switch.release_nic`."""
         return (ReleaseMaster(site.netns, site.nic),)
 
 

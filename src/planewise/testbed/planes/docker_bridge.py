@@ -23,7 +23,6 @@ class DockerNetwork(LinuxBridge):
     name = "docker-bridge"
 
     def interface(self, site: Site) -> str:
-        """See `Switch.interface`."""
         return site.docker_bridge
 
     def steps(self, site: Site) -> tuple[Step, ...]:
@@ -31,7 +30,6 @@ class DockerNetwork(LinuxBridge):
         return ()
 
     def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
-        """See `Switch.create`."""
         here.docker.add_network(
             here.network,
             self.interface(site),
@@ -55,7 +53,6 @@ class DockerBridgePlane(Plane):
     remedy = "install docker.io; bridge is the same path for namespaces"
 
     def refusal(self, kind: GuestKind) -> str:
-        """See `Plane.refusal`."""
         return "" if kind in self.guests else "it attaches a Docker container"
 
     def plug(

@@ -21,7 +21,6 @@ class MacvtapBridgePlane(VmPlane):
     differences = ("frames go from the NIC to the macvtap by MAC address, past any bridge",)
 
     def refusal(self, kind: GuestKind) -> str:
-        """See `Plane.refusal`."""
         return "" if kind in self.guests else "it ends in a tap that a virtual machine opens"
 
     def attach(

@@ -42,11 +42,9 @@ class OpenVswitchBridge(Switch):
     name = "ovs"
 
     def interface(self, site: Site) -> str:
-        """See `Switch.interface`."""
         return f"{site.bridge}v"
 
     def create(self, here: MachineState, site: Site) -> tuple[Step, ...]:
-        """See `Switch.create`."""
         here.directory = f"{here.host.directory}/ovs"
         here.host.run(["mkdir", "-p", here.directory]).check()
         switch = here.opened.enter_context(OpenVswitch(here.host, here.directory))
@@ -62,11 +60,9 @@ class OpenVswitchBridge(Switch):
         return (SetUp(site.netns, bridge),)
 
     def add_nic(self, site: Site) -> tuple[Step, ...]:
-        """See `Switch.add_nic`."""
         return (_configure(site, "add-port", self.interface(site), site.nic),)
 
     def release_nic(self, site: Site) -> tuple[Step, ...]:
-        """See `Switch.release_nic`."""
         return (_configure(site, "del-port", self.interface(site), site.nic),)
 
 
@@ -83,11 +79,9 @@ class OvsPlane(BridgePlane):
     remedy = "install openvswitch-switch"
 
     def lacking(self, found: Resources) -> str:
-        """See `Plane.lacking`."""
         return "" if found.ovs else f"there is no Open vSwitch on {found.place}"
 
     def remarks(self, host: Host, *, here: bool) -> tuple[str, ...]:
-        """See `Plane.remarks`."""
         if datapath_of(host, alone=here) == "system":
             return ("Open vSwitch forwards in the kernel (datapath system)",)
         why = "this kernel has none for it" if here else "the kernel's is not ours on a server"
@@ -97,7 +91,6 @@ class OvsPlane(BridgePlane):
         )
 
     def join(self, site: Site, port: str) -> Step:
-        """See `BridgePlane.join`."""
         return _configure(site, "add-port", site.uplink, port)
 
     def plug(

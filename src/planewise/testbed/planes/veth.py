@@ -28,7 +28,6 @@ class VethPlane(Plane):
 
     @property
     def preparation(self) -> str:
-        """See `Plane.preparation`."""
         return "routing"
 
     def prepare(self, site: Site) -> tuple[Step, ...]:

@@ -27,7 +27,6 @@ class VhostUserPlane(Plane):
     remedy = "install openvswitch-switch-dpdk and dpdk-dev; planewise takes huge pages by itself"
 
     def refusal(self, kind: GuestKind) -> str:
-        """See `Plane.refusal`."""
         return (
             "" if kind in self.guests else "it shares memory with a program, and has no interface"
         )

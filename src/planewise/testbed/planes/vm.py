@@ -39,7 +39,6 @@ class VmPlane(Plane):
         return self.model is None
 
     def refusal(self, kind: GuestKind) -> str:
-        """See `Plane.refusal`."""
         return "" if kind in self.guests else "it attaches a virtual machine"
 
     def attach(

@@ -42,14 +42,12 @@ class VmHost(ForwardingHost):
         return agent.start(argv, stdin, expected_s)
 
     def read_text(self, path: str, *, netns: str | None = None) -> str:
-        """See `Host.read_text`."""
         agent = self._agents.get(netns or "")
         if agent is None:
             return super().read_text(path, netns=netns)
         return agent.read(path).decode(errors="replace")
 
     def take(self, remote: str, into: Path, *, netns: str | None = None) -> Path:
-        """See `Host.take`."""
         agent = self._agents.get(netns or "")
         if agent is None:
             return super().take(remote, into, netns=netns)
