@@ -64,7 +64,7 @@ def test_a_sweep_with_require_good_exits_3_when_it_is_not_good(tmp_path: Path) -
         (("--router", "--ip", "5"), "no IP version 5"),
         (("--router", "--loads", "10k,fast"), "`fast` is not a rate"),
         (("--router", "--loads", "10k"), "at least two loads"),
-        (("--router", "--duration", "0"), "no duration"),
+        (("--router", "--duration", "0"), "is not a duration"),
         (("--router", "--runs", "0"), "too few"),
         (("--router", "--size", "20"), "frame of 20 bytes is not possible"),
         (

@@ -248,7 +248,7 @@ def test_what_tells_no_price_of_a_switch_is_refused_in_a_sentence(
     moves = tmp_path / "moves.json"
     assert f"{moves}: cannot be read: No such file" in boost(gained, "--moves", moves)
     moves.write_text("{}")
-    assert "no status of planewised: format: field required" in boost(gained, "--moves", moves)
+    assert "not a status of planewised: format: field required" in boost(gained, "--moves", moves)
     moves.write_text(json.dumps({**status(), "format": 7}))
     assert "this status is of format 7" in boost(gained, "--moves", moves)
     moves.write_text(json.dumps(status(("give", 500.0, "completed"))))

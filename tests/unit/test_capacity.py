@@ -253,7 +253,7 @@ def test_a_profile_that_is_written_is_read_again(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "name: field required"),
-        ("name = ", "no TOML"),
+        ("name = ", "not TOML"),
         (toml_text(XL710).replace("lanes = 8", "lanes = 0"), "lanes 0"),
         (toml_text(XL710).replace("pmd_ns = ", "pmd_ns = -"), "cores.pmd_ns"),
         (toml_text(XL710) + "\n[moon]\nphase = 1\n", "moon"),

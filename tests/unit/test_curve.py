@@ -119,7 +119,7 @@ def test_what_was_really_sent_is_known_when_durations_are() -> None:
         (lambda: RunTable([1, 0], [1, 0]), "run 2: 0 packets sent"),
         (lambda: RunTable([1.0, math.nan], [1, 1]), "run 2: nan packets sent"),
         (lambda: RunTable([1, 2], [1]), "received has 1 values for 2 runs"),
-        (lambda: RunTable(["many"], [1]), "no number"),
+        (lambda: RunTable(["many"], [1]), "not a number"),
     ],
 )
 def test_what_no_trial_can_have_is_named(make: object, says: str) -> None:

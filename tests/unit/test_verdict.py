@@ -278,7 +278,7 @@ def test_an_unknown_rule_and_an_impossible_limit_are_named() -> None:
     with pytest.raises(BadInputError, match="asprinted is not a rule"):
         judge(curve(SATURATED), "asprinted")  # type: ignore[arg-type]
     for limit in (0.0, 1.0, -0.1, math.nan):
-        with pytest.raises(BadInputError, match="no ratio between 0 and 1"):
+        with pytest.raises(BadInputError, match="not a ratio between 0 and 1"):
             judge(curve(SATURATED), plr=limit)
 
 
