@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from planewise.commands.alloc.client import Client
 from planewise.errors import PlanewiseError
+from planewise.testbed.alloc_client import Client
 from planewise.testbed.vfs import find_planewised
 
 PATIENCE_S = 120

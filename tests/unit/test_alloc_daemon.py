@@ -31,9 +31,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from planewise.cli import app
-from planewise.commands.alloc.client import Client
 from planewise.commands.alloc.page import Gateway
 from planewise.errors import BadInputError, PlanewiseError
+from planewise.testbed.alloc_client import Client
 from planewise.testbed.vfs import find_planewised
 from tests.unit.live_page import look
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from planewise.errors import PlanewiseError
 
 if TYPE_CHECKING:
-    from planewise.commands.alloc.client import Client
+    from planewise.testbed.alloc_client import Client
 
 PASSED = ("/", "/events?status=true", "/status")
 """What may be asked for: reading, and no more than the page needs."""
