@@ -99,6 +99,8 @@ publications:
 	test -e $(PAPERS)/docker-rtt || \
 	  planewise run experiments/publications/docker-rtt.yaml --lab --out $(PAPERS)/docker-rtt
 	planewise run experiments/pastrami-here.yaml --out $(PAPERS)-pastrami
+	test -e $(PAPERS)/flexvf-groups || \
+	  planewise run experiments/reduced/flexvf-groups-lab.yaml --lab --out $(PAPERS)/flexvf-groups
 	planewise publications $(PAPERS)/* $(PAPERS)-pastrami/router-* $(if $(RECORDINGS),--recordings $(RECORDINGS)) -o docs/results
 
 format:

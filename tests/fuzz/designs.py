@@ -43,6 +43,7 @@ def read(data: bytes, directory: Path) -> Design | None:
             or traffic.load_sizes_bytes
             or traffic.chain_sizes_bytes
             or traffic.tcp_messages_bytes
+            or traffic.alloc
         )
     # What is kept in run.json is the same design.
     assert Design.model_validate(design.model_dump(mode="json")) == design

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from planewise.errors import BadInputError
 from planewise.fleet.plan import Budget
 from planewise.measure.design import Design
@@ -42,6 +44,10 @@ def _check_rates(design: Design, most: float) -> None:
         if design.chain.offered_pps is None:
             raise _too_much("chain", "is offered as much as its generator can", most)
         rates.append(("chain.offered_pps", design.chain.offered_pps))
+    if design.alloc is not None:
+        groups = design.alloc.group_pps
+        guests = max(design.factors.background_guests)
+        rates.append(("alloc.group_pps", math.ceil(guests / len(groups)) * sum(groups)))
     if design.tcp is not None:
         raise _too_much("tcp", "sends as much as it can", most)
     if "network" in design.factors.load_type:

@@ -25,7 +25,7 @@ _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 
 def programs_of(design: Design) -> tuple[str, ...]:
     """The programs that a design's trials start in guests. Pure."""
-    wanted = "redis" in design.factors.protocol and design.rtt is not None
+    wanted = "redis" in design.factors.protocol and (design.rtt or design.alloc) is not None
     return (*((IPERF,) if design.tcp is not None else ()), *((REDIS,) if wanted else ()))
 
 

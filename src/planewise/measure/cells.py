@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal, cast
 
 from planewise.measure.design import (
+    ALLOC_TRAFFIC,
     LOAD_TRAFFIC,
     RTT_TRAFFIC,
     SAME,
@@ -21,6 +22,7 @@ from planewise.measure.design import (
     Imix,
     LoadLocation,
     LoadType,
+    Policy,
     Protocol,
     TrafficPath,
 )
@@ -118,6 +120,15 @@ class RttTraffic:
     pattern: str = STEADY
 
 
+@dataclass(frozen=True, order=True)
+class AllocTraffic:
+    """What a trial of the allocator has by itself."""
+
+    policy: Policy
+    size_bytes: int
+    protocol: Protocol
+
+
 @dataclass(frozen=True)
 class Traffic:
     """What is sent in one cell."""
@@ -130,6 +141,8 @@ class Traffic:
     """One trial of a chain each."""
     tcp_messages_bytes: tuple[int, ...] = ()
     """One TCP trial each."""
+    alloc: tuple[AllocTraffic, ...] = ()
+    """One trial of the allocator each."""
 
 
 def expand(design: Design) -> dict[Cell, Traffic]:
@@ -151,13 +164,20 @@ def expand(design: Design) -> dict[Cell, Traffic]:
             tuple(int(one[0]) for one in own.get("sweep", ())),
             tuple("imix" if one[0] == "imix" else int(one[0]) for one in own.get("chain", ())),
             tuple(int(one[0]) for one in own.get("tcp", ())),
+            tuple(AllocTraffic(*one) for one in own.get("alloc", ())),  # type: ignore[arg-type]
         )
         for cell, own in levels_by_kind.items()
     }
 
 
 _KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"rtt": RTT_TRAFFIC, "sweep": LOAD_TRAFFIC, "chain": LOAD_TRAFFIC, "tcp": TCP_TRAFFIC}
+    {
+        "rtt": RTT_TRAFFIC,
+        "sweep": LOAD_TRAFFIC,
+        "chain": LOAD_TRAFFIC,
+        "tcp": TCP_TRAFFIC,
+        "alloc": ALLOC_TRAFFIC,
+    }
 )
 """The parts of a design that measure, with the factors that their trials have by themselves."""
 

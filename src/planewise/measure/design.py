@@ -38,6 +38,7 @@ LoadType = Literal["none", "cpu", "network"]
 LoadLocation = Literal["sender", "responder"]
 TrafficPath = Literal["north-south", "east-west"]
 Protocol = Literal["icmp", "stamp", "redis"]
+Policy = Literal["none", "static", "fair", "activity", "benefit", "switch"]
 Randomise = Literal["cells", "testbeds"]
 
 Pattern = Annotated[
@@ -111,12 +112,17 @@ class Factors(DesignModel):
     size_bytes: Levels[FrameBytes | Imix] = (64,)
     """Ethernet frame with its 4-byte FCS; `imix`, of chains alone: 7 of 64, 4 of 594, 1 of 1518."""
     protocol: Levels[Protocol] = ("icmp",)
-    """Of RTT trials: ICMP echo; STAMP (RFC 8762) against `pw-probe reflect`; or requests to a Redis
-    server in the responder's guest, over one TCP connection: an application's response time."""
+    """Of RTT trials, and of the allocator's: ICMP echo; STAMP (RFC 8762) against `pw-probe
+    reflect`; or requests to a Redis server in the responder's guest, over one TCP connection: an
+    application's response time."""
     vnfs: Levels[VnfCount] = (0,)
     """Network functions of a chain; 0: no chain, but the main guests of two hosts."""
     message_bytes: Levels[MessageBytes] = (131_072,)
     """Of TCP trials: bytes that each call of the sender writes."""
+    policy: Levels[Policy] = ("benefit",)
+    """Of the allocator's trials, who gets the VFs: nobody (`none`), guests drawn at random
+    (`static`), or those that planewised chooses by this policy. `switch`: the first guest is given
+    one after a third of the time, and loses it after two."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -138,7 +144,9 @@ LOAD_TRAFFIC = ("size_bytes",)
 """The same of a load trial, and of a chain's."""
 TCP_TRAFFIC = ("message_bytes",)
 """The same of a TCP trial."""
-TRAFFIC_FACTORS = (*RTT_TRAFFIC, *TCP_TRAFFIC)
+ALLOC_TRAFFIC = ("policy", "size_bytes", "protocol")
+"""The same of an allocator's trial."""
+TRAFFIC_FACTORS = (*RTT_TRAFFIC, *TCP_TRAFFIC, "policy")
 
 
 class Where(DesignModel):
@@ -157,6 +165,7 @@ class Where(DesignModel):
     protocol: Levels[Protocol] | None = None
     vnfs: Levels[VnfCount] | None = None
     message_bytes: Levels[MessageBytes] | None = None
+    policy: Levels[Policy] | None = None
 
     def named(self) -> dict[str, tuple[Level, ...]]:
         """The factors that it names, with their levels."""
@@ -291,6 +300,31 @@ class TcpPart(DesignModel):
     """Streams at a time."""
 
 
+class AllocPart(DesignModel):
+    """Trials of the allocator: one a policy, cell and block. planewised runs on the responder and
+    gives few VFs to the background guests there, which answer requests from the sender."""
+
+    vfs: Annotated[int, Field(ge=1, le=256)] = 7
+    """VFs that there are for them."""
+    group_pps: Levels[Rate] = (10.0, 20.0, 40.0, 50.0)
+    """Requests a second that a guest of each group is sent; guests are dealt out in turn."""
+    duration_s: Annotated[float, Field(ge=5, le=86_400)] = 30.0
+    """How long latency is measured."""
+    warmup_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """The load runs, and VFs are given, for so long before that."""
+    change_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    """Afterwards the load goes on for so long with the groups' rates the other way round, to see
+    how soon VFs follow; 0: it does not."""
+    interval_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
+    """Time between two decisions, and between two readings of the counters."""
+    max_moves: Annotated[int, Field(ge=1, le=1024)] = 2
+    """VFs given in that time at most."""
+    min_residency_s: Annotated[float, Field(ge=0, le=86_400)] = 5.0
+    """How long a guest keeps what it has before traffic may change it."""
+    fair_turn_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    """How long a turn lasts under `fair`."""
+
+
 class PerGuestPart(DesignModel):
     """What each background guest does: their number is then the load."""
 
@@ -341,7 +375,7 @@ class BackgroundPart(DesignModel):
         return self
 
 
-MEASURES = ("rtt", "sweep", "chain", "tcp")
+MEASURES = ("rtt", "sweep", "chain", "tcp", "alloc")
 """The parts of a design that measure something."""
 
 
@@ -399,6 +433,7 @@ class Design(DesignModel):
     sweep: SweepPart | None = None
     chain: ChainPart | None = None
     tcp: TcpPart | None = None
+    alloc: AllocPart | None = None
     background: BackgroundPart = BackgroundPart()
     vm: VmPart = VmPart()
     blocks: Annotated[int, Field(ge=1, le=100_000)] = 3
@@ -442,7 +477,7 @@ class Design(DesignModel):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if all(getattr(self, part) is None for part in MEASURES):
-            raise ValueError("measures nothing: give it `rtt`, `sweep`, `chain` or `tcp`")
+            raise ValueError("measures nothing: give it `rtt`, `sweep`, `chain`, `tcp` or `alloc`")
         return self
 
     def frame_sizes(self) -> tuple[int, ...]:
@@ -466,6 +501,8 @@ class Design(DesignModel):
             each += len(factors.size_bytes)
         if self.tcp is not None:
             each += len(factors.message_bytes)
+        if self.alloc is not None:
+            each += math.prod(len(getattr(factors, name)) for name in ALLOC_TRAFFIC)
         if self.sweep is not None:
             ladder = self.sweep.offered_pps
             each += len(factors.size_bytes) * (

@@ -14,6 +14,7 @@ from planewise.errors import BadInputError
 from planewise.measure.campaign import CampaignDesign, RouterFactors
 from planewise.measure.design import (
     MEASURES,
+    AllocPart,
     BackgroundPart,
     ChainPart,
     Constraint,
@@ -245,6 +246,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     "chain": ChainPart,
     "cpus": CpusPart,
     "tcp": TcpPart,
+    "alloc": AllocPart,
 }
 
 

@@ -406,7 +406,7 @@ class _Runner:
             return
         record = marked(measured.record)
         self._warn_of_missed(record)
-        self.writer.append(record, measured.packets)
+        self.writer.append(record, measured.packets, measured.recording)
         self.order += 1
         self.done += 1
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from planewise.errors import UnsupportedError
 from planewise.measure.cells import Cell, CellTestbed, Traffic, expand
-from planewise.measure.design import Design, Imix, Randomise
+from planewise.measure.design import AllocPart, Design, Imix, Policy, Randomise
 from planewise.measure.design import Protocol as RttProtocol
 from planewise.measure.pattern import STEADY, bursts_of
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialKind, TrialResult
@@ -53,6 +53,14 @@ class TcpStation(Protocol):
 
     def tcp(self, trial: TcpTrial, place: Place, on_sample: OnSample, /) -> TrialResult:
         """Runs one TCP trial."""
+
+
+@runtime_checkable
+class AllocStation(Protocol):
+    """A station whose guests an allocator can manage."""
+
+    def alloc(self, trial: AllocTrial, place: Place) -> TrialResult:
+        """Runs one trial of the allocator."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +194,40 @@ class TcpTrial:
         return station.tcp(self, place, on_sample)
 
 
+@dataclass(frozen=True)
+class AllocTrial:
+    """One trial of the allocator."""
+
+    name: str
+    policy: Policy
+    size_bytes: int
+    protocol: RttProtocol
+    part: AllocPart
+    draw: int
+    """Seed of what is drawn at random."""
+    kind: ClassVar[TrialKind] = "alloc"
+    samples: ClassVar[bool] = False
+
+    @property
+    def expected_s(self) -> float:
+        """See `Trial.expected_s`."""
+        return self.part.warmup_s + self.part.duration_s + self.part.change_s
+
+    def traffic(self) -> dict[str, Level]:
+        """See `Trial.traffic`."""
+        return {
+            "policy": self.policy,
+            "size_bytes": self.size_bytes,
+            "protocol": self.protocol,
+        }
+
+    def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
+        """See `Trial.measure_on`."""
+        if not isinstance(station, AllocStation):
+            raise _unsupported(self.name)
+        return station.alloc(self, place)
+
+
 def _unsupported(trial: str) -> UnsupportedError:
     return UnsupportedError(f"{trial} cannot be measured on this testbed")
 
@@ -255,7 +297,15 @@ def make_schedule(
             shuffler.shuffle(chain_trials)
             tcp_trials = _tcp_trials(design, cell, block, traffic)
             shuffler.shuffle(tcp_trials)
-            trials: tuple[Trial, ...] = (*rtt_trials, *load_trials, *chain_trials, *tcp_trials)
+            alloc_trials = _alloc_trials(design, cell, block, traffic)
+            shuffler.shuffle(alloc_trials)
+            trials: tuple[Trial, ...] = (
+                *rtt_trials,
+                *load_trials,
+                *chain_trials,
+                *tcp_trials,
+                *alloc_trials,
+            )
             visits.append(Visit(block, cell, trials, _warmup(design, rtt_trials, load_trials)))
     return Schedule(tuple(visits), skipped, design.blocks)
 
@@ -363,6 +413,22 @@ def _tcp_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> lis
             streams=design.tcp.streams,
         )
         for message in traffic.tcp_messages_bytes
+    ]
+
+
+def _alloc_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> list[AllocTrial]:
+    if design.alloc is None:
+        return []
+    return [
+        AllocTrial(
+            name=f"alloc:{cell.name},{one.policy},{one.size_bytes}B,{one.protocol}#r{block}",
+            policy=one.policy,
+            size_bytes=one.size_bytes,
+            protocol=one.protocol,
+            part=design.alloc,
+            draw=design.seed + block,
+        )
+        for one in traffic.alloc
     ]
 
 

@@ -239,7 +239,7 @@ def _conflict(design: Design) -> Problem | None:
     factors = design.factors
     functions = max(factors.vnfs)
     if design.chain is not None:
-        for part in ("rtt", "sweep", "tcp"):
+        for part in ("rtt", "sweep", "tcp", "alloc"):
             if getattr(design, part) is not None:
                 return Problem(
                     (part,),
@@ -284,11 +284,62 @@ def _conflict(design: Design) -> Problem | None:
             "they are those of a chain, and `factors.vnfs` is 0",
             "give `factors.vnfs` numbers from 1 to 8, and `chain: {}`",
         )
+    if design.alloc is not None and (problem := _impossible_allocation(design)):
+        return problem
     if functions and max(factors.background_guests):
         return Problem(
             ("factors", "background_guests"),
             "a chain has no background guests",
             "leave it out",
+        )
+    return None
+
+
+ALLOC_PLANE = "bridge"
+"""What guests of an allocator have beside a VF: planewised joins a VF and a veth on a bridge."""
+
+
+def _impossible_allocation(design: Design) -> Problem | None:
+    """Guests that no allocator can give VFs to, or nothing for it to choose from."""
+    factors, part = design.factors, design.alloc
+    assert part is not None
+    for place, own in (("plane", factors.plane), ("background_plane", factors.background_plane)):
+        for index, name in enumerate(own):
+            if name not in (ALLOC_PLANE, SAME):
+                return Problem(
+                    ("factors", place, index),
+                    f"the allocator gives VFs to guests on {ALLOC_PLANE}, not on {name}",
+                    f"set `factors.{place}` to {ALLOC_PLANE}, and make a design of its own for "
+                    "other planes",
+                )
+    if "east-west" in factors.path:
+        return Problem(
+            ("factors", "path"),
+            "the allocator's guests answer requests from another host",
+            "leave `path` out",
+        )
+    if "switch" in factors.policy and part.change_s:
+        return Problem(
+            ("alloc", "change_s"),
+            "the load does not change in a trial of a switch",
+            "make a design of its own for the policy `switch`",
+        )
+    fewest = min(factors.background_guests)
+    if fewest <= part.vfs:
+        return Problem(
+            ("factors", "background_guests"),
+            f"{fewest} guests for {part.vfs} VFs leave nothing to choose: each could have one",
+            "give more guests than `alloc.vfs`",
+        )
+    if fewest < len(part.group_pps):
+        return Problem(
+            ("alloc", "group_pps"),
+            f"{len(part.group_pps)} groups of {fewest} guests: some would have none",
+            "give more guests in `factors.background_guests`",
+        )
+    if len(set(part.group_pps)) != len(part.group_pps):
+        return Problem(
+            ("alloc", "group_pps"), "a rate is named twice", "a group is known by its rate"
         )
     return None
 

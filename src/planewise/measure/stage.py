@@ -15,7 +15,7 @@ import polars as pl
 from planewise.measure.cells import Cell
 from planewise.store.models import KpiSample, Level, TrialRecord
 
-TrialKind = Literal["rtt", "load", "chain", "tcp"]
+TrialKind = Literal["rtt", "load", "chain", "tcp", "alloc"]
 """As a trial record has it."""
 
 OnSample = Callable[[KpiSample], None]
@@ -28,6 +28,8 @@ class TrialResult:
 
     record: TrialRecord
     packets: pl.DataFrame | None = None
+    recording: bytes | None = None
+    """What an allocator's daemon recorded."""
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Self
 
+from planewise.measure.allocation import AllocPath, measure_allocation
 from planewise.measure.applications import lacking, programs_of
 from planewise.measure.beside import beside, load_of
 from planewise.measure.cells import Cell
-from planewise.measure.design import Design
+from planewise.measure.design import AllocPart, Design
 from planewise.measure.load import HostGenerator, LoadPath, measure_load
 from planewise.measure.load_apart import ApartPath, LoadEnd, counters_between, measure_load_apart
 from planewise.measure.meter import Visible
 from planewise.measure.rtt import FIRST_ANSWER_S, SERVERS_PATIENCE_S, RttPath, measure_rtt
-from planewise.measure.schedule import LoadTrial, RttTrial, TcpTrial
+from planewise.measure.schedule import AllocTrial, LoadTrial, RttTrial, TcpTrial
 from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
 from planewise.measure.tcp import ends_of, measure_tcp, sent_through
+from planewise.testbed.allocator import Allocator, bonding_shortage
+from planewise.testbed.allocator import shortage as allocator_shortage
 from planewise.testbed.crew import ProcessCrew, ShellCrew
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.guests import MAKERS
@@ -34,6 +37,7 @@ from planewise.testbed.planes import plane
 from planewise.testbed.setting import Arrangement, Setting
 from planewise.testbed.steering import CpuSplit, split_cpus, steer
 from planewise.testbed.testbed import Testbed
+from planewise.testbed.vfs import look_at_vfs
 
 _A_DAY_S = 86_400.0
 """A visit may last long; that its load dies with planewise is seen to elsewhere."""
@@ -135,6 +139,7 @@ class GuestStage:
         self._background = design.background
         self._ip_version: IpVersion = ip_version
         self._programs = programs_of(design)
+        self._alloc = design.alloc
         self._planes: set[str] = set()
         self._testbeds = Testbeds(mtu_for(design.frame_sizes()), pair)
 
@@ -144,9 +149,25 @@ class GuestStage:
         if reason := lacking(self._testbeds.machines, self._programs):
             return dict.fromkeys(cells, reason)
         refused = self._testbeds.expect(list(dict.fromkeys(settings.values())))
+        if self._alloc is not None:
+            for setting in settings.values():
+                if setting not in refused and (reason := self._no_allocator(setting, self._alloc)):
+                    refused[setting] = reason
         for setting in settings.values():
             self._planes |= set() if setting in refused else setting.planes
         return {cell: refused[setting] for cell, setting in settings.items() if setting in refused}
+
+    def _no_allocator(self, setting: Setting, part: AllocPart) -> str:
+        """Why VFs cannot be given to a setting's guests; empty where they can."""
+        pair = self._testbeds.of(setting).pair
+        if not pair.separate:
+            return "the allocator gives VFs: run it with --lab, or with --sender and --responder"
+        machine = pair.machines["responder"]
+        found = self._testbeds.of(setting).resources("responder")
+        pf = look_at_vfs(machine.host, machine.nic) if found.vfs else None
+        return allocator_shortage(
+            found, pf, part.vfs, setting.background_guests
+        ) or bonding_shortage(machine.host)
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """The generator's own maximum [packet/s]."""
@@ -177,7 +198,7 @@ class GuestStage:
             testbed.arrange(setting) as arrangement,
             BackgroundLoad(arrangement, spec, crew) as load,
             GuestStation(
-                arrangement, self._testbeds, testbed.pair.separate, load, self._ip_version
+                arrangement, self._testbeds, testbed.pair, load, self._ip_version
             ) as station,
         ):
             yield station
@@ -192,24 +213,27 @@ class GuestStage:
 class GuestStation:
     """One setting that stands: what can be measured between its main guests.
 
-    `two_hosts`: whether the pair is two machines. `load` runs beside every trial.
+    `load` runs beside every trial.
     """
 
     def __init__(
         self,
         arrangement: Arrangement,
         testbeds: Testbeds,
-        two_hosts: bool,
+        pair: Pair,
         load: BackgroundLoad,
         ip_version: IpVersion = 4,
     ) -> None:
         self._arrangement = arrangement
         self._testbeds = testbeds
-        self._two_hosts = two_hosts
-        self._separate = two_hosts and not arrangement.shared
+        self._pair = pair
+        self._two_hosts = pair.separate
+        self._separate = pair.separate and not arrangement.shared
         self._background = load
         self._ip_version: IpVersion = ip_version
         self._steered = False
+        self._opened = ExitStack()
+        self._allocator: Allocator | None = None
 
     @property
     def hosts(self) -> Mapping[HostRole, Host]:
@@ -256,6 +280,22 @@ class GuestStation:
             self._background,
             lambda: measure_tcp(client, server, trial, place, on_sample, sent),
         )
+
+    def alloc(self, trial: AllocTrial, place: Place) -> TrialResult:
+        """Runs one trial of the allocator, on the background guests."""
+        self._steer(False)
+        standing = self._arrangement
+        if self._allocator is None:
+            made = Allocator(
+                standing.hosts["responder"],
+                self._pair.machines["responder"].nic,
+                self._pair.token,
+                trial.part.vfs,
+                standing.background("responder"),
+            )
+            self._allocator = self._opened.enter_context(made)
+        path = AllocPath(standing.hosts["sender"], standing.background("sender"), self._allocator)
+        return beside(self._background, lambda: measure_allocation(path, trial, place))
 
     def visible(self) -> Visible:
         """See `meter.VisibleStation`: every guest's own interface."""
@@ -317,6 +357,8 @@ class GuestStation:
 
     def __exit__(self, *_: object) -> None:
         self._steer(False)
+        self._allocator = None
+        self._opened.close()
 
 
 def setting_of(cell: Cell) -> Setting:

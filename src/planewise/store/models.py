@@ -232,6 +232,101 @@ class TcpResult(Record):
     cores: tuple[CoreUse, ...] = ()
 
 
+class ManagedGuest(Record):
+    """A guest of an allocator's trial, from the end of the warm-up on."""
+
+    request_pps: NonNegativeFloat
+    """Requests a second that it was to be sent: its group."""
+    sent_pps: NonNegativeFloat
+    """Requests a second that really left."""
+    counts: Counts
+    rtt: Latency | None = None
+    """None where no answer came."""
+    held_s: NonNegativeFloat
+    """How long it held a VF."""
+    given: NonNegativeInt = 0
+    """How often it was given one."""
+
+
+class GuestMove(Record):
+    """A VF given to a guest of an allocator's trial, or taken from it, by the daemon's clock."""
+
+    at_s: float
+    """When it began, from the end of the warm-up on; negative: during it."""
+    direction: Literal["give", "take"]
+    guest: str
+    vf: str
+    duration_s: NonNegativeFloat | None = None
+    """None where it was still under way when the trial ended."""
+    ending: str = ""
+    """`completed`, `undone`, `stuck`, `quarantined`; empty as above."""
+
+
+class DaemonUse(Record):
+    """What the allocator's daemon itself took, from the end of the warm-up on."""
+
+    cpu: NonNegativeFloat
+    """Share of one CPU."""
+    memory_bytes: NonNegativeInt
+    """Resident, at the end."""
+    decision_s: NonNegativeFloat | None = None
+    """Mean time of a decision; None where there was none."""
+    sample_s: NonNegativeFloat | None = None
+    """Mean time of reading all counters."""
+
+
+class Reaction(Record):
+    """What followed when the groups' rates were dealt out the other way round."""
+
+    error_s: NonNegativeFloat
+    """How far the moment of the change may be off, as the clocks of two hosts are compared."""
+    first_s: float | None = None
+    """From the change until the first guest had been given a VF; None: none was."""
+    last_s: float | None = None
+    """The same of the last one."""
+
+
+SwitchPart = Literal["before", "being given", "on the VF", "being taken", "after"]
+
+
+class SwitchPhase(Record):
+    """A part of a trial in which one guest is given a VF and loses it again."""
+
+    name: SwitchPart
+    begin_s: float
+    """From the end of the warm-up on."""
+    end_s: float
+    counts: Counts
+    """Of the guest that is moved."""
+    rtt: Latency | None = None
+    beside: Latency | None = None
+    """Of all guests that are not."""
+    beside_lost: NonNegativeInt = 0
+
+
+class AllocResult(Record):
+    """What the allocator did in one trial, and what guests felt of it."""
+
+    vfs: NonNegativeInt
+    window_s: NonNegativeFloat
+    """From the end of the warm-up to the end of the steady load, by the daemon's clock."""
+    guests: dict[str, ManagedGuest]
+    groups: dict[str, Latency] = {}
+    """By requests a second, as `10`: the round-trip times of all guests of a group together."""
+    moves: tuple[GuestMove, ...] = ()
+    daemon: DaemonUse
+    change: Reaction | None = None
+    """None where the load did not change."""
+    zero_ns: int | None = None
+    """The sender's stamp at the end of the warm-up: by it, packets have a time as moves have."""
+    clock_error_s: NonNegativeFloat | None = None
+    """How far that may be off, as the clocks of two hosts are compared."""
+    switch: tuple[SwitchPhase, ...] = ()
+    """Of a trial in which one guest, the first, is given a VF and loses it again."""
+    recording: str | None = None
+    """All that the daemon was told and decided: a file, relative to the run directory."""
+
+
 class BackgroundResult(Record):
     """What the background guests that make the load did, from the begin of a trial to its end."""
 
@@ -254,7 +349,7 @@ class TrialRecord(Record):
 
     trial: str
     """Unique in the run: `<cell>#r<replicate>` and for load trials `@<offered pps>`."""
-    kind: Literal["rtt", "load", "chain", "tcp"]
+    kind: Literal["rtt", "load", "chain", "tcp", "alloc"]
     cell: dict[str, Level]
     """The factor levels that this trial has, by factor name (`plane`, `load_type`, …)."""
     block: NonNegativeInt
@@ -288,6 +383,8 @@ class TrialRecord(Record):
     """Of a trial of kind `chain`."""
     tcp: TcpResult | None = None
     """Of a trial of kind `tcp`."""
+    alloc: AllocResult | None = None
+    """Of a trial of kind `alloc`."""
     generator: str | None = None
     """Of a load trial, which backend of pw-probe sent; None in runs from when there was one."""
     generator_max_pps: float | None = None

@@ -4,6 +4,7 @@ RUN/run.json        RunInfo; replaced atomically
 RUN/trials.jsonl    one TrialRecord a line, appended and fsynced
 RUN/kpis.jsonl      KpiSample: a line a second while a chain is measured; not fsynced
 RUN/packets/        Parquet files named by the trials
+RUN/recordings/     what an allocator's daemon recorded in a trial, as JSON lines
 RUN/recommendation.json  Recommendation, when the run came to one; replaced atomically
 RUN/report.html     written by `planewise report`
 """
@@ -40,6 +41,7 @@ CAMPAIGN_FILE = "campaign.json"
 TRIALS_FILE = "trials.jsonl"
 KPIS_FILE = "kpis.jsonl"
 PACKETS_DIR = "packets"
+RECORDINGS_DIR = "recordings"
 RECOMMENDATION_FILE = "recommendation.json"
 
 
@@ -218,8 +220,14 @@ class RunWriter:
             writer._write_info()
         return writer
 
-    def append(self, trial: TrialRecord, packets: pl.DataFrame | None = None) -> None:
-        """Adds a finished trial for good: its packets first, then its line, fsynced.
+    def append(
+        self,
+        trial: TrialRecord,
+        packets: pl.DataFrame | None = None,
+        recording: bytes | None = None,
+    ) -> None:
+        """Adds a finished trial for good: its packets and its recording first, then its line,
+        fsynced.
 
         A full disk is an error that names the directory; what was written before stays whole.
         """
@@ -228,6 +236,12 @@ class RunWriter:
                 name = packets_file(trial.trial)
                 _write_parquet(packets, self.path / name)
                 trial = trial.model_copy(update={"packets": name})
+            if recording is not None and trial.alloc is not None:
+                name = f"{RECORDINGS_DIR}/{_file_stem(trial.trial)}.jsonl"
+                (self.path / RECORDINGS_DIR).mkdir(exist_ok=True)
+                _write_whole(recording, self.path / name)
+                alloc = trial.alloc.model_copy(update={"recording": name})
+                trial = trial.model_copy(update={"alloc": alloc})
             start = os.fstat(self._trials.fileno()).st_size
             line = memoryview(trial.model_dump_json(exclude_defaults=True).encode() + b"\n")
             try:
@@ -282,9 +296,13 @@ def _write_parquet(table: pl.DataFrame, file: Path) -> None:
     """Whole or not at all. Made in memory first, so that a full disk is an OSError as elsewhere."""
     buffer = io.BytesIO()
     table.write_parquet(buffer, compression="zstd")
+    _write_whole(buffer.getvalue(), file)
+
+
+def _write_whole(content: bytes, file: Path) -> None:
     try:
         with file.open("wb") as handle:
-            handle.write(buffer.getvalue())
+            handle.write(content)
             handle.flush()
             # Before the line that names it: else a power cut could keep the line alone.
             os.fsync(handle.fileno())
@@ -428,4 +446,8 @@ def _first_line(error: Exception) -> str:
 
 def packets_file(trial: str) -> str:
     """Where a trial's packets go, relative to the run directory."""
-    return f"{PACKETS_DIR}/{re.sub(r'[^A-Za-z0-9._=-]+', '_', trial)}.parquet"
+    return f"{PACKETS_DIR}/{_file_stem(trial)}.parquet"
+
+
+def _file_stem(trial: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._=-]+", "_", trial)

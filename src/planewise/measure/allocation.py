@@ -1,0 +1,476 @@
+"""Trials of the allocator: what guests feel of who holds the few VFs. Knows no plane.
+
+planewised runs on the responder's host and gives VFs to the guests there. Each is sent requests at
+the rate of its group, open loop, by a guest of its own on the sender's host; the same packets are
+its load and its probes (FlexVF, section 6.4).
+
+Three clocks take part. Latency is that of the sender's host alone, who held what is that of the
+daemon alone. Only the moment when the load changes is taken from one to the other, by way of this
+machine's clock, and the result says how far it may be off.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import polars as pl
+
+from planewise.errors import PlanewiseError
+from planewise.measure.applications import REDIS, REDIS_PORT, Listening, redis_command
+from planewise.measure.design import Policy, Protocol
+from planewise.measure.requests import (
+    Sent,
+    Stream,
+    counts_of,
+    latency_of,
+    parse_sent,
+    rate_pps,
+    script_of,
+    streams_of,
+)
+from planewise.measure.schedule import AllocTrial
+from planewise.measure.stage import Place, TrialResult
+from planewise.store.models import (
+    AllocResult,
+    DaemonUse,
+    GuestMove,
+    ManagedGuest,
+    Reaction,
+    SwitchPart,
+    SwitchPhase,
+    TrialRecord,
+)
+from planewise.testbed.alloc_client import Client, MoveStatus, Status, guest_path
+from planewise.testbed.allocator import Allocator, AllocatorSettings, Stance
+from planewise.testbed.host import Host, HostProcess
+from planewise.testbed.model import Guest
+from planewise.testbed.scratch import scratch
+
+POLL_S = 1.0
+"""Between two looks at the daemon; its own times are exact, these only gather them."""
+_SLACK_S = 180.0
+"""Starting the probes, and reading what they wrote, takes an emulated host so long at most."""
+_CLOCK_LOOKS = 5
+_LEAST_SHARE = 0.5
+"""Of a trial's duration that all guests must have been sent requests at a time."""
+
+
+@dataclass(frozen=True)
+class AllocPath:
+    """What a trial of the allocator needs of a testbed."""
+
+    sender: Host
+    clients: Sequence[Guest]
+    """On the sender's host, one for each managed guest, in their order."""
+    allocator: Allocator
+
+
+def settings_of(trial: AllocTrial, guests: Sequence[str]) -> AllocatorSettings:
+    """What the daemon is told for a policy: pins and exclusions where it is not to decide. Pure."""
+    part = trial.part
+    stances: dict[str, Stance] = {}
+    if trial.policy in ("none", "static", "switch"):
+        drawn = random.Random(trial.draw).sample(list(guests), min(part.vfs, len(guests)))
+        pinned = drawn if trial.policy == "static" else ()
+        for guest in guests:
+            stances[guest] = "pinned" if guest in pinned else "excluded"
+    return AllocatorSettings(
+        "static" if stances else trial.policy,
+        stances,
+        part.interval_s,
+        part.max_moves,
+        part.min_residency_s,
+        part.fair_turn_s,
+    )
+
+
+def group_name(pps: float) -> str:
+    """A group by its rate."""
+    return f"{pps:g}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one guest held in a window of time."""
+
+    seconds: float
+    given: int
+
+
+def held_of(
+    holders: Iterable[str], moves: Sequence[MoveStatus], begin_ms: int, end_ms: int
+) -> Mapping[str, Held]:
+    """How long guests held a VF between two moments of the daemon's clock, and how often they were
+    given one. Pure.
+
+    `holders` are those who held one at the first moment; a VF counts as held from the end of its
+    giving to the beginning of its taking. Moves may be those of a longer time.
+    """
+    since: dict[str, int] = dict.fromkeys(holders, begin_ms)
+    seconds: dict[str, float] = {}
+    given: dict[str, int] = {}
+
+    def end(guest: str, at_ms: int) -> None:
+        if guest in since:
+            seconds[guest] = seconds.get(guest, 0.0) + max(0, at_ms - since.pop(guest)) / 1000
+
+    for move in sorted(moves, key=lambda one: one.started_unix_ms):
+        done_ms = _done_ms(move)
+        if done_ms is None:
+            if move.direction == "take" and begin_ms <= move.started_unix_ms < end_ms:
+                end(move.guest, move.started_unix_ms)
+        elif move.direction == "give" and begin_ms < done_ms <= end_ms:
+            since.setdefault(move.guest, done_ms)
+            given[move.guest] = given.get(move.guest, 0) + 1
+        elif move.direction == "take" and begin_ms < done_ms and move.started_unix_ms < end_ms:
+            end(move.guest, move.started_unix_ms)
+    for guest in list(since):
+        end(guest, end_ms)
+    names = seconds.keys() | given.keys()
+    return {name: Held(seconds.get(name, 0.0), given.get(name, 0)) for name in names}
+
+
+def _done_ms(move: MoveStatus) -> int | None:
+    """When a move was completed; None where it was not."""
+    if move.ending is None or move.ending.how != "completed" or move.duration_ms is None:
+        return None
+    return move.started_unix_ms + round(move.duration_ms)
+
+
+_SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)$")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What the daemon says of itself at one moment."""
+
+    cpu_s: float
+    memory_bytes: int
+    spent: Mapping[str, tuple[float, float]]
+    """By work, seconds and times since it was started."""
+
+
+def parse_metrics(text: str) -> Metrics:
+    """From OpenMetrics. Pure. PlanewiseError where one is missing."""
+    found: dict[tuple[str, str], float] = {}
+    for line in text.splitlines():
+        if match := _SAMPLE.match(line):
+            found[match[1], match[2] or ""] = float(match[3])
+    try:
+        return Metrics(
+            found["process_cpu_seconds_total", ""],
+            int(found["process_resident_memory_bytes", ""]),
+            {
+                work: (
+                    found["planewise_daemon_duration_seconds_sum", f'work="{work}"'],
+                    found["planewise_daemon_duration_seconds_count", f'work="{work}"'],
+                )
+                for work in ("decision", "sample")
+            },
+        )
+    except KeyError as error:
+        raise PlanewiseError(
+            f"planewised does not tell its metric {error.args[0][0]}",
+            remedy="install planewise and planewised from one wheel",
+        ) from error
+
+
+def use_of(before: Metrics, after: Metrics, seconds: float) -> DaemonUse:
+    """What the daemon took between two moments. Pure."""
+
+    def mean_s(work: str) -> float | None:
+        spent_s, times = (b - a for a, b in zip(before.spent[work], after.spent[work], strict=True))
+        return spent_s / times if times else None
+
+    return DaemonUse(
+        cpu=max(0.0, after.cpu_s - before.cpu_s) / seconds,
+        memory_bytes=after.memory_bytes,
+        decision_s=mean_s("decision"),
+        sample_s=mean_s("sample"),
+    )
+
+
+@dataclass(frozen=True)
+class Offset:
+    """How far a host's clock is ahead of this machine's, and how far off that may be [ns]."""
+
+    ahead_ns: int
+    error_ns: int
+
+
+def offset_of(looks: Iterable[tuple[int, int, int]]) -> Offset:
+    """From looks at a clock, each as (here before, there, here after); the quickest one counts
+    (Cristian, Distributed Computing 3, 1989). Pure."""
+    before, there, after = min(looks, key=lambda look: look[2] - look[0])
+    return Offset(there - (before + after) // 2, (after - before + 1) // 2)
+
+
+def _look_at_clock(host: Host) -> Offset:
+    looks = []
+    for _ in range(_CLOCK_LOOKS):
+        before = time.monotonic_ns()
+        there = int(host.run(["date", "+%s%N"]).check().stdout)
+        looks.append((before, there, time.monotonic_ns()))
+    return offset_of(looks)
+
+
+def reaction_of(
+    moves: Sequence[MoveStatus], changed_ns: int, sender: Offset, daemon: Offset
+) -> Reaction:
+    """When VFs followed a change of load, which began at that time of the sender's clock. Pure."""
+    changed_ms = (changed_ns - sender.ahead_ns + daemon.ahead_ns) / 1e6
+    done = [
+        at - changed_ms
+        for move in moves
+        if move.direction == "give" and (at := _done_ms(move)) is not None and at > changed_ms
+    ]
+    return Reaction(
+        error_s=(sender.error_ns + daemon.error_ns) / 1e9,
+        first_s=min(done) / 1000 if done else None,
+        last_s=max(done) / 1000 if done else None,
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of the daemon while the load ran."""
+
+    begin: Status
+    """At the end of the warm-up."""
+    end: Status
+    """At the end of the steady load."""
+    before: Metrics
+    after: Metrics
+    """At these moments."""
+    moves: Sequence[MoveStatus]
+    """All, from the start of the daemon to the end of the load."""
+
+    @property
+    def window_s(self) -> float:
+        """Between them, by the daemon's clock."""
+        return (self.end.at_unix_ms - self.begin.at_unix_ms) / 1000
+
+
+class _Watcher:
+    """Gathers the daemon's moves; it keeps the latest only."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._moves: dict[int, MoveStatus] = {}
+
+    @property
+    def moves(self) -> list[MoveStatus]:
+        return list(self._moves.values())
+
+    def look(self) -> Status:
+        status = self._client.status()
+        self._moves |= {move.operation: move for move in status.moves}
+        return status
+
+    def until(self, end_s: float, load: HostProcess) -> tuple[Status, Metrics]:
+        """Looks on until a moment of this machine's clock, or the end of the load."""
+        while (left_s := end_s - time.monotonic()) > 0 and load.running:
+            time.sleep(min(POLL_S, left_s))
+            self.look()
+        with self._client.raw("/metrics") as answer:
+            return self.look(), parse_metrics(answer.read().decode())
+
+
+def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> TrialResult:
+    """Runs one trial of the allocator.
+
+    Raises:
+        PlanewiseError: the daemon refuses a guest, or a probe failed.
+    """
+    allocator, part = path.allocator, trial.part
+    streams = streams_of(allocator.guests, path.clients, part.group_pps)
+    script = script_of(streams, trial, path.sender, f"{path.sender.directory}/requests")
+    settings = settings_of(trial, [stream.guest for stream in streams])
+    with allocator.running(settings) as client, _answering(allocator, trial.protocol):
+        started = datetime.now(UTC)
+        with path.sender.start(["sh", "-c", script], expected_s=trial.expected_s) as load:
+            load.wait_ready("READY", _SLACK_S)
+            watcher, begun_s = _Watcher(client), time.monotonic()
+            steady_s = begun_s + part.warmup_s
+            begin, before = watcher.until(steady_s, load)
+            if trial.policy == "switch":
+                for third, stance in enumerate(("pinned", "excluded"), start=1):
+                    watcher.until(steady_s + third * part.duration_s / 3, load)
+                    where = guest_path(streams[0].guest, "stance")
+                    client.order("PUT", where, {"stance": stance})
+            end, after = watcher.until(steady_s + part.duration_s, load)
+            watcher.until(begun_s + trial.expected_s, load)
+            clocks = [_look_at_clock(host) for host in (path.sender, allocator.host)]
+            text = load.wait(_SLACK_S).check().stdout
+        watcher.look()
+        seen = Seen(begin, end, before, after, watcher.moves)
+        with scratch() as directory:
+            recording = allocator.host.take(allocator.recording, directory).read_bytes()
+    sent = parse_sent(text, streams)
+    record = record_of(trial, place, started, streams, sent, seen)
+    assert record.alloc is not None
+    alloc = in_one_time(record.alloc, trial.policy, streams, sent, seen, *clocks)
+    return TrialResult(record.model_copy(update={"alloc": alloc}), sent.packets, recording)
+
+
+@contextmanager
+def _answering(allocator: Allocator, protocol: Protocol) -> Iterator[None]:
+    """What answers requests in every guest, where that is no kernel."""
+    host = allocator.host
+    with ExitStack() as running:
+        if protocol == "stamp":
+            for guest in allocator.guests:
+                reflect = host.start([host.probe, "reflect"], netns=guest.netns)
+                running.enter_context(reflect).wait_ready("ready", _SLACK_S)
+        elif protocol == "redis":
+            servers = [
+                running.enter_context(host.start(redis_command(guest.ipv4), netns=guest.netns))
+                for guest in allocator.guests
+            ]
+            for guest, server in zip(allocator.guests, servers, strict=True):
+                Listening(host, guest.netns, REDIS, REDIS_PORT).wait(server)
+        yield
+
+
+def in_one_time(
+    alloc: AllocResult,
+    policy: Policy,
+    streams: Sequence[Stream],
+    sent: Sent,
+    seen: Seen,
+    sender: Offset,
+    daemon: Offset,
+) -> AllocResult:
+    """With what takes packets and moves in one time: what followed a change of load, and what the
+    guest that was moved felt. Pure."""
+    zero_ns = seen.begin.at_unix_ms * 1_000_000 - daemon.ahead_ns + sender.ahead_ns
+    changed_ns = sent.changed_ns
+    moved = streams[0].guest
+    return alloc.model_copy(
+        update={
+            "zero_ns": zero_ns,
+            "clock_error_s": (sender.error_ns + daemon.error_ns) / 1e9,
+            "change": None
+            if changed_ns is None
+            else reaction_of(seen.moves, changed_ns, sender, daemon),
+            "switch": phases_of(alloc, moved, sent, zero_ns) if policy == "switch" else (),
+        }
+    )
+
+
+_PARTS: tuple[SwitchPart, ...] = ("before", "being given", "on the VF", "being taken", "after")
+
+
+def phases_of(alloc: AllocResult, moved: str, sent: Sent, zero_ns: int) -> tuple[SwitchPhase, ...]:
+    """What was felt before, during and after a guest's two moves, by the time of the moves. Pure.
+
+    Raises:
+        PlanewiseError: it was not given a VF, or did not lose it again.
+    """
+    ends: list[float] = [0.0]
+    for direction in ("give", "take"):
+        moves = (m for m in alloc.moves if m.guest == moved and m.direction == direction)
+        move = next((one for one in moves if one.ending == "completed"), None)
+        if move is None or move.duration_s is None:
+            raise PlanewiseError(
+                f"the VF was not {'given to' if direction == 'give' else 'taken from'} {moved} "
+                "in time",
+                remedy="give `alloc.duration_s` more time",
+            )
+        ends += [move.at_s, move.at_s + move.duration_s]
+    ends.append(max(ends[-1], alloc.window_s))
+    at = (pl.col("scheduled_ns") - zero_ns) / 1e9
+    phases = []
+    for name, begin_s, end_s in zip(_PARTS, ends, ends[1:], strict=False):
+        here = sent.packets.filter((at >= begin_s) & (at < end_s))
+        own, others = (here.filter((pl.col("guest") == moved) == mine) for mine in (True, False))
+        phases.append(
+            SwitchPhase(
+                name=name,
+                begin_s=begin_s,
+                end_s=end_s,
+                counts=counts_of(own),
+                rtt=latency_of(own),
+                beside=latency_of(others),
+                beside_lost=counts_of(others).lost,
+            )
+        )
+    return tuple(phases)
+
+
+def record_of(
+    trial: AllocTrial,
+    place: Place,
+    started: datetime,
+    streams: Sequence[Stream],
+    sent: Sent,
+    seen: Seen,
+) -> TrialRecord:
+    """What a trial came to, without what followed a change of load. Pure."""
+    part = trial.part
+    window = sent.window(part.warmup_s, part.duration_s)
+    window_s = (window[1] - window[0]) / 1e9
+    if window_s < _LEAST_SHARE * part.duration_s:
+        raise PlanewiseError(
+            f"the requests to all guests ran together for {max(window_s, 0):.1f} s only, of "
+            f"{part.duration_s:g}",
+            remedy="end other work on the hosts, or give `alloc.duration_s` more time",
+        )
+    packets = sent.steady(window)
+    begin_ms, end_ms = seen.begin.at_unix_ms, seen.end.at_unix_ms
+    holders = [vf.holder for vf in seen.begin.vfs if vf.holder]
+    held = held_of(holders, seen.moves, begin_ms, end_ms)
+    guests: dict[str, ManagedGuest] = {}
+    for stream in streams:
+        own = packets.filter(pl.col("guest") == stream.guest)
+        mine = held.get(stream.guest, Held(0.0, 0))
+        guests[stream.guest] = ManagedGuest(
+            request_pps=stream.steady_pps,
+            sent_pps=rate_pps(own),
+            counts=counts_of(own),
+            rtt=latency_of(own),
+            held_s=mine.seconds,
+            given=mine.given,
+        )
+    groups = {}
+    for pps in part.group_pps:
+        names = [stream.guest for stream in streams if stream.steady_pps == pps]
+        rtt = latency_of(packets.filter(pl.col("guest").is_in(names)))
+        if rtt is not None:
+            groups[group_name(pps)] = rtt
+    return TrialRecord(
+        trial=place.trial,
+        kind="alloc",
+        cell=place.cell,
+        block=place.block,
+        replicate=place.block,
+        order=place.order,
+        started=started,
+        duration_s=window_s,
+        counts=counts_of(packets),
+        alloc=AllocResult(
+            vfs=part.vfs,
+            window_s=seen.window_s,
+            guests=guests,
+            groups=groups,
+            moves=tuple(_move(one, begin_ms) for one in seen.moves),
+            daemon=use_of(seen.before, seen.after, seen.window_s),
+        ),
+    )
+
+
+def _move(move: MoveStatus, begin_ms: int) -> GuestMove:
+    return GuestMove(
+        at_s=(move.started_unix_ms - begin_ms) / 1000,
+        direction="give" if move.direction == "give" else "take",
+        guest=move.guest,
+        vf=move.vf,
+        duration_s=None if move.duration_ms is None else move.duration_ms / 1000,
+        ending="" if move.ending is None else move.ending.how,
+    )

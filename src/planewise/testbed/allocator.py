@@ -1,0 +1,263 @@
+"""planewised on a host of a testbed, with the VFs of its NIC and the guests that it manages there.
+
+Leaves no trace: guests are let go, VFs and the bonding module go, and what a killed run leaves goes
+by `planewise clean`, as the VFs carry the testbed's token and the guests are the testbed's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Self
+
+from planewise.errors import PlanewiseError
+from planewise.testbed.alloc_client import Client, Status
+from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
+from planewise.testbed.machine import MAC_FILTERS, Resources
+from planewise.testbed.model import Guest
+from planewise.testbed.vfs import Pf, Tool, look_at_vfs, restore
+
+START_S = 60.0
+"""How long the daemon may take until it answers."""
+GUEST_S = 20.0
+"""How long it may take to take in, or to let go, a guest; an emulated host is slow."""
+_POLL_S = 0.2
+
+Stance = Literal["free", "pinned", "excluded"]
+Until = Callable[[Status], bool]
+"""Whether a status is the one that is waited for."""
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """What a daemon is told to do, as keys of its configuration (docs/reference/alloc.md)."""
+
+    policy: str
+    stances: Mapping[str, Stance] = field(default_factory=dict)
+    """By guest; `free` where nothing is said."""
+    interval_s: float = 1.0
+    max_moves: int = 2
+    min_residency_s: float = 5.0
+    fair_turn_s: float = 10.0
+
+
+def configuration(
+    settings: AllocatorSettings, guests: Sequence[Guest], directory: str, nic: str
+) -> str:
+    """The daemon's configuration file, with its files in `directory`. Pure."""
+    lines = [
+        f'socket = "{directory}/socket"',
+        f'state_directory = "{directory}/state"',
+        f'recording = "{directory}/recording"',
+        f"sample_s = {float(settings.interval_s)}",
+        "[pool]",
+        f'pfs = ["{nic}"]',
+        "[containers]",
+        'docker = ""',
+        "[machines]",
+        f'sockets = ["{directory}/none"]',
+        "[alloc]",
+        f'policy = "{settings.policy}"',
+        f"interval_s = {float(settings.interval_s)}",
+        f"max_moves = {settings.max_moves}",
+        f"min_residency_s = {float(settings.min_residency_s)}",
+        f"fair_turn_s = {float(settings.fair_turn_s)}",
+    ]
+    for guest in guests:
+        lines += [
+            f"[containers.namespaces.{guest.name}]",
+            f'netns = "{guest.netns}"',
+            f'interface = "{guest.interface}"',
+            f"[guests.{guest.name}]",
+            f'stance = "{settings.stances.get(guest.name, "free")}"',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def shortage(found: Resources, pf: Pf | None, vfs: int, guests: int) -> str:
+    """What a host lacks to give so many VFs to so many guests, as a sentence; empty when it
+    suffices. Pure."""
+    if pf is None or not found.vfs:
+        return f"{found.nic} of {found.place} has no SR-IOV, and the allocator gives VFs"
+    if vfs > found.vfs:
+        return f"needs {vfs} VFs on {found.place}, and {found.nic} has {found.vfs}"
+    usable = sum(vf.usable for vf in pf.vfs)
+    if pf.num_vfs and usable != vfs:
+        return (
+            f"{found.nic} of {found.place} was given {pf.num_vfs} VFs, of which {usable} are free: "
+            f"the allocator would give all of these, and the design says {vfs}"
+        )
+    filters = MAC_FILTERS.get(found.driver)
+    # Guests, the main one, the NIC itself, and each VF.
+    if filters and (taken := guests + 2 + vfs) > filters:
+        return (
+            f"{guests} guests and {vfs} VFs need {taken} MAC addresses, and {found.driver} of "
+            f"{found.nic} on {found.place} receives for {filters}"
+        )
+    return ""
+
+
+class Allocator:
+    """What planewised needs on a host: VFs on the NIC, the bonding driver, a directory.
+
+    Raises on entry:
+        UnsupportedError: the NIC has no SR-IOV, or planewised is not installed here.
+        PlanewiseError: the VFs or the driver cannot be had.
+    """
+
+    def __init__(self, host: Host, nic: str, token: str, vfs: int, guests: Sequence[Guest]) -> None:
+        self._host = host
+        self._nic = nic
+        self._owner = f"pw-{token}"
+        self._vfs = vfs
+        self._guests = guests
+        self._undo = ExitStack()
+        self._tool: Tool | None = None
+        self._started = False
+
+    @property
+    def host(self) -> Host:
+        """The host."""
+        return self._host
+
+    @property
+    def guests(self) -> Sequence[Guest]:
+        """The guests that are managed."""
+        return self._guests
+
+    @property
+    def directory(self) -> str:
+        """Where the daemon's files are."""
+        return f"{self._host.directory}/allocator"
+
+    @property
+    def recording(self) -> str:
+        """The file with all that the daemon was told and decided since it was started."""
+        return f"{self.directory}/recording"
+
+    def __enter__(self) -> Self:
+        tool = self._tool = Tool.on(self._host)
+        with ExitStack() as undo:
+            self._host.run(["mkdir", "-p", f"{self.directory}/state"]).check()
+            loaded = self._host.run(["sh", "-ec", _LOAD_BONDING]).check().stdout
+            if loaded.strip() == "loaded":
+                # Others may use it by now: then it stays.
+                undo.callback(self._host.run, ["modprobe", "-r", "bonding"])
+            undo.callback(restore, tool, self._owner)
+            if not look_at_vfs(self._host, self._nic).num_vfs:
+                tool.run("setup", self._nic, "--count", str(self._vfs), "--owner", self._owner)
+                self._host.run(["ip", "link", "set", self._nic, "up"]).check()
+            undo.callback(self._let_go)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    @contextmanager
+    def running(self, settings: AllocatorSettings) -> Iterator[Client]:
+        """The daemon, with all guests taken in; when it has ended, no guest holds a VF.
+
+        Raises:
+            PlanewiseError: it does not start, or refuses a guest.
+        """
+        with self._daemon(settings, self._guests) as (process, client):
+            self._until_taken_in(process, client)
+            yield client
+            client.order("PUT", "/drain", {"on": True})
+            self._until(
+                process,
+                client,
+                lambda status: not any(vf.holder for vf in status.vfs),
+                "takes no VF back",
+            )
+            self._end(process)
+
+    @contextmanager
+    def _daemon(
+        self, settings: AllocatorSettings, guests: Sequence[Guest]
+    ) -> Iterator[tuple[HostProcess, Client]]:
+        self._started = True
+        text = configuration(settings, guests, self.directory, self._nic)
+        config = f"{self.directory}/config.toml"
+        # What an earlier daemon was ordered by its API counts no more.
+        write = 'rm -f "$1/state/wishes.json" "$1/socket"; cat >"$1/config.toml"'
+        argv = ["sh", "-ec", write, "sh", self.directory]
+        self._host.run(argv, stdin=text.encode()).check()
+        assert self._tool is not None
+        with self._host.start([self._tool.path, "daemon", "--config", config]) as process:
+            client = Client(Path(self._host.socket(f"{self.directory}/socket")))
+            self._until(process, client, lambda _: True, "does not answer")
+            yield process, client
+
+    def _until_taken_in(self, process: HostProcess, client: Client) -> None:
+        names = {guest.name for guest in self._guests}
+
+        def taken_in(status: Status) -> bool:
+            refused = [one for one in status.errors if "cannot be managed" in one.what]
+            if refused:
+                raise PlanewiseError(refused[0].what, remedy=refused[0].remedy)
+            return names <= {guest.id for guest in status.guests if guest.paravirtual_up}
+
+        self._until(process, client, taken_in, "does not take all guests in")
+
+    def _until(
+        self,
+        process: HostProcess,
+        client: Client,
+        wanted: Until,
+        otherwise: str,
+    ) -> None:
+        """Waits for a status; PlanewiseError with the daemon's latest error where it comes not."""
+        end_s = time.monotonic() + START_S + GUEST_S * len(self._guests)
+        last = ""
+        while True:
+            status = None
+            with suppress(PlanewiseError):
+                status = client.status()
+            if status is not None and wanted(status):
+                return
+            if status is not None and status.errors:
+                last = f": {status.errors[-1].what}"
+            if not process.running:
+                process.wait().check()
+                raise PlanewiseError(f"planewised on {self._host.place} ended")
+            if time.monotonic() > end_s:
+                raise PlanewiseError(f"planewised on {self._host.place} {otherwise}{last}")
+            time.sleep(_POLL_S)
+
+    def _end(self, process: HostProcess) -> None:
+        process.interrupt()
+        with suppress(ProcessTimeoutError):
+            process.wait(GUEST_S)
+
+    def _let_go(self) -> None:
+        """Has guests get back what they had before they were managed."""
+        if not self._started:
+            return
+        with self._daemon(AllocatorSettings("static"), ()) as (process, client):
+            look = 'ls "$1/state/guests" 2>/dev/null | head -n 1'
+            argv = ["sh", "-c", look, "sh", self.directory]
+
+            def gone(_: Status) -> bool:
+                return not self._host.run(argv).check().stdout.strip()
+
+            self._until(process, client, gone, "does not let all guests go")
+            self._end(process)
+
+
+_LOAD_BONDING = """
+[ -d /sys/module/bonding ] || { modprobe bonding max_bonds=0; echo loaded; }
+"""
+
+
+def bonding_shortage(host: Host) -> str:
+    """Why the kernel of a host cannot join a guest's two paths; empty where it can. Changes
+    nothing."""
+    look = "[ -d /sys/module/bonding ] || modprobe --dry-run --quiet bonding"
+    if host.run(["sh", "-c", look]).exit_code == 0:
+        return ""
+    return f"the kernel of {host.place} has no bonding, by which a guest's two paths are joined"
