@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from planewise.advise.chains import recommend_chains
+from planewise.advise.policies import recommend_policies
 from planewise.judge.bounded import opposite
 from planewise.judge.from_store import curves_from_trials
 from planewise.judge.statistics import (
@@ -116,6 +117,8 @@ def _recommend(done: Sequence[TrialRecord], info: RunInfo) -> Recommendation:
     reservations = (*_limits_of_the_data(done, info), *_not_tried(info))
     if any(trial.kind in ("chain", "tcp") for trial in done):
         return recommend_chains(done, info, _limits_of_the_data(done, info))
+    if any(trial.kind == "alloc" for trial in done):
+        return recommend_policies(done, info, (*_limits_of_the_data(done, info), *_not_tried(info)))
     if not rankings["rtt_p50"]:
         return Recommendation(
             plane=None,

@@ -14,6 +14,7 @@ from planewise.judge.statistics import Comparison, Family, Outcome, RunSample
 from planewise.judge.statistics.sentences import sentence
 from planewise.judge.verdict import Verdict
 from planewise.publications.claims import Claim, GainOf, Order, Same, Words
+from planewise.store.allocations import by_groups
 from planewise.store.cells import Naming
 from planewise.store.models import Level, RunInfo, TrialRecord
 from planewise.store.rundir import RunReader
@@ -83,7 +84,8 @@ def answers(claim: Claim, runs: Sequence[AskedRun], verdicts: Sequence[Verdict])
 
 
 def _of_order(claim: Order, run: AskedRun) -> list[Answer]:
-    levels = _levels(run, claim.factor, claim.where)
+    where = _where(run, claim.where)
+    levels = _levels(run, claim.factor, where)
     wanted = _ends((claim.better, claim.than), levels)
     instead = [claim.stand_in.get(str(level), level) for level in wanted]
     replaced = not set(wanted) <= levels and set(instead) <= levels
@@ -91,7 +93,7 @@ def _of_order(claim: Order, run: AskedRun) -> list[Answer]:
     if better == than or not {better, than} <= levels:
         return []
     question = Question(
-        claim.factor, (claim.metric,), where={**claim.where, **_both(claim.factor, better, than)}
+        claim.factor, (claim.metric,), where={**where, **_both(claim.factor, better, than)}
     )
     answer = _evaluated(run, question, (better, than), "better")
     if answer is None or not replaced:
@@ -246,11 +248,20 @@ def _of_words(claim: Words, verdicts: Sequence[Verdict]) -> Answer:
     )
 
 
+def _where(run: AskedRun, where: Mapping[str, Sequence[Level]]) -> dict[str, list[Level]]:
+    """With `fewest` and `most` as the levels that the run has."""
+    return {
+        name: [_ends((level, level), _levels(run, name, {}))[0] for level in levels]
+        for name, levels in where.items()
+    }
+
+
 def _levels(run: AskedRun, factor: str, where: Mapping[str, Sequence[Level]]) -> set[Level]:
-    """Levels of a factor among the cells that `where` allows."""
+    """Levels of a factor among the cells that `where` allows; an allocator's trial is one for each
+    of its groups."""
     naming = Naming(trial.cell for trial in run.trials)
     varied: set[Level] = set()
-    for trial in run.trials:
+    for trial in by_groups(run.trials):
         if all(_level(trial, name) in (None, *levels) for name, levels in where.items()):
             if factor == SERIES:
                 varied.update(naming.like(naming.series(trial.cell)))

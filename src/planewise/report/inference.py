@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planewise.judge.policies import policy_families
 from planewise.judge.statistics import (
     Comparison,
     Family,
@@ -52,6 +53,15 @@ def compare(data: RunData) -> list[Compared]:
                 check = check_ranking(observed, FACTOR) if name == "rtt" else None
                 result.append(Compared(family, check.sentence if check is not None else ""))
     return result
+
+
+def compare_policies(data: RunData) -> list[Compared]:
+    """The allocator's policies by the latency of each group of guests, the busiest first."""
+    return [
+        Compared(family, "")
+        for metric in ("rtt", "rtt_p99")
+        for family in policy_families(data.trials, data.info, metric)
+    ]
 
 
 def _levels(observed: Observed) -> set[str]:

@@ -44,6 +44,7 @@ KINDS = {
     "load": "Load trials",
     "chain": "Trials of chains",
     "tcp": "TCP trials",
+    "alloc": "Trials of the allocator",
 }
 
 CUT = LeftOut(

@@ -31,6 +31,8 @@ class Section:
 
 
 ORDER = (
+    "policies",
+    "switch",
     "rtt",
     "missed",
     "guests",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from planewise.report import facets, inference, sentences, theme
+from planewise.report import facets, inference, policies, sentences, theme
 from planewise.report.data import CpuCell, RunData
 from planewise.report.facets import FacetPage, Item
 from planewise.report.figures import (
@@ -62,7 +62,8 @@ def _sections(data: RunData) -> Iterator[Section]:
         # Reading and sorting packets leave Python's lock alone: what needs none is done meanwhile.
         packets = pool.submit(lambda: data.rtt)
         yield from _compared(data)
-        if data.visits:
+        yield from policies.sections(data)
+        if any(visit.kind != "alloc" for visit in data.visits):
             yield Section(
                 "schedule",
                 "When it was measured",

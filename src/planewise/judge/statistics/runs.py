@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planewise.judge.statistics.metrics import RunSample
+from planewise.store.allocations import by_groups
 from planewise.store.models import Fingerprint, Level, RunInfo, TrialRecord
 
 RUN = "run"
@@ -43,7 +44,11 @@ class RunDifference:
 
 
 def join(runs: Sequence[tuple[Path, RunInfo, Sequence[TrialRecord]]]) -> tuple[RunSample, ...]:
-    """The runs as samples; of several, with the factor `run` and those in which hosts differ."""
+    """The runs as samples; of several, with the factor `run` and those in which hosts differ.
+
+    An allocator's trial is one for each of its groups.
+    """
+    runs = [(path, info, by_groups(trials)) for path, info, trials in runs]
     labels = _labels([path for path, _, _ in runs], [info for _, info, _ in runs])
     if len(runs) == 1:
         return (RunSample(labels[0], runs[0][1], runs[0][2]),)

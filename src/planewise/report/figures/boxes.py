@@ -40,10 +40,12 @@ def figure(
     what: str,
     lead: str,
     share_of_rtt: bool = False,
+    columns: tuple[str, str] = ("Load", "Plane"),
 ) -> Figure:
     """Boxes by series and band, a panel each combination of the other factors.
 
-    `what` says what is measured, as the beginning of the caption.
+    `what` says what is measured, as the beginning of the caption; `columns` are the table's for the
+    factors and the series.
     """
     cells = [item.content for item in page.items]
     known = [spread for cell in cells if isinstance(spread := time(cell), Spread)]
@@ -79,7 +81,7 @@ def figure(
             + " ".join(f"{text}." for text in missing)
         ).strip(),
         draw=draw,
-        table=table(cells, time, common, share_of_rtt=share_of_rtt),
+        table=table(cells, time, common, share_of_rtt=share_of_rtt, columns=columns),
     )
 
 
@@ -167,7 +169,14 @@ def _box(slot: Slot[RttCell], spread: Spread, plot: Plot) -> Row:
     }
 
 
-def table(cells: Sequence[RttCell], time: Time, common: Factors, *, share_of_rtt: bool) -> Table:
+def table(
+    cells: Sequence[RttCell],
+    time: Time,
+    common: Factors,
+    *,
+    share_of_rtt: bool,
+    columns: tuple[str, str] = ("Load", "Plane"),
+) -> Table:
     """The time of each of `cells` in numbers."""
     rows: list[tuple[Entry, ...]] = []
     for cell in cells:
@@ -198,8 +207,7 @@ def table(cells: Sequence[RttCell], time: Time, common: Factors, *, share_of_rtt
         )
     return Table(
         columns=(
-            "Load",
-            "Plane",
+            *columns,
             *(() if share_of_rtt else ("Probes a second",)),
             "5 %",
             "25 %",

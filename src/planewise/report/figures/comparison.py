@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from planewise.judge import policies
 from planewise.judge.statistics import Comparison, Family, Outcome
 from planewise.judge.statistics.pairing import OVERALL
 from planewise.judge.statistics.ranking import best_first
@@ -39,11 +40,14 @@ STRATA = {
 }
 
 
+_COMPARED = {inference.FACTOR: "Planes", policies.FACTOR: "Policies"}
+
+
 def figure(compared: Compared, *, name: str) -> Figure:
     """A line a pair, a panel a stratum."""
     family = compared.family
     drawn = _drawn(family)
-    title = f"Planes compared by {family.metric.title}"
+    title = f"{_COMPARED[family.factor]} compared by {family.metric.title}"
     lead = inference.sentence(compared)
     margin = (
         theme.share(round(family.comparisons[0].margin, 3))
@@ -64,9 +68,10 @@ def figure(compared: Compared, *, name: str) -> Figure:
         title=title,
         lead=lead,
         caption=(
-            "Dot: change of the first plane against the second (Hodges–Lehmann estimate over "
-            "blocks, all else alike); line: its 95 % interval, which holds however often one "
-            f"looks; grey band: up to {margin} apart is practically the same. The coloured word "
+            f"Dot: change of the first {family.factor} against the second (Hodges–Lehmann "
+            "estimate over blocks, all else alike); line: its 95 % interval, which holds however "
+            f"often one looks; grey band: up to {margin} apart is practically the same. The "
+            "coloured word "
             "holds for all comparisons of this metric together."
             + (f" {dropped} more comparisons are in the table." if dropped else "")
             + (f" {compared.ranking}" if compared.ranking else "")
@@ -213,7 +218,7 @@ def _row(pair: Comparison, number: int, stratum: str, span: Span, lines: int) ->
 
 
 def _axis(span: Span, *, last: bool) -> Spec:
-    title = "times the second plane's" if span.log else "difference"
+    title = "times the second one's" if span.log else "difference"
     return {
         "values": _ticks(span.low, span.high, ratio=span.log),
         "labelExpr": "format(datum.value, '~r') + '×'"

@@ -1,0 +1,58 @@
+"""What a run says of the allocator's policies: who answers soonest under which.
+
+Rests on replicates, compared in pairs within blocks, as the other recommendations do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planewise.judge.policies import policy_families
+from planewise.judge.statistics import Family
+from planewise.judge.statistics.pairing import OVERALL
+from planewise.judge.statistics.ranking import best_first
+from planewise.judge.statistics.sentences import sentence
+from planewise.store.allocations import by_groups
+from planewise.store.levels import keeps_levels
+from planewise.store.models import Recommendation, RunInfo, TrialRecord
+
+
+def recommend_policies(
+    trials: Sequence[TrialRecord], info: RunInfo, reservations: Sequence[str]
+) -> Recommendation:
+    """The recommendation of a run of the allocator, of trials that are done.
+
+    It names no plane: a policy gives some guests another one than others.
+    """
+    found = policy_families(trials, info)
+    missed = sum(not keeps_levels(one) for one in by_groups(trials))
+    said = f"{missed} times the rate of a group was not kept: this counts for nothing here"
+    kept = (*reservations, *((said,) if missed else ()))
+    if any(trial.alloc is not None and trial.alloc.switch for trial in trials):
+        headline = "One guest was given a VF and lost it again: the figure has what requests felt."
+        return Recommendation(plane=None, headline=headline, reservations=kept)
+    if not found:
+        headline = "There is nothing to compare: one policy was measured, or no rate was kept."
+        return Recommendation(plane=None, headline=headline, reservations=kept)
+    told = [_best_policy(family) for family in found]
+    return Recommendation(
+        plane=None,
+        headline=told[0],
+        reasons=tuple(told[1:]),
+        reservations=kept,
+    )
+
+
+def _best_policy(family: Family) -> str:
+    """The best policy of a group against the next one, in a sentence."""
+    order = [value.level for value in best_first(family, OVERALL)]
+    if len(order) < 2:
+        return "One policy alone was measured."
+    compared = family.find(order[0], order[1])
+    last = family.find(order[0], order[-1])
+    shown = compared
+    if last is not None and (compared is None or compared.outcome not in ("better", "worse")):
+        shown = last
+    return (
+        "The policies were never measured together." if shown is None else sentence(shown, family)
+    )

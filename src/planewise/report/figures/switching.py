@@ -1,0 +1,188 @@
+"""What requests feel while their guest is given a VF and loses it again, along time."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+import polars as pl
+
+from planewise.report import theme
+from planewise.report.figures import vega
+from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
+from planewise.report.figures.vega import Row, Span, Spec
+from planewise.store.models import Latency, SwitchPhase, TrialRecord
+from planewise.units import time_text
+
+HEIGHT = 180
+_MOST_POINTS = 500
+"""Requests of a guest that are drawn one by one."""
+_MOVED, _BESIDE = "the guest that is moved", "guests beside"
+_COLOURS = {_MOVED: theme.PLANES["vf"].light, _BESIDE: theme.PLANES["bridge"].light}
+_MOVES = ("being given", "being taken")
+
+
+def figure(trial: TrialRecord, packets: pl.DataFrame) -> Figure:
+    """Each request as a dot, with the median of each second, for the moved guest and the others.
+
+    `packets` as a trial of the allocator keeps them (docs/reference/formats.md).
+    """
+    alloc = trial.alloc
+    assert alloc is not None
+    assert alloc.zero_ns is not None
+    phases = alloc.switch
+    moved = next(iter(alloc.guests))
+    answered = (
+        packets.select(
+            at=(pl.col("scheduled_ns") - alloc.zero_ns) / 1e9,
+            rtt=(pl.col("user_rx_ns") - pl.col("user_tx_ns")).cast(pl.Float64),
+            series=pl.when(pl.col("guest") == moved)
+            .then(pl.lit(_MOVED))
+            .otherwise(pl.lit(_BESIDE)),
+        )
+        .drop_nulls()
+        .filter(pl.col("at").is_between(phases[0].begin_s, phases[-1].end_s))
+        .sort("at")
+    )
+    span = Span.of([float(value) for value in answered["rtt"]])
+    across = Span(phases[0].begin_s, phases[-1].end_s, log=False)
+
+    def draw(width: int) -> Spec:
+        panels = [vega.key(_COLOURS, width - 24)]
+        names = list(_COLOURS)
+        for name in names:
+            own = answered.filter(pl.col("series") == name)
+            panels.append(
+                _panel(name, own, phases, span, across, width - 24, last=name == names[-1])
+            )
+        return vega.finish(vega.below(panels))
+
+    error = alloc.clock_error_s or 0.0
+    return Figure(
+        name="switch",
+        title="Requests while a VF is given and taken",
+        lead=sentence([trial]),
+        caption=(
+            "A dot is a request by the moment when it was due, the line the median of each second; "
+            "grey: the VF is being given, later taken. Packets have the sender's time and moves "
+            f"the daemon's; the two may be {time_text(error * 1e9)} off. The axis upwards is "
+            f"{span.word}."
+        ),
+        alt=f"Round-trip times along time. {sentence([trial])}",
+        draw=draw,
+        table=table([trial]),
+    )
+
+
+def _panel(
+    name: str,
+    own: pl.DataFrame,
+    phases: Sequence[SwitchPhase],
+    span: Span,
+    across: Span,
+    width: int,
+    *,
+    last: bool,
+) -> Spec:
+    room = 58
+    plot = width - room
+    axis = vega.x_axis("seconds after the warm-up", across, "number", plot, labels=last)
+    up = vega.y_axis(span, "duration", room)
+
+    def x(field: str) -> vega.Channel:
+        return vega.quantitative(field, across, axis)
+
+    colour = {"color": vega.coloured("series", _COLOURS)}
+    stride = -(-own.height // _MOST_POINTS) or 1
+    dots: Sequence[Row] = own.gather_every(stride).to_dicts()
+    seconds = (
+        own.with_columns(second=pl.col("at").floor() + 0.5)
+        .group_by("second")
+        .agg(pl.col("rtt").median())
+        .sort("second")
+    )
+    line: list[Row] = [
+        {"at": min(at, across.high), "rtt": rtt, "series": name}
+        for at, rtt in seconds.select("second", "rtt").iter_rows()
+    ]
+    bands: list[Row] = [
+        {
+            "from": one.begin_s,
+            "to": one.end_s,
+            "hover": f"{one.name}: {one.end_s - one.begin_s:.1f} s",
+        }
+        for one in phases
+        if one.name in _MOVES
+    ]
+    y = {"y": vega.quantitative("rtt", span, up)}
+    full = {"y": vega.px(0), "y2": vega.px(HEIGHT)}
+    between = {"x": x("from"), "x2": {"field": "to"}, **full}
+    return vega.layers(
+        [
+            vega.mark("rect", bands, between, hover=True, color=theme.GRID.light, opacity=0.9),
+            vega.mark(
+                "point", dots, {"x": x("at"), **y, **colour}, size=7, filled=True, opacity=0.5
+            ),
+            vega.mark("line", line, {"x": x("at"), **y, **colour}, strokeWidth=1.5),
+        ],
+        width=plot,
+        height=HEIGHT,
+        title=vega.heading(name, plot),
+    )
+
+
+def table(trials: Sequence[TrialRecord]) -> Table:
+    """The phases: medians over trials, and what was lost in all of them."""
+    rows: list[tuple[Entry, ...]] = []
+    for name, own in _by_phase(trials):
+        length_s = statistics.median(one.end_s - one.begin_s for one in own)
+        sent, lost = sum(one.counts.sent for one in own), sum(one.counts.lost for one in own)
+        beside_lost = sum(one.beside_lost for one in own)
+        rows.append(
+            (
+                name,
+                PrintedNumber(time_text(length_s * 1e9), length_s),
+                PrintedNumber(theme.count(sent), sent),
+                PrintedNumber(theme.count(lost), lost),
+                *(_time([one.rtt for one in own], quantile) for quantile in _QUANTILES),
+                PrintedNumber(theme.count(beside_lost), beside_lost),
+                *(_time([one.beside for one in own], quantile) for quantile in _QUANTILES),
+            )
+        )
+    columns = ("Phase", "Takes", "Requests", "Lost", "p50", "p99", "p50 beside", "p99 beside")
+    return Table((*columns[:6], "Lost beside", *columns[6:]), tuple(rows))
+
+
+_QUANTILES = ("p50_ns", "p99_ns")
+
+
+def _by_phase(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[SwitchPhase]]]:
+    found: dict[str, list[SwitchPhase]] = {}
+    for trial in trials:
+        for one in trial.alloc.switch if trial.alloc is not None else ():
+            found.setdefault(one.name, []).append(one)
+    yield from found.items()
+
+
+def _time(latencies: Sequence[Latency | None], quantile: str) -> Entry:
+    known = [float(getattr(one, quantile)) for one in latencies if one is not None]
+    if not known:
+        return Missing("no answer came")
+    median = statistics.median(known)
+    return PrintedNumber(time_text(median), median)
+
+
+def sentence(trials: Sequence[TrialRecord]) -> str:
+    """Median and tail of the moved guest in each phase, and what it lost."""
+    lost = sent = 0
+    told = []
+    for name, own in _by_phase(trials):
+        lost, sent = lost + sum(p.counts.lost for p in own), sent + sum(p.counts.sent for p in own)
+        known = [one.rtt for one in own if one.rtt is not None]
+        if known:
+            p50, p99 = (
+                statistics.median(getattr(one, quantile) for one in known)
+                for quantile in _QUANTILES
+            )
+            told.append(f"{name} {time_text(p50)} ({time_text(p99)})")
+    return f"Median (99th percentile): {', '.join(told)}; {lost} of {sent} requests lost."

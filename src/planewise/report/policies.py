@@ -1,0 +1,81 @@
+"""The report's section of the allocator's policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planewise.report import allocation as allocations
+from planewise.report import inference
+from planewise.report.data import RunData
+from planewise.report.figures import allocation, base, comparison, switching
+from planewise.report.predicted import predictions
+from planewise.report.section import Section
+from planewise.units import percent_text
+
+
+def sections(data: RunData) -> Iterator[Section]:
+    """The sections of policies and of switches, where the run has any."""
+    switches = [trial for trial in data.done if trial.alloc is not None and trial.alloc.switch]
+    if switches:
+        packets = data.run.packets(switches[0])
+        yield Section(
+            "switch",
+            "What requests feel of a switch",
+            "One guest is given a VF in the middle of the run and loses it again; the guests "
+            "beside it show what the hosts themselves did meanwhile.",
+            () if packets is None else (switching.figure(switches[0], packets),),
+            (
+                (
+                    f"Before, during and after, over {len(switches)} "
+                    f"trial{'s' if len(switches) != 1 else ''}",
+                    switching.table(switches),
+                ),
+            ),
+        )
+    trials = allocations.first_of_each(data)
+    if not trials:
+        return
+    cells = allocations.cells(data)
+    compared = [
+        comparison.figure(one, name=base.slug(f"policies-{one.family.metric.title}"))
+        for one in inference.compare_policies(data)
+    ]
+    told = predictions(data.done)
+    missed = allocations.missed_groups(data)
+    first = trials[0][1]
+    yield Section(
+        "policies",
+        "What guests feel of who holds the VFs",
+        f"{len(first.guests)} guests and {first.vfs} VFs: planewised gives them by a policy while "
+        "every guest is sent requests at the rate of its group. Less is better, and each policy "
+        "helps those whom it gives VFs to.",
+        (
+            *(allocation.latency(data, cells) if cells else ()),
+            allocation.timeline(trials),
+            *compared,
+        ),
+        (
+            ("How much of the time guests held a VF", allocation.shares(allocations.held(data))),
+            ("What the daemon took, and how soon it followed", allocation.costs(data)),
+            *(
+                (
+                    (
+                        "Latency predicted from who held a VF, which saves "
+                        f"{percent_text(round(told.saved, 3))} of a mean ({told.guests} guests "
+                        "that kept one), against what was measured",
+                        allocation.predicted(told),
+                    ),
+                )
+                if told is not None
+                else ()
+            ),
+        ),
+        open_figures=3,
+        folded="Other groups and the 99th percentile",
+        note=(
+            f"In {missed} cases the rate of a group was not kept within 1 %: these do not count "
+            "in figures of latency."
+            if missed
+            else ""
+        ),
+    )
