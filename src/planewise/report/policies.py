@@ -8,7 +8,7 @@ from planewise.report import allocation as allocations
 from planewise.report import inference
 from planewise.report.data import RunData
 from planewise.report.figures import allocation, base, comparison, switching
-from planewise.report.predicted import predictions
+from planewise.report.predicted import Predictions, predictions
 from planewise.report.section import Section
 from planewise.units import percent_text
 
@@ -60,9 +60,8 @@ def sections(data: RunData) -> Iterator[Section]:
             *(
                 (
                     (
-                        "Latency predicted from who held a VF, which saves "
-                        f"{percent_text(round(told.saved, 3))} of a mean ({told.guests} guests "
-                        "that kept one), against what was measured",
+                        f"Latency predicted from who held a VF, which {_saving(told)}, against "
+                        "what was measured",
                         allocation.predicted(told),
                     ),
                 )
@@ -79,3 +78,10 @@ def sections(data: RunData) -> Iterator[Section]:
             else ""
         ),
     )
+
+
+def _saving(told: Predictions) -> str:
+    """What a VF saved, and what that rests on."""
+    share = percent_text(round(abs(told.saved), 3))
+    does = f"saves {share} of a mean" if told.saved >= 0 else f"adds {share} to a mean"
+    return f"{does} (median of {told.guests} guests that kept one)"
