@@ -167,7 +167,7 @@ def _by_phase(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[SwitchP
 def _time(latencies: Sequence[Latency | None], quantile: str) -> Entry:
     known = [float(getattr(one, quantile)) for one in latencies if one is not None]
     if not known:
-        return Missing("no answer came")
+        return Missing("nothing was sent, or no answer came")
     median = statistics.median(known)
     return PrintedNumber(time_text(median), median)
 
