@@ -278,7 +278,7 @@ def test_a_shipped_profile_is_shown_as_a_file_that_is_read_again(
         assert not ended.value.code
         return capsys.readouterr().out
 
-    assert show().split() == ["xl710", "xl710-documents"]
+    assert show().split() == ["no-nic", "xl710", "xl710-documents"]
     copy = tmp_path / "mine.toml"
     copy.write_text(show("--profile", "xl710"))
     assert load_profile(copy) == XL710

@@ -221,6 +221,37 @@ def test_a_run_is_fitted_as_its_chains_tell(
     assert fitted.cores.pmd_ns == pytest.approx(XL710.cores.pmd_ns, rel=0.05)
 
 
+def test_chains_of_another_run_are_held_against_what_the_fit_predicts_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The NFV brief's loop: a run is fitted, other chains are predicted and measured."""
+    made_up_chains.write(tmp_path / "run", list(made_up_chains.predicted(XL710, ("vhost-user",))))
+    unseen, seen = ChainWorkload("east-west", 2, 700), ChainWorkload("north-south", 2, 64)
+    rates = {one: predict(XL710, "vhost-user", one).pps for one in (unseen, seen)}
+    others = [
+        trial("vhost-user", unseen, rates[unseen]),
+        trial("vhost-user", seen, 1.5 * rates[seen]),
+        trial("vhost-user", unseen, 1.0, limit="shared core", replicate=1),
+    ]
+    made_up_chains.write(tmp_path / "other", others, emulated="CPUs by TCG")
+    words = ("calibrate", str(tmp_path / "run"), "--against", str(tmp_path / "other"))
+    code, told, notes = planewise(capsys, monkeypatch, *words, "--json")
+    assert code == 0, notes
+    first, second = json.loads(told)["against"]
+    assert (first["frame_bytes"], first["fitted"], first["inside"]) == (700, False, True)
+    assert first["predicted_pps"] == pytest.approx(first["measured_pps"], rel=0.02)
+    assert first["low_pps"] < first["predicted_pps"] < first["high_pps"]
+    assert (second["frame_bytes"], second["fitted"], second["inside"]) == (64, True, False)
+    notes = " ".join(notes.split())
+    assert "other: 1 of 3 trials do not count" in notes
+    assert "emulated: CPUs by TCG" in notes
+    code, told, _ = planewise(capsys, monkeypatch, *words)
+    assert "not fitted to: 1 chain, off by 0" in told
+    assert "fitted to, too: 1 chain, off by 33" in told
+    assert "0 of 1 lie in their intervals" in told
+    assert told.count("| vhost-user |") == 2
+
+
 def test_what_is_fitted_to_an_emulated_run_is_emulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise.errors import BadInputError, PlanewiseError
+from planewise.boot import initramfs
+from planewise.boot.model import Kernel
+from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.measure.cells import cells_of
 from planewise.measure.chains.evaluate import Between, result
 from planewise.measure.chains.stage import ChainStage
@@ -21,13 +23,14 @@ from planewise.testbed.chains import describe
 from planewise.testbed.chains.account import account, at_rest, way
 from planewise.testbed.chains.dpdk import SWITCH_BYTES, memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends
-from planewise.testbed.chains.functions import Function, PortStats, parse_port
+from planewise.testbed.chains.functions import GUEST_PROGRAMS, Function, PortStats, parse_port
 from planewise.testbed.chains.guests import Pollers, peers
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, place
 from planewise.testbed.chains.parts import ChainParts
 from planewise.testbed.chains.reading import Look
 from planewise.testbed.machine import MachineState
 from planewise.testbed.vfs import Config, ListedVf
+from planewise.testbed.vms import image
 from planewise.testbed.vms.domain import VhostUserNic, nic_xml
 from tests.unit import test_chains as tc
 
@@ -269,3 +272,63 @@ def test_functions_that_route_behind_a_dpdk_switch_take_no_huge_pages_and_want_a
     )
     (why,) = ChainStage(design).unavailable(cells_of(design)).values()
     assert why == "functions that route want IP from outside: give `chain.uplink` a driver"
+
+
+# --- functions that poll in virtual machines -----------------------------------------------------
+
+
+@pytest.mark.parametrize("plane", ["vhost-user", "virtio-bridge"])
+def test_a_machine_that_polls_is_given_its_nic_and_no_huge_pages_of_the_host(plane: str) -> None:
+    chain = Chain(plane, "east-west", 2, "vm", "testpmd")
+    assert memory_bytes(chain) == (SWITCH_BYTES if plane == "vhost-user" else 0)
+    placement = place((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
+    steps = describe.steps(chain, placement, uplink="af_packet")
+    told = [one for one in steps if "-v1: " in one]
+    assert told[0].endswith("bind it to uio_pci_generic")
+    assert "dpdk-testpmd" in told[1]
+    assert "--eth-peer=0,02:70:77:0f:00:02 " in told[1]
+    # Nothing routes in it.
+    assert not any("ip route" in one for one in steps)
+
+
+def test_machines_that_poll_need_no_ip_from_outside(tmp_path: Path) -> None:
+    design = loaded(
+        tmp_path,
+        "functions: [{forwarder: testpmd, guest: vm, plane: vhost-user}]\n"
+        "factors: {path: east-west, vnfs: 2}\nchain: {}\n",
+    )
+    refused = ChainStage(design).unavailable(cells_of(design)).values()
+    assert not any("want IP" in why for why in refused)
+
+
+def test_what_machines_that_poll_behind_a_bridge_lose_is_no_rings_of_a_switch() -> None:
+    """No switch polls there, and QEMU has the function's core, too."""
+    first = replace(tc.START, polling=None, machines=True)
+    end = replace(tc.after().last, offered=8_000_000, polling=None, machines=True)
+    found = result(Between.of(first, end), tc.ALONE, 64.0)
+    assert found.limit == "VNF core"
+    assert "QEMU" in found.why
+    whole = replace(end, offered=end.delivered)
+    assert result(Between.of(first, whole), tc.ALONE, 64.0).limit == "generator"
+
+
+def test_a_machine_that_polls_is_given_what_the_program_loads_by_itself(tmp_path: Path) -> None:
+    library = tmp_path / "usr/lib/x/dpdk/pmds-23.0/librte_net_virtio.so"
+    with pytest.raises(UnsupportedError, match="dpdk-testpmd has no /usr/lib/"):
+        initramfs._plug_ins("dpdk-testpmd", tmp_path)
+    library.parent.mkdir(parents=True)
+    for name in ("mempool_ring", "net_virtio", "net_e1000", "net_iavf"):
+        (library.parent / f"librte_{name}.so").touch()
+    assert library in initramfs._plug_ins("dpdk-testpmd", tmp_path)
+    assert initramfs._plug_ins("iperf3", tmp_path) == []
+
+
+def test_a_kernel_that_cannot_lend_a_nic_to_a_program_is_refused(tmp_path: Path) -> None:
+    found = Kernel("6.1.0-cloud", tmp_path / "vmlinuz", tmp_path, "machine")
+    (tmp_path / "modules.dep").write_text("kernel/drivers/net/virtio_net.ko:\n")
+    (tmp_path / "modules.builtin").write_text("")
+    assert image._modules(found, ("iperf3",)) == image.MODULES
+    with pytest.raises(UnsupportedError, match="has no module uio_pci_generic, which dpdk-testpmd"):
+        image._modules(found, GUEST_PROGRAMS)
+    (tmp_path / "modules.dep").write_text("kernel/drivers/uio/uio_pci_generic.ko: uio.ko\n")
+    assert image._modules(found, GUEST_PROGRAMS)[-1] == "uio_pci_generic"

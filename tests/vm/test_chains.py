@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from planewise.measure.chains.stage import unavailable_here
 from planewise.store.rundir import RunReader
+from planewise.testbed.chains import hugepages
 from planewise.testbed.chains.model import Chain
 from planewise.testbed.host import LocalHost
 from planewise.testbed.vms.platform import VmPlatform
@@ -46,6 +48,16 @@ functions:
   - {forwarder: testpmd, plane: vhost-user}
 factors: {path: east-west, vnfs: 2, size_bytes: 64}
 chain: {duration_s: 1, warmup_s: 0.2, uplink: af_packet, offered_pps: 200}
+blocks: 1
+"""
+
+
+POLLING = """
+title: programs that poll in virtual machines, on two planes
+functions:
+  - {forwarder: testpmd, guest: vm, plane: [vhost-user, virtio-bridge]}
+factors: {path: [north-south, east-west], vnfs: 2, size_bytes: 64}
+chain: {duration_s: 2, warmup_s: 0.2, uplink: af_packet, offered_pps: 200}
 blocks: 1
 """
 
@@ -115,3 +127,39 @@ def test_virtual_machines_route_behind_a_switch_that_polls_beside_processes_that
         assert frames.received > 0
         assert frames.sent == frames.received + sum(frames.lost.values())
         assert all(one.tx_packets > 0 for one in trial.chain.vnfs)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("PLANEWISE_POLL_VM"),
+    reason="eight virtual machines, in which a program takes all of an emulated CPU: "
+    "PLANEWISE_POLL_VM=1 runs it",
+)
+@pytest.mark.timeout(1200)
+def test_a_program_that_polls_in_a_virtual_machine_has_its_nic_on_either_plane(
+    tmp_path: Path, said: list[str]
+) -> None:
+    if reason := unavailable_here(Chain("vhost-user", "east-west", 2), LocalHost("test")):
+        pytest.skip(reason)
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(POLLING)
+    pages = hugepages.HugePagePool().pages
+    begun = time.monotonic()
+    with planewise("run", str(design), "--out", str(out)) as process:
+        _, complaint = process.communicate(timeout=1000)
+    assert process.returncode == 0, complaint
+    said.append(f"four chains of two polling machines took {time.monotonic() - begun:.0f} s")
+    trials = RunReader(out).trials()
+    assert len(trials) == 4
+    for trial in trials:
+        assert trial.status == "done", trial.reason
+        assert trial.cell["forwarder"] == "testpmd"
+        chain = trial.chain
+        assert chain is not None
+        said.append(f"{trial.cell['plane']}, {trial.cell['path']}: {chain.frames}")
+        assert chain.frames is not None
+        assert chain.frames.received > 0
+        assert chain.frames.sent == chain.frames.received + sum(chain.frames.lost.values())
+        assert all(one.tx_packets > 0 for one in chain.vnfs)
+        assert all(one.busy is not None for one in chain.vnfs)
+        assert chain.frame_bytes == pytest.approx(64, abs=0.01)
+    assert hugepages.HugePagePool().pages == pages

@@ -10,6 +10,7 @@ from planewise.advise.model.capacity import ChainWorkload, Prediction, predict
 from planewise.advise.model.fit import HeldOut, Measured, fit
 from planewise.advise.model.profile import Profile
 from planewise.advise.throughput import ThroughputRow
+from planewise.errors import BadInputError
 from planewise.units import percent_text
 
 _DIFFERENT = 0.10
@@ -56,6 +57,99 @@ class Calibration:
             f"{percent_text(part.inside)} lie in the intervals that the others give"
             for part in self.left_out
         ]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A chain that was measured in another run, beside what the fitted profile predicts of it."""
+
+    row: Measured
+    prediction: Prediction
+    fitted: bool
+    """Whether the profile was fitted to this very chain, too."""
+
+    @property
+    def off(self) -> float:
+        """Predicted over measured, less one."""
+        return self.prediction.pps / self.row.pps - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether it lies in its interval; never where the prediction has none."""
+        low, high = self.prediction.low_pps, self.prediction.high_pps
+        return self.prediction.known and low <= self.row.pps <= high
+
+    def as_json(self) -> dict[str, object]:
+        """By name."""
+        chain, prediction = self.row.chain, self.prediction
+        return {
+            "plane": self.row.plane,
+            "pattern": chain.pattern,
+            "vnfs": chain.vnfs,
+            "frame_bytes": chain.frame_bytes,
+            "fitted": self.fitted,
+            "measured_pps": self.row.pps,
+            "predicted_pps": prediction.pps,
+            "low_pps": prediction.low_pps if prediction.known else None,
+            "high_pps": prediction.high_pps if prediction.known else None,
+            "inside": self.inside if prediction.known else None,
+            "bottleneck": prediction.bottleneck.name,
+        }
+
+
+def hold_against(found: Calibration, rows: Sequence[ThroughputRow]) -> tuple[Held, ...]:
+    """The chains of another run, each with its prediction; those that were not fitted to first.
+
+    Raises:
+        BadInputError: the model knows the plane of none.
+    """
+    fitted = {(row.plane, row.chain) for row in found.rows}
+    held = [
+        Held(row, _predicted(found.profile, row), (row.plane, row.chain) in fitted)
+        for row in _measured(rows)
+    ]
+    if not held:
+        raise BadInputError(
+            "there is nothing to hold the predictions against",
+            remedy="measure chains on vf-passthrough or vhost-user",
+        )
+    return tuple(sorted(held, key=lambda one: one.fitted))
+
+
+def held_lines(held: Sequence[Held]) -> list[str]:
+    """A sentence for the chains that a profile was not fitted to, and one for the others."""
+    lines = []
+    for fitted, words in ((False, "not fitted to"), (True, "fitted to, too")):
+        some = [one for one in held if one.fitted == fitted]
+        if not some:
+            continue
+        off, known = [abs(one.off) for one in some], [one for one in some if one.prediction.known]
+        inside = sum(one.inside for one in known)
+        chains = f"{len(some)} chain{'' if len(some) == 1 else 's'}"
+        lines.append(
+            f"{words}: {chains}, off by {percent_text(statistics.median(off))} in the median, "
+            f"{percent_text(max(off))} at worst; {inside} of {len(known)} lie in their intervals"
+        )
+    return lines
+
+
+def held_table(held: Sequence[Held]) -> str:
+    """Measured and predicted rates with their intervals [Mpps], as a Markdown table."""
+    lines = [
+        "| plane | pattern | functions | frame [bytes] | fitted to | measured [Mpps] "
+        "| predicted [Mpps] | interval [Mpps] | off |",
+        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for one in held:
+        chain, prediction = one.row.chain, one.prediction
+        interval = f"{prediction.low_pps / 1e6:.3f} to {prediction.high_pps / 1e6:.3f}"
+        lines.append(
+            f"| {one.row.plane} | {chain.pattern} | {chain.vnfs} | {chain.frame_bytes} | "
+            f"{'yes' if one.fitted else 'no'} | {one.row.pps / 1e6:.3f} | "
+            f"{prediction.pps / 1e6:.3f} | {interval if prediction.known else 'none'} | "
+            f"{100 * one.off:+.1f} %{'' if one.inside or not prediction.known else ', outside'} |"
+        )
+    return "\n".join(lines)
 
 
 def calibrate_rows(

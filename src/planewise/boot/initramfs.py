@@ -58,6 +58,16 @@ def module_entries(kernel: Kernel, wanted: Iterable[str]) -> list[cpio.Entry]:
     ]
 
 
+_PLUG_INS = {
+    "dpdk-testpmd": tuple(
+        f"usr/lib/*/dpdk/pmds-*/librte_{name}.so"
+        for name in ("mempool_ring", "net_virtio", "net_e1000", "net_iavf")
+    ),
+    "stdbuf": ("usr/libexec/coreutils/libstdbuf.so",),
+}
+"""Libraries that a program loads by their path, of which ldd(1) does not know."""
+
+
 def program_entries(programs: Iterable[str]) -> list[cpio.Entry]:
     """Programs of this machine in /bin, with their loader and libraries where the loader looks.
 
@@ -73,12 +83,36 @@ def program_entries(programs: Iterable[str]) -> list[cpio.Entry]:
                 remedy=f"install {name}",
             )
         files[f"bin/{name}"] = Path(path)
-        files |= {library.lstrip("/"): Path(library) for library in _libraries(path)}
+        plug_ins = [str(one) for one in _plug_ins(name)]
+        for library in (
+            *plug_ins,
+            *(one for file in (path, *plug_ins) for one in _libraries(file)),
+        ):
+            files[library.lstrip("/")] = Path(library)
     parents = {str(parent) for file in files for parent in Path(file).parents} - {".", "bin"}
     return [
         *(cpio.directory(parent) for parent in sorted(parents)),
         *(cpio.file(name, path.read_bytes(), 0o755) for name, path in sorted(files.items())),
     ]
+
+
+def _plug_ins(program: str, root: Path = Path("/")) -> list[Path]:
+    """Libraries that a program loads by their path.
+
+    Raises:
+        UnsupportedError: one is not there.
+    """
+    found = []
+    for pattern in _PLUG_INS.get(program, ()):
+        there = sorted(root.glob(pattern))
+        if not there:
+            raise UnsupportedError(
+                f"{program} has no /{pattern} on this machine, and virtual machines are given it "
+                "from here",
+                remedy=f"reinstall {program}",
+            )
+        found.append(there[-1])
+    return found
 
 
 def _libraries(program: str) -> list[str]:

@@ -12,6 +12,7 @@ from planewise.commands import console
 from planewise.commands.options import JsonOption
 
 if TYPE_CHECKING:
+    from planewise.advise.calibration import Held
     from planewise.advise.throughput import ThroughputRow
 
 
@@ -32,6 +33,14 @@ def calibrate(
         ),
     ] = "xl710-documents",
     name: Annotated[str | None, typer.Option("--name", help="Name of the new profile.")] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            help="Another run, or CSV: predict each of its chains, and say how far off that is.",
+            metavar="RUN|FILE",
+        ),
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a table of every row beside its prediction.")
     ] = False,
@@ -45,7 +54,13 @@ def calibrate(
     Link, line rate and rings stay those of the starting profile, and so does what only a plane that
     was not measured would show.
     """
-    from planewise.advise.calibration import calibrate_rows, table
+    from planewise.advise.calibration import (
+        calibrate_rows,
+        held_lines,
+        held_table,
+        hold_against,
+        table,
+    )
     from planewise.advise.profiles import find_profile
     from planewise.advise.toml_text import toml_text
     from planewise.store.files import write_file
@@ -61,6 +76,12 @@ def calibrate(
         name=name,
         emulated=bool(emulated),
     )
+    held: Sequence[Held] = ()
+    if against is not None:
+        other, notes, other_emulated = _rows(against)
+        for words in (*notes, *((f"emulated: {other_emulated}",) if other_emulated else ())):
+            console.err().print(f"{against}: {words}", markup=False, style="yellow")
+        held = hold_against(calibrated, other)
     if out is not None:
         write_file(out, toml_text(calibrated.profile).encode())
     if json_:
@@ -73,6 +94,7 @@ def calibrate(
                     for part in calibrated.left_out
                 ],
                 "left_out": left_out,
+                "against": [one.as_json() for one in held],
             }
         )
         return
@@ -87,6 +109,10 @@ def calibrate(
         print(words)
     if emulated:
         print(f"emulated: {emulated}; `planewise advise` will give no figures from this profile")
+    for words in held_lines(held):
+        print(f"{against}: {words}")
+    if held:
+        print(held_table(held))
     if markdown:
         print(table(calibrated))
     if out is None:

@@ -233,8 +233,7 @@ def carried(between: Between, frames: FrameAccount | None) -> tuple[ChainLimit, 
 
     A device on the switch always has more, so that it bounds by being slow alone (`limit_of`).
     """
-    last = between.last
-    if last.kernel_s is None and last.uplink is None and not last.host:
+    if _by_device(between):
         return None
     offered, lost = between.offered, between.offered - between.delivered
     if frames is not None and frames.sent:
@@ -246,6 +245,11 @@ def carried(between: Between, frames: FrameAccount | None) -> tuple[ChainLimit, 
         f"{percent_text(max(0, lost) / max(1, offered))} of the packets were lost: "
         "the generator offered no more than is carried",
     )
+
+
+def _by_device(between: Between) -> bool:
+    """Whether the generator is a device on a switch that polls."""
+    return between.last.polling is not None and between.last.uplink is None
 
 
 def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
@@ -291,8 +295,15 @@ def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
             f"{percent_text(missing)} of what was sent from VF to VF did not arrive, and no "
             "function's core was busy",
         )
-    if not slow and between.offered and between.last.uplink is None:
+    if not slow and between.offered and _by_device(between):
         return "generator", "neither the switch nor a function was busy, and nothing was lost"
+    if between.last.machines and between.last.polling is None:
+        names = _names([one.name for one in between.totals()])
+        return (
+            "VNF core",
+            f"the virtual machines of {names} poll, and had their cores with QEMU, which hands "
+            "them each frame, alone; packets were lost before them",
+        )
     return "unknown", "no core was busy, yet packets found rings full"
 
 

@@ -35,6 +35,7 @@ from planewise.store.models import (
 from planewise.testbed.chains import describe, hugepages
 from planewise.testbed.chains.dpdk import Driver, memory_bytes
 from planewise.testbed.chains.ends import MTU_BYTES, PLACES
+from planewise.testbed.chains.functions import GUEST_PROGRAMS
 from planewise.testbed.chains.functions import PROGRAM as TESTPMD
 from planewise.testbed.chains.generator import generator_pps
 from planewise.testbed.chains.machines import FunctionMachines
@@ -54,6 +55,7 @@ from planewise.testbed.machine import Resources, survey
 from planewise.testbed.model import HOSTS, HostRole
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.steering import may_steer
+from planewise.testbed.vms.domain import VmOptions
 from planewise.testbed.vms.guests import LAB_BOOT_LIMIT_S
 from planewise.testbed.vms.platform import VmPlatform, machine_name, platform_of, vm_mib
 from planewise.testbed.vms.resources import (
@@ -102,7 +104,7 @@ class ChainStage:
         self._uplink = None if chain is None else chain.uplink
         self._tcp = design.tcp is not None
         self._options = options_of(design)
-        self._with_vms = False
+        self._platforms: dict[tuple[str, ...], VmPlatform] = {}
         self._here = LocalHost("this machine")
         self._pair = pair
         self._resources: dict[HostRole, Resources] = {}
@@ -115,9 +117,21 @@ class ChainStage:
     def _functions_host(self) -> Host:
         return self._here if self._pair is None else self._pair.machines[FUNCTIONS].host
 
-    @cached_property
-    def _platform(self) -> VmPlatform:
-        return platform_of(self._functions_host)
+    def _platform(self, options: VmOptions) -> VmPlatform:
+        """What the functions' host lends to virtual machines with these options' programs."""
+        if options.programs not in self._platforms:
+            made = platform_of(self._functions_host, options.programs)
+            self._platforms[options.programs] = made
+        return self._platforms[options.programs]
+
+    def _options_of(self, chain: Chain) -> VmOptions:
+        """Those of virtual machines that are functions."""
+        polls = chain.forwards == "testpmd"
+        return replace(
+            self._options,
+            shared_memory=chain.plane == "vhost-user",
+            programs=GUEST_PROGRAMS if polls else (),
+        )
 
     @cached_property
     def _cpus(self) -> Sequence[int]:
@@ -127,9 +141,7 @@ class ChainStage:
 
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
-        lacking = {cell: reason for cell in cells if (reason := self._unavailable_reason(cell))}
-        self._with_vms |= any(cell.guest == "vm" and cell not in lacking for cell in cells)
-        return lacking
+        return {cell: reason for cell in cells if (reason := self._unavailable_reason(cell))}
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
         """Chains are measured at overload: there is no ladder to be bounded."""
@@ -137,7 +149,8 @@ class ChainStage:
 
     def facts(self) -> StageFacts:
         """Whether the functions' CPUs are emulated."""
-        return StageFacts(self._platform.emulated if self._with_vms else "")
+        lent = dict.fromkeys(ours.emulated for ours in self._platforms.values())
+        return StageFacts("; ".join(filter(None, lent)))
 
     def builds(self, cells: Sequence[Cell], nic: str = "") -> dict[str, Build]:
         """By plane, what makes its longest chain among `cells`, which can all be built; on two
@@ -185,7 +198,7 @@ class ChainStage:
                 "the generator on a switch without an uplink cannot be paced: give `chain.uplink` "
                 "a driver, or leave `offered_pps` out"
             )
-        if chain.kind == "vm":
+        if chain.forwards == "kernel":
             return "functions that route want IP from outside: give `chain.uplink` a driver"
         return ""
 
@@ -210,9 +223,12 @@ class ChainStage:
             return no_iommu(self._memory.place)
         if chain.kind != "vm":
             return ""
-        _ = self._platform
+        options = self._options_of(chain)
         free = free_mib(host) if self._pair is None else self._memory.free_mib
-        return memory_shortage(chain.vnfs, vm_mib(self._options), place, free)
+        if reason := memory_shortage(chain.vnfs, vm_mib(options), place, free):
+            return reason
+        _ = self._platform(options)
+        return ""
 
     @cached_property
     def _memory(self) -> VmResources:
@@ -265,14 +281,14 @@ class ChainStage:
                 self._end_machines()
 
     def _machines_on(self, hosts: ChainHosts, chain: Chain) -> FunctionMachines:
-        """The host's virtual machines for chains on a plane; those for another one end."""
-        if self._machines is None or self._machines.plane != chain.plane:
+        """The host's virtual machines for such a chain; those for another kind of one end."""
+        options, there = self._options_of(chain), self._machines
+        if there is None or (there.plane, there.guests.options) != (chain.plane, options):
             self._end_machines()
-            options = replace(self._options, shared_memory=chain.plane == "vhost-user")
-            here = hosts.states[FUNCTIONS]
-            made = FunctionMachines(here, chain.plane, self._platform, options)
-            self._machines = made.__enter__()
-        return self._machines
+            here, platform = hosts.states[FUNCTIONS], self._platform(options)
+            there = FunctionMachines(here, chain.plane, platform, options).__enter__()
+            self._machines = there
+        return there
 
     def _end_machines(self) -> None:
         machines, self._machines = self._machines, None
@@ -313,7 +329,7 @@ _TWO_HOSTS = (
 def _missing(chain: Chain, host: Host) -> str:
     """Programs that a host lacks for a chain, as the beginning of a sentence; empty: none."""
     wanted = {"Open vSwitch with DPDK": OVS} if chain.plane == "vhost-user" else {}
-    if chain.forwards == "testpmd":
+    if chain.forwards == "testpmd" and chain.kind != "vm":
         wanted["dpdk-testpmd"] = TESTPMD
     look = 'command -v "$1"'
     missing = [

@@ -9,7 +9,7 @@ from itertools import cycle
 from planewise.testbed.chains import bridge, ends
 from planewise.testbed.chains.dpdk import SWITCH_BYTES, Driver, memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends, mac_of, netns
-from planewise.testbed.chains.functions import vf_command, vhost_command
+from planewise.testbed.chains.functions import guest_command, vf_command, vhost_command
 from planewise.testbed.chains.guests import peers, ways
 from planewise.testbed.chains.model import SWITCH, Chain, Placement
 from planewise.testbed.chains.routing import new_function, router_settings, routing
@@ -103,6 +103,14 @@ def _connected(
     """What starts now, and what each function is told of its way."""
     if chain.kind == "vm":
         told = ways(chain, macs, there)
+        if chain.forwards == "testpmd":
+            told = {
+                number: (
+                    "unbind the NIC from its kernel's driver, bind it to uio_pci_generic",
+                    shlex.join(guest_command(f"<address of vnf{number}'s NIC>", 0, peer, "vnf")),
+                )
+                for number, peer in peers(chain, macs, there.macs[1]).items()
+            }
         return [
             line
             for number in macs

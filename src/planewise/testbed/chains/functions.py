@@ -1,7 +1,7 @@
 """A dpdk-testpmd process: a network function, or a generator. Knows no switch and no chain.
 
 It is talked to over its prompt: commands go into a pipe, answers come into a file, on whatever host
-it runs. It dies with planewise.
+or in whatever virtual machine it runs. It dies with planewise.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from dataclasses import dataclass
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.testbed.chains.switch import SETUP_REMEDY
 from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
+from planewise.testbed.model import GUEST_INTERFACE
 
 PROGRAM = "dpdk-testpmd"
+GUEST_PROGRAMS = (PROGRAM, "nice", "stdbuf")
+"""What a virtual machine is given so that it can be a function."""
 MEMORY_BYTES = 64 << 20
+_GUEST_PAGES = 16
+"""Huge pages of 2 MiB that a virtual machine has for it."""
 RING = 1024
 """Packets that a ring between switch and function holds."""
 _BUFFERS = 8192
@@ -49,14 +54,21 @@ class PortStats:
     """With or without FCS, as the driver counts."""
 
 
-def command(device: Sequence[str], cpu: int, peer: str, prefix: str, buffers: int) -> list[str]:
+def command(
+    device: Sequence[str],
+    cpu: int,
+    peer: str,
+    prefix: str,
+    buffers: int,
+    memory_mib: int = MEMORY_BYTES >> 20,
+) -> list[str]:
     """The command line of a function on one device, whose frames go to `peer`. Pure.
 
     testpmd wants two logical cores, one for its prompt: both are the same CPU here.
     """
     return [
         *(PROGRAM, "--lcores", f"0@{cpu},1@{cpu}", "--in-memory", "--no-telemetry"),
-        *("--file-prefix", prefix, "-m", str(MEMORY_BYTES >> 20), *device),
+        *("--file-prefix", prefix, "-m", str(memory_mib), *device),
         *("--", "--interactive", "--no-mlockall", "--forward-mode=mac"),
         *(f"--eth-peer=0,{peer}", f"--total-num-mbufs={buffers}", "--record-core-cycles"),
     ]
@@ -75,6 +87,34 @@ def vf_command(address: str, cpu: int, peer: str, prefix: str) -> list[str]:
     return command(("-a", address), cpu, peer, prefix, _VF_BUFFERS)
 
 
+GUEST_DIRECTORY = "/tmp"
+"""Where a virtual machine has its pipe and its file."""
+GUEST_SCRIPT = f"""
+set -e
+pages={_GUEST_PAGES}
+device=$(readlink -f /sys/class/net/{GUEST_INTERFACE}/device)
+# That of virtio is on a bus of its own, below the PCI function.
+[ -e $device/resource ] || device=${{device%/*}}
+address=${{device##*/}}
+ip link set {GUEST_INTERFACE} down
+echo uio_pci_generic >$device/driver_override
+echo $address >$device/driver/unbind
+echo $address >/sys/bus/pci/drivers_probe
+[ -e $device/uio ] || {{ echo "uio_pci_generic does not take $address" >&2; exit 1; }}
+chmod go-w / # DPDK loads no library from below what everybody may write to
+echo $pages >/proc/sys/vm/nr_hugepages
+[ $(cat /proc/sys/vm/nr_hugepages) -eq $pages ] || {{
+    echo "its memory has no $pages huge pages in one piece each" >&2; exit 1; }}
+echo $address
+"""
+"""Has a virtual machine's NIC taken from its kernel, which says its PCI address then."""
+
+
+def guest_command(address: str, cpu: int, peer: str, prefix: str) -> list[str]:
+    """The command line of a function in a virtual machine, on its NIC. Pure."""
+    return command(("-a", address), cpu, peer, prefix, _VF_BUFFERS, 2 * _GUEST_PAGES)
+
+
 class Function:
     """A testpmd that has been started; `await_prompt` says when it is there."""
 
@@ -85,13 +125,23 @@ class Function:
         name: str,
         command: Sequence[str],
         netns: str | None = None,
+        guest: str | None = None,
     ) -> None:
-        """`netns` is the namespace of the container that it is in, where it is in one."""
+        """
+        Args:
+            host: where it runs.
+            directory: for its pipe and its file.
+            name: as sentences call it.
+            command: that starts it.
+            netns: the namespace of the container that it is in, where it is in one.
+            guest: the virtual machine that it is in, with its pipe and its file.
+        """
         self.name = name
         self._host = host
+        self._guest = guest
         self._pipe = f"{directory}/{name}.in"
         self._file = f"{directory}/{name}.out"
-        made = host.run(["sh", "-c", _MAKE, "sh", PROGRAM, self._pipe, self._file])
+        made = host.run(["sh", "-c", _MAKE, "sh", PROGRAM, self._pipe, self._file], netns=guest)
         if made.exit_code:
             raise UnsupportedError(
                 f"{PROGRAM} is not installed on {host.place}", remedy=SETUP_REMEDY
@@ -102,7 +152,7 @@ class Function:
                 *("env", f"RUNTIME_DIRECTORY={directory}", "stdbuf", "-oL"),
                 *command,
             ],
-            netns=netns,
+            netns=netns or guest,
         )
 
     @property
@@ -147,11 +197,12 @@ class Function:
     def _write(self, text: str) -> None:
         if not self.alive:
             raise self._ended_error()
-        self._host.run(["sh", "-c", _SAY, "sh", self._pipe], stdin=text.encode()).check()
+        argv = ["sh", "-c", _SAY, "sh", self._pipe]
+        self._host.run(argv, netns=self._guest, stdin=text.encode()).check()
 
     def _text(self) -> str:
         with suppress(PlanewiseError):
-            return self._host.read_text(self._file)
+            return self._host.read_text(self._file, netns=self._guest)
         return ""
 
     def _await(self, start: int, limit_s: float) -> str:

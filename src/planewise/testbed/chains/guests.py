@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from planewise.errors import PlanewiseError
 from planewise.testbed.chains.bridge import port_of
 from planewise.testbed.chains.dpdk import DpdkSwitch
 from planewise.testbed.chains.ends import Ends, mac_of
-from planewise.testbed.chains.functions import Function, PortStats, vf_command, vhost_command
+from planewise.testbed.chains.functions import (
+    GUEST_DIRECTORY,
+    GUEST_SCRIPT,
+    Function,
+    PortStats,
+    guest_command,
+    vf_command,
+    vhost_command,
+)
 from planewise.testbed.chains.machines import FunctionMachines, function_guest, router_script
 from planewise.testbed.chains.model import FCS_BYTES, Chain
 from planewise.testbed.chains.parts import ChainParts, move_vfs
@@ -31,6 +40,7 @@ from planewise.testbed.vfs import ListedVf
 from planewise.testbed.vms.domain import AnyNic, VhostUserNic
 from planewise.testbed.vms.guests import nic_of
 
+_LOWEST = ("nice", "-n", "19")
 _WRAPPED = 1 << 31
 """A VF's counters have 32 bits; one that rose by more than half of that has not counted."""
 
@@ -141,25 +151,13 @@ class Machines(Functions):
 
     def make(self) -> dict[int, str]:
         """See `Functions.make`."""
-        numbers = self.parts.numbers
         self.parts.opened.callback(self._machines.rest)
-        if self.parts.chain.on_vfs:
-            return self._machines.take(numbers)
-        return {number: mac_of(number) for number in numbers}
+        return _macs_of(self.parts, self._machines)
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
         """See `Functions.connect`."""
-        self._machines.stand(macs, self._nic)
+        _stand(self.parts, self._machines, self._switch, macs)
         self._machines.tell(ways(self.parts.chain, macs, ends))
-        self._machines.pin({number: self.parts.cpu(number) for number in macs})
-
-    def _nic(self, guest: Guest) -> AnyNic:
-        if self.parts.chain.on_vfs:
-            return self._machines.passthrough(guest)
-        if self._switch is not None:
-            return VhostUserNic(guest.mac, self._switch.socket(guest.name))
-        port = port_of(self.parts.here.token, guest.index)
-        return nic_of("virtio", guest, port, self._machines.guests)
 
     @property
     def pids(self) -> Mapping[int, int]:
@@ -169,6 +167,32 @@ class Machines(Functions):
     def read(self, seen: Look) -> dict[int, Sent]:
         """See `Functions.read`."""
         return self._machines.read()
+
+
+def _macs_of(parts: ChainParts, machines: FunctionMachines) -> dict[int, str]:
+    """MACs of virtual machines, by number; each that is to have a VF has it then."""
+    if parts.chain.on_vfs:
+        return machines.take(parts.numbers)
+    return {number: mac_of(number) for number in parts.numbers}
+
+
+def _stand(
+    parts: ChainParts,
+    machines: FunctionMachines,
+    switch: DpdkSwitch | None,
+    macs: Mapping[int, str],
+) -> None:
+    """Has virtual machines run, each with its NIC and on its CPU."""
+
+    def nic(guest: Guest) -> AnyNic:
+        if parts.chain.on_vfs:
+            return machines.passthrough(guest)
+        if switch is not None:
+            return VhostUserNic(guest.mac, switch.socket(guest.name))
+        return nic_of("virtio", guest, port_of(parts.here.token, guest.index), machines.guests)
+
+    machines.stand(macs, nic)
+    machines.pin({number: parts.cpu(number) for number in macs})
 
 
 def ways(chain: Chain, macs: Mapping[int, str], ends: Ends) -> dict[int, tuple[str, ...]]:
@@ -211,28 +235,33 @@ class Pollers(Functions):
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
         """See `Functions.connect`: each sends all to its peer's MAC."""
-        host: Host = self.parts.here.host
-        if self._contained:
-            there = {one.guest.netns: one.container for one in self._contained if one.container}
-            host = JoiningHost(host, there)
-        # On a host with one CPU what polls would leave none to those who ask.
-        alone = host.run(["nproc"]).check().stdout.strip() == "1"
         for number, peer in peers(self.parts.chain, macs, ends.macs[1]).items():
-            argv = [*(("nice", "-n", "19") if alone else ()), *self._command(number, peer)]
-            inside = self.parts.netns(number) if self._contained else None
-            function = Function(host, self.parts.directory, f"vnf{number}", argv, inside)
-            self.parts.opened.callback(function.close)
-            self._functions[number] = function
+            self._functions[number] = self._start(number, peer)
         for function in self._functions.values():
             function.await_prompt()
             function.say("start")
 
-    def _command(self, number: int, peer: str) -> list[str]:
-        name, cpu = f"vnf{number}", self.parts.cpu(number)
-        prefix = f"{self.parts.here.token}{name}"
+    def _start(self, number: int, peer: str) -> Function:
+        parts, name = self.parts, f"vnf{number}"
+        cpu, prefix = parts.cpu(number), f"{parts.here.token}{name}"
         if self.switch is not None:
-            return vhost_command(self.switch.socket(name), cpu, peer, prefix)
-        return vf_command(self._vfs[number].address, cpu, peer, prefix)
+            argv = vhost_command(self.switch.socket(name), cpu, peer, prefix)
+        else:
+            argv = vf_command(self._vfs[number].address, cpu, peer, prefix)
+        if self._alone:
+            argv = [*_LOWEST, *argv]
+        host, inside = parts.here.host, None
+        if self._contained:
+            there = {one.guest.netns: one.container for one in self._contained if one.container}
+            host, inside = JoiningHost(host, there), parts.netns(number)
+        function = Function(host, parts.directory, name, argv, inside)
+        parts.opened.callback(function.close)
+        return function
+
+    @cached_property
+    def _alone(self) -> bool:
+        """Whether all that polls would be left to share one CPU with those who ask it."""
+        return self.parts.here.host.run(["nproc"]).check().stdout.strip() == "1"
 
     @property
     def pids(self) -> Mapping[int, int]:
@@ -264,8 +293,12 @@ class Pollers(Functions):
         self.check()
         return {number: self._read(number) for number in self._functions}
 
+    def _vf(self, number: int) -> ListedVf | None:
+        """The VF of a function that has one."""
+        return self._vfs.get(number)
+
     def _read(self, number: int) -> Sent:
-        function, vf = self._functions[number], self._vfs.get(number)
+        function, vf = self._functions[number], self._vf(number)
         began_s = now_s()
         seen = function.port_stats()
         before = self._last.get(number, seen)
@@ -285,6 +318,58 @@ class Pollers(Functions):
         fcs_bytes = FCS_BYTES if vf is not None and vf.driver == "igbvf" else 0
         size = seen.tx_bytes - seen.tx_packets * fcs_bytes
         return Sent(seen.tx_packets, size, seen.rx_missed, seen.rx_packets, at_s)
+
+
+class PollingMachines(Pollers):
+    """Virtual machines, in each of which dpdk-testpmd has the NIC for itself.
+
+    They end with their chain, and with them what polls in them.
+    """
+
+    def __init__(
+        self, parts: ChainParts, machines: FunctionMachines, switch: DpdkSwitch | None
+    ) -> None:
+        super().__init__(parts, switch)
+        self._machines = machines
+        self._addresses: Mapping[int, str] = {}
+
+    def make(self) -> dict[int, str]:
+        """See `Functions.make`."""
+        # Their kernels have no NIC any more that another chain could be told of.
+        self.parts.opened.callback(self._machines.rest, keep=False)
+        return _macs_of(self.parts, self._machines)
+
+    def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
+        """See `Functions.connect`."""
+        _stand(self.parts, self._machines, self.switch, macs)
+        script = GUEST_SCRIPT.splitlines()
+        self._addresses = self._machines.tell(dict.fromkeys(macs, script))
+        super().connect(macs, ends)
+
+    def _start(self, number: int, peer: str) -> Function:
+        guests, name = self._machines.guests, f"vnf{number}"
+        # With a single CPU what polls would leave none to the agent.
+        last, lowest = guests.options.vcpus - 1, _LOWEST if guests.options.vcpus == 1 else ()
+        argv = [*lowest, *guest_command(self._addresses[number], last, peer, name)]
+        inside = self.parts.netns(number)
+        return Function(guests.host, GUEST_DIRECTORY, name, argv, guest=inside)
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """See `Functions.pids`: those of QEMU."""
+        return {number: self._machines.pids[number] for number in self.parts.numbers}
+
+    def _vf(self, number: int) -> ListedVf | None:
+        return self._machines.vf(number)
+
+    def check(self) -> None:
+        """See `Functions.check`.
+
+        Raises:
+            GuestGoneError: a virtual machine ended.
+        """
+        self._machines.check()
+        super().check()
 
 
 def peers(chain: Chain, macs: Mapping[int, str], end: str) -> dict[int, str]:

@@ -162,6 +162,10 @@ class FunctionMachines:
                 pool.hand_over(vf)
         return {number: self._held[number].config.mac for number in numbers}
 
+    def vf(self, number: int) -> ListedVf | None:
+        """The VF that a function holds, where it holds one."""
+        return self._held.get(number)
+
     def passthrough(self, guest: Guest) -> Passthrough:
         """The NIC of a function that holds a VF."""
         return Passthrough(self._held[guest.index].address)
@@ -181,12 +185,15 @@ class FunctionMachines:
         self.start([(guest, nic(guest)) for guest in missing], MTU_BYTES)
         self.wake(tuple(macs))
 
-    def rest(self) -> None:
-        """Lets those sleep that hold a VF, and ends the others, whose NIC goes with the chain."""
+    def rest(self, *, keep: bool = True) -> None:
+        """Lets those sleep that hold a VF, and ends the others, whose NIC goes with the chain.
+
+        Without `keep` all of them end.
+        """
         self._awake = ()
         for number, guest in list(self._there.items()):
             with suppress(PlanewiseError):
-                if number in self._held:
+                if keep and number in self._held:
                     self.guests.set_awake(guest, False)
                 else:
                     self._forget(number)
@@ -227,15 +234,15 @@ class FunctionMachines:
             self.guests.set_awake(guest, number in numbers)
         self._awake = tuple(numbers)
 
-    def tell(self, lines: Mapping[int, Sequence[str]]) -> None:
-        """Has each function perform its lines of shell; by number.
+    def tell(self, lines: Mapping[int, Sequence[str]]) -> dict[int, str]:
+        """Has each function perform its lines of shell; what it printed. Both by number.
 
         Raises:
             PlanewiseError: a line failed.
         """
-        _each(tuple(lines), lambda number: self._run(number, lines[number]))
+        return _each(tuple(lines), lambda number: self._run(number, lines[number]))
 
-    def _run(self, number: int, lines: Sequence[str]) -> None:
+    def _run(self, number: int, lines: Sequence[str]) -> str:
         text = "set -e\n" + "\n".join(lines) + "\n"
         guest = self._there[number]
         done = self.guests.host.run(
@@ -243,7 +250,8 @@ class FunctionMachines:
         )
         if done.exit_code:
             words = done.stderr.strip().splitlines() or ["it printed nothing"]
-            raise PlanewiseError(f"{guest.name} cannot be made a router: {words[-1]}")
+            raise PlanewiseError(f"{guest.name} cannot forward: {words[-1]}")
+        return done.stdout.strip()
 
     def pin(self, cpus: Mapping[int, int]) -> None:
         """Each function, by number, with all that its host does for it, gets a CPU of its host.
@@ -261,6 +269,14 @@ class FunctionMachines:
         """By number, the process on the host that is a function."""
         return dict(sorted(self._pids.items()))
 
+    def check(self) -> None:
+        """Does nothing while all that are awake live.
+
+        Raises:
+            GuestGoneError: one ended.
+        """
+        self.guests.check(self._there[number] for number in self._awake)
+
     def read(self) -> dict[int, Sent]:
         """What the functions that are awake have counted, by number; each with its time.
 
@@ -268,7 +284,7 @@ class FunctionMachines:
             GuestGoneError: one ended.
             PlanewiseError: one does not answer.
         """
-        self.guests.check(self._there[number] for number in self._awake)
+        self.check()
         return _each(self._awake, self._read)
 
     def _read(self, number: int) -> Sent:

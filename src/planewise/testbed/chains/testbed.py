@@ -21,7 +21,7 @@ from planewise.testbed.chains import account, bridge, ends, hugepages
 from planewise.testbed.chains.dpdk import DpdkSwitch, Driver, memory_bytes
 from planewise.testbed.chains.ends import CABLES, MTU_BYTES, PLACES, Ends
 from planewise.testbed.chains.generator import ChainGenerator
-from planewise.testbed.chains.guests import Functions, Machines, Pollers, Routers
+from planewise.testbed.chains.guests import Functions, Machines, Pollers, PollingMachines, Routers
 from planewise.testbed.chains.machines import FunctionMachines, function_guest
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, FrameSize, Placement
 from planewise.testbed.chains.parts import ChainParts, move_vfs
@@ -125,7 +125,8 @@ class ChainTestbed:
         self._fed = self._switch is None or uplink is not None
         self._machines = machines
         if machines is not None:
-            self._functions: Functions = Machines(self._parts, machines, self._switch)
+            made = PollingMachines if chain.forwards == "testpmd" else Machines
+            self._functions: Functions = made(self._parts, machines, self._switch)
         elif chain.forwards == "testpmd":
             self._functions = Pollers(self._parts, self._switch)
         else:

@@ -19,7 +19,7 @@ class VhostUserPlane(Plane):
     functions: ClassVar = {
         "process": ("testpmd",),
         "container": ("testpmd",),
-        "vm": ("kernel",),
+        "vm": ("kernel", "testpmd"),
     }
     rank = 75
     chains_only = "its switch polls on cores of its own, as functions of a chain have them"

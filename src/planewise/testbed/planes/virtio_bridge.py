@@ -12,7 +12,7 @@ class VirtioBridgePlane(TapPlane):
 
     name = "virtio-bridge"
     description = "a paravirtual NIC (virtio) of a virtual machine, on a bridge"
-    functions: ClassVar = {"vm": ("kernel",)}
+    functions: ClassVar = {"vm": ("kernel", "testpmd")}
     rank = 71
     model = "virtio"
 

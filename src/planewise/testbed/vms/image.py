@@ -38,9 +38,9 @@ PVH_MIB, BZIMAGE_MIB = 80, 112
 Debian's kernel ends 66 MiB above zero when it is loaded as it is, and unpacks itself within 74.
 """
 
-_PROGRAM_MIB = {"iperf3": 24, "redis-server": 64}
+_PROGRAM_MIB = {"iperf3": 24, "redis-server": 64, "dpdk-testpmd": 96, "nice": 0, "stdbuf": 0}
 """Memory that a guest needs more for a program with its libraries, which are in memory twice while
-it boots."""
+it boots; for testpmd with the huge pages of its buffers."""
 
 
 def programs_mib(programs: Iterable[str]) -> int:
@@ -50,6 +50,8 @@ def programs_mib(programs: Iterable[str]) -> int:
 
 MODULES = ("virtio_pci", "virtio_console", "virtio_net", "e1000", "igbvf")
 """What the guests' devices need; what is built into a kernel is not among its modules."""
+_MODULES_OF = {"dpdk-testpmd": ("uio_pci_generic",)}
+"""What a program of a guest needs of its kernel beside that."""
 
 # nr_cpus is added by the domain. percpu_alloc, nohugevmalloc and kfence save 6 MiB of the guest's
 # memory. cryptomgr and initcall_blacklist (random numbers from timing, for ciphers that nobody
@@ -118,7 +120,8 @@ def prepare(probe: Path, programs: Sequence[str] = ()) -> GuestImage:
     `programs` of this machine are in it with the libraries that they need.
 
     Raises:
-        UnsupportedError: there is no kernel, busybox or program, or pw-probe is not static.
+        UnsupportedError: there is no kernel, busybox or program, or pw-probe is not static, or the
+            kernel lacks a module for a program.
         StorageError: no room in the cache.
     """
     cache = packages.cache_directory()
@@ -132,19 +135,41 @@ def prepare(probe: Path, programs: Sequence[str] = ()) -> GuestImage:
         )
     image = _uncompressed(kernel_found, cache)
     further = program_entries(programs)
-    initrd = cache / _name(kernel_found, program, busybox, further)
+    modules = _modules(kernel_found, programs)
+    initrd = cache / _name(kernel_found, program, busybox, further, modules)
     if initrd.exists():
         with suppress(OSError):  # it may be another user's
             os.utime(initrd)
     else:
         _forget_old(cache)
-        _write(
-            initrd, gzip.compress(initramfs(kernel_found, busybox, program, further), 6, mtime=0)
-        )
+        archive = initramfs(kernel_found, busybox, program, further, modules)
+        _write(initrd, gzip.compress(archive, 6, mtime=0))
     more_mib = programs_mib(programs)
     if image is None:
         return GuestImage(kernel_found.image, initrd, kernel_found.version, BZIMAGE_MIB + more_mib)
     return GuestImage(image, initrd, kernel_found.version, PVH_MIB + more_mib)
+
+
+def _modules(kernel_found: Kernel, programs: Sequence[str]) -> tuple[str, ...]:
+    """What guests with these programs load.
+
+    Raises:
+        UnsupportedError: the kernel has not what a program needs.
+    """
+    files = ("modules.dep", "modules.builtin")
+    modules: tuple[str, ...] = MODULES
+    for program, needed in _MODULES_OF.items():
+        if program not in programs:
+            continue
+        there = [(kernel_found.modules / file).read_text() for file in files]
+        if lacking := kernel.missing(needed, *there):
+            raise UnsupportedError(
+                f"the guests' kernel {kernel_found.version} has no module {', '.join(lacking)}, "
+                f"which {program} needs in a virtual machine",
+                remedy="install Debian's linux-image-amd64, or functions whose kernel routes",
+            )
+        modules += needed
+    return modules
 
 
 def _forget_old(cache: Path) -> None:
@@ -156,9 +181,13 @@ def _forget_old(cache: Path) -> None:
 
 
 def initramfs(
-    found: Kernel, busybox: Path, probe: bytes, further: Sequence[cpio.Entry] = ()
+    found: Kernel,
+    busybox: Path,
+    probe: bytes,
+    further: Sequence[cpio.Entry] = (),
+    modules: Sequence[str] = MODULES,
 ) -> bytes:
-    """The archive of all guests with this kernel.
+    """The archive of all guests with this kernel, `further` files and `modules`.
 
     Raises:
         PlanewiseError: a module cannot be read.
@@ -169,7 +198,7 @@ def initramfs(
             *(cpio.directory(name) for name in ("proc", "sys", "tmp")),
             cpio.file(PROBE.lstrip("/"), probe, 0o755),
             cpio.file("init", _filled().encode(), 0o755),
-            *module_entries(found, MODULES),
+            *module_entries(found, modules),
             *further,
         ]
     )
@@ -179,12 +208,18 @@ def _filled() -> str:
     return _INIT.replace("FAILED_MARK", FAILED).replace("AGENT_PORT", AGENT_PORT)
 
 
-def _name(found: Kernel, probe: bytes, busybox: Path, further: Sequence[cpio.Entry]) -> str:
+def _name(
+    found: Kernel,
+    probe: bytes,
+    busybox: Path,
+    further: Sequence[cpio.Entry],
+    modules: Sequence[str],
+) -> str:
     """A file name that changes whenever the archive would."""
     digest = hashlib.sha256(probe)
     for entry in further:
         digest.update(f"{entry.path}\n".encode() + entry.content)
-    digest.update(f"{_filled()}{MODULES}{found.modules}{busybox.stat().st_mtime_ns}".encode())
+    digest.update(f"{_filled()}{modules}{found.modules}{busybox.stat().st_mtime_ns}".encode())
     return f"guest-{found.version}-{digest.hexdigest()[:12]}.initrd"
 
 
