@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,10 @@ from planewise.measure.chains.stage import unavailable_here
 from planewise.store.models import ChainResult, TrialRecord
 from planewise.store.rundir import RunReader
 from planewise.testbed import netns
-from planewise.testbed.chains import hugepages
+from planewise.testbed.chains import dpdk, hugepages
 from planewise.testbed.chains.dpdk import memory_bytes
 from planewise.testbed.chains.ends import Ends
+from planewise.testbed.chains.functions import MEMORY_BYTES, Function, vf_command
 from planewise.testbed.chains.guests import Pollers
 from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, place
 from planewise.testbed.chains.testbed import stand_here
@@ -146,16 +148,20 @@ def test_a_vhost_user_chain_goes_from_a_design_to_the_report_and_leaves_nothing(
     assert not [line for line in mine() if str(tmp_path) in line]
 
 
-def mine() -> list[str]:
-    """Command lines of all processes."""
-    found = []
+def commands() -> dict[int, str]:
+    """Command lines of all processes, by id."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except (OSError, UnicodeDecodeError):
-                continue
+            with suppress(OSError, UnicodeDecodeError):
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(entry.name)] = line
     return found
+
+
+def mine() -> list[str]:
+    """Command lines of all processes."""
+    return list(commands().values())
 
 
 def test_a_killed_chain_dies_at_once_and_clean_gives_its_huge_pages_back(tmp_path: Path) -> None:
@@ -218,10 +224,51 @@ def short() -> Iterator[Path]:
         yield Path(made)
 
 
-@pytest.mark.skipif(
+KILLS = pytest.mark.skipif(
     not os.environ.get("PLANEWISE_CHAIN_KILLS"),
     reason="takes minutes: PLANEWISE_CHAIN_KILLS=10 kills so many runs at random moments",
 )
+
+
+@KILLS
+def test_a_function_that_dies_in_a_trial_fails_that_trial_and_all_others_are_kept(
+    tmp_path: Path, short: Path
+) -> None:
+    needs("vhost-user")
+    path = design(
+        tmp_path / "chains.yaml",
+        "path: [north-south, east-west], vnfs: 2, size_bytes: 64",
+        "functions: [{forwarder: testpmd, plane: vhost-user}]\n"
+        "chain: {duration_s: 4, warmup_s: 0, uplink: af_packet, offered_pps: 1000}",
+    )
+    out = tmp_path / "run"
+    with subprocess.Popen(
+        [sys.executable, "-m", "planewise", "run", str(path), "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(short)},
+    ) as process:
+        await_(
+            lambda: bool(RunReader(out).kpis()) if (out / "run.json").exists() else False, "none"
+        )
+        (first,) = {one.trial for one in RunReader(out).kpis()}
+        functions = [
+            pid
+            for pid, line in commands().items()
+            if line.startswith("dpdk-testpmd") and str(short) in line
+        ]
+        os.kill(min(functions), signal.SIGKILL)
+        process.wait(LIMIT_S)
+    trials = {one.trial: one for one in RunReader(out).trials()}
+    assert len(trials) == 2
+    assert re.search(r"vnf[12].* ended while it was measured", trials.pop(first).reason or "")
+    (other,) = trials.values()
+    assert other.status == "done", other.reason
+    check(other)
+    assert not list(short.iterdir())
+
+
+@KILLS
 @pytest.mark.timeout(3000)
 def test_runs_that_are_killed_at_random_moments_leave_nothing_that_clean_does_not_remove(
     tmp_path: Path, short: Path
@@ -319,6 +366,41 @@ def test_the_switch_has_its_buffers_before_a_function_connects(
         assert testbed.read(whole=False).vnfs
     pools = {re.findall(r"^mempool <(\S+)>", one, re.MULTILINE)[0] for one in seen}
     assert len(pools) == 1, seen
+
+
+def test_functions_that_never_connect_are_given_up_and_nothing_of_the_chain_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs("vhost-user")
+    monkeypatch.setattr(dpdk, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(Pollers, "connect", lambda *_: None)
+    before, namespaces, pages = notes(), set(netns.names()), hugepages.HugePagePool().pages
+    chain = Chain("vhost-user", "north-south", 1)
+    placement = place((SWITCH, GENERATOR, *chain.names), os.sched_getaffinity(0), {})
+    with (
+        pytest.raises(PlanewiseError, match=r"Open vSwitch and the functions did not connect"),
+        stand_here(chain, placement, 1000.0),
+    ):
+        pass
+    assert notes() <= before
+    assert set(netns.names()) <= namespaces
+    if not before:
+        assert hugepages.HugePagePool().pages == pages
+
+
+def test_a_device_that_dpdk_has_no_driver_for_is_one_sentence(tmp_path: Path) -> None:
+    needs("vhost-user")
+    cpu = min(os.sched_getaffinity(0))
+    with hugepages.reserved(MEMORY_BYTES):
+        argv = vf_command("0000:00:00.0", cpu, "02:70:77:0f:00:01", "pw-unknown")
+        function = Function(LocalHost("test"), str(tmp_path), "vnf1", argv)
+        try:
+            with pytest.raises(
+                PlanewiseError, match=r"vnf1 \(dpdk-testpmd\) found no device: DPDK"
+            ):
+                function.await_prompt()
+        finally:
+            function.close()
 
 
 def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path) -> None:

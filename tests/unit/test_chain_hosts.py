@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Self, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planewise.errors import UnsupportedError
+from planewise.errors import PlanewiseError, UnsupportedError
+from planewise.measure.cells import cells_of
 from planewise.measure.chains.evaluate import Between, result
-from planewise.measure.chains.stage import nic_shortage
-from planewise.testbed.chains import describe
+from planewise.measure.chains.stage import ChainStage, nic_shortage
+from planewise.measure.design_file import load_design
+from planewise.testbed.chains import describe, hugepages
 from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, take_turns
 from planewise.testbed.chains.reading import ChainReading, CpuTime, Sent, parse_look
 from planewise.testbed.chains.routing import routing
+from planewise.testbed.host import FinishedProcess, Host
 from planewise.testbed.machine import MachineState, Resources
 from planewise.testbed.model import HOSTS, Guest, HostRole
+from planewise.testbed.pair import Pair
 from planewise.testbed.plan import AddNeighbour, AddRoute
 from planewise.testbed.vfs import Config, ListedVf
 from planewise.testbed.vms.domain import Passthrough
 from planewise.testbed.vms.guests import HostGuests
+from planewise.testbed.vms.resources import VmResources
 
 ENDS = ("02:00:00:00:00:0a", "02:00:00:00:00:0b")
 MACS = {1: "02:00:00:00:00:01", 2: "02:00:00:00:00:02", 3: "02:00:00:00:00:03"}
@@ -96,6 +102,78 @@ def test_what_the_hosts_nics_lack_for_a_chain_is_said() -> None:
     assert nic_shortage(contained, found) == "there is no Docker on lab:a"
     whole = Chain("vf-passthrough", "east-west", 8, "vm")
     assert nic_shortage(whole, found) == "needs 8 VFs on lab:a, and pf0 has 7"
+
+
+@pytest.mark.parametrize(
+    ("function", "iommu", "said"),
+    [
+        ("{forwarder: testpmd, plane: vf}", False, "has no IOMMU"),
+        ("{forwarder: testpmd, guest: vm, plane: vf-passthrough}", False, "has no IOMMU"),
+        ("{forwarder: kernel, plane: vf}", False, ""),
+        ("{forwarder: testpmd, plane: vf}", True, ""),
+    ],
+)
+def test_what_has_a_vf_by_vfio_wants_an_iommu_before_anything_is_built(
+    function: str, iommu: bool, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "design.yaml").write_text(
+        f"functions: [{function}]\nfactors: {{path: east-west, vnfs: 2}}\nchain: {{}}\n"
+    )
+    design = load_design(tmp_path / "design.yaml")
+    there = SimpleNamespace(host=Answering(place="lab:b"))
+    pair = SimpleNamespace(machines=dict.fromkeys(HOSTS, there), separate=True)
+    stage = ChainStage(design, cast("Pair", pair))
+    stage._resources = {role: resources(7) for role in HOSTS}
+    stage.__dict__["_memory"] = VmResources("lab:b", "pf0", "igb", 2, 4000, 7, iommu=iommu)
+    (cell,) = cells_of(design)
+    why = stage.unavailable([cell]).get(cell, "")
+    assert said in why
+    assert bool(said) == bool(why)
+
+
+@dataclass
+class Answering:
+    """A host with two CPUs, on which every program is installed."""
+
+    place: str
+
+    def run(self, argv: Sequence[str], **_: object) -> FinishedProcess:
+        return FinishedProcess(tuple(argv), 0, "2\n", "")
+
+
+@dataclass
+class Taker:
+    """A host whose kernel gives fewer huge pages than it is asked for."""
+
+    place: str = "lab:b"
+    running: bool = False
+
+    def read_text(self, path: str) -> str:
+        return "MemTotal: 4000000 kB\nHugepagesize: 2048 kB\n"
+
+    def start(self, argv: Sequence[str]) -> Self:
+        return self
+
+    def wait_ready(self, line: str, timeout_s: float) -> None:
+        raise PlanewiseError("sh ended")
+
+    def wait(self) -> FinishedProcess:
+        return FinishedProcess(("sh",), 9, "", "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_host_without_so_many_huge_pages_is_said() -> None:
+    why = "needs 160 huge pages of 2 MiB on lab:b, and its kernel does not give as many"
+    with (
+        pytest.raises(UnsupportedError, match=why),
+        hugepages.reserved_on(cast("Host", Taker()), 320 << 20),
+    ):
+        pass
 
 
 @given(st.integers(1, 8), st.integers(1, 16))

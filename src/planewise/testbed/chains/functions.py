@@ -166,8 +166,13 @@ class Function:
         return self._process.running
 
     def await_prompt(self) -> None:
-        """Waits until it takes commands; before that, the switch must have connected."""
-        self._await(0, _START_S)
+        """Waits until it takes commands; before that, the switch must have connected.
+
+        Raises:
+            PlanewiseError: it has ended, or has no device: then it would take commands, too.
+        """
+        if _NO_DEVICE in self._await(0, _START_S):
+            raise self._no_device_error()
 
     def say(self, words: str) -> str:
         """Gives a command and returns the answer.
@@ -222,14 +227,16 @@ class Function:
                 )
             time.sleep(_POLL_S)
 
+    def _no_device_error(self) -> PlanewiseError:
+        return PlanewiseError(
+            f"{self.name} ({PROGRAM}) found no device: DPDK has no driver for it, or could not "
+            "open it",
+            remedy="`dpdk-devbind.py --status` shows who has it; DPDK's manual which NICs it knows",
+        )
+
     def _ended_error(self) -> PlanewiseError:
         if _NO_DEVICE in self._text():
-            return PlanewiseError(
-                f"{self.name} ({PROGRAM}) found no device: DPDK has no driver for it, or could not "
-                "open it",
-                remedy="`dpdk-devbind.py --status` shows who has it; DPDK's manual which NICs it "
-                "knows",
-            )
+            return self._no_device_error()
         ending = self._process.wait(_END_S).ending.removeprefix("ended by ")
         if _PROMPT in self._text():
             return PlanewiseError(
