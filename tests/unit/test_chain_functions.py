@@ -127,6 +127,16 @@ def test_every_frame_that_is_not_received_is_lost_at_a_place() -> None:
     }
 
 
+def test_a_frame_of_somebody_else_that_the_switch_drops_is_no_frame_won_and_none_lost() -> None:
+    """Seen in the lab: a NIC's multicast came in by the uplink, and no flow took it."""
+    chain = Chain("vhost-user", "east-west", 1)
+    before = way(chain, 0, 0, {"vnf1": (0, 0)}, (0, 0))
+    after = way(chain, 100, 90, {"vnf1": (100, 95)}, (103, 90))
+    found = account(before, after)
+    assert (found.sent, found.received) == (100, 90)
+    assert found.lost == {"in vnf1": 5, "from vnf1": 5}
+
+
 @given(st.lists(st.integers(0, 10**9), min_size=6, max_size=6), st.booleans())
 def test_frames_lost_by_place_add_up_to_those_that_did_not_come_back(
     counts: list[int], through: bool

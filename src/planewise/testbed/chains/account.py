@@ -77,11 +77,19 @@ def way(
 
 
 def account(before: Sequence[Stretch], after: Sequence[Stretch]) -> FrameAccount:
-    """What became of the frames that were sent between two looks, both at rest. Pure."""
-    lost = {
-        last.place: (last.entered - first.entered) - (last.left - first.left)
-        for first, last in zip(before, after, strict=True)
-    }
+    """What became of the frames that were sent between two looks, both at rest. Pure.
+
+    A NIC also gets frames that the generator did not send, as its neighbours' multicast: what
+    leaves a stretch beyond what entered it ends at the next that loses frames.
+    """
+    lost: dict[str, int] = {}
+    strangers = 0
+    for first, last in zip(before, after, strict=True):
+        missing = (last.entered - first.entered) - (last.left - first.left) - strangers
+        strangers = max(0, -missing)
+        lost[last.place] = max(0, missing)
+    if strangers:  # they came out at the end, and all stretches but the last passed them on
+        lost[after[-1].place] -= strangers
     return FrameAccount(
         sent=after[0].entered - before[0].entered,
         received=after[-1].left - before[-1].left,

@@ -41,6 +41,7 @@ from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.plan import AwaitUp, ReleaseMaster, new_namespace
 from planewise.testbed.steering import bind_interrupts, steer
 from planewise.testbed.together import together
+from planewise.testbed.vms.cleanup import remove_guests
 
 FUNCTIONS: HostRole = "responder"
 GENERATING: HostRole = "sender"
@@ -153,6 +154,9 @@ class ChainTestbed:
         if self._pair.separate:  # namespaces of this machine go with the pair
             for state in (self._there, self._here):
                 opened.callback(remove_traces, state.host, state.machine.nic, state.token)
+            if self._machines is not None and not self.chain.on_vfs:
+                # They end with their chain: their ports would stand in the way of the next one's.
+                opened.callback(remove_guests, self._here.host, self._here.token)
         try:
             self._build()
         except BaseException as error:
