@@ -93,11 +93,12 @@ bench-judge: test-setup
 PAPERS := runs/publications
 publications:
 	@scripts/setup lab
-	for design in boost-here publications/nfv-brief publications/kvm-rtt; do \
+	for design in boost-here publications/nfv-brief publications/nfv-virtio publications/kvm-rtt; do \
 	  test -e $(PAPERS)/$$(basename $$design) || \
 	    planewise run experiments/$$design.yaml --out $(PAPERS)/$$(basename $$design) || exit; done
-	test -e $(PAPERS)/docker-rtt || \
-	  planewise run experiments/publications/docker-rtt.yaml --lab --out $(PAPERS)/docker-rtt
+	for design in docker-rtt nfv-lab; do \
+	  test -e $(PAPERS)/$$design || \
+	    planewise run experiments/publications/$$design.yaml --lab --out $(PAPERS)/$$design || exit; done
 	planewise run experiments/pastrami-here.yaml --out $(PAPERS)-pastrami
 	test -e $(PAPERS)/flexvf-groups || \
 	  planewise run experiments/reduced/flexvf-groups-lab.yaml --lab --out $(PAPERS)/flexvf-groups

@@ -17,11 +17,12 @@ from planewise.measure.cells import cells_of
 from planewise.measure.chains.evaluate import Between, result
 from planewise.measure.chains.stage import ChainStage, nic_shortage
 from planewise.measure.design_file import load_design
-from planewise.testbed.chains import describe, hugepages
+from planewise.testbed.chains import describe, hugepages, testbed
 from planewise.testbed.chains.machines import FunctionMachines
 from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, take_turns
 from planewise.testbed.chains.reading import ChainReading, CpuTime, Sent, parse_look
 from planewise.testbed.chains.routing import routing
+from planewise.testbed.chains.testbed import ChainHosts, ChainTestbed
 from planewise.testbed.host import FinishedProcess, Host
 from planewise.testbed.machine import MachineState, Resources
 from planewise.testbed.model import HOSTS, Guest, HostRole
@@ -330,3 +331,29 @@ def test_virtual_machines_keep_their_vfs_from_chain_to_chain_and_give_all_back()
     assert pool.free == 0
     machines.close()
     assert (pool.free, pool.whole, machines.held) == (3, set(), 0)
+
+
+@pytest.mark.parametrize(("plane", "ends"), [("virtio-bridge", True), ("vf-passthrough", False)])
+def test_ports_of_machines_on_another_host_go_with_their_chain_once_these_have_ended(
+    plane: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tap that stayed made the next chain impossible; a machine with a VF has none."""
+    done: list[str] = []
+    monkeypatch.setattr(testbed, "remove_guests", lambda *_: done.append("ports"))
+    monkeypatch.setattr(testbed, "remove_traces", lambda *_: done.append("traces"))
+    monkeypatch.setattr(ChainTestbed, "_build", lambda self: self._functions.make())
+    chain = Chain(plane, "north-south", 1, "vm")
+    state = SimpleNamespace(host=None, machine=SimpleNamespace(nic="pf0"), token="t")
+    hosts = SimpleNamespace(
+        pair=SimpleNamespace(separate=True, token="t"), states=dict.fromkeys(HOSTS, state)
+    )
+    machines = SimpleNamespace(rest=lambda: done.append("end"), take=lambda _: {1: "m"})
+    with ChainTestbed(
+        chain,
+        Placement({0: chain.names}),
+        cast("ChainHosts", hosts),
+        lambda: 1.0,
+        machines=cast("FunctionMachines", machines),
+    ):
+        assert done == []
+    assert done == ["end", *(["ports"] if ends else []), "traces", "traces"]
