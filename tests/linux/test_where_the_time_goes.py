@@ -20,7 +20,7 @@ from planewise.testbed import netns
 from planewise.testbed.apply import apply
 from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import Ownership
-from planewise.testbed.model import CapturePoint, Guest, HostRole
+from planewise.testbed.model import CapturePoint, Guest, HostRole, inside
 from planewise.testbed.namespaces import new_namespace
 from planewise.testbed.netns import NamespaceThread
 from planewise.testbed.plan import AddVeth, Plan, SetAddress, SetUp, Step
@@ -148,21 +148,23 @@ def path() -> Iterator[RttPath]:
             sender=guests["sender"],
             responder=guests["responder"],
             capture_points=[
+                inside(guests["sender"], "sender"),
                 CapturePoint("sender_nic", "sender", names["sender"], "wire0"),
                 CapturePoint("responder_nic", "responder", names["responder"], "wire0"),
+                inside(guests["responder"], "responder"),
             ],
             not_measurable={},
         )
 
 
 def test_planted_delays_are_found_where_they_were_planted_in_every_packet(path: RttPath) -> None:
-    trial = RttTrial("planted", frequency_pps=50, size_bytes=64, packets=PACKETS)
+    trial = RttTrial("planted", frequency_pps=50, size_bytes=64, packets=PACKETS, guest_stamps=True)
     result = measure_rtt(path, trial, Place("planted", {"plane": "veth"}, 0, 0))
     packets = result.packets
     assert packets is not None
     assert packets.height == PACKETS
     parts = parts_ns(packets)
-    assert len(parts["overhead"]) == len(parts["response"]) == PACKETS
+    assert {len(values) for values in parts.values()} == {PACKETS}
 
     rtt = (packets["user_rx_ns"] - packets["user_tx_ns"]).to_numpy()
     wire = packets.select(
@@ -174,6 +176,15 @@ def test_planted_delays_are_found_where_they_were_planted_in_every_packet(path: 
     assert parts["response"].min() >= RESPONDER_DELAY_S * 1e9
     assert wire.min() >= 0  # type: ignore[operator]
     assert (parts["overhead"] + wire.to_numpy() + parts["response"] == rtt).all()
+    # By layer: both guests' stacks, both hosts, and the wire. The delays are the hosts' alone.
+    at_sender = parts["overhead"] - parts["sender_stack"]
+    at_responder = parts["response"] - parts["responder_stack"]
+    assert at_sender.min() >= SENDER_DELAY_S * 1e9
+    assert at_responder.min() >= RESPONDER_DELAY_S * 1e9
+    assert 0 < parts["sender_stack"].min() < SENDER_DELAY_S * 1e9
+    assert 0 < parts["responder_stack"].min() < RESPONDER_DELAY_S * 1e9
+    layers = (parts["sender_stack"], at_sender, wire.to_numpy(), at_responder)
+    assert (sum(layers) + parts["responder_stack"] == rtt).all()
 
     record = result.record
     assert record.latency["overhead"].p50_ns >= SENDER_DELAY_S * 1e9
@@ -181,4 +192,6 @@ def test_planted_delays_are_found_where_they_were_planted_in_every_packet(path: 
     assert {capture.point: capture.packets for capture in record.captures} == {
         "sender_nic": 2 * PACKETS,
         "responder_nic": 2 * PACKETS,
+        "sender_inside": 2 * PACKETS,
+        "responder_inside": 2 * PACKETS,
     }

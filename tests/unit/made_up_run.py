@@ -78,6 +78,8 @@ class MadeUp:
     """Load types under which load trials are run."""
     hidden: Sequence[str] = ("macvlan",)
     """Planes whose NIC stamps do not exist."""
+    inside: bool = False
+    """Whether packets were stamped at the guests' own interfaces."""
     hosts: Sequence[str] = ("shared",)
     failed: int = 1
     generator_limited: bool = True
@@ -267,10 +269,17 @@ def _rtt(
         "responder_nic_request_ns": arrival,
         "responder_nic_reply_ns": departure,
     }
+    if wanted.inside:
+        columns |= {
+            "sender_inside_request_ns": user_tx + user_out // 2,
+            "sender_inside_reply_ns": kernel_rx,
+            "responder_inside_request_ns": arrival + inside // 4,
+            "responder_inside_reply_ns": departure - inside // 4,
+        }
     frame = pl.DataFrame(columns)
     gone = pl.Series(lost)
     nic = [name for name in columns if "_nic_" in name]
-    replies = ["kernel_rx_ns", "user_rx_ns", "sender_nic_reply_ns", "responder_nic_reply_ns"]
+    replies = ["kernel_rx_ns", "user_rx_ns", *(name for name in columns if "reply" in name)]
     frame = frame.with_columns(
         pl.when(gone).then(None).otherwise(pl.col(name)).alias(name) for name in replies
     )

@@ -106,6 +106,30 @@ def test_a_plane_whose_frames_the_host_does_not_see_has_no_parts(data: RunData) 
         assert all(isinstance(entry, Missing) for entry in row[2:-1])
 
 
+def test_time_in_the_guests_stacks_is_told_apart_and_all_adds_up(tmp_path: Path) -> None:
+    wanted = MadeUp(inside=True, load_types=("none",), load_blocks=0, failed=0)
+    data = RunData(RunReader(made_up_run.write(tmp_path / "run", wanted)))
+    table = parts.figure(data.rtt, name="parts", title="Parts").table
+    names = table.columns[4:-1]
+    rows = {str(row[1]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    seen = [one for one in names if one not in ("The probe itself", "Hosts and wire")]
+    for plane in ("veth", "bridge"):
+        row = rows[plane]
+        assert sum(raw(row[name]) for name in seen) == pytest.approx(raw(row["Sum"]))
+        assert raw(row["RTT overhead"]) == pytest.approx(
+            raw(row["Sender's guest"]) + raw(row["Sender host"])
+        )
+        assert isinstance(row["Hosts and wire"], Missing)
+    # The host sees nothing of these; the guests do.
+    hidden = rows["macvlan"]
+    told = ("Sender's guest", "Hosts and wire", "Responder's guest")
+    assert sum(raw(hidden[name]) for name in told) == pytest.approx(raw(hidden["Sum"]))
+    for name in ("RTT overhead", "Sender host", "Wire", "Responder host"):
+        entry = hidden[name]
+        assert isinstance(entry, Missing)
+        assert made_up_run.HIDDEN_REASON in entry.why
+
+
 def test_loss_and_throughput_are_those_of_the_trials(data: RunData) -> None:
     bridge = next(item for item in data.curves if item.plane == "bridge")
     table = loss_curve.table(bridge.curve)

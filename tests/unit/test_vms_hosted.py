@@ -85,18 +85,21 @@ def test_a_guest_that_drives_its_vf_itself_is_seen_nowhere_on_the_host() -> None
         return VmArrangement(setting(plane), {}, mains, {}, nics)  # type: ignore[arg-type]
 
     through = arranged("vf-passthrough")
-    assert through.capture_points == ()
+    assert [point.name for point in through.capture_points] == ["sender_inside", "responder_inside"]
+    assert through.counter_points == ()
     assert set(through.not_measurable) == {"overhead", "response"}
     assert all("cannot see them" in why for why in through.not_measurable.values())
     seen = arranged("macvtap-vf")
     assert not seen.not_measurable
     assert [point.name for point in seen.capture_points] == [
+        "sender_inside",
         "sender_guest",
         "sender_nic",
         "responder_nic",
         "responder_guest",
+        "responder_inside",
     ]
-    assert seen.capture_points[1].interface == "eth4v0"
+    assert seen.capture_points[2].interface == "eth4v0"
 
 
 def test_a_function_is_passed_through_by_its_address() -> None:

@@ -25,7 +25,9 @@ from planewise.testbed.vms.platform import VmPlatform
 
 PLANEWISE = (sys.executable, "-m", "planewise")
 PLANES = ("e1000-bridge", "virtio-bridge", "macvtap-bridge")
-POINTS = {"sender_guest", "sender_nic", "responder_nic", "responder_guest"}
+POINTS = {
+    f"{role}_{place}" for role in ("sender", "responder") for place in ("inside", "guest", "nic")
+}
 
 DESIGN = """
 title: a reduced kvm-rtt
@@ -37,7 +39,7 @@ factors:
 constraints:
   - when: {load_type: none}
     require: {background_guests: 0}
-rtt: {packets: 200}
+rtt: {packets: 200, guest_stamps: true}
 background: {cpu_share: 0.3, rate_pps: 100, burst_packets: 10}
 blocks: 1
 """

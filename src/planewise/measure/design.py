@@ -225,6 +225,9 @@ class RttPart(DesignModel):
     steady_s: Annotated[float, Field(ge=0, le=600)] = 0.0
     """After a trial its traffic goes on for so long, for CPU time alone: clock ticks need a second
     at least, and a trial at a high rate lasts milliseconds."""
+    guest_stamps: bool = False
+    """Whether packets are stamped at the guests' own interfaces, too: what their network stacks
+    take is then known apart from what the hosts take. Each stamp costs about 0.25 µs."""
 
 
 class FunctionPart(DesignModel):

@@ -7,6 +7,11 @@ of one host's clock (publication K, section 4):
     overhead      RTT − (t(sender_nic, reply) − t(sender_nic, request))
     response      t(responder_nic, reply) − t(responder_nic, request)
     wire          RTT − overhead − response: what remains, between the two NICs
+
+The same between a guest and its own interface, each by that guest's clock:
+
+    sender_stack     RTT − (t(sender_inside, reply) − t(sender_inside, request)), of the overhead
+    responder_stack  t(responder_inside, reply) − t(responder_inside, request), of the response
 """
 
 from __future__ import annotations
@@ -53,6 +58,11 @@ seconds."""
 EMULATED_PATIENCE_S = 60.0
 """The same between guests whose CPUs are emulated, perhaps by an emulated CPU."""
 
+_PARTS: tuple[Metric, ...] = ("overhead", "response", "sender_stack", "responder_stack")
+
+_GUEST_RING_MIB = 1
+"""Of the capture in a virtual machine, which has little memory."""
+
 _STAMPS = ("scheduled_ns", "user_tx_ns", "kernel_tx_ns", "kernel_rx_ns", "user_rx_ns")
 
 
@@ -84,19 +94,23 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
         if trial.protocol == "redis":
             path = _of_requests(path)
             _start_redis(path, running)
+        if not trial.guest_stamps:
+            points = [one for one in path.capture_points if not one.name.endswith("_inside")]
+            path = replace(path, capture_points=points)
         taps = _start_taps(path, trial.protocol, running)
         watch = _watch_responder(path, running)
         ping, packets = _ping(path, trial, directory)
         cpu = _cpu(ping, watch)
         captures: list[Capture] = []
-        for role, tap, file in taps:
-            output = parse(tap.stop(), TapOutput)
+        for tap in taps:
+            output = parse(tap.process.stop(), TapOutput)
             for point in output.points:
                 if point.error is not None:
                     raise PlanewiseError(point.error.what, remedy=point.error.remedy)
-            packets = _join(packets, _read_tap(path.hosts[role].take(file, directory)))
+            file = path.hosts[tap.role].take(tap.file, directory, netns=tap.guest)
+            packets = _join(packets, _read_tap(file))
             captures += [
-                Capture(point=p.name, host=role, packets=p.packets, dropped=p.dropped)
+                Capture(point=p.name, host=tap.role, packets=p.packets, dropped=p.dropped)
                 for p in output.points
             ]
         record = _record(path, place, ping, packets, captures, cpu)
@@ -112,7 +126,7 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
 def _of_requests(path: RttPath) -> RttPath:
     """The path without capture points: of a TCP stream no frame is known to be one request."""
     why = "a request's frame cannot be identified: TCP joins, cuts and repeats what it sends"
-    parts: tuple[Metric, ...] = ("rtt_kernel", "overhead", "response")
+    parts: tuple[Metric, ...] = ("rtt_kernel", *_PARTS)
     return replace(path, capture_points=(), not_measurable=dict.fromkeys(parts, why))
 
 
@@ -139,24 +153,37 @@ def _cpu(ping: PingOutput, watch: HostProcess | None) -> dict[str, dict[str, flo
     return cpu if ping.cpu is None else {"sender": ping.cpu.all, **cpu}
 
 
-def _start_taps(
-    path: RttPath, protocol: Protocol, running: ExitStack
-) -> list[tuple[HostRole, HostProcess, str]]:
-    """One `pw-probe tap` a host, capturing; each with the file that it writes at its end."""
-    taps: list[tuple[HostRole, HostProcess, str]] = []
-    for role, host in path.hosts.items():
-        points = [point for point in path.capture_points if point.host == role]
-        if not points:
-            continue
-        file = f"{host.directory}/{role}.csv"
+@dataclass(frozen=True)
+class _Tap:
+    """A `pw-probe tap` that captures, with the file that it writes at its end."""
+
+    role: HostRole
+    guest: str | None
+    """The virtual machine that it runs in; None: the host."""
+    process: HostProcess
+    file: str
+
+
+def _start_taps(path: RttPath, protocol: Protocol, running: ExitStack) -> list[_Tap]:
+    """A `pw-probe tap` for each kernel: one a host, and one a virtual machine."""
+    kernels: dict[tuple[HostRole, str | None], list[CapturePoint]] = {}
+    for point in path.capture_points:
+        where = point.netns if point.own_kernel else None
+        kernels.setdefault((point.host, where), []).append(point)
+    taps: list[_Tap] = []
+    for (role, guest), points in kernels.items():
+        host = path.hosts[role]
+        file = f"{host.directory}/{role}{'' if guest is None else '-inside'}.csv"
         argv = [host.probe, "tap", "--proto", protocol, "--packets", file]
+        if guest is not None:
+            argv += ["--ring-mib", str(_GUEST_RING_MIB)]
         for point in points:
-            where = f"@{point.netns}" if point.netns else ""
-            argv += ["--point", f"{point.name}={point.interface}{where}"]
-        tap = running.enter_context(host.start(argv))
-        taps.append((role, tap, file))
-    for _, tap, _ in taps:
-        tap.wait_ready("ready", READY_S)
+            netns = f"@{point.netns}" if point.netns and guest is None else ""
+            argv += ["--point", f"{point.name}={point.interface}{netns}"]
+        process = running.enter_context(host.start(argv, netns=guest))
+        taps.append(_Tap(role, guest, process, file))
+    for tap in taps:
+        tap.process.wait_ready("ready", READY_S)
     return taps
 
 
@@ -237,25 +264,28 @@ def _join(packets: pl.DataFrame, captured: pl.DataFrame) -> pl.DataFrame:
 
 
 def parts_ns(packets: pl.DataFrame) -> dict[Metric, np.ndarray]:
-    """Overhead and response [ns] of every packet whose stamps are complete.
+    """The parts [ns] of a round trip, of every packet whose stamps are complete.
 
     `packets` has a row a packet and the columns of docs/reference/formats.md; a part whose capture
     point is missing is left out.
     """
-    parts: dict[Metric, np.ndarray] = {}
     rtt = pl.col("user_rx_ns") - pl.col("user_tx_ns")
-    expressions: dict[Metric, pl.Expr] = {}
-    if "sender_nic_reply_ns" in packets.columns:
-        at_nic = pl.col("sender_nic_reply_ns") - pl.col("sender_nic_request_ns")
-        expressions["overhead"] = rtt - at_nic
-    if "responder_nic_reply_ns" in packets.columns:
-        expressions["response"] = pl.col("responder_nic_reply_ns") - pl.col(
-            "responder_nic_request_ns"
-        )
-    for metric, expression in expressions.items():
-        values = packets.select(expression.cast(pl.Int64)).to_series().drop_nulls().to_numpy()
-        if len(values):
-            parts[metric] = values
+
+    def at(point: str) -> pl.Expr:
+        return pl.col(f"{point}_reply_ns") - pl.col(f"{point}_request_ns")
+
+    formulas: dict[Metric, tuple[str, pl.Expr]] = {
+        "overhead": ("sender_nic", rtt - at("sender_nic")),
+        "response": ("responder_nic", at("responder_nic")),
+        "sender_stack": ("sender_inside", rtt - at("sender_inside")),
+        "responder_stack": ("responder_inside", at("responder_inside")),
+    }
+    parts: dict[Metric, np.ndarray] = {}
+    for metric, (point, formula) in formulas.items():
+        if f"{point}_reply_ns" in packets.columns:
+            values = packets.select(formula.cast(pl.Int64)).to_series().drop_nulls().to_numpy()
+            if len(values):
+                parts[metric] = values
     return parts
 
 

@@ -76,6 +76,8 @@ class RttTrial:
     """How long its traffic goes on afterwards for CPU time."""
     pattern: str = ""
     """How packets follow one another; empty where the design has but steady ones."""
+    guest_stamps: bool = False
+    """Whether packets are stamped at the guests' own interfaces, too."""
     kind: ClassVar[TrialKind] = "rtt"
     samples: ClassVar[bool] = False
 
@@ -354,6 +356,7 @@ def _rtt_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> lis
             packets=design.rtt.packets,
             protocol=one.protocol,
             steady_s=design.rtt.steady_s,
+            guest_stamps=design.rtt.guest_stamps,
             pattern=one.pattern if varied else "",
         )
         for one in traffic.rtt

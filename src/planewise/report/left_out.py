@@ -28,6 +28,8 @@ METRICS: Mapping[Metric, str] = {
     "rtt_kernel": "RTT between kernel stamps",
     "overhead": "RTT overhead at the sender",
     "response": "Response time at the responder",
+    "sender_stack": "Time in the network stack of the sender's guest",
+    "responder_stack": "Time in the network stack of the responder's guest",
     "one_way": "One-way latency",
 }
 

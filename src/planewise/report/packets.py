@@ -38,7 +38,13 @@ _STAMPS: tuple[str, ...] = (
     "sender_nic_reply_ns",
     "responder_nic_request_ns",
     "responder_nic_reply_ns",
+    "sender_inside_request_ns",
+    "sender_inside_reply_ns",
+    "responder_inside_request_ns",
+    "responder_inside_reply_ns",
 )
+_COLUMNS = ("rtt", "kernel", "nic", "response", "sender_inside", "responder_inside")
+"""The durations, in the order of `Packets`' fields."""
 _NEEDED = ("user_tx_ns", "user_rx_ns")
 
 
@@ -54,6 +60,10 @@ class Packets:
     """RTT at the sender's NIC."""
     response_ns: Floats
     """NIC to NIC inside the responder."""
+    sender_inside_ns: Floats
+    """RTT at the own interface of the sender's guest."""
+    responder_inside_ns: Floats
+    """From the own interface of the responder's guest and back."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,10 @@ def _durations(metric: RttMetric) -> list[pl.Expr]:
         between("kernel_tx_ns", "kernel_rx_ns").alias("kernel"),
         between("sender_nic_request_ns", "sender_nic_reply_ns").alias("nic"),
         between("responder_nic_request_ns", "responder_nic_reply_ns").alias("response"),
+        *(
+            between(f"{point}_request_ns", f"{point}_reply_ns").alias(point)
+            for point in ("sender_inside", "responder_inside")
+        ),
     ]
 
 
@@ -162,7 +176,7 @@ def _together(
         return None
     lengths = runs["len"].cast(pl.Int64).to_numpy()
     ends = np.cumsum(lengths)
-    columns = [frame[name].to_numpy() for name in ("rtt", "kernel", "nic", "response")]
+    columns = [frame[name].to_numpy() for name in _COLUMNS]
     answered = np.add.reduceat(~np.isnan(columns[0]), ends - lengths)
     result: list[Packets | None] = []
     place = 0
@@ -199,4 +213,4 @@ def _one_by_one(run: Path, trials: Sequence[TrialRecord], metric: RttMetric) -> 
             )
         )
     table = pl.concat(frames).select(_durations(metric))
-    return Packets(*(table[name].to_numpy() for name in ("rtt", "kernel", "nic", "response")))
+    return Packets(*(table[name].to_numpy() for name in _COLUMNS))

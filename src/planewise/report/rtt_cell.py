@@ -50,6 +50,8 @@ class RttCell:
     """RTT at the guest minus RTT at the sender's NIC, or why it is not known."""
     response: Spread | str
     """NIC to NIC inside the responder, or why it is not known."""
+    no_stacks: str
+    """Why `parts` has not what the guests' network stacks take; empty where it has."""
     distribution: Distribution | None
     """None where only histograms or summaries were kept."""
     counts: Counts
@@ -128,6 +130,7 @@ def summarise(
         no_parts=why,
         overhead=_spread("overhead", trials, packets),
         response=_spread("response", trials, packets),
+        no_stacks=_no_stacks(parts, trials),
         distribution=distribution,
         counts=_added(trial.counts for trial in trials if trial.counts),
         achieved_pps=tuple(trial.load.paced_pps for trial in trials if trial.load),
@@ -181,18 +184,22 @@ def _parts(
     metric: RttMetric, trials: Sequence[TrialRecord], packets: Packets | Unread
 ) -> tuple[TimeParts | None, str]:
     """Where the time goes, or the reason why that is not known."""
-    if why := _unmeasurable("overhead", trials) or _unmeasurable("response", trials):
-        return None, why
+    why = _unmeasurable("overhead", trials) or _unmeasurable("response", trials)
     if isinstance(packets, Unread):
-        return _parts_from_summaries(metric, trials)
-    if np.isnan(packets.nic_ns).all() or np.isnan(packets.response_ns).all():
-        return None, _NO_CAPTURE
-    both = metric == "rtt_user" and not np.isnan(packets.kernel_ns).all()
-    time_parts = summaries.parts(packets, rtt_has_instrument=both)
-    return (
-        time_parts,
-        "" if time_parts is not None else "no packet was seen at all four capture points",
-    )
+        return (None, why) if why else _parts_from_summaries(metric, trials)
+    if not why and (np.isnan(packets.nic_ns).all() or np.isnan(packets.response_ns).all()):
+        why = _NO_CAPTURE
+    time_parts = summaries.parts(packets, of_user=metric == "rtt_user", hosts_see=not why)
+    if time_parts is not None:
+        return time_parts, ""
+    return None, why or "no packet was seen at all capture points"
+
+
+def _no_stacks(parts: TimeParts | None, trials: Sequence[TrialRecord]) -> str:
+    if parts is not None and parts.sender_stack_ns is not None:
+        return ""
+    why = _unmeasurable("sender_stack", trials)
+    return why or "packets were not stamped inside the guests (`rtt.guest_stamps`)"
 
 
 def _spread(
@@ -236,19 +243,27 @@ def _parts_from_summaries(
         n += weight
         for name, summary in trial.latency.items():
             sums[name] = sums.get(name, 0.0) + summary.mean_ns * weight
+    stacks = metric == "rtt_user" and all(
+        {"sender_stack", "responder_stack"} <= set(trial.latency) for trial in trials
+    )
     mean = {name: total / n for name, total in sums.items()} if n else {}
     if not mean:
         return None, "no packet came back"
     total = mean[metric]
     both = metric == "rtt_user" and "rtt_kernel" in mean
     instrument = total - mean["rtt_kernel"] if both else None
+    sender_stack = mean["sender_stack"] if stacks else None
+    responder_stack = mean["responder_stack"] if stacks else None
+    guest = instrument if sender_stack is None else sender_stack
     return (
         TimeParts(
             total_ns=total,
             instrument_ns=instrument,
-            sender_ns=mean["overhead"] - (instrument or 0.0),
+            sender_stack_ns=sender_stack,
+            sender_ns=mean["overhead"] - (guest or 0.0),
             wire_ns=total - mean["overhead"] - mean["response"],
-            responder_ns=mean["response"],
+            responder_ns=mean["response"] - (responder_stack or 0.0),
+            responder_stack_ns=responder_stack,
             packets=n,
         ),
         "",

@@ -54,25 +54,40 @@ class Distribution:
 class TimeParts:
     """Where the time of a typical packet goes [ns]: means over the middle half of the packets.
 
-    They add up to `total_ns`. None: that part does not exist for this plane.
+    They add up to `total_ns`. None: that part does not exist for this plane, or was not stamped.
     """
 
     total_ns: float
     instrument_ns: float | None
-    """RTT between user-space stamps minus RTT between kernel stamps; None without both, and
-    then `sender_ns` has it in it."""
-    sender_ns: float
-    """RTT between the guest's kernel stamps minus RTT at the sender's NIC."""
+    """RTT between user-space stamps minus RTT between kernel stamps; None without both. It is a
+    part of its own only where `sender_stack_ns` is None, which else has it in it."""
+    sender_stack_ns: float | None
+    """RTT at the guest minus RTT at its own interface: its network stack, and the probe."""
+    sender_ns: float | None
+    """The rest of the RTT overhead. None where the host does not see its guest's packets."""
     wire_ns: float
-    """RTT at the sender's NIC minus response time."""
-    responder_ns: float
-    """Response time: NIC to NIC inside the responder."""
+    """RTT at the sender's NIC minus response time; where the hosts see no packets, all that lies
+    between the guests' own interfaces."""
+    responder_ns: float | None
+    """Response time without the time in the responder's guest. None as `sender_ns`."""
+    responder_stack_ns: float | None
+    """From the own interface of the responder's guest into its network stack and back."""
     packets: int
 
     @property
-    def overhead_ns(self) -> float:
+    def overhead_ns(self) -> float | None:
         """RTT at the guest minus RTT at the sender's NIC."""
-        return self.sender_ns + (self.instrument_ns or 0.0)
+        if self.sender_ns is None:
+            return None
+        guest = self.instrument_ns if self.sender_stack_ns is None else self.sender_stack_ns
+        return self.sender_ns + (guest or 0.0)
+
+    @property
+    def response_ns(self) -> float | None:
+        """NIC to NIC inside the responder."""
+        if self.responder_ns is None:
+            return None
+        return self.responder_ns + (self.responder_stack_ns or 0.0)
 
 
 def known(values: Floats) -> Floats:
@@ -113,23 +128,49 @@ def meaningful(packets: int) -> tuple[float, ...]:
     return tuple(p for p in PROBABILITIES if least <= p <= 1 - least) or (0.5,)
 
 
-def parts(packets: Packets, *, rtt_has_instrument: bool) -> TimeParts | None:
-    """Where the time goes; None where no packet was seen at all four capture points."""
-    seen = ~(np.isnan(packets.rtt_ns) | np.isnan(packets.nic_ns) | np.isnan(packets.response_ns))
-    guest = packets.kernel_ns if rtt_has_instrument else packets.rtt_ns
-    seen &= ~np.isnan(guest)
+def parts(packets: Packets, *, of_user: bool, hosts_see: bool) -> TimeParts | None:
+    """Where the time goes; None where no packet was seen at all points that there are.
+
+    `of_user` is whether the RTT lies between stamps of user space, which alone are told apart from
+    those at the guest's interface; `hosts_see` whether the hosts have capture points at their NICs.
+    """
+    inside = (packets.sender_inside_ns, packets.responder_inside_ns)
+    stacks = of_user and not any(np.isnan(values).all() for values in inside)
+    rtt_has_instrument = of_user and not np.isnan(packets.kernel_ns).all()
+    if not hosts_see and not stacks:
+        return None
+    wanted = [packets.rtt_ns]
+    wanted += [packets.kernel_ns] if rtt_has_instrument else []
+    wanted += [packets.nic_ns, packets.response_ns] if hosts_see else []
+    wanted += inside if stacks else ()
+    seen = ~np.isnan(np.stack(wanted)).any(axis=0)
     total = packets.rtt_ns[seen]
     if not len(total):
         return None
     low, high = np.quantile(total, (0.25, 0.75))
     middle = (total >= low) & (total <= high)
-    total, guest = total[middle], guest[seen][middle]
-    nic, response = packets.nic_ns[seen][middle], packets.response_ns[seen][middle]
+
+    def mean(values: Floats) -> float:
+        return float(values[seen][middle].mean())
+
+    instrument = mean(packets.rtt_ns - packets.kernel_ns) if rtt_has_instrument else None
+    sender_stack = mean(packets.rtt_ns - packets.sender_inside_ns) if stacks else None
+    responder_stack = mean(packets.responder_inside_ns) if stacks else None
+    sender = responder = None
+    if hosts_see:
+        guest = instrument if sender_stack is None else sender_stack
+        sender = mean(packets.rtt_ns - packets.nic_ns) - (guest or 0.0)
+        responder = mean(packets.response_ns) - (responder_stack or 0.0)
+        wire = mean(packets.nic_ns - packets.response_ns)
+    else:
+        wire = mean(packets.sender_inside_ns - packets.responder_inside_ns)
     return TimeParts(
-        total_ns=float(total.mean()),
-        instrument_ns=float((total - guest).mean()) if rtt_has_instrument else None,
-        sender_ns=float((guest - nic).mean()),
-        wire_ns=float((nic - response).mean()),
-        responder_ns=float(response.mean()),
-        packets=len(total),
+        total_ns=mean(packets.rtt_ns),
+        instrument_ns=instrument,
+        sender_stack_ns=sender_stack,
+        sender_ns=sender,
+        wire_ns=wire,
+        responder_ns=responder,
+        responder_stack_ns=responder_stack,
+        packets=int(middle.sum()),
     )

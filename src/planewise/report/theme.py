@@ -58,6 +58,9 @@ PARTS: dict[str, Colour] = {
     "sender": Colour("#27476e", "#86b6f2"),
     "wire": Colour("#8aa4c4", "#4c6a92"),
     "responder": Colour("#b9671f", "#f2b06b"),
+    "sender_stack": Colour("#5d9c8c", "#8fd0bf"),
+    "between": Colour("#7c7f8a", "#a2a5b0"),
+    "responder_stack": Colour("#d9a441", "#f0c87a"),
 }
 
 MODES: dict[str, Colour] = {

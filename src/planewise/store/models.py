@@ -28,13 +28,23 @@ Limit = Literal["sut", "generator", "sink", "clock"]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-Metric = Literal["rtt_user", "rtt_kernel", "overhead", "response", "one_way"]
+Metric = Literal[
+    "rtt_user",
+    "rtt_kernel",
+    "overhead",
+    "response",
+    "sender_stack",
+    "responder_stack",
+    "one_way",
+]
 """The times of a trial.
 
 `rtt_user`   at the guest, between user-space stamps
 `rtt_kernel` at the guest, between kernel stamps
 `overhead`   RTT at the guest minus RTT at the sender's NIC
 `response`   NIC to NIC inside the responder
+`sender_stack` RTT at the guest minus RTT at its own interface: its network stack, and the probe
+`responder_stack` from the interface of the responder's guest into its network stack and back
 `one_way`    latency of a load trial's frames, generator to sink (one clock)
 """
 

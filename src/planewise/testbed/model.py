@@ -104,10 +104,18 @@ class CapturePoint:
     """An interface where passing probe packets can be timestamped."""
 
     name: str
-    """`sender_guest`, `sender_nic`, `responder_nic` or `responder_guest`."""
+    """`sender_guest`, `sender_nic`, `responder_nic` or `responder_guest`; `sender_inside` and
+    `responder_inside` are the guests' own interfaces."""
     host: HostRole
     netns: str
     interface: str
+    own_kernel: bool = False
+    """Whether `netns` is a virtual machine: only a process inside it sees its interface."""
+
+
+def inside(guest: Guest, role: HostRole, *, own_kernel: bool = False) -> CapturePoint:
+    """Where a guest's own network stack meets its interface."""
+    return CapturePoint(f"{role}_inside", role, guest.netns, guest.interface, own_kernel)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from planewise.testbed.model import (
     HostRole,
     Site,
     TrialPath,
+    inside,
 )
 from planewise.testbed.planes import plane
 from planewise.testbed.planes.kinds import GuestKind
@@ -134,7 +135,8 @@ class Arrangement:
         """
         points: list[CapturePoint] = []
         for role in HOSTS:
-            guest, site, here = self.mains[role], self.sites[role], []
+            guest, site = self.mains[role], self.sites[role]
+            here = [inside(guest, role)]
             if self.ports[role]:
                 here.append(CapturePoint(f"{role}_guest", role, site.netns, self.ports[role]))
             if self._at_nic:

@@ -1,4 +1,4 @@
-"""Where the time of a packet goes: sender host, wire, responder host. Knows summaries only."""
+"""Where the time of a packet goes: guests, hosts and the wire. Knows summaries only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from planewise.store.cells import Factors, common_factors, words
 from planewise.units import time_text
 
 NAMES = {
+    "sender_stack": "sender's guest",
     "sender": "sender host",
     "wire": "wire",
+    "between": "hosts and wire",
     "responder": "responder host",
+    "responder_stack": "responder's guest",
     "instrument": "the probe itself",
 }
 
@@ -32,7 +35,7 @@ def figure(cells: Sequence[RttCell], *, name: str, title: str) -> Figure:
     return Figure(
         name=name,
         title=title,
-        caption=_caption(bars, layout, with_probe="instrument" in shown),
+        caption=_caption(bars, layout, shown),
         alt=_alt(cells, common),
         draw=lambda width: stacked.draw(bars, layout, width),
         table=table(cells, common),
@@ -44,6 +47,8 @@ def _bar(cell: RttCell, condition: str) -> Bar:
         return Bar(cell.plane, condition, {}, "", {}, missing=cell.no_parts)
     total = cell.parts.total_ns
     known = {NAMES[part]: ns for part, ns in _values(cell.parts).items() if ns is not None}
+    if cell.parts.sender_stack_ns is not None:
+        known.pop(NAMES["instrument"], None)  # a part of what the sender's guest takes
     hover = {
         part: f"{cell.plane}, {part}: {time_text(ns)} ({theme.share(ns / total)} of the RTT)"
         for part, ns in known.items()
@@ -51,17 +56,23 @@ def _bar(cell: RttCell, condition: str) -> Bar:
     return Bar(cell.plane, condition, known, time_text(total), hover)
 
 
-def _caption(bars: Sequence[Bar], layout: Layout, *, with_probe: bool) -> str:
-    probe = (
-        " The probe itself, shown apart from the sender host: what passes between its own "
-        "clock readings and the kernel's time stamps."
-    )
+def _caption(bars: Sequence[Bar], layout: Layout, shown: Sequence[str]) -> str:
+    more = {
+        "sender_stack": " The guests: from the probe, or from where a guest answers, through its "
+        "network stack to its own interface, and back.",
+        "between": " Hosts and wire: all between the guests' interfaces, where no host sees "
+        "their packets.",
+        "instrument": " The probe itself, shown apart from the sender host: what passes between "
+        "its own clock readings and the kernel's time stamps.",
+    }
+    told = "".join(words for part, words in more.items() if part in shown)
+    rest = "the rest of " if "sender_stack" in shown else ""
     axes = " Bars more than ten times as long have an axis of their own."
     return (
         "How long a typical packet and its answer spend where; the number at the right is "
-        "their sum. Sender host: RTT at the guest minus RTT at the sender's network card, the "
-        "RTT overhead. Wire: what remains between the two cards. Responder host: from its "
-        f"card to its guest and back, the response time.{probe if with_probe else ''} Means over "
+        f"their sum. Sender host: {rest}RTT at the guest minus RTT at the sender's network card, "
+        "the RTT overhead. Wire: what remains between the two cards. Responder host: "
+        f"{rest}from its card to its guest and back, the response time.{told} Means over "
         "the middle half of the packets, so that they add up and outliers do not weigh in."
         f"{axes if len(stacked.scales(bars, layout)) > 1 else ''}"
     )
@@ -70,11 +81,15 @@ def _caption(bars: Sequence[Bar], layout: Layout, *, with_probe: bool) -> str:
 def _alt(cells: Sequence[RttCell], common: Factors) -> str:
     hidden = sorted({cell.plane for cell in cells if cell.parts is None})
     return (
-        "Stacked bars of the time in sender host, wire and responder host. "
+        "Stacked bars of the time in guests, hosts and the wire. "
         + " ".join(
             f"{cell.plane}, {words(cell.factors, common)}: "
-            f"{time_text(cell.parts.sender_ns)}, {time_text(cell.parts.wire_ns)}, "
-            f"{time_text(cell.parts.responder_ns)}."
+            + ", ".join(
+                f"{NAMES[part]} {time_text(ns)}"
+                for part, ns in _values(cell.parts).items()
+                if ns is not None and part != "instrument"
+            )
+            + "."
             for cell in cells[:12]
             if cell.parts is not None
         )
@@ -83,46 +98,62 @@ def _alt(cells: Sequence[RttCell], common: Factors) -> str:
 
 
 def _values(parts: TimeParts) -> dict[str, float | None]:
+    seen = parts.sender_ns is not None
     return {
+        "sender_stack": parts.sender_stack_ns,
         "sender": parts.sender_ns,
-        "wire": parts.wire_ns,
+        "wire": parts.wire_ns if seen else None,
+        "between": None if seen else parts.wire_ns,
         "responder": parts.responder_ns,
+        "responder_stack": parts.responder_stack_ns,
         "instrument": parts.instrument_ns,
     }
 
 
 def table(cells: Sequence[RttCell], common: Factors) -> Table:
     """The numbers of `cells`; `common` is said elsewhere."""
+    known = [cell.parts for cell in cells if cell.parts is not None]
+    unused = set()
+    if all(one.sender_stack_ns is None for one in known):
+        unused |= {"sender_stack", "responder_stack"}
+    if all(one.sender_ns is not None for one in known):
+        unused.add("between")
+    shown = [part for part in NAMES if part not in unused]
+    names = [f"{NAMES[part][0].upper()}{NAMES[part][1:]}" for part in shown]
+    columns = ("Load", "Plane", "Sum", "RTT overhead", *names, "Packets")
     rows: list[tuple[Entry, ...]] = []
     for cell in cells:
         head = (words(cell.factors, common), cell.plane)
         if cell.parts is None:
-            rows.append((*head, *[Missing(cell.no_parts)] * 6, "—"))
+            rows.append((*head, *[Missing(cell.no_parts)] * (len(columns) - 3), "—"))
             continue
-        numbers = (cell.parts.total_ns, cell.parts.overhead_ns, *_values(cell.parts).values())
+        values = _values(cell.parts)
+        numbers = {
+            "sum": cell.parts.total_ns,
+            "overhead": cell.parts.overhead_ns,
+            **{part: values[part] for part in shown},
+        }
         rows.append(
             (
                 *head,
                 *(
-                    Missing("no kernel stamps in every trial")
+                    Missing(_why(cell, part))
                     if number is None
                     else PrintedNumber(time_text(number), number)
-                    for number in numbers
+                    for part, number in numbers.items()
                 ),
                 PrintedNumber(theme.count(cell.parts.packets), cell.parts.packets),
             )
         )
-    return Table(
-        columns=(
-            "Load",
-            "Plane",
-            "Sum",
-            "RTT overhead",
-            "Sender host",
-            "Wire",
-            "Responder host",
-            "The probe itself",
-            "Packets",
-        ),
-        rows=tuple(rows),
-    )
+    return Table(columns=columns, rows=tuple(rows))
+
+
+def _why(cell: RttCell, part: str) -> str:
+    """Why a cell with other parts has not this one."""
+    if part == "instrument":
+        return "no kernel stamps in every trial"
+    if part in ("sender_stack", "responder_stack"):
+        return cell.no_stacks
+    if part == "between":
+        return "told apart: the hosts see these packets"
+    return cell.overhead if isinstance(cell.overhead, str) else cell.no_parts

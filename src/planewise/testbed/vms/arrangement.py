@@ -15,6 +15,7 @@ from planewise.testbed.model import (
     Guest,
     GuestRole,
     HostRole,
+    inside,
 )
 from planewise.testbed.planes import vm_plane
 from planewise.testbed.setting import Setting
@@ -50,15 +51,17 @@ class VmArrangement:
     def capture_points(self) -> tuple[CapturePoint, ...]:
         """Where probe packets can be seen, along their way from the sender.
 
-        There are none where the guests drive their VFs themselves. Within one host, frames of
-        planes without a VF reach no NIC.
+        Those on the hosts are missing where the guests drive their VFs themselves. Within one
+        host, frames of planes without a VF reach no NIC.
         """
         points: list[CapturePoint] = []
         plane = vm_plane(self.setting.plane)
-        for role in HOSTS if not plane.passed_through else ():
-            port = plane.host_interface(self.mains[role])
-            here = [CapturePoint(f"{role}_guest", role, "", port)]
-            if plane.nic_within_host or not self.shared:
+        for role in HOSTS:
+            guest = self.mains[role]
+            here = [inside(guest, role, own_kernel=True)]
+            if not plane.passed_through:
+                here.append(CapturePoint(f"{role}_guest", role, "", plane.host_interface(guest)))
+            if not plane.passed_through and (plane.nic_within_host or not self.shared):
                 here.append(CapturePoint(f"{role}_nic", role, "", self.nics[role]))
             points += here if role == "sender" else reversed(here)
         return tuple(points)
@@ -67,7 +70,9 @@ class VmArrangement:
     def counter_points(self) -> tuple[CounterPoint, ...]:
         """The hosts' interfaces on the way between the main guests, along that way."""
         return tuple(
-            CounterPoint(point.host, point.netns, point.interface) for point in self.capture_points
+            CounterPoint(point.host, point.netns, point.interface)
+            for point in self.capture_points
+            if not point.own_kernel
         )
 
     @property
