@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,13 +14,15 @@ import pytest
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.testbed import counters, netns
 from planewise.testbed.availability import try_plane
+from planewise.testbed.crew import ProcessCrew, ShellCrew, StartCrew
 from planewise.testbed.host import LocalHost, LocalProcess, ProcessTimeoutError, find_probe
 from planewise.testbed.ledger import STATE, leftovers, token_of
-from planewise.testbed.load import BackgroundLoad, LoadSpec
+from planewise.testbed.load import BackgroundLoad, LoadSpec, LoadType
 from planewise.testbed.model import HOSTS, CounterPoint, Guest
 from planewise.testbed.namespaces import RouterTestbed
 from planewise.testbed.planes import plane as plane_called
 from planewise.testbed.setting import Arrangement
+from tests.linux.probe import eventually
 from tests.linux.testbeds import PLANES, here
 
 pytestmark = pytest.mark.linux
@@ -364,6 +367,32 @@ def test_cpu_load_burns_in_every_background_guest(location: str) -> None:
     assert report.guests == 8
     assert report.cpu_s > 0
     assert 0 < report.cpu_share <= 0.25
+
+
+@pytest.mark.parametrize("start_crew", [ProcessCrew, ShellCrew])
+@pytest.mark.parametrize("load_type", ["cache", "memory"])
+def test_stress_takes_a_thread_of_every_background_guest_and_leaves_nothing(
+    load_type: LoadType, start_crew: StartCrew
+) -> None:
+    if shutil.which("stress-ng") is None:
+        pytest.skip("stress-ng is not here; `scripts/setup test` installs it")
+    spec = LoadSpec(load_type, "responder", by_guest=True, cpu_share=None, memory_mib=8)
+    with here("bridge", None, 2) as testbed:
+        names = [guest.netns for guest in testbed.background("responder")]
+        with BackgroundLoad(testbed, spec, start_crew) as load:
+            before = load.work()
+            assert set(netns.processes_in(names).values()) == set(names)
+            time.sleep(0.3)
+            load.check()
+            achieved = load.achieved(before)
+        eventually(lambda: netns.processes_in(names) == {})
+    assert achieved is not None
+    assert (achieved.unit, achieved.wanted) == ("cpus", None)
+    assert len(achieved.guests) == 2
+    # stress-ng itself waits: what was counted is what its workers burnt.
+    assert all(0 < cpus <= 1.1 for cpus in achieved.guests.values())
+    assert load.report is not None
+    assert load.report.cpu_s > 0
 
 
 @pytest.mark.parametrize("plane", PLANES)

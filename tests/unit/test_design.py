@@ -62,7 +62,20 @@ def test_what_a_design_leaves_out_is_not_measured(tmp_path: Path) -> None:
     [
         (GOOD.replace("title", "titel"), 1, "unknown key `titel`"),
         (GOOD.replace("load_type", "loadtype"), 4, "unknown key `loadtype`"),
-        (GOOD.replace("[none, cpu, network]", "[none, disk]"), 4, "'none', 'cpu' or 'network'"),
+        (
+            GOOD.replace("[none, cpu, network]", "[none, disk]"),
+            4,
+            "'none', 'cpu', 'network', 'cache'",
+        ),
+        (GOOD.replace("[none, cpu, network]", "[none, cache]"), 4, "does not say how much"),
+        (
+            GOOD.replace("[veth, bridge]", "[e1000-bridge]")
+            .replace("factors:\n", "factors:\n  guest: vm\n")
+            .replace("[none, cpu, network]", "[none, memory]")
+            + "background: {per_guest: {memory_mib: 64}}\n",
+            13,
+            "no 64 MiB for memory load beside its kernel",
+        ),
         (GOOD.replace("[veth, bridge]", "[]"), 3, "at least 1"),
         (GOOD.replace("[0, 8]", "[0, -8]"), 5, "greater than or equal to 0"),
         (GOOD.replace("[0, 8]", "[0]"), 2, "needs background guests"),

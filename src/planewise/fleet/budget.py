@@ -7,6 +7,7 @@ import math
 from planewise.errors import BadInputError
 from planewise.fleet.plan import Budget
 from planewise.measure.design import Design
+from planewise.testbed.load import STRESSORS
 from planewise.units import rate_text
 
 WHERE = "--budget-pps"
@@ -65,6 +66,13 @@ def _check_rates(design: Design, most: float) -> None:
 
 
 def _check_cpu(design: Design, most: float) -> None:
+    stress = next((one for one in design.factors.load_type if one in STRESSORS), None)
+    if stress is not None:
+        raise BadInputError(
+            f"{stress} load takes all the CPU time that it can get, and the budget bounds it",
+            where="factors.load_type",
+            remedy="leave it out of a fleet's design",
+        )
     if "cpu" not in design.factors.load_type:
         return
     background = design.background

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from planewise.errors import PlanewiseError
 from planewise.measure.design import Design
 from planewise.testbed.host import Host, HostProcess
+from planewise.testbed.load import STRESS_NG, STRESSORS
 
 IPERF = "iperf3"
 REDIS = "redis-server"
@@ -24,9 +25,15 @@ _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 
 
 def programs_of(design: Design) -> tuple[str, ...]:
-    """The programs that a design's trials start in guests. Pure."""
-    wanted = "redis" in design.factors.protocol and (design.rtt or design.alloc) is not None
-    return (*((IPERF,) if design.tcp is not None else ()), *((REDIS,) if wanted else ()))
+    """The programs that a design's trials and background load start in guests. Pure."""
+    factors = design.factors
+    needs = {
+        IPERF: design.tcp is not None,
+        REDIS: "redis" in factors.protocol and (design.rtt or design.alloc) is not None,
+        STRESS_NG: any(factors.background_guests)
+        and not STRESSORS.keys().isdisjoint(factors.load_type),
+    }
+    return tuple(program for program, wanted in needs.items() if wanted)
 
 
 def lacking(hosts: Iterable[Host], programs: Sequence[str]) -> str:

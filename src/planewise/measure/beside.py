@@ -33,6 +33,7 @@ def load_of(cell: Cell, background: BackgroundPart) -> LoadSpec:
         rate_pps=None if each.rate_pps == "max" else each.rate_pps,
         burst=each.burst_packets,
         payload_bytes=each.payload_bytes,
+        memory_mib=each.memory_mib,
     )
 
 

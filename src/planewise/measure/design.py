@@ -34,7 +34,7 @@ MAX_TRIALS = 1_000_000
 SAME = "same"
 """Level of `background_plane`: whatever plane the main guests have."""
 
-LoadType = Literal["none", "cpu", "network"]
+LoadType = Literal["none", "cpu", "network", "cache", "memory"]
 LoadLocation = Literal["sender", "responder"]
 TrafficPath = Literal["north-south", "east-west"]
 Protocol = Literal["icmp", "stamp", "redis"]
@@ -334,7 +334,10 @@ class PerGuestPart(DesignModel):
     cpu_share: Annotated[float, Field(gt=0, le=64)] | None = None
     """CPU load: CPUs that a guest burns, as 0.25, or 2 for two whole ones."""
     busy_threads: Annotated[int, Field(ge=1, le=64)] | None = None
-    """CPU load in place of `cpu_share`: threads of a guest that take all that they can get."""
+    """CPU load in place of `cpu_share`: threads of a guest that take all that they can get. Cache
+    and memory load: stress-ng's workers of a guest; 1 by default."""
+    memory_mib: Annotated[int, Field(ge=4, le=65_536)] = 32
+    """Memory load: what each worker writes and reads again and again."""
     rate_pps: Literal["max"] | Rate = "max"
     """Network load: datagrams that a guest sends a second; `max`: as many as it can."""
     burst_packets: Annotated[int, Field(ge=1, le=10_000)] = 64

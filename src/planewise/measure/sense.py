@@ -23,6 +23,7 @@ from planewise.measure.design import (
 )
 from planewise.measure.pattern import bursts_of
 from planewise.store.models import Level
+from planewise.testbed.load import STRESSORS
 from planewise.testbed.planes import FUNCTIONS_OF, GUESTS_OF, plane, planes_of
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 from planewise.units import rate_text, time_text
@@ -447,8 +448,17 @@ def _impossible_burst(design: Design) -> Problem | None:
 
 
 def _impossible_load(design: Design) -> Problem | None:
-    """Virtual machines that are to burn more than their virtual CPUs."""
+    """Stress that is not said by guest, or more than a virtual machine has."""
     each = design.background.per_guest
+    for number, load in enumerate(design.factors.load_type):
+        if load in STRESSORS and each is None:
+            return Problem(
+                ("factors", "load_type", number),
+                f"{load} load is what each guest does, and the design does not say how much",
+                "add `background: {per_guest: {busy_threads: 1}}`",
+            )
+    if problem := _more_than_its_memory(design):
+        return problem
     if "vm" not in design.factors.guest or each is None or each.cpu_share is None:
         return None
     if each.cpu_share <= design.vm.vcpus:
@@ -458,6 +468,21 @@ def _impossible_load(design: Design) -> Problem | None:
         f"a virtual machine of {design.vm.vcpus} virtual CPU{'s' * (design.vm.vcpus != 1)} cannot "
         f"burn {each.cpu_share:g}",
         f"set `vm.vcpus` to {math.ceil(each.cpu_share)}, or give less",
+    )
+
+
+def _more_than_its_memory(design: Design) -> Problem | None:
+    each, factors = design.background.per_guest, design.factors
+    if each is None or "vm" not in factors.guest or "memory" not in factors.load_type:
+        return None
+    wanted = each.memory_mib * (each.busy_threads or 1)
+    room = 32 if design.vm.memory_mib is None else design.vm.memory_mib // 2
+    if wanted <= room:
+        return None
+    return Problem(
+        ("background", "per_guest", "memory_mib"),
+        f"a virtual machine has no {wanted} MiB for memory load beside its kernel",
+        f"set `vm.memory_mib` to {max(256, 2 * wanted)}, or give less",
     )
 
 

@@ -251,7 +251,14 @@ def _place(places: Sequence[RankedPlane], show: Callable[[float], str]) -> Entry
     return PrintedNumber(text, place.value, small="; ".join(small))
 
 
-_LOADS = {"none": "No load", "cpu": "CPU load", "network": "Network load", "all": "All loads"}
+_LOADS = {
+    "none": "No load",
+    "cpu": "CPU load",
+    "network": "Network load",
+    "cache": "Cache load",
+    "memory": "Memory load",
+    "all": "All loads",
+}
 _METRICS = {
     "rtt_p50": ("Median round-trip time", time_text),
     "rtt_p99": ("99th percentile of the round-trip time", time_text),

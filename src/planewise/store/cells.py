@@ -287,7 +287,7 @@ def short(name: str, level: Level) -> str:
 
 def level_rank(level: Level) -> tuple[int, float, str]:
     """Sorts levels as a person would list them: idle first, then by number, then by name."""
-    known = {"none": 0, "cpu": 1, "network": 2}.get(str(level))
+    known = {"none": 0, "cpu": 1, "network": 2, "cache": 3, "memory": 4}.get(str(level))
     if known is not None:
         return (0, float(known), "")
     if isinstance(level, int | float):

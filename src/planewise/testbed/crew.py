@@ -49,6 +49,25 @@ for pid in $pids; do
 done
 echo READY >&2
 """
+_STRESSING = """
+for pid in $pids; do
+    until ran $pid && [ $now -gt 2000000 ]; do
+        kill -0 $pid 2>/dev/null || break; sleep 0.05
+    done
+done
+echo READY >&2
+"""
+_TREE = """
+tree() { echo $1; for one in $(cat /proc/$1/task/$1/children 2>/dev/null); do tree $one; done; }
+ran() {
+    now=0
+    for one in $(tree $1); do
+        read -r first rest 2>/dev/null </proc/$one/schedstat && now=$((now + first))
+    done
+    kill -0 $1
+}
+"""
+"""CPU time of a process and all below it, which stress-ng's workers are."""
 _LISTENING = """
 count=0
 for pid in $pids; do
@@ -67,6 +86,7 @@ done
 echo RECEIVING >&2
 """
 _SO_FAR = {
+    "stress": "ran $pid",
     "burn": "read -r now rest </proc/$pid/schedstat",
     "blast": (
         "now=$(sed -n 's/^ *INTERFACE: *\\([0-9][0-9]* *\\)\\{9\\}\\([0-9]*\\).*/\\2/p'"
@@ -97,8 +117,8 @@ class CrewProcess:
     argv: tuple[str, ...]
 
 
-CrewKind = Literal["burn", "sink", "blast"]
-"""What pw-probe does in the guests."""
+CrewKind = Literal["burn", "sink", "blast", "stress"]
+"""What pw-probe does in the guests; `stress` is stress-ng."""
 
 
 class Crew(Protocol):
@@ -109,7 +129,7 @@ class Crew(Protocol):
         """The guests whose process has ended, as far as that can be told."""
 
     def await_ready(self, timeout_s: float) -> None:
-        """Waits until every member is at work (`burn`) or listens (`sink`).
+        """Waits until every member is at work (`burn`, `stress`) or listens (`sink`).
 
         Raises:
             ProcessTimeoutError: that did not come in time.
@@ -120,8 +140,8 @@ class Crew(Protocol):
         """Waits until every member's guest has received something; errors as `await_ready`."""
 
     def done(self) -> Mapping[str, int]:
-        """What each member has done so far, by guest: CPU time [ns] (`burn`), packets that left its
-        guest (`blast`) or arrived there (`sink`).
+        """What each member has done so far, by guest: CPU time [ns] (`burn`, `stress`), packets
+        that left its guest (`blast`) or arrived there (`sink`).
 
         Raises:
             PlanewiseError: one of them ended.
@@ -173,9 +193,9 @@ class ProcessCrew:
 
     def await_ready(self, timeout_s: float) -> None:
         """See `Crew.await_ready`."""
-        for process in self._processes:
+        for process in self._processes if self._kind != "stress" else ():
             process.wait_ready("ready", timeout_s)
-        if self._kind == "burn":  # beyond what the start itself takes
+        if self._kind in ("burn", "stress"):  # beyond what the start itself takes
             self._await([partial(self._burnt, n) for n in range(len(self._members))], timeout_s)
 
     def await_receiving(self, timeout_s: float) -> None:
@@ -184,7 +204,7 @@ class ProcessCrew:
 
     def done(self) -> Mapping[str, int]:
         """See `Crew.done`."""
-        if self._kind == "burn":
+        if self._kind in ("burn", "stress"):
             return _by_guest(self._members, map(self._cpu_time_ns, range(len(self._members))))
         name = "rx_packets" if self._kind == "sink" else "tx_packets"
         return _by_guest(self._members, (self._counter(member, name) for member in self._members))
@@ -215,7 +235,20 @@ class ProcessCrew:
     def _cpu_time_ns(self, number: int) -> int:
         """CPU time that a member has had; a virtual machine counts its own processes."""
         pid, guest = self._processes[number].pid, self._members[number].guest
-        return int(self._host.read_text(f"/proc/{pid}/schedstat", netns=guest.netns).split()[0])
+
+        def ran_ns(pid: str) -> int:
+            text = self._host.read_text(f"/proc/{pid}/schedstat", netns=guest.netns)
+            return int(text.split()[0])
+
+        total, waiting = ran_ns(str(pid)), [str(pid)] if self._kind == "stress" else []
+        while waiting:
+            parent = waiting.pop()
+            with suppress(PlanewiseError):  # one that ended meanwhile
+                path = f"/proc/{parent}/task/{parent}/children"
+                children = self._host.read_text(path, netns=guest.netns).split()
+                waiting += children
+                total += sum(map(ran_ns, children))
+        return total
 
     def _counter(self, member: CrewProcess, name: str) -> int:
         guest = member.guest
@@ -279,7 +312,7 @@ class ShellCrew:
     def done(self) -> Mapping[str, int]:
         """See `Crew.done`."""
         look = _SO_FAR[self._kind].replace("INTERFACE", self._interface)
-        script = f'pids=$(cat "$1/pids") || exit; for pid in $pids; do {look} || exit; '
+        script = f'{_TREE}pids=$(cat "$1/pids") || exit; for pid in $pids; do {look} || exit; '
         script += "echo $now; done"
         asked = self._host.run(["sh", "-c", script, "sh", self._directory])
         values = asked.stdout.split()
@@ -329,8 +362,10 @@ def _script(host: Host, members: Sequence[CrewProcess], kind: str, interface: st
         f'{command} </dev/null >{number}.out 2>{number}.err & pids="$pids $!"'
         for number, command in enumerate(commands)
     ]
-    awaits = {"burn": _BURNING, "sink": _LISTENING}.get(kind, "echo READY >&2\n")
-    text = "\n".join((_HEAD, *starts, "echo $pids >pids", awaits, _TAIL))
+    awaits = {"burn": _BURNING, "sink": _LISTENING, "stress": _STRESSING}.get(
+        kind, "echo READY >&2\n"
+    )
+    text = "\n".join((_HEAD, _TREE, *starts, "echo $pids >pids", awaits, _TAIL))
     return (
         text.replace("READY", _READY)
         .replace("RECEIVING", _RECEIVING)

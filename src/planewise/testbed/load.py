@@ -18,7 +18,10 @@ from planewise.testbed.crew import Crew, CrewProcess, ProcessCrew, StartCrew
 from planewise.testbed.host import FinishedProcess, Host
 from planewise.testbed.model import Guest, HostRole
 
-LoadType = Literal["none", "cpu", "network"]
+LoadType = Literal["none", "cpu", "network", "cache", "memory"]
+STRESS_NG = "stress-ng"
+STRESSORS: Mapping[str, str] = {"cache": "--cache", "memory": "--vm"}
+"""Load types that stress-ng makes: each of its workers takes a whole thread's time."""
 
 UNPACED_PPS = 1e9
 """Asked of `pw-probe blast` where a guest shall send as fast as it can."""
@@ -52,7 +55,9 @@ class LoadSpec:
     """The load ends by itself after this, should nobody end it."""
     by_guest: bool = False
     busy_threads: int = 1
-    """Processes of each guest that burn, where `cpu_share` is None."""
+    """Processes of each guest that burn, where `cpu_share` is None, or that stress-ng runs."""
+    memory_mib: int = 32
+    """Memory that each process of memory load writes and reads."""
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -62,6 +67,7 @@ class LoadSpec:
             ("payload_bytes", self.payload_bytes, 0, 65_507),
             ("limit_s", self.limit_s, 0, 86_400),
             ("busy_threads", self.busy_threads, 1, 1024),
+            ("memory_mib", self.memory_mib, 4, 65_536),
         ):
             if value is None:
                 continue
@@ -87,6 +93,8 @@ class Demand:
 
 def demand(spec: LoadSpec, guests: int, cpus: int) -> Demand:
     """What each of `guests` is to do on a host with `cpus`. Pure."""
+    if spec.type in STRESSORS:
+        return Demand(spec.busy_threads, 1.0, None)
     if spec.by_guest:
         if spec.cpu_share is None:
             return Demand(spec.busy_threads, 1.0, spec.rate_pps)
@@ -145,15 +153,15 @@ def achieved(spec: LoadSpec, before: Work, after: Work, cpus: int) -> Background
         name: max(0.0, value - before.by_guest.get(name, value)) / took_s
         for name, value in after.by_guest.items()
     }
-    if spec.type == "cpu":
-        endless = spec.by_guest and spec.cpu_share is None
+    if spec.type != "network":
+        endless = spec.type in STRESSORS or (spec.by_guest and spec.cpu_share is None)
         wanted = None if endless else each.share * each.threads
         step = CYCLE_S * each.share * each.threads
     else:
         wanted = each.rate_pps
         step = float(spec.burst)
     return BackgroundResult(
-        unit="cpus" if spec.type == "cpu" else "pps",
+        unit="pps" if spec.type == "network" else "cpus",
         window_s=took_s,
         wanted=None if wanted is None else wanted * guests,
         achieved=math.fsum(rates.values()),
@@ -236,10 +244,10 @@ class BackgroundLoad:
                 remedy="give it background guests: 8, 32, 64 or 128 a host",
             )
         try:
-            if self.spec.type == "cpu":
-                self._start_burning()
-            else:
+            if self.spec.type == "network":
                 self._start_sending()
+            else:
+                self._start_burning()
         except BaseException:
             for crew in self._crews:
                 crew.kill()
@@ -252,6 +260,9 @@ class BackgroundLoad:
             self.report = LoadReport(self.spec, 0, 0.0)
             return
         duration_s = time.monotonic() - self._started
+        stressed_s = 0.0
+        if kind is None and self.spec.type in STRESSORS:
+            stressed_s = math.fsum(self.work().by_guest.values())
         early = len(set(self._workers.gone))
         for crew in self._crews:
             crew.interrupt()
@@ -262,6 +273,12 @@ class BackgroundLoad:
         workers = self._workers.end()
         sinks = [] if self._sinks is None else self._sinks.end()
         guests = len(self._testbed.background(self.spec.location))
+        if self.spec.type in STRESSORS:  # which tells nothing itself
+            share = stressed_s / (duration_s * self._cpus)
+            self.report = LoadReport(
+                self.spec, guests, duration_s, cpu_s=stressed_s, cpu_share=share
+            )
+            return
         self.report = account(self.spec, guests, workers, sinks, duration_s, early, self._cpus)
 
     def check(self) -> None:
@@ -278,7 +295,7 @@ class BackgroundLoad:
     def work(self) -> Work:
         """See `RunningLoad.work`."""
         done: Mapping[str, float] = {} if self._workers is None else self._workers.done()
-        if self.spec.type == "cpu":
+        if self.spec.type != "network":
             done = {name: ns / 1e9 for name, ns in done.items()}
         received = 0 if self._sinks is None else sum(self._sinks.done().values())
         return Work(time.monotonic(), done, received)
@@ -292,6 +309,13 @@ class BackgroundLoad:
         guests = self._testbed.background(self.spec.location)
         self._cpus = procfs.count_cpus(host.read_text("/proc/cpuinfo"))
         each = demand(self.spec, len(guests), self._cpus)
+        if self.spec.type in STRESSORS:
+            argv = stress_command(self.spec, host.directory)
+            self._workers = self._start_crew(
+                host, [CrewProcess(guest, argv) for guest in guests], "stress"
+            )
+            self._workers.await_ready(_START_S)
+            return
         argv = (host.probe, "burn", "--load", f"{each.share:.6f}", "--duration", self._limit)
         # A process a thread: what it has burnt is then one number of the kernel's.
         members = [CrewProcess(guest, argv) for guest in guests for _ in range(each.threads)]
@@ -326,6 +350,15 @@ class BackgroundLoad:
     @property
     def _limit(self) -> str:
         return f"{self.spec.limit_s:g}"
+
+
+def stress_command(spec: LoadSpec, directory: str) -> tuple[str, ...]:
+    """stress-ng for one guest; `directory` is one that it may write to. Pure."""
+    memory = ("--vm-bytes", f"{spec.memory_mib}m") if spec.type == "memory" else ()
+    return (
+        *(STRESS_NG, STRESSORS[spec.type], str(spec.busy_threads), *memory),
+        *("--timeout", f"{math.ceil(spec.limit_s)}s", "--temp-path", directory, "--quiet"),
+    )
 
 
 def account(

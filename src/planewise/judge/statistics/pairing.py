@@ -35,7 +35,9 @@ def level_order(levels: Iterable[Level]) -> tuple[Level, ...]:
 
 _USUAL = {
     name: place
-    for place, name in enumerate((IDLE, "none", "cpu", "network", "sender", "responder"))
+    for place, name in enumerate(
+        (IDLE, "none", "cpu", "network", "cache", "memory", "sender", "responder")
+    )
 }
 """Names that have a usual order."""
 

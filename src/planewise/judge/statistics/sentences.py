@@ -70,7 +70,7 @@ def where_text(stratum: str) -> str:
         return " without load"
     if stratum in ("sender", "responder"):
         return f" with load at the {stratum}"
-    if stratum in ("cpu", "network"):
+    if stratum in ("cpu", "network", "cache", "memory"):
         return f" under {stratum} load"
     return f" at {stratum}"
 

@@ -34,6 +34,8 @@ STRATA = {
     "none": "Without load",
     "cpu": "CPU load",
     "network": "Network load",
+    "cache": "Cache load",
+    "memory": "Memory load",
     "sender": "Load at the sender",
     "responder": "Load at the responder",
     OVERALL: "All conditions",

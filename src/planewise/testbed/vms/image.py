@@ -38,7 +38,14 @@ PVH_MIB, BZIMAGE_MIB = 80, 112
 Debian's kernel ends 66 MiB above zero when it is loaded as it is, and unpacks itself within 74.
 """
 
-_PROGRAM_MIB = {"iperf3": 24, "redis-server": 64, "dpdk-testpmd": 96, "nice": 0, "stdbuf": 0}
+_PROGRAM_MIB = {
+    "iperf3": 24,
+    "redis-server": 64,
+    "stress-ng": 112,
+    "dpdk-testpmd": 96,
+    "nice": 0,
+    "stdbuf": 0,
+}
 """Memory that a guest needs more for a program with its libraries, which are in memory twice while
 it boots; for testpmd with the huge pages of its buffers."""
 
