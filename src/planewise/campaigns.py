@@ -21,13 +21,14 @@ from planewise.store.files import write_file
 from planewise.store.models import Fingerprint
 from planewise.store.rundir import CAMPAIGN_FILE, RUN_FILE, RunReader, check_free
 from planewise.sweeps import SweepPlan, sweep
+from planewise.testbed.containers import why_no_docker
 from planewise.testbed.steering import split_cpus
 
 
 def check(design: CampaignDesign) -> None:
     """UnsupportedError when this machine cannot vary what the design varies."""
     cpus = split_cpus()
-    reason = unavailable_reason(design, cpus.receivers if cpus else None)
+    reason = unavailable_reason(design, cpus.receivers if cpus else None, why_no_docker())
     if reason:
         raise UnsupportedError(
             reason, remedy="leave the level out; docs/reference/designs.md says what can be had"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from planewise.measure.sut import RouterUnderTest, SutMeasurer
+from planewise.testbed.containers import why_no_docker
 from tests.linux.test_runs import nothing_is_left, run
 
 
@@ -21,6 +22,18 @@ def test_each_way_to_forward_brings_every_frame_of_a_low_load(
         result = measurer.trial(2000, 0.5)
     assert result.sent == 1000
     assert result.received == 1000
+
+
+@pytest.mark.parametrize("forwarding", ["kernel", "xdp", "bridge"])
+def test_a_router_in_a_container_brings_every_frame_and_leaves_nothing(forwarding: str) -> None:
+    if reason := why_no_docker():
+        pytest.skip(f"Docker: {reason}; `scripts/setup lab` installs it")
+    sut = RouterUnderTest(6, forwarding, platform="container")  # type: ignore[arg-type]
+    with SutMeasurer(sut, 84) as measurer:
+        assert measurer.cell["platform"] == "container"
+        result = measurer.trial(2000, 0.5)
+    assert (result.sent, result.received) == (1000, 1000)
+    assert nothing_is_left()
 
 
 def test_a_campaign_is_measured_summed_up_and_gone_on_with(tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ def test_a_cell_names_every_factor_and_that_of_a_router_alone_stays_as_it_was() 
             "factors.nic_ring: the router's interfaces here are veth",
         ),
         ({"platform": ["namespace", "vm"]}, (1,), "factors.platform: a router that is a virtual"),
-        ({"platform": "container"}, (1,), "factors.platform: a router that is a container"),
         ({"irq_pinning": ["two"]}, (1,), "two takes three CPUs"),
         ({"irq_pinning": ["one", "spread"]}, (1,), "are the same on a machine with two CPUs"),
         ({"irq_pinning": ["one"]}, None, "receive work cannot be moved here"),
@@ -81,6 +80,14 @@ def test_a_factor_that_this_machine_cannot_vary_is_refused_with_the_reason(
     reason = unavailable_reason(campaign(**factors), receivers)
     assert said in reason
     assert bool(said) == bool(reason)
+
+
+def test_a_router_in_a_container_is_a_configuration_of_its_own_where_there_is_docker() -> None:
+    design = campaign(platform=["namespace", "container"])
+    assert unavailable_reason(design, (1,)) == ""
+    assert {curve.levels["platform"] for curve in curves_of(design)} == {"namespace", "container"}
+    reason = unavailable_reason(design, (1,), "there is none on this machine")
+    assert reason.startswith("factors.platform: a router that is a container needs Docker")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from planewise.measure.design import DesignModel, FrameBytes, Levels, LoadLadder
 from planewise.measure.sut import Pinning, RouterUnderTest
 from planewise.store.models import Level
 from planewise.testbed.model import IpVersion
-from planewise.testbed.namespaces import Forwarding
+from planewise.testbed.namespaces import Forwarding, RouterPlatform
 from planewise.units import duration_text
 
 Platform = Literal["namespace", "container", "vm"]
@@ -40,7 +40,7 @@ class RouterFactors(DesignModel):
     forwarding: Levels[Forwarding] = ("kernel",)
     """What forwards: the kernel's routing, an XDP program that routes, or the kernel's bridge."""
     platform: Levels[Platform] = ("namespace",)
-    """What the router is."""
+    """What the router is: a container is Docker's, and forwards in its network namespace."""
     irq_pinning: Levels[Pinning] = ("spread",)
     """CPUs of the router's receive work: `none`, where a frame arrives; `one` for both interfaces;
     `two`, one each; `spread`, all but the generator's."""
@@ -141,7 +141,8 @@ def curves_of(design: CampaignDesign) -> tuple[PlannedCurve, ...]:
                     version,
                     forwarding,
                     pinning,
-                    labels=(("platform", "namespace"), ("duration_s", seconds), ("runs", runs)),
+                    platform,
+                    labels=(("duration_s", seconds), ("runs", runs)),
                 ),
                 size_bytes,
                 seconds,
@@ -149,10 +150,11 @@ def curves_of(design: CampaignDesign) -> tuple[PlannedCurve, ...]:
                 repetition,
                 shuffler.randrange(2**31),
             )
-            for version, forwarding, pinning, size_bytes, seconds, runs in product(
+            for version, forwarding, pinning, platform, size_bytes, seconds, runs in product(
                 factors.ip_version,
                 factors.forwarding,
                 factors.irq_pinning,
+                _built(factors.platform),
                 factors.size_bytes,
                 factors.duration_s,
                 factors.runs,
@@ -163,10 +165,18 @@ def curves_of(design: CampaignDesign) -> tuple[PlannedCurve, ...]:
     return tuple(curves)
 
 
-def unavailable_reason(design: CampaignDesign, receivers: Sequence[int] | None) -> str:
+def _built(platforms: Sequence[Platform]) -> list[RouterPlatform]:
+    """Those that a router can be; `unavailable_reason` refuses the rest first."""
+    return [one for one in platforms if one != "vm"]
+
+
+def unavailable_reason(
+    design: CampaignDesign, receivers: Sequence[int] | None, no_docker: str = ""
+) -> str:
     """Why a campaign cannot be had on this machine; empty where it can.
 
     `receivers` are the CPUs beside the generator's; None where receive work cannot be moved.
+    `no_docker` is why there can be no containers; empty where there can.
     """
     factors = design.factors
     if factors.nic_ring is not None:
@@ -174,13 +184,13 @@ def unavailable_reason(design: CampaignDesign, receivers: Sequence[int] | None) 
             "factors.nic_ring: the router's interfaces here are veth pairs, and these have no ring "
             "that could be set"
         )
-    for platform in factors.platform:
-        if platform != "namespace":
-            what = {"container": "a container", "vm": "a virtual machine"}[platform]
-            return (
-                f"factors.platform: a router that is {what} is a chain of one function, which is "
-                "measured at overload alone (`factors.vnfs: 1` with `chain`)"
-            )
+    if "vm" in factors.platform:
+        return (
+            "factors.platform: a router that is a virtual machine is a chain of one function, "
+            "which is measured at overload alone (`factors.vnfs: 1` with `chain`)"
+        )
+    if "container" in factors.platform and no_docker:
+        return f"factors.platform: a router that is a container needs Docker: {no_docker}"
     several = [level for level in factors.irq_pinning if level != "none"]
     if several and receivers is None:
         return "factors.irq_pinning: receive work cannot be moved here, so that there is only none"

@@ -23,7 +23,7 @@ from planewise.measure.stages import Stages
 from planewise.store.models import Level, TrialRecord
 from planewise.testbed.host import LocalHost
 from planewise.testbed.model import IpVersion, TrialPath, mtu_for
-from planewise.testbed.namespaces import Forwarding, RouterTestbed
+from planewise.testbed.namespaces import Forwarding, RouterPlatform, RouterTestbed
 from planewise.testbed.pair import Pair
 from planewise.testbed.planes.kinds import GuestKind
 from planewise.testbed.setting import TrafficPath
@@ -141,6 +141,7 @@ class RouterUnderTest:
     ip_version: IpVersion = 6
     forwarding: Forwarding = "kernel"
     pinning: Pinning = "spread"
+    platform: RouterPlatform = "namespace"
     labels: tuple[tuple[str, Level], ...] = ()
     """Further factors of a campaign, whose cells name all of them."""
 
@@ -152,6 +153,8 @@ class RouterUnderTest:
             beyond["forwarding"] = self.forwarding
         if self.labels or self.pinning != "spread":
             beyond["irq_pinning"] = self.pinning
+        if self.labels or self.platform != "namespace":
+            beyond["platform"] = self.platform
         return {"plane": "router", "ip_version": self.ip_version, **beyond, **dict(self.labels)}
 
     def on(self, pair: Pair) -> Sut:
@@ -165,7 +168,9 @@ class RouterUnderTest:
         """See `Sut.build`."""
         target = _PathTarget(built, self.ip_version)
         mtu_bytes = mtu_for([size_bytes])
-        router = built.enter_context(RouterTestbed(self.ip_version, mtu_bytes, self.forwarding))
+        router = built.enter_context(
+            RouterTestbed(self.ip_version, mtu_bytes, self.forwarding, self.platform)
+        )
         if target.cpus is not None and self.pinning != "none":
             for place, entrance in enumerate(router.entrances):
                 receivers = target.cpus.receivers

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
+import shutil
 import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,6 +88,15 @@ class _Started:
     pid: int
     """Of its first process, as the daemon counts."""
     network: str | None
+
+
+def why_no_docker() -> str:
+    """Why this machine's Docker cannot be used for guests; empty where it can."""
+    if os.geteuid() != 0:
+        return "and only root may give its containers interfaces"
+    if not (shutil.which("dockerd") or Path(STANDARD_SOCKET).exists()):
+        return "there is none on this machine (Debian, Ubuntu: docker.io)"
+    return ""
 
 
 class Docker:
@@ -375,6 +386,18 @@ class Docker:
                 remedy=f"check there with `docker -H unix://{path} info`",
             ) from error
         self._api = client
+
+
+def name_networks(host: Host, docker: Docker, names: Sequence[str]) -> tuple[Container, ...]:
+    """Gives running containers' networks their names in /run/netns, and tells of them.
+
+    Raises:
+        PlanewiseError: one of them ended meanwhile.
+    """
+    located = docker.locate(names)
+    attach = "".join(f"ip netns attach {container.name} {container.pid}\n" for container in located)
+    host.run(["sh", "-es"], stdin=attach.encode(), timeout_s=120).check()
+    return located
 
 
 REMOVE_CGROUPS = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
@@ -15,6 +16,7 @@ from typing import Literal, Self
 from planewise.errors import PlanewiseError
 from planewise.testbed import netns, signals
 from planewise.testbed.apply import apply
+from planewise.testbed.containers import Docker, name_networks
 from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import Ownership, token_of
 from planewise.testbed.model import (
@@ -54,6 +56,9 @@ class _Testbed(ABC):
     def _plan(self, token: str) -> Plan:
         """What is to be made, with names under this token."""
 
+    def _begin(self) -> None:  # noqa: B027 - most need nothing
+        """Starts what the plan takes for given."""
+
     @abstractmethod
     def _hosts(self) -> list[LocalHost]:
         """Hosts that were used, to be closed; it is not built afterwards."""
@@ -64,6 +69,7 @@ class _Testbed(ABC):
         try:
             self._ownership = Ownership.take(self._what)
             plan = self._plan(self._ownership.token)
+            self._begin()
             thread = NamespaceThread("apply")
             try:
                 apply(plan, thread)
@@ -121,17 +127,28 @@ _ROUTER = ("rt0", "rt1")
 
 Forwarding = Literal["kernel", "xdp", "bridge"]
 """What forwards in a router under test."""
+RouterPlatform = Literal["namespace", "container"]
+"""What a router under test is."""
 XDP_ROUTER = Path(__file__).parent / "bpf" / "router.bpf.o"
 
 
-def plan_router(token: str, mtu_bytes: int = 1500, forwarding: Forwarding = "kernel") -> Plan:
+def plan_router(
+    token: str,
+    mtu_bytes: int = 1500,
+    forwarding: Forwarding = "kernel",
+    platform: RouterPlatform = "namespace",
+) -> Plan:
     """A generator with two ports and a host between them that forwards IPv4 and IPv6. Pure.
+
+    A router that is a container has its namespace from Docker, before this plan.
 
     The generator has no addresses: its kernel neither answers nor forwards what the router sends.
     An XDP program routes by the same addresses and neighbours as the kernel; a bridge has none.
     """
     generator, router = f"pw-{token}-g", f"pw-{token}-f"
-    steps: list[Step] = [*new_namespace(generator), *new_namespace(router)]
+    steps: list[Step] = [*new_namespace(generator)]
+    if platform == "namespace":
+        steps += new_namespace(router)
     if forwarding == "bridge":
         steps += [AddBridge(router, BRIDGE, _ROUTER_MACS[0], mtu_bytes), SetUp(router, BRIDGE)]
     else:
@@ -182,10 +199,16 @@ class RouterTestbed(_Testbed):
     """
 
     def __init__(
-        self, ip_version: IpVersion, mtu_bytes: int = 1500, forwarding: Forwarding = "kernel"
+        self,
+        ip_version: IpVersion,
+        mtu_bytes: int = 1500,
+        forwarding: Forwarding = "kernel",
+        platform: RouterPlatform = "namespace",
     ) -> None:
         super().__init__(f"IPv{ip_version} router")
         self.forwarding: Forwarding = forwarding
+        self.platform: RouterPlatform = platform
+        self._docker = ExitStack()
         self.ip_version = ip_version
         self.mtu_bytes = mtu_bytes
         self._token = ""
@@ -218,7 +241,7 @@ class RouterTestbed(_Testbed):
     @property
     def plan(self) -> Plan:
         """The steps that made it."""
-        return plan_router(self.token, self.mtu_bytes, self.forwarding)
+        return plan_router(self.token, self.mtu_bytes, self.forwarding, self.platform)
 
     def trial_path(self) -> TrialPath:
         """From one port of the generator through the router to the other."""
@@ -249,9 +272,18 @@ class RouterTestbed(_Testbed):
 
     def _plan(self, token: str) -> Plan:
         self._token = token
-        return plan_router(token, self.mtu_bytes, self.forwarding)
+        return self.plan
+
+    def _begin(self) -> None:
+        if self.platform == "container":
+            host = LocalHost("docker")
+            self._docker.callback(host.close)
+            docker = self._docker.enter_context(Docker(host, self.token))
+            docker.run(self.router_netns)
+            name_networks(host, docker, [self.router_netns])
 
     def _hosts(self) -> list[LocalHost]:
+        self._docker.close()
         hosts = list(self.__dict__.pop("hosts", {}).values())
         self._token = ""
         return hosts

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from planewise.testbed.containers import GUEST_MIB, Container, join_command
+from planewise.testbed.containers import GUEST_MIB, Container, join_command, name_networks
 from planewise.testbed.forwarding import ForwardingHost
 from planewise.testbed.host import Host, HostProcess
 from planewise.testbed.machine import MachineState, PlacedGuest, Resources
@@ -45,11 +45,7 @@ class ContainerMaker:
                 docker.run(guest.netns)
 
         together([partial(start, guest) for guest in guests], _WORKERS)
-        located = docker.locate([guest.netns for guest in guests])
-        attach = "".join(
-            f"ip netns attach {container.name} {container.pid}\n" for container in located
-        )
-        here.host.run(["sh", "-es"], stdin=attach.encode(), timeout_s=120).check()
+        located = name_networks(here.host, docker, [guest.netns for guest in guests])
         return [
             PlacedGuest(
                 replace(guest, mac=container.mac or guest.mac), "container", container=container
