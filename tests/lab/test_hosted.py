@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from planewise.commands.clean import clean
+from planewise.store.rundir import RunReader
 from planewise.testbed import ledger
+from planewise.testbed.coalescing import read_rx_usecs
 from planewise.testbed.remote import LabHost
 
-from .conftest import Run, UpLab
+from .conftest import PLANEWISE, Run, UpLab
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -64,6 +66,7 @@ for pf in /sys/class/net/pf*/device; do
         cat $vf/net/*/address
     done
 done
+ethtool -c pf0 | grep usecs:
 pgrep -a pw-probe
 true
 """
@@ -184,6 +187,47 @@ def test_after_kills_at_random_moments_clean_brings_everything_back(
         clean(dry_run=False, json_=False)
         come_back(hosts, before, told)
         assert not [one for one in ledger.leftovers() if one.hosts], told
+
+
+COALESCED = """
+factors: {plane: bridge, frequency_pps: 100, rx_usecs: [0, 500]}
+rtt: {packets: PACKETS}
+blocks: 1
+"""
+
+
+@pytest.mark.skipif(
+    "PLANEWISE_INTERRUPTS" not in os.environ,
+    reason="two runs between the lab's hosts take minutes: PLANEWISE_INTERRUPTS=1 runs them",
+)
+def test_interrupts_are_coalesced_as_asked_and_come_back_also_after_a_kill(
+    hosts: dict[str, LabHost], tmp_path: Path
+) -> None:
+    before = states(hosts)
+    design, out = tmp_path / "design.yaml", tmp_path / "run"
+    design.write_text(COALESCED.replace("PACKETS", "100"))
+    argv = [*PLANEWISE, "run", str(design), *HOSTS, "--out"]
+    done = subprocess.run([*argv, str(out)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    medians = {
+        trial.cell["rx_usecs"]: trial.latency["rtt_user"].p50_ns
+        for trial in RunReader(out).trials()
+    }
+    print(f"median RTT [ns] by rx-usecs, emulated: {medians}")
+    assert set(medians) == {0, 500}
+    come_back(hosts, before, done.stderr)
+
+    design.write_text(COALESCED.replace("PACKETS", "6000"))
+    with subprocess.Popen([*argv, str(tmp_path / "killed")], stderr=subprocess.DEVNULL) as victim:
+        deadline = time.monotonic() + 300
+        while {read_rx_usecs(host, "pf0") for host in hosts.values()} & {0, 500} == set():
+            assert time.monotonic() < deadline
+            assert victim.poll() is None
+            time.sleep(0.2)
+        victim.kill()
+    assert states(hosts) != before
+    clean(dry_run=False, json_=False)
+    come_back(hosts, before)
 
 
 def test_igb_counters_of_vfs_are_called_unsupported(

@@ -14,6 +14,7 @@ from typing import Literal, cast
 
 from planewise.measure.design import (
     ALLOC_TRAFFIC,
+    AS_IS,
     LOAD_TRAFFIC,
     RTT_TRAFFIC,
     SAME,
@@ -118,6 +119,7 @@ class RttTraffic:
     size_bytes: int
     protocol: Protocol
     pattern: str = STEADY
+    rx_usecs: int | Literal["as-is"] = AS_IS
 
 
 @dataclass(frozen=True, order=True)

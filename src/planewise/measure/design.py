@@ -35,6 +35,8 @@ SAME = "same"
 """Level of `background_plane`: whatever plane the main guests have."""
 
 LoadType = Literal["none", "cpu", "network", "cache", "memory"]
+AS_IS: Literal["as-is"] = "as-is"
+RxUsecs = Annotated[int, Field(ge=0, le=1_000_000)] | Literal["as-is"]
 LoadLocation = Literal["sender", "responder"]
 TrafficPath = Literal["north-south", "east-west"]
 Protocol = Literal["icmp", "stamp", "redis"]
@@ -115,6 +117,9 @@ class Factors(DesignModel):
     """Of RTT trials, and of the allocator's: ICMP echo; STAMP (RFC 8762) against `pw-probe
     reflect`; or requests to a Redis server in the responder's guest, over one TCP connection: an
     application's response time."""
+    rx_usecs: Levels[RxUsecs] = (AS_IS,)
+    """Interrupt coalescing of the hosts' NICs in RTT trials: a NIC waits so many µs for more frames
+    before it interrupts a CPU (`ethtool -C NIC rx-usecs N`); `as-is`: as it was found."""
     vnfs: Levels[VnfCount] = (0,)
     """Network functions of a chain; 0: no chain, but the main guests of two hosts."""
     message_bytes: Levels[MessageBytes] = (131_072,)
@@ -135,10 +140,12 @@ class Factors(DesignModel):
         for name, levels in self:
             if len(set(levels)) != len(levels):
                 raise ValueError(f"{name} names a level twice")
+        if AS_IS in self.rx_usecs and len(self.rx_usecs) > 1:
+            raise ValueError(f"rx_usecs {AS_IS} is whatever the NICs have, and stands alone")
         return self
 
 
-RTT_TRAFFIC = ("frequency_pps", "size_bytes", "protocol", "pattern")
+RTT_TRAFFIC = ("frequency_pps", "size_bytes", "protocol", "pattern", "rx_usecs")
 """Factors that an RTT trial has by itself: going from level to level changes no testbed."""
 LOAD_TRAFFIC = ("size_bytes",)
 """The same of a load trial, and of a chain's."""
@@ -163,6 +170,7 @@ class Where(DesignModel):
     pattern: Levels[Pattern] | None = None
     size_bytes: Levels[FrameBytes | Imix] | None = None
     protocol: Levels[Protocol] | None = None
+    rx_usecs: Levels[RxUsecs] | None = None
     vnfs: Levels[VnfCount] | None = None
     message_bytes: Levels[MessageBytes] | None = None
     policy: Levels[Policy] | None = None

@@ -43,6 +43,7 @@ from planewise.store.models import (
     OfferedLoad,
     TrialRecord,
 )
+from planewise.testbed.coalescing import set_rx_usecs
 from planewise.testbed.host import Host, HostProcess, ProcessTimeoutError
 from planewise.testbed.model import CapturePoint, Guest, HostRole
 from planewise.testbed.scratch import scratch
@@ -86,6 +87,7 @@ class RttPath:
 def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
     """Runs one RTT trial. PlanewiseError when it could not be run."""
     with scratch() as directory, ExitStack() as running:
+        _coalesce(path, trial)
         if trial.protocol == "stamp":
             host = path.hosts["responder"]
             reflector = host.start([host.probe, "reflect"], netns=path.responder.netns)
@@ -121,6 +123,14 @@ def measure_rtt(path: RttPath, trial: RttTrial, place: Place) -> TrialResult:
             used = _cpu(steady, watch)
             record = record.model_copy(update=_steadily(record, steady, used))
     return TrialResult(record, packets)
+
+
+def _coalesce(path: RttPath, trial: RttTrial) -> None:
+    """Sets the interrupts of the NICs that the packets pass."""
+    if trial.rx_usecs is not None:
+        for point in path.capture_points:
+            if point.name.endswith("_nic"):
+                set_rx_usecs(path.hosts[point.host], point.interface, trial.rx_usecs)
 
 
 def _of_requests(path: RttPath) -> RttPath:

@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from planewise.errors import UnsupportedError
 from planewise.measure.cells import Cell, CellTestbed, Traffic, expand
-from planewise.measure.design import AllocPart, Design, Imix, Policy, Randomise
+from planewise.measure.design import AS_IS, AllocPart, Design, Imix, Policy, Randomise
 from planewise.measure.design import Protocol as RttProtocol
 from planewise.measure.pattern import STEADY, bursts_of
 from planewise.measure.stage import OnSample, Place, Station, Trial, TrialKind, TrialResult
@@ -76,6 +76,8 @@ class RttTrial:
     """How long its traffic goes on afterwards for CPU time."""
     pattern: str = ""
     """How packets follow one another; empty where the design has but steady ones."""
+    rx_usecs: int | None = None
+    """What the hosts' NICs wait before they interrupt; None: as they are."""
     guest_stamps: bool = False
     """Whether packets are stamped at the guests' own interfaces, too."""
     kind: ClassVar[TrialKind] = "rtt"
@@ -105,6 +107,7 @@ class RttTrial:
             "frequency_pps": self.frequency_pps,
             "protocol": self.protocol,
             **({"pattern": self.pattern} if self.pattern else {}),
+            **({} if self.rx_usecs is None else {"rx_usecs": self.rx_usecs}),
         }
 
     def measure_on(self, station: Station, place: Place, on_sample: OnSample) -> TrialResult:
@@ -350,7 +353,8 @@ def _rtt_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> lis
     return [
         RttTrial(
             name=f"rtt:{cell.name},{one.frequency_pps:g}pps,{one.size_bytes}B,{one.protocol}"
-            f"{f',{one.pattern}' if varied else ''}#r{block}",
+            f"{f',{one.pattern}' if varied else ''}"
+            f"{'' if one.rx_usecs == AS_IS else f',{one.rx_usecs}us'}#r{block}",
             frequency_pps=one.frequency_pps,
             size_bytes=one.size_bytes,
             packets=design.rtt.packets,
@@ -358,6 +362,7 @@ def _rtt_trials(design: Design, cell: Cell, block: int, traffic: Traffic) -> lis
             steady_s=design.rtt.steady_s,
             guest_stamps=design.rtt.guest_stamps,
             pattern=one.pattern if varied else "",
+            rx_usecs=None if one.rx_usecs == AS_IS else int(one.rx_usecs),
         )
         for one in traffic.rtt
     ]

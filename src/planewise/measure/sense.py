@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from planewise.measure.applications import REDIS_LEAST_BYTES, is_redis_frame
 from planewise.measure.cells import combinations, factors_in_use
 from planewise.measure.design import (
+    AS_IS,
     LARGEST_CHAIN_BYTES,
     MAX_COMBINATIONS,
     MAX_TRIALS,
@@ -62,6 +63,7 @@ def find_problem(design: Design) -> Problem | None:
         or _conflict(design)
         or _impossible_function(design)
         or _impossible_cell(design)
+        or _coalescing_elsewhere(design)
         or _impossible_burst(design)
         or _impossible_load(design)
     )
@@ -342,6 +344,20 @@ def _impossible_allocation(design: Design) -> Problem | None:
         return Problem(
             ("alloc", "group_pps"), "a rate is named twice", "a group is known by its rate"
         )
+    return None
+
+
+def _coalescing_elsewhere(design: Design) -> Problem | None:
+    """Trials that would run at whatever the last RTT trial set, or RTT trials without a NIC."""
+    if design.factors.rx_usecs == (AS_IS,):
+        return None
+    for part in ("sweep", "tcp", "chain", "alloc"):
+        if getattr(design, part) is not None:
+            return Problem(
+                ("factors", "rx_usecs"),
+                f"interrupt coalescing is varied in round-trip trials, not in those of `{part}`",
+                f"make a design of its own for `{part}`",
+            )
     return None
 
 

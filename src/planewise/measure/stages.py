@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
@@ -16,7 +16,7 @@ from typing import Self
 from planewise import procfs
 from planewise.measure.cells import Cell
 from planewise.measure.chains.stage import ChainStage
-from planewise.measure.design import Design
+from planewise.measure.design import AS_IS, Design
 from planewise.measure.stage import (
     ClearableStage,
     FactualStage,
@@ -27,9 +27,10 @@ from planewise.measure.stage import (
 )
 from planewise.measure.station import GuestStage
 from planewise.measure.vms import VmStage, local_vms
+from planewise.testbed.coalescing import read_rx_usecs
 from planewise.testbed.model import IpVersion
 from planewise.testbed.pair import Pair
-from planewise.testbed.planes import refusal
+from planewise.testbed.planes import plane, refusal
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
 
 _FAMILY: Mapping[GuestKind, GuestKind] = MappingProxyType({"container": "namespace"})
@@ -105,7 +106,8 @@ class Stages:
         void = _second_places(cells) if self._here else frozenset[Cell]()
         for cell in cells:
             place = ONE_PLACE if cell in void else ""
-            if reason := self._refusal(cell) or place or self._more_than_its_cpus(cell):
+            refused = self._refusal(cell) or place or self._more_than_its_cpus(cell)
+            if reason := refused or self._no_coalescing(cell):
                 reasons[cell] = reason
             else:
                 kinds.setdefault(_kind(cell), []).append(cell)
@@ -132,6 +134,31 @@ class Stages:
             f"{cell.background_guests} guests that burn {each.cpu_share:g} CPUs each need "
             f"{wanted:g}, and a host has {cpus}: as many as they can get are had with busy_threads"
         )
+
+    def _no_coalescing(self, cell: Cell) -> str:
+        """Why the interrupts of the NICs cannot be varied for a cell; empty where they can, or are
+        not."""
+        if self._design.factors.rx_usecs == (AS_IS,):
+            return ""
+        if self._pair is None:
+            return "rx_usecs: a veth pair, which is the hosts' NIC here, has no interrupts"
+        if plane(cell.plane).vfs:
+            return f"rx_usecs: it is the NICs', and frames of {cell.plane} go through VFs"
+        if cell.path == "east-west":
+            return "rx_usecs: within one host frames reach no NIC"
+        return self._fixed_interrupts
+
+    @cached_property
+    def _fixed_interrupts(self) -> str:
+        """Which host's NIC does not let its interrupts be coalesced; empty where all do."""
+        assert self._pair is not None
+        for machine in self._pair.machines.values():
+            if read_rx_usecs(machine.host, machine.nic) is None:
+                return (
+                    f"rx_usecs: {machine.nic} on {machine.host.place} does not tell of interrupt "
+                    "coalescing (`ethtool -c`)"
+                )
+        return ""
 
     def _refusal(self, cell: Cell) -> str:
         """Why no hosts of this sort can have a cell's guests; empty where some can."""

@@ -29,7 +29,16 @@ _MOST_COLUMNS = 3
 _MOST_ROWS = 4
 _ALONG = ("background_guests", "frequency_pps", "size_bytes")
 """What rather lies along the axis than in panels of its own, first choice first."""
-_ACROSS = ("frequency_pps", "pattern", "size_bytes", "protocol", "path", "guest", "load_location")
+_ACROSS = (
+    "frequency_pps",
+    "pattern",
+    "size_bytes",
+    "protocol",
+    "rx_usecs",
+    "path",
+    "guest",
+    "load_location",
+)
 """What columns are made of, first choice first."""
 
 

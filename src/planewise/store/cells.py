@@ -24,6 +24,7 @@ FACTORS = (
     "frequency_pps",
     "pattern",
     "protocol",
+    "rx_usecs",
     "vnfs",
     "message_bytes",
 )
@@ -258,6 +259,8 @@ def level_words(name: str, level: Level) -> str:
         return f"at {rate_text(level)}"
     if name == "pattern":
         return "steady rate" if level == "steady" else str(level)
+    if name == "rx_usecs":
+        return f"interrupts after {level} µs"
     if name == "protocol" and isinstance(level, str):
         return f"requests to {APPLICATIONS[level]}" if level in APPLICATIONS else level.upper()
     return f"{name} {level}"
@@ -267,6 +270,7 @@ NAMES: Mapping[str, str] = {
     "background_guests": "background guests",
     "frequency_pps": "probe packets a second",
     "size_bytes": "frame size in bytes",
+    "rx_usecs": "µs before an interrupt",
     "load_type": "load",
     "load_location": "loaded host",
     "background_plane": "plane of the background guests",

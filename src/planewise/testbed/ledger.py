@@ -50,6 +50,8 @@ class HostNote:
     """Where the lab of a host of a lab keeps its files."""
     promiscuous: bool | None = None
     """Whether somebody had the NIC receive every frame; None where that was not noted."""
+    rx_usecs: int | None = None
+    """Its interrupt coalescing (`ethtool -c`); None where it has none, or that was not noted."""
 
 
 class Ownership:

@@ -18,6 +18,7 @@ from planewise import lab
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.lab.state import state_root
 from planewise.testbed import ledger, netns, signals
+from planewise.testbed.coalescing import read_rx_usecs, set_rx_usecs
 from planewise.testbed.containers import REMOVE_CGROUPS, STANDARD_SOCKET, remove_ours
 from planewise.testbed.host import Host, LocalHost
 from planewise.testbed.ledger import DeadRun, HostNote, Ownership
@@ -315,7 +316,14 @@ def _note(host: Host, nic: str) -> HostNote:
     forwarding = host.read_text(_forwarding_of(nic)).strip()
     flags = link["flags"]
     return HostNote(
-        target, nic, "UP" in flags, int(link["mtu"]), forwarding, labs, "PROMISC" in flags
+        target,
+        nic,
+        "UP" in flags,
+        int(link["mtu"]),
+        forwarding,
+        labs,
+        "PROMISC" in flags,
+        read_rx_usecs(host, nic),
     )
 
 
@@ -332,6 +340,8 @@ def return_nics(hosts: Iterable[Host], notes: Iterable[HostNote]) -> None:
             # Open vSwitch sets it, and a killed one leaves it so.
             argv += ["promisc", "on" if note.promiscuous else "off"]
         host.run(argv).check()
+        if note.rx_usecs is not None:
+            set_rx_usecs(host, note.nic, note.rx_usecs)
         if note.forwarding:
             # Planes that route switch it on (testbed/planes/veth.py).
             write = 'echo "$1" >"$2"'

@@ -1,0 +1,34 @@
+"""Interrupt coalescing of a NIC: for how long it collects frames before it interrupts a CPU.
+
+What a host's NIC had before is in its note (`ledger.HostNote`), and comes back from there, also
+after a kill -9.
+"""
+
+from __future__ import annotations
+
+import re
+
+from planewise.testbed.host import Host
+from planewise.testbed.plan import Plan, RunProgram
+
+
+def read_rx_usecs(host: Host, nic: str) -> int | None:
+    """`rx-usecs` of a NIC; None where its driver cannot set it, or ethtool is not there."""
+    told = host.run(["sh", "-c", 'ethtool -c "$1" 2>/dev/null', "sh", nic]).stdout
+    found = re.search(r"^rx-usecs:\s+(\d+)\s*$", told, re.MULTILINE)
+    return None if found is None else int(found[1])
+
+
+def plan_rx_usecs(nic: str, rx_usecs: int) -> Plan:
+    """Has a NIC interrupt `rx_usecs` µs after a frame at the latest. Pure."""
+    return Plan((RunProgram("", ("ethtool", "-C", nic, "rx-usecs", str(rx_usecs))),))
+
+
+def set_rx_usecs(host: Host, nic: str, rx_usecs: int) -> None:
+    """Sets it where it is another.
+
+    Raises:
+        PlanewiseError: the driver refuses.
+    """
+    if read_rx_usecs(host, nic) != rx_usecs:
+        host.perform(plan_rx_usecs(nic, rx_usecs))
