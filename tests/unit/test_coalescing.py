@@ -1,4 +1,4 @@
-"""Interrupt coalescing of NICs: read, set where it differs, given back, refused where it cannot be."""
+"""Interrupt coalescing of NICs: read, set where it differs, given back, refused elsewhere."""
 
 from __future__ import annotations
 
