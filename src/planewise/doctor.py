@@ -21,6 +21,7 @@ from planewise.testbed.host import Host
 from planewise.testbed.host_state import generator_of, offloads_of
 from planewise.testbed.privilege import capable
 from planewise.testbed.scratch import scratch
+from planewise.testbed.stamps import stamps_of
 from planewise.testbed.steering import may_steer
 from planewise.units import percent_text
 
@@ -534,6 +535,7 @@ def _nics(root: Path) -> Iterable[dict[str, str]]:
         if ours:
             nic["offloads"] = offloads_of(path.name)
             nic["generator"] = generator_of(path.name, nic["driver"])
+            nic["stamps"] = stamps_of(path.name)
         yield nic
 
 

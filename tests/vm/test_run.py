@@ -97,7 +97,7 @@ def assert_parts_add_up(packets: pl.DataFrame) -> None:
         - (complete["responder_nic_reply_ns"] - complete["responder_nic_request_ns"])
     ).to_numpy()
     assert np.array_equal(parts["overhead"] + wire + parts["response"], rtt)
-    for part in (wire, parts["response"]):
+    for part in (wire, parts["response"], parts["sender_stack"], parts["responder_stack"]):
         assert part.min() > 0
 
 

@@ -66,13 +66,13 @@ def _caption(bars: Sequence[Bar], layout: Layout, shown: Sequence[str]) -> str:
         "its own clock readings and the kernel's time stamps.",
     }
     told = "".join(words for part, words in more.items() if part in shown)
-    rest = "the rest of " if "sender_stack" in shown else ""
+    less = ", less what its guest takes" if "sender_stack" in shown else ""
     axes = " Bars more than ten times as long have an axis of their own."
     return (
         "How long a typical packet and its answer spend where; the number at the right is "
-        f"their sum. Sender host: {rest}RTT at the guest minus RTT at the sender's network card, "
-        "the RTT overhead. Wire: what remains between the two cards. Responder host: "
-        f"{rest}from its card to its guest and back, the response time.{told} Means over "
+        "their sum. Sender host: RTT at the guest minus RTT at the sender's network card, the "
+        f"RTT overhead{less}. Wire: what remains between the two cards. Responder host: from its "
+        f"card to its guest and back, the response time{less}.{told} Means over "
         "the middle half of the packets, so that they add up and outliers do not weigh in."
         f"{axes if len(stacked.scales(bars, layout)) > 1 else ''}"
     )
