@@ -388,6 +388,17 @@ def test_a_set_load_of_more_cpus_than_there_are_is_refused_before_anything_is_bu
     assert refused_here(text.replace("cpu_share: 0.25", "busy_threads: 1"), tmp_path) == {}
 
 
+def test_more_memory_than_a_host_has_is_not_loaded(tmp_path: Path) -> None:
+    text = (
+        "factors: {plane: veth, load_type: memory, background_guests: 1024}\n"
+        "background: {per_guest: {busy_threads: 64, memory_mib: 65536}}\n"
+    )
+    ((_, reason),) = refused_here(text, tmp_path).items()
+    assert reason.startswith(f"1024 guests that load {1024 * 64 * 65536} MiB of memory together")
+    small = text.replace("1024", "1").replace("65536", "4").replace("64", "1")
+    assert refused_here(small, tmp_path) == {}
+
+
 def test_a_virtual_machine_burns_no_more_than_its_virtual_cpus(tmp_path: Path) -> None:
     path = tmp_path / "design.yaml"
     text = (

@@ -32,6 +32,7 @@ from planewise.testbed.model import IpVersion
 from planewise.testbed.pair import Pair
 from planewise.testbed.planes import plane, refusal
 from planewise.testbed.planes.kinds import GUEST_WORDS, GuestKind
+from planewise.testbed.testbed import SPARE_MIB
 
 _FAMILY: Mapping[GuestKind, GuestKind] = MappingProxyType({"container": "namespace"})
 """Guests that share a stage with another kind."""
@@ -107,6 +108,7 @@ class Stages:
         for cell in cells:
             place = ONE_PLACE if cell in void else ""
             refused = self._refusal(cell) or place or self._more_than_its_cpus(cell)
+            refused = refused or self._more_than_its_memory(cell)
             if reason := refused or self._no_coalescing(cell):
                 reasons[cell] = reason
             else:
@@ -124,16 +126,38 @@ class Stages:
         each = self._design.background.per_guest
         if cell.load_type != "cpu" or each is None or each.cpu_share is None:
             return ""
-        there = Path("/proc/cpuinfo").read_text() if self._pair is None else (
-            self._pair.machines[cell.load_location].host.read_text("/proc/cpuinfo")
-        )  # fmt: skip
-        cpus, wanted = procfs.count_cpus(there), cell.background_guests * each.cpu_share
+        cpus = procfs.count_cpus(self._text_of_loaded(cell, "/proc/cpuinfo"))
+        wanted = cell.background_guests * each.cpu_share
         if wanted <= cpus:
             return ""
         return (
             f"{cell.background_guests} guests that burn {each.cpu_share:g} CPUs each need "
             f"{wanted:g}, and a host has {cpus}: as many as they can get are had with busy_threads"
         )
+
+    def _more_than_its_memory(self, cell: Cell) -> str:
+        """Why a host has not the memory that its guests are to load; empty where it has.
+
+        A virtual machine loads its own.
+        """
+        each = self._design.background.per_guest
+        if cell.load_type != "memory" or each is None or cell.guest == "vm":
+            return ""
+        told = self._text_of_loaded(cell, "/proc/meminfo").partition("MemAvailable:")[2]
+        free_mib = int(told.split()[0]) // 1024
+        wanted_mib = cell.background_guests * (each.busy_threads or 1) * each.memory_mib
+        if wanted_mib + SPARE_MIB <= free_mib:
+            return ""
+        return (
+            f"{cell.background_guests} guests that load {wanted_mib} MiB of memory together need a "
+            f"host with more: {free_mib} MiB are free"
+        )
+
+    def _text_of_loaded(self, cell: Cell, path: str) -> str:
+        """A file of the host whose guests load it."""
+        if self._pair is None:
+            return Path(path).read_text()
+        return self._pair.machines[cell.load_location].host.read_text(path)
 
     def _no_coalescing(self, cell: Cell) -> str:
         """Why the interrupts of the NICs cannot be varied for a cell; empty where they can, or are
