@@ -15,6 +15,7 @@ from planewise.advise.recommend import recommend
 from planewise.errors import BadInputError
 from planewise.judge.statistics import RunSample, compare_levels, metrics_in, observe
 from planewise.judge.statistics.metrics import by_sending
+from planewise.measure import station
 from planewise.measure.cells import Cell, cells_of
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_any, load_design
@@ -29,6 +30,7 @@ from planewise.store.cells import Sending
 from planewise.store.levels import keeps_levels, marked, missed_levels
 from planewise.store.models import BackgroundResult, BurstLoad, Counts, OfferedLoad, TrialRecord
 from planewise.store.rundir import RunReader
+from planewise.testbed.load import STRESS_NG
 from tests.unit.made_up_run import MadeUp, write
 from tests.unit.vega_schema import fits_schema
 
@@ -386,6 +388,26 @@ def test_a_set_load_of_more_cpus_than_there_are_is_refused_before_anything_is_bu
         f"{8 * cpus} guests that burn 0.25 CPUs each need {2 * cpus}, and a host has {cpus}: "
     )
     assert refused_here(text.replace("cpu_share: 0.25", "busy_threads: 1"), tmp_path) == {}
+
+
+def test_without_stress_ng_only_the_cells_that_it_would_load_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "there is no stress-ng on this machine"
+    monkeypatch.setattr(
+        station, "lacking", lambda _, programs: why if STRESS_NG in programs else ""
+    )
+    monkeypatch.setattr(station.Testbeds, "expect", lambda *_: {})
+    path = tmp_path / "design.yaml"
+    path.write_text(
+        "factors: {plane: veth, load_type: [none, cpu, cache, memory], background_guests: 2}\n"
+        "background: {per_guest: {busy_threads: 1}}\n"
+    )
+    design = load_design(path)
+    with station.GuestStage(design) as stage:
+        refused = stage.unavailable(cells_of(design))
+    assert {cell.load_type for cell in refused} == {"cache", "memory"}
+    assert set(refused.values()) == {why}
 
 
 def test_more_memory_than_a_host_has_is_not_loaded(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from planewise.testbed.crew import ProcessCrew, ShellCrew
 from planewise.testbed.gauges import Gauge
 from planewise.testbed.guests import MAKERS
 from planewise.testbed.host import Host, LocalHost
-from planewise.testbed.load import BackgroundLoad
+from planewise.testbed.load import STRESS_NG, STRESSORS, BackgroundLoad
 from planewise.testbed.model import HOSTS, Guest, HostRole, IpVersion, mtu_for
 from planewise.testbed.pair import Pair, local_pair
 from planewise.testbed.planes import plane
@@ -146,8 +146,15 @@ class GuestStage:
     def unavailable(self, cells: Sequence[Cell]) -> Mapping[Cell, str]:
         """Which of these cells cannot be set up here, and why."""
         settings = {cell: setting_of(cell) for cell in cells}
-        if reason := lacking(self._testbeds.machines, self._programs):
+        for_all = [program for program in self._programs if program != STRESS_NG]
+        if reason := lacking(self._testbeds.machines, for_all):
             return dict.fromkeys(cells, reason)
+        reasons: dict[Cell, str] = {}
+        if STRESS_NG in self._programs and (
+            reason := lacking(self._testbeds.machines, [STRESS_NG])
+        ):
+            reasons = {cell: reason for cell in cells if cell.load_type in STRESSORS}
+            settings = {cell: setting_of(cell) for cell in cells if cell not in reasons}
         refused = self._testbeds.expect(list(dict.fromkeys(settings.values())))
         if self._alloc is not None:
             for setting in settings.values():
@@ -155,7 +162,9 @@ class GuestStage:
                     refused[setting] = reason
         for setting in settings.values():
             self._planes |= set() if setting in refused else setting.planes
-        return {cell: refused[setting] for cell, setting in settings.items() if setting in refused}
+        return reasons | {
+            cell: refused[setting] for cell, setting in settings.items() if setting in refused
+        }
 
     def _no_allocator(self, setting: Setting, part: AllocPart) -> str:
         """Why VFs cannot be given to a setting's guests; empty where they can."""
