@@ -201,8 +201,9 @@ impl Step {
 }
 
 /// The steps that give a VF to a guest. With a bond the guest can send, and be reached from the wire,
-/// after every one of them; with net_failover frames from the wire go to the VF from `SetMac` on, and
-/// are lost until the guest has brought it up.
+/// after every one of them; with net_failover, too, where the NIC delivers what is for an address that
+/// both PF and VF have to both of them. Where it prefers the VF, frames from the wire are lost from
+/// `SetMac` on until the guest has brought it up.
 pub fn give(guest: &GuestId, vf: &VfId, mac: Mac, join: Join) -> Vec<Step> {
     let path = Path::Vf(vf.clone());
     let (guest, vf) = (guest.clone(), vf.clone());

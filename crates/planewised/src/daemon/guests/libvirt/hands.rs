@@ -119,8 +119,9 @@ impl MachineHands {
         let vf = address_of(pool, vf_id)?;
         let (domain, nic) = (self.guest.domain.clone(), self.guest.nic.clone());
         let gone = || failure(format!("{id} does not run any more"));
-        // Its frames are the VF's from now on, those from the host's bridge not before it is up.
-        self.host.yield_address(nic.mac, vf_id, pool).map_err(|error| failure(error.what))?;
+        // The VF has its address by now, and is not up for long: until it is, the PF takes its frames
+        // in, too, and the guest takes them from its tap.
+        self.direct(&Path::Paravirtual, pool)?;
         if let Some(vlan) = nic.vlan {
             self.host.tag(vf_id, vlan, pool).map_err(|error| failure(error.what))?;
         }
@@ -150,6 +151,28 @@ impl MachineHands {
         deadline: Instant,
     ) -> std::result::Result<(), Failure> {
         let vf = address_of(pool, vf_id)?;
+        let nic = &self.guest.nic;
+        // net_failover takes nothing in by the tap while it has the VF, and everything from then on:
+        // what comes by both ways meanwhile is neither lost nor taken twice.
+        if let Some(tap) = self.host.taps().unwrap_or_default().get(&nic.tap) {
+            let _ = self.host.direct_both(nic.mac, tap, vf_id, pool);
+        }
+        let released = self.await_release(id, vf_id, vf, pool, deadline);
+        if released.is_err() && self.host.in_use(vf) == Some(true) {
+            let _ = self.direct(&Path::Vf(vf_id.clone()), pool);
+        }
+        released
+    }
+
+    /// Asks the guest to release the VF until it has done so, or in vain.
+    fn await_release(
+        &mut self,
+        id: &GuestId,
+        vf_id: &VfId,
+        vf: PciAddress,
+        pool: &PoolView,
+        deadline: Instant,
+    ) -> std::result::Result<(), Failure> {
         let (domain, nic) = (self.guest.domain.clone(), self.guest.nic.clone());
         let mut asked: Option<Instant> = None;
         let (mut requests, mut refusals) = (0_u32, 0);

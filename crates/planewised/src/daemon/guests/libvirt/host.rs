@@ -66,11 +66,12 @@ pub trait Host: Send {
     /// The kernel refuses.
     fn tag(&mut self, vf: &VfId, vlan: u16, pool: &PoolView) -> Result<()>;
 
-    /// The PF of this VF does not take frames for `mac` in for the host any more: the VF is to.
+    /// Lets frames for `mac`, which has this VF, come to its tap, too: the PF takes them in beside the
+    /// VF, and the bridge floods them.
     ///
     /// # Errors
     /// The kernel refuses.
-    fn yield_address(&mut self, mac: Mac, vf: &VfId, pool: &PoolView) -> Result<()>;
+    fn direct_both(&mut self, mac: Mac, tap: &Tap, vf: &VfId, pool: &PoolView) -> Result<()>;
 
     /// Lets the host's bridge and the PFs send frames for `mac`, whose tap is this, by that path.
     ///
@@ -166,13 +167,6 @@ impl Host for Linux {
         tell(vf, pool, Setting::Mac(pw_sriov::mac::Mac::NONE), "clear the address of")
     }
 
-    fn yield_address(&mut self, mac: Mac, vf: &VfId, pool: &PoolView) -> Result<()> {
-        match pool.pfs.get(&vf.pf) {
-            Some(pf) => self.net.nic_takes(mac, pf.index, false),
-            None => Ok(()),
-        }
-    }
-
     fn tag(&mut self, vf: &VfId, vlan: u16, pool: &PoolView) -> Result<()> {
         let vlan = Vlan { id: u32::from(vlan), qos: 0, protocol: VlanProtocol::Dot1q };
         tell(vf, pool, Setting::Vlan(vlan), "set the VLAN of")
@@ -197,6 +191,17 @@ impl Host for Linux {
             self.net.bridge_sends(mac, tap.index, false)?;
         }
         Ok(())
+    }
+
+    fn direct_both(&mut self, mac: Mac, tap: &Tap, vf: &VfId, pool: &PoolView) -> Result<()> {
+        let pf = pool.pfs.get(&vf.pf);
+        match pf.filter(|pf| pf.bridge.is_some() && pf.bridge == tap.bridge) {
+            Some(pf) => {
+                self.net.nic_takes(mac, pf.index, true)?;
+                self.net.bridge_forgets(mac, pf.index)
+            }
+            None => Ok(()),
+        }
     }
 
     fn directed(&mut self, pool: &PoolView) -> Result<BTreeMap<Mac, PfId>> {

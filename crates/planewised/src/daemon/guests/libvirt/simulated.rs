@@ -1,7 +1,7 @@
 //! A made-up libvirt on a made-up host: domains with live XML, guests that behave and guests that do
 //! not, a NIC whose VFs are handed round, and a libvirtd that can go away. For tests.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -71,6 +71,10 @@ pub struct World {
     pub vfs: BTreeMap<VfId, PoolVf>,
     /// Whoever the bridge sends a machine's frames to.
     pub directed: BTreeMap<Mac, PfId>,
+    /// Addresses whose frames the PF takes in for the bridge.
+    pub taken_in: BTreeSet<Mac>,
+    /// Devices that came or were to go while frames for their machine came by nothing else.
+    pub cut_off: u32,
     /// VLANs that VFs were put into.
     pub tags: BTreeMap<VfId, u16>,
     /// There is a libvirtd, though it may not run.
@@ -329,6 +333,8 @@ impl Libvirt for Simulated {
                     looks: 0,
                     asked: None,
                 });
+                let mac = machine.mac;
+                world.cut_off += u32::from(!world.taken_in.contains(&mac));
                 world.events.push_back(Event::Changed(domain.uuid));
                 Ok(())
             }
@@ -341,7 +347,7 @@ impl Libvirt for Simulated {
         else {
             return Err(Refusal::new(Why::NoDomain, "Domain not found"));
         };
-        let manner = machine.manner;
+        let (manner, mac) = (machine.manner, machine.mac);
         let Some(vf) = machine.vfs.iter_mut().find(|vf| vf.alias == alias) else {
             return Err(Refusal::new(Why::NoDevice, "no device found with that alias"));
         };
@@ -350,7 +356,10 @@ impl Libvirt for Simulated {
             return Err(Refusal::new(Why::Unplugging, "is already in the process of unplug"));
         }
         match manner {
-            Manner::Releases(_) | Manner::Silent => vf.asked = Some(0),
+            Manner::Releases(_) | Manner::Silent => {
+                vf.asked = Some(0);
+                world.cut_off += u32::from(!world.taken_in.contains(&mac));
+            }
             Manner::Refuses => {
                 let alias = alias.to_owned();
                 world.events.push_back(Event::RemovalFailed { uuid: domain.uuid, alias });
@@ -424,7 +433,10 @@ impl Host for Simulated {
         Ok(())
     }
 
-    fn yield_address(&mut self, _: Mac, _: &VfId, _: &PoolView) -> Result<()> {
+    fn direct_both(&mut self, mac: Mac, _: &Tap, _: &VfId, _: &PoolView) -> Result<()> {
+        let mut world = self.world();
+        world.directed.remove(&mac);
+        world.taken_in.insert(mac);
         Ok(())
     }
 
@@ -443,8 +455,14 @@ impl Host for Simulated {
     fn direct(&mut self, mac: Mac, _: &Tap, path: &Path, _: &PoolView) -> Result<()> {
         let mut world = self.world();
         match path {
-            Path::Vf(vf) => drop(world.directed.insert(mac, vf.pf.clone())),
-            Path::Paravirtual => drop(world.directed.remove(&mac)),
+            Path::Vf(vf) => {
+                world.directed.insert(mac, vf.pf.clone());
+                world.taken_in.remove(&mac);
+            }
+            Path::Paravirtual => {
+                world.directed.remove(&mac);
+                world.taken_in.insert(mac);
+            }
         }
         Ok(())
     }

@@ -47,6 +47,25 @@ fn a_vf_is_given_and_taken() {
 }
 
 #[test]
+fn a_machine_is_reached_by_its_tap_until_it_drives_its_vf_and_from_the_request_to_release_it_on() {
+    let simulated = Simulated::with(1, 1);
+    let mut daemon = Daemon::on(&simulated);
+    drop(daemon.managed());
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    assert!(!simulated.world().taken_in.contains(&mac(0)), "the VF has them alone");
+    assert_eq!(daemon.take(0, 0), Ending::Completed);
+    assert_eq!(simulated.world().cut_off, 0);
+    // One that keeps its VF is reached by it alone.
+    assert_eq!(daemon.give(0, 0), Ending::Completed);
+    simulated.change(0, |machine| machine.manner = Manner::Silent);
+    daemon.patience = BRIEFLY;
+    assert!(matches!(daemon.take(0, 0), Ending::Stuck { .. }));
+    let world = simulated.world();
+    assert!(world.directed.contains_key(&mac(0)) && !world.taken_in.contains(&mac(0)));
+    assert_eq!(world.cut_off, 0);
+}
+
+#[test]
 fn a_machine_whose_guest_makes_the_bond_itself_is_given_a_vf_without_a_pair() {
     let simulated = Simulated::with(2, 1);
     simulated.change(0, |machine| machine.joins_itself = true);
