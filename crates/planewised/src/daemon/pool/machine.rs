@@ -522,6 +522,37 @@ mod tests {
     }
 
     #[test]
+    fn no_step_touches_a_vf_while_planewised_vf_works_on_it_or_on_its_pf() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let state = State::new(directory.path());
+        let (pf, vf_id) = ("0000:01:00.0".parse().expect("valid"), VfId::new("pf0", 0));
+        let seen = PoolVf {
+            address: vf().address,
+            mac: Mac::ZERO,
+            driver: None,
+            user: User::Nobody,
+            strayed: false,
+            counters: Reading::Unsupported,
+        };
+        let seen_pf = PoolPf { index: 1, address: pf, numa: None, link_up: true, bridge: None };
+        let view = PoolView {
+            pfs: [("pf0".into(), seen_pf)].into(),
+            vfs: [(vf_id.clone(), seen)].into(),
+            ..PoolView::default()
+        };
+        for (locked, shared) in [(pf, false), (vf().address, false), (pf, true)] {
+            let _theirs = state.lock(locked, shared, Duration::ZERO).expect("free");
+            let kernel = Linux::new(Path::new("/nowhere"));
+            let mut hands = MachineHands { kernel, state: state.clone() };
+            let step = Step::Reset { vf: vf_id.clone() };
+            let failure = hands.perform(&step, &view, Instant::now()).expect_err("no such VF");
+            // Who works on another VF of that PF shares its lock.
+            let waits = failure.why == format!("another planewised works on {locked}");
+            assert_eq!(waits, !shared, "{}", failure.why);
+        }
+    }
+
+    #[test]
     fn a_vf_that_is_given_is_checked_and_not_trusted_and_nothing_is_said_twice() {
         let told = |spoof_check, trust| {
             confined(Some(&VfConfig { spoof_check, trust, ..VfConfig::default() }))
