@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The kubelet's groups above those of pods, of both drivers; `..` leads there from the agent's own
 /// group. Whoever was delegated a group elsewhere (`user.slice`, another runtime's) can name one below it
@@ -60,8 +60,14 @@ fn uid_of(proc: &Path, pid: u32) -> io::Result<Option<String>> {
     }
 }
 
+/// The network namespace of a process, as the kernel names it; none: it cannot be told.
+fn network(proc: &Path, process: &str) -> Option<PathBuf> {
+    std::fs::read_link(proc.join(process).join("ns/net")).ok()
+}
+
 /// Looks for a process of each of these pods, by uid. Those in `known` are kept while they are there;
-/// else it is the pod's oldest, which is the one that holds its namespaces.
+/// else it is the pod's oldest, which is the one that holds its namespaces. The runtime's own, which
+/// joins the pod's control group before it joins its namespaces, is none yet.
 ///
 /// # Errors
 /// The processes cannot be read: which of them are there is not known.
@@ -79,6 +85,7 @@ pub fn find(
     if pods.iter().all(|uid| found.contains_key(uid)) {
         return Ok(found);
     }
+    let home = network(proc, "self");
     let mut oldest: BTreeMap<String, (u64, u32)> = BTreeMap::new();
     for entry in std::fs::read_dir(proc)? {
         let entry = entry?;
@@ -86,6 +93,9 @@ pub fn find(
             continue;
         };
         let Some(uid) = uid_of(proc, pid)?.filter(|uid| pods.contains(uid)) else { continue };
+        if home.is_some() && network(proc, &pid.to_string()) == home {
+            continue;
+        }
         let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
         let Some(started) = started(&stat) else { continue };
         let of_pod = oldest.entry(uid).or_insert((started, pid));
@@ -166,6 +176,26 @@ mod tests {
         // Its number is another pod's now.
         process(proc.path(), 40, "other", 600);
         assert_eq!(find(&found), [(UID.to_owned(), 20)].into());
+    }
+
+    #[test]
+    fn a_process_that_is_still_in_the_nodes_network_is_not_the_pods_yet() {
+        let proc = tempfile::tempdir().expect("a directory");
+        let namespace = |process: &str, inode: u32| {
+            let directory = proc.path().join(process).join("ns");
+            std::fs::create_dir_all(&directory).expect("made");
+            let link = directory.join("net");
+            std::os::unix::fs::symlink(format!("net:[{inode}]"), link).expect("linked");
+        };
+        namespace("self", 1);
+        process(proc.path(), 30, UID, 500);
+        namespace("30", 1);
+        let pods: BTreeSet<String> = [UID.to_owned()].into();
+        let find = || find(proc.path(), &pods, &BTreeMap::new()).expect("read");
+        assert_eq!(find(), BTreeMap::new());
+        process(proc.path(), 31, UID, 501);
+        namespace("31", 2);
+        assert_eq!(find(), [(UID.to_owned(), 31)].into());
     }
 
     #[test]

@@ -118,6 +118,12 @@ pub fn adopt(
     }
     let mut net = Net::at(&spec.netns)?;
     let namespace = net.identity();
+    if namespace == home.identity() {
+        return Err(Error::failed(
+            "its network namespace is the host's",
+            "give it one of its own: a VF is moved into it",
+        ));
+    }
     let known = record::read(records, id)?.filter(|record| record.is_of(namespace));
     let mut record = match known {
         Some(record) => Record { netns: spec.netns.to_string(), ..record },
@@ -369,4 +375,35 @@ pub fn give_back(adopted: &mut Adopted, home: &mut Net, records: &Path) -> Resul
         home.bridge_forgets(record.mac, adopted.port)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_own_namespace_is_never_taken_in() {
+        let Ok(mut home) = Net::here() else { return };
+        let pid = std::process::id();
+        if Net::at(&Netns::Pid(pid)).is_err() {
+            eprintln!("not as root: no namespace can be entered");
+            return;
+        }
+        let records = tempfile::tempdir().expect("a directory");
+        let spec = Spec {
+            netns: Netns::Pid(pid),
+            interface: None,
+            container: None,
+            macs: Vec::new(),
+            wish: pw_alloc::model::Wish::default(),
+        };
+        let manner =
+            Manner { records: records.path(), dry_run: true, enforce_mac: true, guests: &[] };
+        let refused =
+            adopt(&GuestId::from("a"), &spec, &manner, &mut home, &PoolView::default());
+        assert_eq!(
+            refused.expect_err("it is refused").what,
+            "its network namespace is the host's"
+        );
+    }
 }
