@@ -1,12 +1,15 @@
-# Kills planewised at each of $MOMENTS of a move between pwg0 and pwg1, lets it start again, and looks
-# whether all is whole. Runs on a lab's host; a line for each moment; ends at the first that is not.
+# Kills $DAEMON at each of $MOMENTS of a move between the first two of $GUESTS (namespaces, with $ADDRESSES),
+# lets it start again with the configuration GUEST.toml, and looks whether all is whole. Runs on a lab's
+# host; a line for each moment; ends at the first that is not.
 cd "$DIRECTORY"
+set -- $GUESTS
+first=$1 second=$2
 
 fail() {
     echo "FAILED $*"
     tail -n 20 log || true
     tail -n 5 state/journal || true
-    bridge fdb show | grep 02:70:77:00:01 || true
+    bridge fdb show dev pf1 || true
     ip link show pf1
     kill -9 $daemon 2>/dev/null || true
     exit 0
@@ -34,32 +37,33 @@ reaches() {
 }
 
 virtfn=$(basename "$(readlink /sys/class/net/pf1/device/virtfn0)")
-want=0 daemon=
+want=$first other=$second daemon=
 for moment in "" $MOMENTS; do
     if [ -n "$moment" ]; then
-        PLANEWISE_TEST_KILL_AT=$moment /tmp/pw-planewised daemon --config pwg$want.toml 2>log &
+        PLANEWISE_TEST_KILL_AT=$moment $DAEMON daemon --config $want.toml 2>log &
         wait $! || true
         grep -q "killed at $moment" log || fail "never at $moment"
     fi
-    /tmp/pw-planewised daemon --config pwg$want.toml 2>log &
+    $DAEMON daemon --config $want.toml 2>log &
     daemon=$!
-    wait_for "on_vf pwg$want && journalled"
+    wait_for "on_vf $want && journalled"
     kill -TERM $daemon
     wait $daemon || fail "after ${moment:-the start}: the daemon ended with $?"
 
-    in_guests=$(for n in pwg0 pwg1 pwg2; do ip -n $n -o link show; done | grep -c ' pw-vf[:@]')
+    in_guests=$(for n in $GUESTS; do ip -n $n -o link show; done | grep -c ' pw-vf[:@]')
     at_home=$(ls "/sys/bus/pci/devices/$virtfn/net" 2>/dev/null | wc -l)
-    twice=$(for n in pwg0 pwg1; do ip -n $n -o link show | grep -v ': eth0:'; done |
+    twice=$(for n in $first $second; do ip -n $n -o link show | grep -v ': eth0:'; done |
         grep -o 'ether [0-9a-f:]*' | sort | uniq -d | wc -l)
     has=$(ip link show pf1 | sed -n 's/.*vf 0 .*ether \([0-9a-f:]*\) .*/\1/p')
+    wanted=$(ip netns exec $want cat /sys/class/net/eth0/address)
     found="$in_guests VFs in guests, $at_home at home, $twice addresses twice, VF 0 has $has"
-    [ "$found" = "1 VFs in guests, 0 at home, 0 addresses twice, VF 0 has 02:70:77:00:01:1$want" ] ||
+    [ "$found" = "1 VFs in guests, 0 at home, 0 addresses twice, VF 0 has $wanted" ] ||
         fail "after ${moment:-the start}: $found"
-    for from in pwg0 pwg1 pwg2; do
-        for to in 198.18.7.10 198.18.7.11 198.18.7.12 198.18.7.1; do
+    for from in $GUESTS; do
+        for to in $ADDRESSES; do
             reaches $from $to || fail "after ${moment:-the start}: $from does not reach $to"
         done
     done
     echo "whole after ${moment:-the start}"
-    want=$((1 - want))
+    next=$other other=$want want=$next
 done

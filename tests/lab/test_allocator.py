@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,31 +15,25 @@ from planewise.testbed.remote_process import SshProcess
 from planewise.testbed.vfs import find_planewised
 
 from .conftest import UpLab
+from .moving import (
+    DIRECTORY,
+    NAMESPACES,
+    PATIENCE_S,
+    PPS,
+    SETTINGS,
+    STEPS,
+    ask,
+    assert_whole_after_kills,
+    configure,
+    followed,
+    holder,
+    judge,
+    running,
+    shell,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(900)
-
-PATIENCE_S = 240.0
-"""Nothing of this takes a tenth of it on a quiet machine; a loaded one may take its time."""
-
-PPS = 500
-"""Requests a second: with the answers, 1000 packets a second pass the guest's interface."""
-
-DIRECTORY = "/run/pw-alloc"
-
-SETTINGS = f"""
-socket = "{DIRECTORY}/socket"
-state_directory = "{DIRECTORY}/state"
-sample_s = SAMPLE
-[pool]
-pfs = ["pf1"]
-[alloc]
-policy = "activity"
-interval_s = INTERVAL
-min_residency_s = 0.0
-signal = {{ smoothing = {{ window = 2.0 }} }}
-[containers]
-docker = ""
-"""
 
 SET_UP = f"""
 mkdir -p {DIRECTORY}/state
@@ -79,55 +68,12 @@ rm -rf {DIRECTORY}
 """
 
 
-def shell(host: LabHost, script: str, timeout_s: float = PATIENCE_S) -> str:
-    return host.run(["sh", "-ec", script], timeout_s=timeout_s).check().stdout
-
-
-def until(host: LabHost, condition: str) -> None:
-    """Waits on the host for a condition; where it does not come, what the daemon says is told."""
-    end = f"[ $(date +%s) -ge $(( begun + {PATIENCE_S * 3 / 4:.0f} )) ]"
-    script = f"begun=$(date +%s); until {condition}; do if {end}; then exit 1; fi; sleep 0.1; done"
-    if host.run(["sh", "-c", script], timeout_s=PATIENCE_S).exit_code:
-        there = host.run(["test", "-S", f"{DIRECTORY}/socket"]).exit_code == 0
-        pytest.fail(f"not so: {condition}; the daemon: {ask(host, '/status') if there else None}")
-
-
 def settings(sample_s: float, interval_s: float, guests: dict[str, str]) -> str:
-    text = SETTINGS.replace("SAMPLE", str(sample_s)).replace("INTERVAL", str(interval_s))
+    """What the daemon is told, with these guests and the stance of each."""
+    text = SETTINGS.format(sample_s=sample_s, interval_s=interval_s) + '[containers]\ndocker = ""\n'
     for guest, stance in guests.items():
         text += f'[containers.namespaces.{guest}]\n[guests.{guest}]\nstance = "{stance}"\n'
     return text
-
-
-def configure(host: LabHost, text: str, name: str = "config.toml") -> str:
-    path = f"{DIRECTORY}/{name}"
-    host.run(["tee", path], stdin=text.encode()).check()
-    return path
-
-
-def running(host: LabHost, config: str) -> SshProcess:
-    daemon = host.start(["/tmp/pw-planewised", "daemon", "--config", config])
-    until(host, f"[ -S {DIRECTORY}/socket ]")
-    return daemon
-
-
-def ask(host: LabHost, path: str, method: str = "GET", body: Any = None) -> Any:
-    """What the daemon's socket answers."""
-    connection = http.client.HTTPConnection("planewise", timeout=PATIENCE_S)
-    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.sock.settimeout(PATIENCE_S)
-    connection.sock.connect(host.socket(f"{DIRECTORY}/socket"))
-    connection.request(method, path, None if body is None else json.dumps(body))
-    answer = connection.getresponse()
-    assert answer.status == 200, answer.read()
-    return json.loads(answer.read())
-
-
-def holder(host: LabHost) -> str | None:
-    """Who has the one VF; none also while the daemon has not looked yet."""
-    held = [vf["holder"] for vf in ask(host, "/status")["vfs"] if vf["holder"]]
-    assert len(held) <= 1
-    return str(held[0]) if held else None
 
 
 @pytest.fixture(scope="module")
@@ -146,136 +92,17 @@ def hosts(up: UpLab) -> Iterator[tuple[LabHost, LabHost]]:
     b.close()
 
 
-@dataclass(frozen=True)
-class Round:
-    """A stream to a guest that the VF is taken from and given to, and one to a guest beside it."""
-
-    moved: dict[str, Any]
-    beside: dict[str, Any]
-    """To a guest of that host whom the daemon does not know. Both as `pw-probe ping` says it."""
-    ways: list[str]
-
-    @property
-    def lost(self) -> int:
-        """Packets that the moved guest lost."""
-        return int(self.moved["counts"]["lost"])
-
-    @property
-    def whole(self) -> bool:
-        """The VF came and went under traffic, and no packet was lost."""
-        return self.lost == 0 and {"take", "give"} <= set(self.ways)
-
-    @property
-    def quiet(self) -> bool:
-        """The emulated hosts did not stand still for long enough for a ring to overflow."""
-        stall_s = self.beside["rtt_user"]["max_ns"] / 1e9
-        dropped = self.moved["receive_dropped"] + self.beside["receive_dropped"]
-        return bool(self.beside["counts"]["lost"] + dropped == 0 and stall_s < 0.2)
-
-    def __str__(self) -> str:
-        moved, beside = self.moved["counts"], self.beside["counts"]
-        still = "" if self.quiet else ", the hosts stood still"
-        return (
-            f"{moved['lost']} of {moved['sent']} in {len(self.ways)} moves, {moved['duplicate']} "
-            f"came twice (unmoved: {beside['lost']} of {beside['sent']}{still})"
-        )
-
-
-def blast(a: LabHost) -> list[str]:
-    """Sends more than that, from guest 1 to nobody."""
-    return [a.probe, "blast", "--to", "198.18.7.99:9", "--rate", str(3 * PPS), "--burst", "15"]
-
-
-def shifted(a: LabHost, b: LabHost, duration_s: int) -> Round | None:
-    """Traffic to guest 0 throughout, and more of guest 1's for a while: the VF goes and comes back.
-
-    None where a stream did not come about. Echo requests will not do: of those that come at once
-    after a pause, a guest's kernel leaves all but some 170 unanswered (its socket for ICMP has no
-    more room until the NIC has sent the answers), on whichever path they came.
-    """
-    before = len(ask(a, "/status")["moves"])
-
-    def moved() -> list[dict[str, Any]]:
-        return [move for move in ask(a, "/status")["moves"][before:] if move["ending"]]
-
-    with ExitStack() as stack:
-        for guest in ("pwg0", "pwg2"):
-            reflect = [a.probe, "reflect", "--poll-us", "0", "--with-parent"]
-            reflector = stack.enter_context(a.start(reflect, netns=guest))
-            reflector.wait_ready("ready", PATIENCE_S)
-        streams = []
-        for address in ("198.18.7.10", "198.18.7.12"):
-            ping = [b.probe, "ping", address, "--proto", "stamp", "--no-watch", "--timeout", "5"]
-            ping += ["--rate", str(PPS), "--duration", str(duration_s)]
-            streams.append(stack.enter_context(b.start(ping)))
-        # Moves that end when a stream has ended did not go through it.
-        moves: list[dict[str, Any]] = []
-        for busy in ("pwg0", "pwg1", "pwg0"):
-            with a.start(blast(a) if busy == "pwg1" else ["true"], netns="pwg1"):
-                while holder(a) != busy and all(stream.running for stream in streams):
-                    time.sleep(0.1)
-            if all(stream.running for stream in streams):
-                moves = moved()
-        ended = [stream.wait(PATIENCE_S) for stream in streams]
-    if any(done.exit_code for done in ended):
-        return None
-    told = [json.loads(done.stdout) for done in ended]
-    return Round(told[0], told[1], [move["direction"] for move in moves])
-
-
 def test_a_vf_follows_the_traffic_of_two_waiters_and_no_packet_is_lost_in_the_switch(
     hosts: tuple[LabHost, LabHost], said: list[str]
 ) -> None:
     a, b = hosts
     config = configure(a, settings(0.5, 1.0, {"pwg0": "free", "pwg1": "free"}))
-    rounds: list[Round] = []
     with running(a, config) as daemon:
         # Being taken in interrupts a guest once.
         until(a, "[ $(ls /run/pw-alloc/state/guests | wc -l) = 2 ]")
-        for guest in (10, 11):
-            until(b, f"ping -c 1 -W 1 198.18.7.{guest} >/dev/null")
-        # Nobody's address, by the other host: what guest 1 sends there is dropped there.
-        peer = b.read_text("/sys/class/net/pf1/address").strip()
-        shell(a, f"ip -n pwg1 neighbour add 198.18.7.99 lladdr {peer} dev eth0 nud permanent")
-        with a.start(blast(a), netns="pwg1"):
-            begun = time.monotonic()
-            while holder(a) != "pwg1":
-                assert time.monotonic() - begun < PATIENCE_S, ask(a, "/status")
-                time.sleep(0.1)
-        lossy: list[Round] = []
-        duration_s, begun = 10, time.monotonic()
-        while time.monotonic() - begun < PATIENCE_S / 2 and len(lossy) < 3:
-            one = shifted(a, b, duration_s)
-            rounds += [one] if one else []
-            if one and one.whole:
-                break
-            # A stall of an emulated host overflows NICs' rings, on whichever path: such a round
-            # says nothing, and is repeated.
-            lossy += [one] if one and one.quiet and one.lost else []
-            duration_s = min(2 * duration_s, 40)
-        status = ask(a, "/status")
-        moves = [move for move in status["moves"] if move["ending"]]
-        assert all(move["ending"]["how"] == "completed" for move in moves)
-        assert status["errors"] == []
-        took = {
-            way: [move["duration_ms"] for move in moves if move["direction"] == way]
-            for way in ("give", "take")
-        }
-        switches = [
-            step["duration_ms"]
-            for move in moves
-            for step in move["steps"]
-            if " send by " in step["step"]
-        ]
-        said.append(
-            f"containers, lost under {2 * PPS} packets/s: "
-            + "; ".join(str(one) for one in rounds)
-            + f"; give {min(took['give']):.0f} to {max(took['give']):.0f} ms, take "
-            f"{min(took['take'], default=0):.0f} to {max(took['take'], default=0):.0f} ms, of "
-            f"which the switch {min(switches):.0f} to {max(switches):.0f} ms"
-        )
+        rounds = followed(a, b, "containers", NAMESPACES, said)
         # On the VF the guest's own interface counts, on the bridge the host's.
-        assert {guest["rate"]["source"] for guest in status["guests"]} == {"host-side"}
+        assert {one["rate"]["source"] for one in ask(a, "/status")["guests"]} == {"host-side"}
         shell(a, f"kill -TERM {daemon.pid}")
         left = daemon.wait(PATIENCE_S)
         assert left.exit_code == 0
@@ -283,12 +110,7 @@ def test_a_vf_follows_the_traffic_of_two_waiters_and_no_packet_is_lost_in_the_sw
         assert re.search(r"ends; .*guests", left.stderr), left.stderr
     # The daemon is gone, the guests are not.
     shell(b, "ping -c 3 -i 0.2 -W 5 198.18.7.10; ping -c 3 -i 0.2 -W 5 198.18.7.11")
-    assert len(lossy) < 3, said[-1]
-    # On hosts that stand still a move takes half a minute; otherwise a VF that stays is a fault.
-    quiet = [one for one in rounds if one.quiet]
-    assert len(quiet) < 2 or any({"take", "give"} <= set(one.ways) for one in quiet), said[-1]
-    if not rounds or not rounds[-1].whole:
-        pytest.skip(f"no round had the VF go and come back without a stall: {said[-1]}")
+    judge(rounds, said[-1])
 
 
 def test_what_the_nic_delivers_for_others_does_not_make_a_guest_on_a_vf_busy(
@@ -324,28 +146,6 @@ def test_what_the_nic_delivers_for_others_does_not_make_a_guest_on_a_vf_busy(
     assert max(rates_pps) < 0.3 * delivered / duration_s
 
 
-STEPS = (
-    "give/reserve/before",
-    "inside/attach",
-    "give/attach/after",
-    "give/await-path/after",
-    "inside/prefer-vf",
-    "give/prefer/after",
-    "give/direct/after",
-    "give/verify/after",
-    "take/verify/after",
-    "inside/prefer-veth",
-    "take/prefer/after",
-    "take/direct/after",
-    "inside/detach",
-    "take/detach/after",
-    "take/clear-mac/after",
-    "take/reset/after",
-    "take/release/after",
-)
-"""Every step of a move of a container; `inside` is between the changes that a step makes."""
-
-
 def test_a_kill_at_any_step_of_a_containers_move_leaves_nothing_that_a_restart_does_not_put_right(
     hosts: tuple[LabHost, LabHost], said: list[str]
 ) -> None:
@@ -354,11 +154,7 @@ def test_a_kill_at_any_step_of_a_containers_move_leaves_nothing_that_a_restart_d
         guests = {wanted: "pinned", other: "excluded", "pwg2": "excluded"}
         configure(a, settings(0.1, 0.2, guests), f"{wanted}.toml")
     begun = time.monotonic()
-    script = (Path(__file__).parent / "kills.sh").read_text()
-    known = f'DIRECTORY={DIRECTORY} MOMENTS="{" ".join(STEPS)}"\n'
-    told = shell(a, known + script, timeout_s=850)
-    whole = ["whole after the start", *(f"whole after {moment}" for moment in STEPS)]
-    assert told.splitlines() == whole, told
+    assert_whole_after_kills(a, "/tmp/pw-planewised", ["pwg0", "pwg1", "pwg2"])
     said.append(f"containers: killed at {len(STEPS)} steps in {time.monotonic() - begun:.0f} s")
 
 
