@@ -27,6 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("planewised", "pw-probe")
+DAEMON = ["daemon", "--config", "/etc/planewise/planewised.toml"]
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """The kernel's names of architectures, and those of Debian and OCI."""
 
@@ -256,19 +257,35 @@ Description: {SUMMARY}
 
 
 def image(release: Release, program: str, out: Path) -> None:
-    """`PROGRAM-VERSION-ARCHITECTURE.oci.tar`: one program and nothing else, no shell.
-
-    An OCI image layout that is a Docker archive as well: old `docker load` reads manifest.json,
-    newer ones, podman and skopeo read index.json.
-    """
+    """`PROGRAM-VERSION-ARCHITECTURE.oci.tar`: one program and nothing else, no shell."""
     files = {program: (release.programs[program], 0o755)}
     if program == "planewised":
         configured = configuration().replace('group = "planewise"', '#: group = "planewise"', 1)
         files["etc/planewise/planewised.toml"] = (configured.encode(), 0o644)
     for name, data in documents(release):
         files[f"usr/share/doc/planewise/{name}"] = (data, 0o644)
-    layer = tar(files, release.epoch)
-    config = json.dumps(image_config(release, program, layer), sort_keys=True).encode()
+    config: dict[str, object] = {
+        "Entrypoint": [f"/{program}"],
+        "Cmd": DAEMON if program == "planewised" else ["--help"],
+    }
+    made = oci_archive(program, release.version, release.architecture, release.epoch, files, config)
+    (out / f"{program}-{release.version}-{release.architecture}.oci.tar").write_bytes(made)
+
+
+def oci_archive(
+    program: str,
+    version: str,
+    architecture: str,
+    epoch: int,
+    files: dict[str, tuple[bytes, int]],
+    config: dict[str, object],
+) -> bytes:
+    """An OCI image layout of one layer that is a Docker archive as well, of `planewise/PROGRAM`.
+
+    Old `docker load` reads manifest.json; newer ones, containerd, podman and skopeo index.json.
+    """
+    layer = tar(files, epoch)
+    described = image_config(program, version, architecture, epoch, config, layer)
     blobs: dict[str, bytes] = {}
 
     def blob(kind: str, data: bytes) -> dict[str, object]:
@@ -277,58 +294,58 @@ def image(release: Release, program: str, out: Path) -> None:
         media = f"application/vnd.oci.image.{kind}"
         return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data)}
 
-    described, layers = blob("config.v1+json", config), [blob("layer.v1.tar", layer)]
+    head = blob("config.v1+json", json.dumps(described, sort_keys=True).encode())
+    layers = [blob("layer.v1.tar", layer)]
     manifest = {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": described,
+        "config": head,
         "layers": layers,
     }
-    name = f"planewise/{program}:{release.version}"
+    name = f"planewise/{program}:{version}"
     index = blob("manifest.v1+json", json.dumps(manifest, sort_keys=True).encode()) | {
         "annotations": {
             "io.containerd.image.name": f"docker.io/{name}",
-            "org.opencontainers.image.ref.name": release.version,
+            "org.opencontainers.image.ref.name": version,
         },
-        "platform": {"architecture": release.architecture, "os": "linux"},
+        "platform": {"architecture": architecture, "os": "linux"},
     }
-    path = {
-        kind["digest"]: f"blobs/sha256/{str(kind['digest'])[7:]}" for kind in (described, *layers)
-    }
+    path = {kind["digest"]: f"blobs/sha256/{str(kind['digest'])[7:]}" for kind in (head, *layers)}
     texts = {
         "oci-layout": {"imageLayoutVersion": "1.0.0"},
         "index.json": {"schemaVersion": 2, "manifests": [index]},
         "manifest.json": [
             {
-                "Config": path[described["digest"]],
+                "Config": path[head["digest"]],
                 "RepoTags": [name],
                 "Layers": [path[layers[0]["digest"]]],
             }
         ],
     }
     members = {name: json.dumps(value, sort_keys=True).encode() for name, value in texts.items()}
-    archive = {name: (data, 0o644) for name, data in (blobs | members).items()}
-    file = out / f"{program}-{release.version}-{release.architecture}.oci.tar"
-    file.write_bytes(tar(archive, release.epoch))
+    return tar({name: (data, 0o644) for name, data in (blobs | members).items()}, epoch)
 
 
-def image_config(release: Release, program: str, layer: bytes) -> dict[str, object]:
+def image_config(
+    program: str,
+    version: str,
+    architecture: str,
+    epoch: int,
+    config: dict[str, object],
+    layer: bytes,
+) -> dict[str, object]:
     """What a container of the image starts as."""
-    moment = datetime.fromtimestamp(release.epoch, UTC).isoformat().replace("+00:00", "Z")
-    command = ["daemon", "--config", "/etc/planewise/planewised.toml"]
+    moment = datetime.fromtimestamp(epoch, UTC).isoformat().replace("+00:00", "Z")
+    labels = {
+        "org.opencontainers.image.title": program,
+        "org.opencontainers.image.version": version,
+        "org.opencontainers.image.licenses": "Apache-2.0",
+    }
     return {
-        "architecture": release.architecture,
+        "architecture": architecture,
         "os": "linux",
         "created": moment,
-        "config": {
-            "Entrypoint": [f"/{program}"],
-            "Cmd": command if program == "planewised" else ["--help"],
-            "Labels": {
-                "org.opencontainers.image.title": program,
-                "org.opencontainers.image.version": release.version,
-                "org.opencontainers.image.licenses": "Apache-2.0",
-            },
-        },
+        "config": {**config, "Labels": labels},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
         "history": [{"created": moment, "created_by": "packaging/artifacts.py"}],
     }
