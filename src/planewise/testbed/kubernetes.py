@@ -95,6 +95,8 @@ def pod(target: NodeTarget, name: str) -> dict[str, object]:
     container = {
         "name": "measure",
         "image": target.image,
+        # Also of a tag `latest`: nodes without a registry have what was imported.
+        "imagePullPolicy": "IfNotPresent",
         "command": ["sleep", str(_LONGEST_S)],
         "securityContext": {"privileged": True},
     }
