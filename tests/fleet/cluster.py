@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import ipaddress
@@ -52,12 +53,12 @@ def _free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def _certificates(folder: Path) -> None:
-    """Writes an authority's certificate, and a key and a certificate from it for 127.0.0.1."""
+def _certificates(folder: Path, of: str) -> None:
+    """Writes an authority's certificate, and a key and a certificate from it for an address."""
     now = datetime.datetime.now(datetime.UTC)
     pem = serialization.Encoding.PEM
     keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("authority", "server")}
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    address = x509.IPAddress(ipaddress.ip_address(of))
     for name, key in keys.items():
         certificate = (
             x509.CertificateBuilder()
@@ -88,13 +89,27 @@ class ApiError(Exception):
 
 
 class Cluster:
-    """etcd and an API server; users are allowed what RBAC says, an administrator everything."""
+    """etcd and an API server; users are allowed what RBAC says, an administrator everything.
 
-    def __init__(self, binaries: Path, folder: Path, users: list[str]) -> None:
+    With an address of its own it is there at the port of the service `kubernetes`, whose address
+    that then is: pods reach it without a proxy. Their service accounts are then as usual, too.
+    """
+
+    def __init__(
+        self, binaries: Path, folder: Path, users: list[str], address: str = "127.0.0.1"
+    ) -> None:
         self.folder = folder
         self._binaries = binaries
-        self._port, self._etcd_port, peer = _free_port(), _free_port(), _free_port()
-        _certificates(folder)
+        self._address = address
+        self._etcd_port, peer = _free_port(), _free_port()
+        alone = address == "127.0.0.1"
+        self.port = _free_port() if alone else 443
+        services = "198.18.0.1" if alone else address
+        self._more = [
+            f"--service-cluster-ip-range={ipaddress.ip_network(f'{services}/24', strict=False)}",
+            *(["--disable-admission-plugins=ServiceAccount"] if alone else []),
+        ]
+        _certificates(folder, address)
         (folder / "audit.yaml").write_text(_AUDIT)
         lines = [f"{ADMIN},{ADMIN},1,system:masters"]
         lines += [f"{user},{user},{user},agents" for user in users]
@@ -128,9 +143,9 @@ class Cluster:
         self._server = self._start(
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
-            "--bind-address=127.0.0.1",
-            f"--secure-port={self._port}",
-            "--advertise-address=127.0.0.1",
+            f"--bind-address={self._address}",
+            f"--secure-port={self.port}",
+            f"--advertise-address={self._address}",
             "--endpoint-reconciler-type=none",
             f"--tls-cert-file={folder}/server.pem",
             f"--tls-private-key-file={folder}/key.pem",
@@ -138,12 +153,11 @@ class Cluster:
             "--service-account-issuer=https://127.0.0.1",
             f"--service-account-key-file={folder}/key.pem",
             f"--service-account-signing-key-file={folder}/key.pem",
-            "--service-cluster-ip-range=198.18.0.0/24",
             "--authorization-mode=RBAC",
             "--allow-privileged=true",
-            "--disable-admission-plugins=ServiceAccount",
             f"--audit-policy-file={folder}/audit.yaml",
             f"--audit-log-path={folder}/audit.log",
+            *self._more,
             *options,
         )
         server = self._server
@@ -181,7 +195,7 @@ class Cluster:
     ) -> Any:
         """Ask the API server as its administrator; the answer, as JSON where it is."""
         request = urllib.request.Request(
-            f"https://127.0.0.1:{self._port}{path}",
+            f"https://{self._address}:{self.port}{path}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {ADMIN}", "Content-Type": kind, **headers},
@@ -253,8 +267,11 @@ class Cluster:
             # Who was started with it may be reading it.
             return path
         server = {
-            "server": f"https://127.0.0.1:{self._port}",
-            "certificate-authority": str(self.folder / "authority.pem"),
+            "server": f"https://{self._address}:{self.port}",
+            # Not by its file: the configuration may be read elsewhere.
+            "certificate-authority-data": base64.b64encode(
+                (self.folder / "authority.pem").read_bytes()
+            ).decode(),
         }
         path.write_text(
             json.dumps(
@@ -302,7 +319,54 @@ def run_pod(
     return pod
 
 
-class AgentOfNode:
+class NodeView:
+    """A node as the cluster tells of it."""
+
+    def __init__(self, cluster: Cluster, node: str) -> None:
+        self.cluster = cluster
+        self.node = node
+
+    @property
+    def pool(self) -> Object:
+        """The status of its VfPool; empty while there is none."""
+        pool = self.cluster.get(f"/apis/planewise.io/v1alpha1/vfpools/{self.node}")
+        status: Object = (pool or {}).get("status", {})
+        return status
+
+    def holders(self) -> set[str]:
+        """The guests that hold VFs, as its VfPool tells."""
+        return {holder["guest"] for holder in self.pool.get("holders", [])}
+
+    def ready(self, kind: str = "Ready") -> tuple[str, str]:
+        """Status and reason of a condition of its VfPool."""
+        for condition in self.pool.get("conditions", []):
+            if condition["type"] == kind:
+                return condition["status"], condition["reason"]
+        return "", ""
+
+    def condition(self, namespace: str, name: str) -> tuple[str, str, str]:
+        """Status, reason and message of the condition that the agent gave a pod."""
+        pod = self.cluster.get(f"/api/v1/namespaces/{namespace}/pods/{name}") or {}
+        for condition in pod.get("status", {}).get("conditions", []):
+            if condition["type"] == "planewise.io/Managed":
+                return condition["status"], condition["reason"], condition["message"]
+        return "", "", ""
+
+    def events_about(self, namespace: str, about: str) -> list[Object]:
+        """All events about an object."""
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        events: list[Object] = self.cluster.get(path)["items"]
+        return [event for event in events if event["regarding"]["name"] == about]
+
+    def events(self, namespace: str, about: str) -> list[tuple[str, int]]:
+        """The reasons of all events about an object, with how often each was told."""
+        return [
+            (event["reason"], (event.get("series") or {}).get("count", 1))
+            for event in self.events_about(namespace, about)
+        ]
+
+
+class AgentOfNode(NodeView):
     """planewised as the agent of one node of a cluster, on a made-up host."""
 
     def __init__(
@@ -315,8 +379,7 @@ class AgentOfNode:
         vfs: int = 2,
         slices: bool = True,
     ) -> None:
-        self.node = node
-        self.cluster = cluster
+        super().__init__(cluster, node)
         self.folder = folder
         self.proc = folder / "proc"
         self.devices = folder / "device-plugins" / "kubelet_internal_checkpoint"
@@ -356,24 +419,6 @@ class AgentOfNode:
         return (self.folder / "log").read_text()
 
     @property
-    def pool(self) -> Object:
-        """The status of its VfPool; empty while there is none."""
-        pool = self.cluster.get(f"/apis/planewise.io/v1alpha1/vfpools/{self.node}")
-        status: Object = (pool or {}).get("status", {})
-        return status
-
-    def holders(self) -> set[str]:
-        """The guests that hold VFs, as its VfPool tells."""
-        return {holder["guest"] for holder in self.pool.get("holders", [])}
-
-    def ready(self, kind: str = "Ready") -> tuple[str, str]:
-        """Status and reason of a condition of its VfPool."""
-        for condition in self.pool.get("conditions", []):
-            if condition["type"] == kind:
-                return condition["status"], condition["reason"]
-        return "", ""
-
-    @property
     def slice_path(self) -> str:
         """Where its ResourceSlice is."""
         return f"/apis/resource.k8s.io/v1/resourceslices/{self.node}-planewise.io"
@@ -401,27 +446,6 @@ class AgentOfNode:
         for process in self.proc.iterdir():
             if uid in (process / "cgroup").read_text():
                 shutil.rmtree(process)
-
-    def condition(self, namespace: str, name: str) -> tuple[str, str, str]:
-        """Status, reason and message of the condition that the agent gave a pod."""
-        pod = self.cluster.get(f"/api/v1/namespaces/{namespace}/pods/{name}") or {}
-        for condition in pod.get("status", {}).get("conditions", []):
-            if condition["type"] == "planewise.io/Managed":
-                return condition["status"], condition["reason"], condition["message"]
-        return "", "", ""
-
-    def events_about(self, namespace: str, about: str) -> list[Object]:
-        """All events about an object."""
-        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        events: list[Object] = self.cluster.get(path)["items"]
-        return [event for event in events if event["regarding"]["name"] == about]
-
-    def events(self, namespace: str, about: str) -> list[tuple[str, int]]:
-        """The reasons of all events about an object, with how often each was told."""
-        return [
-            (event["reason"], (event.get("series") or {}).get("count", 1))
-            for event in self.events_about(namespace, about)
-        ]
 
 
 class Controller:

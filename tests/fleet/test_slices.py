@@ -100,6 +100,27 @@ def test_an_api_server_without_devices_that_claims_share_is_told_of(
     assert "allowMultipleAllocations" not in device
 
 
+@pytest.mark.parametrize("version", ["1.34", "1.35"])
+def test_api_servers_of_the_releases_before_are_served(
+    cluster: Cluster,
+    agent: Agents,
+    namespace: str,
+    policy: Policies,
+    older: Callable[[str], None],
+    version: str,
+) -> None:
+    older(f"--emulated-version={version}")
+    assert cluster.get("/version")["emulationMinor"] == version.partition(".")[2]
+    policy(namespace)
+    node = agent(vfs=1)
+    node.pod(namespace, "a")
+    wait_for("it holds a VF", lambda: node.holders() == {f"{namespace}/a"})
+    wait_for("the slice is told of", lambda: node.ready(SLICE)[0])
+    # That claims share a device came later, and is off unless asked for there.
+    assert node.ready(SLICE) == ("True", "NotShared")
+    assert len(node.devices_published) == 1
+
+
 @pytest.fixture
 def scheduler(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
     """The real scheduler, where it is kept."""
