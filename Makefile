@@ -43,13 +43,15 @@ LINUX := pytest -q tests/linux
 linux: test-setup
 	$(LINUX)
 
-# The node agent against a real API server. What is built is kept: ten minutes the first time on two
-# idle cores. tests/fleet is skipped, and says so, where this was never run.
-fleet-test: test-setup
-	scripts/fleet-binaries
+# The node agent against a real API server, with a real kubelet, and on a lab's host with its VFs. What is
+# built is kept: twenty minutes the first time on two idle cores. These tests are skipped, and say so,
+# where this was never run.
+fleet-test: lab-setup
+	scripts/fleet-binaries node
 	cd crates/kube && cargo fmt --check && cargo clippy -q --all-targets -- -D warnings && \
 	  cargo test -q && cargo build -q --bins --examples
-	pytest -q tests/fleet
+	python packaging/agent_image.py dist
+	pytest -q tests/fleet tests/lab/test_pods.py
 
 bench: test-setup
 	python benches/fidelity.py

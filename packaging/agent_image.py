@@ -4,7 +4,7 @@
 
 Writes OUT/planewised-kubernetes-VERSION-ARCHITECTURE.oci.tar (OUT: dist). `ctr --namespace k8s.io
 images import FILE` gives it to a node as planewise/planewised-kubernetes:VERSION, which the chart
-names; `skopeo copy oci-archive:FILE docker://…` to a registry. In it is one static program (PROGRAM,
+names; `skopeo copy oci-archive:FILE docker://…` to a registry. It has one static program (PROGRAM,
 or what is built here) and no shell.
 """
 
