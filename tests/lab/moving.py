@@ -275,15 +275,15 @@ def judge(rounds: Sequence[Round], told: str) -> None:
         pytest.skip(f"no round had the VF go and come back without a stall: {told}")
 
 
-def assert_whole_after_kills(a: LabHost, daemon: str, guests: Sequence[str]) -> None:
-    """Kills the daemon at every step. `guests`: namespaces with addresses from 198.18.7.10 on."""
+def assert_whole_after_kills(a: LabHost, daemon: str, guests: Sequence[Guest]) -> None:
+    """Kills the daemon at every step; its configuration for each guest is NETNS.toml."""
     script = (Path(__file__).parent / "kills.sh").read_text()
-    addresses = ["198.18.7.1", *(f"198.18.7.1{i}" for i in range(len(guests)))]
+    addresses = ["198.18.7.1", *(guest.address for guest in guests)]
     known = {
         "DIRECTORY": DIRECTORY,
         "MOMENTS": " ".join(STEPS),
         "DAEMON": daemon,
-        "GUESTS": " ".join(guests),
+        "GUESTS": " ".join(guest.netns for guest in guests),
         "ADDRESSES": " ".join(addresses),
     }
     lines = "".join(f'{name}="{value}"\n' for name, value in known.items())

@@ -154,7 +154,7 @@ def test_a_kill_at_any_step_of_a_containers_move_leaves_nothing_that_a_restart_d
         guests = {wanted: "pinned", other: "excluded", "pwg2": "excluded"}
         configure(a, settings(0.1, 0.2, guests), f"{wanted}.toml")
     begun = time.monotonic()
-    assert_whole_after_kills(a, "/tmp/pw-planewised", ["pwg0", "pwg1", "pwg2"])
+    assert_whole_after_kills(a, "/tmp/pw-planewised", NAMESPACES)
     said.append(f"containers: killed at {len(STEPS)} steps in {time.monotonic() - begun:.0f} s")
 
 
