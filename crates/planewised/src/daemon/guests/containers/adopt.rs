@@ -399,11 +399,7 @@ mod tests {
         };
         let manner =
             Manner { records: records.path(), dry_run: true, enforce_mac: true, guests: &[] };
-        let refused =
-            adopt(&GuestId::from("a"), &spec, &manner, &mut home, &PoolView::default());
-        assert_eq!(
-            refused.expect_err("it is refused").what,
-            "its network namespace is the host's"
-        );
+        let refused = adopt(&GuestId::from("a"), &spec, &manner, &mut home, &PoolView::default());
+        assert_eq!(refused.expect_err("it is refused").what, "its network namespace is the host's");
     }
 }
