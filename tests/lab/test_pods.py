@@ -69,7 +69,9 @@ done 2>/dev/null
 for netns in /run/netns/cni-*; do ip netns del ${{netns##*/}} || true; done
 for i in $(seq 600); do [ -e /sys/bus/pci/devices/*/physfn/virtfn0/net ] && break; sleep 0.1; done
 ip link del pwbr || true
-for mount in $(grep -oE ' (/var/lib/kubelet|/run/pw-node)[^ ]*' /proc/mounts | sort -r); do umount -l $mount; done
+for mount in $(grep -oE ' (/var/lib/kubelet|/run/pw-node)[^ ]*' /proc/mounts | sort -r); do
+    umount -l $mount
+done
 bridge fdb show dev pf1 | sed -n 's/ .*self.*permanent//p' | grep -v '^01:\\|^33:' |
     while read -r mac; do bridge fdb del $mac dev pf1 self || true; done
 /tmp/pw-planewised vf restore --owner test || echo 0 >/sys/class/net/pf1/device/sriov_numvfs
