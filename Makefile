@@ -51,7 +51,7 @@ fleet-test: lab-setup
 	cd crates/kube && cargo fmt --check && cargo clippy -q --all-targets -- -D warnings && \
 	  cargo test -q && cargo build -q --bins --examples
 	python packaging/agent_image.py dist
-	pytest -q tests/fleet tests/lab/test_pods.py
+	PLANEWISE_PODS=1 pytest -q tests/fleet tests/lab/test_pods.py
 
 bench: test-setup
 	python benches/fidelity.py

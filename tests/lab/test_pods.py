@@ -40,7 +40,13 @@ from .moving import (
     until,
 )
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not os.environ.get("PLANEWISE_PODS"),
+        reason="a kubelet in the lab takes minutes: `make fleet-test`, or PLANEWISE_PODS=1",
+    ),
+]
 
 NODE = "/run/pw-kube"
 """The node's files on the lab's host."""
