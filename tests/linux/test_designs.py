@@ -64,8 +64,9 @@ def is_at_its_level(trial: TrialRecord) -> bool:
 
 
 def levels_of(traffic: RttTraffic) -> dict[str, Level]:
-    """As trials name it where a design has no patterns but the steady one."""
-    return {name: level for name, level in vars(traffic).items() if name != "pattern"}
+    """As trials name it where a design varies neither patterns nor interrupt coalescing."""
+    unnamed = ("pattern", "rx_usecs")
+    return {name: level for name, level in vars(traffic).items() if name not in unnamed}
 
 
 @pytest.mark.parametrize("name", ["docker-rtt.yaml", "kvm-baseline.yaml"])

@@ -33,6 +33,7 @@ ELSEWHERE = {
     r"planewise lab .*": ("tests/lab/test_lab.py", '"lab", "run"'),
     r"planewised vf setup .*": ("tests/lab/test_vf.py", '"vf", "setup"'),
     r"planewise (run experiments/boost.yaml|boost) .*": ("tests/unit/test_boost.py", "boost"),
+    r"planewise run experiments/flexvf-groups.yaml .*": ("tests/lab/test_policies.py", "policy"),
     r"planewise fleet (run|report) .*fleets/may": ("tests/linux/test_fleet.py", '"fleet", "run"'),
     r"planewise (run experiments/pastrami-here.yaml .*|campaign runs/pastrami-here/.*)": (
         "tests/linux/test_campaigns.py",
