@@ -332,7 +332,7 @@ class TestCsv:
         (found,) = csv.parse("offered_pps,rx_pps\n1000,900\n", HERE)
 
         assert (found.sent[0], found.received[0]) == (1000, 900)
-        assert "taken for one of a second" in found.notes[0]
+        assert "taken to last one second" in found.notes[0]
 
     def test_a_loss_ratio_stands_in_for_counts(self) -> None:
         for header, value in (("plr", "0.1"), ("loss_percent", "10"), ("Loss [%]", "10")):
