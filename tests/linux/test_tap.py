@@ -241,7 +241,7 @@ def test_a_file_cut_short_is_refused_with_its_place_unless_tolerated(
         (("--point", "x=lo", "--bpf", "1\n255 0 0 0"), 2, "refuses the filter"),
         (("--point", "x=lo", "--packets", "/nonexistent/x.csv"), 1, "/nonexistent/x.csv"),
         (("--file", "x=/nonexistent.pcap"), 2, "/nonexistent.pcap"),
-        (("--file", "x=/proc/version"), 2, "no pcap"),
+        (("--file", "x=/proc/version"), 2, "is not a pcap"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
