@@ -193,7 +193,22 @@ class Cluster:
         kind: str = "application/json",
         **headers: str,
     ) -> Any:
-        """Ask the API server as its administrator; the answer, as JSON where it is."""
+        """Ask the API server as its administrator; the answer, as JSON where it is.
+
+        Asked again for half a minute while it says that it is not ready for that kind yet (429).
+        """
+        for _ in range(30):
+            try:
+                return self._request(method, path, body, kind, headers)
+            except ApiError as error:
+                if error.code != 429:
+                    raise
+            time.sleep(1)
+        return self._request(method, path, body, kind, headers)
+
+    def _request(
+        self, method: str, path: str, body: Object | None, kind: str, headers: dict[str, str]
+    ) -> Any:
         request = urllib.request.Request(
             f"https://{self._address}:{self.port}{path}",
             method=method,
