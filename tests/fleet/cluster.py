@@ -368,10 +368,14 @@ class NodeView:
         return "", "", ""
 
     def events_about(self, namespace: str, about: str) -> list[Object]:
-        """All events about an object."""
+        """All events about an object but its kubelet's."""
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         events: list[Object] = self.cluster.get(path)["items"]
-        return [event for event in events if event["regarding"]["name"] == about]
+        return [
+            event
+            for event in events
+            if event["regarding"]["name"] == about and event.get("reportingController") != "kubelet"
+        ]
 
     def events(self, namespace: str, about: str) -> list[tuple[str, int]]:
         """The reasons of all events about an object, with how often each was told."""
