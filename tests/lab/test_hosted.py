@@ -346,7 +346,9 @@ def test_what_is_wrong_with_the_hosts_is_one_sentence(
     assert "is in use: it has the address" in refused(*HOSTS, "--nic", "mgmt0")
     assert "--responder is missing" in refused("--sender", "lab:t/a")
     assert "both lab:t/a" in refused("--sender", "lab:t/a", "--responder", "lab:t/a")
-    assert "may be used is not given" in refused("--sender", "ssh://one", "--responder", "ssh://two")
+    assert "may be used is not given" in refused(
+        "--sender", "ssh://one", "--responder", "ssh://two"
+    )
     assert "there is no lab `none`" in refused(
         "--sender", "lab:none/a", "--responder", "lab:none/b"
     )

@@ -35,6 +35,7 @@ wait) [ ! -e hangs ] || { echo "error: timed out waiting for the condition" >&2;
 get) cat status ;;
 delete) echo deleted >>ended ;;
 exec)
+  [ ! -e unreachable ] || { echo "error: dialing backend: no such host" >&2; exit 1; }
   while [ "$1" != nsenter ]; do shift; done
   while [ "$1" != -- ]; do shift; done
   shift
@@ -193,6 +194,15 @@ def test_a_line_that_is_lost_is_no_exit_code(kubectl: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(PlanewiseError, match="connection to k8s://one was lost while sleep"):
             process.wait(30)
+
+
+def test_why_no_command_can_be_started_on_a_node_is_said(kubectl: Path) -> None:
+    (kubectl / "unreachable").touch()
+    with (
+        closing(open_host("k8s://one", "sender")) as host,
+        pytest.raises(PlanewiseError, match=r"could not be started on k8s://one: .*no such host"),
+    ):
+        host.run(["true"])
 
 
 def test_a_pod_that_is_refused_or_does_not_start_is_said_and_removed(kubectl: Path) -> None:

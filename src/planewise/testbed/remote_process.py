@@ -208,10 +208,10 @@ class SshProcess:
             raise PlanewiseError(f"the namespace of {self._program} is gone on {self._host.place}")
         if not self._pid:
             await self._reader
-            words = bytes(self._err).decode(errors="replace").strip().splitlines()
+            printed = f"{self._refusal}\n{bytes(self._err).decode(errors='replace')}"
+            words = printed.strip().splitlines() or ["the connection was lost"]
             raise PlanewiseError(
-                f"{self._program} could not be started on {self._host.place}: "
-                f"{words[-1] if words else 'the connection was lost'}"
+                f"{self._program} could not be started on {self._host.place}: {words[-1]}"
             )
 
     @property
