@@ -147,6 +147,7 @@ class Cluster:
             f"--secure-port={self.port}",
             f"--advertise-address={self._address}",
             "--endpoint-reconciler-type=none",
+            "--kubelet-preferred-address-types=InternalIP",
             f"--tls-cert-file={folder}/server.pem",
             f"--tls-private-key-file={folder}/key.pem",
             f"--token-auth-file={folder}/tokens.csv",
