@@ -223,8 +223,9 @@ class KubernetesHost(RemoteHost):
         return str(status.get("message") or status.get("reason") or "the node does not tell of it")
 
     async def _spawn(self, command: str) -> RemoteProcess:
-        # The pod sees the node's processes; the first one has the node's namespaces.
-        enter = ("nsenter", "-t", "1", "-m", "-u", "-i", "-n", "--", "sh", "-c", command)
+        # The pod sees the node's processes; the first one has the node's namespaces. By its path,
+        # the shell is the node's: busybox may take `sh`, and then `ip`, for applets of its own.
+        enter = ("nsenter", "-t", "1", "-m", "-u", "-i", "-n", "--", "/bin/sh", "-c", command)
         process = await asyncio.create_subprocess_exec(
             *(*self._target.kubectl, "exec", "-i", self._pod, "--container=measure", "--", *enter),
             stdin=asyncio.subprocess.PIPE,

@@ -233,11 +233,12 @@ MAC_FILTERS = {"igb": 24, "igbvf": 24}
 (rar_entry_count of Linux' igb for the 82576); one is its own, each VF takes one."""
 
 # Everything that carries the token, of which nothing else takes care: namespaces, bridges, groups.
-# And what planes gave the NIC: addresses, routes, neighbours.
+# And what planes gave the NIC: addresses, routes, neighbours; filters for guests, and the one that
+# planewised adds for a bridge's own address.
 _REMOVE = (
     """
 if [ -n "$2" ]; then
-    ours='02:70:77:0|02:42:c6:1[23]:'
+    ours='02:70:77:[0-3]|02:42:c6:1[23]:'
     for mac in $(bridge fdb show dev "$2" | grep self | grep -Eo "^($ours)[0-9a-f:]*"); do
         bridge fdb delete "$mac" dev "$2" self
     done
