@@ -401,11 +401,15 @@ def name_networks(host: Host, docker: Docker, names: Sequence[str]) -> tuple[Con
 
 
 REMOVE_CGROUPS = """
-for each in $(find /sys/fs/cgroup -maxdepth 2 -type d -name "$1"); do
-    find "$each" -depth -type d -exec rmdir {} +
+for try in $(seq 100); do
+    groups=$(find /sys/fs/cgroup -maxdepth 2 -type d -name "$1")
+    [ -n "$groups" ] || break
+    said=$(find $groups -depth -type d -exec rmdir {} + 2>&1) || sleep 0.05
 done
+[ -z "$groups" ] || echo "$said" >&2
 """
-"""Shell: removes the empty control groups called $1, of every hierarchy."""
+"""Shell: removes the control groups called $1, of every hierarchy, once their processes, which end
+with their daemon, are gone; says what is not in five seconds."""
 
 
 def image(probe: Path) -> bytes:
