@@ -56,7 +56,7 @@ def with_evidence(
 
 def _latest(tails: Iterable[RankedPlane]) -> RankedPlane | None:
     """The latest; a bound from below that is as late comes first: it may be later."""
-    return max(tails, key=lambda tail: (tail.value, tail.at_least), default=None)
+    return max(tails, key=lambda tail: (tail.value, tail.bound == "at least"), default=None)
 
 
 def _as_chain(seen: Evidence, chain: ChainWorkload) -> ChainSeen | None:
@@ -64,9 +64,10 @@ def _as_chain(seen: Evidence, chain: ChainWorkload) -> ChainSeen | None:
     rate = seen.forwarded
     if rate is None or chain.vnfs != 1 or seen.forwarded_bytes != chain.frame_bytes:
         return None
-    limit = "generator" if rate.at_least else "kernel"
+    at_least = rate.bound == "at least"
+    limit = "generator" if at_least else "kernel"
     return ChainSeen(
-        chain.pattern, 1, chain.frame_bytes, rate.value, rate.low, rate.high, limit, rate.at_least
+        chain.pattern, 1, chain.frame_bytes, rate.value, rate.low, rate.high, limit, at_least
     )
 
 

@@ -572,11 +572,6 @@ class RankedPlane(Record):
     """Whether the plane does just `value`, or that or more (something else was the limit, or the
     ladder ended before), or that or less."""
 
-    @property
-    def at_least(self) -> bool:
-        """Whether the plane may do more."""
-        return self.bound == "at least"
-
     @model_validator(mode="before")
     @classmethod
     def _older(cls, data: object) -> object:

@@ -22,8 +22,7 @@ use pw_linux::netns::{Netns, cookie, run_in};
 use pw_linux::rtnetlink::{Errno, RouteSocket, errno_text};
 use pw_sriov::link::{Change, Links};
 
-use crate::daemon::route::MAIN;
-pub use crate::daemon::route::Route;
+use crate::daemon::route::{MAIN, Route};
 
 /// How often a bond looks at its members' carriers [ms].
 const MIIMON_MS: u32 = 100;

@@ -8,7 +8,8 @@ use pw_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::disk::write_json;
-use crate::daemon::net::{Identity, Route};
+use crate::daemon::net::Identity;
+use crate::daemon::route::Route;
 
 /// A guest before it was managed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
