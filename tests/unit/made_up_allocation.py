@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 
-from planewise.measure.allocation import Metrics, Seen, record_of
+from planewise.measure.allocation import DaemonMetrics, DaemonObservation, record_of
 from planewise.measure.design import AllocPart, Policy
-from planewise.measure.requests import Sent, Stream
+from planewise.measure.requests import RequestStream, SentRequests
 from planewise.measure.schedule import AllocTrial
 from planewise.measure.stage import Place
 from planewise.store.models import TrialRecord
@@ -18,7 +18,7 @@ STARTED = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 BEGIN_MS = 1_000_000
 PART = AllocPart(vfs=1, group_pps=(10.0, 40.0), duration_s=10.0, warmup_s=2.0)
 STREAMS = tuple(
-    Stream(f"guest{n}", f"198.19.0.{n}", f"client{n}", pps, 50.0 - pps)
+    RequestStream(f"guest{n}", f"198.19.0.{n}", f"client{n}", pps, 50.0 - pps)
     for n, pps in enumerate((10.0, 40.0, 10.0, 40.0))
 )
 
@@ -64,7 +64,7 @@ def status(at_s: float, holder: str | None = None) -> Status:
     )
 
 
-def sent(rtt_ms: dict[str, float], seconds: float = 13.0, lost_every: int = 0) -> Sent:
+def sent(rtt_ms: dict[str, float], seconds: float = 13.0, lost_every: int = 0) -> SentRequests:
     """Every guest's packets at its rate, each with the guest's round-trip time."""
     rows = []
     for stream in STREAMS:
@@ -75,7 +75,7 @@ def sent(rtt_ms: dict[str, float], seconds: float = 13.0, lost_every: int = 0) -
             answer = None if lost else due + 1000 + round(rtt_ms[stream.guest] * 1e6)
             rows.append((stream.guest, "steady", due, due + 1000, answer))
     columns = ("guest", "phase", "scheduled_ns", "user_tx_ns", "user_rx_ns")
-    return Sent(pl.DataFrame(rows, schema=list(columns), orient="row"))
+    return SentRequests(pl.DataFrame(rows, schema=list(columns), orient="row"))
 
 
 def trial(
@@ -84,17 +84,17 @@ def trial(
     busy_ms: float,
     quiet_ms: float,
     holder: str | None = None,
-    packets: Sent | None = None,
+    packets: SentRequests | None = None,
 ) -> TrialRecord:
     """A trial in which busy and quiet guests have such round-trip times."""
     wanted = AllocTrial(f"alloc:{policy}#r{block}", policy, 64, "icmp", PART, draw=block)
     cell = {"plane": "bridge", "background_guests": 4} | wanted.traffic()
     own = {stream.guest: busy_ms if stream.steady_pps > 20 else quiet_ms for stream in STREAMS}
-    seen = Seen(
+    seen = DaemonObservation(
         status(0.0, holder),
         status(10.0, holder),
-        Metrics(1.0, 9 << 20, {"decision": (0.0, 0.0), "sample": (1.0, 10.0)}),
-        Metrics(1.1, 10 << 20, {"decision": (0.1, 10.0), "sample": (3.0, 20.0)}),
+        DaemonMetrics(1.0, 9 << 20, {"decision": (0.0, 0.0), "sample": (1.0, 10.0)}),
+        DaemonMetrics(1.1, 10 << 20, {"decision": (0.1, 10.0), "sample": (3.0, 20.0)}),
         [] if holder is None else [move("give", holder, -1.0, 0.5)],
     )
     place = Place(wanted.name, cell, block, block)

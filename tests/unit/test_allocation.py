@@ -16,8 +16,8 @@ from planewise.cli import app
 from planewise.errors import PlanewiseError
 from planewise.judge.policies import policy_families
 from planewise.measure.allocation import (
-    Offset,
-    held_of,
+    ClockOffset,
+    hold_times,
     offset_of,
     parse_metrics,
     phases_of,
@@ -27,12 +27,12 @@ from planewise.measure.allocation import (
 from planewise.measure.cells import cells_of
 from planewise.measure.design import AllocPart, Design
 from planewise.measure.design_file import load_design
-from planewise.measure.requests import Sent, parse_sent, script_of, streams_of
+from planewise.measure.requests import SentRequests, parse_sent, script_of, streams_of
 from planewise.measure.schedule import AllocTrial, make_schedule
 from planewise.publications.answers import answers, read_run
 from planewise.publications.claims import publications
 from planewise.report import html
-from planewise.report.allocation import intervals
+from planewise.report.allocation import hold_intervals
 from planewise.report.data import RunData
 from planewise.report.figures.allocation import latency, timeline
 from planewise.report.policies import sections
@@ -208,27 +208,30 @@ def test_a_vf_counts_as_held_from_the_end_of_its_giving_to_the_beginning_of_its_
         move("give", "never", 9.0, None, 4),
         move("give", "after", 9.5, 2.0, 5),
     ]
-    held = held_of(["early"], moves, BEGIN_MS, BEGIN_MS + 10_000)
+    held = hold_times(["early"], moves, BEGIN_MS, BEGIN_MS + 10_000)
     assert (held["early"].seconds, held["early"].given) == (2.0, 0)
     assert (held["late"].seconds, held["late"].given) == (6.0, 1)
     assert "never" not in held
     assert "after" not in held
     # A giving that spans the beginning, and a taking that spans the end.
     moves = [move("give", "x", -1.0, 3.0, 1), move("take", "x", 8.0, 5.0, 2)]
-    assert held_of([], moves, BEGIN_MS, BEGIN_MS + 10_000)["x"].seconds == 6.0
+    assert hold_times([], moves, BEGIN_MS, BEGIN_MS + 10_000)["x"].seconds == 6.0
     # One that is being taken when the time begins holds none any more, for all that is known.
     moves = [move("take", "y", -1.0, 3.0, 1)]
-    assert held_of(["y"], moves, BEGIN_MS, BEGIN_MS + 10_000)["y"].seconds == 0.0
+    assert hold_times(["y"], moves, BEGIN_MS, BEGIN_MS + 10_000)["y"].seconds == 0.0
 
 
 def test_the_quickest_look_at_a_clock_counts_and_says_how_far_it_may_be_off() -> None:
     looks = [(0, 5_000_000, 900), (1000, 5_001_050, 1100), (2000, 4_000_000, 3000)]
-    assert offset_of(looks) == Offset(5_000_000, 50)
+    assert offset_of(looks) == ClockOffset(5_000_000, 50)
 
 
 def test_the_reaction_is_the_time_from_the_change_to_the_end_of_a_giving() -> None:
     # The sender's clock is 5 s ahead of here, the daemon's 1000 s (its moves begin there).
-    sender, daemon = Offset(5_000_000_000, 1_000_000), Offset(1_000_000_000_000, 2_000_000)
+    sender, daemon = (
+        ClockOffset(5_000_000_000, 1_000_000),
+        ClockOffset(1_000_000_000_000, 2_000_000),
+    )
     changed_ns = 5_000_000_000 + 12_000_000_000
     moves = [
         move("give", "a", 3.0, 1.0, 1),
@@ -382,7 +385,7 @@ def test_the_report_draws_latency_by_group_and_who_held_what(run: RunReader) -> 
 def test_a_bar_of_the_timeline_ends_where_the_vf_was_taken(run: RunReader) -> None:
     record = trial("activity", 0, 1.0, 1.0, "guest1")
     assert record.alloc is not None
-    (bar,) = intervals(record.alloc, 10.0)
+    (bar,) = hold_intervals(record.alloc, 10.0)
     assert (bar.guest, bar.begin_s, bar.end_s) == ("guest1", -0.5, 10.0)
     drawn = timeline([("activity", record.alloc)])
     assert "guest1" in str(drawn.draw(336))
@@ -397,13 +400,13 @@ def test_a_design_of_the_allocator_is_no_load_of_a_fleet() -> None:
     assert design.alloc is not None
 
 
-def switched(alloc_moves: Sequence[GuestMove]) -> tuple[TrialRecord, Sent]:
+def switched(alloc_moves: Sequence[GuestMove]) -> tuple[TrialRecord, SentRequests]:
     """A trial in which guest0 is quicker while it holds the VF; its packets' time is 2 s ahead."""
     record = trial("switch", 0, 4.0, 4.0)
     times = sent({stream.guest: 4.0 for stream in STREAMS})
     quick = (pl.col("guest") == "guest0") & pl.col("scheduled_ns").is_between(6e9, 8e9)
     answer = pl.col("user_tx_ns") + pl.when(quick).then(1_000_000).otherwise(4_000_000)
-    packets = Sent(times.packets.with_columns(user_rx_ns=answer.cast(pl.Int64)))
+    packets = SentRequests(times.packets.with_columns(user_rx_ns=answer.cast(pl.Int64)))
     assert record.alloc is not None
     alloc = record.alloc.model_copy(update={"moves": tuple(alloc_moves), "zero_ns": 2_000_000_000})
     return record.model_copy(update={"alloc": alloc}), packets

@@ -60,7 +60,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Held:
+class PredictedChain:
     """A chain that was measured in another run, beside what the fitted profile predicts of it."""
 
     row: Measured
@@ -97,7 +97,7 @@ class Held:
         }
 
 
-def hold_against(found: Calibration, rows: Sequence[ThroughputRow]) -> tuple[Held, ...]:
+def predict_chains(found: Calibration, rows: Sequence[ThroughputRow]) -> tuple[PredictedChain, ...]:
     """The chains of another run, each with its prediction; those that were not fitted to first.
 
     Raises:
@@ -105,7 +105,7 @@ def hold_against(found: Calibration, rows: Sequence[ThroughputRow]) -> tuple[Hel
     """
     fitted = {(row.plane, row.chain) for row in found.rows}
     held = [
-        Held(row, _predicted(found.profile, row), (row.plane, row.chain) in fitted)
+        PredictedChain(row, _predicted(found.profile, row), (row.plane, row.chain) in fitted)
         for row in _measured(rows)
     ]
     if not held:
@@ -116,7 +116,7 @@ def hold_against(found: Calibration, rows: Sequence[ThroughputRow]) -> tuple[Hel
     return tuple(sorted(held, key=lambda one: one.fitted))
 
 
-def held_lines(held: Sequence[Held]) -> list[str]:
+def predicted_lines(held: Sequence[PredictedChain]) -> list[str]:
     """A sentence for the chains that a profile was not fitted to, and one for the others."""
     lines = []
     for fitted, words in ((False, "not fitted to"), (True, "fitted to, too")):
@@ -133,7 +133,7 @@ def held_lines(held: Sequence[Held]) -> list[str]:
     return lines
 
 
-def held_table(held: Sequence[Held]) -> str:
+def predicted_table(held: Sequence[PredictedChain]) -> str:
     """Measured and predicted rates with their intervals [Mpps], as a Markdown table."""
     lines = [
         "| plane | pattern | functions | frame [bytes] | fitted to | measured [Mpps] "

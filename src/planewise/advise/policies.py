@@ -24,21 +24,21 @@ def recommend_policies(
 
     It names no plane: a policy gives some guests another one than others.
     """
-    found = policy_families(trials, info)
+    families = policy_families(trials, info)
     missed = sum(not keeps_levels(one) for one in by_groups(trials))
-    said = f"{missed} times the rate of a group was not kept: this counts for nothing here"
-    kept = (*reservations, *((said,) if missed else ()))
+    reservation = f"{missed} times the rate of a group was not kept: this counts for nothing here"
+    kept = (*reservations, *((reservation,) if missed else ()))
     if any(trial.alloc is not None and trial.alloc.switch for trial in trials):
         headline = "One guest was given a VF and lost it again: the figure has what requests felt."
         return Recommendation(plane=None, headline=headline, reservations=kept)
-    if not found:
+    if not families:
         headline = "There is nothing to compare: one policy was measured, or no rate was kept."
         return Recommendation(plane=None, headline=headline, reservations=kept)
-    told = [_best_policy(family) for family in found]
+    sentences = [_best_policy(family) for family in families]
     return Recommendation(
         plane=None,
-        headline=told[0],
-        reasons=tuple(told[1:]),
+        headline=sentences[0],
+        reasons=tuple(sentences[1:]),
         reservations=kept,
     )
 

@@ -12,7 +12,7 @@ from planewise.commands import console
 from planewise.commands.options import JsonOption
 
 if TYPE_CHECKING:
-    from planewise.advise.calibration import Held
+    from planewise.advise.calibration import PredictedChain
     from planewise.advise.throughput import ThroughputRow
 
 
@@ -56,9 +56,9 @@ def calibrate(
     """
     from planewise.advise.calibration import (
         calibrate_rows,
-        held_lines,
-        held_table,
-        hold_against,
+        predict_chains,
+        predicted_lines,
+        predicted_table,
         table,
     )
     from planewise.advise.profiles import find_profile
@@ -76,12 +76,12 @@ def calibrate(
         name=name,
         emulated=bool(emulated),
     )
-    held: Sequence[Held] = ()
+    held: Sequence[PredictedChain] = ()
     if against is not None:
         other, notes, other_emulated = _rows(against)
         for words in (*notes, *((f"emulated: {other_emulated}",) if other_emulated else ())):
             console.err().print(f"{against}: {words}", markup=False, style="yellow")
-        held = hold_against(calibrated, other)
+        held = predict_chains(calibrated, other)
     if out is not None:
         write_file(out, toml_text(calibrated.profile).encode())
     if json_:
@@ -109,10 +109,10 @@ def calibrate(
         print(words)
     if emulated:
         print(f"emulated: {emulated}; `planewise advise` will give no figures from this profile")
-    for words in held_lines(held):
+    for words in predicted_lines(held):
         print(f"{against}: {words}")
     if held:
-        print(held_table(held))
+        print(predicted_table(held))
     if markdown:
         print(table(calibrated))
     if out is None:

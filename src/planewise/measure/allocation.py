@@ -25,8 +25,8 @@ from planewise.errors import PlanewiseError
 from planewise.measure.applications import REDIS, REDIS_PORT, Listening, redis_command
 from planewise.measure.design import Policy, Protocol
 from planewise.measure.requests import (
-    Sent,
-    Stream,
+    RequestStream,
+    SentRequests,
     counts_of,
     latency_of,
     parse_sent,
@@ -96,16 +96,16 @@ def group_name(pps: float) -> str:
 
 
 @dataclass(frozen=True)
-class Held:
+class HoldTime:
     """What one guest held in a window of time."""
 
     seconds: float
     given: int
 
 
-def held_of(
+def hold_times(
     holders: Iterable[str], moves: Sequence[MoveStatus], begin_ms: int, end_ms: int
-) -> Mapping[str, Held]:
+) -> Mapping[str, HoldTime]:
     """How long guests held a VF between two moments of the daemon's clock, and how often they were
     given one. Pure.
 
@@ -133,7 +133,7 @@ def held_of(
     for guest in list(since):
         end(guest, end_ms)
     names = seconds.keys() | given.keys()
-    return {name: Held(seconds.get(name, 0.0), given.get(name, 0)) for name in names}
+    return {name: HoldTime(seconds.get(name, 0.0), given.get(name, 0)) for name in names}
 
 
 def _done_ms(move: MoveStatus) -> int | None:
@@ -147,7 +147,7 @@ _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)$")
 
 
 @dataclass(frozen=True)
-class Metrics:
+class DaemonMetrics:
     """What the daemon says of itself at one moment."""
 
     cpu_s: float
@@ -156,14 +156,14 @@ class Metrics:
     """By work, seconds and times since it was started."""
 
 
-def parse_metrics(text: str) -> Metrics:
+def parse_metrics(text: str) -> DaemonMetrics:
     """From OpenMetrics. Pure. PlanewiseError where one is missing."""
     found: dict[tuple[str, str], float] = {}
     for line in text.splitlines():
         if match := _SAMPLE.match(line):
             found[match[1], match[2] or ""] = float(match[3])
     try:
-        return Metrics(
+        return DaemonMetrics(
             found["process_cpu_seconds_total", ""],
             int(found["process_resident_memory_bytes", ""]),
             {
@@ -181,7 +181,7 @@ def parse_metrics(text: str) -> Metrics:
         ) from error
 
 
-def use_of(before: Metrics, after: Metrics, seconds: float) -> DaemonUse:
+def use_of(before: DaemonMetrics, after: DaemonMetrics, seconds: float) -> DaemonUse:
     """What the daemon took between two moments. Pure."""
 
     def mean_s(work: str) -> float | None:
@@ -197,21 +197,21 @@ def use_of(before: Metrics, after: Metrics, seconds: float) -> DaemonUse:
 
 
 @dataclass(frozen=True)
-class Offset:
+class ClockOffset:
     """How far a host's clock is ahead of this machine's, and how far off that may be [ns]."""
 
     ahead_ns: int
     error_ns: int
 
 
-def offset_of(looks: Iterable[tuple[int, int, int]]) -> Offset:
+def offset_of(looks: Iterable[tuple[int, int, int]]) -> ClockOffset:
     """From looks at a clock, each as (here before, there, here after); the quickest one counts
     (Cristian, Distributed Computing 3, 1989). Pure."""
     before, there, after = min(looks, key=lambda look: look[2] - look[0])
-    return Offset(there - (before + after) // 2, (after - before + 1) // 2)
+    return ClockOffset(there - (before + after) // 2, (after - before + 1) // 2)
 
 
-def _look_at_clock(host: Host) -> Offset:
+def _look_at_clock(host: Host) -> ClockOffset:
     looks = []
     for _ in range(_CLOCK_LOOKS):
         before = time.monotonic_ns()
@@ -221,7 +221,7 @@ def _look_at_clock(host: Host) -> Offset:
 
 
 def reaction_of(
-    moves: Sequence[MoveStatus], changed_ns: int, sender: Offset, daemon: Offset
+    moves: Sequence[MoveStatus], changed_ns: int, sender: ClockOffset, daemon: ClockOffset
 ) -> Reaction:
     """When VFs followed a change of load, which began at that time of the sender's clock. Pure."""
     changed_ms = (changed_ns - sender.ahead_ns + daemon.ahead_ns) / 1e6
@@ -238,15 +238,15 @@ def reaction_of(
 
 
 @dataclass(frozen=True)
-class Seen:
+class DaemonObservation:
     """What was seen of the daemon while the load ran."""
 
     begin: Status
     """At the end of the warm-up."""
     end: Status
     """At the end of the steady load."""
-    before: Metrics
-    after: Metrics
+    before: DaemonMetrics
+    after: DaemonMetrics
     """At these moments."""
     moves: Sequence[MoveStatus]
     """All, from the start of the daemon to the end of the load."""
@@ -273,7 +273,7 @@ class _Watcher:
         self._moves |= {move.operation: move for move in status.moves}
         return status
 
-    def until(self, end_s: float, load: HostProcess) -> tuple[Status, Metrics]:
+    def until(self, end_s: float, load: HostProcess) -> tuple[Status, DaemonMetrics]:
         """Looks on until a moment of this machine's clock, or the end of the load."""
         while (left_s := end_s - time.monotonic()) > 0 and load.running:
             time.sleep(min(POLL_S, left_s))
@@ -309,7 +309,7 @@ def measure_allocation(path: AllocPath, trial: AllocTrial, place: Place) -> Tria
             clocks = [_look_at_clock(host) for host in (path.sender, allocator.host)]
             text = load.wait(_SLACK_S).check().stdout
         watcher.look()
-        seen = Seen(begin, end, before, after, watcher.moves)
+        seen = DaemonObservation(begin, end, before, after, watcher.moves)
         with scratch() as directory:
             recording = allocator.host.take(allocator.recording, directory).read_bytes()
     sent = parse_sent(text, streams)
@@ -341,11 +341,11 @@ def _answering(allocator: Allocator, protocol: Protocol) -> Iterator[None]:
 def in_one_time(
     alloc: AllocResult,
     policy: Policy,
-    streams: Sequence[Stream],
-    sent: Sent,
-    seen: Seen,
-    sender: Offset,
-    daemon: Offset,
+    streams: Sequence[RequestStream],
+    sent: SentRequests,
+    seen: DaemonObservation,
+    sender: ClockOffset,
+    daemon: ClockOffset,
 ) -> AllocResult:
     """With what takes packets and moves in one time: what followed a change of load, and what the
     guest that was moved felt. Pure."""
@@ -367,7 +367,9 @@ def in_one_time(
 _PARTS: tuple[SwitchPart, ...] = ("before", "being given", "on the VF", "being taken", "after")
 
 
-def phases_of(alloc: AllocResult, moved: str, sent: Sent, zero_ns: int) -> tuple[SwitchPhase, ...]:
+def phases_of(
+    alloc: AllocResult, moved: str, sent: SentRequests, zero_ns: int
+) -> tuple[SwitchPhase, ...]:
     """What was felt before, during and after a guest's two moves, by the time of the moves. Pure.
 
     Raises:
@@ -408,9 +410,9 @@ def record_of(
     trial: AllocTrial,
     place: Place,
     started: datetime,
-    streams: Sequence[Stream],
-    sent: Sent,
-    seen: Seen,
+    streams: Sequence[RequestStream],
+    sent: SentRequests,
+    seen: DaemonObservation,
 ) -> TrialRecord:
     """What a trial came to, without what followed a change of load. Pure."""
     part = trial.part
@@ -425,11 +427,11 @@ def record_of(
     packets = sent.steady(window)
     begin_ms, end_ms = seen.begin.at_unix_ms, seen.end.at_unix_ms
     holders = [vf.holder for vf in seen.begin.vfs if vf.holder]
-    held = held_of(holders, seen.moves, begin_ms, end_ms)
+    held = hold_times(holders, seen.moves, begin_ms, end_ms)
     guests: dict[str, ManagedGuest] = {}
     for stream in streams:
         own = packets.filter(pl.col("guest") == stream.guest)
-        mine = held.get(stream.guest, Held(0.0, 0))
+        mine = held.get(stream.guest, HoldTime(0.0, 0))
         guests[stream.guest] = ManagedGuest(
             request_pps=stream.steady_pps,
             sent_pps=rate_pps(own),

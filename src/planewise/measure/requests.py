@@ -28,7 +28,7 @@ _MARK = "\x1e"
 
 
 @dataclass(frozen=True)
-class Stream:
+class RequestStream:
     """The requests to one guest."""
 
     guest: str
@@ -42,11 +42,11 @@ class Stream:
 
 def streams_of(
     guests: Sequence[Guest], clients: Sequence[Guest], group_pps: Sequence[float]
-) -> tuple[Stream, ...]:
+) -> tuple[RequestStream, ...]:
     """Guests dealt out to groups in turn; after the change the groups are the other way round."""
     turned = tuple(reversed(group_pps))
     return tuple(
-        Stream(
+        RequestStream(
             guest.name,
             guest.ipv4,
             client.netns,
@@ -57,7 +57,9 @@ def streams_of(
     )
 
 
-def script_of(streams: Sequence[Stream], trial: AllocTrial, sender: Host, directory: str) -> str:
+def script_of(
+    streams: Sequence[RequestStream], trial: AllocTrial, sender: Host, directory: str
+) -> str:
     """The shell script that sends all requests and prints what came of them. Pure.
 
     Its stdout holds, for each file, a mark, the file's name and a newline, and its content.
@@ -66,7 +68,7 @@ def script_of(streams: Sequence[Stream], trial: AllocTrial, sender: Host, direct
     steady_s = part.warmup_s + part.duration_s
     lines = [f"rm -rf {directory}; mkdir -p {directory} && cd {directory} || exit 1"]
 
-    def ping(stream: Stream, pps: float, seconds: float, name: str) -> str:
+    def ping(stream: RequestStream, pps: float, seconds: float, name: str) -> str:
         argv = [
             *(sender.probe, "ping", stream.address, "--proto", trial.protocol, "--no-watch"),
             *("--with-parent", "--rate", f"{pps:g}", "--duration", f"{seconds:g}"),
@@ -95,7 +97,7 @@ def script_of(streams: Sequence[Stream], trial: AllocTrial, sender: Host, direct
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentRequests:
     """The packets of all guests: columns `guest`, `phase` (`steady` or `changed`), `scheduled_ns`,
     `user_tx_ns`, `user_rx_ns` (null where no answer came), by the sender's clock."""
 
@@ -131,7 +133,7 @@ class Sent:
         return self.packets.filter(pl.col("phase") == phase)
 
 
-def parse_sent(text: str, streams: Sequence[Stream]) -> Sent:
+def parse_sent(text: str, streams: Sequence[RequestStream]) -> SentRequests:
     """What the script printed. Pure.
 
     Raises:
@@ -149,14 +151,15 @@ def parse_sent(text: str, streams: Sequence[Stream]) -> Sent:
             if rows := files.get(f"{name}.csv", "").strip():
                 table = pl.read_csv(io.StringIO(rows), schema_overrides=stamps)
             if table.is_empty():
-                said = files.get(f"{name}.err", "").strip().splitlines() or ["it said nothing"]
-                raise PlanewiseError(f"nothing was sent to {stream.guest}: {said[-1]}")
+                lines = files.get(f"{name}.err", "").strip().splitlines()
+                why = lines[-1] if lines else "it printed nothing"
+                raise PlanewiseError(f"nothing was sent to {stream.guest}: {why}")
             tables.append(
                 table.select(
                     pl.lit(stream.guest).alias("guest"), pl.lit(phase).alias("phase"), *stamps
                 )
             )
-    return Sent(pl.concat(tables))
+    return SentRequests(pl.concat(tables))
 
 
 def latency_of(packets: pl.DataFrame) -> Latency | None:

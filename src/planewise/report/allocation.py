@@ -54,7 +54,7 @@ def missed_groups(data: RunData) -> int:
 
 
 @dataclass(frozen=True)
-class Held:
+class GroupShare:
     """How much of the time the guests of a group held a VF under a policy."""
 
     policy: str
@@ -63,7 +63,7 @@ class Held:
     """Of each trial, the mean over the group's guests."""
 
 
-def held(data: RunData) -> list[Held]:
+def group_shares(data: RunData) -> list[GroupShare]:
     """By policy and group."""
     found: dict[tuple[str, str], list[float]] = {}
     for trial in data.done:
@@ -74,7 +74,7 @@ def held(data: RunData) -> list[Held]:
                 key = str(trial.cell["policy"]), group
                 found.setdefault(key, []).append(min(1.0, share))
     ordered = sorted(found, key=lambda key: (_rank(key[0]), float(key[1])))
-    return [Held(*key, tuple(found[key])) for key in ordered]
+    return [GroupShare(*key, tuple(found[key])) for key in ordered]
 
 
 def groups(result: AllocResult) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def groups(result: AllocResult) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Interval:
+class HoldInterval:
     """A guest held a VF from one moment to another, in seconds after the warm-up."""
 
     guest: str
@@ -91,7 +91,7 @@ class Interval:
     end_s: float
 
 
-def intervals(result: AllocResult, end_s: float) -> list[Interval]:
+def hold_intervals(result: AllocResult, end_s: float) -> list[HoldInterval]:
     """Who held a VF when, until the end of a trial."""
     since: dict[str, float] = {}
     found = []
@@ -99,8 +99,8 @@ def intervals(result: AllocResult, end_s: float) -> list[Interval]:
         if move.direction == "give" and move.ending == "completed":
             since.setdefault(move.guest, _done_s(move))
         elif move.direction == "take" and move.guest in since:
-            found.append(Interval(move.guest, since.pop(move.guest), min(move.at_s, end_s)))
-    found += [Interval(guest, begin_s, end_s) for guest, begin_s in since.items()]
+            found.append(HoldInterval(move.guest, since.pop(move.guest), min(move.at_s, end_s)))
+    found += [HoldInterval(guest, begin_s, end_s) for guest, begin_s in since.items()]
     return [one for one in found if one.end_s > one.begin_s]
 
 

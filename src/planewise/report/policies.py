@@ -8,7 +8,7 @@ from planewise.report import allocation as allocations
 from planewise.report import inference
 from planewise.report.data import RunData
 from planewise.report.figures import allocation, base, comparison, switching
-from planewise.report.predicted import Predictions, predictions
+from planewise.report.predicted import GroupPredictions, predictions
 from planewise.report.section import Section
 from planewise.units import percent_text
 
@@ -40,7 +40,7 @@ def sections(data: RunData) -> Iterator[Section]:
         comparison.figure(one, name=base.slug(f"policies-{one.family.metric.title}"))
         for one in inference.compare_policies(data)
     ]
-    told = predictions(data.done)
+    predicted = predictions(data.done)
     missed = allocations.missed_groups(data)
     first = trials[0][1]
     yield Section(
@@ -55,17 +55,20 @@ def sections(data: RunData) -> Iterator[Section]:
             *compared,
         ),
         (
-            ("How much of the time guests held a VF", allocation.shares(allocations.held(data))),
+            (
+                "How much of the time guests held a VF",
+                allocation.shares(allocations.group_shares(data)),
+            ),
             ("What the daemon took, and how soon it followed", allocation.costs(data)),
             *(
                 (
                     (
-                        f"Latency predicted from who held a VF, which {_saving(told)}, against "
-                        "what was measured",
-                        allocation.predicted(told),
+                        f"Latency predicted from who held a VF, which {_saving(predicted)}, "
+                        "against what was measured",
+                        allocation.predicted(predicted),
                     ),
                 )
-                if told is not None
+                if predicted is not None
                 else ()
             ),
         ),
@@ -80,8 +83,8 @@ def sections(data: RunData) -> Iterator[Section]:
     )
 
 
-def _saving(told: Predictions) -> str:
+def _saving(predicted: GroupPredictions) -> str:
     """What a VF saved, and what that rests on."""
-    share = percent_text(round(abs(told.saved), 3))
-    does = f"saves {share} of a mean" if told.saved >= 0 else f"adds {share} to a mean"
-    return f"{does} (median of {told.guests} guests that kept one)"
+    share = percent_text(round(abs(predicted.saved), 3))
+    does = f"saves {share} of a mean" if predicted.saved >= 0 else f"adds {share} to a mean"
+    return f"{does} (median of {predicted.guests} guests that kept one)"

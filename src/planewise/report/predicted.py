@@ -30,7 +30,7 @@ _HELD = 0.95
 
 
 @dataclass(frozen=True)
-class Prediction:
+class GroupPrediction:
     """A policy's latency in one group of guests."""
 
     policy: str
@@ -49,17 +49,17 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class GroupPredictions:
     """What a VF saved, and what follows of it."""
 
     saved: float
     """Share of the mean that a VF saves a guest; negative where it costs."""
     guests: int
     """Guests and trials that this rests on."""
-    found: tuple[Prediction, ...]
+    found: tuple[GroupPrediction, ...]
 
 
-def predictions(trials: Sequence[TrialRecord]) -> Predictions | None:
+def predictions(trials: Sequence[TrialRecord]) -> GroupPredictions | None:
     """Of every policy that decides; None where no guest kept a VF throughout beside `none`."""
     done = [trial for trial in trials if trial.alloc is not None and not trial.alloc.switch]
     by_policy: dict[str, dict[int, TrialRecord]] = {}
@@ -84,7 +84,7 @@ def predictions(trials: Sequence[TrialRecord]) -> Predictions | None:
                     rows.setdefault(group, []).append((held, predicted_ns, measured_ns))
         found += [_prediction(policy, group, of) for group, of in rows.items()]
     ordered = sorted(found, key=lambda one: (one.policy, float(one.group)))
-    return Predictions(share, len(saved), tuple(ordered))
+    return GroupPredictions(share, len(saved), tuple(ordered))
 
 
 def _saved(static: Mapping[int, TrialRecord], without: Mapping[int, TrialRecord]) -> list[float]:
@@ -118,11 +118,13 @@ def _held(trial: TrialRecord, group: str) -> float:
     return min(1.0, statistics.fmean(one.held_s for one in own) / trial.alloc.window_s)
 
 
-def _prediction(policy: str, group: str, rows: Sequence[tuple[float, float, float]]) -> Prediction:
+def _prediction(
+    policy: str, group: str, rows: Sequence[tuple[float, float, float]]
+) -> GroupPrediction:
     held, predicted, measured = (list(column) for column in zip(*rows, strict=True))
     errors = [p / m - 1 for p, m in zip(predicted, measured, strict=True)]
     low, high = median_interval([exact(error) for error in errors])
-    return Prediction(
+    return GroupPrediction(
         policy,
         group,
         statistics.fmean(held),

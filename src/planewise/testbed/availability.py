@@ -18,6 +18,7 @@ from planewise.testbed.testbed import stand_here
 from planewise.testbed.vms import platform as vms
 
 _DPDK_PROGRAMS = {"Open vSwitch with DPDK": OVS, "dpdk-testpmd": TESTPMD}
+"""What a chain on vhost-user starts, by the names that people know."""
 
 
 def try_planes(
@@ -28,6 +29,7 @@ def try_planes(
     `lacking` is what `missing` says; `refused` why there is no privilege to try: then nothing is.
     """
     no_vms = None if "vm" in lacking else _why_no_vms()
+    root = may_steer(Path("/proc/self/uid_map").read_text())
     tried = []
     for plane in PLANES:
         if "namespace" in plane.guests and not any(need in lacking for need in plane.needs):
@@ -36,7 +38,6 @@ def try_planes(
             built = PlaneAvailability(plane=plane.name, available=True)
             tried.append(_refusal(plane.name, no_vms) if no_vms else built)
         else:
-            root = may_steer(Path("/proc/self/uid_map").read_text())
             tried.append(explain_needs(plane, lacking, whole_machine=root))
     return tuple(tried)
 

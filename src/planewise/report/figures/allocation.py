@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from planewise.report import allocation, facets, theme
-from planewise.report.allocation import Held, by_group, intervals
+from planewise.report.allocation import GroupShare, by_group, hold_intervals
 from planewise.report.data import RunData
 from planewise.report.facets import Item
 from planewise.report.figures import boxes, vega
 from planewise.report.figures.base import Entry, Figure, Missing, PrintedNumber, Table
 from planewise.report.figures.vega import Row, Span, Spec
-from planewise.report.predicted import Predictions
+from planewise.report.predicted import GroupPredictions
 from planewise.report.rtt_cell import RttCell
 from planewise.store.models import AllocResult
 from planewise.units import percent_text, rate_text, time_text
@@ -131,7 +131,7 @@ def _panel(
             "hover": f"{policy}: {one.guest} ({rate[one.guest]}) held a VF from "
             f"{one.begin_s:.1f} to {one.end_s:.1f} s",
         }
-        for one in intervals(result, span.high)
+        for one in hold_intervals(result, span.high)
         if one.guest in place
     ]
     axis = vega.x_axis("seconds after the warm-up", span, "number", width, labels=labels)
@@ -187,7 +187,7 @@ def _guests(trials: Sequence[tuple[str, AllocResult]]) -> Table:
     )
 
 
-def shares(found: Sequence[Held]) -> Table:
+def shares(found: Sequence[GroupShare]) -> Table:
     """How much of the time a group's guests held a VF, mean over trials."""
     groups = sorted({one.group for one in found}, key=float)
     policies = list(dict.fromkeys(one.policy for one in found))
@@ -209,7 +209,7 @@ def shares(found: Sequence[Held]) -> Table:
     )
 
 
-def predicted(found: Predictions) -> Table:
+def predicted(found: GroupPredictions) -> Table:
     """Latency as it follows from who held a VF, against what was measured."""
     return Table(
         (
