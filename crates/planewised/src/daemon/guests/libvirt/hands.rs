@@ -153,8 +153,11 @@ impl MachineHands {
         let vf = address_of(pool, vf_id)?;
         let nic = &self.guest.nic;
         // net_failover takes nothing in by the tap while it has the VF, and everything from then on:
-        // what comes by both ways meanwhile is neither lost nor taken twice.
-        if let Some(tap) = self.host.taps().unwrap_or_default().get(&nic.tap) {
+        // what comes by both ways meanwhile is neither lost nor taken twice. Where it cannot be arranged,
+        // frames of the time in which the guest releases the VF are lost, and it is released all the same.
+        if let Ok(taps) = self.host.taps()
+            && let Some(tap) = taps.get(&nic.tap)
+        {
             let _ = self.host.direct_both(nic.mac, tap, vf_id, pool);
         }
         let released = self.await_release(id, vf_id, vf, pool, deadline);
