@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::journal::Ledger;
 use crate::model::{GuestId, Mac, PfId, VfId};
+use crate::step::Join;
 
 /// Who uses a VF.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +56,9 @@ pub struct ObservedVf {
 pub struct ObservedGuest {
     /// Its address.
     pub mac: Mac,
+    /// What joins its paths. A bond gives its address to the member in use; with net_failover the VF
+    /// that it has is the one that the NIC must deliver its frames to.
+    pub join: Join,
     /// The VFs of the pool that it has; none: it cannot be told at the moment.
     pub has: Option<BTreeSet<VfId>>,
 }
@@ -95,15 +99,22 @@ pub fn doubt(ledger: &Ledger, seen: &Observation) -> BTreeMap<VfId, String> {
                 Some(format!("{holder} holds {id} by the journal, and the host uses it: {why}"))
             }
             (Some(_), User::Unknown(_)) => None,
-            (Some(holder), User::Guest(_)) => {
-                if !seen.guests.contains_key(holder) {
-                    seen.complete.then(|| format!("{holder}, who holds {id}, is gone"))
-                } else {
-                    (has(holder, id) == Some(false)).then(|| {
-                        format!("{holder} holds {id} by the journal, and does not have it")
-                    })
-                }
-            }
+            (Some(holder), User::Guest(_)) => match seen.guests.get(holder) {
+                None => seen.complete.then(|| format!("{holder}, who holds {id}, is gone")),
+                Some(guest) => match has(holder, id) {
+                    Some(false) => {
+                        Some(format!("{holder} holds {id} by the journal, and does not have it"))
+                    }
+                    // Its PF's driver was loaded anew on the way, or somebody told the PF another one.
+                    Some(true) if guest.join == Join::Failover && vf.mac != guest.mac => {
+                        Some(format!(
+                            "{holder} has {id}, and its PF delivers {} to it in place of {}",
+                            vf.mac, guest.mac
+                        ))
+                    }
+                    _ => None,
+                },
+            },
             // Whoever kept it from being reset may have left it.
             (None, User::Nobody) if ledger.quarantined.contains_key(id) => {
                 Some(format!("{id} is quarantined, and nobody uses it: it is reset again"))
@@ -144,7 +155,7 @@ mod tests {
         Observation {
             pfs: ["pf0".into()].into(),
             vfs: [(vf(), ObservedVf { user, mac: Mac::ZERO })].into(),
-            guests: [("web".into(), ObservedGuest { mac, has })].into(),
+            guests: [("web".into(), ObservedGuest { mac, join: Join::Bond, has })].into(),
             complete: true,
         }
     }
@@ -165,6 +176,17 @@ mod tests {
             let doubts = doubt(&ledger(Some("web")), &seen(user.clone(), Some(false)));
             assert_eq!(doubts.len(), 1, "{user:?}");
         }
+    }
+
+    #[test]
+    fn a_machines_vf_that_its_pf_knows_by_another_address_is_doubted() {
+        let mut seen = seen(used(), Some(true));
+        let web = seen.guests.get_mut(&GuestId::from("web")).expect("there");
+        web.join = Join::Failover;
+        let mac = web.mac;
+        assert_eq!(doubt(&ledger(Some("web")), &seen).len(), 1);
+        seen.vfs.insert(vf(), ObservedVf { user: used(), mac });
+        assert!(doubt(&ledger(Some("web")), &seen).is_empty());
     }
 
     #[test]

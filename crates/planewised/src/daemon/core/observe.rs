@@ -129,7 +129,8 @@ impl Core {
             seen.vfs.insert(id.clone(), observed);
         }
         for (id, guest) in &self.guests {
-            let observed = ObservedGuest { mac: guest.managed.mac, has: Some(BTreeSet::new()) };
+            let Managed { mac, join, .. } = guest.managed;
+            let observed = ObservedGuest { mac, join, has: Some(BTreeSet::new()) };
             seen.guests.insert(id.clone(), observed);
         }
         for (at, kind) in self.host.kinds.iter_mut().enumerate() {
