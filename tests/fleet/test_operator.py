@@ -161,6 +161,8 @@ def test_a_deployments_pods_hold_vfs_as_the_tables_tell_and_go_on_when_the_chart
     wait_for("as is told", told, PATIENCE_S)
 
     helm("uninstall", "planewise", *access, "--wait", "--timeout", "90s")
-    assert cluster.get("/api/v1/namespaces/planewise/pods")["items"] == []
+    # What it waits for are its own objects; their pods end a moment later.
+    pods = "/api/v1/namespaces/planewise/pods"
+    wait_for("its pods are gone", lambda: cluster.get(pods)["items"] == [], PATIENCE_S)
     web = cluster.get("/apis/apps/v1/namespaces/shop/deployments/web")["status"]
     assert web["availableReplicas"] == 3

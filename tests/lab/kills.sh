@@ -44,9 +44,10 @@ for moment in "" $MOMENTS; do
         wait $! || true
         grep -q "killed at $moment" log || fail "never at $moment"
     fi
+    rm -f socket
     $DAEMON daemon --config $want.toml 2>log &
     daemon=$!
-    wait_for "on_vf $want && journalled"
+    wait_for "[ -S socket ] && on_vf $want && journalled"
     kill -TERM $daemon
     wait $daemon || fail "after ${moment:-the start}: the daemon ended with $?"
 

@@ -124,10 +124,17 @@ pub fn adopt(
             "give it one of its own: a VF is moved into it",
         ));
     }
-    let known = record::read(records, id)?.filter(|record| record.is_of(namespace));
-    let mut record = match known {
-        Some(record) => Record { netns: spec.netns.to_string(), ..record },
-        None => before(id, spec, &mut net)?,
+    let mut record = match record::read(records, id)? {
+        Some(record) if record.is_of(namespace) => {
+            Record { netns: spec.netns.to_string(), ..record }
+        }
+        other => {
+            // The namespace that the guest had before may have had another address.
+            if let Some(other) = other.filter(|_| !dry_run) {
+                forget_address(other.mac, home, pool)?;
+            }
+            before(id, spec, &mut net)?
+        }
     };
     record.container.clone_from(&spec.container);
     let port = home.indexed(record.port)?.ok_or_else(|| {
@@ -315,6 +322,15 @@ fn join(net: &mut Net, record: &Record) -> Result<(u32, u32)> {
     // Left on by a kill in the middle of a switch.
     net.set_all_ports_active(&bond, false)?;
     Ok((bond.index, veth.index))
+}
+
+/// NICs and bridges no longer know an address.
+pub fn forget_address(mac: Mac, home: &mut Net, pool: &PoolView) -> Result<()> {
+    for pf in pool.pfs.values() {
+        home.nic_takes(mac, pf.index, false)?;
+        home.bridge_forgets(mac, pf.index)?;
+    }
+    Ok(())
 }
 
 /// The NICs take in what is for the guest while it is on its paravirtual path: guests on VFs reach it

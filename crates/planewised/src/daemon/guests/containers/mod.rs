@@ -218,15 +218,13 @@ impl Containers {
                 known.again = None;
             }
             let recorded = record::path(&self.records, id).exists();
-            if inode.is_none() {
-                if known.leaving || recorded {
+            match fate(known.leaving, known.spec.container.is_some(), inode.is_some(), recorded) {
+                Fate::Gone => {
                     gone.push(id.clone());
+                    continue;
                 }
-                continue;
-            }
-            if known.leaving && !recorded {
-                gone.push(id.clone());
-                continue;
+                Fate::Unknown => continue,
+                Fate::There => {}
             }
             let due = known.again.is_none_or(|again| again <= Instant::now());
             if known.adopted.is_some() || !due {
@@ -307,10 +305,7 @@ impl Containers {
             return Ok(());
         }
         if let Some(record) = record::read(&self.records, id)? {
-            for pf in pool.pfs.values() {
-                self.home.nic_takes(record.mac, pf.index, false)?;
-                self.home.bridge_forgets(record.mac, pf.index)?;
-            }
+            adopt::forget_address(record.mac, &mut self.home, pool)?;
             record::remove(&self.records, id)?;
         }
         Ok(())
@@ -337,6 +332,28 @@ impl Containers {
             });
         }
         all
+    }
+}
+
+/// What has become of a guest.
+#[derive(Debug, PartialEq)]
+enum Fate {
+    There,
+    /// Not to be seen, and not known to be gone.
+    Unknown,
+    Gone,
+}
+
+/// What has become of a guest whose namespace is `there` or is not. Who runs containers names a namespace
+/// by a process: one that ended may have left the namespace to the others of its pod, so that a guest that
+/// is still told of is gone only when another namespace is named, or it is told of no more.
+const fn fate(leaving: bool, container: bool, there: bool, recorded: bool) -> Fate {
+    match (leaving, there) {
+        (true, true) if !recorded => Fate::Gone,
+        (_, true) => Fate::There,
+        (true, false) => Fate::Gone,
+        (false, false) if recorded && !container => Fate::Gone,
+        (false, false) => Fate::Unknown,
     }
 }
 
@@ -436,7 +453,11 @@ impl Guests for Containers {
     fn gap(&self) -> Option<String> {
         let recorded = |id: &GuestId| record::path(&self.records, id).exists();
         let missing = self.known.iter().find(|(id, known)| {
-            known.adopted.is_none() && inode(&known.spec.netns).is_some() && recorded(id)
+            let there = inode(&known.spec.netns).is_some();
+            let container = known.spec.container.is_some();
+            known.adopted.is_none()
+                && recorded(id)
+                && fate(known.leaving, container, there, true) != Fate::Gone
         });
         // A host whose Docker was never there has no containers.
         let containers = || self.known.values().any(|known| known.spec.container.is_some());
@@ -517,5 +538,18 @@ mod tests {
         assert_ne!(first, incarnation(Some("0a1b 10:05"), namespace(7, Some(70))));
         // Before Linux 5.14 the inode is all there is.
         assert_ne!(incarnation(None, namespace(7, None)), incarnation(None, namespace(8, None)));
+    }
+    #[test]
+    fn a_container_whose_named_process_ended_is_not_taken_for_gone_while_it_is_told_of() {
+        let (leaving, container, there, recorded) = (true, true, true, true);
+        assert_eq!(fate(!leaving, container, !there, recorded), Fate::Unknown);
+        assert_eq!(fate(leaving, container, !there, recorded), Fate::Gone);
+        assert_eq!(fate(!leaving, container, there, recorded), Fate::There);
+        // A name of the configuration names its namespace itself.
+        assert_eq!(fate(!leaving, !container, !there, recorded), Fate::Gone);
+        assert_eq!(fate(!leaving, !container, !there, !recorded), Fate::Unknown);
+        // To be given back first.
+        assert_eq!(fate(leaving, container, there, recorded), Fate::There);
+        assert_eq!(fate(leaving, container, there, !recorded), Fate::Gone);
     }
 }
