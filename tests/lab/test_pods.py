@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -214,13 +214,25 @@ def text(field: Field, sample_s: float, interval_s: float, **stances: str) -> st
     return told
 
 
+@contextmanager
+def paused(a: LabHost) -> Iterator[None]:
+    """Kubelet and containerd stand still: no packet passes them, and emulated they leave none a CPU."""
+    processes = f"$(cat {NODE}/kubelet.pid) $(cat {NODE}/containerd.pid)"
+    shell(a, f"kill -STOP {processes}")
+    try:
+        yield
+    finally:
+        shell(a, f"kill -CONT {processes}")
+
+
 def test_a_vf_follows_the_traffic_of_two_pods_and_no_packet_is_lost_in_the_switch(
     field: Field, said: list[str]
 ) -> None:
     a, b, node = field.a, field.b, field.node
     with running(a, configure(a, text(field, 0.5, 1.0)), AGENT) as agent:
         until(a, f"[ $(ls {DIRECTORY}/state/pods | wc -l) = 2 ]")
-        rounds = followed(a, b, "pods", field.pods, said, reflecting=True)
+        with paused(a):
+            rounds = followed(a, b, "pods", field.pods, said, reflecting=True)
         names = {guest.id for guest in field.pods[:2]}
         assert {one["id"] for one in ask(a, "/status")["guests"]} == names
         # At most 10 s later the cluster knows what the node knows.
