@@ -216,7 +216,7 @@ def text(field: Field, sample_s: float, interval_s: float, **stances: str) -> st
 
 @contextmanager
 def paused(a: LabHost) -> Iterator[None]:
-    """Kubelet and containerd stand still: no packet passes them, and emulated they leave none a CPU."""
+    """Stops kubelet and containerd: emulated, they take the CPU from packets that pass neither."""
     processes = f"$(cat {NODE}/kubelet.pid) $(cat {NODE}/containerd.pid)"
     shell(a, f"kill -STOP {processes}")
     try:
