@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pw_alloc::Decision;
-use pw_alloc::evidence::User;
 use pw_alloc::execute::{Action, Execution, Failure};
 use pw_alloc::journal::{Ending, Entry};
-use pw_alloc::model::{GuestId, Mac, VfId};
+use pw_alloc::model::{GuestId, VfId};
 use pw_alloc::plan::{Direction, Move, Plan};
 use pw_alloc::repair::Repair;
 use pw_alloc::step::{Path, Step};
@@ -333,8 +332,8 @@ impl Core {
         record.ending = Some(status::Ending::from(ending));
         self.tell_ending(execution.change(), ending, seconds);
         self.tell_move(&record, Event::MoveEnded);
-        // Places and addresses have changed.
-        self.next_read_ms = 0;
+        // Places and addresses have changed, and whoever else may have taken the VF meanwhile.
+        self.read_pool(self.now_ms);
     }
 
     fn tell_ending(&mut self, change: &Move, ending: &Ending, seconds: f64) {
@@ -346,16 +345,6 @@ impl Core {
                 if change.direction == Direction::Give {
                     self.allocator.given(&change.guest, &change.vf);
                 }
-                // The pool is read again with the next sample; what is decided and published until
-                // then is to be right, too.
-                if let Some(vf) = self.view.vfs.get_mut(&change.vf) {
-                    (vf.user, vf.mac) = match change.direction {
-                        Direction::Take => (User::Nobody, Mac::ZERO),
-                        Direction::Give => {
-                            (User::Guest(format!("{} has it", change.guest)), vf.mac)
-                        }
-                    };
-                }
                 if let Some(guest) = self.guests.get_mut(&change.guest) {
                     guest.since_ms = self.now_ms;
                     guest.since_unix_ms = unix_ms();
@@ -363,11 +352,6 @@ impl Core {
                 }
             }
             Ending::Undone { why } => {
-                if let Some(vf) = self.view.vfs.get_mut(&change.vf)
-                    && change.direction == Direction::Give
-                {
-                    (vf.user, vf.mac) = (User::Nobody, Mac::ZERO);
-                }
                 if change.direction == Direction::Give {
                     self.allocator.undone(&change.guest, &change.vf, self.now_ms);
                     if let Some(guest) = self.guests.get_mut(&change.guest) {

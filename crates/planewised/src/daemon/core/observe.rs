@@ -86,7 +86,7 @@ impl Core {
         }
     }
 
-    fn read_pool(&mut self, now_ms: u64) {
+    pub(super) fn read_pool(&mut self, now_ms: u64) {
         match self.host.pool.read() {
             Ok(view) => {
                 for pf in &view.missing {
