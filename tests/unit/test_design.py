@@ -117,6 +117,23 @@ def test_a_misspelt_key_gets_a_suggestion(tmp_path: Path) -> None:
     assert caught.value.remedy == "did you mean `load_type`?"
 
 
+@pytest.mark.parametrize(
+    ("part", "remedy"),
+    [
+        ("vm: {vcpu: 2}", "did you mean `vcpus`?"),
+        ("functions: [{forwarder: xdp, plan: veth}]", "did you mean `plane`?"),
+        ("alloc: {x: 1}", "known here: change_s, duration_s, fair_turn_s"),
+    ],
+)
+def test_the_keys_that_a_part_knows_are_its_own(part: str, remedy: str, tmp_path: Path) -> None:
+    design = tmp_path / "design.yaml"
+    design.write_text(f"factors: {{plane: veth}}\n{part}\n")
+    with pytest.raises(BadInputError) as caught:
+        load_design(design)
+    assert caught.value.remedy is not None
+    assert caught.value.remedy.startswith(remedy)
+
+
 def test_a_design_that_explodes_is_refused_before_it_is_listed(tmp_path: Path) -> None:
     levels = ", ".join(str(n) for n in range(1000))
     text = f"factors:\n  plane: [veth]\n  background_guests: [{levels}]\nblocks: 100000\n"

@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from types import MappingProxyType
 from typing import Literal, cast
 
 from planewise.measure.design import (
-    ALLOC_TRAFFIC,
     AS_IS,
-    LOAD_TRAFFIC,
-    RTT_TRAFFIC,
     SAME,
-    TCP_TRAFFIC,
+    TRAFFIC_FACTORS,
     Design,
     Imix,
     LoadLocation,
@@ -159,7 +155,7 @@ def expand(design: Design) -> dict[Cell, Traffic]:
     levels_by_kind: dict[Cell, dict[str, dict[tuple[Level, ...], None]]] = {}
     for kind, levels in _combinations(design):
         own = levels_by_kind.setdefault(_cell(levels, design), {}).setdefault(kind, {})
-        own[tuple(levels[name] for name in _KINDS[kind])] = None
+        own[tuple(levels[name] for name in TRAFFIC_FACTORS[kind])] = None
     return {
         cell: Traffic(
             tuple(RttTraffic(*one) for one in own.get("rtt", ())),  # type: ignore[arg-type]
@@ -170,18 +166,6 @@ def expand(design: Design) -> dict[Cell, Traffic]:
         )
         for cell, own in levels_by_kind.items()
     }
-
-
-_KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "rtt": RTT_TRAFFIC,
-        "sweep": LOAD_TRAFFIC,
-        "chain": LOAD_TRAFFIC,
-        "tcp": TCP_TRAFFIC,
-        "alloc": ALLOC_TRAFFIC,
-    }
-)
-"""The parts of a design that measure, with the factors that their trials have by themselves."""
 
 
 def cells_of(design: Design) -> tuple[Cell, ...]:
@@ -200,13 +184,15 @@ def combinations(design: Design) -> Iterator[dict[str, Level]]:
 
 def factors_in_use(design: Design) -> frozenset[str]:
     """The factors that some trial of the design has."""
-    kinds = (own for kind, own in _KINDS.items() if getattr(design, kind) is not None)
+    kinds = (own for kind, own in TRAFFIC_FACTORS.items() if getattr(design, kind) is not None)
     return frozenset(CELL_FACTORS).union(*kinds)
 
 
 def _combinations(design: Design) -> Iterator[tuple[str, dict[str, Level]]]:
     factors = design.factors
-    kinds = [(kind, own) for kind, own in _KINDS.items() if getattr(design, kind) is not None]
+    kinds = [
+        (kind, own) for kind, own in TRAFFIC_FACTORS.items() if getattr(design, kind) is not None
+    ]
     for outer in product(*(getattr(factors, name) for name in CELL_FACTORS)):
         of_cell = dict(zip(CELL_FACTORS, outer, strict=True))
         for kind, traffic in kinds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -145,15 +146,19 @@ class Factors(DesignModel):
         return self
 
 
-RTT_TRAFFIC = ("frequency_pps", "size_bytes", "protocol", "pattern", "rx_usecs")
-"""Factors that an RTT trial has by itself: going from level to level changes no testbed."""
-LOAD_TRAFFIC = ("size_bytes",)
-"""The same of a load trial, and of a chain's."""
-TCP_TRAFFIC = ("message_bytes",)
-"""The same of a TCP trial."""
-ALLOC_TRAFFIC = ("policy", "size_bytes", "protocol")
-"""The same of an allocator's trial."""
-TRAFFIC_FACTORS = (*RTT_TRAFFIC, *TCP_TRAFFIC, "policy")
+TRAFFIC_FACTORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "rtt": ("frequency_pps", "size_bytes", "protocol", "pattern", "rx_usecs"),
+        "sweep": ("size_bytes",),
+        "chain": ("size_bytes",),
+        "tcp": ("message_bytes",),
+        "alloc": ("policy", "size_bytes", "protocol"),
+    }
+)
+"""The parts of a design that measure, each with the factors of its trials alone: going from level
+to level of these changes no testbed."""
+MEASURES = tuple(TRAFFIC_FACTORS)
+"""The parts of a design that measure something."""
 
 
 class Where(DesignModel):
@@ -389,10 +394,6 @@ class BackgroundPart(DesignModel):
         return self
 
 
-MEASURES = ("rtt", "sweep", "chain", "tcp", "alloc")
-"""The parts of a design that measure something."""
-
-
 Cpus = Annotated[
     tuple[Annotated[int, Field(ge=0, le=4095)], ...],
     BeforeValidator(_listed),
@@ -491,7 +492,8 @@ class Design(DesignModel):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if all(getattr(self, part) is None for part in MEASURES):
-            raise ValueError("measures nothing: give it `rtt`, `sweep`, `chain`, `tcp` or `alloc`")
+            *most, last = (f"`{part}`" for part in MEASURES)
+            raise ValueError(f"measures nothing: give it {', '.join(most)} or {last}")
         return self
 
     def frame_sizes(self) -> tuple[int, ...]:
@@ -504,22 +506,19 @@ class Design(DesignModel):
 
     def trials_upper_bound(self) -> int:
         """How many trials the design has at most, without listing them."""
-        cells = math.prod(
-            len(levels) for name, levels in self.factors if name not in TRAFFIC_FACTORS
-        )
         factors = self.factors
-        each = 0
-        if self.rtt is not None:
-            each += math.prod(len(getattr(factors, name)) for name in RTT_TRAFFIC)
-        if self.chain is not None:
-            each += len(factors.size_bytes)
-        if self.tcp is not None:
-            each += len(factors.message_bytes)
-        if self.alloc is not None:
-            each += math.prod(len(getattr(factors, name)) for name in ALLOC_TRAFFIC)
-        if self.sweep is not None:
-            ladder = self.sweep.offered_pps
-            each += len(factors.size_bytes) * (
-                self.sweep.loads if ladder == "auto" else len(ladder)
-            )
-        return cells * each * self.blocks
+        trials = 0
+        for part, of_trial in TRAFFIC_FACTORS.items():
+            if getattr(self, part) is not None:
+                trials += math.prod(len(getattr(factors, name)) for name in of_trial) * (
+                    self._loads() if part == "sweep" else 1
+                )
+        of_trials = {name for names in TRAFFIC_FACTORS.values() for name in names}
+        cells = math.prod(len(levels) for name, levels in factors if name not in of_trials)
+        return cells * trials * self.blocks
+
+    def _loads(self) -> int:
+        """Steps of the sweep's ladder."""
+        assert self.sweep is not None
+        ladder = self.sweep.offered_pps
+        return self.sweep.loads if ladder == "auto" else len(ladder)

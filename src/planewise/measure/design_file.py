@@ -5,28 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from planewise.errors import BadInputError
-from planewise.measure.campaign import CampaignDesign, RouterFactors
-from planewise.measure.design import (
-    MEASURES,
-    AllocPart,
-    BackgroundPart,
-    ChainPart,
-    Constraint,
-    CpusPart,
-    Design,
-    Factors,
-    PerGuestPart,
-    RttPart,
-    SweepPart,
-    TcpPart,
-    Where,
-)
+from planewise.measure.campaign import CampaignDesign
+from planewise.measure.design import MEASURES, Design, Factors
 from planewise.measure.sense import find_problem
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -175,7 +161,8 @@ def _mistake(error: ErrorDetails, raw: object) -> tuple[int, str, str]:
     message = _message(error)
     remedy = "docs/reference/designs.md lists every key"
     if error["type"] == "extra_forbidden":
-        known = _known_keys(place[:-1], campaign=isinstance(raw, dict) and "sut" in raw)
+        campaign = isinstance(raw, dict) and "sut" in raw
+        known = _known_keys(CampaignDesign if campaign else Design, place[:-1])
         close = difflib.get_close_matches(str(place[-1]), known, n=1)
         message = f"unknown key `{place[-1]}`"
         remedy = f"did you mean `{close[0]}`?" if close else f"known here: {', '.join(known)}"
@@ -224,30 +211,19 @@ def _is_union_tag(part: object) -> bool:
     )
 
 
-def _known_keys(place: tuple[object, ...], *, campaign: bool) -> list[str]:
-    model: type[BaseModel] = Design
-    if campaign:
-        return sorted((RouterFactors if place else CampaignDesign).model_fields)
+def _known_keys(model: type[BaseModel], place: tuple[object, ...]) -> list[str]:
+    """The keys of the part of a design that `place` leads to."""
     for part in place:
-        model = _PARTS.get(str(part), model)
+        if field := model.model_fields.get(str(part)):
+            model = next(_models_in(field.annotation), model)
     return sorted(model.model_fields)
 
 
-_PARTS: dict[str, type[BaseModel]] = {
-    "factors": Factors,
-    "constraints": Constraint,
-    "when": Where,
-    "require": Where,
-    "exclude": Where,
-    "rtt": RttPart,
-    "sweep": SweepPart,
-    "background": BackgroundPart,
-    "per_guest": PerGuestPart,
-    "chain": ChainPart,
-    "cpus": CpusPart,
-    "tcp": TcpPart,
-    "alloc": AllocPart,
-}
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
 
 
 def _line(raw: object, place: tuple[object, ...]) -> int:

@@ -11,16 +11,16 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import ClassVar, Protocol, runtime_checkable
+from itertools import chain, groupby
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from planewise.errors import UnsupportedError
 from planewise.measure.cells import Cell, CellTestbed, Traffic, expand
 from planewise.measure.design import AS_IS, AllocPart, Design, Imix, Policy, Randomise
 from planewise.measure.design import Protocol as RttProtocol
 from planewise.measure.pattern import STEADY, bursts_of
-from planewise.measure.stage import OnSample, Place, Station, Trial, TrialKind, TrialResult
-from planewise.store.models import Level
+from planewise.measure.stage import OnSample, Place, Station, Trial, TrialResult
+from planewise.store.models import Level, TrialKind
 
 
 @runtime_checkable
@@ -295,22 +295,17 @@ def make_schedule(
         for cell in _order(runnable, design.randomise, shuffler):
             traffic = cells[cell]
             rtt_trials = _rtt_trials(design, cell, block, traffic)
-            shuffler.shuffle(rtt_trials)
             load_trials = _load_trials(design, cell, block, traffic, ladders.get(cell, ()))
-            shuffler.shuffle(load_trials)
-            chain_trials = _chain_trials(design, cell, block, traffic)
-            shuffler.shuffle(chain_trials)
-            tcp_trials = _tcp_trials(design, cell, block, traffic)
-            shuffler.shuffle(tcp_trials)
-            alloc_trials = _alloc_trials(design, cell, block, traffic)
-            shuffler.shuffle(alloc_trials)
-            trials: tuple[Trial, ...] = (
-                *rtt_trials,
-                *load_trials,
-                *chain_trials,
-                *tcp_trials,
-                *alloc_trials,
+            by_kind: tuple[list[Any], ...] = (
+                rtt_trials,
+                load_trials,
+                _chain_trials(design, cell, block, traffic),
+                _tcp_trials(design, cell, block, traffic),
+                _alloc_trials(design, cell, block, traffic),
             )
+            for trials_of_kind in by_kind:
+                shuffler.shuffle(trials_of_kind)
+            trials: tuple[Trial, ...] = tuple(chain.from_iterable(by_kind))
             visits.append(Visit(block, cell, trials, _warmup(design, rtt_trials, load_trials)))
     return Schedule(tuple(visits), skipped, design.blocks)
 

@@ -17,6 +17,7 @@ from planewise.measure.design import (
     LARGEST_CHAIN_BYTES,
     MAX_COMBINATIONS,
     MAX_TRIALS,
+    MEASURES,
     SAME,
     Constraint,
     Design,
@@ -242,8 +243,8 @@ def _conflict(design: Design) -> Problem | None:
     factors = design.factors
     functions = max(factors.vnfs)
     if design.chain is not None:
-        for part in ("rtt", "sweep", "tcp", "alloc"):
-            if getattr(design, part) is not None:
+        for part in MEASURES:
+            if part != "chain" and getattr(design, part) is not None:
                 return Problem(
                     (part,),
                     "not in one design with `chain`",
@@ -351,8 +352,8 @@ def _coalescing_elsewhere(design: Design) -> Problem | None:
     """Trials that would run at whatever the last RTT trial set, or RTT trials without a NIC."""
     if design.factors.rx_usecs == (AS_IS,):
         return None
-    for part in ("sweep", "tcp", "chain", "alloc"):
-        if getattr(design, part) is not None:
+    for part in MEASURES:
+        if part != "rtt" and getattr(design, part) is not None:
             return Problem(
                 ("factors", "rx_usecs"),
                 f"interrupt coalescing is varied in round-trip trials, not in those of `{part}`",

@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import polars as pl
 
 from planewise.measure.cells import Cell
-from planewise.store.models import KpiSample, Level, TrialRecord
-
-TrialKind = Literal["rtt", "load", "chain", "tcp", "alloc"]
-"""As a trial record has it."""
+from planewise.store.models import KpiSample, Level, TrialKind, TrialRecord
 
 OnSample = Callable[[KpiSample], None]
 """Receives a sample about once a second while a trial runs."""

@@ -23,6 +23,8 @@ FORMAT = 1
 Level = str | int | float
 """A factor's level in a cell."""
 
+TrialKind = Literal["rtt", "load", "chain", "tcp", "alloc"]
+
 Limit = Literal["sut", "generator", "sink", "clock"]
 """What limited a trial. Only `sut` is a statement about the system under test."""
 
@@ -359,7 +361,7 @@ class TrialRecord(Record):
 
     trial: str
     """Unique in the run: `<cell>#r<replicate>` and for load trials `@<offered pps>`."""
-    kind: Literal["rtt", "load", "chain", "tcp", "alloc"]
+    kind: TrialKind
     cell: dict[str, Level]
     """The factor levels that this trial has, by factor name (`plane`, `load_type`, …)."""
     block: NonNegativeInt
