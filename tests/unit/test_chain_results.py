@@ -13,6 +13,7 @@ from planewise.advise.recommend import recommend
 from planewise.cli import app
 from planewise.report import html
 from planewise.report.data import RunData
+from planewise.report.figures import schedule
 from planewise.report.figures.chains import figures
 from planewise.store.models import (
     ChainLimit,
@@ -195,6 +196,10 @@ def test_goodput_is_reported_by_message_size(tmp_path: Path) -> None:
     assert bits_text(2e5 * 65536) in " ".join(advice.reasons)
     page = html.render(run)
     assert "What TCP carries" in page
+    data = RunData(run)
+    (order,) = schedule.figures(data.visits, data.planes)
+    assert order.table is not None
+    assert {row[4] for row in order.table.rows} == {"TCP"}
     assert "65536 bytes" in page
 
 

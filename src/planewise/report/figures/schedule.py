@@ -222,10 +222,13 @@ def _coarse(visits: Sequence[OrderedTrial], span: Span) -> list[Row]:
     return rows
 
 
+_KINDS = {"rtt": "RTT", "tcp": "TCP"}
+
+
 def _table(visits: Sequence[OrderedTrial]) -> Table:
     rows: list[tuple[Entry, ...]] = []
     for visit in visits[:_MOST_ROWS]:
-        what = "RTT" if visit.kind == "rtt" else "load"
+        what = _KINDS.get(visit.kind, visit.kind)
         if visit.kind == "load" and visit.trial.load is not None:
             what = f"load, {rate_text(visit.trial.load.intended_pps)}"
         median: Entry
@@ -234,7 +237,7 @@ def _table(visits: Sequence[OrderedTrial]) -> Table:
         elif visit.failed:
             median = Missing(f"failed: {visit.trial.reason}")
         else:
-            median = Missing("a load trial has no RTT")
+            median = Missing("no round-trip time was measured")
         rows.append(
             (
                 PrintedNumber(str(visit.order), visit.order),
