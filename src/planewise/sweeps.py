@@ -242,7 +242,7 @@ def search(
                     plan.algorithm,
                     budget_s=plan.budget_s,
                     with_verdict=plan.with_verdict,
-                    progress=keep,
+                    on_trial=keep,
                 )
             result_json = result.to_json()
             del result_json["trial_list"]

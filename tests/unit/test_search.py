@@ -15,7 +15,7 @@ from planewise.measure.search.goals import Goal, SearchResult
 from planewise.measure.search.measurer import Measurer
 from planewise.measure.search.particles import Observations
 from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
-from planewise.measure.search.residuals import course, doubts
+from planewise.measure.search.residuals import find_violations, order_effect
 from planewise.measure.search.run import ALGORITHMS, algorithm_named, run_search
 from planewise.measure.search.session import BudgetSpentError, Limits, SearchSession
 from planewise.measure.search.verdict import ladder_loads
@@ -198,7 +198,7 @@ def test_drift_and_autocorrelation_are_told_from_white_noise():
     random = np.random.default_rng(1)
 
     def codes(capacity):
-        return [finding.code for finding in doubts(capacity / 0.01, np.zeros(30))]
+        return [finding.code for finding in find_violations(capacity / 0.01, np.zeros(30))]
 
     white = random.normal(0, 0.01, 30)
     assert codes(white) == []
@@ -214,7 +214,7 @@ def test_correlated_readings_widen_the_interval_and_white_ones_leave_it():
     for index in range(1, 60):
         slow[index] = 0.8 * slow[index - 1] + 0.6 * fresh[index]
     time_s, deviation = np.arange(60.0), np.full(60, 0.02)
-    white, correlated = (course(y, deviation, time_s, 30.0) for y in (fresh, slow))
+    white, correlated = (order_effect(y, deviation, time_s, 30.0) for y in (fresh, slow))
     assert white.correlated < 0.5 < correlated.correlated
     # A correlation of 0.8 leaves a ninth of the information.
     added = np.std(correlated.draw(random, 4000))
@@ -226,7 +226,7 @@ def test_the_place_of_a_drifting_system_is_told_for_the_time_asked_about():
     random = np.random.default_rng(4)
     time_s = np.arange(40.0)
     y = 0.001 * (time_s - 10) + random.normal(0, 0.002, 40)
-    found = course(y - y.mean(), np.full(40, 0.01), time_s, 10.0)
+    found = order_effect(y - y.mean(), np.full(40, 0.01), time_s, 10.0)
     assert found.trending > 0.5
     # The mean reading is that of 19.5 s; a slow random walk would explain the readings, too.
     low, middle, high = np.quantile(found.draw(random, 4000), [0.025, 0.5, 0.975])
@@ -235,7 +235,7 @@ def test_the_place_of_a_drifting_system_is_told_for_the_time_asked_about():
 
 
 def test_too_few_readings_tell_nothing_of_their_course():
-    assert course(np.zeros(5), np.ones(5), np.arange(5.0), 2.0) is None
+    assert order_effect(np.zeros(5), np.ones(5), np.arange(5.0), 2.0) is None
 
 
 # -- the range, the generator, the budget ------------------------------------------------------
@@ -285,7 +285,7 @@ def test_progress_is_told_of_every_trial():
     result = run_search(
         synthetic.by_name("ideal").start(1),
         algorithm="binary",
-        progress=lambda _trial, count, spent_s: told.append((count, spent_s)),
+        on_trial=lambda _trial, count, spent_s: told.append((count, spent_s)),
     )
     assert [count for count, _ in told] == list(range(1, len(result.trials) + 1))
     assert told[-1][1] == pytest.approx(result.total_seconds_s)

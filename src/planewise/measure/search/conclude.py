@@ -1,4 +1,4 @@
-"""The last part of the `planewise` search: results, and what the order of its trials says."""
+"""The last part of the `planewise` search: results, corrected for the order of the trials."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from planewise.measure.search.goals import Goal, GoalResult, ViolatedAssumption
 from planewise.measure.search.locate import below_range
 from planewise.measure.search.median import draw_median
 from planewise.measure.search.particles import Law
-from planewise.measure.search.residuals import Course, course, doubts
+from planewise.measure.search.residuals import OrderEffect, find_violations, order_effect
 from planewise.measure.search.sides import Sides
 from planewise.units import percent_text
 
 
 def results(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...]:
-    """A result for each goal, in their order; what was seen besides becomes findings."""
+    """A result for each goal, in their order; violated assumptions become findings."""
     loosest = max(goals, key=lambda goal: goal.loss_ratio)
-    # The goal whose trials tell most of the order is the one that is doubted.
-    order: Course | None = None
+    # The loosest goal's trials tell most of drift and correlation.
+    order: OrderEffect | None = None
     concluded: dict[Goal, GoalResult] = {}
     for goal in sorted(goals, key=lambda goal: goal != loosest):
         estimate = fits.estimate(goal)
@@ -29,7 +29,7 @@ def results(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...]:
         if goal == loosest:
             order = _order(fits, estimate)
         concluded[goal] = _result(fits, _final(fits, estimate, law, order))
-    _watch_outliers(fits, fits.known[loosest])
+    _find_outliers(fits, fits.estimates[loosest])
     return tuple(concluded[goal] for goal in goals)
 
 
@@ -39,11 +39,14 @@ def unmeasured(goals: tuple[Goal, ...]) -> tuple[GoalResult, ...]:
     return tuple(GoalResult(goal, "undecided", None, note=note) for goal in goals)
 
 
-def _final(fits: Fits, estimate: EdgePosterior, law: Law, order: Course | None) -> EdgePosterior:
-    """The last estimate of a goal, for what the order of its trials says.
+def _final(
+    fits: Fits, estimate: EdgePosterior, law: Law, order: OrderEffect | None
+) -> EdgePosterior:
+    """The final estimate of a goal.
 
-    A mixture of two laws: the model's, and that of a median of readings whatever their law; the
-    more weight on the latter, the less plausible it is that the readings are normal.
+    A mixture of two distributions: the model's, corrected for the order of the trials, and that
+    of the readings' median, which assumes no law of the noise and has the more weight the less
+    plausible it is that the readings are normal.
     """
     tuning = fits.options.tuning
     random = np.random.default_rng(fits.options.seed)
@@ -77,8 +80,8 @@ def _final(fits: Fits, estimate: EdgePosterior, law: Law, order: Course | None) 
     return replace(estimate, low=low, middle=middle, high=high)
 
 
-def _order(fits: Fits, estimate: EdgePosterior) -> Course | None:
-    """What the order of a goal's trials says, and trials that are far off, as findings."""
+def _order(fits: Fits, estimate: EdgePosterior) -> OrderEffect | None:
+    """The effect of the order of a goal's trials; outliers and violations become findings."""
     session, tuning = fits.session, fits.options.tuning
     seen, offered = fits.all_trials()
     readings = model.readings(fits.posteriors[estimate.goal], seen)
@@ -86,7 +89,7 @@ def _order(fits: Fits, estimate: EdgePosterior) -> Course | None:
     standard = away / deviation
     near = readings.informative & (offered <= fits.ceiling_pps)
     near &= seen.x < estimate.middle + tuning.far + 6 * estimate.noise
-    # A bad trial: it found far less capacity than the others.
+    # Bad trials found far less capacity than the others.
     bad = near & (standard < -tuning.outlying) & (away < -tuning.outlying_least)
     good = near & ~bad & (np.abs(away) < tuning.outlying_least + 6 * estimate.noise)
     losses = np.array([trial.loss_ratio for trial in fits.trials])
@@ -100,18 +103,18 @@ def _order(fits: Fits, estimate: EdgePosterior) -> Course | None:
                 f"{offered[worst]:.0f} packet/s",
             )
         )
-    for finding in doubts(standard[near], losses[near]):
+    for finding in find_violations(standard[near], losses[near]):
         session.add_finding(finding)
     time_s, at_s = fits.times_s()
     order = np.flatnonzero(good).astype(np.float64)
-    return course(away[good], deviation[good], time_s[good], at_s, order)
+    return order_effect(away[good], deviation[good], time_s[good], at_s, order)
 
 
-def _caution(fits: Fits, estimate: EdgePosterior, order: Course | None) -> float:
-    """What intervals lack, by simulation, where the search sees that the model is only near.
+def _caution(fits: Fits, estimate: EdgePosterior, order: OrderEffect | None) -> float:
+    """Factor by which intervals are too narrow where the model is an approximation.
 
-    Fitted to simulated systems other than those that the benches use; everything it looks at
-    is what the search itself has found.
+    Fitted to simulated systems other than the benches'; it depends on findings of the search
+    alone.
     """
     tuning = fits.options.tuning
     factor = 1.0
@@ -122,7 +125,7 @@ def _caution(fits: Fits, estimate: EdgePosterior, order: Course | None) -> float
     return factor
 
 
-def _watch_outliers(fits: Fits, estimate: EdgePosterior) -> None:
+def _find_outliers(fits: Fits, estimate: EdgePosterior) -> None:
     """Trials that miss the loosest goal clearly below its load."""
     tuning = fits.options.tuning
     below_pps = fits.load_pps(estimate.low - tuning.window / 2 - 3 * estimate.noise)

@@ -1,6 +1,6 @@
-"""What the `planewise` search knows of its goals: the trials near each, fitted.
+"""Fits of the `planewise` search: the posterior of each goal, from the trials near it.
 
-Knows a session and the models; places no trial.
+Knows a session and the models; decides on no trial.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from planewise.measure.search.tuning import Tuning
 
 @dataclass(frozen=True)
 class PlanewiseOptions:
-    """What the search may be told; the defaults are what the benches measure."""
+    """Options of the search; the benches measure the defaults."""
 
     precision: float = 0.0033
     """A goal is done when its half interval, relative to its estimate, is within this; NDR, which
     rests on single packets, when it is within twice this."""
     probe_duration_s: float = 0.2
-    """Duration of the trials that locate and check. They only steer: what a queue holds, or a
-    processor's turbo, counts for more the shorter a trial is."""
+    """Duration of the trials that locate and check. They steer and conclude nothing: a queue's
+    length, or a processor's turbo, weighs more the shorter a trial is."""
     goal_duration_s: float = 1.0
-    """Duration of the trials that goals are about (CSIT's final trial duration), and of all from
-    which they are concluded."""
+    """Duration of the trials that results are about and come from (CSIT's final trial duration)."""
     min_trials: int = 6
     """Trials near a goal's edge, at least, as the range of five holds the median in 94 % only;
-    twice as many where the capacity wavers."""
+    twice as many where the capacity varies."""
     max_trials: int = 14
-    """Trials near a goal's edge after which it is done, where the capacity wavers by 1 %; more
-    where it wavers more."""
+    """Trials near a goal's edge after which it is done, where the capacity varies by 1 %; more
+    where it varies more."""
     particles: int = 128
     moves: int = 2
     final_moves: int = 6
@@ -46,7 +45,7 @@ class PlanewiseOptions:
 
 @dataclass(frozen=True)
 class EdgePosterior:
-    """A goal's posterior: ln(load/reference), and the scale on which its edge is blurred."""
+    """A goal's posterior: its edge as ln(load/reference), and how far that is blurred."""
 
     goal: Goal
     middle: float
@@ -58,13 +57,13 @@ class EdgePosterior:
     soft: bool
     """Whether loss rises smoothly."""
     counted: bool
-    """Whether it is NDR's by `lossless`."""
+    """Whether it is fitted by `lossless`."""
     trials: int
     """Trials near the edge."""
     lowest_bad: float | None
-    """Where no trial near the edge met the goal: the lowest of them."""
+    """The lowest trial near the edge, where none met the goal."""
     highest_good: float | None
-    """Where all trials near the edge met the goal: the highest of them."""
+    """The highest trial near the edge, where all met the goal."""
 
     @property
     def half_width(self) -> float:
@@ -73,21 +72,21 @@ class EdgePosterior:
 
 
 class Fits:
-    """The posteriors of a search's goals, brought up to date with its trials when asked."""
+    """The posteriors of a search's goals; each call takes the trials so far into account."""
 
     def __init__(self, session: SearchSession, options: PlanewiseOptions) -> None:
         self.session = session
         self.options = options
         self.reference_pps = session.max_load_pps
-        """Loads are taken relative to this."""
+        """x is ln(load / this)."""
         self.ceiling_pps = math.inf
         """Loads above this belong to another edge."""
         self.posteriors: dict[Goal, model.Posterior] = {}
-        self.known: dict[Goal, EdgePosterior] = {}
+        self.estimates: dict[Goal, EdgePosterior] = {}
         self.soft = False
         self.clump = 1.0
         self.climbed = 0
-        """Trials above all that was forwarded before."""
+        """Trials so far above the highest forwarding rate (`Tuning.climbs`)."""
         self._counts: lossless.LosslessPosterior | None = None
         self._reached: dict[Goal, float] = {}
 
@@ -116,32 +115,32 @@ class Fits:
         lost = np.array([float(max(t.run.sent - t.run.received, 0)) for t in trials])
         return Observations(x, sent, lost), np.array([t.offered_pps for t in trials])
 
-    def most(self, goal: Goal) -> float:
-        """The most that any trial forwarded, as the ln(load/reference) that would lose the goal's
-        share of it."""
+    def highest_forwarded(self, goal: Goal) -> float:
+        """The highest forwarding rate of any trial, as the ln(load/reference) at which that rate
+        leaves the goal's share of loss."""
         rate = max(t.achieved_pps * (1 - t.loss_ratio) for t in self.session.trials)
         return math.log(max(rate, 1.0) / self.reference_pps) + goal.loss_exponent
 
     def readings(self, goal: Goal) -> SearchReadings:
-        """What each trial says of a goal's place, whatever the law of the noise.
+        """Each trial's reading of a goal's edge, whatever the law of the noise.
 
         Half of the versions take throughput to be constant beyond a hard edge: where the capacity
-        has states, no trial or much is lost at one and the same load, and the fit takes that for
-        a steep curve.
+        has states, trials at one load lose either nothing or much, and the fit takes that for a
+        steep curve.
         """
         seen, offered = self.all_trials()
         single = model.readings(self.posteriors[goal], seen)
-        place = sets_of(single.place)
+        edge = sets_of(single.edge)
         if not self.soft:
             constant = model.readings(self.posteriors[goal], seen, constant=True)
-            place[1::2] = sets_of(constant.place)[1::2]
+            edge[1::2] = sets_of(constant.edge)[1::2]
         time_s, _ = self.times_s()
         usable = offered <= self.ceiling_pps
         return SearchReadings(
-            place[:, usable],
+            edge[:, usable],
             single.bound[usable],
             time_s[usable],
-            self.most(goal),
+            self.highest_forwarded(goal),
         )
 
     def estimate(self, goal: Goal) -> EdgePosterior:
@@ -154,7 +153,7 @@ class Fits:
         one_sided = bad.size >= 2 and (bad.all() or not bad.any())
         if goal.loss_ratio > 0:
             self.soft = self.posteriors[goal].soft() > 0.5
-        self.known[goal] = estimate = EdgePosterior(
+        self.estimates[goal] = estimate = EdgePosterior(
             goal,
             middle,
             low,
@@ -170,8 +169,8 @@ class Fits:
         return estimate
 
     def law(self, goal: Goal, moves: int = 0) -> tuple[Law, float, float, Observations]:
-        """A goal's law, the noise, the deviation of where trials begin to miss the goal, and the
-        trials that count."""
+        """A goal's law, the noise, the deviation of the load at which trials begin to miss the
+        goal, and the trials that count."""
         least_blur = self.options.tuning.least_blur
         if self._counts_losses(goal):
             counts = self._lossless(goal)
@@ -201,9 +200,9 @@ class Fits:
         return model.Scope(anchor, 0.0, high, tuning.hard_powers, few=True)
 
     def _reach(self, goal: Goal, anchor: float, least: float) -> float:
-        """Up to which loss the curve is fitted: `least`, doubled as often as noise asks for.
+        """The highest loss that the curve is fitted to: `least`, doubled until it covers the noise.
 
-        It never falls again: a scope that changes costs a fit from the beginning.
+        It never falls again, as a new scope costs a new fit.
         """
         tuning = self.options.tuning
         wanted = anchor
@@ -221,18 +220,18 @@ class Fits:
 
     def _strictest(self) -> model.Posterior:
         """The posterior of the strictest goal that allows some loss."""
-        goal = min((g for g in self.known if g.loss_ratio > 0), key=lambda g: g.loss_ratio)
+        goal = min((g for g in self.estimates if g.loss_ratio > 0), key=lambda g: g.loss_ratio)
         return self.posteriors[goal]
 
     def _few_lost(self) -> bool:
-        """Whether trials have lost a few packets: where loss rises steeply, hardly any does."""
+        """Whether trials have lost a few packets, as hardly any do where loss rises steeply."""
         tuning = self.options.tuning
         few = tuning.ndr_reach * self._strictest().clump() * self._one_packet()
         few = min(few, tuning.hard)
         return sum(0 < trial.loss_ratio < few for trial in self.trials) >= 2
 
     def _counts_losses(self, goal: Goal) -> bool:
-        """Whether a goal is NDR where loss rises smoothly."""
+        """Whether a goal is NDR, and loss rises smoothly."""
         return goal.loss_ratio == 0 and self.soft and self._few_lost()
 
     def _lossless(self, goal: Goal) -> lossless.LosslessPosterior:
@@ -250,7 +249,7 @@ class Fits:
             )
         self._counts.sigma = noise
         self._counts.log_clump = strictest.log_clump()
-        around = self.known[goal].middle if goal in self.known else 0.0
+        around = self.estimates[goal].middle if goal in self.estimates else 0.0
         self._counts.update(self._between(-math.inf, max(around, 0.0) + options.tuning.far))
         return self._counts
 
@@ -268,7 +267,7 @@ class Fits:
                 packets=self.reference_pps * options.goal_duration_s,
                 lossless=goal.loss_ratio == 0,
             )
-        around = self.known.get(goal)
+        around = self.estimates.get(goal)
         low, high = -math.inf, tuning.far
         if around is not None:
             reach = tuning.window + 6 * around.noise + 3 * around.half_width

@@ -1,4 +1,4 @@
-"""What a search looks for, and how what it found is told. Knows no algorithm and no testbed.
+"""Goals, trials and results of a search. Knows no algorithm and no testbed.
 
 A goal is MLRsearch's search goal with exceed ratio 0.5 (FD.io CSIT's): the largest load up to
 which at least half of all trials lose no more than the goal's share. `ndr` is the share 0.
@@ -22,7 +22,7 @@ GoalStatus = Literal["found", "above-range", "below-range", "undecided"]
 `undecided`    the trials do not tell; the reason is in `note`
 """
 
-StopReason = Literal["precise", "trials", "budget", "range", "interrupted"]
+StopReason = Literal["precise", "trials", "budget", "range"]
 """Why a search stopped: interval narrow enough, trial limit, budget spent, end of the range."""
 
 
@@ -75,13 +75,13 @@ class SearchTrial:
     """A trial of the search, in the order of the search."""
 
     offered_pps: float
-    """What was asked for."""
+    """As intended."""
     duration_s: float
     run: Run
 
     @property
     def achieved_pps(self) -> float:
-        """What was really sent a second."""
+        """As sent [packet/s]."""
         return self.run.sent / (self.run.duration_s or self.duration_s)
 
     @property
@@ -102,7 +102,7 @@ class ViolatedAssumption:
 
 @dataclass(frozen=True)
 class GoalResult:
-    """What was found for one goal. Loads in packets a second."""
+    """Result of one goal."""
 
     goal: Goal
     status: GoalStatus
@@ -152,14 +152,14 @@ class SearchResult:
     trials: tuple[SearchTrial, ...]
     stopped: StopReason
     overhead_s: float
-    """Pause that was counted for each trial, beyond its traffic."""
+    """Pause counted for each trial, beyond its traffic."""
     verdict: SearchVerdict | None = None
     verdict_trials: int = 0
     """How many of the last trials served the verdict only."""
     findings: tuple[ViolatedAssumption, ...] = field(default=())
     final_duration_s: float = 1.0
-    """Duration of the trials that NDR and PDR are about: what a queue holds, or a processor's
-    turbo, counts for more the shorter trials are. Other durations have other NDR and PDR."""
+    """Duration of the trials that NDR and PDR are about. Other durations have other NDR and PDR: a
+    queue's length, or a processor's turbo, weighs more the shorter trials are."""
 
     @property
     def trial_seconds_s(self) -> float:

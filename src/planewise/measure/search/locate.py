@@ -1,7 +1,7 @@
-"""The first part of the `planewise` search: near which load does loss begin?
+"""The first part of the `planewise` search: locates the load at which loss begins.
 
-From the highest load down along the forwarding rates until the loss is small, a few trials toward
-the edge, and loads far below it: is loss really monotone? If not, down to the lower edge.
+Goes from the highest load down along the forwarding rates until the loss is small, approaches the
+edge, and checks loads far below it. Where loss is not monotone, it goes down to the lower edge.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STEPS = 40
 
 
 def locate(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None:
-    """Sets the fits' reference to a load that loses a little.
+    """Sets the fits' reference to a load with a small loss.
 
     Returns results where every load of the range meets all goals, or none does.
     """
@@ -30,7 +30,7 @@ def locate(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None
         high = min(high, session.max_load_pps)
         loss = trial.loss_ratio
         if loss <= min(goal.loss_ratio for goal in goals) and load >= high:
-            return _whole_range_good(fits, goals)
+            return _above_range(fits, goals)
         if tuning.tolerated < loss < tuning.located_loss:
             fits.reference_pps = trial.offered_pps * (1 - loss)
             return None
@@ -43,7 +43,7 @@ def locate(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None
             load = math.sqrt(low * high)
         if high / low < 1.05:
             if not low_tried and low <= session.min_load_pps:
-                return _near_lowest(fits, goals)
+                return _below_range(fits, goals)
             break
         load = session.clamp(load)
     fits.reference_pps = math.sqrt(low * high)
@@ -51,9 +51,10 @@ def locate(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None
 
 
 def approach(fits: Fits, goal: Goal) -> int:
-    """Trials of the goal's duration until one loses a little: the reference moves to its rate.
+    """Runs trials of the goal's duration until one loses a little, and moves the reference to its
+    forwarding rate. Returns the number of trials.
 
-    What short trials located may be far off (a queue passes more in them). Returns how many.
+    An edge located by short trials may be far off: a queue passes more in them.
     """
     session, options, tuning = fits.session, fits.options, fits.options.tuning
     climb = tuning.climb
@@ -70,7 +71,7 @@ def approach(fits: Fits, goal: Goal) -> int:
 
 
 def check_below(fits: Fits, goals: tuple[Goal, ...], edge_pps: float) -> None:
-    """Tries loads far below the edge: a loss there that repeats moves the reference down to it."""
+    """Tries loads far below the edge, and moves the reference down to a loss that repeats."""
     session, options, tuning = fits.session, fits.options, fits.options.tuning
     tolerated = max(max(goal.loss_ratio for goal in goals), tuning.tolerated)
     clean = session.min_load_pps
@@ -87,9 +88,9 @@ def check_below(fits: Fits, goals: tuple[Goal, ...], edge_pps: float) -> None:
         session.add_finding(
             ViolatedAssumption(
                 "not-monotone",
-                f"{percent_text(first.loss_ratio)} were lost at {load:.0f} packet/s, far below "
-                f"{edge_pps:.0f} where less was: loss does not simply grow with "
-                "load, and NDR and PDR are those below that load",
+                f"{percent_text(first.loss_ratio)} were lost at {load:.0f} packet/s, and less at "
+                f"{edge_pps:.0f}: loss does not grow steadily with load; NDR and PDR are those "
+                "below that load",
             )
         )
         fits.ceiling_pps = load
@@ -110,11 +111,11 @@ def below_range(goal: Goal, load_pps: float) -> GoalResult:
     )
 
 
-def _whole_range_good(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None:
-    """Repeats the highest load: do half of the trials meet every goal?"""
+def _above_range(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None:
+    """Results where half of the trials at the highest load meet every goal; else None."""
     load = fits.session.max_load_pps
-    again = [fits.session.measure(load, fits.options.goal_duration_s) for _ in range(3)]
-    if all(sum(t.loss_ratio <= goal.loss_ratio for t in again) >= 2 for goal in goals):
+    trials = [fits.session.measure(load, fits.options.goal_duration_s) for _ in range(3)]
+    if all(sum(t.loss_ratio <= goal.loss_ratio for t in trials) >= 2 for goal in goals):
         return tuple(
             GoalResult(
                 goal,
@@ -131,25 +132,25 @@ def _whole_range_good(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, 
     return None
 
 
-def _near_lowest(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None:
-    """Repeats the lowest load: do half of the trials miss every goal even there?"""
+def _below_range(fits: Fits, goals: tuple[Goal, ...]) -> tuple[GoalResult, ...] | None:
+    """Results where half of the trials at the lowest load miss every goal; else None."""
     load = fits.session.min_load_pps
-    again = [fits.session.measure(load, fits.options.goal_duration_s) for _ in range(3)]
-    if all(sum(t.loss_ratio > goal.loss_ratio for t in again) >= 2 for goal in goals):
+    trials = [fits.session.measure(load, fits.options.goal_duration_s) for _ in range(3)]
+    if all(sum(t.loss_ratio > goal.loss_ratio for t in trials) >= 2 for goal in goals):
         return tuple(below_range(goal, load) for goal in goals)
     fits.reference_pps = load
     return None
 
 
 def _repeats(fits: Fits, load: float, tolerated: float) -> bool:
-    """Whether a loss was no single bad trial: of two more, or else of the next two, both lose.
+    """Whether a loss repeats: both of two more trials lose, or both of the next two.
 
     One bad trial in ten is taken for the system's by 1 % of repetitions, a load at which nine
     of ten lose for a good one by 4 %.
     """
     for _ in range(2):
-        again = [fits.session.measure(load, fits.options.probe_duration_s) for _ in range(2)]
-        lossy = sum(trial.loss_ratio > tolerated for trial in again)
+        trials = [fits.session.measure(load, fits.options.probe_duration_s) for _ in range(2)]
+        lossy = sum(trial.loss_ratio > tolerated for trial in trials)
         if lossy != 1:
             return lossy == 2
     return False

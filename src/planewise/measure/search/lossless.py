@@ -15,9 +15,9 @@ grows with the load).
 The capacity's noise moves x from trial to trial by Normal(0, σ²); it is integrated out by Gauss
 and Hermite's rule. Losses come in clumps of geometric length, b packets on average, and their
 number has Poisson's law, so that packets have Pólya and Aeppli's: exact for few packets
-(`clumped`), and for more what is near it (`_some`). σ, and about how large b is, is known from
-trials nearer to saturation. Trials that lose many say only that, and the rate's logarithm is
-taken to be wrong by a share of itself: the curve need be right near NDR and nowhere else.
+(`clumped`), and for more an approximation (`_count_chances`). σ, and about how large b is, is known
+from trials nearer to saturation. Trials that lose many say only that, and the rate's logarithm is
+taken to be wrong by a share of itself: the curve has to be right near NDR and nowhere else.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from scipy.special import gammaln, i1e, ndtr
 
 from planewise.measure.search.particles import Array, Observations, Particles
 
-PLACE, POWER, FLOOR, FLAT, BEND, CLUMP = range(6)
+EDGE, POWER, FLOOR, FLAT, BEND, CLUMP = range(6)
 """Columns of parameters: p, ln g, ln φ, κ, q, ln b."""
 
-_PLACE = (-6.0, 1.0)
-_PLACE_SCALE = 0.15
+_EDGE = (-6.0, 1.0)
+_EDGE_SCALE = 0.15
 """p has a Cauchy law of this scale about the reference: near it, or anywhere below."""
 _LOG_POWER = (math.log(3.0), math.log(1000.0))
 _FLOOR = (-7.0, 6.0)
@@ -43,20 +43,20 @@ _MEAN_BEND, _MOST_BEND = 0.03, 0.15
 _LOG_CLUMP = (-3.0, math.log(2000.0))
 """Below 0 losses are single packets, as in half of all systems of which nothing else is known."""
 _FURTHEST = 12.0
-"""|v| and ln λ beyond this are all the same."""
+"""|v| and ln λ are cut off here."""
 _MANY = 60.0
 """Trials that lose more packets, or more than the eighth that loses any, say only that: where
 losses come in clumps of a size that is not known yet, all are many packets."""
 _EIGHTH = 8
 _NEAR = 0.01
-"""Trials that lose a larger share are never counted."""
+"""Trials that lose a larger share are not counted packet by packet."""
 _STRAY = 0.01
-"""Chance that a trial loses as it likes."""
+"""Chance that a trial follows no law."""
 _SINGLY = 10.0
 """Up to so many lost packets the law is exact."""
 _FEW = 4.0
-"""Fewer clumps than this are weighed at each node of the noise. More have a peak narrower than the
-nodes are apart: theirs is a lognormal law, with the counting's variance beside the noise's."""
+"""Below this many clumps the likelihood is summed over the nodes of the noise. With more, its peak
+is narrower than their distance: a lognormal law has the variances of counting and noise."""
 _LONG = 3.0
 """Lengths of clumps that are larger than this on average count as exponential, not geometric."""
 _DISCREPANCY = 0.08
@@ -75,7 +75,7 @@ class _Counts:
     """ln(duration / the goal's)."""
     lost: Array
     many: float
-    """Trials that lose more packets say only that."""
+    """Above this a trial counts as having lost many, without their number."""
     log_clump: tuple[float, float]
     """Mean and deviation of ln b by what other trials say."""
 
@@ -83,8 +83,8 @@ class _Counts:
 def draw_prior(count: int, random: np.random.Generator) -> Array:
     """Parameters from the prior, shape (count, 6)."""
     theta = np.empty((count, 6))
-    least, most = (math.atan(end / _PLACE_SCALE) for end in _PLACE)
-    theta[:, PLACE] = _PLACE_SCALE * np.tan(random.uniform(least, most, count))
+    least, most = (math.atan(end / _EDGE_SCALE) for end in _EDGE)
+    theta[:, EDGE] = _EDGE_SCALE * np.tan(random.uniform(least, most, count))
     theta[:, POWER] = random.uniform(*_LOG_POWER, count)
     theta[:, FLOOR] = random.uniform(*_FLOOR, count)
     theta[:, FLAT] = random.uniform(*_FLAT, count)
@@ -97,7 +97,7 @@ def log_prior(theta: Array) -> Array:
     """Log density of parameters of shape (P, 6), up to a constant."""
     inside = np.ones(theta.shape[0], dtype=bool)
     for column, (low, high) in (
-        (PLACE, _PLACE),
+        (EDGE, _EDGE),
         (POWER, _LOG_POWER),
         (FLOOR, _FLOOR),
         (FLAT, _FLAT),
@@ -105,14 +105,14 @@ def log_prior(theta: Array) -> Array:
         (CLUMP, _LOG_CLUMP),
     ):
         inside &= (theta[:, column] >= low) & (theta[:, column] <= high)
-    density = -np.log1p((theta[:, PLACE] / _PLACE_SCALE) ** 2) - theta[:, BEND] / _MEAN_BEND
+    density = -np.log1p((theta[:, EDGE] / _EDGE_SCALE) ** 2) - theta[:, BEND] / _MEAN_BEND
     return np.where(inside, density, -np.inf)
 
 
 def log_rate(theta: Array, x: Array) -> Array:
     """ln λ at `x`, which broadcasts with columns of shape (P, 1) or (P, 1, 1)."""
     columns = theta.T.reshape((theta.shape[1], -1) + (1,) * (x.ndim - 1))
-    away = x - columns[PLACE]
+    away = x - columns[EDGE]
     v = np.clip(np.exp(columns[POWER]) * away, -_FURTHEST, _FURTHEST)
     steep = math.log(math.log(2)) + v - 0.5 * columns[BEND] * v * v
     return np.asarray(np.logaddexp(steep, columns[FLOOR] + columns[FLAT] * x))
@@ -135,8 +135,8 @@ def clumped(lost: Array, log_clumps: Array, clump: Array) -> Array:
     return np.maximum(chance, 0.0)
 
 
-def _some(trials: _Counts, log_clumps: Array, clump: Array) -> tuple[Array, Array]:
-    """Chances to lose as many packets as was seen, and to lose many; shapes (P, n).
+def _count_chances(trials: _Counts, log_clumps: Array, clump: Array) -> tuple[Array, Array]:
+    """Chances of the observed count of lost packets, and of losing many; shapes (P, n).
 
     `log_clumps` has shape (P, n, nodes), `clump` (P, 1). A count of k/(2b − 1) has Poisson's mean
     and variance; where clumps are long, their sum's density is a Bessel function (a compound
@@ -158,7 +158,7 @@ def _some(trials: _Counts, log_clumps: Array, clump: Array) -> tuple[Array, Arra
     )
     weighed = np.where(clump[:, :, None] > _LONG, long, few) @ _SHARES
 
-    # What the noise does to the logarithm, from the nodes beside the middle.
+    # The noise of the logarithm, by the nodes beside the middle.
     left, middle, right = (log_mean[:, :, _MIDDLE + step] for step in (-1, 0, 1))
     noise = np.abs(right - left) / (2.0 * _NODES[_MIDDLE + 1])
     blur = noise**2 + (_DISCREPANCY * middle) ** 2
@@ -171,7 +171,7 @@ def _some(trials: _Counts, log_clumps: Array, clump: Array) -> tuple[Array, Arra
 
 
 class LosslessPosterior(Particles[_Counts]):
-    """The posterior, updated as trials come."""
+    """Posterior of the rate of losses and of NDR."""
 
     def __init__(
         self, seed: int, *, packets: float, noise: float, particles: int = 256, moves: int = 2
@@ -183,7 +183,7 @@ class LosslessPosterior(Particles[_Counts]):
         self.log_clump = (1.0, 1.0)
         super().__init__(seed, particles=particles, moves=moves)
 
-    def _packed(self, seen: Observations) -> _Counts:
+    def _prepared(self, seen: Observations) -> _Counts:
         duration = seen.sent / (self.packets * np.exp(seen.x))
         some = np.sort(seen.lost[(seen.lost > 0) & (seen.lost < _NEAR * seen.sent)])[:_EIGHTH]
         many = max([_MANY, *some.tolist()])
@@ -205,7 +205,7 @@ class LosslessPosterior(Particles[_Counts]):
         none, many = trials.lost <= 0, trials.lost > trials.many
         singly = np.flatnonzero((~none & (trials.lost <= _SINGLY))[0])
 
-        some, more = _some(trials, log_clumps, clump)
+        some, more = _count_chances(trials, log_clumps, clump)
         clean = np.exp(-np.exp(log_clumps)) @ _SHARES
         chance = np.where(none, clean, np.where(many, more, some))
         if singly.size:
@@ -220,9 +220,9 @@ class LosslessPosterior(Particles[_Counts]):
         prior = (shape - 1.0) * np.log(log_clump) - shape / about * log_clump
         return np.asarray(np.log(mixed).sum(axis=1) + prior)
 
-    def _places(self) -> tuple[Array, Array]:
-        """Where, with the noise, half of the trials lose nothing: by bisection."""
-        low, high = (np.full(self.theta.shape[0], end) for end in _PLACE)
+    def _edges(self) -> tuple[Array, Array]:
+        """The x at which half of the trials lose nothing, noise included: by bisection."""
+        low, high = (np.full(self.theta.shape[0], end) for end in _EDGE)
         for _ in range(24):
             middle = 0.5 * (low + high)
             rate = np.exp(log_rate(self.theta, middle[:, None] - self.sigma * _NODES))
@@ -231,13 +231,13 @@ class LosslessPosterior(Particles[_Counts]):
         return 0.5 * (low + high), np.ones(low.size)
 
     def clump(self) -> float:
-        """Median of b, the packets that are lost together."""
+        """Median of b, packets of a clump."""
         return float(np.exp(max(np.median(self.theta[:, CLUMP]), 0.0)))
 
     def blur(self) -> float:
-        """Median deviation of where trials begin to lose: of one trial's count, and the noise."""
+        """Median deviation of the load at which trials begin to lose: counting and noise."""
         step = 1e-4
-        place, _ = self._places()
-        below, above = (log_rate(self.theta, place[:, None] + end) for end in (-step, step))
+        edge, _ = self._edges()
+        below, above = (log_rate(self.theta, edge[:, None] + end) for end in (-step, step))
         power = ((above - below) / (2 * step))[:, 0]
         return float(np.median(np.hypot(self.sigma, 1.2 / np.maximum(power, 1e-3))))

@@ -1,4 +1,4 @@
-"""What a search or a sequential sweep measures with. Knows nothing of what is behind it."""
+"""The interface that searches and sequential sweeps measure through."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planewise.judge.curve import Run
 
 
 class ExhaustedError(PlanewiseError):
-    """No more trials can be had at this load: all that were recorded are used up."""
+    """All recorded trials of this load are used up."""
 
 
 @runtime_checkable
@@ -19,17 +19,14 @@ class Measurer(Protocol):
     @property
     def min_load_pps(self) -> float:
         """Lowest load that may be offered."""
-        ...
 
     @property
     def max_load_pps(self) -> float:
         """Highest load that may be offered: line rate, or the generator's own maximum."""
-        ...
 
     def trial(self, offered_pps: float, duration_s: float) -> Run:
         """Offers `offered_pps` for `duration_s` and returns the counts.
 
-        A Run with `limited` set says that the SUT was not what limited the trial. Raises
-        PlanewiseError when the trial could not be run.
+        `limited` is set in a Run that something else than the SUT limited. Raises PlanewiseError
+        when the trial could not be run.
         """
-        ...

@@ -1,7 +1,7 @@
 """A median and its interval without a law of the noise, from readings that may be bounds.
 
 Pure statistics. Of n independent readings as many as a Binomial(n, 1/2) law says lie below the
-median, whatever their law: drawing that number and taking the place between those two readings in
+median, whatever their law: drawing that number and taking a value between those two readings in
 order gives the median's confidence distribution, whose quantiles are the order-statistic intervals
 of Thompson (1936), interpolated. Readings that resemble their predecessors lie below in runs: the
 number is then that of a Markov chain with the readings' own rate of crossings of their median.
@@ -19,19 +19,19 @@ from scipy import special, stats
 from planewise.measure.search.particles import Array
 
 _LEAST = 6
-"""Readings, at least: the range of five holds the median in 94 % only."""
+"""Least number of readings: the range of five holds the median in 94 % only."""
 _STICKY = 0.3
 """Prior probability that readings resemble their predecessors, as in `residuals`."""
 _APART = 3.0
 """Two states are told apart by a gap of so many deviations within: of 16 normal readings the widest
 is as wide in about 1 % of cases."""
 _SETS = 32
-"""Versions of the readings: what is not known of each (its shape, a bound) differs between them."""
+"""Versions of the readings, which differ in what is unknown of each (curve's shape, a bound)."""
 
 
 @dataclass(frozen=True)
 class SearchReadings:
-    """What each trial says of the place, in the order of the trials."""
+    """Each trial's reading of the edge, in the order of the trials."""
 
     value: Array
     """Shape (sets, n): versions of each reading."""
@@ -39,18 +39,18 @@ class SearchReadings:
     """Shape (n,): whether the reading is a lower bound."""
     time_s: Array
     """Shape (n,): when each was measured."""
-    most: float
-    """No trial ever found more, at any load."""
+    highest: float
+    """No trial found more, at any load."""
 
 
 def sets_of(value: Array) -> Array:
-    """At most as many rows as are worth while."""
+    """At most `_SETS` of the rows."""
     return np.array(value[:: max(value.shape[0] // _SETS, 1)][:_SETS])
 
 
 def open_above(readings: SearchReadings, alpha: float = 0.05) -> bool:
-    """Whether the median may lie above all readings that are no bounds: the upper end of its
-    interval is then not known (Thompson, 1936, with the bounds on the upper side)."""
+    """Whether the median may lie above all readings that are not bounds: the upper end of its
+    interval is then unknown (Thompson, 1936, with the bounds on the upper side)."""
     known = np.median(readings.value, axis=0)[~readings.bound]
     if not known.size:
         return False
@@ -62,13 +62,13 @@ def open_above(readings: SearchReadings, alpha: float = 0.05) -> bool:
 def draw_median(
     readings: SearchReadings, random: np.random.Generator, count: int, trending: float, at_s: float
 ) -> tuple[Array, Array] | None:
-    """Draws of the median's place, and how plausible a normal law is for the readings of each.
+    """Draws of the median, and how plausible a normal law is for the readings of each.
 
     Args:
-        readings: of all trials that could tell.
+        readings: of all usable trials.
         random: source of randomness.
         count: how many draws.
-        trending: probability that the place drifts; it is then told for `at_s`.
+        trending: probability that the edge drifts; the draws are then of its value at `at_s`.
         at_s: a time, on the clock of the readings.
 
     None where there are too few readings.
@@ -98,9 +98,9 @@ def draw_median(
 
 
 def _informative(readings: SearchReadings) -> tuple[Array, Array]:
-    """Readings with bounds replaced by draws from the readings above them (Efron's redistribution
-    to the right, 1967), the highest by anything up to the most that was found; bounds below all
-    readings say nothing and are left out."""
+    """Readings, with bounds replaced by draws from the readings above them (Efron's redistribution
+    to the right, 1967), the highest by anything up to `highest`; bounds below all readings are left
+    out, as they tell nothing."""
     exact = np.median(readings.value, axis=0)
     known = ~readings.bound
     if not known.any():
@@ -110,7 +110,7 @@ def _informative(readings: SearchReadings) -> tuple[Array, Array]:
     bounds = np.flatnonzero(~known[kept])
     exact = np.median(value, axis=0)
     random = np.random.default_rng(0)
-    # From the highest bound on, so that what a lower one is replaced by is settled.
+    # From the highest bound on: a lower one may be replaced by it.
     for index in bounds[np.argsort(-exact[bounds])]:
         above = np.flatnonzero(exact > exact[index])
         rows = np.arange(value.shape[0])
@@ -118,7 +118,7 @@ def _informative(readings: SearchReadings) -> tuple[Array, Array]:
             value[:, index] = value[rows, random.choice(above, rows.size)]
         else:
             value[:, index] += random.random(rows.size) * np.maximum(
-                readings.most - value[:, index], 0.0
+                readings.highest - value[:, index], 0.0
             )
     return value, time_s
 
@@ -142,7 +142,7 @@ def _plausibility_of_normal(value: Array) -> float:
 
 
 def _numbers_below(below: NDArray[np.bool_], random: np.random.Generator, count: int) -> Array:
-    """How many of as many readings lie below their median, in draws."""
+    """Draws of the number of readings below the true median."""
     size = below.size
     crossings = int((below[1:] != below[:-1]).sum())
     steps = size - 1
@@ -174,7 +174,7 @@ def _lower_state(value: Array) -> NDArray[np.bool_] | None:
 
 
 def _numbers_of_states(lower: NDArray[np.bool_], random: np.random.Generator, count: int) -> Array:
-    """How many readings lie below the median, in draws, where the capacity has two states.
+    """The same where the capacity has two states.
 
     The states follow each other as a Markov chain does, whose two rates of change are uniform
     before the readings are seen; its stationary share of the lower state says in which of the two
@@ -191,7 +191,7 @@ def _numbers_of_states(lower: NDArray[np.bool_], random: np.random.Generator, co
 
 
 def _between(ordered: Array, number: Array, random: np.random.Generator) -> Array:
-    """A place between reading `number` and the next, in rows in order; beyond the first and the
+    """A value between reading `number` and the next of each sorted row; beyond the first and the
     last by about the distance of their neighbours."""
     size = ordered.shape[1]
     ends = ordered[:, [2, size - 1]] - ordered[:, [0, size - 3]]

@@ -14,18 +14,18 @@ it falls). With a tiny a it is the ideal curve. A bend q lets the power fall tow
 on the flank of a bump of loss: ln h has the slope g·√(1 + q·ln(a/h)). Losses come in clumps of b
 packets on average.
 
-A trial thus says where the curve loses the goal's share: y = x − h⁻¹(z) + h⁻¹(goal) is Normal
-about that place, with variance σ² and what counting adds. h is never quite the system's curve: a
+A trial thus says where the curve loses the goal's share, the *edge*: y = x − h⁻¹(z) + h⁻¹(goal) is
+Normal about it, with variance σ² and what counting adds. h is never quite the system's curve: a
 reading from afar has the variance of an error of shape, in proportion to its distance, as well (a
 discrepancy term as in Kennedy & O'Hagan 2001, without correlation). Trials that lose far less or
-far more than the goal's share say only on which side they lie: the curve need be right near the
+far more than the goal's share say only on which side they lie: the curve has to be right near the
 goal and nowhere else. A share ε of trials is bad: they find less capacity by an unknown amount,
 and their readings lie anywhere (a mixture with a flat law, Box & Tiao 1968).
 
-Given shape and noise the place's law is about a normal one (Laplace's approximation, its middle
+Given shape and noise the edge is about normally distributed (Laplace's approximation, its middle
 found by weighing each trial with the chance that it is not bad), reweighted on a few nodes by the
-trials that say only on which side they lie; so particles carry shape and noise, and the place is
-integrated out.
+trials that say only on which side they lie. Particles therefore carry shape and noise, and the edge
+is integrated out.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ per cent in the mean, and next to none in most systems."""
 _BAD_DEPTH = 0.5
 """Bad trials find anything down to this much less capacity, in ln(load)."""
 _MISFIT = 0.03
-"""The curve's shape may be wrong by so much of the distance from the goal's place."""
+"""Error of the curve's shape, as a share of the distance from the edge."""
 _REWEIGHTINGS = 3
 _STRAY = 1e-3
 """Chance that a trial loses less, or more, than its side of the edge allows, for no reason."""
@@ -75,7 +75,7 @@ class Scope:
     """Which losses the curve is fitted to, as z: the goal's and some around it."""
 
     anchor: float
-    """The loss at the place that is asked for."""
+    """The loss at the edge."""
     low: float
     """Trials that lose less say only that their capacity was larger."""
     high: float
@@ -85,7 +85,7 @@ class Scope:
     few: bool = False
     """Whether trials that lose a few packets count as such."""
     least_rise: float = 1e-9
-    """Saturation is known to begin at no less loss than this."""
+    """Least loss at which saturation begins."""
 
     @property
     def log_rise(self) -> tuple[float, float]:
@@ -94,20 +94,20 @@ class Scope:
 
     @property
     def middle_log_rise(self) -> float:
-        """Half of all systems lie above, in ln a."""
+        """Median of the prior of ln a."""
         least, most = self.log_rise
         return max(_LOG_MUCH, 0.5 * (least + most))
 
 
 def loss_exponent(lost: Array, sent: Array) -> Array:
-    """z = −ln(1 − lost/sent), for a total loss a large number."""
+    """z = −ln(1 − lost/sent); finite where all was lost."""
     return np.asarray(-np.log1p(-np.minimum(lost / sent, 1 - 1e-9)))
 
 
 @dataclass(frozen=True)
 class _Trials:
-    """What the likelihood needs, rows of shape (1, n): of trials near the goal's share (`z`),
-    and of those on one side of it."""
+    """Input of the likelihood, rows of shape (1, n): trials near the goal's share (`z`), and those
+    on one side of it."""
 
     x: Array
     z: Array
@@ -119,7 +119,7 @@ class _Trials:
     """Counting variance of z, for independent losses."""
     below_x: Array
     below_log_z: Array
-    """The least loss that the trial shows to have not been reached (without clumps)."""
+    """Least loss that the trial excludes (without clumps)."""
     below_log_packet: Array
     """ln(ln 2 / sent): the loss at which half of the trials lose nothing."""
     below_sent: Array
@@ -148,7 +148,7 @@ class _Trials:
 
 @dataclass(frozen=True)
 class _Curves:
-    """Curves of many parameters at once: columns of shape (P, 1)."""
+    """Curves of P particles: columns of shape (P, 1)."""
 
     log_rise: Array
     rise: Array
@@ -242,11 +242,11 @@ def draw_prior(count: int, random: np.random.Generator, scope: Scope) -> Array:
 
 
 @dataclass(frozen=True)
-class Places:
-    """The law of the place for each parameter: a normal one, reweighted on nodes."""
+class EdgeLaw:
+    """Distribution of the edge by particle: normal, reweighted on nodes."""
 
     log_likelihood: Array
-    """Of all trials, the place integrated out; shape (P,)."""
+    """Of all trials, the edge integrated out; shape (P,)."""
     middle: Array
     deviation: Array
     """Of the normal law, shape (P,)."""
@@ -254,8 +254,8 @@ class Places:
     """Of its nodes, shape (P, nodes), up to a constant each."""
 
 
-def places(theta: Array, trials: _Trials, scope: Scope, spread: float) -> Places:
-    """The likelihood of parameters, and where the place lies given each."""
+def edge_law(theta: Array, trials: _Trials, scope: Scope, spread: float) -> EdgeLaw:
+    """The likelihood of parameters, and the distribution of the edge given each."""
     curves = _Curves.of(theta)
     sigma2 = np.exp(2 * theta[:, SIGMA, None])
     clump = np.exp(theta[:, CLUMP, None])
@@ -297,17 +297,17 @@ def places(theta: Array, trials: _Trials, scope: Scope, spread: float) -> Places
         )
     top = log_weights.max(axis=1)
     log_like = log_like + top + np.log(np.exp(log_weights - top[:, None]).sum(axis=1))
-    return Places(log_like, middle, deviation, log_weights)
+    return EdgeLaw(log_like, middle, deviation, log_weights)
 
 
 def _robust_middle(
     y: Array, variance: Array, bad: Array, spread: float
 ) -> tuple[Array, Array, Array]:
-    """Middle and precision of the place's law, and the log likelihood of the readings `y` (P, n).
+    """Middle and precision of the edge, and the log likelihood of the readings `y` (P, n).
 
-    p(y) = (1 − ε)·Normal(y; place, variance) + ε·Uniform(y; place − depth, place), and next to
-    nothing more anywhere. The middle is where this is largest times the place's prior (iterated
-    reweighting from the median on), the precision what the trials that are not bad give.
+    p(y) = (1 − ε)·Normal(y; edge, variance) + ε·Uniform(y; edge − depth, edge), and next to
+    nothing elsewhere. The middle maximises this times the edge's prior (iterated reweighting,
+    starting at the median); the precision is that of the trials that are not bad.
     """
     weight = 1.0 / variance
     middle = np.median(y, axis=1) if y.shape[1] else np.zeros(y.shape[0])
@@ -330,7 +330,7 @@ def _robust_middle(
 
 
 class Posterior(Particles[_Trials]):
-    """The posterior, updated as trials come."""
+    """Posterior of curve, noise and edge."""
 
     def __init__(
         self,
@@ -343,15 +343,15 @@ class Posterior(Particles[_Trials]):
         packets: float = math.inf,
         lossless: bool = False,
     ) -> None:
-        """`spread` is the prior deviation of the place about x = 0, `packets` what a trial that the
-        goal is about sends there, `lossless` whether the goal is to lose nothing."""
+        """`spread` is the prior deviation of the edge about x = 0, `packets` the packets of a trial
+        of the goal's duration there, `lossless` whether the goal is NDR."""
         self.scope = scope
         self.packets = packets
         self.lossless = lossless
         self.spread = spread
         super().__init__(seed, particles=particles, moves=moves)
 
-    def _packed(self, seen: Observations) -> _Trials:
+    def _prepared(self, seen: Observations) -> _Trials:
         return _Trials.of(seen, self.scope)
 
     def _draw_prior(self, count: int) -> Array:
@@ -360,15 +360,15 @@ class Posterior(Particles[_Trials]):
     def _log_prior(self, theta: Array) -> Array:
         return log_prior(theta, self.scope)
 
-    def _places(self) -> tuple[Array, Array]:
-        found = places(self.theta, self._trials, self.scope, self.spread)
-        x = found.middle[:, None] + found.deviation[:, None] * _NODES
-        weight = np.exp(found.log_weights - found.log_weights.max(axis=1, keepdims=True))
+    def _edges(self) -> tuple[Array, Array]:
+        law = edge_law(self.theta, self._trials, self.scope, self.spread)
+        x = law.middle[:, None] + law.deviation[:, None] * _NODES
+        weight = np.exp(law.log_weights - law.log_weights.max(axis=1, keepdims=True))
         weight /= weight.sum(axis=1, keepdims=True)
         return (x + self.shift()[:, None]).ravel(), weight.ravel()
 
     def shift(self) -> Array:
-        """From the anchor's place to where half of the trials meet the goal, shape (P,).
+        """Distance from the anchor to where half of the trials meet the goal, shape (P,).
 
         Half of all trials is a larger share of those that are not bad. Where losses are clumps the
         median trial loses half a clump less than the mean one. Half of the trials lose nothing
@@ -389,7 +389,7 @@ class Posterior(Particles[_Trials]):
             z = np.minimum(anchor + more, 3 * anchor)
             u, _ = curves.inverse(z, np.log(z))
             return np.asarray((u - at_anchor)[:, 0])
-        middle = float(np.median(self.place_middles()))
+        middle = float(np.median(self.edge_middles()))
         shift = np.zeros_like(clump)
         for _ in range(4):
             z = math.log(2) * clump / (self.packets * np.exp(middle + shift))
@@ -397,26 +397,26 @@ class Posterior(Particles[_Trials]):
             shift = np.clip(0.5 * (shift + u - at_anchor), -3.0, 3.0)
         return np.asarray(shift[:, 0])
 
-    def place_middles(self) -> Array:
-        """Middle of the place's law for each particle."""
-        return places(self.theta, self._trials, self.scope, self.spread).middle
+    def edge_middles(self) -> Array:
+        """Middle of the edge by particle."""
+        return edge_law(self.theta, self._trials, self.scope, self.spread).middle
 
     def noise(self) -> float:
         """Median of σ, the capacity's relative deviation between trials."""
         return float(np.exp(np.median(self.theta[:, SIGMA])))
 
     def clump(self) -> float:
-        """Median of b, the packets that are lost together."""
+        """Median of b, packets of a clump."""
         return float(np.exp(np.median(self.theta[:, CLUMP])))
 
     def log_clump(self) -> tuple[float, float]:
-        """Mean and deviation of ln b, the deviation at least a third, as it is no exact law; those
-        of the prior where the trials do not tell."""
+        """Mean and deviation of ln b, the deviation at least a third, as the law is approximate;
+        those of the prior where the trials do not tell."""
         mean, deviation = float(self.theta[:, CLUMP].mean()), float(self.theta[:, CLUMP].std())
         return (mean, math.hypot(deviation, 1 / 3)) if deviation < 0.5 else (1.0, 1.0)
 
     def blur(self) -> float:
-        """Median deviation of where trials begin to lose what the goal allows."""
+        """Median deviation of the load at which trials begin to miss the goal."""
         return float(
             np.median(np.sqrt(np.exp(2 * self.theta[:, SIGMA]) + self._counting_variance()))
         )
@@ -430,7 +430,7 @@ class Posterior(Particles[_Trials]):
         return np.asarray((counted * np.expm1(anchor) / packets / steepness**2)[:, 0])
 
     def loss_noise(self) -> float:
-        """Median of β·σ: how far the loss of overloaded trials scatters, as z."""
+        """Median of β·σ: deviation of z in overload."""
         return float(np.exp(np.median(self.theta[:, SIGMA] + self.theta[:, SLOPE])))
 
     def soft(self) -> float:
@@ -438,29 +438,29 @@ class Posterior(Particles[_Trials]):
         return float((self.theta[:, RISE] > math.log(self.scope.anchor / 3)).mean())
 
     def _likelihood(self, theta: Array, trials: _Trials) -> Array:
-        return places(theta, trials, self.scope, self.spread).log_likelihood
+        return edge_law(theta, trials, self.scope, self.spread).log_likelihood
 
 
 @dataclass(frozen=True)
 class ParticleReadings:
-    """What each trial says of the place, by particle: shape (P, n)."""
+    """Each trial's reading of the edge, by particle: shape (P, n)."""
 
-    place: Array
-    """Place that the trial alone suggests; where it lost too little, the lowest that it allows."""
+    edge: Array
+    """Edge by the trial alone; where it lost too little, the lowest that it allows."""
     away: Array
-    """The same minus the place that all trials suggest; of bounds, the mean of what they allow."""
+    """The same minus the edge by all trials; of bounds, the mean of what they allow."""
     deviation: Array
     bound: Bools
-    """Whether the trial says only that the place is at least this; shape (n,)."""
+    """Whether the reading is a lower bound; shape (n,)."""
     informative: Bools
-    """Whether it says anything of the middle: trials far from the edge do not; shape (n,)."""
+    """Whether it tells anything of the middle; not far from the edge; shape (n,)."""
 
 
 def readings(
     posterior: Posterior, seen: Observations, *, constant: bool = False
 ) -> ParticleReadings:
-    """Each trial's reading of the place; with `constant` throughput beyond saturation, whatever
-    the fit says of it."""
+    """Each trial's reading of the edge; with `constant`, for throughput that is constant beyond
+    saturation instead of the fitted one."""
     theta, scope = posterior.theta, posterior.scope
     if constant:
         theta = theta.copy()
@@ -476,8 +476,8 @@ def readings(
     shown = np.where(bound, least, np.minimum(z, 1.0))
     skew = np.where(bound, 0.0, scope.few * 0.5 * clump / np.maximum(seen.lost, 0.5))
     u, steepness = curves.inverse(shown, np.log(shown), skew)
-    place = seen.x[None, :] - u + at_anchor
-    y = place - posterior.place_middles()[:, None]
+    edge = seen.x[None, :] - u + at_anchor
+    y = edge - posterior.edge_middles()[:, None]
     deviation = np.sqrt(
         sigma2 + (2 * clump - 1) * np.expm1(shown) / seen.sent[None, :] / steepness**2
     )
@@ -487,7 +487,7 @@ def readings(
     away = np.where(bound, deviation * cut / np.maximum(ndtr(margin), 1e-12), y)
     informative = np.where(bound, margin < 2.5, ~above).mean(axis=0) > 0.5
     return ParticleReadings(
-        place,
+        edge,
         away,
         np.broadcast_to(deviation, away.shape),
         bound,

@@ -27,23 +27,14 @@ class Observations:
     sent: Array
     lost: Array
 
-    def __len__(self) -> int:
-        return self.x.size
-
     def same_as(self, other: Observations) -> bool:
         """Whether these are the same trials."""
         return np.array_equal(self.x, other.x) and np.array_equal(self.lost, other.lost)
 
 
-def no_observations() -> Observations:
-    """An empty set."""
-    empty = np.zeros(0)
-    return Observations(empty, empty, empty)
-
-
 @dataclass(frozen=True)
 class Law:
-    """A weighted sample of the place, sorted."""
+    """Distribution of the goal's ln(load / reference load): a weighted sample, sorted."""
 
     x: Array
     weight: Array
@@ -56,42 +47,42 @@ class Law:
 
 
 class Particles(ABC, Generic[TrialsT]):
-    """See the module. `TrialsT` is what a likelihood makes of observations."""
+    """Particles, their update and their moves. `TrialsT` is a likelihood's form of observations."""
 
     def __init__(self, seed: int, *, particles: int, moves: int) -> None:
         self._random = np.random.default_rng(seed)
         self._moves = moves
-        self.seen = no_observations()
-        self._trials = self._packed(self.seen)
+        self.seen = Observations(np.zeros(0), np.zeros(0), np.zeros(0))
+        self._trials = self._prepared(self.seen)
         self.theta = self._draw_prior(particles)
         """Parameters, shape (P, dimensions)."""
         self._log_like = self._likelihood(self.theta, self._trials)
 
     @abstractmethod
-    def _packed(self, seen: Observations) -> TrialsT:
-        """Observations as the likelihood wants them."""
+    def _prepared(self, seen: Observations) -> TrialsT:
+        """Convert observations for the likelihood."""
 
     @abstractmethod
     def _draw_prior(self, count: int) -> Array:
-        """Parameters from the prior, shape (count, dimensions)."""
+        """Draw parameters from the prior, shape (count, dimensions)."""
 
     @abstractmethod
     def _log_prior(self, theta: Array) -> Array:
-        """Its log density up to a constant, shape (P,)."""
+        """Log density of the prior up to a constant, shape (P,)."""
 
     @abstractmethod
     def _likelihood(self, theta: Array, trials: TrialsT) -> Array:
         """Log likelihood of all trials, shape (P,)."""
 
     @abstractmethod
-    def _places(self) -> tuple[Array, Array]:
-        """A weighted sample of the goal's ln(load / reference load): places and weights."""
+    def _edges(self) -> tuple[Array, Array]:
+        """A weighted sample of the goal's ln(load / reference load): values and weights."""
 
     def update(self, seen: Observations) -> None:
-        """Takes the trials that are to count from now on, whichever counted before."""
+        """Replace the trials that count by `seen`."""
         if seen.same_as(self.seen):
             return
-        previous, trials = self._trials, self._packed(seen)
+        previous, trials = self._trials, self._prepared(seen)
         old = self._log_like
         new = self._likelihood(self.theta, trials)
         done = 0.0
@@ -106,18 +97,18 @@ class Particles(ABC, Generic[TrialsT]):
         self.seen, self._trials, self._log_like = seen, trials, new
 
     def refine(self, moves: int) -> None:
-        """More moves at the trials seen."""
+        """Move all particles `moves` times more."""
         for _ in range(moves):
             _, self._log_like = self._move(
                 self._trials, self._trials, 1.0, self._log_like, self._log_like
             )
 
     def law(self, moves: int = 0) -> Law:
-        """Where the goal's place lies; `moves` more sets of particles make it smoother."""
-        sets = [self._places()]
+        """Distribution of the goal's load; `moves` more sets of particles make it smoother."""
+        sets = [self._edges()]
         for _ in range(moves):
             self.refine(1)
-            sets.append(self._places())
+            sets.append(self._edges())
         x = np.concatenate([part[0] for part in sets])
         weight = np.concatenate([part[1] for part in sets])
         order = np.argsort(x)
@@ -152,17 +143,17 @@ class Particles(ABC, Generic[TrialsT]):
         log likelihoods of both sets of trials at the particles, before and (returned) after.
         """
         proposal, with_prior = self._proposal()
-        prior_then = self._log_prior(proposal)
-        fine = np.isfinite(prior_then)
+        proposed_prior = self._log_prior(proposal)
+        fine = np.isfinite(proposed_prior)
         safe = np.where(fine[:, None], proposal, self.theta)
-        new_then = self._likelihood(safe, trials)
-        old_then = self._likelihood(safe, previous) if share < 1.0 else old
-        change = (1 - share) * (old_then - old) + share * (new_then - new)
+        proposed_new = self._likelihood(safe, trials)
+        proposed_old = self._likelihood(safe, previous) if share < 1.0 else old
+        change = (1 - share) * (proposed_old - old) + share * (proposed_new - new)
         if not with_prior:
-            change = change + prior_then - self._log_prior(self.theta)
+            change = change + proposed_prior - self._log_prior(self.theta)
         accept = fine & (np.log(self._random.random(fine.size)) < change)
         self.theta = np.where(accept[:, None], proposal, self.theta)
-        return np.where(accept, old_then, old), np.where(accept, new_then, new)
+        return np.where(accept, proposed_old, old), np.where(accept, proposed_new, new)
 
     def _proposal(self) -> tuple[Array, bool]:
         """New parameters; and whether they were drawn from the prior, which then cancels."""

@@ -1,4 +1,4 @@
-"""The second part of the `planewise` search: where the next trials tell most, and when to stop."""
+"""The second part of the `planewise` search: chooses the next trials, and when to stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planewise.measure.search.tuning import Offsets
 def measure(fits: Fits, goals: tuple[Goal, ...], measured: dict[Goal, int]) -> StopReason:
     """Measures in batches that grow, beside each goal's load, until every goal has enough.
 
-    `measured` counts the trials that were spent on each goal; it is brought up to date.
+    `measured` counts the trials spent on each goal; it is updated.
     """
     while True:
         estimates = [fits.estimate(goal) for goal in goals]
@@ -30,8 +30,8 @@ def measure(fits: Fits, goals: tuple[Goal, ...], measured: dict[Goal, int]) -> S
 
 
 def _climb(fits: Fits, estimates: list[EdgePosterior], measured: dict[Goal, int]) -> bool:
-    """Measures above all that the system forwarded so far, where the loosest goal's load may lie
-    above every reading: the capacity has a state that no trial was high enough to see.
+    """Measures above the highest forwarding rate so far, where the loosest goal's load may lie
+    above every reading: the capacity may have a higher state that no trial has reached.
 
     Returns whether it measured; not after `Tuning.climbs` trials.
     """
@@ -39,7 +39,7 @@ def _climb(fits: Fits, estimates: list[EdgePosterior], measured: dict[Goal, int]
     goal, tuning = estimate.goal, fits.options.tuning
     if goal.loss_ratio == 0 or fits.climbed >= tuning.climbs or not open_above(fits.readings(goal)):
         return False
-    load_pps = fits.load_pps(fits.most(goal) + tuning.climb)
+    load_pps = fits.load_pps(fits.highest_forwarded(goal) + tuning.climb)
     if load_pps > fits.ceiling_pps:
         return False
     fits.session.measure(load_pps, fits.options.goal_duration_s)
@@ -49,27 +49,29 @@ def _climb(fits: Fits, estimates: list[EdgePosterior], measured: dict[Goal, int]
 
 
 def _relative_width(fits: Fits, estimate: EdgePosterior) -> float:
-    """A goal's half interval in units of what is asked for."""
+    """A goal's half interval in units of the precision asked for."""
     allowed = fits.options.precision * (1 if estimate.goal.loss_ratio > 0 else 2)
     return estimate.half_width / allowed
 
 
-def _most(fits: Fits, estimate: EdgePosterior) -> int:
+def _max_trials(fits: Fits, estimate: EdgePosterior) -> int:
     """Trials near a goal's edge (for NDR: spent on it) after which it is done."""
     most, tuning = fits.options.max_trials, fits.options.tuning
-    wavering = max(estimate.noise / tuning.reference_noise, 1.0)
+    excess_noise = max(estimate.noise / tuning.reference_noise, 1.0)
     if estimate.goal.loss_ratio == 0:
         if not estimate.soft:
             return round(most * tuning.hard_ndr_share)
         clumped = fits.clump > tuning.clumped
         return round(most * (tuning.clumped_ndr_share if clumped else tuning.soft_ndr_share))
     return round(
-        most * (tuning.soft_share if estimate.soft else 1.0) * min(wavering, tuning.most_wavering)
+        most
+        * (tuning.soft_share if estimate.soft else 1.0)
+        * min(excess_noise, tuning.most_excess_noise)
     )
 
 
 def _wants_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> bool:
-    options, most = fits.options, _most(fits, estimate)
+    options, most = fits.options, _max_trials(fits, estimate)
     if spent >= most:
         return False
     noisy = estimate.noise > options.precision / 4
@@ -90,9 +92,9 @@ def _next_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> list[tuple[
         if between is not None:
             return [(fits.load_pps(between), duration_s)]
     offsets = _offsets(fits, estimate)
-    left = _most(fits, estimate) - spent
+    left = _max_trials(fits, estimate) - spent
     if goal.loss_ratio > 0:
-        left = min(left, _most(fits, estimate) - estimate.trials)
+        left = min(left, _max_trials(fits, estimate) - estimate.trials)
     chosen: list[tuple[float, float]] = []
     for step in range(min(max(2, spent // 3), 8, max(left, 1))):
         deviations, halves = offsets[(spent + step) % len(offsets)]
@@ -101,7 +103,7 @@ def _next_trials(fits: Fits, estimate: EdgePosterior, spent: int) -> list[tuple[
             half_width = estimate.middle - estimate.low
         x = estimate.middle + deviations * min(estimate.blur, tuning.widest_step)
         x += halves * min(half_width, tuning.window)
-        # Where losses are counted, each trial tells of its surroundings.
+        # Where losses are counted, a trial anywhere near the edge tells something.
         if not estimate.counted:
             x = _past_one_side(x, estimate)
         chosen.append((fits.load_pps(x), duration_s))
@@ -116,8 +118,8 @@ def _offsets(fits: Fits, estimate: EdgePosterior) -> Offsets:
 
 
 def _unbracketed(fits: Fits) -> float | None:
-    """For NDR: the middle between the highest load without loss and the lowest with, as x,
-    while these are far apart."""
+    """For NDR: the middle, as x, between the highest load without loss and the lowest with loss;
+    None once these are near to each other."""
     seen, offered = fits.all_trials()
     usable = offered <= fits.ceiling_pps
     lossy = seen.x[usable & (seen.lost > 0)]
@@ -137,7 +139,7 @@ def _unbracketed(fits: Fits) -> float | None:
 
 
 def _past_one_side(x: float, estimate: EdgePosterior) -> float:
-    """A place further out where all trials near the edge met the goal, or none did."""
+    """`x`, or further out where all trials near the edge met the goal, or none did."""
     if estimate.lowest_bad is not None:
         return min(x, estimate.lowest_bad) - 1.5 * abs(estimate.lowest_bad - estimate.middle)
     if estimate.highest_good is not None:

@@ -1,14 +1,14 @@
-"""The `planewise` search: fits a local loss curve as trials come, measures where it says most.
+"""The `planewise` search: fits a local loss curve to its trials, and measures where they tell most.
 
-Overload tells more than the edge: a trial that loses a little says how much capacity there was,
-while one that loses nothing says only that there was enough. So a few trials beside the edge
-replace many at it. Knows a session and the model; no testbed.
+A trial in slight overload shows the capacity; one without loss shows only that the capacity was
+sufficient. A few trials beside the edge therefore replace many at it. Knows a session and the
+model; no testbed.
 
     locate      from the highest load down to the edge, and loads far below it
     place       in batches that grow, beside each goal's load; stop when all intervals are narrow
                 enough, or when trials or budget are spent
-    conclude    readings over time (drift, autocorrelation) move and widen the intervals by how
-                likely they are; they, and outliers, become findings
+    conclude    drift and autocorrelation, weighed by their probability, move and widen the
+                intervals; they, and outliers, become findings
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["PlanewiseOptions", "PlanewiseSearch"]
 
 
 class PlanewiseSearch:
-    """See the module."""
+    """The search; its three parts are modules of their own."""
 
     name = "planewise"
 

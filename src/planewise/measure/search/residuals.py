@@ -1,23 +1,20 @@
 """Do the trials behave as the model says? Drift, autocorrelation and outliers, with evidence.
 
-Pure statistics on trials in their order. A trial's reading is the place that it alone suggests,
-minus the place that all suggest: positive where it found more capacity than the rest.
+Pure statistics on trials in their order. A trial's reading is the edge by it alone,
+minus the edge by all: positive where it found more capacity than the rest.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from planewise.measure.search.goals import ViolatedAssumption
+from planewise.measure.search.particles import Array
 from planewise.units import percent_text
-
-Array: TypeAlias = NDArray[np.float64]
 
 _MIN_TRIALS = 8
 _SIGNIFICANCE = 0.01
@@ -34,11 +31,11 @@ larger of the noise and 1 %."""
 
 
 @dataclass(frozen=True)
-class Course:
-    """What the order of the trials says of the place, over what independent trials would say.
+class OrderEffect:
+    """Correction of the edge's distribution for the order of the trials.
 
     A mixture of Student laws: `shift` + `scale` · t(degrees), with `weight`; and `plain_sd`, the
-    deviation that independent trials about a steady place would give.
+    deviation of independent trials about a steady edge.
     """
 
     weight: Array
@@ -52,11 +49,11 @@ class Course:
     """Probability of drift."""
 
     def draw(self, random: np.random.Generator, count: int, sd: float = 0.0) -> Array:
-        """What to add to draws that suppose independent trials about a steady place.
+        """Terms to add to draws that suppose independent trials about a steady edge.
 
-        `sd` is the deviation of those draws. Where it exceeds `plain_sd` (trials that say only on
-        which side of the edge they lay have their mean as reading, which scatters less), what
-        order does to the deviation is taken as a ratio.
+        `sd` is the deviation of those draws. Where it exceeds `plain_sd` (the readings of trials
+        that say only on which side of the edge they lie are means, which scatter less), the
+        correction of the deviation is taken as a ratio.
         """
         chosen = random.choice(self.weight.size, count, p=self.weight)
         wider = max(sd / self.plain_sd, 1.0) if self.plain_sd > 0 else 1.0
@@ -64,20 +61,20 @@ class Course:
         return np.asarray(self.shift[chosen] + more * random.standard_t(self.degrees, count))
 
 
-def course(
+def order_effect(
     y: Array, deviation: Array, time_s: Array, at_s: float, position: Array | None = None
-) -> Course | None:
-    """How the place's law changes for drift and correlation, weighed by how likely they are.
+) -> OrderEffect | None:
+    """How drift and correlation change the edge's distribution, weighed by their probability.
 
     Args:
         y: readings in their order.
         deviation: each reading's own, relative to which they are weighed.
         time_s: when each was measured.
-        at_s: the time that the answer is about.
-        position: which trial each was, where some trials between them gave no reading.
+        at_s: the time that the result is for.
+        position: the trial's number, where trials between them gave no reading.
 
     Each pair of a correlation ρ (AR(1) by trial) and drift or none has its generalised
-    least-squares estimate of the place and its evidence (unknown variance, integrated out).
+    least-squares estimate of the edge and its evidence (unknown variance, integrated out).
     None where there are too few trials to tell.
     """
     count = y.size
@@ -122,8 +119,8 @@ def course(
     weight = np.exp(np.array(log_evidence) - max(log_evidence))
     weight /= weight.sum()
     table = weight.reshape(2, -1)
-    # The plain estimate is what the draws hold already.
-    return Course(
+    # The draws hold the plain estimate already.
+    return OrderEffect(
         weight,
         np.array(shift) - shift[0],
         np.array(scale),
@@ -134,18 +131,18 @@ def course(
     )
 
 
-def doubts(standardised: Array, losses: Array) -> list[ViolatedAssumption]:
+def find_violations(standardised: Array, losses: Array) -> list[ViolatedAssumption]:
     """Findings about trials in their order.
 
     Args:
         standardised: readings over their deviations, in their order.
         losses: loss ratio of each, for the evidence.
     """
-    found: list[ViolatedAssumption] = []
+    violations: list[ViolatedAssumption] = []
     low = standardised < -_OUTLYING
     if low.sum() >= 2:
         worst = int(np.argmin(standardised))
-        found.append(
+        violations.append(
             ViolatedAssumption(
                 "outliers",
                 f"{int(low.sum())} of {standardised.size} trials lost more than "
@@ -155,11 +152,11 @@ def doubts(standardised: Array, losses: Array) -> list[ViolatedAssumption]:
         )
     kept = standardised[np.abs(standardised) <= _OUTLYING]
     if kept.size < _MIN_TRIALS:
-        return found
+        return violations
     trend = stats.spearmanr(np.arange(kept.size), kept)
     if trend.pvalue < _SIGNIFICANCE:
         direction = "fell" if trend.statistic < 0 else "rose"
-        found.append(
+        violations.append(
             ViolatedAssumption(
                 "drift",
                 f"capacity {direction} during the search: rank correlation of capacity with "
@@ -171,11 +168,11 @@ def doubts(standardised: Array, losses: Array) -> list[ViolatedAssumption]:
     if power > 0:
         lag1 = float((centred[1:] * centred[:-1]).sum()) / power
         if lag1 * math.sqrt(kept.size) > stats.norm.ppf(1 - _SIGNIFICANCE):
-            found.append(
+            violations.append(
                 ViolatedAssumption(
                     "autocorrelation",
                     f"successive trials resemble each other: lag-1 correlation {lag1:.2f} "
                     f"over {kept.size} trials; intervals are widened for it",
                 )
             )
-    return found
+    return violations

@@ -12,33 +12,30 @@ from planewise.measure.search.goals import Goal, GoalResult, SearchResult, StopR
 from planewise.measure.search.measurer import Measurer
 from planewise.measure.search.mlr import MlrSearch
 from planewise.measure.search.planewise import PlanewiseOptions, PlanewiseSearch
-from planewise.measure.search.session import Limits, Progress, SearchSession
+from planewise.measure.search.session import Limits, OnTrial, SearchSession
 from planewise.measure.search.verdict import find_trashing, find_verdict
 
 OVERHEAD_S = 0.5
-"""What a trial costs beyond its traffic, by default (CSIT's figure)."""
+"""Default time of a trial beyond its traffic (CSIT's figure)."""
 
 DEFAULT_GOALS = (Goal(0.0), Goal(0.005))
 
 
 class Algorithm(Protocol):
-    """A way to search."""
+    """A search algorithm."""
 
     @property
     def name(self) -> str:
         """As it is chosen on the command line."""
-        ...
 
     @property
     def final_duration_s(self) -> float:
         """Duration of the trials that its results are about."""
-        ...
 
     def search(
         self, session: SearchSession, goals: tuple[Goal, ...]
     ) -> tuple[tuple[GoalResult, ...], StopReason]:
         """A result for each goal, in their order. Never raises BudgetSpentError."""
-        ...
 
 
 ALGORITHMS: Mapping[str, Callable[[], Algorithm]] = {
@@ -49,7 +46,7 @@ ALGORITHMS: Mapping[str, Callable[[], Algorithm]] = {
 
 
 def algorithm_named(name: str) -> Algorithm:
-    """The algorithm of that name with its defaults."""
+    """The algorithm of that name, with its defaults. BadInputError where there is none."""
     if name not in ALGORITHMS:
         raise BadInputError(
             f"there is no search algorithm '{name}'", remedy="known: " + ", ".join(ALGORITHMS)
@@ -63,7 +60,7 @@ def goals_and_algorithm(
     """Goals and algorithm by their names; no goal names the default ones.
 
     Raises:
-        BadInputError: a name that is none.
+        BadInputError: an unknown name.
     """
     chosen = algorithm_named(algorithm)
     if algorithm == PlanewiseSearch.name:
@@ -79,7 +76,7 @@ def run_search(
     budget_s: float = math.inf,
     overhead_s: float = OVERHEAD_S,
     with_verdict: bool = False,
-    progress: Progress | None = None,
+    on_trial: OnTrial | None = None,
 ) -> SearchResult:
     """Searches all goals on the measurer.
 
@@ -92,7 +89,7 @@ def run_search(
         overhead_s: what a trial costs beyond its traffic.
         with_verdict: whether to judge the system by a sweep around PDR, too; its trials
             are counted with the search.
-        progress: called after each trial.
+        on_trial: called after each trial.
 
     Raises:
         BadInputError: no goal, unknown algorithm, impossible budget or range of loads.
@@ -106,7 +103,7 @@ def run_search(
             f"a search cannot work with a budget of {budget_s} s and {overhead_s} s a trial"
         )
     chosen = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
-    session = SearchSession(measurer, Limits(budget_s, overhead_s), progress)
+    session = SearchSession(measurer, Limits(budget_s, overhead_s), on_trial)
     results, stopped = chosen.search(session, unique)
     searched = len(session.trials)
     verdict = find_verdict(session, results, chosen.final_duration_s) if with_verdict else None

@@ -41,7 +41,7 @@ _MOST_LIMITED = 2
 
 @dataclass(frozen=True)
 class SequentialPlan:
-    """How a sequential sweep spends its trials. benches/judge_replay shows what else would do."""
+    """How a sequential sweep spends its trials; benches/judge_replay compares other values."""
 
     plr: float = 0.005
     first_runs: int = 2
@@ -74,11 +74,11 @@ class _Load:
 
 
 class NothingMeasuredError(PlanewiseError):
-    """Not one trial of a sweep said anything of the system under test."""
+    """No trial of a sweep was limited by the system under test."""
 
 
 class Planner:
-    """What to measure next. Its state is the runs so far, by load."""
+    """Chooses the loads to measure next, from the runs so far."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Planner:
         self._rng = np.random.default_rng(seed)
 
     def add(self, offered_pps: float, run: Run) -> None:
-        """Takes the result of a trial. A run that the SUT did not limit counts for nothing."""
+        """Adds the result of a trial. A run that the SUT did not limit does not count."""
         load = self._at(offered_pps)
         if run.limited:
             load.limited += 1
@@ -122,7 +122,7 @@ class Planner:
         self._trials += 1
 
     def exhausted(self, offered_pps: float) -> None:
-        """No more trials can be had at this load."""
+        """Marks a load at which no more trials can be had."""
         self._at(offered_pps).exhausted = True
 
     def next_loads(self) -> list[float]:
@@ -151,7 +151,7 @@ class Planner:
             missing = self._missing(ladder, count, free, good=good)[: max(0, left)]
             if missing.size:
                 return self._in_rounds(missing)
-            # The verdict's own look, with its own draws: what it would leave open goes on.
+            # As the verdict will be made: where it would stay open, measuring goes on.
             if self._look()[2].word == decision.word and decision.open != "few runs":
                 return self._stop("borderline" if decision.open else "decided")
         if decision.open == "ladder too short":
@@ -164,7 +164,7 @@ class Planner:
             return self._stop("budget spent")
         if not free.any():
             return self._stop("no more runs")
-        # The more there is, the less one more trial changes: looks become rarer.
+        # The more runs there are, the less one more changes.
         batch = min(left, max(self.plan.batch, int(count.sum()) // 16))
         return self._in_rounds(self._where_it_decides(ladder, draws, count, free, batch))
 
@@ -178,7 +178,7 @@ class Planner:
     def _look(
         self, sure: float = SURE, draws: int = JUDGE_DRAWS
     ) -> tuple[curve_draws.Moments, curve_draws.Draws, Decision]:
-        """What the judge would say to the runs so far; without arguments exactly that."""
+        """The judge's decision on the runs so far; with the defaults, exactly the verdict's."""
         curve = Curve(
             "sweep", tuple(LoadPoint(at.offered_pps, at.runs) for at in self._ladder if at.runs)
         )
@@ -188,7 +188,7 @@ class Planner:
         return ladder, drawn, decide(ladder, drawn, self.plan.plr, drift, sure)
 
     def _extended(self, ladder: curve_draws.Moments, draws: curve_draws.Draws) -> float | None:
-        """Adds a load that the ladder lacks; None when it cannot."""
+        """Adds a load that the ladder lacks; None where it may not be extended there."""
         if self._extensions == self.plan.max_extensions:
             return None
         load = float(f"{missing_loads(ladder, draws, self.plan.plr)[0]:.4g}")
@@ -229,7 +229,7 @@ class Planner:
         free: Bools,
         trials: int,
     ) -> Ints:
-        """Indices of the loads for the next batch: each trial goes where it tells most."""
+        """Indices of the loads of the next batch, by what a trial there tells."""
         loads = np.array([load.offered_pps for load in self._ladder])
         group = np.searchsorted(moments.offered_pps, loads * (1 + 1e-9)) - 1
         group = np.clip(group, 0, moments.offered_pps.size - 1)
@@ -250,7 +250,7 @@ class Planner:
         return np.array(chosen, dtype=np.int64)
 
     def _in_rounds(self, indices: Ints) -> list[float]:
-        """The loads in random rounds: no load twice in a row where it can be helped."""
+        """The loads in rounds of random order, so that few follow themselves."""
         values, repeats = np.unique(indices, return_counts=True)
         ordered: list[int] = []
         for round_ in range(int(repeats.max())):
@@ -264,7 +264,7 @@ def _repeated(times: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sequential sweep found."""
+    """Result of a sequential sweep."""
 
     curve: Curve
     verdict: Verdict
@@ -288,9 +288,9 @@ def sweep_until_verdict(
     """Measures until the verdict is decided or the budget spent; then judges what there is.
 
     `loads_pps` is the ladder, rising, within the measurer's limits; with `extend` loads are added
-    where it ends too early, as far as the measurer goes. `on_trial` is told every finished trial
+    where it ends too early, within the measurer's range. `on_trial` is called after each trial
     (to store it, to show progress). Errors of the measurer pass through; BadInputError for a
-    ladder that cannot be measured, PlanewiseError when not one trial told anything of the SUT.
+    ladder that cannot be measured, NothingMeasuredError where the SUT limited no trial.
     """
     plan = plan or SequentialPlan()
     for load in loads_pps:

@@ -1,4 +1,4 @@
-"""The book of one search: asks the measurer, keeps every trial, watches the budget.
+"""One search's session: measures, keeps every trial, and keeps to the budget.
 
 Algorithms ask a `SearchSession`, never the measurer itself, so that costs are counted in one place.
 """
@@ -13,11 +13,11 @@ from planewise.errors import BadInputError
 from planewise.measure.search.goals import SearchTrial, ViolatedAssumption
 from planewise.measure.search.measurer import Measurer
 
-Progress = Callable[[SearchTrial, int, float], None]
+OnTrial = Callable[[SearchTrial, int, float], None]
 """Called after each trial with the trial, the number of trials and the seconds spent."""
 
 GENERATOR_SHORTFALL = 0.02
-"""A trial that sent less than 1 minus this share of what was asked was limited by the generator."""
+"""A trial that sent this share less than its intended load was limited by the generator."""
 
 
 class BudgetSpentError(Exception):
@@ -26,7 +26,7 @@ class BudgetSpentError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a search may spend."""
+    """Budget of a search."""
 
     budget_s: float = math.inf
     """Traffic time plus overhead of all trials."""
@@ -38,10 +38,8 @@ class Limits:
 class SearchSession:
     """Trials so far and what is left to spend."""
 
-    def __init__(
-        self, measurer: Measurer, limits: Limits, progress: Progress | None = None
-    ) -> None:
-        """BadInputError when the measurer's range of loads is none."""
+    def __init__(self, measurer: Measurer, limits: Limits, on_trial: OnTrial | None = None) -> None:
+        """BadInputError when the measurer's range of loads is empty or not finite."""
         low, high = float(measurer.min_load_pps), float(measurer.max_load_pps)
         if not (0 < low < high < math.inf):
             raise BadInputError(
@@ -54,7 +52,7 @@ class SearchSession:
         self.findings: list[ViolatedAssumption] = []
         self.spent_s = 0.0
         self._measurer = measurer
-        self._progress = progress
+        self._on_trial = on_trial
 
     def clamp(self, offered_pps: float) -> float:
         """The nearest load that may be offered."""
@@ -63,7 +61,7 @@ class SearchSession:
         return min(max(offered_pps, self.min_load_pps), self.max_load_pps)
 
     def measure(self, offered_pps: float, duration_s: float) -> SearchTrial:
-        """One trial at the nearest allowed load. BudgetSpentError when it cannot be afforded."""
+        """Runs one trial at the nearest allowed load. BudgetSpentError beyond the budget."""
         cost_s = duration_s + self.limits.overhead_s
         over_budget = self.spent_s + cost_s > self.limits.budget_s * (1 + 1e-9)
         if over_budget or len(self.trials) >= self.limits.max_trials:
@@ -73,9 +71,9 @@ class SearchSession:
         trial = SearchTrial(offered_pps, duration_s, run)
         self.trials.append(trial)
         self.spent_s += cost_s
-        self._watch_generator(trial)
-        if self._progress is not None:
-            self._progress(trial, len(self.trials), self.spent_s)
+        self._check_generator(trial)
+        if self._on_trial is not None:
+            self._on_trial(trial, len(self.trials), self.spent_s)
         return trial
 
     def add_finding(self, finding: ViolatedAssumption) -> None:
@@ -83,7 +81,7 @@ class SearchSession:
         if all(known.code != finding.code for known in self.findings):
             self.findings.append(finding)
 
-    def _watch_generator(self, trial: SearchTrial) -> None:
+    def _check_generator(self, trial: SearchTrial) -> None:
         achieved = trial.achieved_pps
         short = achieved < (1 - GENERATOR_SHORTFALL) * trial.offered_pps
         if not (short or trial.run.limited):
@@ -96,6 +94,6 @@ class SearchSession:
             )
         )
         if short:
-            # What it has sent once it can send again: one slow trial does not lower the range.
+            # The best rate so far: one slow trial does not lower the range.
             best = max(known.achieved_pps for known in self.trials)
             self.max_load_pps = min(self.max_load_pps, max(best, self.min_load_pps * 1.001))

@@ -1,8 +1,8 @@
-"""A goal's load from nothing but which trials met it: the check on every other law of it.
+"""A goal's load from which trials met it alone: the check on every other distribution of it.
 
 Pure statistics. A trial below the goal's load meets the goal with a probability of a half or more,
 one above it with a half or less; both probabilities are unknown, uniform, and integrated out.
-Nothing is assumed of the loss but that. The law is wide, and what contradicts it is wrong.
+Nothing else is assumed. The distribution is wide; one that contradicts it is wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Sides:
     """The law of a goal's ln(load): constant between neighbouring trials."""
 
     edges: Array
-    """Places of the trials in order, and the ends; shape (n + 2,)."""
+    """EdgeLaw of the trials in order, and the ends; shape (n + 2,)."""
     log_likelihood: Array
     """Between them, shape (n + 1,)."""
 
@@ -42,7 +42,7 @@ class Sides:
         return cls(np.concatenate([ends[:1], x[order], ends[1:]]), below + above)
 
     def support(self, draws: Array) -> float:
-        """Mean likelihood of places, relative to the best: next to 0 where trials contradict."""
+        """Mean likelihood of draws, relative to the best: next to 0 where trials contradict."""
         index = np.searchsorted(self.edges, draws) - 1
         inside = (index >= 0) & (index < self.log_likelihood.size)
         index = index.clip(0, self.log_likelihood.size - 1)
@@ -50,7 +50,7 @@ class Sides:
         return float(np.where(inside, relative, 0.0).mean())
 
     def draw(self, random: np.random.Generator, count: int) -> Array:
-        """Draws of the place."""
+        """Draws of the goal's ln(load)."""
         width = np.diff(self.edges)
         weight = np.exp(self.log_likelihood - self.log_likelihood.max()) * width
         chosen = random.choice(weight.size, count, p=weight / weight.sum())

@@ -34,11 +34,11 @@ class Tuning:
     near_loss: float = 0.04
     """The approach ends at a trial that loses less than this. As `high_share` for PDR at 0.5 %."""
     climb: float = 0.03
-    """By so much, then twice, then four times as much the load grows where such a trial loses
-    nothing: enough to leave a low state of the capacity that short trials saw. Not fitted."""
+    """Growth of the load where such a trial loses nothing, doubled each time: enough to leave a low
+    state of the capacity that short trials saw. Not fitted."""
     climbs: int = 6
-    """Trials by `climb` above all that was forwarded before, at most, where the capacity may have
-    a higher state. Rule: one that half of the trials are in is missed by all with 1.6 %."""
+    """Most trials that go `climb` above the highest forwarding rate, where the capacity may have a
+    higher state. Rule: all of them miss a state that half of the trials are in with 1.6 %."""
     tolerated: float = 1e-3
     """Loss far below the edge that is taken for background, where the goals ask for less. A
     thousand times the early loss of PASTRAMI's curves (section IV-B, at most 1e-6)."""
@@ -52,7 +52,7 @@ class Tuning:
     # -- which trials a fit uses ------------------------------------------------------------
     far: float = 0.1
     """Trials whose ln(load/edge) exceeds this by more than some noise are not part of the model:
-    the curve need be right near the goal only (`model`, discrepancy)."""
+    the curve has to be right near the goal only (`model`, discrepancy)."""
     window: float = 0.04
     """Trials within this of a goal's load count as near it; more when it is blurred. Fit."""
     low_share: float = 1 / 25
@@ -95,9 +95,9 @@ class Tuning:
 
     # -- when a goal is done ----------------------------------------------------------------
     reference_noise: float = 0.012
-    """`max_trials` is meant for this deviation of the capacity; more noise gets more. Cost."""
-    most_wavering: float = 1.25
-    """… but at most so many times as many. Cost: a third of mlrsearch's."""
+    """`max_trials` holds for this deviation of the capacity; more noise gets more. Cost."""
+    most_excess_noise: float = 1.25
+    """… but at most by this factor. Cost: a third of mlrsearch's."""
     clumped: float = 8.0
     """Losses in larger clumps than this, in the mean, count as clumped. Fit."""
     hard_ndr_share: float = 0.15
@@ -113,8 +113,9 @@ class Tuning:
     draws: int = 4000
     """Draws of the goal's load. Rule: ends at 2.5 % are then known to 0.25 % of probability."""
     contradicted: float = 0.05
-    """A law is given up whose places have less than this share of the likelihood of the best place,
-    by which trials met the goal alone: odds of 20 are strong (Kass and Raftery, 1995)."""
+    """A distribution is given up where the loads it holds have, by which trials met the goal alone,
+    less than this share of the best load's likelihood: odds of 20 are strong (Kass and Raftery,
+    1995)."""
     caution_soft: float = 1.15
     """Factor of the interval where loss rises smoothly. Fit."""
     caution_clumped: float = 1.25

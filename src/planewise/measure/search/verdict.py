@@ -1,9 +1,9 @@
 """A verdict for a search: a sequential sweep around the PDR that it found.
 
-A search's own trials huddle at the edge, where the throughput's increase cannot be told from
-noise. Loads further up can tell it, loads down to a third of PDR whether less is lost there; their
-trials last as long as those that PDR is about, as shorter ones show what a queue holds, and their
-cost is counted with the search.
+A search's own trials lie at the edge, where an increase of throughput cannot be told from noise.
+The sweep adds loads further up, and down to a third of PDR, to see whether less is lost there. Its
+trials last as long as those that PDR is about, as a queue distorts shorter ones, and their cost is
+counted with the search.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def ladder_loads(pdr_pps: float, min_load_pps: float, max_load_pps: float) -> tu
 
 
 class _WithinBudget:
-    """A session as a measurer: no trials can be had once its budget is spent."""
+    """A session as a measurer, exhausted once its budget is spent."""
 
     def __init__(self, session: SearchSession) -> None:
         self._session = session
@@ -52,7 +52,7 @@ class _WithinBudget:
 def find_verdict(
     session: SearchSession, results: tuple[GoalResult, ...], duration_s: float
 ) -> SearchVerdict:
-    """Judges the system at the goal that was found and is nearest to a loss of 0.5 %.
+    """Judges the system at the found goal nearest to a loss of 0.5 %.
 
     `duration_s` is that of the trials which the goals are about. Never raises BudgetSpentError.
     """
@@ -76,7 +76,7 @@ def find_verdict(
         return SearchVerdict("UNDECIDED", error.what)
     judged = swept.verdict
     for finding in session.findings:
-        # Its runs cannot make up for a system that changed, or had bad trials, before.
+        # The sweep cannot make up for a system that changed, or had bad trials, before it.
         if judged.verdict == "GOOD" and finding.code in ("outliers", "drift", "not-monotone"):
             return SearchVerdict("UNDECIDED", finding.message, judged.share_good)
     return SearchVerdict(judged.verdict, judged.reason, judged.share_good)
