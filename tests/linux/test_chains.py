@@ -29,7 +29,7 @@ from planewise.testbed.chains.dpdk import memory_bytes
 from planewise.testbed.chains.ends import Ends
 from planewise.testbed.chains.functions import MEMORY_BYTES, Function, vf_command
 from planewise.testbed.chains.guests import Pollers
-from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, place
+from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, assign_cpus
 from planewise.testbed.chains.testbed import stand_here
 from planewise.testbed.host import LocalHost
 from planewise.testbed.ledger import leftovers, token_of
@@ -361,7 +361,7 @@ def test_the_switch_has_its_buffers_before_a_function_connects(
 
     monkeypatch.setattr(Pollers, "connect", note_and_connect)
     chain = Chain("vhost-user", "east-west", 2)
-    placement = place((SWITCH, GENERATOR, *chain.names), os.sched_getaffinity(0), {})
+    placement = assign_cpus((SWITCH, GENERATOR, *chain.names), os.sched_getaffinity(0), {})
     with stand_here(chain, placement, 1000.0) as testbed:
         assert testbed.read(whole=False).vnfs
     pools = {re.findall(r"^mempool <(\S+)>", one, re.MULTILINE)[0] for one in seen}
@@ -376,7 +376,7 @@ def test_functions_that_never_connect_are_given_up_and_nothing_of_the_chain_stay
     monkeypatch.setattr(Pollers, "connect", lambda *_: None)
     before, namespaces, pages = notes(), set(netns.names()), hugepages.HugePagePool().pages
     chain = Chain("vhost-user", "north-south", 1)
-    placement = place((SWITCH, GENERATOR, *chain.names), os.sched_getaffinity(0), {})
+    placement = assign_cpus((SWITCH, GENERATOR, *chain.names), os.sched_getaffinity(0), {})
     with (
         pytest.raises(PlanewiseError, match=r"Open vSwitch and the functions did not connect"),
         stand_here(chain, placement, 1000.0),
@@ -408,7 +408,7 @@ def test_a_function_that_dies_is_named_and_all_of_its_chain_goes(tmp_path: Path)
     before, namespaces = notes(), set(netns.names())
     chain = Chain("vhost-user", "east-west", 2)
     cpus = os.sched_getaffinity(0)
-    placement = place((SWITCH, GENERATOR, *chain.names), cpus, {})
+    placement = assign_cpus((SWITCH, GENERATOR, *chain.names), cpus, {})
     with stand_here(chain, placement, 1000.0, "af_packet") as testbed:
         testbed.start(64, 60.0)
         sent = testbed.read().vnfs["vnf2"].packets

@@ -14,20 +14,20 @@ from planewise.boot import initramfs
 from planewise.boot.model import Kernel
 from planewise.errors import BadInputError, PlanewiseError, UnsupportedError
 from planewise.measure.cells import cells_of
-from planewise.measure.chains.evaluate import Between, result
+from planewise.measure.chains.evaluate import ReadingDelta, result
 from planewise.measure.chains.stage import ChainStage
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
 from planewise.store.models import FrameAccount
 from planewise.testbed.chains import describe
-from planewise.testbed.chains.account import account, at_rest, way
+from planewise.testbed.chains.account import account, at_rest, frame_path
 from planewise.testbed.chains.dpdk import SWITCH_BYTES, memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends
 from planewise.testbed.chains.functions import GUEST_PROGRAMS, Function, PortStats, parse_port
 from planewise.testbed.chains.guests import Pollers, peers
-from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, place
+from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, Placement, assign_cpus
 from planewise.testbed.chains.parts import ChainParts
-from planewise.testbed.chains.reading import Look
+from planewise.testbed.chains.reading import HostCounters
 from planewise.testbed.machine import MachineState
 from planewise.testbed.vfs import Config, ListedVf
 from planewise.testbed.vms import image
@@ -105,8 +105,8 @@ def test_a_function_that_cannot_be_is_refused_with_its_line(
 
 def test_every_frame_that_is_not_received_is_lost_at_a_place() -> None:
     chain = Chain("vhost-user", "east-west", 2)
-    before = way(chain, 10, 5, {"vnf1": (9, 8), "vnf2": (7, 6)}, (10, 5))
-    after = way(chain, 110, 65, {"vnf1": (99, 98), "vnf2": (87, 76)}, (110, 66))
+    before = frame_path(chain, 10, 5, {"vnf1": (9, 8), "vnf2": (7, 6)}, (10, 5))
+    after = frame_path(chain, 110, 65, {"vnf1": (99, 98), "vnf2": (87, 76)}, (110, 66))
     found = account(before, after)
     assert (found.sent, found.received) == (100, 60)
     assert found.lost == {
@@ -117,8 +117,8 @@ def test_every_frame_that_is_not_received_is_lost_at_a_place() -> None:
         "out of the switch": 1,
     }
     north = Chain("bridge", "north-south", 2)
-    counted = way(north, 100, 80, {"vnf1": (50, 45), "vnf2": (45, 40)})
-    nothing = way(north, 0, 0, {"vnf1": (0, 0), "vnf2": (0, 0)})
+    counted = frame_path(north, 100, 80, {"vnf1": (50, 45), "vnf2": (45, 40)})
+    nothing = frame_path(north, 0, 0, {"vnf1": (0, 0), "vnf2": (0, 0)})
     assert account(nothing, counted).lost == {
         "to the functions": 5,
         "in vnf1": 5,
@@ -130,8 +130,8 @@ def test_every_frame_that_is_not_received_is_lost_at_a_place() -> None:
 def test_a_frame_of_somebody_else_that_the_switch_drops_is_no_frame_won_and_none_lost() -> None:
     """Seen in the lab: a NIC's multicast came in by the uplink, and no flow took it."""
     chain = Chain("vhost-user", "east-west", 1)
-    before = way(chain, 0, 0, {"vnf1": (0, 0)}, (0, 0))
-    after = way(chain, 100, 90, {"vnf1": (100, 95)}, (103, 90))
+    before = frame_path(chain, 0, 0, {"vnf1": (0, 0)}, (0, 0))
+    after = frame_path(chain, 100, 90, {"vnf1": (100, 95)}, (103, 90))
     found = account(before, after)
     assert (found.sent, found.received) == (100, 90)
     assert found.lost == {"in vnf1": 5, "from vnf1": 5}
@@ -144,13 +144,13 @@ def test_frames_lost_by_place_add_up_to_those_that_did_not_come_back(
     chain = Chain("bridge", "east-west" if through else "north-south", 2)
     sent, received, *own = counts
     functions = {"vnf1": (own[0], own[1]), "vnf2": (own[2], own[3])}
-    nothing = way(chain, 0, 0, {"vnf1": (0, 0), "vnf2": (0, 0)})
-    assert account(nothing, way(chain, sent, received, functions)).sent == sent
+    nothing = frame_path(chain, 0, 0, {"vnf1": (0, 0), "vnf2": (0, 0)})
+    assert account(nothing, frame_path(chain, sent, received, functions)).sent == sent
 
 
 def test_counters_are_read_once_no_frame_is_on_its_way() -> None:
     chain = Chain("bridge", "north-south", 1)
-    looks = iter([way(chain, 9, left, {"vnf1": (9, left)}) for left in (3, 8, 9, 9, 1)])
+    looks = iter([frame_path(chain, 9, left, {"vnf1": (9, left)}) for left in (3, 8, 9, 9, 1)])
     assert at_rest(lambda: next(looks), 60.0)[-1].left == 9
 
 
@@ -160,7 +160,7 @@ def test_counters_are_read_once_no_frame_is_on_its_way() -> None:
 def test_a_paced_generator_behind_an_uplink_is_the_limit_where_nothing_is_lost() -> None:
     first = replace(tc.START, uplink=(0, 0))
     end = replace(tc.after(had=0.3).last, uplink=(4_000_000, 4_000_000))
-    whole = Between.of(first, end)
+    whole = ReadingDelta.of(first, end)
     assert result(whole, tc.ALONE, 64.0).limit == "generator"
     # What was lost by the account of all frames counts, not the two looks at running counters.
     told = FrameAccount(sent=100, received=50, lost={"to vnf1": 50})
@@ -169,7 +169,7 @@ def test_a_paced_generator_behind_an_uplink_is_the_limit_where_nothing_is_lost()
 
 def test_packets_lost_on_the_way_into_an_idle_switch_are_the_uplinks() -> None:
     end = replace(tc.after().last, offered=8_000_000, uplink=(4_000_000, 4_000_000))
-    found = result(Between.of(replace(tc.START, uplink=(0, 0)), end), tc.ALONE, 64.0)
+    found = result(ReadingDelta.of(replace(tc.START, uplink=(0, 0)), end), tc.ALONE, 64.0)
     assert found.limit == "uplink"
     assert found.why == (
         "50 % of the packets were lost between generator and switch, whose core had 50 % of its "
@@ -183,7 +183,7 @@ def test_a_switch_is_fed_by_two_cables_or_by_the_only_nic() -> None:
     assert "net_af_packet0,iface=up0," in first.options["dpdk-devargs"]
     (only,) = uplinks("af_xdp", Ends(CABLES.macs, ("eth9", "eth9")), (0, 1))
     assert only.options["dpdk-devargs"] == "net_af_xdp0,iface=eth9"
-    placement = place((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
+    placement = assign_cpus((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
     said = describe.steps(Chain("vhost-user", "north-south", 2), placement, uplink="af_packet")
     assert any("net_af_packet1,iface=up1" in one for one in said)
 
@@ -225,7 +225,7 @@ class Answering:
         return parse_port(PORT.format(rx=rx, tx=tx))
 
 
-NOTHING = Look(0.0, "", {}, {})
+NOTHING = HostCounters(0.0, "", {}, {})
 
 
 def pollers_of(function: Answering) -> Pollers:
@@ -272,7 +272,7 @@ def test_functions_that_route_behind_a_dpdk_switch_take_no_huge_pages_and_want_a
 ) -> None:
     chain = Chain("vhost-user", "east-west", 2, "vm")
     assert memory_bytes(chain) == SWITCH_BYTES
-    placement = place((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
+    placement = assign_cpus((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
     steps = describe.steps(chain, placement, uplink="af_packet")
     assert any("-v2 on CPU 3, with shared memory and a vhost-user NIC" in one for one in steps)
     design = loaded(
@@ -291,7 +291,7 @@ def test_functions_that_route_behind_a_dpdk_switch_take_no_huge_pages_and_want_a
 def test_a_machine_that_polls_is_given_its_nic_and_no_huge_pages_of_the_host(plane: str) -> None:
     chain = Chain(plane, "east-west", 2, "vm", "testpmd")
     assert memory_bytes(chain) == (SWITCH_BYTES if plane == "vhost-user" else 0)
-    placement = place((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
+    placement = assign_cpus((SWITCH, GENERATOR, "vnf1", "vnf2"), range(4), {})
     steps = describe.steps(chain, placement, uplink="af_packet")
     told = [one for one in steps if "-v1: " in one]
     assert told[0].endswith("bind it to uio_pci_generic")
@@ -315,11 +315,11 @@ def test_what_machines_that_poll_behind_a_bridge_lose_is_no_rings_of_a_switch() 
     """No switch polls there, and QEMU has the function's core, too."""
     first = replace(tc.START, polling=None, machines=True)
     end = replace(tc.after().last, offered=8_000_000, polling=None, machines=True)
-    found = result(Between.of(first, end), tc.ALONE, 64.0)
+    found = result(ReadingDelta.of(first, end), tc.ALONE, 64.0)
     assert found.limit == "VNF core"
     assert "QEMU" in found.why
     whole = replace(end, offered=end.delivered)
-    assert result(Between.of(first, whole), tc.ALONE, 64.0).limit == "generator"
+    assert result(ReadingDelta.of(first, whole), tc.ALONE, 64.0).limit == "generator"
 
 
 def test_a_machine_that_polls_is_given_what_the_program_loads_by_itself(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.cells import cells_of
-from planewise.measure.chains.evaluate import Between, result
+from planewise.measure.chains.evaluate import ReadingDelta, result
 from planewise.measure.chains.stage import ChainStage, nic_shortage
 from planewise.measure.design_file import load_design
 from planewise.testbed.chains import describe, hugepages, testbed
 from planewise.testbed.chains.machines import FunctionMachines
-from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, take_turns
-from planewise.testbed.chains.reading import ChainReading, CpuTime, Sent, parse_look
+from planewise.testbed.chains.model import SWITCH, Chain, Pattern, Placement, assign_in_turn
+from planewise.testbed.chains.reading import ChainReading, CpuTime, VnfCounters, parse_host_counters
 from planewise.testbed.chains.routing import routing
 from planewise.testbed.chains.testbed import ChainHosts, ChainTestbed
 from planewise.testbed.host import FinishedProcess, Host
@@ -179,7 +179,7 @@ def test_a_host_without_so_many_huge_pages_is_said() -> None:
 
 @given(st.integers(1, 8), st.integers(1, 16))
 def test_functions_take_turns_on_all_cpus_of_their_host(vnfs: int, cpus: int) -> None:
-    placed = take_turns(Chain("vf", "north-south", vnfs).names, range(cpus))
+    placed = assign_in_turn(Chain("vf", "north-south", vnfs).names, range(cpus))
     sizes = [len(tasks) for tasks in placed.tasks.values()]
     assert sum(sizes) == vnfs
     assert max(sizes) - min(sizes) <= 1
@@ -188,7 +188,7 @@ def test_functions_take_turns_on_all_cpus_of_their_host(vnfs: int, cpus: int) ->
 
 def test_a_cpu_that_the_functions_host_has_not_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"CPU 2 of `cpus\.vnf`"):
-        take_turns(("vnf1",), (0, 1), (2,))
+        assign_in_turn(("vnf1",), (0, 1), (2,))
 
 
 LOOK = """\
@@ -208,30 +208,30 @@ carrier compressed
 
 
 def test_one_look_at_a_host_gives_its_clock_its_cpus_and_all_counters() -> None:
-    seen = parse_look(LOOK, {17: ""})
+    seen = parse_host_counters(LOOK, {17: ""})
     assert (seen.at_s, seen.tasks_s) == (12.34, {17: 2.5})
-    assert parse_look(LOOK, {17: "pmd"}).tasks_s == {17: 0}
+    assert parse_host_counters(LOOK, {17: "pmd"}).tasks_s == {17: 0}
     assert "cpu0" in seen.stat
     own = seen.interfaces["pw-t-v1"]["eth0"]
     assert (own["rx_packets"], own["rx_dropped"]) == (10, 3)
     assert (own["tx_packets"], own["tx_bytes"]) == (9, 540)
 
 
-def between(received: int, sent: int, delivered: int, idle_s: float) -> Between:
+def between(received: int, sent: int, delivered: int, idle_s: float) -> ReadingDelta:
     """Ten seconds of a function that is offered 1000 packets, by two clocks that differ."""
 
     def reading(at_s: float, share: int) -> ChainReading:
         return ChainReading(
             at_s=100 + at_s,
             ends_at_s=at_s,
-            vnfs={"vnf1": Sent(share * sent, share * sent * 60, 0, share * received)},
+            vnfs={"vnf1": VnfCounters(share * sent, share * sent * 60, 0, share * received)},
             offered=share * 1000,
             delivered=share * delivered,
             cpus={0: CpuTime(at_s, idle_s * share, 0.0)},
             kernel_s={0: share * (10 - idle_s)},
         )
 
-    return Between.of(reading(0, 0), reading(10, 1))
+    return ReadingDelta.of(reading(0, 0), reading(10, 1))
 
 
 @pytest.mark.parametrize(
@@ -308,29 +308,29 @@ def test_virtual_machines_keep_their_vfs_from_chain_to_chain_and_give_all_back()
     machines.plane = "vf-passthrough"
     machines.guests = cast("HostGuests", guests)
     machines._here = cast("MachineState", SimpleNamespace(vfs=pool, token="t"))
-    machines._there, machines._pids, machines._held, machines._awake = {}, {}, {}, ()
+    machines._guests, machines._pids, machines._vfs, machines._awake = {}, {}, {}, ()
     machines._pid_of = lambda guest: 1  # type: ignore[method-assign]
 
     def stand(numbers: Sequence[int]) -> dict[int, str]:
-        macs = machines.take(numbers)
-        machines.stand(macs, machines.passthrough)
+        macs = machines.take_vfs(numbers)
+        machines.ensure_running(macs, machines.passthrough)
         return macs
 
     first = stand([1, 2])
     assert sorted(first) == [1, 2]
-    assert {machines.there[n].mac for n in first} == set(first.values())
-    assert len(pool.whole) == machines.held == 2
-    machines.rest()
+    assert {machines.running[n].mac for n in first} == set(first.values())
+    assert len(pool.whole) == machines.vfs_held == 2
+    machines.suspend()
     assert stand([1]) == {1: first[1]}
-    assert machines.held == 2
+    assert machines.vfs_held == 2
     assert guests.awake == {1: True, 2: False}  # the other sleeps
-    guests.ended_now = [machines.there[1]]  # its VF is free for who comes in its place
+    guests.ended_now = [machines.running[1]]  # its VF is free for who comes in its place
     again = stand([1, 2, 3])
     assert again[2] == first[2]
     assert len(set(again.values())) == 3
     assert pool.free == 0
     machines.close()
-    assert (pool.free, pool.whole, machines.held) == (3, set(), 0)
+    assert (pool.free, pool.whole, machines.vfs_held) == (3, set(), 0)
 
 
 @pytest.mark.parametrize(("plane", "ends"), [("virtio-bridge", True), ("vf-passthrough", False)])
@@ -347,7 +347,7 @@ def test_ports_of_machines_on_another_host_go_with_their_chain_once_these_have_e
     hosts = SimpleNamespace(
         pair=SimpleNamespace(separate=True, token="t"), states=dict.fromkeys(HOSTS, state)
     )
-    machines = SimpleNamespace(rest=lambda: done.append("end"), take=lambda _: {1: "m"})
+    machines = SimpleNamespace(suspend=lambda: done.append("end"), take_vfs=lambda _: {1: "m"})
     with ChainTestbed(
         chain,
         Placement({0: chain.names}),

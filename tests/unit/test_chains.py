@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from planewise.errors import BadInputError, UnsupportedError
 from planewise.measure.cells import cells_of, expand
-from planewise.measure.chains.evaluate import Between, counts, kpi, result
+from planewise.measure.chains.evaluate import ReadingDelta, counts, kpi, result
 from planewise.measure.design import Design
 from planewise.measure.design_file import load_design
 from planewise.store.models import ChainLimit
 from planewise.testbed.chains import describe, frames, hugepages
 from planewise.testbed.chains.ends import CABLES, mac_of
 from planewise.testbed.chains.functions import parse_busy
-from planewise.testbed.chains.guests import ways
+from planewise.testbed.chains.guests import router_scripts
 from planewise.testbed.chains.hugepages import HugePagePool
 from planewise.testbed.chains.model import (
     GENERATOR,
@@ -28,10 +28,16 @@ from planewise.testbed.chains.model import (
     SWITCH,
     Chain,
     Placement,
+    assign_cpus,
     mean_bytes,
-    place,
 )
-from planewise.testbed.chains.reading import ChainReading, CpuTime, PmdCycles, Sent, cpu_times
+from planewise.testbed.chains.reading import (
+    ChainReading,
+    CpuTime,
+    PmdCycles,
+    VnfCounters,
+    cpu_times,
+)
 from planewise.testbed.chains.switch import parse_cycles, parse_ports
 from planewise.testbed.planes.kinds import GuestKind
 
@@ -94,10 +100,10 @@ TASKS = (SWITCH, "vnf1", "vnf2", "vnf3")
 
 
 def test_the_switch_has_a_core_to_itself_and_the_functions_go_round_on_the_others() -> None:
-    assert place(TASKS, [0, 1], {}).tasks == {0: (SWITCH,), 1: ("vnf1", "vnf2", "vnf3")}
-    four = place(TASKS, [3, 2, 1, 0], {})
+    assert assign_cpus(TASKS, [0, 1], {}).tasks == {0: (SWITCH,), 1: ("vnf1", "vnf2", "vnf3")}
+    four = assign_cpus(TASKS, [3, 2, 1, 0], {})
     assert [four.cpu(task) for task in TASKS] == [0, 1, 2, 3]
-    wanted = place(TASKS, range(4), {SWITCH: (2, 3), "vnf": (0,)})
+    wanted = assign_cpus(TASKS, range(4), {SWITCH: (2, 3), "vnf": (0,)})
     assert wanted.cpus(SWITCH) == (2, 3)
     assert wanted.tasks[0] == ("vnf1", "vnf2", "vnf3")
 
@@ -105,7 +111,7 @@ def test_the_switch_has_a_core_to_itself_and_the_functions_go_round_on_the_other
 @given(st.sets(st.integers(0, 200), min_size=2, max_size=20), st.integers(1, 8))
 def test_every_task_has_a_core_that_may_be_used(cpus: set[int], vnfs: int) -> None:
     tasks = (SWITCH, *Chain("vhost-user", "north-south", vnfs).names)
-    placed = place(tasks, cpus, {})
+    placed = assign_cpus(tasks, cpus, {})
     assert sorted(task for own in placed.tasks.values() for task in own) == sorted(tasks)
     assert set(placed.tasks) <= cpus
     assert placed.tasks[placed.cpu(SWITCH)] == (SWITCH,)
@@ -113,9 +119,9 @@ def test_every_task_has_a_core_that_may_be_used(cpus: set[int], vnfs: int) -> No
 
 def test_one_core_or_one_that_is_not_ours_is_refused_with_the_way_out() -> None:
     with pytest.raises(UnsupportedError, match="needs two CPUs"):
-        place(TASKS, [5], {})
+        assign_cpus(TASKS, [5], {})
     with pytest.raises(UnsupportedError, match=r"CPU 7 of `cpus.vnf`"):
-        place(TASKS, [0, 1], {"vnf": (7,)})
+        assign_cpus(TASKS, [0, 1], {"vnf": (7,)})
 
 
 # --- plans --------------------------------------------------------------------------------------
@@ -123,7 +129,7 @@ def test_one_core_or_one_that_is_not_ours_is_refused_with_the_way_out() -> None:
 
 def test_the_steps_of_a_vhost_user_chain_say_what_is_taken_and_started() -> None:
     chain = Chain("vhost-user", "east-west", 2)
-    said = describe.steps(chain, place((SWITCH, *chain.names), [0, 1], {}))
+    said = describe.steps(chain, assign_cpus((SWITCH, *chain.names), [0, 1], {}))
     own = [one for one in said if not one.startswith(("ip ", "while "))]
     assert own[0] == "take 384 MiB of huge pages from the kernel"
     assert own[1] == "start ovs-vswitchd-dpdk with 256 MiB, polling on CPU 0"
@@ -136,7 +142,7 @@ def test_the_steps_of_a_vhost_user_chain_say_what_is_taken_and_started() -> None
 def test_the_steps_of_a_kernel_chain_keep_to_the_benchmarking_addresses(kind: GuestKind) -> None:
     for pattern in ("north-south", "east-west"):
         chain = Chain("virtio-bridge" if kind == "vm" else "bridge", pattern, 8, kind)
-        said = "\n".join(describe.steps(chain, place((GENERATOR, *chain.names), [0, 1], {})))
+        said = "\n".join(describe.steps(chain, assign_cpus((GENERATOR, *chain.names), [0, 1], {})))
         assert "198.18." in said
         for word in said.replace("/", " ").split():
             if word.count(".") == 3 and word.replace(".", "").isdigit():
@@ -145,11 +151,11 @@ def test_the_steps_of_a_kernel_chain_keep_to_the_benchmarking_addresses(kind: Gu
 
 def test_a_virtual_machine_is_told_the_way_on_and_back() -> None:
     macs = {number: mac_of(number) for number in (1, 2, 3)}
-    east = ways(Chain("virtio-bridge", "east-west", 3, "vm"), macs, CABLES)
+    east = router_scripts(Chain("virtio-bridge", "east-west", 3, "vm"), macs, CABLES)
     assert "ip route replace 198.19.0.0/16 via 198.18.1.3 dev eth0" in east[2]
     assert f"arp -i eth0 -s 198.18.1.3 {mac_of(3)}" in east[2]
     assert "ip route replace 198.18.0.0/24 via 198.18.1.1 dev eth0" in east[2]
-    north = ways(Chain("virtio-bridge", "north-south", 3, "vm"), macs, CABLES)
+    north = router_scripts(Chain("virtio-bridge", "north-south", 3, "vm"), macs, CABLES)
     # The same destinations, so that what was told before is replaced.
     assert "ip route replace 198.19.0.0/16 dev eth0" in north[2]
     assert f"arp -i eth0 -s 198.19.2.2 {CABLES.macs[1]}" in north[2]
@@ -161,7 +167,7 @@ def test_the_steps_of_guests_that_are_no_namespaces_are_said_in_their_order(
     plane: str, kind: GuestKind
 ) -> None:
     chain = Chain(plane, "east-west", 2, kind)
-    said = describe.steps(chain, place((GENERATOR, *chain.names), [0, 1], {}))
+    said = describe.steps(chain, assign_cpus((GENERATOR, *chain.names), [0, 1], {}))
     starts = [n for n, one in enumerate(said) if one.startswith(("start the", "docker run"))]
     ports = [n for n, one in enumerate(said) if "f1 " in f"{one} " and "link" in one]
     ways_on = [n for n, one in enumerate(said) if "198.19.0.0/16" in one]
@@ -253,7 +259,7 @@ def test_cpu_time_is_that_of_proc_stat_with_guests_counted_once() -> None:
 ALONE = Placement({0: (SWITCH,), 1: ("vnf1",), 2: ("vnf2",)})
 START = ChainReading(
     at_s=100.0,
-    vnfs={"vnf1": Sent(0, 0, 0), "vnf2": Sent(0, 0, 0)},
+    vnfs={"vnf1": VnfCounters(0, 0, 0), "vnf2": VnfCounters(0, 0, 0)},
     offered=0,
     delivered=0,
     cpus={cpu: CpuTime(0.0, 0.0, 0.0) for cpu in range(3)},
@@ -270,12 +276,12 @@ def after(
     vnf_busy: float = 0.5,
     had: float = 1.0,
     seconds: float = 2.0,
-) -> Between:
+) -> ReadingDelta:
     """Two seconds of a million packets a second through each of two functions."""
     end = replace(
         START,
         at_s=100.0 + seconds,
-        vnfs={name: Sent(2_000_000, 120_000_000, dropped) for name in ("vnf1", "vnf2")},
+        vnfs={name: VnfCounters(2_000_000, 120_000_000, dropped) for name in ("vnf1", "vnf2")},
         offered=4_000_000 + 2 * dropped,
         delivered=4_000_000,
         cpus={cpu: CpuTime(seconds, 0.0, 0.0) for cpu in range(3)},
@@ -283,7 +289,7 @@ def after(
         busy_s=dict.fromkeys(("vnf1", "vnf2"), vnf_busy * seconds),
         polling=PmdCycles(idle=round(1000 * (1 - switch_busy)), busy=round(1000 * switch_busy)),
     )
-    return Between.of(START, end)
+    return ReadingDelta.of(START, end)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +304,7 @@ def after(
     ],
 )
 def test_what_bounds_a_chain_is_named_with_what_shows_it(
-    between: Between, limit: ChainLimit, words: str
+    between: ReadingDelta, limit: ChainLimit, words: str
 ) -> None:
     found = result(between, ALONE, 64.0)
     assert found.limit == limit
@@ -309,7 +315,7 @@ def test_functions_that_share_a_core_are_said_to_wait_for_one_another() -> None:
     shared = Placement({0: (SWITCH,), 1: ("vnf1", "vnf2")})
     between = after(switch_busy=1.0)
     end = replace(between.last, tasks_s={SWITCH: 2.0, "vnf1": 1.0, "vnf2": 1.0})
-    found = result(Between.of(START, end), shared, 64.0)
+    found = result(ReadingDelta.of(START, end), shared, 64.0)
     assert found.limit == "shared core"
     assert found.why == "CPU 1 was shared by vnf1 and vnf2, each of which polls"
     assert found.cores[1].ours == 1.0
@@ -354,7 +360,7 @@ def test_what_bounds_the_kernel_is_told_from_the_core_that_forwards(
         cpus={0: CpuTime(2.0, 0.0, 0.0), 1: CpuTime(2.0, idle_s, 0.0)},
         kernel_s={0: 0.1, 1: forwarding_s},
     )
-    between = Between.of(start, end)
+    between = ReadingDelta.of(start, end)
     assert result(between, KERNEL, 64.0).limit == limit
     guests = replace(between, last=replace(end, machines=True, host="responder"))
     found = result(guests, KERNEL, 64.0)
@@ -369,7 +375,9 @@ def test_a_function_that_was_read_at_other_moments_has_a_rate_of_its_own() -> No
     late["vnf2"] = between.first.vnfs["vnf2"]
     last = {**between.last.vnfs, "vnf1": replace(between.last.vnfs["vnf1"], at_s=4.0)}
     found = result(
-        Between.of(replace(between.first, vnfs=late), replace(between.last, vnfs=last)), ALONE, 64.0
+        ReadingDelta.of(replace(between.first, vnfs=late), replace(between.last, vnfs=last)),
+        ALONE,
+        64.0,
     )
     assert [one.tx_pps for one in found.vnfs] == pytest.approx([0.5e6, 1e6])
     assert found.tx_pps == pytest.approx(1.5e6)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.applications import IPERF, Listening
 from planewise.measure.schedule import TcpTrial
-from planewise.measure.stage import Place, TrialResult
+from planewise.measure.stage import OnSample, Place, TrialResult
 from planewise.store.models import CoreUse, KpiSample, TcpResult, Throughput, TrialRecord
 from planewise.testbed import counters
 from planewise.testbed.chains.reading import CpuTime, cpu_times, now_s
@@ -97,13 +97,13 @@ def measure_tcp(
     server: End,
     trial: TcpTrial,
     place: Place,
-    tell: Callable[[KpiSample], None],
+    on_sample: OnSample,
     sent: Counters | None,
 ) -> TrialResult:
     """Runs one TCP trial from `client` to `server`.
 
-    `sent` is read about once a second for `tell`; None where nothing outside the guests counts what
-    they send: then there are no samples.
+    `sent` is read about once a second for `on_sample`; None where nothing outside the guests counts
+    what they send: then there are no samples.
 
     Raises:
         UnsupportedError: there is no iperf3.
@@ -119,7 +119,7 @@ def measure_tcp(
             _sample(sending, trial.warmup_s, _nothing)
             started = datetime.now(UTC)
             begin_s, before = now_s(), _cpu_times(client)
-            look = _nothing if sent is None else _Watch(place, tell, sent, client).look
+            look = _nothing if sent is None else _Watch(place, on_sample, sent, client).look
             _sample(sending, trial.duration_s, look)
             spent_s, after = now_s() - begin_s, _cpu_times(client)
             finished = sending.wait(trial.duration_s + _SLACK_S)
@@ -173,16 +173,16 @@ def _cpu_times(end: End) -> dict[int, CpuTime]:
 
 
 class _Watch:
-    """Tells what went by since it last looked."""
+    """Samples what was sent since the last sample."""
 
     def __init__(
         self,
         place: Place,
-        tell: Callable[[KpiSample], None],
+        on_sample: OnSample,
         sent: Counters,
         client: End,
     ) -> None:
-        self._place, self._tell, self._sent, self._client = place, tell, sent, client
+        self._place, self._on_sample, self._sent, self._client = place, on_sample, sent, client
         self._last = now_s(), sent(), _cpu_times(client)
 
     def look(self) -> None:
@@ -200,7 +200,7 @@ class _Watch:
             )
             for name in after
         }
-        self._tell(
+        self._on_sample(
             KpiSample(
                 at=datetime.now(UTC),
                 trial=self._place.trial,

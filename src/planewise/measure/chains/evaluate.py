@@ -22,58 +22,57 @@ from planewise.testbed.chains.reading import ChainReading
 from planewise.units import percent_text
 
 FULL = 0.95
-"""A core that spends so much of its time on packets is taken for busy: it also reads counters,
-takes interrupts, and polls its other ports."""
+"""Share of its time on packets from which a core counts as busy: it also reads counters, takes
+interrupts, and polls its other ports."""
 
 FULL_KERNEL = 0.9
-"""The same of a core on which the kernel forwards: its queues run over in bursts before that."""
+"""The same of a core on which the kernel forwards: bursts overflow its queues before that."""
 
 WAITED = 0.05
-"""Share of its time that a task which polls must have been kept from its core before that is what
-bounds the chain."""
+"""Share of time that a polling task was kept from its core, from which that bounds the chain."""
 
 FULL_RING = 0.01
-"""Share of the packets for a function that found its ring full before it counts as the slower."""
+"""Share of a function's packets that found its ring full, from which it counts as too slow."""
 
 
 @dataclass(frozen=True)
-class Between:
-    """What happened between two readings of one chain."""
+class ReadingDelta:
+    """Differences between two readings of one chain."""
 
     seconds: float
     first: ChainReading
     last: ChainReading
 
     @classmethod
-    def of(cls, first: ChainReading, last: ChainReading) -> Between:
-        """Of `first` and the later `last`."""
+    def of(cls, first: ChainReading, last: ChainReading) -> ReadingDelta:
+        """From `first` to the later `last`."""
         return cls(max(last.at_s - first.at_s, 1e-9), first, last)
 
     @property
     def offered(self) -> int:
-        """Packets that the generator handed over."""
+        """Packets that the generator sent."""
         return max(0, self.last.offered - self.first.offered)
 
     @property
     def ends_seconds(self) -> float:
-        """Time between what the ends' counters were read at, by the clock of their own host."""
+        """Time between the readings of the ends' counters, by their own host's clock."""
         first, last = self.first.ends_at_s, self.last.ends_at_s
         return self.seconds if first is None or last is None else max(last - first, 1e-9)
 
     def seconds_of(self, name: str) -> float:
-        """Time between what a function's counters were read at."""
+        """Time between the readings of a function's counters."""
         first, last = self.first.vnfs[name].at_s, self.last.vnfs[name].at_s
         return self.seconds if first is None or last is None else max(last - first, 1e-9)
 
     @property
     def delivered(self) -> int:
-        """Packets that came back; one in flight at the start may make it more than `offered`."""
+        """Packets that came back; more than `offered` where some were in flight at the start."""
         return max(0, self.last.delivered - self.first.delivered)
 
     @property
     def missing(self) -> float | None:
-        """Share of what generator and functions sent that reached neither; None: not told."""
-        # By the second: both hosts were not read at the same moments.
+        """Share of the packets that generator and functions sent and neither got; None: unknown."""
+        # As rates: the hosts were not read at the same moments.
         arrived, sent = self.delivered / self.ends_seconds, self.offered / self.ends_seconds
         for name, after in self.last.vnfs.items():
             before = self.first.vnfs[name]
@@ -84,7 +83,7 @@ class Between:
         return _share(1 - arrived / sent) if sent > 0 else 0.0
 
     @property
-    def missed_by_uplink(self) -> float | None:
+    def lost_on_uplink(self) -> float | None:
         """Share of the generator's packets lost on the switch's uplink; None: it has none."""
         first, last = self.first.uplink, self.last.uplink
         if first is None or last is None:
@@ -98,8 +97,8 @@ class Between:
         total = after.total_s - before.total_s
         return _share(1 - (after.idle_s - before.idle_s) / total) if total > 0 else 0.0
 
-    def got(self, task: str, cpus: int = 1) -> float | None:
-        """Share of the time that a task had its CPUs; None where it is not a thread of its own."""
+    def cpu_share(self, task: str, cpus: int = 1) -> float | None:
+        """Share of its CPUs' time that a task had; None where it is not a thread of its own."""
         if task not in self.last.tasks_s:
             return None
         spent = self.last.tasks_s[task] - self.first.tasks_s.get(task, 0.0)
@@ -110,12 +109,12 @@ class Between:
         if self.first.kernel_s is None or self.last.kernel_s is None:
             return None
         spent = self.last.kernel_s[cpu] - self.first.kernel_s[cpu]
-        # Both are counted in ticks, at moments a little apart.
+        # Both are counted in ticks, and read at slightly different moments.
         return min(_share(spent / self.seconds), self.used(cpu))
 
-    def working(self, task: str, cpus: int = 1) -> float | None:
-        """Share of the time that a task spent on packets; None where it does not tell."""
-        got = self.got(task, cpus)
+    def busy_share(self, task: str, cpus: int = 1) -> float | None:
+        """Share of its CPUs' time that a task spent on packets; None: unknown."""
+        got = self.cpu_share(task, cpus)
         if task == SWITCH:
             if self.first.polling is None or self.last.polling is None or got is None:
                 return None
@@ -124,13 +123,13 @@ class Between:
             return _share(got * busy / (busy + idle)) if busy + idle > 0 else None
         if task not in self.last.busy_s:
             return None
-        # Cycles go on while another task has the core.
+        # The cycle counter goes on while another task has the core.
         busy_s = self.last.busy_s[task] - self.first.busy_s.get(task, 0.0)
         share = _share(busy_s / self.seconds)
         return share if got is None else min(share, got)
 
     def totals(self) -> tuple[VnfTotal, ...]:
-        """Of every function."""
+        """Totals of every function."""
         found = []
         for name, after in self.last.vnfs.items():
             before = self.first.vnfs[name]
@@ -143,18 +142,18 @@ class Between:
                     tx_pps=packets / self.seconds_of(name),
                     tx_bps=8 * size / self.seconds_of(name),
                     dropped=max(0, after.dropped - before.dropped),
-                    busy=self.working(name),
+                    busy=self.busy_share(name),
                 )
             )
         return tuple(found)
 
     def cores(self, placement: Placement) -> tuple[CoreUse, ...]:
-        """Of every CPU that has a task."""
+        """Use of every CPU that has a task."""
         found = []
         for cpu, tasks in placement.tasks.items():
             sizes = {task: len(placement.cpus(task)) for task in tasks}
-            got = [s for task in tasks if (s := self.got(task, sizes[task])) is not None]
-            working = [s for task in tasks if (s := self.working(task, sizes[task])) is not None]
+            got = [s for task in tasks if (s := self.cpu_share(task, sizes[task])) is not None]
+            working = [s for task in tasks if (s := self.busy_share(task, sizes[task])) is not None]
             if (forwarding := self.forwarding(cpu)) is not None and GENERATOR not in tasks:
                 got = working = [forwarding]
             found.append(
@@ -170,72 +169,74 @@ class Between:
 
 
 def _share(value: float) -> float:
-    """Counters that are read one after the other may say a little more than all."""
+    """`value` within 0 and 1: counters read one after the other may yield slightly more than 1."""
     return min(1.0, max(0.0, value))
 
 
-def kpi(between: Between, at: datetime, trial: str, cell: Mapping[str, Level]) -> KpiSample:
+def kpi(delta: ReadingDelta, at: datetime, trial: str, cell: Mapping[str, Level]) -> KpiSample:
     """One interval as a line of kpis.jsonl."""
-    totals = between.totals()
-    host = f"{between.last.host} " if between.last.host else ""
+    totals = delta.totals()
+    host = f"{delta.last.host} " if delta.last.host else ""
     return KpiSample(
         at=at,
         trial=trial,
         cell=dict(cell),
-        interval_s=between.seconds,
+        interval_s=delta.seconds,
         vnfs={total.name: Throughput(tx_pps=total.tx_pps, tx_bps=total.tx_bps) for total in totals},
         total=Throughput(
             tx_pps=sum(total.tx_pps for total in totals),
             tx_bps=sum(total.tx_bps for total in totals),
         ),
-        cpu={f"{host}{cpu}": between.used(cpu) for cpu in between.last.cpus},
+        cpu={f"{host}{cpu}": delta.used(cpu) for cpu in delta.last.cpus},
     )
 
 
 def result(
-    between: Between,
+    delta: ReadingDelta,
     placement: Placement,
     asked_bytes: float,
     frames: FrameAccount | None = None,
 ) -> ChainResult:
     """A trial's throughput.
 
-    `asked_bytes` is the mean frame [with FCS] where none was sent; `frames` what became of each.
+    `asked_bytes` is the mean frame [with FCS], used where none was sent.
     """
-    totals = between.totals()
+    totals = delta.totals()
     packets = sum(total.tx_packets for total in totals)
     bps = sum(total.tx_bps for total in totals)
     pps = sum(total.tx_pps for total in totals)
-    find = limit_of if between.first.kernel_s is None else limit_of_kernel
-    limit, why = carried(between, frames) or find(between, placement)
+    find = limit_of if delta.first.kernel_s is None else limit_of_kernel
+    limit, why = generator_limit(delta, frames) or find(delta, placement)
     return ChainResult(
-        offered_pps=between.offered / between.ends_seconds,
-        delivered_pps=between.delivered / between.ends_seconds,
+        offered_pps=delta.offered / delta.ends_seconds,
+        delivered_pps=delta.delivered / delta.ends_seconds,
         tx_pps=pps,
         tx_bps=bps,
         frame_bytes=bps / 8 / pps + FCS_BYTES if packets else asked_bytes,
         vnfs=totals,
-        cores=between.cores(placement),
+        cores=delta.cores(placement),
         limit=limit,
         why=why,
         frames=frames,
     )
 
 
-def counts(between: Between) -> Counts:
-    """What the generator sent and got back."""
-    sent = max(between.offered, between.delivered)
-    return Counts(sent=sent, received=between.delivered, lost=sent - between.delivered)
+def counts(delta: ReadingDelta) -> Counts:
+    """Packets that the generator sent and got back."""
+    sent = max(delta.offered, delta.delivered)
+    return Counts(sent=sent, received=delta.delivered, lost=sent - delta.delivered)
 
 
-def carried(between: Between, frames: FrameAccount | None) -> tuple[ChainLimit, str] | None:
-    """That a generator of frames of its own offered no more than the chain carries; None: it did.
+def generator_limit(
+    delta: ReadingDelta, frames: FrameAccount | None
+) -> tuple[ChainLimit, str] | None:
+    """The generator as the limit, where it offered no more than the chain carries; else None.
 
-    A device on the switch always has more, so that it bounds by being slow alone (`limit_of`).
+    A device on the switch always has more frames, and is told by `limit_of` instead.
     """
-    if _by_device(between):
+    if _by_device(delta):
         return None
-    offered, lost = between.offered, between.offered - between.delivered
+    offered, lost = delta.offered, delta.offered - delta.delivered
     if frames is not None and frames.sent:
         offered, lost = frames.sent, frames.sent - frames.received
     if lost > FULL_RING * offered:
@@ -247,58 +248,58 @@ def carried(between: Between, frames: FrameAccount | None) -> tuple[ChainLimit, 
     )
 
 
-def _by_device(between: Between) -> bool:
+def _by_device(delta: ReadingDelta) -> bool:
     """Whether the generator is a device on a switch that polls."""
-    return between.last.polling is not None and between.last.uplink is None
+    return delta.last.polling is not None and delta.last.uplink is None
 
 
-def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
-    """What bounds a chain of tasks that poll, and what shows it.
+def limit_of(delta: ReadingDelta, placement: Placement) -> tuple[ChainLimit, str]:
+    """The limit of a chain of polling tasks, and the evidence.
 
-    First whether the tasks had their cores at all: where they did not, nothing else can be told.
-    Then a function that is too slow shows by its full ring and its busy core, and the switch by a
-    busy core without a full ring behind it.
+    Tasks that were kept from their cores come first: nothing else can be told then. A function
+    that is too slow shows by its full ring and busy core, the switch by a busy core without a full
+    ring behind it.
     """
-    waiting = _kept_waiting(between, placement)
+    waiting = _kept_waiting(delta, placement)
     if waiting is not None:
         return "shared core", waiting
-    switch = between.working(SWITCH, max(1, len(placement.cpus(SWITCH))))
+    switch = delta.busy_share(SWITCH, max(1, len(placement.cpus(SWITCH))))
     slow = [
         (share, total)
-        for total in between.totals()
+        for total in delta.totals()
         if (share := total.dropped / max(1, total.dropped + total.tx_packets)) > FULL_RING
     ]
-    busy = [total for total in between.totals() if total.busy is not None and total.busy >= FULL]
+    busy = [total for total in delta.totals() if total.busy is not None and total.busy >= FULL]
     if slow and busy:
-        names = _names([one.name for one in busy])
+        names = _names([total.name for total in busy])
         return (
             "VNF core",
-            f"{names} spent {percent_text(min(one.busy or 0.0 for one in busy))} of the time on "
-            "packets, and the switch had more for it than its ring holds",
+            f"{names} spent {percent_text(min(total.busy or 0.0 for total in busy))} of the time "
+            "on packets, and the switch had more for it than its ring holds",
         )
     if switch is not None and switch >= FULL:
         why = f"the switch spent {percent_text(switch)} of its core's time on packets"
         if slow:
-            share, one = max(slow, key=lambda pair: pair[0])
-            why += f"; {percent_text(share)} of those for {one.name} found its ring full"
+            share, total = max(slow, key=lambda pair: pair[0])
+            why += f"; {percent_text(share)} of those for {total.name} found its ring full"
         return "PMD core", why
-    missed = between.missed_by_uplink
+    missed = delta.lost_on_uplink
     if missed is not None and missed > FULL_RING:
         return (
             "uplink",
             f"{percent_text(missed)} of the packets were lost between generator and switch, "
             f"whose core had {percent_text(1 - (switch or 0.0))} of its time left",
         )
-    if (missing := between.missing) is not None and missing > FULL_RING:
+    if (missing := delta.missing) is not None and missing > FULL_RING:
         return (
             "NIC",
             f"{percent_text(missing)} of what was sent from VF to VF did not arrive, and no "
             "function's core was busy",
         )
-    if not slow and between.offered and _by_device(between):
+    if not slow and delta.offered and _by_device(delta):
         return "generator", "neither the switch nor a function was busy, and nothing was lost"
-    if between.last.machines and between.last.polling is None:
-        names = _names([one.name for one in between.totals()])
+    if delta.last.machines and delta.last.polling is None:
+        names = _names([total.name for total in delta.totals()])
         return (
             "VNF core",
             f"the virtual machines of {names} poll, and had their cores with QEMU, which hands "
@@ -307,18 +308,18 @@ def limit_of(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
     return "unknown", "no core was busy, yet packets found rings full"
 
 
-def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit, str]:
-    """What bounds a chain whose functions are the kernel's own forwarding, and what shows it."""
-    lost = between.offered - between.delivered
+def limit_of_kernel(delta: ReadingDelta, placement: Placement) -> tuple[ChainLimit, str]:
+    """The limit of a chain whose functions are the kernel's own forwarding, and the evidence."""
+    lost = delta.offered - delta.delivered
     functions = {
         cpu: tasks for cpu, tasks in placement.tasks.items() if GENERATOR not in tasks
     } or placement.tasks
-    cpu = max(functions, key=lambda function: between.forwarding(function) or 0.0)
-    forwarding, used = between.forwarding(cpu) or 0.0, between.used(cpu)
+    cpu = max(functions, key=lambda function: delta.forwarding(function) or 0.0)
+    forwarding, used = delta.forwarding(cpu) or 0.0, delta.used(cpu)
     names = _names([task for task in functions[cpu] if task != GENERATOR])
     if GENERATOR in functions[cpu]:
         return "shared core", f"CPU {cpu} was shared by the generator and {names}"
-    missing = between.missing
+    missing = delta.missing
     if used < FULL_KERNEL and missing is not None and missing > FULL_RING:
         return (
             "NIC",
@@ -328,7 +329,7 @@ def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit,
     if used < FULL_KERNEL:
         return (
             "unknown",
-            f"{percent_text(lost / between.offered)} of the packets were lost, yet CPU {cpu}, on "
+            f"{percent_text(lost / delta.offered)} of the packets were lost, yet CPU {cpu}, on "
             f"which {names} forwarded, was idle for {percent_text(1 - used)}",
         )
     if used - forwarding > WAITED:
@@ -337,7 +338,7 @@ def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit,
             f"other programs had {percent_text(used - forwarding)} of CPU {cpu}, on which {names} "
             "forwarded",
         )
-    if between.last.machines:
+    if delta.last.machines:
         return (
             "VNF core",
             f"CPU {cpu} ran the virtual machines of {names} for {percent_text(forwarding)} of the "
@@ -349,13 +350,13 @@ def limit_of_kernel(between: Between, placement: Placement) -> tuple[ChainLimit,
     )
 
 
-def _kept_waiting(between: Between, placement: Placement) -> str | None:
-    """Tasks that poll and had to wait for their core; None when there are none."""
+def _kept_waiting(delta: ReadingDelta, placement: Placement) -> str | None:
+    """A sentence on polling tasks that had to wait for their core; None where none had."""
     for cpu, tasks in placement.tasks.items():
         shares = {
             task: share
             for task in tasks
-            if (share := between.got(task, len(placement.cpus(task)))) is not None
+            if (share := delta.cpu_share(task, len(placement.cpus(task)))) is not None
         }
         if not shares or sum(shares.values()) / max(1, len(shares)) >= 1 - WAITED:
             continue

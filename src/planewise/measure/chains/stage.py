@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,16 +18,15 @@ from planewise.errors import PlanewiseError, UnsupportedError
 from planewise.measure.applications import IPERF, lacking
 from planewise.measure.cells import Cell
 from planewise.measure.chains import evaluate
-from planewise.measure.chains.evaluate import Between
+from planewise.measure.chains.evaluate import ReadingDelta
 from planewise.measure.design import Design
 from planewise.measure.schedule import ChainTrial, TcpTrial
-from planewise.measure.stage import Place, StageFacts, TrialResult
+from planewise.measure.stage import OnSample, Place, StageFacts, TrialResult
 from planewise.measure.tcp import End, InterfaceCounts, measure_tcp
 from planewise.measure.vms import options_of
 from planewise.store.models import (
     ChainLimit,
     FrameAccount,
-    KpiSample,
     Limit,
     OfferedLoad,
     TrialRecord,
@@ -44,9 +43,9 @@ from planewise.testbed.chains.model import (
     SWITCH,
     Chain,
     Placement,
+    assign_cpus,
+    assign_in_turn,
     mean_bytes,
-    place,
-    take_turns,
 )
 from planewise.testbed.chains.switch import PROGRAM as OVS
 from planewise.testbed.chains.testbed import FUNCTIONS, GENERATING, ChainHosts, ChainTestbed
@@ -67,22 +66,22 @@ from planewise.testbed.vms.resources import (
 )
 
 SAMPLE_S = 1.0
-"""Time between two looks at the counters."""
+"""Time between two readings of the counters."""
 
 
 _MIX_OFF = 0.1
-"""How far the mean size of the frames may be off that of the mix."""
+"""Relative error of the mean frame size from which a mix is warned about."""
 
 SLACK_S = 60.0
-"""A trial may begin so much later than planned, and take as much longer, on a busy machine."""
+"""On a busy machine a trial may begin this much late, and take this much longer."""
 _POLL_S = 0.02
 _SHARE = 0.1
-"""Of the time at most goes into reading counters: a slow host is read less often."""
+"""Most of the time that goes into reading counters: a slow host is read less often."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """What making a chain does, for people."""
+    """The steps that build a chain, for people."""
 
     tasks: Mapping[int, tuple[str, ...]]
     """By CPU; empty where that is known only once the hosts are asked."""
@@ -92,8 +91,8 @@ class Build:
 class ChainStage:
     """Builds a chain for a visit and removes it after; see `planewise.measure.stage.Stage`.
 
-    What polls takes its core that long. On other hosts the VFs of both NICs are set up once, when
-    a chain first needs them, and virtual machines that hold them stay from chain to chain.
+    Polling tasks take their cores that long. On other hosts the VFs of both NICs are set up once,
+    when a chain first needs them, and virtual machines that hold them stay from chain to chain.
     """
 
     def __init__(self, design: Design, pair: Pair | None = None) -> None:
@@ -110,7 +109,7 @@ class ChainStage:
         self._resources: dict[HostRole, Resources] = {}
         self._hosts: ChainHosts | None = None
         self._machines: FunctionMachines | None = None
-        self._most: dict[str, float] = {}
+        self._generator_pps: dict[str, float] = {}
         self._standing = ExitStack()
 
     @property
@@ -118,14 +117,14 @@ class ChainStage:
         return self._here if self._pair is None else self._pair.machines[FUNCTIONS].host
 
     def _platform(self, options: VmOptions) -> VmPlatform:
-        """What the functions' host lends to virtual machines with these options' programs."""
+        """The functions' host as a platform for virtual machines with these options' programs."""
         if options.programs not in self._platforms:
             made = platform_of(self._functions_host, options.programs)
             self._platforms[options.programs] = made
         return self._platforms[options.programs]
 
     def _options_of(self, chain: Chain) -> VmOptions:
-        """Those of virtual machines that are functions."""
+        """Options of the virtual machines of a chain."""
         polls = chain.forwards == "testpmd"
         return replace(
             self._options,
@@ -144,7 +143,7 @@ class ChainStage:
         return {cell: reason for cell in cells if (reason := self._unavailable_reason(cell))}
 
     def max_pps(self, cell: Cell, size_bytes: int) -> float:
-        """Chains are measured at overload: there is no ladder to be bounded."""
+        """Raises UnsupportedError: chains are measured at overload, without a ladder."""
         raise UnsupportedError("chains have no ladder of loads")
 
     def facts(self) -> StageFacts:
@@ -153,17 +152,17 @@ class ChainStage:
         return StageFacts("; ".join(filter(None, lent)))
 
     def builds(self, cells: Sequence[Cell], nic: str = "") -> dict[str, Build]:
-        """By plane, what makes its longest chain among `cells`, which can all be built; on two
-        hosts with such a NIC, whose CPUs are not known, or here."""
-        found = {}
+        """By plane, the steps of its longest chain among `cells`, which can all be built: on two
+        hosts whose NIC is called `nic` and whose CPUs are unknown, or here."""
+        builds = {}
         for name, cell in longest(cells).items():
             chain = chain_of(cell)
-            placement = take_turns(chain.names, [0]) if nic else self._place(chain)
+            placement = assign_in_turn(chain.names, [0]) if nic else self._place(chain)
             if nic and chain.plane == "vhost-user":
                 placement = Placement({0: (SWITCH,), 1: chain.names})
-            said = describe.steps(chain, placement, nic, self._driver(chain))
-            found[name] = Build({} if nic else placement.tasks, said)
-        return found
+            steps = describe.steps(chain, placement, nic, self._driver(chain))
+            builds[name] = Build({} if nic else placement.tasks, steps)
+        return builds
 
     def _driver(self, chain: Chain) -> Driver | None:
         return self._uplink if chain.plane == "vhost-user" else None
@@ -241,8 +240,8 @@ class ChainStage:
         if self._pair is None and (not first or self._uplink):
             first.append(GENERATOR)
         if not first:
-            return take_turns(chain.names, self._cpus, self._wanted.get("vnf", ()))
-        return place((*first, *chain.names), self._cpus, self._wanted)
+            return assign_in_turn(chain.names, self._cpus, self._wanted.get("vnf", ()))
+        return assign_cpus((*first, *chain.names), self._cpus, self._wanted)
 
     @contextmanager
     def station(self, cell: Cell) -> Iterator[ChainStation]:
@@ -251,23 +250,23 @@ class ChainStage:
         with self._on_hosts(f"chain of {chain.vnfs} on {chain.plane}, {chain.pattern}") as hosts:
             machines = self._machines_on(hosts, chain) if chain.kind == "vm" else None
             if machines is None and chain.on_vfs:
-                self._make_room(hosts, chain.vnfs)
+                self._free_vfs(hosts, chain.vnfs)
             with ChainTestbed(
                 chain,
                 self._place(chain),
                 hosts,
-                lambda: self._most_pps(hosts),
+                lambda: self._max_pps(hosts),
                 offered_pps=self._offered_pps,
                 uplink=self._driver(chain),
                 machines=machines,
-                talking=self._tcp,
+                addressed=self._tcp,
             ) as testbed:
                 emulated_twice = machines is not None and self._pair is not None
                 yield ChainStation(testbed, LAB_BOOT_LIMIT_S if emulated_twice else SLACK_S)
 
     @contextmanager
     def _on_hosts(self, what: str) -> Iterator[ChainHosts]:
-        """The hosts: on this machine a pair of namespaces for one chain, with all that it has."""
+        """The hosts; on this machine a pair of namespaces, made for one chain."""
         if self._pair is not None:
             if self._hosts is None:
                 self._hosts = self._standing.enter_context(ChainHosts.of(self._pair))
@@ -281,32 +280,32 @@ class ChainStage:
                 self._end_machines()
 
     def _machines_on(self, hosts: ChainHosts, chain: Chain) -> FunctionMachines:
-        """The host's virtual machines for such a chain; those for another kind of one end."""
-        options, there = self._options_of(chain), self._machines
-        if there is None or (there.plane, there.guests.options) != (chain.plane, options):
+        """The host's virtual machines for such a chain; ends those for a chain of another kind."""
+        options, machines = self._options_of(chain), self._machines
+        if machines is None or (machines.plane, machines.guests.options) != (chain.plane, options):
             self._end_machines()
             here, platform = hosts.states[FUNCTIONS], self._platform(options)
-            there = FunctionMachines(here, chain.plane, platform, options).__enter__()
-            self._machines = there
-        return there
+            machines = FunctionMachines(here, chain.plane, platform, options).__enter__()
+            self._machines = machines
+        return machines
 
     def _end_machines(self) -> None:
         machines, self._machines = self._machines, None
         if machines is not None:
             machines.close()
 
-    def _make_room(self, hosts: ChainHosts, functions: int) -> None:
-        """Ends virtual machines that hold VFs which others are to have."""
-        held = 0 if self._machines is None else self._machines.held
+    def _free_vfs(self, hosts: ChainHosts, functions: int) -> None:
+        """Ends the virtual machines where the VFs that they hold are needed."""
+        held = 0 if self._machines is None else self._machines.vfs_held
         if held and hosts.states[FUNCTIONS].vfs.free < functions:
             self._end_machines()
 
-    def _most_pps(self, hosts: ChainHosts) -> float:
-        """What the generator's host sends where nothing limits it [packet/s], asked once."""
+    def _max_pps(self, hosts: ChainHosts) -> float:
+        """The generator's own maximum on its host [packet/s], measured once."""
         host = hosts.states[GENERATING].host
-        if host.name not in self._most:
-            self._most[host.name] = generator_pps(host)
-        return self._most[host.name]
+        if host.name not in self._generator_pps:
+            self._generator_pps[host.name] = generator_pps(host)
+        return self._generator_pps[host.name]
 
     def __enter__(self) -> Self:
         return self
@@ -327,7 +326,7 @@ _TWO_HOSTS = (
 
 
 def _missing(chain: Chain, host: Host) -> str:
-    """Programs that a host lacks for a chain, as the beginning of a sentence; empty: none."""
+    """A clause that names the programs a host lacks for a chain; empty: none."""
     wanted = {"Open vSwitch with DPDK": OVS} if chain.plane == "vhost-user" else {}
     if chain.forwards == "testpmd" and chain.kind != "vm":
         wanted["dpdk-testpmd"] = TESTPMD
@@ -373,35 +372,32 @@ _SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def longest(cells: Sequence[Cell]) -> dict[str, Cell]:
-    """By plane, and what else than a process a function of it may be, the cell with the longest
-    chain. Pure."""
-    found: dict[str, Cell] = {}
+    """The cell with the longest chain by plane, containers apart. Pure."""
+    by_name: dict[str, Cell] = {}
     for cell in cells:
         name = cell.plane if cell.guest != "container" else f"{cell.plane}, containers"
-        if cell.vnfs >= found.get(name, cell).vnfs:
-            found[name] = cell
-    return found
+        if cell.vnfs >= by_name.get(name, cell).vnfs:
+            by_name[name] = cell
+    return by_name
 
 
 def chain_of(cell: Cell) -> Chain:
     """The chain that a cell is.
 
     Raises:
-        BadInputError: it is none that can be built.
+        BadInputError: it cannot be built.
     """
     return Chain(cell.plane, cell.path, cell.vnfs, cell.guest, cell.forwarder)
 
 
 @dataclass
 class ChainStation:
-    """One chain, on which trials are run."""
+    """Runs trials on one chain."""
 
     testbed: ChainTestbed
     slack_s: float = SLACK_S
 
-    def chain(
-        self, trial: ChainTrial, place: Place, tell: Callable[[KpiSample], None]
-    ) -> TrialResult:
+    def chain(self, trial: ChainTrial, place: Place, on_sample: OnSample) -> TrialResult:
         """Runs one throughput trial at overload."""
         testbed = self.testbed
         testbed.start(trial.size_bytes, trial.warmup_s + trial.duration_s + 2 * self.slack_s)
@@ -411,7 +407,7 @@ class ChainStation:
             started = datetime.now(UTC)
             began_s = time.monotonic()
             first = before = testbed.read()
-            # The trial lasts from one reading to another; the clock of both may be elsewhere.
+            # The trial lasts from one reading to another, whose clock may be another host's.
             now_s = time.monotonic()
             pause_s = max(SAMPLE_S, (now_s - began_s) / _SHARE)
             end_s = now_s + trial.duration_s
@@ -420,9 +416,9 @@ class ChainStation:
                 _wait(min(pause_s, left_s))
                 last = left_s <= pause_s
                 now = testbed.read(whole=last)
-                tell(
+                on_sample(
                     evaluate.kpi(
-                        Between.of(before, now),
+                        ReadingDelta.of(before, now),
                         datetime.now(UTC),
                         place.trial,
                         place.cell,
@@ -433,7 +429,9 @@ class ChainStation:
                     break
         finally:
             frames = testbed.stop()
-        return TrialResult(_record(Between.of(first, now), trial, place, testbed, started, frames))
+        return TrialResult(
+            _record(ReadingDelta.of(first, now), trial, place, testbed, started, frames)
+        )
 
     def _await_traffic(self) -> None:
         """Waits until every function has transmitted: starting may take long on a busy machine."""
@@ -451,7 +449,7 @@ class ChainStation:
                 )
             time.sleep(_POLL_S)
 
-    def tcp(self, trial: TcpTrial, place: Place, tell: Callable[[KpiSample], None]) -> TrialResult:
+    def tcp(self, trial: TcpTrial, place: Place, on_sample: OnSample) -> TrialResult:
         """Runs one TCP trial through the chain."""
         testbed = self.testbed
 
@@ -461,8 +459,8 @@ class ChainStation:
                 for name, one in testbed.read().vnfs.items()
             }
 
-        client, server = (End(*talker) for talker in testbed.talkers)
-        return measure_tcp(client, server, trial, place, tell, sent)
+        client, server = (End(*end) for end in testbed.endpoints)
+        return measure_tcp(client, server, trial, place, on_sample, sent)
 
 
 _LIMITS: Mapping[ChainLimit, tuple[Limit, ...]] = MappingProxyType(
@@ -475,7 +473,7 @@ _LIMITS: Mapping[ChainLimit, tuple[Limit, ...]] = MappingProxyType(
         "uplink": ("generator",),
     }
 )
-"""As other trials say it. A shared core is a limit of the machine, not of the chain."""
+"""`limits` of the trial record. A shared core is a limit of the machine, not of the chain."""
 
 
 def _wait(seconds: float) -> None:
@@ -484,7 +482,7 @@ def _wait(seconds: float) -> None:
 
 
 def _record(
-    between: Between,
+    delta: ReadingDelta,
     trial: ChainTrial,
     place: Place,
     testbed: ChainTestbed,
@@ -492,7 +490,7 @@ def _record(
     frames: FrameAccount | None,
 ) -> TrialRecord:
     size = mean_bytes(trial.size_bytes)
-    result = evaluate.result(between, testbed.placement, size, frames)
+    result = evaluate.result(delta, testbed.placement, size, frames)
     if not result.tx_pps:
         raise PlanewiseError(
             "no function of the chain transmitted a packet",
@@ -513,13 +511,13 @@ def _record(
         replicate=place.block,
         order=place.order,
         started=started,
-        duration_s=between.seconds,
+        duration_s=delta.seconds,
         load=OfferedLoad(
             intended_pps=result.offered_pps,
             achieved_pps=result.offered_pps,
             size_bytes=round(size),
         ),
-        counts=evaluate.counts(between),
+        counts=evaluate.counts(delta),
         chain=result,
         limits=_LIMITS.get(result.limit, ()),
     )

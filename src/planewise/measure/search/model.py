@@ -453,7 +453,7 @@ class ParticleReadings:
     bound: Bools
     """Whether the reading is a lower bound; shape (n,)."""
     informative: Bools
-    """Whether it tells anything of the middle; not far from the edge; shape (n,)."""
+    """Whether the trial is near enough to tell of the middle; shape (n,)."""
 
 
 def readings(

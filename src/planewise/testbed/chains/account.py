@@ -1,7 +1,7 @@
-"""Where every frame went that a chain was sent: counters along its way. Pure but for a wait.
+"""Account of every frame that a chain was sent, by counters along its path. Pure but for a wait.
 
-The counters are read before the first frame is sent and once all frames are at rest, so that none
-is on its way and none is counted at one place and not yet at the next.
+The counters are read before the first frame is sent and once all frames are at rest: no frame is in
+flight then, counted at one place and not yet at the next.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A part of the frames' way, with the counters at both of its ends."""
+class PathSection:
+    """A section of the frames' path, with the counters at both of its ends."""
 
     place: str
     entered: int
     left: int
 
 
-Way = tuple[Stretch, ...]
-"""From the generator and back to it; a stretch begins where the one before ends."""
+FramePath = tuple[PathSection, ...]
+"""From the generator back to it; a section begins where the one before ends."""
 
 
-def way(
+def frame_path(
     chain: Chain,
     sent: int,
     received: int,
     functions: Mapping[str, tuple[int, int]],
     switch: tuple[int, int] | None = None,
-) -> Way:
+) -> FramePath:
     """A chain's counters in the order in which frames pass them. Pure.
 
     Args:
-        chain: whose they are.
+        chain: whose counters.
         sent: frames that the generator sent.
         received: frames that came back to it.
         functions: by name, frames that reached the function and that left it.
@@ -69,27 +69,27 @@ def way(
             (back, switch[1]),
             ("out of the switch", received),
         ]
-    stretches = []
+    sections = []
     for place, passed in counts:
-        stretches.append(Stretch(place, sent, passed))
+        sections.append(PathSection(place, sent, passed))
         sent = passed
-    return tuple(stretches)
+    return tuple(sections)
 
 
-def account(before: Sequence[Stretch], after: Sequence[Stretch]) -> FrameAccount:
-    """What became of the frames that were sent between two looks, both at rest. Pure.
+def account(before: Sequence[PathSection], after: Sequence[PathSection]) -> FrameAccount:
+    """The account of the frames sent between two readings, both at rest. Pure.
 
-    A NIC also gets frames that the generator did not send, as its neighbours' multicast: what
-    leaves a stretch beyond what entered it ends at the next that loses frames.
+    A NIC also gets frames that the generator did not send, such as neighbours' multicast: frames
+    that leave a section beyond those that entered it count against the next that loses frames.
     """
     lost: dict[str, int] = {}
-    strangers = 0
+    surplus = 0
     for first, last in zip(before, after, strict=True):
-        missing = (last.entered - first.entered) - (last.left - first.left) - strangers
-        strangers = max(0, -missing)
+        missing = (last.entered - first.entered) - (last.left - first.left) - surplus
+        surplus = max(0, -missing)
         lost[last.place] = max(0, missing)
-    if strangers:  # they came out at the end, and all stretches but the last passed them on
-        lost[after[-1].place] -= strangers
+    if surplus:  # it reached the end
+        lost[after[-1].place] -= surplus
     return FrameAccount(
         sent=after[0].entered - before[0].entered,
         received=after[-1].left - before[-1].left,
@@ -97,13 +97,13 @@ def account(before: Sequence[Stretch], after: Sequence[Stretch]) -> FrameAccount
     )
 
 
-def at_rest(look: Callable[[], Way], limit_s: float) -> Way:
-    """The counters once none of them moves any more, or after `limit_s`."""
+def at_rest(read: Callable[[], FramePath], limit_s: float) -> FramePath:
+    """The counters once none of them changes any more, or after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    before = look()
+    before = read()
     while True:
         time.sleep(_POLL_S)
-        now = look()
+        now = read()
         if now == before or time.monotonic() > deadline:
             return now
         before = now

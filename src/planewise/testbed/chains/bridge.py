@@ -31,8 +31,7 @@ def port_of(token: str, number: int) -> str:
 def bridge(token: str, chain: Chain, name: str, ends: Ends, queues: int = 1) -> tuple[Step, ...]:
     """The bridge `name` with the NICs and all functions as ports; no frame is ever flooded.
 
-    Namespaces must be there before; virtual machines open the taps that this makes, with `queues`
-    each.
+    Namespaces must exist; virtual machines open the taps that this makes, with `queues` each.
     """
     steps: list[Step] = [AddBridge("", name, _MAC, MTU_BYTES), SetUp("", name)]
     steps += [SetMaster("", nic, name) for nic in dict.fromkeys(ends.nics)]
@@ -45,7 +44,7 @@ def bridge(token: str, chain: Chain, name: str, ends: Ends, queues: int = 1) -> 
             SetMaster("", port, name),
             SetUp("", port),
             AddForwarding("", port, mac),
-            # A NIC with VFs gives the host what it is told to take, and no more.
+            # A NIC with VFs passes the host frames only for addresses that were added.
             *([AcceptAddress("", ends.nics[0], mac)] if shared else []),
         ]
     return (*steps, *(AwaitUp("", nic) for nic in dict.fromkeys(ends.nics)))

@@ -1,4 +1,4 @@
-"""What makes a chain, for people, before anything is built. Pure."""
+"""The steps that build a chain, for people, before anything is built. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planewise.testbed.chains import bridge, ends
 from planewise.testbed.chains.dpdk import SWITCH_BYTES, Driver, memory_bytes, uplinks
 from planewise.testbed.chains.ends import CABLES, Ends, mac_of, netns
 from planewise.testbed.chains.functions import guest_command, vf_command, vhost_command
-from planewise.testbed.chains.guests import peers, ways
+from planewise.testbed.chains.guests import peers, router_scripts
 from planewise.testbed.chains.model import SWITCH, Chain, Placement
 from planewise.testbed.chains.routing import new_function, router_settings, routing
 from planewise.testbed.model import BRIDGE, GUEST_INTERFACE
@@ -22,7 +22,7 @@ _FAR = ("<MAC of the sending end>", "<MAC of the receiving end>")
 def steps(
     chain: Chain, placement: Placement, nic: str = "", uplink: Driver | None = None
 ) -> tuple[str, ...]:
-    """What makes a chain, in order; MACs of VFs, which are not given yet, stand as names.
+    """The steps that build a chain, in order; MACs of VFs, which are not known yet, are named.
 
     `nic` is that of both hosts; empty: both are this machine.
     """
@@ -33,8 +33,11 @@ def steps(
     functions: list[object] = []
     if wanted := memory_bytes(chain):
         functions.append(f"take {wanted >> 20} MiB of huge pages from the kernel")
-    functions += [*_made(chain, nic), *_joined(chain, placement, there, nic, uplink)]
-    functions += _connected(chain, placement, macs, there)
+    functions += [
+        *_create_functions(chain, nic),
+        *_create_switch(chain, placement, there, nic, uplink),
+    ]
+    functions += _start_functions(chain, placement, macs, there)
     if chain.plane == "vhost-user":
         functions.append("forward " + ", ".join(f"{a} to {b}" for a, b in chain.hops))
     if not nic:
@@ -42,20 +45,20 @@ def steps(
     names = [netns(_TOKEN, place) for place in ends.PLACES]
     return (
         *(f"sender: ip netns add {name}" for name in names),
-        *(f"sender: {_moved(nic, name)}" for name in names),
+        *(f"sender: {_vf_move(nic, name)}" for name in names),
         *(f"responder: {step}" for step in functions),
     )
 
 
-def _moved(nic: str, name: str) -> str:
+def _vf_move(nic: str, name: str) -> str:
     return (
         f"planewised vf move <VF of {nic}> --to {name} --name {GUEST_INTERFACE} "
         f"--mtu {ends.MTU_BYTES}"
     )
 
 
-def _made(chain: Chain, nic: str) -> list[object]:
-    """The functions, as far as they are there before their ports."""
+def _create_functions(chain: Chain, nic: str) -> list[object]:
+    """Steps that make the functions, before they have ports."""
     made: list[object] = []
     for number in range(1, chain.vnfs + 1):
         name = netns(_TOKEN, f"v{number}")
@@ -70,14 +73,14 @@ def _made(chain: Chain, nic: str) -> list[object]:
             continue
         made += router_settings(name) if chain.kind == "container" else new_function(name)
         if chain.on_vfs:
-            made.append(_moved(nic, name))
+            made.append(_vf_move(nic, name))
     return made
 
 
-def _joined(
+def _create_switch(
     chain: Chain, placement: Placement, there: Ends, nic: str, uplink: Driver | None
 ) -> list[object]:
-    """The switch and its ports."""
+    """Steps that make the switch and its ports."""
     if chain.on_vfs:
         return []
     if chain.plane != "vhost-user":
@@ -97,14 +100,14 @@ def _joined(
     ]
 
 
-def _connected(
+def _start_functions(
     chain: Chain, placement: Placement, macs: Mapping[int, str], there: Ends
 ) -> list[object]:
-    """What starts now, and what each function is told of its way."""
+    """Steps that start the functions, and set up where each sends frames."""
     if chain.kind == "vm":
-        told = ways(chain, macs, there)
+        scripts = router_scripts(chain, macs, there)
         if chain.forwards == "testpmd":
-            told = {
+            scripts = {
                 number: (
                     "unbind the NIC from its kernel's driver, bind it to uio_pci_generic",
                     shlex.join(guest_command(f"<address of vnf{number}'s NIC>", 0, peer, "vnf")),
@@ -115,8 +118,8 @@ def _connected(
             line
             for number in macs
             for line in (
-                _machine(chain, number, placement.cpu(f"vnf{number}")),
-                *(f"in {netns(_TOKEN, f'v{number}')}: {words}" for words in told[number]),
+                _vm_start(chain, number, placement.cpu(f"vnf{number}")),
+                *(f"in {netns(_TOKEN, f'v{number}')}: {words}" for words in scripts[number]),
             )
         ]
     if chain.forwards != "testpmd":
@@ -131,8 +134,8 @@ def _connected(
     return lines
 
 
-def _machine(chain: Chain, number: int, cpu: int) -> str:
-    """How a virtual machine is started."""
+def _vm_start(chain: Chain, number: int, cpu: int) -> str:
+    """The step that starts a virtual machine."""
     nic = f"a virtio NIC on {bridge.port_of(_TOKEN, number)}"
     if chain.on_vfs:
         nic = "that VF"

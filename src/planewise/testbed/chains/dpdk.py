@@ -1,8 +1,8 @@
 """Open vSwitch with DPDK as a chain's switch: its ports, its flows, and a generator on it.
 
 The generator is outside, behind an uplink. Without one it is a device of DPDK's on the switch,
-polled like a NIC whose queue is never empty, at no core of its own: the null device, or for mixes
-one that repeats a file of frames, which the polling core copies.
+polled like a NIC whose queue is never empty, without a core of its own: the null device, or for
+mixes one that repeats a file of frames, which the polling core copies.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from planewise.testbed.chains.model import (
     FrameSize,
 )
 from planewise.testbed.chains.parts import ChainParts
-from planewise.testbed.chains.reading import PmdCycles, Sent
+from planewise.testbed.chains.reading import PmdCycles, VnfCounters
 from planewise.testbed.chains.switch import Flow, Port, PortCounters, RunningDpdkSwitch
 from planewise.testbed.plan import AcceptAddress
 
 Driver = Literal["af_packet", "af_xdp"]
 
 SWITCH_BYTES = 256 << 20
-"""Huge pages that the switch's buffers are made of."""
+"""Huge pages of the switch's buffers."""
 _SPARE_BYTES = 16 << 20
-"""Huge pages that a function on a VF takes beside its buffers."""
+"""Huge pages of a function on a VF beside its buffers."""
 _FIRST_UPLINK, _FIRST_SOURCE = 200, 100
 _CONNECT_S = 180.0
 _POLL_S = 0.05
@@ -47,7 +47,7 @@ _DEVICES: Mapping[Driver, str] = MappingProxyType(
         "af_xdp": "net_af_xdp{number},iface={interface}",
     }
 )
-"""Devices of DPDK over an interface of the kernel's. A packet socket's default ring holds 512."""
+"""DPDK's devices over a kernel interface. A packet socket's default ring holds 512."""
 
 
 def memory_bytes(chain: Chain) -> int:
@@ -59,7 +59,7 @@ def memory_bytes(chain: Chain) -> int:
 
 
 def uplinks(driver: Driver, ends: Ends, cpus: tuple[int, ...]) -> tuple[Port, ...]:
-    """The switch's ports to the outside, polled by these CPUs in turn; one where both NICs are."""
+    """The switch's uplink ports, polled by these CPUs in turn; one where both ends use one NIC."""
     return tuple(
         Port(
             f"up{side}",
@@ -73,10 +73,10 @@ def uplinks(driver: Driver, ends: Ends, cpus: tuple[int, ...]) -> tuple[Port, ..
 
 
 class DpdkSwitch:
-    """The switch of a chain on vhost-user, once `build` has made it."""
+    """The switch of a chain on vhost-user; `build` starts it."""
 
     def __init__(self, parts: ChainParts, driver: Driver | None) -> None:
-        """`driver` is that of the uplink; None: it has none, and nothing paces the generator."""
+        """`driver` of the uplink; None: there is none, and nothing paces the generator."""
         self._parts = parts
         self._driver = driver
         self._running: RunningDpdkSwitch | None = None
@@ -97,7 +97,7 @@ class DpdkSwitch:
         return bool(self._sources)
 
     def socket(self, name: str) -> str:
-        """Where a function and its port meet."""
+        """Path of the socket between a function and its port."""
         return self.running.socket(name)
 
     def build(self, ends: Ends) -> None:
@@ -122,12 +122,12 @@ class DpdkSwitch:
         ]
         self.running.change_ports([*self._uplinks, *functions])
         if ends.nics[0] == ends.nics[1]:
-            # A NIC with VFs gives the host what it is told to take, and no more.
+            # A NIC with VFs passes the host frames only for addresses that were added.
             macs = map(mac_of, parts.numbers)
             parts.here.perform(AcceptAddress("", ends.nics[0], mac) for mac in macs)
 
     def await_functions(self) -> None:
-        """Returns once all functions have connected; then frames from outside go their way.
+        """Waits until all functions have connected, then sets the flows of frames from outside.
 
         Raises:
             PlanewiseError: they do not connect.
@@ -145,7 +145,7 @@ class DpdkSwitch:
             self.running.set_flows(self._flows())
 
     def add_sources(self, size: FrameSize) -> None:
-        """Adds the devices that frames of `size` come from; none comes before `open`."""
+        """Adds devices as sources of frames of `size`; none enters before `admit_sources`."""
         cpus = cycle(self._parts.placement.cpus(SWITCH))
         ports: list[Port] = []
         for number, entry in enumerate(self._parts.chain.entries, start=_FIRST_SOURCE):
@@ -154,12 +154,12 @@ class DpdkSwitch:
             self._sources[entry] = f"g{number}"
         self.running.change_ports(ports)
 
-    def open(self) -> None:
-        """Has frames of the sources go their way."""
+    def admit_sources(self) -> None:
+        """Sets the flows of all frames, the sources' among them."""
         self.running.set_flows(self._flows())
 
-    def shut(self) -> None:
-        """Lets no further frame of the sources in."""
+    def block_sources(self) -> None:
+        """Removes the flows of the sources' frames."""
         sources = self._sources.values()
         self.running.set_flows([flow for flow in self._flows() if flow.here not in sources])
 
@@ -173,7 +173,7 @@ class DpdkSwitch:
 
     def _device(self, size: FrameSize) -> str:
         """A device of DPDK that always has frames to be received, and drops what is sent to it."""
-        # A name is never used twice: the switch forgets a device a moment late.
+        # A name is never used twice: the switch forgets a device with delay.
         self._made += 1
         if size != "imix":
             return f"net_null{self._made},size={size - FCS_BYTES}"
@@ -193,7 +193,7 @@ class DpdkSwitch:
             elif there == GENERATOR and self._uplinks:
                 flows.append(Flow(here, self._uplinks[-1].name))
             elif there == GENERATOR:
-                # Where it came from, north-south; there is one entry alone, east-west.
+                # North-south back to its source; east-west there is a single entry.
                 back = self._sources.get(here, self._sources.get(chain.entries[0], ""))
                 flows.append(Flow(here, back))
             else:
@@ -201,7 +201,7 @@ class DpdkSwitch:
         return flows
 
     def counters(self) -> dict[str, PortCounters]:
-        """Of every port, now.
+        """Counters of every port.
 
         Raises:
             PlanewiseError: Open vSwitch or a function has ended, or Open vSwitch does not answer.
@@ -210,38 +210,38 @@ class DpdkSwitch:
             raise PlanewiseError("Open vSwitch ended while a chain was measured")
         counted = self.running.counters()
         if gone := [name for name in self._parts.chain.names if name not in counted]:
-            # Only a port that a function is connected to has counters.
+            # Only a connected port has counters.
             raise PlanewiseError(f"{' and '.join(gone)} ended while it was measured")
         return counted
 
-    def sent(self, counted: Mapping[str, PortCounters]) -> dict[int, Sent]:
-        """What the functions have sent, by number, as the switch saw it."""
+    def sent(self, counted: Mapping[str, PortCounters]) -> dict[int, VnfCounters]:
+        """What the switch received from the functions, by number."""
         seen = [counted[name] for name in self._parts.chain.names]
         return {
-            number: Sent(one.rx_packets, one.rx_bytes, one.tx_dropped)
+            number: VnfCounters(one.rx_packets, one.rx_bytes, one.tx_dropped)
             for number, one in enumerate(seen, start=1)
         }
 
-    def passed_uplink(self, counted: Mapping[str, PortCounters]) -> tuple[int, int] | None:
-        """Frames that came in and went out by the uplink; None where there is none."""
+    def uplink_counters(self, counted: Mapping[str, PortCounters]) -> tuple[int, int] | None:
+        """Frames in and out by the uplink; None where there is none."""
         if not self._uplinks:
             return None
         first, last = self._uplinks[0].name, self._uplinks[-1].name
         return counted[first].rx_packets, counted[last].tx_packets
 
-    def from_sources(self, counted: Mapping[str, PortCounters]) -> tuple[int, int]:
-        """Frames that the sources had for the functions, and that came back to them."""
+    def source_counters(self, counted: Mapping[str, PortCounters]) -> tuple[int, int]:
+        """Frames received from the sources, and sent back to them."""
         sources = [counted[name] for name in self._sources.values()]
         return sum(one.rx_packets for one in sources), sum(one.tx_packets for one in sources)
 
-    def handed_over(self, counted: Mapping[str, PortCounters]) -> int:
-        """Frames of the sources that were passed on, or found no room.
+    def offered_by_sources(self, counted: Mapping[str, PortCounters]) -> int:
+        """Frames of the sources that were passed to functions, or found their rings full.
 
-        A device that is never empty goes on being polled: what it sent is what was passed on.
+        A device that is never empty is polled all the time, also for frames that no flow admits.
         """
         entries = [counted[name] for name in self._parts.chain.entries]
         return sum(one.tx_packets + one.tx_dropped for one in entries)
 
     def pmd_cycles(self) -> PmdCycles:
-        """Of the threads that poll, now."""
+        """Cycles of the polling threads."""
         return self.running.pmd_cycles()

@@ -36,18 +36,18 @@ def netns(token: str, place: str) -> str:
 
 
 def mac_of(number: int) -> str:
-    """Of the `number`th function without a VF; `remove_traces` takes such off a NIC."""
+    """MAC of the `number`th function without a VF; `remove_traces` removes such from a NIC."""
     return f"02:70:77:0f:00:{number:02x}"
 
 
 def port_mac(mac: str) -> str:
-    """Of the host's end of the pair whose other end has `mac`."""
+    """MAC of the host's end of the veth pair whose other end has `mac`."""
     return mac.replace(":0f:", ":1f:")
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Both ends, standing."""
+    """Both ends of a chain."""
 
     macs: tuple[str, str]
     nics: tuple[str, str]
@@ -74,7 +74,7 @@ def cables(token: str) -> tuple[Step, ...]:
 
 
 def addresses(token: str, chain: Chain, macs: Mapping[int, str]) -> tuple[Step, ...]:
-    """Addresses and routes of the ends, for programs that talk through the chain."""
+    """Addresses and routes of the ends, for programs that communicate through the chain."""
     last = chain.vnfs if chain.pattern == "east-west" else 1
     steps: list[Step] = []
     for place, own, there, number in (

@@ -34,7 +34,7 @@ def frame(size_bytes: int) -> bytes:
     ip_length = length - 14
     header = struct.pack(">BBHHHBBH4s4s", 0x45, 0, ip_length, 0, 0, 64, 17, 0, _SOURCE, _TARGET)
     header = header[:10] + struct.pack(">H", _checksum(header)) + header[12:]
-    # A UDP checksum of zero is none (RFC 768).
+    # A UDP checksum of zero means none (RFC 768).
     udp = struct.pack(">HHHH", 49152, 4862, ip_length - 20, 0)
     return _MACS + b"\x08\x00" + header + udp + bytes(length - _HEADERS_BYTES)
 

@@ -1,7 +1,7 @@
 """A dpdk-testpmd process: a network function, or a generator. Knows no switch and no chain.
 
-It is talked to over its prompt: commands go into a pipe, answers come into a file, on whatever host
-or in whatever virtual machine it runs. It dies with planewise.
+Its prompt reads commands from a pipe and writes answers to a file, on whatever host or in whatever
+virtual machine it runs. It dies with planewise.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from planewise.testbed.model import GUEST_INTERFACE
 
 PROGRAM = "dpdk-testpmd"
 GUEST_PROGRAMS = (PROGRAM, "nice", "stdbuf")
-"""What a virtual machine is given so that it can be a function."""
+"""Programs that a virtual machine needs to be a function."""
 MEMORY_BYTES = 64 << 20
 _GUEST_PAGES = 16
-"""Huge pages of 2 MiB that a virtual machine has for it."""
+"""Huge pages of 2 MiB in a virtual machine."""
 RING = 1024
 """Packets that a ring between switch and function holds."""
 _BUFFERS = 8192
@@ -34,24 +34,23 @@ _ANSWER_S = 60.0
 _END_S = 5.0
 _POLL_S = 0.01
 
-# It prints through stdio: into a file, that would be seen only when a buffer is full. What it reads
-# must not end before it does.
+# stdio would write to a file only when its buffer is full (hence stdbuf). Its input must stay open.
 _MAKE = 'command -v "$1" >/dev/null && mkfifo "$2" && : >"$3"'
-# Both ways, so that nobody waits for a reader: a function that is gone has none.
-_SAY = 'exec 3<>"$1"; cat >&3'
+# Opened for reading, too: opening for writing alone waits for a reader, which may have ended.
+_WRITE = 'exec 3<>"$1"; cat >&3'
 _SCRIPT = 'exec 0<>"$1" 1>"$2" 2>&1; shift 2; exec "$@"'
 
 
 @dataclass(frozen=True)
 class PortStats:
-    """Of its only port; a VF's own counters, which survive its users."""
+    """Counters of its only port; a VF's own outlive its user."""
 
     rx_packets: int
     rx_missed: int
     """Packets that found its ring full."""
     tx_packets: int
     tx_bytes: int
-    """With or without FCS, as the driver counts."""
+    """With or without FCS, by driver."""
 
 
 def command(
@@ -64,7 +63,7 @@ def command(
 ) -> list[str]:
     """The command line of a function on one device, whose frames go to `peer`. Pure.
 
-    testpmd wants two logical cores, one for its prompt: both are the same CPU here.
+    testpmd wants two logical cores, one for its prompt: both are one CPU here.
     """
     return [
         *(PROGRAM, "--lcores", f"0@{cpu},1@{cpu}", "--in-memory", "--no-telemetry"),
@@ -88,7 +87,7 @@ def vf_command(address: str, cpu: int, peer: str, prefix: str) -> list[str]:
 
 
 GUEST_DIRECTORY = "/tmp"
-"""Where a virtual machine has its pipe and its file."""
+"""Directory of pipe and file in a virtual machine."""
 GUEST_SCRIPT = f"""
 set -e
 pages={_GUEST_PAGES}
@@ -107,7 +106,7 @@ echo $pages >/proc/sys/vm/nr_hugepages
     echo "its memory has no $pages huge pages in one piece each" >&2; exit 1; }}
 echo $address
 """
-"""Has a virtual machine's NIC taken from its kernel, which says its PCI address then."""
+"""Takes a virtual machine's NIC from its kernel, and prints its PCI address."""
 
 
 def guest_command(address: str, cpu: int, peer: str, prefix: str) -> list[str]:
@@ -116,7 +115,7 @@ def guest_command(address: str, cpu: int, peer: str, prefix: str) -> list[str]:
 
 
 class Function:
-    """A testpmd that has been started; `await_prompt` says when it is there."""
+    """A started testpmd; `await_prompt` returns once it takes commands."""
 
     def __init__(
         self,
@@ -130,11 +129,11 @@ class Function:
         """
         Args:
             host: where it runs.
-            directory: for its pipe and its file.
-            name: as sentences call it.
-            command: that starts it.
-            netns: the namespace of the container that it is in, where it is in one.
-            guest: the virtual machine that it is in, with its pipe and its file.
+            directory: of its pipe and file.
+            name: for messages.
+            command: starts it.
+            netns: the namespace of its container, where it is in one.
+            guest: the virtual machine that it, its pipe and file are in.
         """
         self.name = name
         self._host = host
@@ -166,15 +165,15 @@ class Function:
         return self._process.running
 
     def await_prompt(self) -> None:
-        """Waits until it takes commands; before that, the switch must have connected.
+        """Waits until it takes commands, for which the switch must have connected.
 
         Raises:
-            PlanewiseError: it has ended, or has no device: then it would take commands, too.
+            PlanewiseError: it has ended, or has no device, without which it takes commands, too.
         """
         if _NO_DEVICE in self._await(0, _START_S):
             raise self._no_device_error()
 
-    def say(self, words: str) -> str:
+    def execute(self, words: str) -> str:
         """Gives a command and returns the answer.
 
         Raises:
@@ -188,21 +187,21 @@ class Function:
         return self._await(start, _ANSWER_S)
 
     def busy_s(self) -> float:
-        """Time that its core spent on packets since `clear`, by the cycles that it counts [s]."""
-        return parse_busy(self.say("show fwd stats all"))
+        """Time that its core spent on packets since `clear`, by its count of cycles [s]."""
+        return parse_busy(self.execute("show fwd stats all"))
 
     def port_stats(self) -> PortStats:
-        """Its port's counters, whoever used that before."""
-        return parse_port(self.say("show port stats 0"))
+        """Its port's counters, from former users on."""
+        return parse_port(self.execute("show port stats 0"))
 
     def clear(self) -> None:
-        """Begins its statistics anew."""
-        self.say("clear fwd stats all")
+        """Resets its statistics."""
+        self.execute("clear fwd stats all")
 
     def _write(self, text: str) -> None:
         if not self.alive:
             raise self._ended_error()
-        argv = ["sh", "-c", _SAY, "sh", self._pipe]
+        argv = ["sh", "-c", _WRITE, "sh", self._pipe]
         self._host.run(argv, netns=self._guest, stdin=text.encode()).check()
 
     def _text(self) -> str:
@@ -211,18 +210,18 @@ class Function:
         return ""
 
     def _await(self, start: int, limit_s: float) -> str:
-        """What it says from `start` on, up to its next prompt."""
+        """Its output from `start` on, up to its next prompt."""
         deadline = time.monotonic() + limit_s
         while True:
-            said = self._text()[start:]
-            # The command is echoed after the prompt that was there already.
-            if said.endswith(_PROMPT):
-                return said
+            answer = self._text()[start:]
+            # The command's echo follows the previous prompt.
+            if answer.endswith(_PROMPT):
+                return answer
             if not self.alive:
                 raise self._ended_error()
             if time.monotonic() > deadline:
                 raise PlanewiseError(
-                    f"{self.name} ({PROGRAM}) said nothing for {limit_s:g} s",
+                    f"{self.name} ({PROGRAM}) did not answer for {limit_s:g} s",
                     remedy="end other work on the machine, and try again",
                 )
             time.sleep(_POLL_S)
@@ -261,13 +260,13 @@ class Function:
 
 
 def parse_busy(text: str) -> float:
-    """Time spent on packets [s] by what `show fwd stats all` prints; 0: it does not say. Pure."""
+    """Time spent on packets [s] in the output of `show fwd stats all`; 0: not there. Pure."""
     cycles = re.search(r"total cycles=(\d+).*?at (\d+(?:\.\d+)?) MHz", text, re.DOTALL)
     return int(cycles[1]) / (float(cycles[2]) * 1e6) if cycles else 0.0
 
 
 def parse_port(text: str) -> PortStats:
-    """What `show port stats 0` prints. Pure."""
+    """Parses the output of `show port stats 0`. Pure."""
     return PortStats(
         rx_packets=_count(text, "RX-packets"),
         rx_missed=_count(text, "RX-missed"),

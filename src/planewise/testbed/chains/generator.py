@@ -9,9 +9,9 @@ from planewise.testbed.chains.routing import SOURCE, TARGET, target
 from planewise.testbed.host import Host, HostProcess
 
 _MIXED = 0.7
-"""Share of what a generator sends of one size that several probes together keep up."""
+"""Share of a single probe's maximum that several probes together keep up."""
 _OVERLOAD = 1.5
-"""The generator is asked for so many times what it can send: as much as it can."""
+"""Overload: the generator is asked for this times its maximum."""
 
 _PORT = 4862
 _RING_MIB = 8
@@ -30,10 +30,10 @@ def commands(
 ) -> Iterator[tuple[str, ...]]:
     """Arguments of pw-probe for each stream; together they send `pps` frames a second. Pure.
 
-    Each keeps account of every frame of `limit_s`, and ends by itself after that.
+    Each accounts for every frame of `limit_s`, and ends by itself after that.
 
     Args:
-        chain: what is sent into.
+        chain: the chain to send into.
         size: of the frames, or a mix.
         limit_s: how long at most [s].
         pps: of all streams [packet/s].
@@ -58,7 +58,7 @@ def commands(
 
 
 def generator_pps(host: Host, options: Sequence[str] = ()) -> float:
-    """What a host sends of the smallest frames where nothing limits it [packet/s].
+    """A host's own maximum with the smallest frames [packet/s].
 
     Raises:
         PlanewiseError: it cannot be measured.
@@ -75,8 +75,8 @@ class ChainGenerator:
         host: where they run.
         ends: where frames leave and where they come back, as pw-probe takes interfaces.
         offered_pps: of all streams [packet/s]; None: as much as it can.
-        most_pps: what it can send [packet/s], asked where nothing is offered.
-        cpu: theirs, on this machine; None: they have a host of their own.
+        max_pps: its own maximum [packet/s], called where `offered_pps` is None.
+        cpu: of the probes, on this machine; None: they have a host of their own.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class ChainGenerator:
         host: Host,
         ends: tuple[str, str],
         offered_pps: float | None,
-        most_pps: Callable[[], float],
+        max_pps: Callable[[], float],
         cpu: int | None,
     ) -> None:
         self._host = host
         self._ends = ends
         self._offered_pps = offered_pps
-        self._most_pps = most_pps
+        self._max_pps = max_pps
         self._options: tuple[str, ...] = ()
         if cpu is not None:
             self._options = ("--with-parent", "--tx-cpu", str(cpu), "--rx-cpu", str(cpu))
@@ -102,21 +102,21 @@ class ChainGenerator:
         return bool(self._probes)
 
     def start(self, chain: Chain, size: FrameSize, limit_s: float, macs: Mapping[int, str]) -> None:
-        """Sends until `stop`; keeps account of every frame of `limit_s`, and ends then.
+        """Sends until `stop`; accounts for every frame of `limit_s`, and ends then.
 
         Raises:
-            PlanewiseError: what it can send is not known, and cannot be measured.
+            PlanewiseError: its maximum cannot be measured.
         """
-        # Programs of one CPU share it by time, not by frames: a mix must be paced.
+        # The probes of a mix share a CPU by time, not by frames: they must be paced.
         share = _OVERLOAD if len(frames_of(size)) == 1 else _MIXED
-        pps = self._offered_pps or share * self._most_pps()
+        pps = self._offered_pps or share * self._max_pps()
         for arguments in commands(
             chain, size, limit_s, pps, ends=self._ends, macs=macs, options=self._options
         ):
             self._probes.append(self._host.start((self._host.probe, *arguments)))
 
     def check(self) -> None:
-        """All still send.
+        """Checks that all probes still send.
 
         Raises:
             PlanewiseError: one has failed, with what it said.

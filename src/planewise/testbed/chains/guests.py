@@ -26,7 +26,7 @@ from planewise.testbed.chains.functions import (
 from planewise.testbed.chains.machines import FunctionMachines, function_guest, router_script
 from planewise.testbed.chains.model import FCS_BYTES, Chain
 from planewise.testbed.chains.parts import ChainParts, move_vfs
-from planewise.testbed.chains.reading import Look, Sent, now_s, sent_by
+from planewise.testbed.chains.reading import HostCounters, VnfCounters, now_s, vnf_counters
 from planewise.testbed.chains.routing import router_settings, routing
 from planewise.testbed.guests import MAKERS
 from planewise.testbed.guests.container import JoiningHost
@@ -53,23 +53,23 @@ class Functions(ABC):
 
     @abstractmethod
     def make(self) -> dict[int, str]:
-        """Makes what a switch needs to know of them; their MACs."""
+        """Makes the functions as far as the switch depends on them; returns their MACs."""
 
     @abstractmethod
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
-        """Has them send on what they get, each on its CPU.
+        """Starts forwarding, each function on its CPU.
 
         Raises:
             PlanewiseError: one did not start.
         """
 
     @abstractmethod
-    def read(self, seen: Look) -> dict[int, Sent]:
-        """What they have counted; `seen` is a look at their host, with `namespaces`."""
+    def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
+        """Their counters; `seen` are those of their host, with `namespaces`."""
 
     @property
     def namespaces(self) -> Sequence[str]:
-        """Those in which the host counts for them."""
+        """Namespaces whose counters on the host are theirs."""
         return ()
 
     @property
@@ -82,13 +82,13 @@ class Functions(ABC):
         return {}
 
     def clear(self) -> None:  # noqa: B027 - most have nothing to begin
-        """Begins their count of time anew."""
+        """Resets `busy_s`."""
 
     def check(self) -> None:  # noqa: B027 - most say so where they are read
         """Raises PlanewiseError when one has ended by itself."""
 
     def _place(self, kind: GuestKind) -> list[PlacedGuest]:
-        """Makes guests of a kind that testbeds make."""
+        """Makes the functions as guests of a kind that testbeds make."""
         here, maker, plane = self.parts.here, MAKERS[kind], self.parts.chain.plane
         numbers = self.parts.numbers
         guests = [function_guest(here.token, one, plane, mac_of(one)) for one in numbers]
@@ -127,11 +127,12 @@ class Routers(Functions):
         """See `Functions.namespaces`."""
         return [self.parts.netns(number) for number in self.parts.numbers]
 
-    def read(self, seen: Look) -> dict[int, Sent]:
+    def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
         """See `Functions.read`."""
         counted = [seen.interfaces[name][GUEST_INTERFACE] for name in self.namespaces]
         return {
-            number: sent_by(one, one["rx_packets"]) for number, one in enumerate(counted, start=1)
+            number: vnf_counters(one, one["rx_packets"])
+            for number, one in enumerate(counted, start=1)
         }
 
 
@@ -151,38 +152,38 @@ class Machines(Functions):
 
     def make(self) -> dict[int, str]:
         """See `Functions.make`."""
-        self.parts.opened.callback(self._machines.rest)
+        self.parts.opened.callback(self._machines.suspend)
         return _macs_of(self.parts, self._machines)
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
         """See `Functions.connect`."""
-        _stand(self.parts, self._machines, self._switch, macs)
-        self._machines.tell(ways(self.parts.chain, macs, ends))
+        _run_machines(self.parts, self._machines, self._switch, macs)
+        self._machines.run_scripts(router_scripts(self.parts.chain, macs, ends))
 
     @property
     def pids(self) -> Mapping[int, int]:
         """See `Functions.pids`."""
         return {number: self._machines.pids[number] for number in self.parts.numbers}
 
-    def read(self, seen: Look) -> dict[int, Sent]:
+    def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
         """See `Functions.read`."""
         return self._machines.read()
 
 
 def _macs_of(parts: ChainParts, machines: FunctionMachines) -> dict[int, str]:
-    """MACs of virtual machines, by number; each that is to have a VF has it then."""
+    """Takes the VFs of virtual machines on VFs; MACs of all, by number."""
     if parts.chain.on_vfs:
-        return machines.take(parts.numbers)
+        return machines.take_vfs(parts.numbers)
     return {number: mac_of(number) for number in parts.numbers}
 
 
-def _stand(
+def _run_machines(
     parts: ChainParts,
     machines: FunctionMachines,
     switch: DpdkSwitch | None,
     macs: Mapping[int, str],
 ) -> None:
-    """Has virtual machines run, each with its NIC and on its CPU."""
+    """Runs virtual machines, each with its NIC and on its CPU."""
 
     def nic(guest: Guest) -> AnyNic:
         if parts.chain.on_vfs:
@@ -191,12 +192,12 @@ def _stand(
             return VhostUserNic(guest.mac, switch.socket(guest.name))
         return nic_of("virtio", guest, port_of(parts.here.token, guest.index), machines.guests)
 
-    machines.stand(macs, nic)
+    machines.ensure_running(macs, nic)
     machines.pin({number: parts.cpu(number) for number in macs})
 
 
-def ways(chain: Chain, macs: Mapping[int, str], ends: Ends) -> dict[int, tuple[str, ...]]:
-    """By number, what functions that are virtual machines are told. Pure."""
+def router_scripts(chain: Chain, macs: Mapping[int, str], ends: Ends) -> dict[int, tuple[str, ...]]:
+    """By number, the scripts that make virtual machines routers. Pure."""
     steps = routing(chain, str, macs, ends.macs)
     return {number: router_script(steps, str(number)) for number in macs}
 
@@ -204,8 +205,8 @@ def ways(chain: Chain, macs: Mapping[int, str], ends: Ends) -> dict[int, tuple[s
 class Pollers(Functions):
     """dpdk-testpmd processes, each with a VF by vfio-pci or behind a vhost-user port.
 
-    A VF is only given back once its function has ended: a kernel that is to take a VF from a
-    process that holds it waits for ever.
+    A VF is given back only after its function has ended: the kernel waits for ever to take a VF
+    from a process that holds it.
     """
 
     def __init__(self, parts: ChainParts, switch: DpdkSwitch | None) -> None:
@@ -239,7 +240,7 @@ class Pollers(Functions):
             self._functions[number] = self._start(number, peer)
         for function in self._functions.values():
             function.await_prompt()
-            function.say("start")
+            function.execute("start")
 
     def _start(self, number: int, peer: str) -> Function:
         parts, name = self.parts, f"vnf{number}"
@@ -260,7 +261,7 @@ class Pollers(Functions):
 
     @cached_property
     def _alone(self) -> bool:
-        """Whether all that polls would be left to share one CPU with those who ask it."""
+        """Whether the host has a single CPU, of which pollers would leave nothing to readers."""
         return self.parts.here.host.run(["nproc"]).check().stdout.strip() == "1"
 
     @property
@@ -284,7 +285,7 @@ class Pollers(Functions):
             if not function.alive:
                 raise PlanewiseError(f"{function.name} ended while it was measured")
 
-    def read(self, seen: Look) -> dict[int, Sent]:
+    def read(self, seen: HostCounters) -> dict[int, VnfCounters]:
         """See `Functions.read`.
 
         Raises:
@@ -297,7 +298,7 @@ class Pollers(Functions):
         """The VF of a function that has one."""
         return self._vfs.get(number)
 
-    def _read(self, number: int) -> Sent:
+    def _read(self, number: int) -> VnfCounters:
         function, vf = self._functions[number], self._vf(number)
         began_s = now_s()
         seen = function.port_stats()
@@ -314,16 +315,16 @@ class Pollers(Functions):
                 )
         self._last[number] = seen
         at_s = (began_s + now_s()) / 2
-        # igb counts the FCS as well (VFGOTC); elsewhere DPDK takes it off.
+        # igb counts the FCS as well (VFGOTC); other drivers of DPDK subtract it.
         fcs_bytes = FCS_BYTES if vf is not None and vf.driver == "igbvf" else 0
         size = seen.tx_bytes - seen.tx_packets * fcs_bytes
-        return Sent(seen.tx_packets, size, seen.rx_missed, seen.rx_packets, at_s)
+        return VnfCounters(seen.tx_packets, size, seen.rx_missed, seen.rx_packets, at_s)
 
 
 class PollingMachines(Pollers):
     """Virtual machines, in each of which dpdk-testpmd has the NIC for itself.
 
-    They end with their chain, and with them what polls in them.
+    They end with their chain, and testpmd with them.
     """
 
     def __init__(
@@ -335,20 +336,20 @@ class PollingMachines(Pollers):
 
     def make(self) -> dict[int, str]:
         """See `Functions.make`."""
-        # Their kernels have no NIC any more that another chain could be told of.
-        self.parts.opened.callback(self._machines.rest, keep=False)
+        # Their kernels have no NIC left that another chain could use.
+        self.parts.opened.callback(self._machines.suspend, keep=False)
         return _macs_of(self.parts, self._machines)
 
     def connect(self, macs: Mapping[int, str], ends: Ends) -> None:
         """See `Functions.connect`."""
-        _stand(self.parts, self._machines, self.switch, macs)
+        _run_machines(self.parts, self._machines, self.switch, macs)
         script = GUEST_SCRIPT.splitlines()
-        self._addresses = self._machines.tell(dict.fromkeys(macs, script))
+        self._addresses = self._machines.run_scripts(dict.fromkeys(macs, script))
         super().connect(macs, ends)
 
     def _start(self, number: int, peer: str) -> Function:
         guests, name = self._machines.guests, f"vnf{number}"
-        # With a single CPU what polls would leave none to the agent.
+        # With a single CPU testpmd would leave no time to the agent.
         last, lowest = guests.options.vcpus - 1, _LOWEST if guests.options.vcpus == 1 else ()
         argv = [*lowest, *guest_command(self._addresses[number], last, peer, name)]
         inside = self.parts.netns(number)
@@ -373,7 +374,7 @@ class PollingMachines(Pollers):
 
 
 def peers(chain: Chain, macs: Mapping[int, str], end: str) -> dict[int, str]:
-    """By number, the MAC that each function that polls sends to; `end` is behind the last. Pure."""
+    """By number, the MAC that each polling function sends to; `end` is behind the last. Pure."""
     last = chain.vnfs
     through = chain.pattern == "east-west"
     return {number: macs[number + 1] if through and number < last else end for number in macs}

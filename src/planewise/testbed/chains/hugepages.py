@@ -1,8 +1,9 @@
-"""Huge pages for as long as a block runs: taken from the kernel, and given back, also after a kill.
+"""Huge pages for as long as a `with` block runs: reserved, and returned to the kernel, also after a
+kill.
 
-What was taken is written down before and after it is taken, in a file that is locked (flock) as
-long as the program that took it lives; what is not locked is given back by `planewise clean`. A
-number of pages is added and taken off again, so that programs do not undo one another's.
+A note, locked (flock) as long as its program lives, says before and after how many pages are
+reserved; `planewise clean` returns those of notes that are not locked. Pages are added to the pool
+and subtracted again, so that programs do not undo one another's.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class HugePagePool:
 
     @property
     def free(self) -> int:
-        """Pages that nobody uses or was promised."""
+        """Pages that are neither used nor reserved."""
         return max(0, self._meminfo("HugePages_Free") - self._meminfo("HugePages_Rsvd"))
 
     @property
@@ -64,17 +65,17 @@ class HugePagePool:
 
     @property
     def available_bytes(self) -> int:
-        """Memory that could become huge pages, at most."""
+        """Upper bound of the memory that could become huge pages."""
         return self._meminfo("MemAvailable")
 
     def resize(self, pages: int) -> int:
-        """Asks for `pages`; returns how many the pool has then."""
+        """Asks the kernel for a pool of `pages`; returns how many it then has."""
         self._file.write_text(f"{max(pages, 0)}\n")
         return self.pages
 
 
 def unavailable_reason(wanted_bytes: int, pool: HugePagePool | None = None) -> str:
-    """Why so much cannot be had here; empty when it probably can. Changes nothing."""
+    """Why so much cannot be reserved here; empty when it probably can. Changes nothing."""
     pool = pool or HugePagePool()
     if not pool.exists:
         return "this kernel has no huge pages (CONFIG_HUGETLBFS)"
@@ -104,7 +105,7 @@ def reserved(
     None are added where the kernel gives none but enough of the pool are free.
 
     Raises:
-        UnsupportedError: they are not to be had.
+        UnsupportedError: the kernel does not give them.
     """
     pool = pool or HugePagePool()
     if reason := unavailable_reason(wanted_bytes, pool):
@@ -138,16 +139,16 @@ def reserved(
     finally:
         with _locked(notes):
             note.give_back(pool)
-            _tidy(notes)
+            _remove_if_empty(notes)
         note.close()
 
 
 _TOO_FEW = 9
 _LEASE_S = 120.0
-_SAID = "pw-taken"
+_READY = "pw-taken"
 
-# The pages go back when the lease ends. Who gives them back is in a session of its own, as a lost
-# connection ends the lease's by SIGKILL.
+# The pages are returned when the lease ends, by a process in a session of its own: a lost
+# connection ends the lease's session by SIGKILL.
 _LEASE = f"""
 wanted=$1 file=/proc/sys/vm/nr_hugepages
 before=$(cat $file) && echo $((before + wanted)) >$file || exit 1
@@ -155,17 +156,17 @@ added=$(($(cat $file) - before))
 setsid sh -c 'while kill -0 $1; do sleep 0.5; done
     echo $(($(cat $3) - $2)) >$3' sh $$ $added $file </dev/null >/dev/null 2>&1 &
 [ $added -ge "$wanted" ] || exit {_TOO_FEW}
-echo {_SAID} >&2
+echo {_READY} >&2
 exec sleep infinity
 """
 
 
 @contextmanager
 def reserved_on(host: Host, wanted_bytes: int) -> Iterator[None]:
-    """As `taken`, on any host.
+    """As `reserved`, on any host.
 
     Raises:
-        UnsupportedError: they are not to be had.
+        UnsupportedError: the kernel does not give them.
     """
     if isinstance(host, LocalHost):
         with reserved(wanted_bytes):
@@ -180,7 +181,7 @@ def reserved_on(host: Host, wanted_bytes: int) -> Iterator[None]:
     pages = -(-wanted_bytes // page_bytes)
     with host.start(["sh", "-c", _LEASE, "sh", str(pages)]) as lease:
         try:
-            lease.wait_ready(_SAID, _LEASE_S)
+            lease.wait_ready(_READY, _LEASE_S)
         except PlanewiseError as error:
             if lease.running or lease.wait().exit_code != _TOO_FEW:
                 raise
@@ -194,7 +195,7 @@ def reserved_on(host: Host, wanted_bytes: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class DeadRunPages:
-    """Huge pages that a dead run took."""
+    """Huge pages that a dead run has not returned."""
 
     pages: int
 
@@ -202,7 +203,7 @@ class DeadRunPages:
 def leftovers(
     *, remove: bool = False, pool: HugePagePool | None = None, notes: Path = NOTES
 ) -> tuple[DeadRunPages, ...]:
-    """What dead runs took and did not give back; given back when asked.
+    """Huge pages that dead runs have not returned; returns them with `remove`.
 
     Raises:
         PlanewiseError: the pool may not be changed.
@@ -219,10 +220,10 @@ def leftovers(
             continue
         try:
             with _locked(notes):
-                pages = note.owed(pool)
+                pages = note.pages_to_return(pool)
                 if remove:
                     note.give_back(pool)
-                    _tidy(notes)
+                    _remove_if_empty(notes)
             found.append(DeadRunPages(pages))
         except OSError as error:
             raise PlanewiseError(
@@ -235,7 +236,7 @@ def leftovers(
 
 
 class _Note:
-    """What one run took; locked while it lives."""
+    """A run's note of its huge pages; locked while it lives."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -243,7 +244,7 @@ class _Note:
 
     @classmethod
     def make(cls, notes: Path) -> _Note:
-        # Locked before it gets its name: at no moment could it be taken for a leftover.
+        # Locked before it has a name, so that it is never taken for a leftover.
         path = notes / f"{secrets.token_hex(4)}.json"
         descriptor = os.open(notes, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,7 +253,7 @@ class _Note:
 
     @classmethod
     def open(cls, path: Path) -> _Note | None:
-        """A dead run's; None where the run lives or the note is gone."""
+        """A dead run's note; None where the run lives or the note is gone."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -273,20 +274,20 @@ class _Note:
         os.ftruncate(self._descriptor, len(text))
         os.fsync(self._descriptor)
 
-    def owed(self, pool: HugePagePool) -> int:
-        """Pages that are to be given back."""
+    def pages_to_return(self, pool: HugePagePool) -> int:
+        """Pages that this run still has to return."""
         try:
             content = json.loads(os.pread(self._descriptor, 4096, 0) or b"{}")
             pages = int(content.get("pages", 0))
             if content.get("state") == _TAKING:
-                # Killed in between: what the pool has grown by since, if it is ours at all.
+                # Killed in between: at most the pool's growth since.
                 pages = min(pages, max(0, pool.pages - int(content["before"])))
         except (ValueError, KeyError, TypeError):
             return 0
         return max(pages, 0)
 
     def give_back(self, pool: HugePagePool) -> None:
-        if pages := self.owed(pool):
+        if pages := self.pages_to_return(pool):
             pool.resize(pool.pages - pages)
         self._path.unlink(missing_ok=True)
 
@@ -296,7 +297,7 @@ class _Note:
 
 @contextmanager
 def _locked(notes: Path) -> Iterator[None]:
-    """One planewise at a time changes the pool, and makes or removes the directory of notes."""
+    """Lets one planewise at a time change the pool, and make or remove the directory of notes."""
     while True:
         notes.mkdir(mode=0o755, parents=True, exist_ok=True)
         try:
@@ -313,7 +314,7 @@ def _locked(notes: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _tidy(notes: Path) -> None:
-    """Removes the directory where nobody has notes in it; only inside `_alone`."""
+def _remove_if_empty(notes: Path) -> None:
+    """Removes the directory once it has no notes; only inside `_locked`."""
     with suppress(OSError):
         notes.rmdir()

@@ -1,7 +1,7 @@
 """Functions that are virtual machines: tiny guests that route. Knows a host; no generator, no NIC.
 
-A guest forwards by its own kernel, which rewrites both MAC addresses as any router does. What it
-is told, and what it has counted, goes through its agent.
+A guest forwards by its own kernel, which rewrites both MAC addresses as any router does. Scripts
+and counters go through its agent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from planewise.errors import PlanewiseError
 from planewise.testbed import counters
 from planewise.testbed.chains.ends import MTU_BYTES, netns
-from planewise.testbed.chains.reading import Sent, now_s, sent_by
+from planewise.testbed.chains.reading import VnfCounters, now_s, vnf_counters
 from planewise.testbed.chains.routing import address, router_settings
 from planewise.testbed.machine import MachineState
 from planewise.testbed.model import GUEST_INTERFACE, Guest
@@ -27,12 +27,12 @@ from planewise.testbed.vms.domain import AnyNic, Passthrough, VmOptions
 from planewise.testbed.vms.guests import HostGuests
 from planewise.testbed.vms.platform import VmPlatform
 
-_TELL_S = 600.0
+_SCRIPT_S = 600.0
 """A guest whose emulated CPU is emulated once more takes seconds for each program it starts."""
 _FIND_S = 180.0
 _POLL_S = 0.2
 
-# QEMU's own process, as its host counts: the name is the first word of its option -name.
+# The PID of QEMU on its host: the guest's name is the first word of its option -name.
 _FIND = """
 for process in /proc/[0-9]*; do
     case $(tr '\\0' ' ' 2>/dev/null <$process/cmdline) in
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 def _each(numbers: Sequence[int], work: Callable[[int], T]) -> dict[int, T]:
-    """Does it for each at the same time; raises the first error once all have ended."""
+    """Does `work` for each at the same time; raises the first error once all have ended."""
     with ThreadPoolExecutor(max(1, len(numbers))) as pool:
         futures = {number: pool.submit(work, number) for number in numbers}
         return {number: future.result() for number, future in futures.items()}
@@ -69,10 +69,10 @@ def function_guest(token: str, number: int, plane: str, mac: str) -> Guest:
 
 
 def router_script(steps: Sequence[Step], name: str) -> tuple[str, ...]:
-    """What makes a guest a router, as lines for the shell in it. Pure.
+    """The lines of shell that make a guest a router. Pure.
 
-    `steps` are what would make namespaces routers, `name` is the guest's among them. It has its
-    address already. What it was told before of the same destinations is replaced.
+    `steps` make namespaces routers, `name` is the guest's among them. It has its address already;
+    routes to the same destinations are replaced.
     """
     lines = []
     for step in (*router_settings(name, GUEST_INTERFACE), *steps):
@@ -89,8 +89,7 @@ def router_script(steps: Sequence[Step], name: str) -> tuple[str, ...]:
 class FunctionMachines:
     """The functions of one host and plane; leaving its `with` block ends them.
 
-    Those that hold a VF whole stay from chain to chain, as starting one may take a minute, and
-    sleep in between.
+    Those with a VF stay from chain to chain, paused in between, as starting one may take a minute.
 
     Raises on entry:
         UnsupportedError: the host has no libvirt, or it does not start.
@@ -108,9 +107,9 @@ class FunctionMachines:
         self.plane = plane
         saved = booted.saved_for(here.host, platform, options)
         self.guests = HostGuests(here.host, platform, options, saved=saved)
-        self._there: dict[int, Guest] = {}
+        self._guests: dict[int, Guest] = {}
         self._pids: dict[int, int] = {}
-        self._held: dict[int, ListedVf] = {}
+        self._vfs: dict[int, ListedVf] = {}
         self._awake: tuple[int, ...] = ()
 
     def __enter__(self) -> Self:
@@ -123,60 +122,60 @@ class FunctionMachines:
     def close(self) -> None:
         """Ends all of them, and gives their VFs back. Idempotent."""
         with ExitStack() as last:
-            while self._held:
-                last.callback(self._here.vfs.give_back, self._held.popitem()[1])
-            self._there.clear()
+            while self._vfs:
+                last.callback(self._here.vfs.give_back, self._vfs.popitem()[1])
+            self._guests.clear()
             self._pids.clear()
             self._awake = ()
             self.guests.close()
 
     @property
-    def held(self) -> int:
-        """VFs that they have."""
-        return len(self._held)
+    def vfs_held(self) -> int:
+        """How many VFs they hold."""
+        return len(self._vfs)
 
     @property
-    def there(self) -> Mapping[int, Guest]:
-        """Those that were started and have not ended, by number."""
-        gone = self.guests.ended(self._there.values()) if self._there else ()
+    def running(self) -> Mapping[int, Guest]:
+        """Machines that were started and have not ended, by number."""
+        gone = self.guests.ended(self._guests.values()) if self._guests else ()
         for guest in gone:
             self._forget(guest.index)
-        return dict(self._there)
+        return dict(self._guests)
 
     def _forget(self, number: int) -> None:
-        del self._there[number]
+        del self._guests[number]
         self._pids.pop(number, None)
 
-    def take(self, numbers: Sequence[int]) -> dict[int, str]:
+    def take_vfs(self, numbers: Sequence[int]) -> dict[int, str]:
         """Takes a VF for each that has none; the VFs' MACs, by number.
 
         Raises:
             PlanewiseError: too few VFs, or one cannot be had by VFIO.
         """
-        there, pool = self.there, self._here.vfs
-        for number in [number for number in self._held if number not in there]:
-            pool.give_back(self._held.pop(number))
+        there, pool = self.running, self._here.vfs
+        for number in [number for number in self._vfs if number not in there]:
+            pool.give_back(self._vfs.pop(number))
         for number in numbers:
-            if number not in self._held:
-                vf = self._held[number] = pool.take()
+            if number not in self._vfs:
+                vf = self._vfs[number] = pool.take()
                 pool.hand_over(vf)
-        return {number: self._held[number].config.mac for number in numbers}
+        return {number: self._vfs[number].config.mac for number in numbers}
 
     def vf(self, number: int) -> ListedVf | None:
         """The VF that a function holds, where it holds one."""
-        return self._held.get(number)
+        return self._vfs.get(number)
 
     def passthrough(self, guest: Guest) -> Passthrough:
         """The NIC of a function that holds a VF."""
-        return Passthrough(self._held[guest.index].address)
+        return Passthrough(self._vfs[guest.index].address)
 
-    def stand(self, macs: Mapping[int, str], nic: Callable[[Guest], AnyNic]) -> None:
-        """Has these functions run, by number, and all others sleep.
+    def ensure_running(self, macs: Mapping[int, str], nic: Callable[[Guest], AnyNic]) -> None:
+        """Runs these functions, by number, and pauses all others.
 
         Raises:
             PlanewiseError: one did not come up.
         """
-        there = self.there
+        there = self.running
         missing = [
             function_guest(self._here.token, number, self.plane, mac)
             for number, mac in macs.items()
@@ -185,15 +184,15 @@ class FunctionMachines:
         self.start([(guest, nic(guest)) for guest in missing], MTU_BYTES)
         self.wake(tuple(macs))
 
-    def rest(self, *, keep: bool = True) -> None:
+    def suspend(self, *, keep: bool = True) -> None:
         """Lets those sleep that hold a VF, and ends the others, whose NIC goes with the chain.
 
         Without `keep` all of them end.
         """
         self._awake = ()
-        for number, guest in list(self._there.items()):
+        for number, guest in list(self._guests.items()):
             with suppress(PlanewiseError):
-                if keep and number in self._held:
+                if keep and number in self._vfs:
                     self.guests.set_awake(guest, False)
                 else:
                     self._forget(number)
@@ -211,9 +210,9 @@ class FunctionMachines:
                 self.guests.start(guest, nic, mtu_bytes)
             except PlanewiseError:
                 with suppress(PlanewiseError):
-                    self.guests.end(guest)  # what it holds can be taken back
+                    self.guests.end(guest)  # frees its NIC
                 raise
-            self._there[guest.index] = guest
+            self._guests[guest.index] = guest
             self._pids[guest.index] = self._pid_of(guest)
 
         pool = ThreadPoolExecutor(max(1, min(2, len(wanted))))
@@ -223,19 +222,19 @@ class FunctionMachines:
         except PlanewiseError:
             raise
         except BaseException:
-            self.close()  # a boot that takes minutes is no reason to let somebody wait
+            self.close()  # not to wait for boots of minutes
             raise
         finally:
             pool.shutdown(cancel_futures=True)
 
     def wake(self, numbers: Sequence[int]) -> None:
-        """Lets these functions run, and all others sleep."""
-        for number, guest in self._there.items():
+        """Resumes these functions, and pauses all others."""
+        for number, guest in self._guests.items():
             self.guests.set_awake(guest, number in numbers)
         self._awake = tuple(numbers)
 
-    def tell(self, lines: Mapping[int, Sequence[str]]) -> dict[int, str]:
-        """Has each function perform its lines of shell; what it printed. Both by number.
+    def run_scripts(self, lines: Mapping[int, Sequence[str]]) -> dict[int, str]:
+        """Runs each function's lines of shell; returns their output. Both by number.
 
         Raises:
             PlanewiseError: a line failed.
@@ -244,9 +243,9 @@ class FunctionMachines:
 
     def _run(self, number: int, lines: Sequence[str]) -> str:
         text = "set -e\n" + "\n".join(lines) + "\n"
-        guest = self._there[number]
+        guest = self._guests[number]
         done = self.guests.host.run(
-            ["sh", "-s"], netns=guest.netns, stdin=text.encode(), timeout_s=_TELL_S
+            ["sh", "-s"], netns=guest.netns, stdin=text.encode(), timeout_s=_SCRIPT_S
         )
         if done.exit_code:
             words = done.stderr.strip().splitlines() or ["it printed nothing"]
@@ -254,10 +253,10 @@ class FunctionMachines:
         return done.stdout.strip()
 
     def pin(self, cpus: Mapping[int, int]) -> None:
-        """Each function, by number, with all that its host does for it, gets a CPU of its host.
+        """Pins each function, by number, with all of its QEMU's threads to a CPU of its host.
 
         Raises:
-            PlanewiseError: the host does not let us.
+            PlanewiseError: the host refuses.
         """
         lines = [
             f"taskset -acp {cpu} {self._pids[number]} >/dev/null" for number, cpu in cpus.items()
@@ -266,19 +265,19 @@ class FunctionMachines:
 
     @property
     def pids(self) -> Mapping[int, int]:
-        """By number, the process on the host that is a function."""
+        """By number, the PID of a function's QEMU."""
         return dict(sorted(self._pids.items()))
 
     def check(self) -> None:
-        """Does nothing while all that are awake live.
+        """Checks that all awake functions live.
 
         Raises:
             GuestGoneError: one ended.
         """
-        self.guests.check(self._there[number] for number in self._awake)
+        self.guests.check(self._guests[number] for number in self._awake)
 
-    def read(self) -> dict[int, Sent]:
-        """What the functions that are awake have counted, by number; each with its time.
+    def read(self) -> dict[int, VnfCounters]:
+        """Counters of the awake functions, by number; each with its time.
 
         Raises:
             GuestGoneError: one ended.
@@ -287,11 +286,11 @@ class FunctionMachines:
         self.check()
         return _each(self._awake, self._read)
 
-    def _read(self, number: int) -> Sent:
+    def _read(self, number: int) -> VnfCounters:
         began_s = now_s()
-        text = self.guests.host.read_text("/proc/net/dev", netns=self._there[number].netns)
+        text = self.guests.host.read_text("/proc/net/dev", netns=self._guests[number].netns)
         interface = counters.parse(text)[GUEST_INTERFACE]
-        return sent_by(interface, interface["rx_packets"], at_s=(began_s + now_s()) / 2)
+        return vnf_counters(interface, interface["rx_packets"], at_s=(began_s + now_s()) / 2)
 
     def _pid_of(self, guest: Guest) -> int:
         deadline = time.monotonic() + _FIND_S

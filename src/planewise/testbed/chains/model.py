@@ -1,7 +1,6 @@
-"""What a chain consists of, as values: functions, who sends to whom, which CPU does what. Pure.
+"""Chains as values: functions, hops between them, and CPUs. Pure.
 
-`switch` is what joins the functions: Open vSwitch with DPDK, or the kernel's bridge. A `port` is
-one of its ports.
+The `switch` joins the functions: Open vSwitch with DPDK, or the kernel's bridge.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ def mean_bytes(size: FrameSize) -> float:
 
 @dataclass(frozen=True)
 class Chain:
-    """A number of network functions, and how packets go through them.
+    """A chain of network functions.
 
     Raises:
-        BadInputError: no such chain.
+        BadInputError: it can be built nowhere.
     """
 
     plane: str
@@ -54,10 +53,10 @@ class Chain:
     kind: GuestKind = "process"
     """What a function is."""
     forwarder: Forwarder | Literal[""] = ""
-    """What sends frames on in each; empty: what does where nothing is said."""
+    """Program that forwards in each function; empty: the plane's default."""
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be built anywhere."""
+        """Refuses chains that can be built nowhere."""
         if reason := plane(self.plane).function_refusal(self.kind, self.forwarder):
             raise BadInputError(reason, remedy=f"planes of chains: {', '.join(FUNCTIONS_OF)}")
         if not 1 <= self.vnfs <= LONGEST:
@@ -68,7 +67,7 @@ class Chain:
 
     @property
     def forwards(self) -> Forwarder:
-        """What sends frames on in each function."""
+        """Program that forwards in each function, the default resolved."""
         return self.forwarder or FUNCTIONS_OF[self.plane][self.kind][0]
 
     @property
@@ -83,7 +82,7 @@ class Chain:
 
     @property
     def hops(self) -> tuple[tuple[str, str], ...]:
-        """Where the switch sends what comes from where; the generator is at both ends."""
+        """Pairs (from, to) by which the switch forwards; the generator is at both ends."""
         names = self.names
         if self.pattern == "east-west":
             stops = (GENERATOR, *names, GENERATOR)
@@ -98,7 +97,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which CPU does what; several tasks may share one."""
+    """Tasks by CPU; several tasks may share one."""
 
     tasks: Mapping[int, tuple[str, ...]]
 
@@ -111,13 +110,13 @@ class Placement:
         return self.cpus(task)[0]
 
 
-def place(
+def assign_cpus(
     tasks: Sequence[str], available: Iterable[int], wanted: Mapping[str, Sequence[int]]
 ) -> Placement:
     """Gives each task a CPU. `wanted` names CPUs for `switch`, `generator` and `vnf`.
 
-    What is not wanted elsewhere: the first task has the first CPU to itself, the others go round.
-    A switch polls on all CPUs that are wanted for it.
+    By default the first task has the first CPU to itself, and the others take turns on the rest. A
+    switch polls on all CPUs that are wanted for it.
 
     Raises:
         UnsupportedError: fewer than two CPUs, or one that this process may not use.
@@ -133,7 +132,7 @@ def place(
         for cpu in own:
             if cpu not in cpus:
                 raise UnsupportedError(
-                    f"CPU {cpu} of `cpus.{kind}` is none that this process may use",
+                    f"CPU {cpu} of `cpus.{kind}` is not one that this process may use",
                     remedy=f"one of {', '.join(map(str, cpus))}",
                 )
     alone = tasks[0]
@@ -155,10 +154,10 @@ def place(
     return Placement({cpu: tuple(own) for cpu, own in sorted(placed.items())})
 
 
-def take_turns(
+def assign_in_turn(
     functions: Sequence[str], available: Iterable[int], wanted: Sequence[int] = ()
 ) -> Placement:
-    """Functions on a host of their own, where neither switch nor generator needs a CPU.
+    """Assigns CPUs to functions on a host where neither switch nor generator needs one.
 
     Raises:
         UnsupportedError: a CPU that is `wanted` is not there.
@@ -167,7 +166,7 @@ def take_turns(
     for cpu in wanted:
         if cpu not in cpus:
             raise UnsupportedError(
-                f"CPU {cpu} of `cpus.vnf` is none of the functions' host",
+                f"CPU {cpu} of `cpus.vnf` is not on the functions' host",
                 remedy=f"one of {', '.join(map(str, cpus))}",
             )
     own = tuple(wanted) or tuple(cpus)

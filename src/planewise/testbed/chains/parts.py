@@ -1,4 +1,4 @@
-"""What the parts of a chain share while it stands: its hosts, and what is closed at its end."""
+"""Shared state of a chain's parts: its host, its directory, and what is closed at its end."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class ChainParts:
 
     @property
     def numbers(self) -> range:
-        """Of the functions."""
+        """Numbers of the functions."""
         return range(1, self.chain.vnfs + 1)
 
     def cpu(self, number: int) -> int:
-        """That of a function."""
+        """CPU of a function."""
         return self.placement.cpu(f"vnf{number}")
 
     @cached_property
     def directory(self) -> str:
-        """A scratch directory on the host for this chain alone; it goes with it."""
+        """A scratch directory on the host, removed with the chain."""
         host = self.here.host
         made = host.run(["mktemp", "-d", "-p", host.directory]).check().stdout.strip()
         self.opened.callback(host.run, ["rm", "-rf", made])
@@ -50,7 +50,7 @@ class ChainParts:
 
 
 def move_vfs(here: MachineState, opened: ExitStack, guests: Sequence[Guest]) -> dict[int, str]:
-    """Gives each guest a VF, which is up then; their MACs, by index.
+    """Gives each guest a VF and sets it up; returns their MACs, by index.
 
     Raises:
         PlanewiseError: too few VFs, or one could not be moved.

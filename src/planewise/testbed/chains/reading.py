@@ -1,4 +1,4 @@
-"""What a chain's counters say at one moment, and which CPU time its tasks have had. Knows no chain.
+"""A chain's counters and its tasks' CPU times at one moment. Knows no chain.
 
 Two readings make a rate; nothing here computes one.
 """
@@ -20,41 +20,42 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What a function has transmitted, and what it was not given for want of room."""
+class VnfCounters:
+    """Counters of a network function."""
 
     packets: int
     bytes: int
     """Without FCS."""
     dropped: int
+    """Packets for it that found its ring or queue full."""
     received: int | None = None
-    """Packets that reached it, where only NICs are between it and who sent them."""
+    """Packets that reached it, where only NICs are between it and their sender."""
     at_s: float | None = None
-    """When this was read, by the monotonic clock of who asked; None: at the reading's time."""
+    """When this was read, by planewise's own monotonic clock; None: at the reading's time."""
 
 
-def sent_by(
+def vnf_counters(
     interface: Mapping[str, int], received: int | None = None, at_s: float | None = None
-) -> Sent:
-    """What a function has sent by its interface's counters (`counters.parse`). Pure."""
-    return Sent(
+) -> VnfCounters:
+    """A function's counters from its interface's (`counters.parse`). Pure."""
+    return VnfCounters(
         interface["tx_packets"], interface["tx_bytes"], interface["rx_dropped"], received, at_s
     )
 
 
 @dataclass(frozen=True)
 class CpuTime:
-    """What a CPU has done since the machine started [s]."""
+    """Times of a CPU since boot [s]."""
 
     total_s: float
     idle_s: float
     soft_s: float
-    """In interrupts, hard and soft, as far as they are not done by ksoftirqd."""
+    """In hard and soft interrupts, without those handled by ksoftirqd."""
 
 
 @dataclass(frozen=True)
 class PmdCycles:
-    """CPU cycles of all threads of a switch that poll."""
+    """CPU cycles of all polling threads of a switch."""
 
     idle: int
     """Spent on polling in vain."""
@@ -64,21 +65,21 @@ class PmdCycles:
 
 @dataclass(frozen=True)
 class ChainReading:
-    """A chain's counters; all of them only grow."""
+    """A chain's counters, none of which decreases."""
 
     at_s: float
     """Monotonic clock."""
-    vnfs: Mapping[str, Sent]
+    vnfs: Mapping[str, VnfCounters]
     offered: int
-    """Packets that the generator handed over."""
+    """Packets that the generator sent."""
     delivered: int
     """Packets that came back to it."""
     cpus: Mapping[int, CpuTime]
     """Of the functions' host."""
     tasks_s: Mapping[str, float] = field(default_factory=dict)
-    """CPU time that each task that polls has got."""
+    """CPU time of each polling task."""
     busy_s: Mapping[str, float] = field(default_factory=dict)
-    """Time that a function's core spent on packets; without those that do not tell."""
+    """Time that a function's core spent on packets, where it is known."""
     polling: PmdCycles | None = None
     """Of a switch that polls."""
     kernel_s: Mapping[int, float] | None = None
@@ -86,20 +87,20 @@ class ChainReading:
     host: str = ""
     """The role of the functions' host; empty where the generator is on the same machine."""
     machines: bool = False
-    """Whether it is guests' kernels that forward, in virtual machines."""
+    """Whether the functions are virtual machines."""
     uplink: tuple[int, int] | None = None
-    """Frames that entered and left a switch that polls by its uplink, where it has one."""
+    """Frames in and out by a DPDK switch's uplink, where it has one."""
     ends_at_s: float | None = None
     """When `offered` and `delivered` were read, by their own host's clock; None: at `at_s`."""
 
 
 def now_s() -> float:
-    """The clock of readings."""
+    """The monotonic clock that readings are stamped by [s]."""
     return time.monotonic()
 
 
 def cpu_times(stat: str | None = None) -> dict[int, CpuTime]:
-    """Of every CPU, from /proc/stat (proc(5)). Pure where `stat` is given."""
+    """Times of every CPU, from /proc/stat (proc(5)). Pure where `stat` is given."""
     text = Path("/proc/stat").read_text() if stat is None else stat
     return {
         int(name.removeprefix("cpu")): CpuTime(
@@ -113,11 +114,11 @@ def cpu_times(stat: str | None = None) -> dict[int, CpuTime]:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What one host said."""
+class HostCounters:
+    """Counters of a host at one moment."""
 
     at_s: float
-    """By a clock of the host that only grows."""
+    """By the host's monotonic clock."""
     stat: str
     tasks_s: Mapping[int, float]
     """CPU time by process id."""
@@ -126,8 +127,8 @@ class Look:
 
 
 _MARK = "== "
-# All counters of a host by one command: each costs an emulated host a tenth of a second.
-_LOOK = f"""
+# One command for all counters: each command costs an emulated host a tenth of a second.
+_READ_HOST = f"""
 cat /proc/uptime /proc/stat
 for pid in $1; do echo "{_MARK}task $pid"; cat /proc/"$pid"/task/*/stat; done
 shift
@@ -136,26 +137,26 @@ for name; do
     nsenter --net="/run/netns/$name" cat /proc/net/dev
 done
 """
-_LOOK_S = 180.0
-"""An emulated host that is flooded answers late."""
+_READ_HOST_S = 180.0
+"""A flooded emulated host answers late."""
 
 
-def look(host: Host, tasks: Mapping[int, str], names: Sequence[str]) -> Look:
+def read_host(host: Host, tasks: Mapping[int, str], names: Sequence[str]) -> HostCounters:
     """Reads a host's CPU times, those of `tasks` and the counters of the namespaces `names`.
 
     Args:
-        host: is asked.
-        tasks: by process id, how the names of the threads that count begin (empty: all do).
+        host: whose counters.
+        tasks: by process id, the prefix of its threads' names that count (empty: all do).
         names: of namespaces.
 
     Raises:
-        PlanewiseError: the host does not answer, or something is not there.
+        PlanewiseError: the host does not answer, or a task or namespace is gone.
     """
     if not isinstance(host, LocalHost):
         words = " ".join(map(str, tasks))
-        done = host.run(["sh", "-c", _LOOK, "sh", words, *names], timeout_s=_LOOK_S)
-        return parse_look(done.check().stdout, tasks)
-    return Look(
+        done = host.run(["sh", "-c", _READ_HOST, "sh", words, *names], timeout_s=_READ_HOST_S)
+        return parse_host_counters(done.check().stdout, tasks)
+    return HostCounters(
         now_s(),
         Path("/proc/stat").read_text(),
         {pid: _task_s(pid, thread) for pid, thread in tasks.items()},
@@ -163,8 +164,8 @@ def look(host: Host, tasks: Mapping[int, str], names: Sequence[str]) -> Look:
     )
 
 
-def parse_look(text: str, tasks: Mapping[int, str]) -> Look:
-    """What a host prints of the threads of `tasks` and of namespaces. Pure."""
+def parse_host_counters(text: str, tasks: Mapping[int, str]) -> HostCounters:
+    """Parses a remote host's answer to `read_host`. Pure."""
     first, *parts = text.split(f"\n{_MARK}")
     uptime, _, stat = first.partition("\n")
     spent: dict[int, float] = {}
@@ -176,7 +177,7 @@ def parse_look(text: str, tasks: Mapping[int, str]) -> Look:
             spent[pid] = ticks_s(content, tasks[pid])
         else:
             interfaces[name] = counters.parse(content)
-    return Look(float(uptime.split()[0]), stat, spent, interfaces)
+    return HostCounters(float(uptime.split()[0]), stat, spent, interfaces)
 
 
 def _task_s(pid: int, thread: str) -> float:
@@ -207,11 +208,10 @@ _KSOFTIRQD = (
 
 
 def ksoftirqd(host: Host) -> dict[int, int]:
-    """By CPU, the process id of the kernel thread that forwards where interrupts alone do not get
-    done.
+    """By CPU, the PID of ksoftirqd, which forwards what soft interrupts leave undone.
 
     Raises:
         PlanewiseError: the host does not answer.
     """
-    lines = host.run(["sh", "-c", _KSOFTIRQD], timeout_s=_LOOK_S).stdout.splitlines()
+    lines = host.run(["sh", "-c", _KSOFTIRQD], timeout_s=_READ_HOST_S).stdout.splitlines()
     return {int(cpu): int(pid) for cpu, pid in map(str.split, lines)}

@@ -1,4 +1,4 @@
-"""How functions that route are addressed, and the steps that make a kernel one of them. Pure."""
+"""Addresses of functions that route, and the steps that make a kernel a router. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SOURCE, TARGET = "198.18.0.2", "198.19.0.2"
 """Addresses of the chain's two ends."""
 SOURCES = "198.18.0.0/24"
 TARGETS = "198.19.0.0/16"
-"""The networks that they stand for: the way back and the way there."""
+"""Networks of the two ends, by which functions route."""
 
 
 def address(number: int) -> str:
-    """Of the `number`th function, from 1."""
+    """Address of the `number`th function, from 1."""
     return f"198.18.1.{number}"
 
 
 def target(number: int) -> str:
-    """Where the generator sends what is for the `number`th function alone."""
+    """Destination of frames for the `number`th function alone."""
     return f"198.19.{number}.2"
 
 
@@ -38,10 +38,10 @@ def new_function(netns: str) -> tuple[Step, ...]:
 
 
 def router_settings(netns: str, interface: str = "default") -> tuple[Step, ...]:
-    """What has a kernel route; `interface` where there is one already."""
+    """Steps that make a kernel route; `interface` where there is one already."""
     return (
         SetSysctl(netns, "net/ipv4/ip_forward", "1"),
-        # It routes back to the link that a frame came from, and must not tell anybody so.
+        # Frames go back to the link they came from, for which the kernel would send redirects.
         SetSysctl(netns, "net/ipv4/conf/all/send_redirects", "0"),
         SetSysctl(netns, f"net/ipv4/conf/{interface}/send_redirects", "0"),
         SetSysctl(netns, "net/ipv4/conf/all/rp_filter", "0"),
@@ -80,7 +80,7 @@ def _route(
     end_mac: str,
     ends: Sequence[str],
 ) -> tuple[Step, ...]:
-    """To `there` by another function; or straight to the end, which is known by its MAC."""
+    """The route to `there`: over another function, or directly to the end by its MAC."""
     if over is not None:
         return (
             AddNeighbour(netns, GUEST_INTERFACE, address(over), macs[over]),

@@ -1,6 +1,6 @@
-"""An Open vSwitch of our own with DPDK's datapath, and nothing in it. Knows no chain.
+"""An Open vSwitch of our own with DPDK's datapath. Knows no chain.
 
-Its bridges are interfaces, too, so that it lives in a network namespace.
+Its bridges are interfaces, too: it lives in a network namespace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from planewise.testbed.host import Host
 from planewise.testbed.openvswitch import OpenVswitch, appctl
 
 PROGRAM = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk"
-"""Where distributions put the variant with DPDK."""
+"""Distributions' path of the variant with DPDK."""
 SETUP_REMEDY = "`scripts/setup test` as root, or: apt-get install openvswitch-switch-dpdk dpdk-dev"
 
 BRIDGE = "chain"
@@ -26,7 +26,7 @@ _SILENT = "net_null_buffers,no-rx=1"
 
 @dataclass(frozen=True)
 class PortCounters:
-    """Since the port was added; the switch's view: `rx` is what it got from there."""
+    """Counters since the port was added, as the switch sees them: `rx` came from the port."""
 
     rx_packets: int
     rx_bytes: int
@@ -38,13 +38,13 @@ class PortCounters:
 
 @dataclass(frozen=True)
 class Port:
-    """A port to be added."""
+    """A port to add."""
 
     name: str
     number: int
-    """By which flows call it."""
+    """OpenFlow number."""
     kind: str
-    """As Open vSwitch calls its type."""
+    """Type of the interface, in Open vSwitch's terms."""
     options: Mapping[str, str]
     cpu: int | None = None
     """The CPU that polls it; None leaves that to the switch."""
@@ -52,7 +52,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Flow:
-    """What comes from one port goes to another."""
+    """Frames from one port go to another."""
 
     here: str
     there: str
@@ -61,7 +61,7 @@ class Flow:
 
 
 class RunningDpdkSwitch(OpenVswitch):
-    """A running switch with one bridge of DPDK's datapath; `close` ends it and all of it.
+    """A running switch with one bridge of DPDK's datapath, until `close`.
 
     Raises:
         UnsupportedError: it is not installed, or does not start.
@@ -74,17 +74,17 @@ class RunningDpdkSwitch(OpenVswitch):
         memory_mib = str(memory_bytes >> 20)
         settings = {
             "dpdk-init": "true",
-            # Nothing of it on disk, no device of the machine touched.
+            # Writes nothing to disk, and touches no device of the machine.
             "dpdk-extra": "--no-pci --in-memory --no-telemetry",
             "dpdk-socket-mem": memory_mib,
-            # Else it takes 800 MiB for the buffers of its first port.
+            # By default it takes 800 MiB for the buffers of its first port.
             "dpdk-socket-limit": memory_mib,
             "pmd-cpu-mask": f"{sum(1 << cpu for cpu in set(cpus)):#x}",
         }
         super().__init__(host, directory, settings, PROGRAM)
 
     def socket(self, port: str) -> str:
-        """Where a vhost-user port and its function meet."""
+        """Path of a vhost-user port's socket."""
         return f"{self._directory}/{port}.sock"
 
     def _start(self, program: str, settings: Mapping[str, str]) -> None:
@@ -100,16 +100,16 @@ class RunningDpdkSwitch(OpenVswitch):
             )
 
     def reserve_buffers(self) -> None:
-        """Has it make the buffers that all ports share, until `release_buffers`.
+        """Allocates the buffers that all ports share, until `release_buffers`.
 
-        It makes them for its first port, of a vhost-user one only when a guest connects: it tries
-        ever smaller numbers, each with all the memory that there is, and another guest that
-        connects at that moment finds none. Such a guest is hung up on, and may die of that.
+        The switch allocates them for its first port, of a vhost-user one only when a guest
+        connects: it tries ever smaller numbers, each with all free memory, and a guest that
+        connects meanwhile finds none, is disconnected, and may end for it.
         """
         self.change_ports([Port(_HOLDER, _HOLDER_NUMBER, "dpdk", {"dpdk-devargs": _SILENT})])
 
     def release_buffers(self) -> None:
-        """Undoes `reserve_buffers`: the ports that are there keep the buffers. Idempotent."""
+        """Undoes `reserve_buffers`: the ports keep the buffers. Idempotent."""
         self.change_ports((), [_HOLDER])
 
     def change_ports(self, add: Sequence[Port], remove: Sequence[str] = ()) -> None:
@@ -132,7 +132,7 @@ class RunningDpdkSwitch(OpenVswitch):
             self.configure(*arguments[1:])
 
     def set_flows(self, flows: Sequence[Flow]) -> None:
-        """Has frames go so, and all others dropped."""
+        """Replaces all flows; other frames are dropped."""
         lines = [
             f"in_port={self._numbers[flow.here]},"
             + (f"dl_dst={flow.to_mac}," if flow.to_mac else "")
@@ -153,15 +153,15 @@ class RunningDpdkSwitch(OpenVswitch):
         return all(state == "up" for state in states)
 
     def counters(self) -> dict[str, PortCounters]:
-        """Of every port, now."""
+        """Counters of every port."""
         return parse_ports(self._ask("dpctl/show", "-s", "netdev@ovs-netdev"))
 
     def buffers(self) -> str:
-        """What it says of the buffers that it has made; empty: none."""
+        """Its report on its buffers; empty: none."""
         return self._ask("netdev-dpdk/get-mempool-info").strip()
 
     def pmd_cycles(self) -> PmdCycles:
-        """Of the threads that poll, now."""
+        """Cycles of the polling threads."""
         return parse_cycles(self._ask("dpif-netdev/pmd-stats-show"))
 
     def _ask(self, *question: str) -> str:
@@ -174,11 +174,11 @@ class RunningDpdkSwitch(OpenVswitch):
 
 
 _PORT = re.compile(r"(?:^|\))  port \d+: (\S+)", re.MULTILINE)
-"""Where the switch could not read a port's counters, the next port begins on the same line."""
+"""After a port whose counters the switch could not read, the next begins on the same line."""
 
 
 def parse_ports(text: str) -> dict[str, PortCounters]:
-    """What `dpctl/show -s` prints, by name of the port, of those that have counters. Pure."""
+    """Parses `dpctl/show -s`: counters by port, of those that have any. Pure."""
     found = {}
     starts = list(_PORT.finditer(text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
@@ -203,7 +203,7 @@ def parse_ports(text: str) -> dict[str, PortCounters]:
 
 
 def parse_cycles(text: str) -> PmdCycles:
-    """What `dpif-netdev/pmd-stats-show` prints, over all polling threads. Pure."""
+    """Parses `dpif-netdev/pmd-stats-show`, over all polling threads. Pure."""
     idle = busy = 0
     for part in re.split(r"^(?=\S)", text, flags=re.MULTILINE):
         if part.startswith("pmd thread"):

@@ -1,9 +1,8 @@
-"""Chains of functions on a pair of hosts: built, fed, read, removed. Knows no measurement.
+"""Lifecycle of chains of functions on a pair of hosts. Knows no measurement.
 
 The functions are guests of the responder's host (`guests.py`), joined by the kernel's bridge, by a
-DPDK switch, or, on VFs, by the NIC. The ends are the sender's: on one machine, which is a pair of
-namespaces then, they are cabled to the responder each by itself, so that no frame passes a switch
-on its way there.
+DPDK switch, or, on VFs, by the NIC. The ends are on the sender's host. On one machine, where both
+hosts are namespaces, each end has a veth pair of its own to the responder, without a switch.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from planewise.testbed.chains.model import GENERATOR, SWITCH, Chain, FrameSize, 
 from planewise.testbed.chains.parts import ChainParts, move_vfs
 from planewise.testbed.chains.reading import (
     ChainReading,
-    Look,
-    Sent,
+    HostCounters,
+    VnfCounters,
     cpu_times,
     ksoftirqd,
-    look,
+    read_host,
 )
 from planewise.testbed.chains.routing import SOURCE, TARGET
 from planewise.testbed.host import Host
@@ -47,27 +46,27 @@ FUNCTIONS: HostRole = "responder"
 GENERATING: HostRole = "sender"
 
 _REST_S = 20.0
-"""Frames that were sent are at their ends long before; a busy or emulated host takes its time."""
+"""Most time that frames are waited for at the end; only busy or emulated hosts take long."""
 
 
 @dataclass
 class ChainHosts:
-    """What chains of one pair of hosts use; leaving its `with` block gives it back."""
+    """State of a pair of hosts for chains; leaving its `with` block restores the hosts."""
 
     pair: Pair
     states: Mapping[HostRole, MachineState]
 
     @classmethod
     def of(cls, pair: Pair) -> ChainHosts:
-        """Of a pair, with nothing on it."""
+        """State of a pair on which nothing stands."""
         states = {role: MachineState(pair.machines[role], role, pair.token) for role in HOSTS}
         return cls(pair, states)
 
     def set_up(self, with_vfs: Collection[HostRole]) -> None:
-        """Readies the NICs of two machines, for all chains: up, and with VFs where they have them.
+        """Sets up the NICs of two machines for all chains: up, and with VFs on hosts in `with_vfs`.
 
         Raises:
-            PlanewiseError: somebody uses a NIC, or its VFs cannot be set up.
+            PlanewiseError: a NIC is in use, or its VFs cannot be set up.
         """
         for role, state in self.states.items():
             if role in with_vfs:
@@ -85,7 +84,7 @@ class ChainHosts:
 
 
 class ChainTestbed:
-    """A chain that stands; leaving its `with` block removes all of it.
+    """A chain; entering its `with` block builds it, leaving removes it.
 
     Raises on entry:
         UnsupportedError: a program, huge pages or a privilege is missing.
@@ -97,23 +96,23 @@ class ChainTestbed:
         chain: Chain,
         placement: Placement,
         hosts: ChainHosts,
-        most_pps: Callable[[], float],
+        max_pps: Callable[[], float],
         *,
         offered_pps: float | None = None,
         uplink: Driver | None = None,
         machines: FunctionMachines | None = None,
-        talking: bool = False,
+        addressed: bool = False,
     ) -> None:
         """
         Args:
             chain: what is built.
             placement: on which CPUs.
             hosts: where; they outlive it.
-            most_pps: what the generator can send [packet/s], asked where nothing is offered.
+            max_pps: the generator's own maximum [packet/s], called where `offered_pps` is None.
             offered_pps: by the generator [packet/s]; None: as much as it can.
-            uplink: the driver of a DPDK switch's; None: it has none, and its own generator.
-            machines: has the functions where they are virtual machines; it outlives the chain.
-            talking: whether the ends have addresses, for programs that talk through the chain.
+            uplink: driver of a DPDK switch's uplink; None: the generator is on the switch.
+            machines: of functions that are virtual machines; outlives the chain.
+            addressed: whether the ends have addresses, for programs on them.
         """
         self.chain = chain
         self.placement = placement
@@ -123,29 +122,29 @@ class ChainTestbed:
         self._switch: DpdkSwitch | None = None
         if chain.plane == "vhost-user":
             self._switch = DpdkSwitch(self._parts, uplink)
-        self._fed = self._switch is None or uplink is not None
+        self._external = self._switch is None or uplink is not None
         self._machines = machines
         if machines is not None:
-            made = PollingMachines if chain.forwards == "testpmd" else Machines
-            self._functions: Functions = made(self._parts, machines, self._switch)
+            factory = PollingMachines if chain.forwards == "testpmd" else Machines
+            self._functions: Functions = factory(self._parts, machines, self._switch)
         elif chain.forwards == "testpmd":
             self._functions = Pollers(self._parts, self._switch)
         else:
             self._functions = Routers(self._parts)
         names = [self._end(place) for place in PLACES]
-        alone = None if self._pair.separate or not self._fed else placement.cpu(GENERATOR)
+        alone = None if self._pair.separate or not self._external else placement.cpu(GENERATOR)
         self._generator = ChainGenerator(
             self._there.host,
             (f"{GUEST_INTERFACE}@{names[0]}", f"{GUEST_INTERFACE}@{names[1]}"),
             offered_pps,
-            most_pps,
+            max_pps,
             alone,
         )
-        self._talking = talking
+        self._addressed = addressed
         self._macs: dict[int, str] = {}
         self._ends = CABLES
         self._ksoftirqd: dict[int, int] = {}
-        self._before: account.Way = ()
+        self._before: account.FramePath = ()
         self._ends_reader = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Self:
@@ -155,13 +154,13 @@ class ChainTestbed:
             for state in (self._there, self._here):
                 opened.callback(remove_traces, state.host, state.machine.nic, state.token)
             if self._machines is not None and not self.chain.on_vfs:
-                # They end with their chain: their ports would stand in the way of the next one's.
+                # They end with their chain, as the next one's ports have the same names.
                 opened.callback(remove_guests, self._here.host, self._here.token)
         try:
             self._build()
         except BaseException as error:
             if self._machines is not None and not isinstance(error, PlanewiseError):
-                # A boot that takes minutes is no reason to let somebody wait.
+                # Not to wait for boots of minutes.
                 self._machines.close()
             opened.close()
             raise
@@ -187,7 +186,7 @@ class ChainTestbed:
         self._functions.connect(self._macs, self._ends)
         if self._switch is not None:
             self._switch.await_functions()
-        if self._talking:
+        if self._addressed:
             self._there.perform(ends.addresses(self._pair.token, chain, self._macs))
         if chain.forwards != "testpmd":
             threads = ksoftirqd(host)
@@ -218,7 +217,7 @@ class ChainTestbed:
         name = here.machine.bridge
         if self._pair.separate:
             release = partial(here.perform, [ReleaseMaster("", nic) for nic in nics])
-            self._parts.opened.callback(_quietly, release)
+            self._parts.opened.callback(_ignore_errors, release)
         queues = 1 if self._machines is None else self._machines.guests.options.queues
         steps = bridge.bridge(here.token, self.chain, name, self._ends, queues)
         here.perform(steps)
@@ -230,8 +229,8 @@ class ChainTestbed:
             steer(here.host, here.machine.netns, [self._ends.nics[0]], entries)
 
     @property
-    def talkers(self) -> tuple[tuple[Host, str, str, str], ...]:
-        """Host, namespace, address and interface of both ends, where they talk."""
+    def endpoints(self) -> tuple[tuple[Host, str, str, str], ...]:
+        """Host, namespace, address and interface of both ends."""
         return tuple(
             (self._there.host, self._end(place), own, GUEST_INTERFACE)
             for place, own in zip(PLACES, (SOURCE, TARGET), strict=True)
@@ -243,53 +242,55 @@ class ChainTestbed:
         return {f"vnf{number}": pid for number, pid in self._functions.pids.items()}
 
     def start(self, size: FrameSize, limit_s: float = 0.0) -> None:
-        """Has the generator send frames of `size`, as many as it is to or can, until `stop`.
+        """Starts the generator with frames of `size`, at its offered or highest rate, until `stop`.
 
-        One that is no device keeps account of every frame of `limit_s`, and ends after that.
+        An external one accounts for every frame of `limit_s`, and ends after that.
         """
         self.stop()
         self._functions.clear()
-        if self._fed:
-            self._before = self._way()
+        if self._external:
+            self._before = self._frame_path()
             self._generator.start(self.chain, size, limit_s, self._macs)
         elif self._switch is not None:
             self._switch.add_sources(size)
-            self._before = self._way()
-            self._switch.open()
+            self._before = self._frame_path()
+            self._switch.admit_sources()
 
     def stop(self) -> FrameAccount | None:
-        """Ends the generator's traffic, and says what became of it. Idempotent."""
+        """Stops the generator, and returns the account of its frames. Idempotent."""
         if self._generator.sending:
             self._generator.stop()
-            return account.account(self._before, account.at_rest(self._way, _REST_S))
+            return account.account(self._before, account.at_rest(self._frame_path, _REST_S))
         if self._switch is None or not self._switch.sending:
             return None
         try:
-            self._switch.shut()
-            after = account.at_rest(self._way, _REST_S)
+            self._switch.block_sources()
+            after = account.at_rest(self._frame_path, _REST_S)
         finally:
             self._switch.remove_sources()
         return account.account(self._before, after)
 
-    def _way(self) -> account.Way:
-        seen = look(self._here.host, {}, self._functions.namespaces)
+    def _frame_path(self) -> account.FramePath:
+        seen = read_host(self._here.host, {}, self._functions.namespaces)
         passed = {
             f"vnf{number}": (one.received or 0, one.packets)
             for number, one in self._functions.read(seen).items()
         }
         if self._switch is None:
-            return account.way(self.chain, *self._passed_ends()[1:], passed)
+            return account.frame_path(self.chain, *self._end_counters()[1:], passed)
         counted = self._switch.counters()
-        if self._fed:
-            uplink = self._switch.passed_uplink(counted)
-            return account.way(self.chain, *self._passed_ends()[1:], passed, uplink)
-        back = self._switch.from_sources(counted)[1]
-        return account.way(self.chain, self._switch.handed_over(counted), back, passed)
+        if self._external:
+            uplink = self._switch.uplink_counters(counted)
+            return account.frame_path(self.chain, *self._end_counters()[1:], passed, uplink)
+        back = self._switch.source_counters(counted)[1]
+        return account.frame_path(
+            self.chain, self._switch.offered_by_sources(counted), back, passed
+        )
 
-    def _passed_ends(self) -> tuple[float, int, int]:
-        """When it was read, frames that left the generator, and that came back to it."""
+    def _end_counters(self) -> tuple[float, int, int]:
+        """Time of the reading, frames that left the generator, and frames that came back."""
         names = [self._end(place) for place in PLACES]
-        seen = look(self._there.host, {}, names)
+        seen = read_host(self._there.host, {}, names)
         first, last = (seen.interfaces[name][GUEST_INTERFACE] for name in names)
         return seen.at_s, first["tx_packets"], last["rx_packets"]
 
@@ -297,13 +298,13 @@ class ChainTestbed:
         """The counters now. Without `whole`, functions are not asked how busy they are."""
         self._functions.check()
         self._generator.check()
-        ends_read = self._ends_reader.submit(self._passed_ends) if self._fed else None
+        ends_read = self._ends_reader.submit(self._end_counters) if self._external else None
         counted = self._switch.counters() if self._switch is not None else {}
         pids = self._functions.pids
         tasks = {**dict.fromkeys([*self._ksoftirqd.values(), *pids.values()], "")}
         if self._switch is not None:
             tasks[self._switch.running.pid] = "pmd"
-        seen = look(self._here.host, tasks, self._functions.namespaces)
+        seen = read_host(self._here.host, tasks, self._functions.namespaces)
         if self._switch is not None:
             sent = self._switch.sent(counted)
         else:
@@ -315,18 +316,18 @@ class ChainTestbed:
         uplink, polling = None, None
         if self._switch is not None:
             tasks_s = {**tasks_s, SWITCH: seen.tasks_s[self._switch.running.pid]}
-            # A virtual machine sleeps when there is nothing to do.
+            # A virtual machine's CPU time is work: it sleeps when idle.
             busy_s = busy_s if polls else spent_s
-            uplink, polling = self._switch.passed_uplink(counted), self._switch.pmd_cycles()
+            uplink, polling = self._switch.uplink_counters(counted), self._switch.pmd_cycles()
         if ends_read is not None:
             ends_at_s, offered, delivered = ends_read.result()
         elif self._switch is not None:
             ends_at_s = seen.at_s
-            offered, delivered = self._switch.from_sources(counted)
+            offered, delivered = self._switch.source_counters(counted)
         return ChainReading(
             at_s=seen.at_s,
             ends_at_s=ends_at_s,
-            vnfs={f"vnf{number}": self._shown(one) for number, one in sent.items()},
+            vnfs={f"vnf{number}": self._without_nic_loss(one) for number, one in sent.items()},
             offered=offered,
             delivered=delivered,
             cpus=cpu_times(seen.stat),
@@ -339,11 +340,11 @@ class ChainTestbed:
             uplink=uplink,
         )
 
-    def _shown(self, sent: Sent) -> Sent:
-        # Between functions on a bridge that bridge is what loses, not a NIC.
+    def _without_nic_loss(self, sent: VnfCounters) -> VnfCounters:
+        # Between functions on a bridge the bridge loses frames, not a NIC.
         return sent if self.chain.on_vfs else replace(sent, received=None)
 
-    def _kernel_s(self, seen: Look, spent_s: Mapping[str, float]) -> dict[int, float]:
+    def _kernel_s(self, seen: HostCounters, spent_s: Mapping[str, float]) -> dict[int, float]:
         """By CPU, the time in which a kernel forwarded: the host's, or that of a guest."""
         busy = {
             cpu: spent.soft_s + seen.tasks_s.get(self._ksoftirqd.get(cpu, 0), 0.0)
@@ -354,8 +355,8 @@ class ChainTestbed:
         return busy
 
 
-def _quietly(work: Callable[[], None]) -> None:
-    with suppress(PlanewiseError):  # it is no port of it yet
+def _ignore_errors(work: Callable[[], None]) -> None:
+    with suppress(PlanewiseError):  # the NIC may not be a port yet
         work()
 
 
