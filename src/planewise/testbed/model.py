@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from planewise.errors import BadInputError
-
 HostRole = Literal["sender", "responder"]
 GuestRole = Literal["main", "background"]
 IpVersion = Literal[4, 6]
@@ -24,9 +22,6 @@ DOCKER_BRIDGE = "docker0"
 GUEST_INTERFACE = "eth0"
 WIRE_INDEX = 500
 """Index of the wire's end in the sender (see `plan.AddVeth`)."""
-MAX_BACKGROUND_GUESTS = 1024
-MIN_MTU_BYTES, MAX_MTU_BYTES = 1280, 65535
-
 
 ETHERNET_BYTES = 18
 """Header and FCS of an Ethernet frame."""
@@ -35,39 +30,6 @@ ETHERNET_BYTES = 18
 def mtu_for(frame_sizes: Iterable[int]) -> int:
     """The MTU [bytes] that lets frames of these sizes (with FCS) through; at least 1500."""
     return max([1500, *(size - ETHERNET_BYTES for size in frame_sizes)])
-
-
-@dataclass(frozen=True)
-class TestbedSpec:
-    """What to build. `background_plane` None means the plane of the main guests."""
-
-    __test__ = False  # not a test class, whatever its name says to pytest
-
-    plane: str
-    background_plane: str | None = None
-    background_guests: int = 0
-    """Background guests on each host."""
-    mtu_bytes: int = 1500
-    """Largest packet (without Ethernet header) on every interface."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.background_guests <= MAX_BACKGROUND_GUESTS:
-            raise BadInputError(
-                f"{self.background_guests} background guests a host cannot be built",
-                remedy=f"give a number from 0 to {MAX_BACKGROUND_GUESTS}",
-            )
-        if not MIN_MTU_BYTES <= self.mtu_bytes <= MAX_MTU_BYTES:
-            raise BadInputError(
-                f"an MTU of {self.mtu_bytes} bytes is not possible",
-                remedy=f"give {MIN_MTU_BYTES} (IPv6's least) to {MAX_MTU_BYTES}",
-            )
-
-    @property
-    def planes(self) -> tuple[str, ...]:
-        """The planes in use: the main guests' first."""
-        if not self.background_guests or self.background_plane in (None, self.plane):
-            return (self.plane,)
-        return (self.plane, str(self.background_plane))
 
 
 @dataclass(frozen=True)
